@@ -62,7 +62,6 @@ struct CacheSlot {
 }
 
 impl CatalogueCache {
-    /// Opens the cache in this data directory and creates it if it does not exist.
     pub(crate) fn open(data_dir: &DataDir) -> std::io::Result<Self> {
         let directory = data_dir.create_or_open_subdirectory("catalogues")?;
         let usable = |read: &std::io::Result<Vec<u8>>| read.as_ref().is_ok_and(|key| key.len() == KEY_BYTES);
@@ -105,7 +104,6 @@ impl CatalogueCache {
         known
     }
 
-    /// Adds or replaces the configuration of one instance.
     pub(crate) fn track(&self, spec: &InstanceSpec) {
         if !can_sleep(spec) {
             return;
@@ -133,7 +131,6 @@ impl CatalogueCache {
         }
     }
 
-    /// Stores the catalogues in this snapshot that are not stored yet.
     pub(crate) fn store(&self, snapshot: &Snapshot) {
         let mut kept = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, CacheSlot { name, last, failed }) in kept.iter_mut() {
@@ -315,7 +312,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_found_again_as_it_was_sent_by_the_next_satellite() {
+    fn a_cached_catalogue_is_read_back_unchanged() {
         let (directory, cache) = cache();
         let spec = spec(|_| {});
         assert!(cache.read(&spec).is_none());
@@ -332,7 +329,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_change_of_any_value_is_another_configuration() {
+    fn a_change_of_any_value_changes_the_name() {
         let (_directory, cache) = cache();
         let changed = [
             spec(|_| {}),
@@ -351,13 +348,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_name_says_nothing_without_the_key() {
+    fn the_name_depends_on_the_key() {
         let ((_first, one), (_second, other)) = (cache(), cache());
         assert_ne!(one.name(&spec(|_| {})), other.name(&spec(|_| {})));
     }
 
     #[test]
-    fn files_are_for_our_eyes_only_and_hold_no_value_of_the_configuration() {
+    fn cached_files_are_private_and_contain_no_configuration_values() {
         let (_directory, cache) = cache();
         let spec = spec(|config| config.server_tier.args = vec!["hush-argument".into()]);
         cache.write(&spec, &catalogue()).unwrap();
@@ -373,7 +370,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_corrupt_or_of_others_is_not_cached() {
+    fn corrupt_files_and_files_of_others_are_not_used() {
         let (directory, cache) = cache();
         let spec = spec(|_| {});
         cache.write(&spec, &catalogue()).unwrap();
@@ -405,7 +402,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_not_wanted_any_more_is_removed() {
+    fn outdated_entries_are_removed_and_foreign_files_are_kept() {
         let (_directory, cache) = cache();
         let old = spec(|_| {});
         let new = spec(|config| config.server_tier.args = vec!["b".into()]);
@@ -427,7 +424,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn what_could_not_be_written_is_written_with_the_next_picture() {
+    async fn a_failed_write_is_repeated_with_the_next_snapshot() {
         let (_directory, cache) = cache();
         let spec = spec(|_| {});
         cache.track_all(std::slice::from_ref(&spec));
@@ -461,7 +458,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_that_cannot_be_used_is_replaced_and_nothing_is_cached() {
+    fn an_unusable_key_is_replaced_and_the_cache_is_emptied() {
         let (directory, cache) = cache();
         let spec = spec(|_| {});
         cache.write(&spec, &catalogue()).unwrap();
@@ -473,7 +470,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_configuration_has_the_same_name_after_the_cache_was_lost() {
+    fn the_name_is_the_same_after_the_cache_is_deleted() {
         let (directory, cache) = cache();
         let name = cache.name(&spec(|_| {}));
         std::fs::remove_dir_all(cache.directory.path()).unwrap();
@@ -481,7 +478,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_that_is_in_the_cache_is_taken_over() {
+    fn a_key_in_the_cache_directory_is_moved() {
         let (directory, cache) = cache();
         let spec = spec(|_| {});
         cache.write(&spec, &catalogue()).unwrap();

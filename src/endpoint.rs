@@ -65,7 +65,7 @@ pub(crate) struct ReservedEndpoint {
 }
 
 impl SatelliteEndpoint {
-    /// Creates a closed endpoint. Data that the satellite holds for clients counts against `memory`.
+    /// Data that the satellite holds for clients counts against `memory`.
     pub(crate) fn new(name: &str, data_dir: DataDir, memory: Arc<ByteBudget>) -> Self {
         let sessions = Arc::new(Sessions::with_memory(memory));
         let audience = Arc::new(GatewayAudience::new(sessions.clone()));

@@ -158,7 +158,7 @@ pub(crate) struct DataEraser {
 }
 
 impl DataEraser {
-    /// Creates an eraser for this data directory. Reads the list, so it waits for the disk.
+    /// Reads the list, so it waits for the disk.
     pub(crate) fn open(
         data_dir: &DataDir,
         values: Arc<UserValues>,
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_is_due_a_retention_later_also_after_a_restart() {
+    fn a_removed_instance_is_due_after_the_retention_even_after_a_restart() {
         let home = crate::data_dir::private_tempdir();
         let present = BTreeSet::from([id("a"), id("b")]);
         let list = ErasureList::open(&DataDir::open(home.path()).unwrap());
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_configured_again_is_not_erased_and_its_next_removal_counts_anew() {
+    fn configuring_an_instance_again_resets_its_retention() {
         let home = crate::data_dir::private_tempdir();
         let present = BTreeSet::from([id("a")]);
         let list = ErasureList::open(&DataDir::open(home.path()).unwrap());
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_cannot_be_read_begins_the_retention_anew() {
+    fn an_unreadable_list_restarts_the_retention() {
         let home = crate::data_dir::private_tempdir();
         DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 9}").unwrap();
         let list = ErasureList::open(&DataDir::open(home.path()).unwrap());

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_of_a_server_is_the_same_in_every_release() {
+    fn the_serialized_identity_is_stable_across_releases() {
         let form = String::from_utf8(server_identity(&spec(|config| policy(config).isolation.tmp_size = 7))).unwrap();
         assert_eq!(
             form,
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_the_policy_make_no_other_server_and_another_shown_hash() {
+    fn policy_values_change_the_public_hash_but_not_the_identity() {
         let plain = spec(|_| {});
         let numbers: [fn(&mut InstanceConfig); 3] = [
             |config| policy(config).logs.line_max = 99,
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told_leaf_by_leaf_and_what_is_the_default_is_not() {
+    fn differences_list_only_changed_leaves() {
         let mut changed = Policy::default();
         assert!(differences(&changed, &Policy::default()).is_empty());
         changed.restart.max_crashes = 9;
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn no_value_is_in_the_hash_that_is_shown() {
+    fn the_public_hash_does_not_depend_on_secrets() {
         let token = |token: &'static str| {
             spec(move |config| drop(config.user_tier.env.insert("TOKEN".to_owned(), ConfigValue::secret(token))))
         };

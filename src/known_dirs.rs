@@ -48,7 +48,6 @@ impl DirectoryEntry {
     }
 }
 
-/// The directory in which a satellite is to keep its data.
 #[derive(Debug, Clone)]
 pub(crate) struct DataDirLocation {
     pub(crate) path: PathBuf,
@@ -57,7 +56,6 @@ pub(crate) struct DataDirLocation {
 }
 
 impl DataDirLocation {
-    /// Opens the directory for a satellite that will write to it, and creates it if it does not exist.
     pub(crate) fn create_or_open(&self) -> io::Result<DataDir> {
         self.refuse_link()?;
         let (directory, created) = DataDir::create_or_open(&self.path)?;
@@ -172,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_known_by_its_inode_and_birth_and_not_by_its_path() {
+    fn a_directory_is_recognized_by_inode_and_birth_time() {
         let known = entry(1, 7, Some(100), "/project/.satellite");
         for (other, is_known) in [
             (entry(1, 7, Some(100), "/moved/.satellite"), true),
@@ -188,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_named_is_not_one_that_was_created() {
+    fn a_named_directory_does_not_count_as_created() {
         let home = crate::data_dir::private_tempdir();
         let record = DirectoryRecord(DataDir::create(&home.path().join("state")).unwrap());
         let directories = ["one", "two"].map(|name| DataDir::create(&home.path().join(name)).unwrap());

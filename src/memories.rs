@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_servers_have_come_to_outlives_their_cached_tools() {
+    async fn memos_survive_the_deletion_of_cached_tools() {
         let (dir, broken) = (private_tempdir(), instance("broken"));
         write_memos(dir.path(), &[(&broken, failed())]).await;
         std::fs::remove_dir_all(dir.path().join("catalogues")).unwrap();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_policy_is_no_reason_to_forget_that_a_server_has_failed_for_good() {
+    async fn a_changed_policy_keeps_the_memo_of_a_failed_server() {
         let (dir, broken) = (private_tempdir(), instance("broken"));
         write_memos(dir.path(), &[(&broken, failed())]).await;
         let patient = Arc::new(spec(|config| {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_configurations_have_no_names_only_a_stop_is_recalled_and_nothing_is_forgotten() {
+    async fn without_a_cache_only_stops_are_restored_and_all_memos_are_kept() {
         let dir = private_tempdir();
         let [broken, down, awake, gone] = ["broken", "down", "awake", "gone"].map(instance);
         write_memos(dir.path(), &[(&broken, failed()), (&down, stopped()), (&awake, failed()), (&gone, failed())])
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_can_be_read_only_late_is_recalled_by_those_who_have_not_begun_without_it() {
+    async fn memos_readable_later_are_restored_only_for_instances_not_started() {
         let dir = private_tempdir();
         let [broken, down, busy, later] = ["broken", "down", "busy", "later"].map(instance);
         write_memos(dir.path(), &[&broken, &busy, &later].map(|spec| (spec, failed()))).await;

@@ -117,7 +117,6 @@ pub(crate) struct ReloadRequest {
     pub(crate) reply: oneshot::Sender<Result<AcceptedReload, RejectedReload>>,
 }
 
-/// Errors that keep a satellite from starting.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
     #[error(
@@ -184,7 +183,6 @@ pub(crate) struct ActiveConfiguration {
     accepted: Option<String>,
 }
 
-/// Origin of a configuration change.
 struct ChangeOrigin {
     since: Instant,
     hash: Option<String>,
@@ -794,7 +792,6 @@ impl RunningSatellite {
         self.runtime.wait_for_end().await
     }
 
-    /// Ends the satellite and all servers gracefully.
     pub(crate) async fn shut_down(&self) -> ShutdownReport {
         // Clients first: their pending requests get real responses, not errors about the shutdown.
         self.endpoint.close().await;
@@ -844,7 +841,6 @@ impl RunningSatellite {
         farewell
     }
 
-    /// Ends the satellite and all servers immediately.
     pub(crate) async fn kill(&self) {
         self.runtime.kill();
         self.wait_ended().await;

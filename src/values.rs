@@ -64,7 +64,6 @@ struct UserValuesState {
     unusable: Option<String>,
 }
 
-/// A user's change: values to set, and keys to unset.
 #[derive(Default)]
 pub(crate) struct ValueChange {
     pub(crate) set: BTreeMap<String, Secret>,
@@ -163,7 +162,6 @@ impl UserValues {
         }
     }
 
-    /// Returns the values that `config` requires from its user, each with its source.
     fn required_values(&self, config: &InstanceConfig) -> Vec<RequiredValue> {
         let state = self.state();
         let stored = state.stored.get(&instance_id(config));
@@ -322,7 +320,6 @@ fn build_spec(mut config: InstanceConfig, given: Option<&InstanceValues>) -> Ins
     config.merge()
 }
 
-/// Returns true if a stored key is for the required key `name`.
 fn is_key_for(config: &InstanceConfig, stored: &str, name: &str) -> bool {
     ValueKey::parse(config, stored).is_ok_and(|key| key.name == name)
 }
@@ -545,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_found_again_by_whoever_has_the_same_ids_and_by_nobody_else() {
+    fn stored_values_are_restored_for_exactly_the_same_ids() {
         let home = private_tempdir();
         let values = UserValues::open(&DataDir::open(home.path()).unwrap());
         let (alices, bobs) = (config("alice", "n1"), config("b/o\nb", "n1"));
@@ -560,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_made_as_a_whole_or_not_at_all() {
+    fn a_change_is_applied_completely_or_not_at_all() {
         let home = private_tempdir();
         let values = UserValues::open(&DataDir::open(home.path()).unwrap());
         let config = config("alice", "n1");
@@ -581,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_goes_where_its_server_takes_it_also_when_that_is_another_one_now() {
+    fn a_value_follows_its_server_from_env_to_header_or_query() {
         let home = private_tempdir();
         let values = UserValues::open(&DataDir::open(home.path()).unwrap());
         values.change(&config("alice", "n1"), &set([("KEY", "two\nlines"), ("PIN", "1234")])).unwrap();
@@ -601,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bearer_token_is_the_header_that_it_is_in_the_configuration() {
+    fn a_bearer_token_sets_the_authorization_header() {
         let home = private_tempdir();
         let values = UserValues::open(&DataDir::open(home.path()).unwrap());
         let config = remote(&["Authorization"]);
@@ -618,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_forgotten_and_what_cannot_be_read_is_not_overwritten() {
+    fn erased_values_are_gone_and_an_unreadable_file_is_not_overwritten() {
         let home = private_tempdir();
         let values = UserValues::open(&DataDir::open(home.path()).unwrap());
         let (alices, bobs) = (config("alice", "n1"), config("bob", "n1"));

@@ -101,10 +101,10 @@ struct ChangeDetector {
     /// Texts that were tried last, applied or rejected.
     last_tried: ConfigTexts,
     rejection: Option<String>,
-    /// Number of checks since `known` was tried.
+    /// Number of checks since `last_tried` was tried.
     checks_since: u32,
     last_seen: ConfigTexts,
-    /// Number of earlier consecutive checks with the same texts as `seen`.
+    /// Number of earlier consecutive checks with the same texts as `last_seen`.
     unchanged_checks: u32,
     changed_checks: u32,
 }
@@ -168,10 +168,10 @@ mod tests {
     }
 
     /// Returns the outcomes of consecutive checks that find these texts. Every change is accepted.
-    fn check_all(eye: &mut ChangeDetector, seen: &[ConfigTexts]) -> Vec<Option<String>> {
+    fn check_all(detector: &mut ChangeDetector, seen: &[ConfigTexts]) -> Vec<Option<String>> {
         let mut look = |now: &ConfigTexts| {
-            let found = eye.check(now.clone())?;
-            eye.record_attempt(found.clone(), None);
+            let found = detector.check(now.clone())?;
+            detector.record_attempt(found.clone(), None);
             Some(match found.config? {
                 Ok(text) => text.expose().to_owned(),
                 Err(why) => why.message,
@@ -181,76 +181,79 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_is_taken_on_when_two_looks_have_seen_the_same_and_once() {
-        let mut eye = ChangeDetector::new(text("one"));
+    fn a_change_is_applied_once_after_two_identical_checks() {
+        let mut detector = ChangeDetector::new(text("one"));
         let seen = ["one", "two", "two", "two", "thr", "three", "three", "two", "two"].map(text);
-        let found: Vec<_> =
-            check_all(&mut eye, &seen).into_iter().enumerate().filter_map(|(at, found)| Some((at, found?))).collect();
+        let found: Vec<_> = check_all(&mut detector, &seen)
+            .into_iter()
+            .enumerate()
+            .filter_map(|(at, found)| Some((at, found?)))
+            .collect();
         assert_eq!(found, [(2, "two".to_owned()), (6, "three".to_owned()), (8, "two".to_owned())]);
     }
 
     #[test]
-    fn what_is_back_before_it_counted_was_never_gone() {
-        let mut eye = ChangeDetector::new(text("one"));
+    fn a_change_that_is_reverted_quickly_is_ignored() {
+        let mut detector = ChangeDetector::new(text("one"));
         for spoiled in [text("half"), text(""), missing_texts()] {
-            assert_eq!(check_all(&mut eye, &[spoiled, text("one"), text("one")]), [None, None, None]);
+            assert_eq!(check_all(&mut detector, &[spoiled, text("one"), text("one")]), [None, None, None]);
         }
         let away = [missing_texts(), missing_texts(), missing_texts(), missing_texts(), text("one")];
-        assert_eq!(check_all(&mut eye, &away), [const { None }; 5]);
+        assert_eq!(check_all(&mut detector, &away), [const { None }; 5]);
     }
 
     #[test]
-    fn a_file_that_stays_gone_or_empty_counts_in_the_end() {
+    fn a_missing_or_empty_file_is_reported_after_several_checks() {
         for (spoiled, said) in [(missing_texts(), "gone"), (text(" \n"), "the configuration is empty")] {
-            let mut eye = ChangeDetector::new(text("one"));
-            let found = check_all(&mut eye, &vec![spoiled; 8]);
+            let mut detector = ChangeDetector::new(text("one"));
+            let found = check_all(&mut detector, &vec![spoiled; 8]);
             assert_eq!(found.iter().position(Option::is_some), Some(4), "{found:?}");
             assert_eq!(found.into_iter().flatten().collect::<Vec<_>>(), [said]);
         }
     }
 
     #[test]
-    fn a_person_may_say_that_an_empty_file_is_meant() {
-        let mut eye = ChangeDetector::new(text("one"));
-        eye.record_attempt(text(""), None);
-        assert_eq!(check_all(&mut eye, &vec![text(""); 8]), vec![None; 8]);
-        assert_eq!(check_all(&mut eye, &[text("two"), text("two")]), [None, Some("two".to_owned())]);
+    fn an_empty_file_that_was_applied_on_request_is_not_reported() {
+        let mut detector = ChangeDetector::new(text("one"));
+        detector.record_attempt(text(""), None);
+        assert_eq!(check_all(&mut detector, &vec![text(""); 8]), vec![None; 8]);
+        assert_eq!(check_all(&mut detector, &[text("two"), text("two")]), [None, Some("two".to_owned())]);
     }
 
     #[test]
-    fn what_was_refused_is_told_once_and_tried_again() {
-        let mut eye = ChangeDetector::new(text("one"));
-        eye.check(text("bad"));
-        assert_eq!(eye.check(text("bad")), Some(text("bad")));
-        assert_eq!(eye.rejection(&text("bad")), None, "the rejection is new");
-        eye.record_attempt(text("bad"), Some("no secret".to_owned()));
-        let again = (1..=4).filter_map(|_| eye.check(text("bad"))).count();
-        assert_eq!((again, eye.check(text("bad"))), (0, Some(text("bad"))));
-        assert_eq!(eye.rejection(&text("bad")).as_deref(), Some("no secret"));
-        assert_eq!(eye.rejection(&text("worse")), None, "a rejection of another text is new");
+    fn a_rejected_text_is_reported_once_and_tried_again() {
+        let mut detector = ChangeDetector::new(text("one"));
+        detector.check(text("bad"));
+        assert_eq!(detector.check(text("bad")), Some(text("bad")));
+        assert_eq!(detector.rejection(&text("bad")), None, "the rejection is new");
+        detector.record_attempt(text("bad"), Some("no secret".to_owned()));
+        let again = (1..=4).filter_map(|_| detector.check(text("bad"))).count();
+        assert_eq!((again, detector.check(text("bad"))), (0, Some(text("bad"))));
+        assert_eq!(detector.rejection(&text("bad")).as_deref(), Some("no secret"));
+        assert_eq!(detector.rejection(&text("worse")), None, "a rejection of another text is new");
         // The file that it refers to exists now.
-        eye.record_attempt(text("bad"), None);
-        assert_eq!(eye.rejection(&text("bad")), None);
-        assert_eq!((1..=20).filter_map(|_| eye.check(text("bad"))).count(), 0);
+        detector.record_attempt(text("bad"), None);
+        assert_eq!(detector.rejection(&text("bad")), None);
+        assert_eq!((1..=20).filter_map(|_| detector.check(text("bad"))).count(), 0);
     }
 
     #[test]
-    fn what_is_written_all_the_time_is_not_taken_on_before_it_is_at_rest() {
-        let mut eye = ChangeDetector::new(text("0"));
+    fn a_continuously_changing_file_is_not_applied() {
+        let mut detector = ChangeDetector::new(text("0"));
         let restless: Vec<ConfigTexts> = (1..=100).map(|number| text(&number.to_string())).collect();
-        assert_eq!(check_all(&mut eye, &restless), vec![None; 100]);
-        assert_eq!(check_all(&mut eye, &[text("100")]), [Some("100".to_owned())]);
+        assert_eq!(check_all(&mut detector, &restless), vec![None; 100]);
+        assert_eq!(check_all(&mut detector, &[text("100")]), [Some("100".to_owned())]);
     }
 
     #[test]
-    fn two_files_that_change_together_are_taken_on_together() {
+    fn two_files_that_change_together_are_applied_together() {
         let both = |config: &str, mcp_json: &str| ConfigTexts {
             config: Some(Ok(config.into())),
             mcp_json: Some(Ok(mcp_json.into())),
         };
-        let mut eye = ChangeDetector::new(both("a", "b"));
+        let mut detector = ChangeDetector::new(both("a", "b"));
         let seen = [both("A", "b"), both("A", "B"), both("A", "B")];
-        let found: Vec<_> = seen.iter().map(|now| eye.check(now.clone())).collect();
+        let found: Vec<_> = seen.iter().map(|now| detector.check(now.clone())).collect();
         assert_eq!(found, [None, None, Some(both("A", "B"))]);
     }
 }

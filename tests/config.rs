@@ -1,4 +1,4 @@
-//! A configuration is what was meant, or every error of it at once; and it never shows a secret.
+//! Reading of configurations: the resulting plan, all errors in one report, and no secret in any output.
 
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -55,7 +55,8 @@ fn parse_json(text: &str) -> Result<Plan, ConfigErrors> {
     config::parse_mcp_json("mcp.json", text, &config::PlanRestrictions::default(), &environment)
 }
 
-/// One team with one user, `more` in front, and an installation that is completed by `installation`.
+/// A configuration that starts with `more` and has one team, one user and one installation with the keys of
+/// `installation`.
 fn small(more: &str, installation: &str) -> String {
     format!(
         "{more}\n[[teams]]\nid = \"t\"\nslug = \"t\"\n[[teams.users]]\nid = \"u\"\nslug = \"u\"\n\
@@ -79,7 +80,7 @@ fn exposed<'a>(values: impl IntoIterator<Item = &'a Secret>) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_full_file_becomes_the_plan_that_was_meant() {
+fn a_full_file_becomes_the_expected_plan() {
     let plan = parse(FULL).unwrap();
     assert_eq!((plan.name.as_str(), plan.profile), ("dev-satellite-001", Profile::Production));
     let gateway = &plan.gateway;
@@ -122,7 +123,7 @@ fn a_full_file_becomes_the_plan_that_was_meant() {
     assert_eq!(plan.batch.request_payload_max, 1024);
     let SinkPlan::Http { url, token } = &plan.sink else { panic!("{:?}", plan.sink) };
     assert_eq!(url, "https://events.example.com/ingest?source=satellite");
-    assert_eq!(token.as_ref().unwrap().expose(), "event-sink-token", "the trailing newline is no part of it");
+    assert_eq!(token.as_ref().unwrap().expose(), "event-sink-token", "the trailing newline was not removed");
     assert_eq!((plan.batch.interval, plan.batch.batch_max, plan.batch.queue_max), (Duration::from_secs(1), 50, 10_000));
     assert_eq!((plan.team_budget.window, plan.team_budget.max_exits), (Duration::from_secs(30), 9));
     assert_eq!((plan.start_permits, plan.connect_permits), (Some(6), Some(7)));
@@ -189,14 +190,14 @@ fn the_tiers_of_template_team_and_user_merge_in_that_order() {
         ]
     );
     assert_eq!(alice.missing, [] as [&str; 0]);
-    assert_eq!(bob.missing, ["PIN"], "what the user must give and has not given is missing");
+    assert_eq!(bob.missing, ["PIN"], "missing required values of the user");
     assert_eq!(exposed(&bob.args), ["--template", "--team"]);
     assert_eq!(exposed(search.headers.values()), ["Bearer search-token", "acme"]);
     assert_eq!(exposed(search.query.values()), ["search-key", "acme"]);
 }
 
 #[test]
-fn the_era_of_a_server_is_read_from_its_template_and_from_its_installation() {
+fn the_installation_overrides_the_era_of_its_template() {
     let protocol = |text: &str| parse(text).unwrap().instances[0].policy.session.protocol;
     let with = |more: &str, own: &str| small(&format!("[servers.s]\ncommand = \"npx\"\n{more}"), own);
     assert_eq!(protocol(&with("", "")), None);
@@ -204,14 +205,18 @@ fn the_era_of_a_server_is_read_from_its_template_and_from_its_installation() {
     for (word, era) in [("auto", None), ("2025-11-25", Some(Era::Sessions)), ("2026-07-28", Some(Era::Stateless))] {
         let word = format!("protocol = \"{word}\"");
         assert_eq!(protocol(&with(&word, "")), era);
-        assert_eq!(protocol(&with("protocol = \"2025-11-25\"", &word)), era, "its own comes first");
+        assert_eq!(
+            protocol(&with("protocol = \"2025-11-25\"", &word)),
+            era,
+            "the installation does not override its template"
+        );
     }
     let json = r#"{"mcpServers":{"a":{"command":"npx","protocol":"2026-07-28"}}}"#;
     assert_eq!(parse_json(json).unwrap().instances[0].policy.session.protocol, Some(Era::Stateless));
 }
 
 #[test]
-fn how_a_server_is_kept_updated_and_put_to_sleep_is_read_from_each_tier() {
+fn keep_update_and_idle_are_read_from_each_tier() {
     let plan = |global: &str, own: &str| parse(&small(global, &format!("command = \"npx\"\n{own}"))).unwrap();
     let one = |plan: Plan| plan.instances.into_iter().next().unwrap();
     let default = one(plan("", ""));
@@ -233,7 +238,7 @@ fn how_a_server_is_kept_updated_and_put_to_sleep_is_read_from_each_tier() {
 }
 
 #[test]
-fn off_is_the_one_word_for_no_limit_and_for_never() {
+fn only_off_disables_a_limit_or_a_timeout() {
     let servers = "command = \"npx\"";
     let plan = |more: &str| parse(&small(more, servers)).unwrap();
     assert_eq!(plan("[policy.idle]\nidle = \"off\"").instances[0].policy.idle.idle, IdlePolicy::OFF);
@@ -270,7 +275,7 @@ fn off_is_the_one_word_for_no_limit_and_for_never() {
 }
 
 #[test]
-fn servers_of_an_mcp_json_sleep_only_if_they_or_the_satellites_own_file_say_so() {
+fn servers_of_an_mcp_json_become_dormant_only_if_configured() {
     let minutes = |count: u64| Duration::from_secs(60 * count);
     let json = r#"{"mcpServers":{
         "a":{"command":"npx"},
@@ -284,12 +289,12 @@ fn servers_of_an_mcp_json_sleep_only_if_they_or_the_satellites_own_file_say_so()
     let base = parse("[policy.idle]\nidle = \"10m\"").unwrap().base;
     let plan = config::parse_mcp_json("mcp.json", json, &base, &environment).unwrap();
     assert_eq!(of(plan), [&[(minutes(10), ProcessLifetime::Listed)], &own[..]].concat());
-    let wrong = parse_json(r#"{"mcpServers":{"a":{"command":"npx","idle":"0s","keep":"lasy"}}}"#).unwrap_err();
-    assert_eq!(messages(&wrong), ["`idle` must not be zero", "`lasy` is not a valid value for `keep`"]);
+    let errors = parse_json(r#"{"mcpServers":{"a":{"command":"npx","idle":"0s","keep":"lasy"}}}"#).unwrap_err();
+    assert_eq!(messages(&errors), ["`idle` must not be zero", "`lasy` is not a valid value for `keep`"]);
 }
 
 #[test]
-fn the_only_user_of_an_endpoint_without_a_token_has_one_that_the_satellite_keeps() {
+fn the_only_user_without_a_token_gets_a_generated_one() {
     let settled = |more: &str, users: &str| {
         let text = format!("{more}\n[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{users}]\n");
         parse(&text).unwrap().finalize().unwrap()
@@ -304,7 +309,7 @@ fn the_only_user_of_an_endpoint_without_a_token_has_one_that_the_satellite_keeps
     assert!(matches!(&plan.warnings[..], [one] if one.contains("no user has a token")), "{:?}", plan.warnings);
     let plan = settled("[gateway]", "{ id = \"u\", slug = \"u\", token = \"env:ALICE_TOKEN\" }");
     assert!(kept(&plan) == [false] && plan.warnings.is_empty());
-    assert_eq!(settled("", one).gateway.address(), None, "nobody asked for an endpoint");
+    assert_eq!(settled("", one).gateway.address(), None, "no endpoint is configured");
 }
 
 const HTTP: &str = "transport = \"http\"\nurl = \"https://example.com/mcp\"";
@@ -315,7 +320,7 @@ fn policy(more: &str, installation: &str) -> Policy {
 }
 
 #[test]
-fn a_mode_sets_the_defaults_of_reconnects_and_of_health_and_single_keys_override_it() {
+fn a_mode_sets_defaults_that_single_keys_override() {
     let second = Duration::from_secs(1);
     let of = |more: &str| {
         let policy = policy(more, HTTP);
@@ -346,19 +351,19 @@ fn a_mode_sets_the_defaults_of_reconnects_and_of_health_and_single_keys_override
 }
 
 #[test]
-fn a_mode_is_chosen_for_all_for_a_team_or_for_an_installation() {
+fn a_mode_can_be_set_globally_per_team_or_per_installation() {
     let bounded = |attempts_max| ReconnectPolicy { attempts_max, ..ReconnectPolicy::bounded() };
     let all = "[policy.reconnect]\nmode = \"bounded\"\nattempts_max = 7\n[policy.health]\ncheck = \"tools_list\"";
     let of = |own: &str| policy(all, &format!("{HTTP}\n{own}"));
     assert_eq!(of("").reconnect, bounded(Some(7)));
     assert_eq!(of("policy.reconnect.attempts_max = 2").reconnect, bounded(Some(2)));
-    // The same mode once more takes nothing back.
+    // Repeating the mode of an outer tier does not reset its other keys.
     assert_eq!(of("policy.reconnect.mode = \"bounded\"").reconnect, bounded(Some(7)));
     let again = of("policy.reconnect = { mode = \"bounded\", backoff_min = \"2s\" }").reconnect;
     assert_eq!(again, ReconnectPolicy { backoff_min: Duration::from_secs(2), ..bounded(Some(7)) });
     let by_default = policy("policy.health.threshold = 9", &format!("{HTTP}\npolicy.reconnect.mode = \"persistent\""));
     assert_eq!(by_default.health.threshold, 9);
-    // Another mode begins anew, and leaves what is asked as it is.
+    // Another mode resets the keys of the mode but not the kind of health check.
     let persistent = of("policy.reconnect.mode = \"persistent\"");
     assert_eq!(persistent.reconnect, ReconnectPolicy::persistent());
     assert_eq!(persistent.health, HealthPolicy { check: HealthCheck::ToolsList, ..HealthPolicy::persistent() });
@@ -367,7 +372,7 @@ fn a_mode_is_chosen_for_all_for_a_team_or_for_an_installation() {
 }
 
 #[test]
-fn retries_and_limits_of_connections_are_read() {
+fn retries_and_connection_timeouts_are_read() {
     let text = "[policy.retry]\nattempts_max = 1\ndelays = [\"10ms\"]\n[policy.remote]\nconnect_timeout = \"1s\"\n\
                 header_timeout = \"2s\"\nclose_timeout = \"0s\"\nserver_errors_max = 4";
     let Policy { retry, remote, .. } = policy(text, HTTP);
@@ -378,7 +383,7 @@ fn retries_and_limits_of_connections_are_read() {
 }
 
 #[test]
-fn a_bearer_token_is_a_header_that_a_tier_overrides_however_it_is_spelled() {
+fn a_tier_overrides_a_bearer_token_in_any_spelling_of_the_header() {
     let header = |text: &str| {
         let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
         let spec = plan.instances.into_iter().next().unwrap().merge();
@@ -401,7 +406,7 @@ fn a_bearer_token_is_a_header_that_a_tier_overrides_however_it_is_spelled() {
 }
 
 #[test]
-fn a_health_check_that_is_a_get_has_an_address() {
+fn each_tier_can_set_the_address_of_a_health_check() {
     let get = "[policy.health]\ncheck = \"get\"";
     let address = |text: &str| {
         let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
@@ -416,7 +421,7 @@ fn a_health_check_that_is_a_get_has_an_address() {
     assert_eq!(address(&small(&template, "")).0, "https://example.com/template");
     let of_team = small(&template, "team.health_url = \"https://example.com/team\"");
     assert_eq!(address(&of_team).0, "https://example.com/team");
-    // A process needs none.
+    // A local server needs no address.
     parse(&small(get, "command = \"x\"")).unwrap();
 
     let (_, warnings) = address(&small("", &format!("{HTTP}\nhealth_url = \"https://example.com/\"")));
@@ -424,7 +429,7 @@ fn a_health_check_that_is_a_get_has_an_address() {
 }
 
 #[test]
-fn credentials_on_a_way_that_others_can_see_are_warned_about() {
+fn credentials_over_unencrypted_http_cause_a_warning() {
     let warnings = |url: &str, more: &str| {
         let text =
             small("[policy.health]\ncheck = \"ping\"", &format!("transport = \"http\"\nurl = \"{url}\"\n{more}"));
@@ -435,7 +440,7 @@ fn credentials_on_a_way_that_others_can_see_are_warned_about() {
     {
         assert_eq!(warnings(url, token), [] as [&str; 0]);
     }
-    assert_eq!(warnings("http://e.com/", ""), [] as [&str; 0], "nothing is given away");
+    assert_eq!(warnings("http://e.com/", ""), [] as [&str; 0], "no credential is sent");
     let plain = "may send a secret unencrypted: its `url` is http, not https";
     for (url, more) in
         [("http://e.com/", token), ("http://e.com/?api_key=x", ""), ("http://10.0.0.1/", "headers.A = \"b\"")]
@@ -452,7 +457,7 @@ fn credentials_on_a_way_that_others_can_see_are_warned_about() {
 }
 
 #[test]
-fn an_empty_file_is_the_defaults() {
+fn an_empty_file_gives_the_defaults() {
     let plan = parse("").unwrap();
     assert_eq!((plan.name.as_str(), plan.profile), ("mcp-satellite", Profile::Development));
     assert_eq!((plan.gateway.address(), plan.gateway.listen), (None, ListenSetting::DefaultAddress));
@@ -461,7 +466,7 @@ fn an_empty_file_is_the_defaults() {
 }
 
 #[test]
-fn the_journal_is_limited_by_age_size_and_number() {
+fn limits_of_the_journal_are_read_and_validated() {
     assert_eq!(parse("").unwrap().journal, JournalLimits::default());
     let text = "[journal]\nevents_age_max = \"7d\"\nsize_max = \"64MiB\"\nserver_logs_max = 1000\nrequest_logs_max = 0\nlogs_age_max = \"12h\"";
     let expected = JournalLimits {
@@ -482,7 +487,7 @@ fn the_journal_is_limited_by_age_size_and_number() {
         let errors = messages(&parse(&format!("[journal]\n{text}")).unwrap_err());
         assert!(errors.len() == 1 && errors[0].contains(said), "{errors:?}");
     }
-    // Where events go is another matter.
+    // The sink does not change the limits of the journal.
     assert_eq!(parse("[events]\nsink = \"journal\"").unwrap().sink, SinkPlan::Journal);
     assert_eq!(messages(&parse("[events]\nkeep = 3").unwrap_err()), ["`keep` has no effect with this sink"]);
     let plan = parse("[events]\nsink = \"file\"").unwrap();
@@ -490,7 +495,7 @@ fn the_journal_is_limited_by_age_size_and_number() {
 }
 
 #[test]
-fn every_error_of_a_file_is_reported_at_once_where_it_is() {
+fn every_error_of_a_file_is_reported_with_its_position() {
     let errors = parse(BAD).unwrap_err();
     let drawn: Vec<_> = errors
         .items()
@@ -503,14 +508,14 @@ fn every_error_of_a_file_is_reported_at_once_where_it_is() {
 }
 
 #[test]
-fn a_syntax_error_says_where_without_showing_values() {
+fn a_syntax_error_states_the_position_without_values() {
     let errors = parse("[gateway]\nlisten = \"127.0.0.1:1\"\n\n[events]\ntoken = hunter2\n").unwrap_err();
     assert_eq!((errors.count(), errors.items()[0].line, errors.items()[0].column), (1, 5, 9));
     insta::assert_snapshot!("a_syntax_error", render(&errors));
 }
 
 #[test]
-fn neither_a_plan_nor_an_error_shows_a_secret() {
+fn neither_plans_nor_errors_contain_secrets() {
     let plan = parse(FULL).unwrap();
     let merged: Vec<_> = plan.instances.iter().cloned().map(InstanceConfig::merge).collect();
     let errors = parse(BAD).unwrap_err();
@@ -530,24 +535,24 @@ fn neither_a_plan_nor_an_error_shows_a_secret() {
     let drawn: Vec<_> = all.iter().map(|errors| format!("{} {errors:?} {errors}", render(errors))).collect();
     let text = format!("{plan:?} {plan:#?} {merged:?} {}", drawn.concat());
     for secret in SECRETS {
-        // The one number among them is also part of other numbers.
+        // `1234` is also part of other numbers.
         let secret = if secret == "1234" { "\"1234\"" } else { secret };
         assert!(!text.contains(secret), "{secret}");
     }
 }
 
 #[test]
-fn a_value_is_masked_if_it_was_referred_to_or_required_or_looks_like_a_secret() {
+fn referenced_required_and_secret_looking_values_are_masked() {
     let plan = parse(FULL).unwrap();
     let [alice, _, search, _] = &plan.instances[..] else { panic!() };
     assert!(alice.team_tier.env["GREETING"].secret && alice.user_tier.env["PIN"].secret);
     assert!(!alice.server_tier.env["LOG_LEVEL"].secret && !alice.team_tier.env["ROOT"].secret);
     assert!(search.server_tier.query["api_key"].secret && !search.server_tier.query["tenant"].secret);
-    assert!(search.server_tier.headers["X-Client"].secret, "a header always is");
+    assert!(search.server_tier.headers["X-Client"].secret, "every header value is a secret");
 }
 
 #[test]
-fn a_reference_in_args_is_refused_in_every_tier() {
+fn a_reference_in_args_is_rejected_in_every_tier() {
     for (text, line) in [
         (small("", "command = \"npx\"\nargs = [\"-y\", \"env:ALICE_TOKEN\"]"), 12),
         (small("", "command = \"npx\"\nargs = [\"--token=file:token.txt\"]"), 12),
@@ -562,7 +567,7 @@ fn a_reference_in_args_is_refused_in_every_tier() {
 }
 
 #[test]
-fn what_makes_no_sense_is_an_error() {
+fn invalid_values_are_errors() {
     let http = "transport = \"http\"\nurl = \"https://example.com\"";
     for (more, installation, message) in [
         ("", "", "installation `i` has no `command`"),
@@ -728,7 +733,7 @@ fn what_makes_no_sense_is_an_error() {
 }
 
 #[test]
-fn what_says_nothing_is_warned_about() {
+fn keys_without_effect_cause_a_warning() {
     let http = "transport = \"http\"\nurl = \"https://example.com\"";
     for (installation, message) in [
         (
@@ -758,7 +763,7 @@ fn what_says_nothing_is_warned_about() {
 }
 
 #[test]
-fn in_production_only_listed_commands_are_started() {
+fn production_allows_only_known_and_listed_commands() {
     let production = "[satellite]\nprofile = \"production\"\nallowed_commands = [\"/opt/server\"]";
     for command in ["npx", "deno", "/opt/server"] {
         parse(&small(production, &format!("command = \"{command}\""))).unwrap();
@@ -768,7 +773,7 @@ fn in_production_only_listed_commands_are_started() {
 }
 
 #[test]
-fn names_that_only_their_hyphens_tell_apart_are_an_error() {
+fn ambiguous_instance_names_are_an_error() {
     let team = |slug: &str, user: &str| {
         format!(
             "[[teams]]\nid = \"{slug}\"\nslug = \"{slug}\"\n[[teams.users]]\nid = \"u\"\nslug = \"{user}\"\n\
@@ -787,7 +792,7 @@ fn two_users_with_one_token_are_an_error() {
     assert_eq!(messages(&parse(text).unwrap_err()), ["the token of the user `b` is also the token of another user"]);
 }
 
-/// Each instance of an `mcp.json`, as far as the clients differ in how they write it.
+/// One line per instance with the fields that clients write differently.
 fn summary(plan: &Plan) -> Vec<String> {
     let line = |config: &InstanceConfig| {
         let spec = config.clone().merge();
@@ -804,7 +809,7 @@ fn summary(plan: &Plan) -> Vec<String> {
 }
 
 #[test]
-fn the_mcp_json_of_claude_cursor_and_vs_code_is_read() {
+fn the_mcp_json_formats_of_claude_cursor_and_vs_code_are_read() {
     let claude = parse_json(include_str!("fixtures/config/claude_desktop_config.json")).unwrap();
     assert_eq!(
         summary(&claude),
@@ -838,7 +843,7 @@ fn the_mcp_json_of_claude_cursor_and_vs_code_is_read() {
 }
 
 #[test]
-fn the_transport_of_an_mcp_json_is_known_by_each_of_its_names() {
+fn the_transport_of_an_mcp_json_is_recognized_in_every_spelling() {
     for (given, transport) in [
         (r#""url": "https://e.com/mcp""#, "http"),
         (r#""url": "https://e.com/sse/?a=b""#, "sse"),
@@ -855,7 +860,7 @@ fn the_transport_of_an_mcp_json_is_known_by_each_of_its_names() {
 }
 
 #[test]
-fn headers_that_another_program_wants_written_down_are_left_out() {
+fn headers_that_the_satellite_sets_are_ignored_with_a_warning() {
     let text = r#"{"mcpServers": {"a": {"url": "https://e.com/mcp", "headers": {
         "Accept": "application/json", "Content-Type": "application/json", "Accept-Encoding": "br", "X-Team": "acme"}}}}"#;
     let plan = parse_json(text).unwrap();
@@ -871,7 +876,7 @@ fn headers_that_another_program_wants_written_down_are_left_out() {
 }
 
 #[test]
-fn an_mcp_json_that_cannot_be_meant_says_where() {
+fn errors_of_an_mcp_json_state_the_position() {
     for (text, place, message) in [
         ("{}", (1, 1), "the file has neither `mcpServers` nor `servers`"),
         ("{\n \"mcpServers\": {\"a\" {}}}", (2, 21), "expected `:`"),
@@ -895,7 +900,7 @@ fn an_mcp_json_that_cannot_be_meant_says_where() {
 }
 
 #[test]
-fn a_config_and_an_mcp_json_merge_unless_an_instance_is_in_both() {
+fn a_config_and_an_mcp_json_merge_unless_both_configure_an_instance() {
     let json = |name: &str| parse_json(&format!("{{\"mcpServers\": {{\"{name}\": {{\"command\": \"x\"}}}}}}")).unwrap();
     let both = parse(FULL).unwrap().merge(json("files")).unwrap();
     assert_eq!((both.instances.len(), both.teams, both.users), (5, 3, 4));
@@ -909,7 +914,7 @@ fn a_config_and_an_mcp_json_merge_unless_an_instance_is_in_both() {
 }
 
 #[test]
-fn a_file_is_loaded_with_its_references_and_one_that_is_not_there_is_an_error() {
+fn references_are_relative_and_a_missing_file_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("satellite.toml");
     std::fs::write(folder.path().join("token"), "from-a-file\r\n").unwrap();
@@ -925,7 +930,7 @@ fn a_file_is_loaded_with_its_references_and_one_that_is_not_there_is_an_error() 
 }
 
 #[test]
-fn servers_of_an_mcp_json_are_held_to_what_the_satellites_own_file_says() {
+fn restrictions_of_the_config_apply_to_an_mcp_json() {
     let toml = "[satellite]\nprofile = \"production\"\n[policy.restart]\nmax_crashes = 9\n";
     let own = config::parse("satellite.toml", toml, &|_| None).unwrap();
     let json = |command: &str| format!(r#"{{"mcpServers": {{"files": {{"command": "{command}"}}}}}}"#);
@@ -935,7 +940,7 @@ fn servers_of_an_mcp_json_are_held_to_what_the_satellites_own_file_says() {
     assert_eq!(plan.instances[0].policy.restart.max_crashes, 9);
 }
 
-/// A file with `[gateway]` and two users, each with what is given.
+/// A configuration with the keys `section` in `[gateway]` and two users with the keys `alice` and `bob`.
 fn gateway(section: &str, alice: &str, bob: &str) -> Result<Plan, ConfigErrors> {
     parse(&format!(
         "[gateway]\n{section}\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\n\
@@ -944,8 +949,8 @@ fn gateway(section: &str, alice: &str, bob: &str) -> Result<Plan, ConfigErrors> 
     ))
 }
 
-/// What is wrong with a gateway, each with a part of its message and of its hint.
-fn wrong(section: &str, alice: &str, bob: &str, expected: &[(&str, &str)]) {
+/// Asserts the errors of a gateway; `expected` contains a part of each message and of each hint.
+fn assert_gateway_errors(section: &str, alice: &str, bob: &str, expected: &[(&str, &str)]) {
     let errors = gateway(section, alice, bob).unwrap_err();
     let items = errors.items();
     assert_eq!(items.len(), expected.len(), "{section}\n{items:#?}");
@@ -958,7 +963,7 @@ fn wrong(section: &str, alice: &str, bob: &str, expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn nobody_gets_an_endpoint_who_has_not_asked_for_one() {
+fn an_endpoint_is_opened_only_if_configured() {
     let asked = |text: &str| parse(text).unwrap().gateway.address();
     assert_eq!(asked(&small("", "command = \"x\"")), None);
     assert_eq!(asked(&small("[gateway]", "command = \"x\"")), Some(LISTEN));
@@ -976,7 +981,7 @@ fn nobody_gets_an_endpoint_who_has_not_asked_for_one() {
 }
 
 #[test]
-fn the_users_of_two_files_come_in_by_the_endpoint_of_the_first() {
+fn users_of_both_files_share_the_endpoint_of_the_config() {
     let toml = "[gateway]\nlisten = \"127.0.0.1:7400\"\n[[teams]]\nid = \"local\"\nslug = \"local\"\n\
                 users = [{ id = \"me\", slug = \"me\", token = \"env:ALICE_TOKEN\" }, { id = \"you\", slug = \"you\" }]\n";
     let json = parse_json(r#"{"mcpServers": {"x": {"command": "x"}}}"#).unwrap();
@@ -988,7 +993,7 @@ fn the_users_of_two_files_come_in_by_the_endpoint_of_the_first() {
 }
 
 #[test]
-fn a_token_is_a_digest_or_stands_somewhere_else() {
+fn a_token_must_be_a_digest_or_a_reference() {
     let users = gateway("", "token = \"env:ALICE_TOKEN\"", "tokens = [\"file:token.txt\"]").unwrap().gateway.users;
     let tokens: Vec<_> = users.into_iter().flat_map(|user| user.tokens).collect();
     assert_eq!(tokens, [ALICE_TOKEN, "event-sink-token"].map(TokenHash::from_token));
@@ -996,7 +1001,7 @@ fn a_token_is_a_digest_or_stands_somewhere_else() {
         TokenHash::from_token("test").to_string(),
         "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     );
-    wrong(
+    assert_gateway_errors(
         "",
         "token = \"hunter2-literal\"\nmcp_mode = \"flt\"",
         "tokens = [\"sha256:hunter2\", \"env:SPACED_TOKEN\", \"env:BLANK\", \"env:NOT_SET\"]",
@@ -1010,15 +1015,20 @@ fn a_token_is_a_digest_or_stands_somewhere_else() {
         ],
     );
     let digest = format!("tokens = [\"{}\"]", TokenHash::from_token(ALICE_TOKEN));
-    wrong("", "token = \"env:ALICE_TOKEN\"", &digest, &[("also the token of another user", "line 9")]);
-    wrong("", &format!("token = \"env:ALICE_TOKEN\"\n{digest}"), "", &[("is given twice", "remove one")]);
+    assert_gateway_errors("", "token = \"env:ALICE_TOKEN\"", &digest, &[("also the token of another user", "line 9")]);
+    assert_gateway_errors(
+        "",
+        &format!("token = \"env:ALICE_TOKEN\"\n{digest}"),
+        "",
+        &[("is given twice", "remove one")],
+    );
     let warnings = gateway("", "token = \"env:SHORT_TOKEN\"", "").unwrap().warnings;
     assert!(warnings.len() == 1 && warnings[0].contains(":9:") && warnings[0].contains("guessed"), "{warnings:?}");
 }
 
 #[test]
-fn everything_that_is_wrong_with_an_endpoint_is_told_at_once() {
-    wrong(
+fn all_errors_of_an_endpoint_are_reported_together() {
+    assert_gateway_errors(
         "listen = \"localhost\"\npublic_url = \"https://bob:hunter2@example.com\"\n\
          hosts = [\"https://example.com\", \"a b\", \"x:99999\"]\norigins = [\"example.com\", \"https://example.com/app\", \"null\"]\n\
          auth = \"hunter2\"\nas = \"acme/alice\"\ntls = { cert = \"no-such.pem\" }\nanswers = \"xml\"\n\
@@ -1049,17 +1059,17 @@ fn everything_that_is_wrong_with_an_endpoint_is_told_at_once() {
 }
 
 #[test]
-fn a_body_that_is_allowed_has_room_among_all_that_are_read() {
-    wrong("body_max = \"512MiB\"", "", "", &[("`bodies_max` is less than `body_max`", "\"256MiB\"")]);
+fn body_max_must_not_exceed_bodies_max() {
+    assert_gateway_errors("body_max = \"512MiB\"", "", "", &[("`bodies_max` is less than `body_max`", "\"256MiB\"")]);
     assert!(gateway("body_max = \"256MiB\"", "", "").is_ok());
 }
 
 #[test]
-fn other_machines_come_in_by_a_name_and_with_a_token_only() {
+fn a_public_address_requires_hosts_and_authentication() {
     let everywhere = "listen = \"0.0.0.0:7300\"";
-    wrong(everywhere, "", "", &[("`hosts` does not list", "mcp.example.com")]);
+    assert_gateway_errors(everywhere, "", "", &[("`hosts` does not list", "mcp.example.com")]);
     let open = format!("{everywhere}\nauth = \"none\"\nas = \"acme/alice\"\nhosts = [\"x\"]");
-    wrong(&open, "", "", &[("may only listen on this machine", "127.0.0.1")]);
+    assert_gateway_errors(&open, "", "", &[("may only listen on this machine", "127.0.0.1")]);
     let named = gateway(&format!("{everywhere}\nhosts = [\"mcp.example.com\"]"), "", "").unwrap();
     assert!(named.warnings.len() == 1 && named.warnings[0].contains("unencrypted"), "{:?}", named.warnings);
 
@@ -1070,18 +1080,23 @@ fn other_machines_come_in_by_a_name_and_with_a_token_only() {
 }
 
 #[test]
-fn without_authentication_it_is_said_who_everybody_is() {
+fn without_authentication_several_users_require_as() {
     let two = ("without authentication all clients are one user, but 2 are configured", "as = \"acme/alice\"");
-    wrong("auth = \"none\"", "", "", &[two]);
-    wrong("auth = \"none\"\nas = \"acme/carol\"", "", "", &[("no user `acme/carol`", "TEAM/USER")]);
-    wrong("auth = \"none\"\nas = \"alice\"", "", "", &[("does not name a team and a user", "TEAM/USER")]);
+    assert_gateway_errors("auth = \"none\"", "", "", &[two]);
+    assert_gateway_errors("auth = \"none\"\nas = \"acme/carol\"", "", "", &[("no user `acme/carol`", "TEAM/USER")]);
+    assert_gateway_errors(
+        "auth = \"none\"\nas = \"alice\"",
+        "",
+        "",
+        &[("does not name a team and a user", "TEAM/USER")],
+    );
     for named in ["acme/bob", "team_acme/user_bob"] {
         let plan = gateway(&format!("auth = \"none\"\nas = \"{named}\""), "", "").unwrap();
         assert_eq!(plan.gateway.single_user().unwrap().user.as_str(), "user_bob");
         assert!(plan.warnings.len() == 1 && plan.warnings[0].contains("without a token"), "{:?}", plan.warnings);
     }
 
-    // Whom an `mcp.json` beside the file brings is known when both are read.
+    // An `mcp.json` can add the user, so the check runs after both files are read.
     let json = || parse_json(r#"{"mcpServers": {"x": {"command": "x"}}}"#).unwrap();
     let open = parse("[gateway]\nauth = \"none\"\n").unwrap();
     assert!(open.clone().finalize().unwrap_err().items()[0].message.contains("but 0 are configured"));
@@ -1092,7 +1107,7 @@ fn without_authentication_it_is_said_who_everybody_is() {
 }
 
 #[test]
-fn a_certificate_is_found_from_the_folder_of_the_file() {
+fn certificate_paths_are_relative_to_the_file() {
     let home = tempfile::tempdir().unwrap();
     pair::write_pair(home.path());
     let path = |name: &str| home.path().join(name);
@@ -1102,7 +1117,7 @@ fn a_certificate_is_found_from_the_folder_of_the_file() {
 }
 
 #[test]
-fn a_certificate_that_cannot_be_served_with_is_told_and_nothing_of_its_key() {
+fn an_unusable_certificate_is_reported_without_showing_the_key() {
     let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     pair::write_pair(home.path());
     pair::write_pair(other.path());
@@ -1122,7 +1137,7 @@ fn a_certificate_that_cannot_be_served_with_is_told_and_nothing_of_its_key() {
         (&cert, &broken, ("cannot use the file of `key`: it is not a complete PEM file", "PEM")),
         (&cert, &garbled, ("cannot use the file of `key`: it is not a complete PEM file", "PEM")),
     ] {
-        wrong(&format!("tls = {{ cert = {cert:?}, key = {key:?} }}"), "", "", &[expected]);
+        assert_gateway_errors(&format!("tls = {{ cert = {cert:?}, key = {key:?} }}"), "", "", &[expected]);
     }
 }
 
@@ -1146,7 +1161,7 @@ mod backend {
     }
 
     #[test]
-    fn a_backend_has_defaults_for_all_but_its_url() {
+    fn a_backend_has_defaults_for_all_keys_except_url() {
         let plan = parse("[backend]\nurl = \"https://backend.example.com/satellites/\"\n").unwrap();
         let backend = plan.backend.unwrap();
         assert_eq!((backend.url.as_str(), &backend.token), ("https://backend.example.com/satellites", &None));
@@ -1166,13 +1181,13 @@ mod backend {
     }
 
     #[test]
-    fn everything_of_a_backend_can_be_said() {
+    fn every_key_of_a_backend_is_read() {
         let text = "[backend]\nurl = \"http://localhost:7400\"\ntoken = \"env:REGISTRATION\"\nrequest_timeout = \"5s\"\n\
                     heartbeat_interval = \"15s\"\nconfig_interval = \"1h\"\ncommand_timeout = \"2m\"\nbackoff_max = \"1m\"\n\
                     [backend.poll]\nimmediate = \"1s\"\nhigh = \"2s\"\nnormal = \"3s\"\nidle = \"4s\"\n";
         let plan = parse(text).unwrap();
         assert!(plan.warnings[0].contains("http, not https"), "{:?}", plan.warnings);
-        assert!(plan.secret_variables.contains("REGISTRATION"), "no server inherits it");
+        assert!(plan.secret_variables.contains("REGISTRATION"), "servers would inherit the secret");
         assert!(!format!("{plan:?}").contains("hunter2"));
         let backend = plan.backend.unwrap();
         assert_eq!(backend.token.unwrap().expose(), "registration-hunter2");
@@ -1182,7 +1197,7 @@ mod backend {
     }
 
     #[test]
-    fn what_is_wrong_with_a_backend_is_said_with_its_line_and_a_hint() {
+    fn errors_of_a_backend_state_the_line_and_a_hint() {
         for (text, line, message, hint) in [
             ("[backend]\n", 1, "no `url`", "https://"),
             ("[backend]\nurl = \"http://backend.example.com\"\n", 2, "http, not https", "https://"),
@@ -1234,7 +1249,7 @@ mod backend {
     }
 
     #[test]
-    fn an_mcp_json_beside_a_backend_is_an_error() {
+    fn an_mcp_json_together_with_a_backend_is_an_error() {
         let plan = parse("[backend]\nurl = \"https://b.example.com\"\n").unwrap();
         let errors = plan.merge(parse_json("{\"mcpServers\": {\"a\": {\"command\": \"a\"}}}").unwrap()).unwrap_err();
         assert!(errors.items()[0].hint.contains("--mcp-json"), "{errors:?}");
@@ -1246,7 +1261,7 @@ mod backend {
     }
 
     #[test]
-    fn what_a_backend_gives_is_held_to_what_the_file_says() {
+    fn restrictions_of_the_file_apply_to_a_backend_configuration() {
         let given = json!({
             "hash": "h", "more": "than we know",
             "servers": {"files": {"command": "files", "env": {"KEY": "hunter2-key", "LEVEL": null}}},
@@ -1262,7 +1277,7 @@ mod backend {
         let plan = files.clone().with_document(&given).unwrap();
         assert_eq!((plan.instances.len(), plan.teams, plan.users), (2, 1, 1));
         let restart = &plan.instances[0].policy.restart;
-        assert_eq!((restart.window, restart.max_crashes), (Duration::from_secs(7), 9), "both tiers");
+        assert_eq!((restart.window, restart.max_crashes), (Duration::from_secs(7), 9), "values of both tiers");
         let specs: Vec<_> = plan.instances.clone().into_iter().map(InstanceConfig::merge).collect();
         assert_eq!(exposed(specs[0].env.values()), ["hunter2-key"]);
         assert_eq!(exposed(specs[1].headers.values()), ["Bearer hunter2-bearer"]);
@@ -1275,7 +1290,7 @@ mod backend {
     }
 
     #[test]
-    fn what_a_backend_gives_is_no_way_to_read_the_satellites_secrets() {
+    fn a_backend_configuration_cannot_refer_to_local_secrets() {
         let server = |member: serde_json::Value| {
             let mut server = json!({"id": "a", "server": "a", "transport": "http", "url": "https://e.com/mcp"});
             server.as_object_mut().unwrap().extend(member.as_object().unwrap().clone());
@@ -1295,7 +1310,7 @@ mod backend {
     }
 
     #[test]
-    fn whoever_comes_in_without_authentication_may_be_said_by_the_backend_later() {
+    fn without_authentication_a_backend_must_configure_exactly_one_user() {
         let text = "[gateway]\nauth = \"none\"\n[backend]\nurl = \"https://b.example.com\"\n";
         let files = parse(text).unwrap().finalize().unwrap();
         let team = |users: serde_json::Value| {
@@ -1309,7 +1324,7 @@ mod backend {
 }
 
 #[test]
-fn a_configuration_is_watched_unless_it_says_otherwise() {
+fn a_configuration_is_watched_by_default() {
     assert!(parse("").unwrap().watch && parse("[satellite]\nwatch = true").unwrap().watch);
     assert!(!parse("[satellite]\nwatch = false").unwrap().watch);
     assert!(parse_json(r#"{"mcpServers": {}}"#).unwrap().watch);
@@ -1320,7 +1335,7 @@ fn a_configuration_is_watched_unless_it_says_otherwise() {
 }
 
 #[test]
-fn what_a_user_is_to_give_to_a_server_that_is_reached_in_the_clear_is_warned_about_before_it_is_given() {
+fn required_user_values_over_unencrypted_http_cause_a_warning() {
     let text = "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{ id = \"u\", slug = \"u\" }]\n\
                 [[teams.installations]]\nid = \"a\"\nserver = \"a\"\ntransport = \"http\"\n\
                 url = \"http://e.com/mcp\"\nuser_required = [\"X-Key\"]\n";
@@ -1328,7 +1343,7 @@ fn what_a_user_is_to_give_to_a_server_that_is_reached_in_the_clear_is_warned_abo
     assert!(matches!(&warnings[..], [warning] if warning.contains("unencrypted")), "{warnings:?}");
 }
 
-/// A remote server with this table, and what stands in `more` beside it.
+/// A server with the keys `more` and the inline table `table` as `oauth`.
 fn with_oauth(table: &str, more: &str) -> String {
     format!(
         "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{{ id = \"u\", slug = \"u\" }}]\n\
@@ -1339,18 +1354,18 @@ fn with_oauth(table: &str, more: &str) -> String {
 const REMOTE: &str = "transport = \"http\"\nurl = \"https://mcp.example.com/mcp\"";
 
 #[test]
-fn how_a_server_is_authorized_is_told_beside_its_instance_and_no_secret_of_it_is_shown() {
+fn the_oauth_table_is_read_and_its_secret_is_not_shown() {
     let table = "grant = \"client_credentials\", client_id = \"me\", client_secret = \"env:SEARCH_TOKEN\", issuer = \"https://as.example.com\", scopes = [\"a\"]";
     let plan = parse(&with_oauth(table, REMOTE)).unwrap();
     let [oauth] = &plan.oauth.values().collect::<Vec<_>>()[..] else { panic!("{plan:?}") };
     assert!(oauth.machine && oauth.client_id.as_deref() == Some("me") && oauth.scopes == ["a"]);
     assert_eq!(oauth.client_secret.as_ref().unwrap().expose(), "search-token");
     assert!(!format!("{plan:?}").contains("search-token"));
-    assert!(plan.secret_variables.contains("SEARCH_TOKEN"), "no server inherits it");
+    assert!(plan.secret_variables.contains("SEARCH_TOKEN"), "servers would inherit the secret");
 }
 
 #[test]
-fn every_error_of_an_oauth_table_is_told_at_once() {
+fn all_errors_of_an_oauth_table_are_reported_together() {
     let table = "grant = \"password\", client_secret = \"hunter2\", scopes = [\"a b\"], client_metadata_url = \"http://x.example.com/\", color = \"red\"";
     let errors = parse(&with_oauth(table, &format!("{REMOTE}\nbearer_token = \"env:SEARCH_TOKEN\""))).unwrap_err();
     let told: Vec<_> = errors.items().into_iter().map(|item| item.message).collect();
@@ -1379,7 +1394,7 @@ fn every_error_of_an_oauth_table_is_told_at_once() {
 }
 
 #[test]
-fn numbers_of_memory_and_users_are_read_and_a_wrong_range_is_an_error() {
+fn memory_limits_are_read_and_an_invalid_uid_range_is_an_error() {
     let text = "[satellite]\nuid_range = \"200000-200999\"\n\n[policy.memory]\npressure_max_percent = 30\n\
                 available_min_percent = 10\nstart_interval = \"5s\"\n";
     let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
@@ -1391,7 +1406,7 @@ fn numbers_of_memory_and_users_are_read_and_a_wrong_range_is_an_error() {
 }
 
 #[test]
-fn several_teams_without_a_sandbox_are_warned_about() {
+fn several_teams_without_a_sandbox_cause_a_warning() {
     let team = |name: &str| {
         format!(
             "[[teams]]\nid = \"team_{name}\"\nslug = \"{name}\"\nusers = [{{ id = \"u_{name}\", slug = \"u\" }}]\n\

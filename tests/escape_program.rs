@@ -1,5 +1,5 @@
-//! That the escape program tells an escape where there is one: so that what it tells in a sandbox means something. Here
-//! nothing holds it but what the machine holds everybody by, and that is found out in another way than its own.
+//! The escape program reports an escape where one is possible: otherwise its reports from a sandbox prove nothing. Here
+//! only the machine itself limits the program, and the tests determine those limits independently of the program.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
-/// Anybody but root.
+/// The uid and gid of a user that is not root.
 const NOBODY: u32 = 65534;
 
 fn program() -> PathBuf {
@@ -33,10 +33,10 @@ fn program() -> PathBuf {
     path
 }
 
-/// A process of the test, killed with it.
-struct Owned(Child);
+/// A process of a test that is killed when this is dropped.
+struct KilledOnDrop(Child);
 
-impl Owned {
+impl KilledOnDrop {
     fn sleeping(command: &mut Command) -> Self {
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
     }
@@ -55,16 +55,16 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The program, initialized.
+/// The escape program after the handshake.
 struct Escape {
-    process: Owned,
+    process: KilledOnDrop,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
@@ -74,7 +74,7 @@ impl Escape {
         Self::run(&mut Command::new(program()))
     }
 
-    /// Under limits of the shell's `ulimit`, or whatever else a shell does.
+    /// Starts the program after a shell script, which for example sets limits with `ulimit`.
     fn after(script: &str) -> Self {
         Self::with(script, &[])
     }
@@ -88,7 +88,7 @@ impl Escape {
     fn run(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        let mut escape = Self { process: Owned(child), input, output };
+        let mut escape = Self { process: KilledOnDrop(child), input, output };
         let client = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}});
         assert_eq!(escape.request("initialize", &client)["serverInfo"]["name"], "escape");
         escape.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
@@ -115,14 +115,14 @@ impl Escape {
         self.call("facts", &json!({}))["structuredContent"].take()
     }
 
-    /// Whether it escaped, and the detail.
+    /// Runs an attempt. Returns whether the program escaped, and the detail.
     #[track_caller]
     fn attempt(&mut self, what: &str, mut arguments: Value) -> (bool, String) {
         arguments["what"] = what.into();
         let result = self.call("attempt", &arguments);
         let outcome = &result["structuredContent"];
         assert_eq!(outcome["what"], what, "{result}");
-        // For clients that know no structured content.
+        // The text content is for clients without structured content.
         assert_eq!(serde_json::from_str::<Value>(result["content"][0]["text"].as_str().unwrap()).unwrap(), *outcome);
         (outcome["escaped"].as_bool().unwrap(), outcome["detail"].as_str().unwrap().to_owned())
     }
@@ -141,9 +141,9 @@ impl Escape {
         detail
     }
 
-    /// Once what this process has closed is closed: a child that another test starts has a copy until it is executed.
+    /// Repeats an attempt until it is held: a child of another test has a copy of a closed descriptor until its exec.
     #[track_caller]
-    fn is_held_at_last(&mut self, what: &str, arguments: &Value) {
+    fn wait_until_held(&mut self, what: &str, arguments: &Value) {
         while self.attempt(what, arguments.clone()).0 {
             std::thread::yield_now();
         }
@@ -153,15 +153,15 @@ impl Escape {
         self.input = None;
     }
 
-    /// Ends its input, and waits until it has noticed: it waits for something else then, or has ended.
+    /// Closes stdin and waits until the program has read its end: it has ended or waits for something else then.
     fn end_input_and_settle(&mut self) {
         self.end_input();
         let path = format!("/proc/{}/syscall", self.process.0.id());
         loop {
-            // It has ended, or this kernel does not tell.
+            // An error means that the process has ended or that the kernel has no such file.
             let Ok(call) = fs::read_to_string(&path) else { return };
             let number = call.split(' ').next().unwrap().parse::<i64>();
-            // A number is a call in which it waits; one that has ended is in none, and any other runs.
+            // A number is the system call in which the process waits. There is none if the process runs or has ended.
             if number.is_ok_and(|number| number != libc::SYS_read) || self.process.stat(0) == "Z" {
                 return;
             }
@@ -183,10 +183,10 @@ fn folder() -> (TempDir, String) {
 
 #[track_caller]
 fn assert_empty(folder: &TempDir) {
-    assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "something was left");
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "the directory is not empty");
 }
 
-/// Whether this process has a capability, by its number in capabilities(7).
+/// Returns whether this process has a capability, by its number in capabilities(7).
 fn can(capability: u32) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
@@ -198,7 +198,7 @@ const CAP_NET_RAW: u32 = 13;
 const CAP_SYS_CHROOT: u32 = 18;
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// What a system's own tool says: whether that works here.
+/// Returns whether a command of the system succeeds.
 fn works<S: AsRef<OsStr>>(command: &[S]) -> bool {
     let quiet = |program| {
         let mut command = Command::new(program);
@@ -213,7 +213,7 @@ fn mounts() -> String {
 }
 
 #[test]
-fn a_file_or_folder_that_can_be_read_is_an_escape() {
+fn reading_a_file_or_directory_is_an_escape() {
     let (folder, path) = folder();
     let file = folder.path().join("secret");
     fs::write(&file, "the secret").unwrap();
@@ -225,8 +225,8 @@ fn a_file_or_folder_that_can_be_read_is_an_escape() {
 }
 
 #[test]
-fn the_environment_of_a_process_that_can_be_read_is_an_escape_and_no_value_is_told() {
-    let bystander = Owned::sleeping(Command::new("sleep").arg("1000").env("ESCAPE_TEST", "needle-4711"));
+fn reading_the_environment_of_a_process_is_an_escape_and_shows_no_value() {
+    let bystander = KilledOnDrop::sleeping(Command::new("sleep").arg("1000").env("ESCAPE_TEST", "needle-4711"));
     let pid = bystander.0.id();
     let mut escape = Escape::start();
     let detail = escape.escapes("read_environ", json!({"pid": pid, "needle": "needle-4711"}));
@@ -238,7 +238,7 @@ fn the_environment_of_a_process_that_can_be_read_is_an_escape_and_no_value_is_to
 }
 
 #[test]
-fn a_file_that_can_be_written_is_an_escape_and_is_left_as_it_was() {
+fn writing_a_file_is_an_escape_and_leaves_it_unchanged() {
     let (folder, path) = folder();
     let mut escape = Escape::start();
     escape.escapes("write_file", json!({"path": path}));
@@ -253,28 +253,28 @@ fn a_file_that_can_be_written_is_an_escape_and_is_left_as_it_was() {
 }
 
 #[test]
-fn what_was_left_open_above_is_an_escape() {
+fn an_inherited_descriptor_is_an_escape() {
     let detail = Escape::after("exec 9</").escapes("descriptors", json!({}));
     assert!(detail.contains("9: SUCCEEDED, /"), "{detail}");
 }
 
 #[test]
-fn processes_that_are_seen_are_an_escape() {
-    let bystander = Owned::bystander();
+fn seeing_other_processes_is_an_escape() {
+    let bystander = KilledOnDrop::bystander();
     let (pid, start_time) = (bystander.0.id(), bystander.start_time());
     let mut escape = Escape::start();
     escape.escapes("see_processes", json!({}));
     escape.escapes("see_processes", json!({"pid": std::process::id()}));
     escape.escapes("see_processes", json!({"pid": pid, "start_time": start_time}));
-    // In a namespace of its own the number may be that of another.
+    // In another namespace the pid may be that of another process.
     escape.is_held("see_processes", json!({"pid": pid, "start_time": start_time + 1}));
     drop(bystander);
     escape.is_held("see_processes", json!({"pid": pid, "start_time": start_time}));
 }
 
 #[test]
-fn a_process_that_can_be_signalled_is_an_escape_and_goes_on() {
-    let mut bystander = Owned::bystander();
+fn signalling_a_process_is_an_escape_and_does_not_end_it() {
+    let mut bystander = KilledOnDrop::bystander();
     let (pid, start_time) = (bystander.0.id(), bystander.start_time());
     let mut escape = Escape::start();
     escape.escapes("signal", json!({}));
@@ -285,20 +285,20 @@ fn a_process_that_can_be_signalled_is_an_escape_and_goes_on() {
 }
 
 #[test]
-fn a_process_that_can_be_traced_is_an_escape_and_is_let_go() {
-    let bystander = Owned::bystander();
+fn tracing_a_process_is_an_escape_and_detaches_again() {
+    let bystander = KilledOnDrop::bystander();
     let restricted = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|scope| scope.trim() != "0");
     let mut escape = Escape::start();
     let (escaped, detail) = escape.attempt("ptrace", json!({"pid": bystander.0.id()}));
     assert_eq!(escaped, !restricted || geteuid().is_root(), "{detail}");
     let status = fs::read_to_string(format!("/proc/{}/status", bystander.0.id())).unwrap();
     assert!(status.lines().any(|line| line == "TracerPid:\t0"), "{status}");
-    // Neither stopped nor traced; it may be about to sleep.
+    // The process is neither stopped nor traced; it may be about to sleep.
     assert!(["S", "R", "D"].contains(&bystander.stat(0).as_str()), "{}", bystander.stat(0));
 }
 
 #[test]
-fn children_beyond_a_limit_are_an_escape_and_none_is_left() {
+fn more_children_than_the_limit_are_an_escape_and_none_is_left() {
     let mut escape = Escape::start();
     assert_eq!(escape.escapes("fork", json!({"count": 20})), "20 children");
     escape.escapes("fork", json!({"count": 20, "limit": 19}));
@@ -309,7 +309,7 @@ fn children_beyond_a_limit_are_an_escape_and_none_is_left() {
 }
 
 #[test]
-fn who_may_become_root_escapes() {
+fn becoming_root_is_an_escape() {
     let mut escape = Escape::start();
     let (escaped, detail) = escape.attempt("setuid", json!({}));
     assert_eq!(escaped, can(CAP_SETUID), "{detail}");
@@ -317,10 +317,10 @@ fn who_may_become_root_escapes() {
 }
 
 #[test]
-fn a_program_that_makes_root_is_an_escape() {
+fn running_a_setuid_root_program_is_an_escape() {
     let folder = tempfile::tempdir().unwrap();
     if statvfs(folder.path()).unwrap().flags().contains(FsFlags::ST_NOSUID) || !geteuid().is_root() {
-        // Without root none can be made, but the system has some.
+        // Without root the test cannot create a setuid program, but the system has some.
         let path = Path::new("/usr/bin/su");
         let set = path.metadata().is_ok_and(|metadata| metadata.mode() & 0o4000 != 0 && metadata.uid() == 0);
         let (escaped, detail) = Escape::start().attempt("setuid_binary", json!({"path": path}));
@@ -328,7 +328,8 @@ fn a_program_that_makes_root_is_an_escape() {
         return;
     }
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    // Not written by this process: a child of another test would hold it open a moment longer, and it would be busy.
+    // Copied by another process: a child of another test could inherit a descriptor of the copy, and executing it would
+    // fail with ETXTBSY.
     let copy = |name, mode| {
         let path = folder.path().join(name);
         let copied = Command::new("install").args(["-m", mode]).arg(program()).arg(&path).status().unwrap();
@@ -344,7 +345,7 @@ fn a_program_that_makes_root_is_an_escape() {
 }
 
 #[test]
-fn what_the_kernel_allows_an_administrator_is_an_escape_and_changes_nothing() {
+fn administrator_operations_are_escapes_and_change_nothing() {
     let (folder, path) = folder();
     let before = (mounts(), fs::read_to_string("/proc/sys/kernel/hostname").unwrap());
     let mut escape = Escape::start();
@@ -367,28 +368,28 @@ fn what_the_kernel_allows_an_administrator_is_an_escape_and_changes_nothing() {
     assert_eq!((mounts(), fs::read_to_string("/proc/sys/kernel/hostname").unwrap()), before);
     let facts = escape.facts();
     let own = fs::read_link("/proc/self/ns/mnt").unwrap();
-    assert_eq!(facts["namespaces"]["mnt"], own.to_str().unwrap(), "it stayed where it was");
+    assert_eq!(facts["namespaces"]["mnt"], own.to_str().unwrap(), "the program changed its mount namespace");
     drop(folder);
 }
 
 #[test]
-fn the_namespace_of_another_that_can_be_joined_is_an_escape() {
+fn joining_the_namespace_of_another_process_is_an_escape() {
     let mut escape = Escape::start();
-    let bystander = Owned::bystander();
+    let bystander = KilledOnDrop::bystander();
     escape.is_held("setns", json!({"pid": bystander.0.id()}));
     if !works(&["unshare", "--uts", "true"]) {
         return;
     }
-    let apart = Owned::sleeping(Command::new("unshare").args(["--uts", "sleep", "1000"]));
+    let other = KilledOnDrop::sleeping(Command::new("unshare").args(["--uts", "sleep", "1000"]));
     let of = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/uts")).unwrap();
-    while of(apart.0.id()) == of(std::process::id()) {
+    while of(other.0.id()) == of(std::process::id()) {
         std::thread::yield_now();
     }
-    escape.escapes("setns", json!({"pid": apart.0.id()}));
+    escape.escapes("setns", json!({"pid": other.0.id()}));
 }
 
 #[test]
-fn what_of_the_kernel_can_be_opened_is_an_escape() {
+fn opening_kernel_files_for_writing_is_an_escape() {
     let mut escape = Escape::start();
     let writable = |path: &str| OpenOptions::new().append(true).open(path).is_ok();
     if writable("/proc/sys/kernel/hostname") {
@@ -405,7 +406,7 @@ fn what_of_the_kernel_can_be_opened_is_an_escape() {
 }
 
 #[test]
-fn more_than_a_limit_allows_is_an_escape_and_less_is_none() {
+fn only_exceeding_a_limit_is_an_escape() {
     let (folder, path) = folder();
     let mut free = Escape::start();
     free.escapes("big_file", json!({"bytes": 3 * MIB, "path": path}));
@@ -421,14 +422,14 @@ fn more_than_a_limit_allows_is_an_escape_and_less_is_none() {
     assert!(limited.is_held("memory", json!({"bytes": 64 * MIB})).contains("ENOMEM"));
     assert!(limited.is_held("open_files", json!({"count": 40})).contains("EMFILE"));
     assert_empty(&folder);
-    // It asks for more than it has, in a child: so it has no more afterwards.
+    // The program raises its limits only in a child, so its own limits stay.
     let (raised, detail) = limited.attempt("raise_limits", json!({}));
     assert_eq!(raised, can(24), "{detail}");
     assert_eq!(limited.facts()["rlimits"]["max_open_files"]["hard"], 32);
 }
 
 #[test]
-fn a_machine_is_not_asked_for_more_than_it_can_stand() {
+fn the_program_rejects_amounts_that_would_harm_the_machine() {
     let mut escape = Escape::start();
     for (what, number) in [
         ("fork", "count"),
@@ -444,21 +445,21 @@ fn a_machine_is_not_asked_for_more_than_it_can_stand() {
 }
 
 #[test]
-fn a_socket_that_can_be_reached_is_an_escape() {
+fn reaching_or_opening_a_socket_is_an_escape() {
     let mut escape = Escape::start();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     escape.escapes("network", json!({"address": address}));
     escape.is_held("listen", json!({"address": address}));
     drop(listener);
-    escape.is_held_at_last("network", &json!({"address": address}));
+    escape.wait_until_held("network", &json!({"address": address}));
     escape.escapes("listen", json!({"address": "127.0.0.1:0"}));
 
     let name = format!("escape-test-{}", std::process::id());
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     escape.escapes("unix_socket", json!({"path": format!("@{name}")}));
     drop(listener);
-    escape.is_held_at_last("unix_socket", &json!({"path": format!("@{name}")}));
+    escape.wait_until_held("unix_socket", &json!({"path": format!("@{name}")}));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let _listener = UnixListener::bind(&path).unwrap();
@@ -466,10 +467,11 @@ fn a_socket_that_can_be_reached_is_an_escape() {
 }
 
 #[test]
-fn a_socket_to_the_hypervisor_and_a_ring_are_escapes_where_the_kernel_has_them() {
+fn vsock_and_io_uring_are_escapes_if_the_kernel_supports_them() {
     let mut escape = Escape::start();
     #[expect(unsafe_code, reason = "no library has a wrapper of the second one")]
-    // SAFETY: the first opens a descriptor. The second reads and writes a structure of 120 bytes that outlives the call.
+    // SAFETY: the first opens a descriptor. The second reads and writes a structure of 120 bytes that outlives the
+    // call.
     let [vsock, ring] = unsafe {
         let mut parameters = [0_u32; 30];
         [
@@ -484,11 +486,11 @@ fn a_socket_to_the_hypervisor_and_a_ring_are_escapes_where_the_kernel_has_them()
 }
 
 #[test]
-fn a_key_that_is_found_is_an_escape() {
+fn finding_a_key_is_an_escape() {
     let mut escape = Escape::start();
     let name = format!("escape-test-{}", std::process::id());
     escape.is_held("keyring", json!({"needle": name}));
-    // A kernel may be without keyrings, and a container's filter may forbid them.
+    // The kernel may have no keyrings, or the filter of a container may forbid them.
     if escape.attempt("plant_key", json!({"name": name})).0 {
         escape.escapes("keyring", json!({"needle": name}));
         escape.escapes("keyring", json!({}));
@@ -496,7 +498,7 @@ fn a_key_that_is_found_is_an_escape() {
 }
 
 #[test]
-fn facts_are_names_and_numbers_and_no_values() {
+fn facts_contain_names_and_numbers_and_no_values() {
     let mut escape = Escape::run(Command::new(program()).env("ESCAPE_TEST", "value-4711"));
     let facts = escape.facts();
     let names = facts["environment"].as_array().unwrap();
@@ -511,7 +513,7 @@ fn facts_are_names_and_numbers_and_no_values() {
 }
 
 #[test]
-fn what_is_not_understood_is_an_error_and_not_held() {
+fn an_invalid_attempt_is_an_error_and_not_held() {
     let mut escape = Escape::start();
     for arguments in
         [json!({}), json!({"what": "nothing"}), json!({"what": "fork"}), json!({"what": "signal", "pid": 0})]
@@ -522,18 +524,18 @@ fn what_is_not_understood_is_an_error_and_not_held() {
 }
 
 #[test]
-fn every_attempt_is_proved_here() {
+fn every_attempt_is_tested_here() {
     let tools = Escape::start().request("tools/list", &json!({}));
     let names = tools["tools"][0]["inputSchema"]["properties"]["what"]["enum"].as_array().unwrap().clone();
     assert!(names.len() >= 30);
     for name in names {
         let quoted = format!("\"{}\",", name.as_str().unwrap());
-        assert!(include_str!("escape_program.rs").contains(&quoted), "{name} is not tried here");
+        assert!(include_str!("escape_program.rs").contains(&quoted), "{name} is not tested here");
     }
 }
 
 #[test]
-fn its_own_handler_runs_on_sigterm_though_its_input_has_ended() {
+fn the_sigterm_handler_runs_although_stdin_is_closed() {
     let (folder, home) = folder();
     let mut escape = Escape::run(Command::new(program()).args(["--on-term", "ended"]).env("HOME", home));
     escape.end_input_and_settle();
@@ -543,7 +545,7 @@ fn its_own_handler_runs_on_sigterm_though_its_input_has_ended() {
 }
 
 #[test]
-fn without_a_handler_the_signal_ends_it_and_not_its_input() {
+fn without_a_handler_sigterm_ends_the_program_and_closed_stdin_does_not() {
     let mut escape = Escape::run(Command::new(program()).arg("--no-term-handler"));
     escape.end_input_and_settle();
     kill(Pid::from_raw(escape.process.0.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
@@ -553,14 +555,14 @@ fn without_a_handler_the_signal_ends_it_and_not_its_input() {
 }
 
 #[test]
-fn each_limit_ends_it_in_its_own_way_once_it_is_initialized() {
+fn each_limit_ends_the_program_in_its_own_way_after_initialization() {
     let (folder, home) = folder();
     let memory = Escape::with("ulimit -c 0 && ulimit -v 50000", &["--crash", "memory"]).ended();
     assert_eq!(memory.signal(), Some(Signal::SIGABRT as i32));
     let script = format!("export HOME='{home}' && ulimit -c 0 && ulimit -f 100");
     let size = Escape::with(&script, &["--crash", "file-size"]).ended();
     assert_eq!(size.signal(), Some(Signal::SIGXFSZ as i32));
-    // With a hard limit as low as the soft one there is no warning.
+    // Only the soft limit is set: at the hard limit the kernel sends SIGKILL instead of SIGXCPU.
     let cpu = Escape::with("ulimit -c 0 && ulimit -S -t 1", &["--crash", "cpu"]).ended();
     assert_eq!(cpu.signal(), Some(Signal::SIGXCPU as i32));
     drop(folder);

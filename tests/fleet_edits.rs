@@ -1,7 +1,7 @@
-//! A fleet of real processes whose configuration is edited at random, as people and programs edit it. After each edit
-//! exactly the instances whose meaning changed have restarted, those that were added or removed have come or gone with
-//! their processes, and nobody else has noticed. `FLEET_EDITS` says how many edits, `FLEET_EDITS_SEED` which: a run prints
-//! its seed, and the same seed is the same run.
+//! Random edits of the configuration of a fleet of real processes. After each edit, exactly the instances with a
+//! changed configuration have restarted, added instances run, removed instances have no process, and all others are
+//! unchanged. `FLEET_EDITS` sets the number of edits and `FLEET_EDITS_SEED` the seed, which every run prints; the same
+//! seed repeats a run.
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -23,11 +23,11 @@ use rand::{RngExt, SeedableRng};
 use serde_json::Value;
 use support::{Home, Satellite, pid, seq, wait_for};
 
-/// A fleet has no more instances: two cores run it.
+/// Limit of the fleet, which two cores must be able to run.
 const INSTANCES_MAX: usize = 14;
-/// Tokens of users, in the satellite's environment.
+/// Number of tokens in the satellite's environment.
 const TOKENS: usize = 60;
-/// The template that some installations have in common.
+/// The template that several installations share.
 const TEMPLATE: &str = "shared";
 
 type Env = BTreeMap<String, String>;
@@ -36,7 +36,7 @@ type Env = BTreeMap<String, String>;
 struct Fleet {
     template: Env,
     teams: Vec<Team>,
-    /// Makes ids, slugs, tokens and values that were never there.
+    /// Counter for unique ids, slugs, tokens and values.
     serial: usize,
 }
 
@@ -54,27 +54,27 @@ struct User {
     id: String,
     slug: String,
     token: usize,
-    /// By installation.
+    /// The user's variables by installation.
     tiers: BTreeMap<String, Env>,
 }
 
 #[derive(Clone)]
 struct Installation {
     id: String,
-    /// [`TEMPLATE`], or one of its own.
+    /// [`TEMPLATE`] or a unique slug.
     server: String,
     seed: usize,
     max_crashes: Option<usize>,
     team_tier: Env,
-    /// Users who do not have it.
-    without: BTreeSet<String>,
+    /// Users that the installation excludes.
+    excluded: BTreeSet<String>,
 }
 
-/// What is edited. Of each kind there is one at least.
+/// Kinds of edits.
 #[derive(Debug, Clone, Copy)]
 enum Edit {
-    /// Comments, blanks, and the order of everything that has no order.
-    Looks,
+    /// Comments, whitespace and the order of entries.
+    Formatting,
     UserTier,
     TeamTier,
     Template,
@@ -83,7 +83,7 @@ enum Edit {
     InstallationPolicy,
     AddInstallation,
     RemoveInstallation,
-    LeaveOut,
+    ExcludeUser,
     AddUser,
     RemoveUser,
     RenameUser,
@@ -92,11 +92,11 @@ enum Edit {
     Token,
     BadToml,
     UnknownKey,
-    TwiceTheSameId,
+    DuplicateId,
 }
 
 const EDITS: [Edit; 19] = [
-    Edit::Looks,
+    Edit::Formatting,
     Edit::UserTier,
     Edit::TeamTier,
     Edit::Template,
@@ -105,7 +105,7 @@ const EDITS: [Edit; 19] = [
     Edit::InstallationPolicy,
     Edit::AddInstallation,
     Edit::RemoveInstallation,
-    Edit::LeaveOut,
+    Edit::ExcludeUser,
     Edit::AddUser,
     Edit::RemoveUser,
     Edit::RenameUser,
@@ -114,11 +114,11 @@ const EDITS: [Edit; 19] = [
     Edit::Token,
     Edit::BadToml,
     Edit::UnknownKey,
-    Edit::TwiceTheSameId,
+    Edit::DuplicateId,
 ];
 
-/// By identity: the name, all that makes a difference to its process, and a number of its policy.
-type Meanings = BTreeMap<String, (String, String, usize)>;
+/// By identity: name, everything that affects the process, and `max_crashes`.
+type Identities = BTreeMap<String, (String, String, usize)>;
 
 impl Fleet {
     fn new() -> Self {
@@ -156,33 +156,33 @@ impl Fleet {
         let number = self.next();
         let id = format!("i{number}");
         let server = if is_shared { TEMPLATE.to_owned() } else { format!("s{number}") };
-        let (team_tier, without) = (Env::new(), BTreeSet::new());
-        Installation { id, server, seed: number, max_crashes: None, team_tier, without }
+        let (team_tier, excluded) = (Env::new(), BTreeSet::new());
+        Installation { id, server, seed: number, max_crashes: None, team_tier, excluded }
     }
 
-    fn meanings(&self) -> Meanings {
-        let mut meanings = Meanings::new();
+    fn identities(&self) -> Identities {
+        let mut identities = Identities::new();
         for team in &self.teams {
             for installation in &team.installations {
-                for user in team.users.iter().filter(|user| !installation.without.contains(&user.id)) {
+                for user in team.users.iter().filter(|user| !installation.excluded.contains(&user.id)) {
                     let Installation { id, server, seed, max_crashes, team_tier, .. } = installation;
                     let mut env = if server == TEMPLATE { self.template.clone() } else { Env::new() };
                     env.extend(team_tier.clone());
                     env.extend(user.tiers.get(id).cloned().unwrap_or_default());
                     let name = format!("{server}-{}-{}-{id}", team.slug, user.slug);
-                    let meaning = format!("{name} {env:?} {seed}");
+                    let identity = format!("{name} {env:?} {seed}");
                     let policy = max_crashes.unwrap_or(team.max_crashes);
-                    meanings.insert(format!("{}/{}/{id}", team.id, user.id), (name, meaning, policy));
+                    identities.insert(format!("{}/{}/{id}", team.id, user.id), (name, identity, policy));
                 }
             }
         }
-        meanings
+        identities
     }
 
-    /// Makes an edit where there is something to make it of; what it came to.
+    /// Applies an edit and returns its target, or `None` if the fleet has no suitable target.
     fn edit(&mut self, edit: Edit, random: &mut StdRng) -> Option<String> {
         let fresh = self.next();
-        let room = self.meanings().len() < INSTANCES_MAX - 3;
+        let room = self.identities().len() < INSTANCES_MAX - 3;
         let at = random.random_range(0..self.teams.len().max(1));
         let is_shared = random.random_bool(0.5);
         let (user, installation) = (self.clone().new_user(), self.clone().new_installation(is_shared));
@@ -195,29 +195,29 @@ impl Fleet {
         }
         if let Edit::AddTeam = edit {
             return room.then(|| {
-                let said = new_team.id.clone();
+                let target = new_team.id.clone();
                 let (users, installations) = (vec![user], vec![installation]);
                 teams.push(Team { users, installations, ..new_team });
-                said
+                target
             });
         }
         let several = teams.len() > 1;
         let team = teams.get_mut(at)?;
-        let said = team.id.clone();
+        let target = team.id.clone();
         let one_of = |length: usize, random: &mut StdRng| (length > 0).then(|| random.random_range(0..length));
         match edit {
             Edit::UserTier => {
                 let of = one_of(team.users.len(), random)?;
                 let installation = team.installations.get(one_of(team.installations.len(), random)?)?.clone();
                 let user = &mut team.users[of];
-                if installation.without.contains(&user.id) {
+                if installation.excluded.contains(&user.id) {
                     return None;
                 }
                 user.tiers
                     .entry(installation.id.clone())
                     .or_default()
                     .insert("USER_TIER".to_owned(), fresh.to_string());
-                Some(format!("{said}/{}/{}", user.id, installation.id))
+                Some(format!("{target}/{}/{}", user.id, installation.id))
             }
             Edit::TeamTier | Edit::Arguments | Edit::InstallationPolicy => {
                 let of = one_of(team.installations.len(), random)?;
@@ -229,45 +229,45 @@ impl Fleet {
                     Edit::Arguments => installation.seed = fresh,
                     _ => installation.max_crashes = Some(installation.max_crashes.unwrap_or(3) + 1),
                 }
-                Some(format!("{said}/*/{}", installation.id))
+                Some(format!("{target}/*/{}", installation.id))
             }
             Edit::TeamPolicy => {
                 team.max_crashes += 1;
-                Some(said)
+                Some(target)
             }
             Edit::AddInstallation => room.then(|| {
-                let said = format!("{said}/*/{}", installation.id);
+                let target = format!("{target}/*/{}", installation.id);
                 team.installations.push(installation);
-                said
+                target
             }),
             Edit::RemoveInstallation => {
                 let of = one_of(team.installations.len().saturating_sub(1), random)?;
                 let removed = team.installations.remove(of).id;
                 team.users.iter_mut().for_each(|user| drop(user.tiers.remove(&removed)));
-                Some(format!("{said}/*/{removed}"))
+                Some(format!("{target}/*/{removed}"))
             }
-            Edit::LeaveOut => {
-                // One at least keeps it, and who loses it has no tier of it.
+            Edit::ExcludeUser => {
+                // The last user keeps the installation, so at least one has it; an excluded user must not configure it.
                 let of = one_of(team.users.len().saturating_sub(1), random)?;
                 let installation = one_of(team.installations.len(), random)?;
                 let (user, installation) = (&mut team.users[of], &mut team.installations[installation]);
                 user.tiers.remove(&installation.id);
-                installation.without.insert(user.id.clone());
-                Some(format!("{said}/{}/{}", user.id, installation.id))
+                installation.excluded.insert(user.id.clone());
+                Some(format!("{target}/{}/{}", user.id, installation.id))
             }
             Edit::AddUser => room.then(|| {
-                let said = format!("{said}/{}", user.id);
+                let target = format!("{target}/{}", user.id);
                 team.users.push(user);
-                said
+                target
             }),
             Edit::RemoveUser => {
-                // The last one in the list is left out of nothing.
+                // The last user is never excluded, so every installation keeps a user.
                 let of = one_of(team.users.len().saturating_sub(1), random)?;
                 let removed = team.users.remove(of).id;
                 for installation in &mut team.installations {
-                    installation.without.remove(&removed);
+                    installation.excluded.remove(&removed);
                 }
-                Some(format!("{said}/{removed}"))
+                Some(format!("{target}/{removed}"))
             }
             Edit::RenameUser | Edit::Token => {
                 let of = one_of(team.users.len(), random)?;
@@ -276,15 +276,15 @@ impl Fleet {
                     Edit::Token => user.token = fresh,
                     _ => user.slug = format!("u{fresh}"),
                 }
-                Some(format!("{said}/{}", user.id))
+                Some(format!("{target}/{}", user.id))
             }
             Edit::RemoveTeam => several.then(|| teams.remove(at).id),
-            Edit::Looks | Edit::BadToml | Edit::UnknownKey | Edit::TwiceTheSameId => Some(String::new()),
+            Edit::Formatting | Edit::BadToml | Edit::UnknownKey | Edit::DuplicateId => Some(String::new()),
             Edit::Template | Edit::AddTeam => None,
         }
     }
 
-    /// The file, with everything in an order of its own that means nothing.
+    /// The configuration file, with all unordered parts shuffled.
     fn text(&self, random: &mut StdRng) -> String {
         let mut blocks = vec!["[gateway]\nlisten = \"127.0.0.1:0\"\n".to_owned()];
         let env = |env: &Env, random: &mut StdRng| {
@@ -307,12 +307,12 @@ impl Fleet {
                 }
                 parts.push(part);
             }
-            for Installation { id, server, seed, max_crashes, team_tier, without } in &team.installations {
-                let mut users: Vec<_> = team.users.iter().filter(|user| !without.contains(&user.id)).collect();
+            for Installation { id, server, seed, max_crashes, team_tier, excluded } in &team.installations {
+                let mut users: Vec<_> = team.users.iter().filter(|user| !excluded.contains(&user.id)).collect();
                 shuffle(&mut users, random);
                 let users: Vec<_> = users.iter().map(|user| format!("\"{}\"", user.id)).collect();
                 let users =
-                    if without.is_empty() { String::new() } else { format!("users = [{}]\n", users.join(", ")) };
+                    if excluded.is_empty() { String::new() } else { format!("users = [{}]\n", users.join(", ")) };
                 let command = if server == TEMPLATE {
                     format!("args = [\"--seed\", \"{seed}\"]\n")
                 } else {
@@ -342,26 +342,26 @@ fn shuffle<T>(items: &mut [T], random: &mut StdRng) {
     }
 }
 
-/// The fleet as it runs.
-struct Scene<'a> {
+/// The running fleet.
+struct RunningFleet<'a> {
     home: &'a Home,
     satellite: Satellite<'a>,
     config: PathBuf,
     random: StdRng,
-    /// Events up to here were looked at.
+    /// Seq of the last checked event.
     seen: u64,
-    /// What runs, by name.
+    /// Rows of `status` by name.
     rows: BTreeMap<String, Value>,
-    meanings: Meanings,
+    identities: Identities,
 }
 
-impl Scene<'_> {
+impl RunningFleet<'_> {
     fn events(&self) -> Vec<Value> {
         let since = self.seen.to_string();
         self.home.satellite(&["events", "--json", "--since", &since]).exits(0).json_lines()
     }
 
-    /// Writes the file in one of the ways in which files are written, and sometimes says so.
+    /// Writes the file in place or atomically, at random, and sometimes sends SIGHUP.
     fn write(&mut self, text: &str) {
         let fresh = self.home.write("fresh.toml", text);
         if self.random.random_bool(0.5) {
@@ -374,7 +374,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Waits until the configuration was taken on or refused, and says which.
+    /// Waits for the `config.` event of an edit.
     fn outcome(&self, what: &str) -> Value {
         let of_config = || {
             let mut events = self.events().into_iter();
@@ -388,40 +388,40 @@ impl Scene<'_> {
         self.home.rows().into_iter().map(|row| (name(&row), row)).collect()
     }
 
-    /// Holds what there is against what there must be after an edit.
-    fn check(&mut self, what: &str, meanings: Meanings, is_good: bool) {
+    /// Checks processes, status and events after an edit.
+    fn check(&mut self, what: &str, identities: Identities, is_good: bool) {
         let outcome = self.outcome(what);
         let kind = if is_good { "config.refreshed" } else { "config.error" };
         assert_eq!(outcome["type"], kind, "{what}: {outcome:#}");
-        let before = std::mem::replace(&mut self.meanings, meanings);
-        let of = |one: &Meanings, other: &Meanings, same: bool| -> BTreeSet<String> {
+        let before = std::mem::replace(&mut self.identities, identities);
+        let of = |one: &Identities, other: &Identities, same: bool| -> BTreeSet<String> {
             let wanted = |id: &&String| one[*id].1 != other.get(*id).map_or(String::new(), |other| other.1.clone());
             one.keys().filter(|id| other.contains_key(*id) == same).filter(wanted).cloned().collect()
         };
-        let (added, removed) = (of(&self.meanings, &before, false), of(&before, &self.meanings, false));
-        let changed = of(&self.meanings, &before, true);
-        // A number of the policy is applied in place.
+        let (added, removed) = (of(&self.identities, &before, false), of(&before, &self.identities, false));
+        let changed = of(&self.identities, &before, true);
+        // A changed `max_crashes` is applied without a restart.
         let is_retuned =
             |(id, new): (&String, &(String, String, usize))| before.get(id).is_some_and(|old| old.2 != new.2);
-        let retuned = self.meanings.iter().any(is_retuned);
+        let retuned = self.identities.iter().any(is_retuned);
         let any = retuned || !(added.is_empty() && removed.is_empty() && changed.is_empty());
         if is_good {
             assert_eq!(outcome["data"]["change_detected"], any, "{what}: {outcome:#}");
         }
 
-        let name = |id: &String| self.meanings[id].0.clone();
+        let name = |id: &String| self.identities[id].0.clone();
         let old = |id: &String| pid(&self.rows[&before[id].0]);
-        // What changed is on its way, and comes back as another process.
+        // Changed instances must run as another process.
         let arrived = || {
             let rows = self.rows();
-            let names: BTreeSet<_> = self.meanings.values().map(|(name, ..)| name).collect();
+            let names: BTreeSet<_> = self.identities.values().map(|(name, ..)| name).collect();
             let online = |row: &Value| row["status"] == "online" && row["pid"].is_u64();
             let all = rows.keys().collect::<BTreeSet<_>>() == names && rows.values().all(online);
             let restarted = || changed.iter().all(|id| pid(&rows[&name(id)]) != old(id));
             (all && restarted()).then_some(rows)
         };
         let rows = wait_for(&format!("the fleet after {what}"), arrived, || format!("{:#?}", self.rows()));
-        for id in self.meanings.keys().filter(|id| !added.contains(*id) && !changed.contains(*id)) {
+        for id in self.identities.keys().filter(|id| !added.contains(*id) && !changed.contains(*id)) {
             let (now, then) = (&rows[&name(id)], &self.rows[&name(id)]);
             let of = |row: &Value| (pid(row), row["restarts"].clone(), row["last_exit"].clone());
             assert_eq!(of(now), of(then), "{what} touched {id}");
@@ -434,10 +434,10 @@ impl Scene<'_> {
         running.sort_unstable();
         let mut there = self.home.processes();
         there.sort_unstable();
-        assert_eq!(there, running, "after {what}");
+        assert_eq!(there, running, "processes after {what}");
 
         let events = self.events();
-        let told = |kind: &str| -> BTreeSet<String> {
+        let instances_of = |kind: &str| -> BTreeSet<String> {
             let of_kind = events.iter().filter(|event| event["type"] == kind).map(|event| &event["data"]);
             of_kind
                 .map(|data| {
@@ -445,15 +445,15 @@ impl Scene<'_> {
                 })
                 .collect()
         };
-        assert_eq!(told("mcp.server.started"), added, "{what}");
-        assert_eq!(told("mcp.server.restarted"), changed, "{what}");
-        assert_eq!(told("mcp.server.stopped"), removed.union(&changed).cloned().collect(), "{what}");
+        assert_eq!(instances_of("mcp.server.started"), added, "{what}");
+        assert_eq!(instances_of("mcp.server.restarted"), changed, "{what}");
+        assert_eq!(instances_of("mcp.server.stopped"), removed.union(&changed).cloned().collect(), "{what}");
         let none = BTreeSet::new();
         for kind in ["mcp.server.crashed", "mcp.server.exited", "mcp.server.permanently_failed", "events.dropped"] {
-            assert_eq!(told(kind), none, "{what}: {kind}");
+            assert_eq!(instances_of(kind), none, "{what}: {kind}");
         }
         let of_config = events.iter().filter(|event| event["type"].as_str().unwrap().starts_with("config.")).count();
-        assert_eq!(of_config, 1, "{what} was told once: {events:#?}");
+        assert_eq!(of_config, 1, "{what} must cause one config event: {events:#?}");
         self.seen = events.last().map_or(self.seen, seq);
         self.rows = rows;
     }
@@ -463,8 +463,8 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 
-/// Text that cannot be used, made of text that can.
-fn spoiled(edit: Edit, text: &str, random: &mut StdRng) -> String {
+/// Makes a valid configuration invalid.
+fn invalid(edit: Edit, text: &str, random: &mut StdRng) -> String {
     match edit {
         Edit::BadToml => {
             let cut = text.rfind('"').unwrap();
@@ -474,7 +474,7 @@ fn spoiled(edit: Edit, text: &str, random: &mut StdRng) -> String {
             let key = ["slgu", "idd", "installation"][random.random_range(0..3)];
             text.replacen("slug = ", &format!("{key} = \"x\"\nslug = "), 1)
         }
-        // The first of the ids is somebody's, and now another one's, too.
+        // Repeats the first team, so that its id is not unique.
         _ => {
             let team = text.split("[[teams]]").nth(1).unwrap();
             format!("{text}\n[[teams]]{}", team.split("[[").next().unwrap())
@@ -487,7 +487,7 @@ fn number_of(variable: &str) -> Option<u64> {
 }
 
 #[test]
-fn after_each_of_many_edits_exactly_what_changed_its_meaning_has_restarted() {
+fn random_edits_restart_exactly_the_changed_instances() {
     let nanoseconds = SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
     let seed = number_of("FLEET_EDITS_SEED").unwrap_or(nanoseconds.into());
     let count = usize::try_from(number_of("FLEET_EDITS").unwrap_or(30)).unwrap();
@@ -495,16 +495,16 @@ fn after_each_of_many_edits_exactly_what_changed_its_meaning_has_restarted() {
     let mut random = StdRng::seed_from_u64(seed);
 
     let mut home = Home::new();
-    // Ids are numbered; each edit takes two numbers at most.
+    // Each edit uses at most two serial numbers.
     let tokens = TOKENS + 3 * count;
     home.env.extend((0..tokens).map(|number| (format!("TOKEN_{number}"), format!("sat_token_number_{number}"))));
     let mut fleet = Fleet::new();
     let config = home.write("satellite.toml", &fleet.text(&mut random));
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_all_online();
-    let (rows, meanings) = (BTreeMap::new(), Meanings::new());
-    let mut scene = Scene { home: &home, satellite, config, random, seen: 0, rows, meanings };
-    scene.check("the start", fleet.meanings(), true);
+    let (rows, identities) = (BTreeMap::new(), Identities::new());
+    let mut running_fleet = RunningFleet { home: &home, satellite, config, random, seen: 0, rows, identities };
+    running_fleet.check("the start", fleet.identities(), true);
 
     let mut deck = Vec::new();
     let mut done = BTreeMap::<String, usize>::new();
@@ -512,35 +512,35 @@ fn after_each_of_many_edits_exactly_what_changed_its_meaning_has_restarted() {
     while number < count {
         if deck.is_empty() {
             deck = EDITS.to_vec();
-            shuffle(&mut deck, &mut scene.random);
+            shuffle(&mut deck, &mut running_fleet.random);
         }
         let edit = deck.pop().unwrap();
         let mut edited = fleet.clone();
-        let Some(said) = edited.edit(edit, &mut scene.random) else { continue };
-        // More than half would be rejected.
-        let (before, after) = (fleet.meanings(), edited.meanings());
+        let Some(target) = edited.edit(edit, &mut running_fleet.random) else { continue };
+        // The satellite rejects the removal of more than half of the instances.
+        let (before, after) = (fleet.identities(), edited.identities());
         if before.keys().filter(|id| !after.contains_key(*id)).count() * 2 > before.len() {
             continue;
         }
         number += 1;
         *done.entry(format!("{edit:?}")).or_default() += 1;
-        let what = format!("edit {number} ({edit:?} {said}) of seed {seed}");
-        let is_good = !matches!(edit, Edit::BadToml | Edit::UnknownKey | Edit::TwiceTheSameId);
+        let what = format!("edit {number} ({edit:?} {target}) of seed {seed}");
+        let is_good = !matches!(edit, Edit::BadToml | Edit::UnknownKey | Edit::DuplicateId);
         if is_good {
-            let text = edited.text(&mut scene.random);
-            scene.write(&text);
-            scene.check(&what, edited.meanings(), true);
+            let text = edited.text(&mut running_fleet.random);
+            running_fleet.write(&text);
+            running_fleet.check(&what, edited.identities(), true);
             fleet = edited;
         } else {
-            edited.edit(Edit::Template, &mut scene.random).unwrap();
-            let text = edited.text(&mut scene.random);
-            let spoiled = spoiled(edit, &text, &mut scene.random);
-            scene.write(&spoiled);
-            // What is spoiled has a change in it, too, that must not be taken on.
-            scene.check(&what, fleet.meanings(), false);
+            edited.edit(Edit::Template, &mut running_fleet.random).unwrap();
+            let text = edited.text(&mut running_fleet.random);
+            let invalid = invalid(edit, &text, &mut running_fleet.random);
+            running_fleet.write(&invalid);
+            // The invalid file also contains a change, which must not be applied.
+            running_fleet.check(&what, fleet.identities(), false);
         }
     }
     println!("{done:?}");
-    let Scene { satellite, .. } = scene;
+    let RunningFleet { satellite, .. } = running_fleet;
     satellite.terminate().exits(0);
 }

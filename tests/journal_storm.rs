@@ -1,7 +1,7 @@
-//! `kill -9` in the middle of a storm of 50,000 events, held against what this process, which causes them, has noted: what
-//! it was answered, what it was told with which number, and how far it was told that they are stored.
+//! `kill -9` in the middle of a storm of 50,000 events. The test process causes the events and compares the journal
+//! with its own observations: answered calls, received events and the reported storage position.
 //!
-//! `STORM_KILLS` says how often (five times by default, which is one storm), `STORM_EVENTS` how large a storm is.
+//! `STORM_KILLS` sets the number of kills (default 5, which is one storm), `STORM_EVENTS` the size of a storm.
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -36,7 +36,7 @@ fn from_environment(name: &str, default: usize) -> usize {
 }
 
 #[test]
-fn what_was_stored_before_a_kill_is_there_once_in_order_and_gets_where_it_was_to_go() {
+fn stored_events_survive_kills_once_in_order_and_are_delivered() {
     let (kills, events) = (from_environment("STORM_KILLS", 5), from_environment("STORM_EVENTS", 50_000));
     let peer = Peer::start();
     let mut left = kills;
@@ -48,7 +48,7 @@ fn what_was_stored_before_a_kill_is_there_once_in_order_and_gets_where_it_was_to
 }
 
 fn storm(peer: &Peer, events: usize, kills: usize) {
-    peer.forget();
+    peer.reset();
     NEXT.store(0, Ordering::Release);
     let home = Home::new();
     let config = home.write(
@@ -75,58 +75,66 @@ SIM
     let args = ["--config", config.to_str().unwrap()];
     let (mut stored, mut answered) = (Vec::new(), Vec::new());
     for nth in 0..kills {
-        // Somewhere in the middle of its part of the storm, and not at the same place in each run of this.
+        // A position in the middle of this part of the storm, different in each run.
         let nanoseconds = SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos() as usize;
         let part = events / kills;
         let kill_at = nth * part + part / 10 + nanoseconds % (part * 8 / 10);
         let satellite = home.run(&args);
         if nth == 0 {
-            // Each call of a server that is stopped is refused and told: nothing but events is worked on. It stays so.
+            // Calls to a stopped server are rejected and logged as events, so the satellite only works on events. The
+            // server stays stopped.
             home.wait_online("sim");
             home.satellite(&["stop", "sim"]).exits(0);
         }
-        let cause = Cause::new(&home, events);
-        cause.until_killed(satellite, kill_at);
-        stored = checked(&home, &cause.log, &stored);
-        answered.extend(cause.log.answered.lock().unwrap().drain(..));
+        let callers = Callers::new(&home, events);
+        callers.run_until_killed(satellite, kill_at);
+        stored = check_stored(&home, &callers.observations, &stored);
+        answered.extend(callers.observations.answered.lock().unwrap().drain(..));
         println!("killed at {kill_at}: {} events stored, {} calls answered", stored.len(), answered.len());
     }
 
     let mut last = home.run(&args);
-    let cause = Cause::new(&home, events);
-    cause.to_the_end();
+    let callers = Callers::new(&home, events);
+    callers.run_to_the_end();
     wait_delivered(&home);
     last.signal(nix::sys::signal::Signal::SIGTERM);
     last.ended().exits(0);
-    let all = checked(&home, &cause.log, &stored);
+    let all = check_stored(&home, &callers.observations, &stored);
     let tools = tools_of(&all);
-    println!("{} of {} calls that were answered are stored", tools.len(), answered.len() + cause.log.answered().len());
-    assert!(cause.log.answered().iter().all(|tool| tools.contains(tool)), "nothing is missing where nobody was killed");
-    peer.has_all(&all);
+    println!(
+        "{} of {} calls that were answered are stored",
+        tools.len(),
+        answered.len() + callers.observations.answered().len()
+    );
+    assert!(
+        callers.observations.answered().iter().all(|tool| tools.contains(tool)),
+        "an answered call is missing without a kill"
+    );
+    peer.assert_received(&all);
 }
 
-/// What is stored now: all that was stored before, and what was told since, as it was told. Nobody runs, so the files speak
-/// for themselves.
+/// Asserts that the journal contains all events stored before and all events received since, unchanged. No satellite
+/// runs, so this reads the files.
 #[track_caller]
-fn checked(home: &Home, log: &Log, before: &[String]) -> Vec<String> {
+fn check_stored(home: &Home, observations: &Observations, before: &[String]) -> Vec<String> {
     let stored: Vec<String> =
         home.satellite(&["events", "--json"]).exits(0).stdout.lines().map(ToOwned::to_owned).collect();
-    assert!(stored.len() >= before.len() && stored[..before.len()] == *before, "what was stored is as it was");
-    in_order(&stored);
-    let (through, last) = (log.through.load(Ordering::Acquire), stored.last().map_or(0, |line| seq_of(line)));
+    assert!(stored.len() >= before.len() && stored[..before.len()] == *before, "stored events have changed");
+    assert_in_order(&stored);
+    let (through, last) = (observations.through.load(Ordering::Acquire), stored.last().map_or(0, |line| seq_of(line)));
     assert!(last >= through, "{last} of {through}");
-    for line in &*log.told.lock().unwrap() {
+    for line in &*observations.received_events.lock().unwrap() {
         let at = stored.binary_search_by_key(&seq_of(line), |line| seq_of(line));
-        assert_eq!(at.ok().map(|at| &stored[at]), Some(line), "it is as it was told");
+        assert_eq!(at.ok().map(|at| &stored[at]), Some(line), "a received event differs from the stored one");
     }
     tools_of(&stored);
     stored
 }
 
-/// Numbers count up from one, and those that are missing are announced: events that had a number when the satellite was
-/// killed, and were not stored yet.
+/// Asserts that seqs start at 1, increase, and that every gap is covered by an `events.dropped`: events that had a
+/// number but were not stored at the kill.
 #[track_caller]
-fn in_order(lines: &[String]) {
+fn assert_in_order(lines: &[String]) {
     let dropped = lines.iter().filter(|line| line.contains("\"events.dropped\"")).map(|line| parse(line));
     let range = |event: Value| event["data"]["from_seq"].as_u64().unwrap()..=event["data"]["to_seq"].as_u64().unwrap();
     let announced: HashSet<u64> = dropped.flat_map(range).collect();
@@ -139,7 +147,7 @@ fn in_order(lines: &[String]) {
     }
 }
 
-/// Without parsing all of it: the lines are ours.
+/// The seq of a line, without parsing the rest.
 fn seq_of(line: &str) -> u64 {
     let rest = line.strip_prefix("{\"seq\":").unwrap_or_else(|| panic!("{line}"));
     rest.split(',').next().unwrap().parse().unwrap()
@@ -149,20 +157,20 @@ fn parse(line: &str) -> Value {
     serde_json::from_str(line).unwrap()
 }
 
-/// The tools that were called, each once.
+/// The called tools. Panics if a call is stored twice.
 #[track_caller]
 fn tools_of(lines: &[String]) -> HashSet<String> {
     let mut tools = HashSet::new();
     for line in lines.iter().filter(|line| line.contains("\"mcp.tool.executed\"")) {
         let event = parse(line);
         let tool = event["data"]["tool_name"].as_str().unwrap().to_owned();
-        assert!(tools.insert(tool), "told twice: {line}");
+        assert!(tools.insert(tool), "stored twice: {line}");
     }
     tools
 }
 
 fn wait_delivered(home: &Home) {
-    let mut line = Line::connect(&home.data_dir().join("control.sock")).unwrap();
+    let mut line = ControlConnection::connect(&home.data_dir().join("control.sock")).unwrap();
     let mut status = || {
         let (_, body) = line.request("GET", "/v1/status", "").unwrap();
         serde_json::from_slice::<Value>(&body).unwrap()["satellite"].take()
@@ -179,42 +187,42 @@ fn wait_delivered(home: &Home) {
     );
 }
 
-/// What this process knows.
+/// Observations of the test process.
 #[derive(Clone, Default)]
-struct Log {
-    /// Tools whose call was answered.
+struct Observations {
+    /// Tools whose call received a response.
     answered: Arc<Mutex<Vec<String>>>,
-    /// Events as they were told, one a line.
-    told: Arc<Mutex<Vec<String>>>,
-    /// Up to this one events are stored.
+    /// Received events, one line each.
+    received_events: Arc<Mutex<Vec<String>>>,
+    /// The reported storage position.
     through: Arc<AtomicU64>,
 }
 
-impl Log {
+impl Observations {
     fn answered(&self) -> Vec<String> {
         self.answered.lock().unwrap().clone()
     }
 }
 
-/// Whoever calls tools, each under another name.
-struct Cause {
+/// Callers that use a unique tool name per call.
+struct Callers {
     socket: PathBuf,
-    log: Log,
+    observations: Observations,
     last: usize,
 }
 
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-impl Cause {
+impl Callers {
     fn new(home: &Home, last: usize) -> Self {
-        Self { socket: home.data_dir().join("control.sock"), log: Log::default(), last }
+        Self { socket: home.data_dir().join("control.sock"), observations: Observations::default(), last }
     }
 
-    fn until_killed(&self, satellite: Satellite<'_>, kill_at: usize) {
+    fn run_until_killed(&self, satellite: Satellite<'_>, kill_at: usize) {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| self.follow());
-            scope.spawn(|| self.look(&over));
+            scope.spawn(|| self.poll_status(&over));
             for _ in 0..CALLERS {
                 scope.spawn(|| self.call());
             }
@@ -224,11 +232,14 @@ impl Cause {
             satellite.kill();
             over.store(true, Ordering::Release);
         });
-        let known = (self.log.told.lock().unwrap().len(), self.log.through.load(Ordering::Acquire));
-        assert!(known.0 > 0 && known.1 > 0, "this is no storm in which anything is known: {known:?}");
+        let known = (
+            self.observations.received_events.lock().unwrap().len(),
+            self.observations.through.load(Ordering::Acquire),
+        );
+        assert!(known.0 > 0 && known.1 > 0, "no events or positions were observed: {known:?}");
     }
 
-    fn to_the_end(&self) {
+    fn run_to_the_end(&self) {
         thread::scope(|scope| {
             for _ in 0..CALLERS {
                 scope.spawn(|| self.call());
@@ -236,9 +247,9 @@ impl Cause {
         });
     }
 
-    /// Until all is called, or nobody answers.
+    /// Calls tools until all calls are made or the satellite is gone.
     fn call(&self) {
-        let mut line = Line::connect(&self.socket).unwrap();
+        let mut line = ControlConnection::connect(&self.socket).unwrap();
         loop {
             let nth = NEXT.fetch_add(1, Ordering::AcqRel);
             if nth >= self.last {
@@ -247,40 +258,40 @@ impl Cause {
             let tool = format!("t-{nth:06}");
             let body = format!(r#"{{"selector":{{"server":"sim"}},"tool":"{tool}"}}"#);
             match line.request("POST", "/v1/call", &body) {
-                Ok((409, _)) => self.log.answered.lock().unwrap().push(tool),
+                Ok((409, _)) => self.observations.answered.lock().unwrap().push(tool),
                 Ok((status, body)) => panic!("{status}: {}", String::from_utf8_lossy(&body)),
                 Err(_) => return,
             }
         }
     }
 
-    /// Listens to what is told, as far as it comes whole.
+    /// Collects complete events from the event stream.
     fn follow(&self) {
-        let mut line = Line::connect(&self.socket).unwrap();
+        let mut line = ControlConnection::connect(&self.socket).unwrap();
         line.send("GET", "/v1/events?follow=true", "").unwrap();
         let mut chunks = line.head().map(|_| Chunks { line, rest: Vec::new() }).unwrap();
         while let Ok(Some(event)) = chunks.next() {
-            self.log.told.lock().unwrap().push(event);
+            self.observations.received_events.lock().unwrap().push(event);
         }
     }
 
-    /// Looks how far events are stored.
-    fn look(&self, over: &AtomicBool) {
-        let mut line = Line::connect(&self.socket).unwrap();
+    /// Polls the storage position.
+    fn poll_status(&self, over: &AtomicBool) {
+        let mut line = ControlConnection::connect(&self.socket).unwrap();
         while !over.load(Ordering::Acquire) {
             let Ok((200, body)) = line.request("GET", "/v1/status", "") else { return };
             let status: Value = serde_json::from_slice(&body).unwrap();
             let through = status["satellite"]["journal"]["journalled_through"].as_u64().unwrap();
-            self.log.through.fetch_max(through, Ordering::AcqRel);
+            self.observations.through.fetch_max(through, Ordering::AcqRel);
             thread::sleep(Duration::from_millis(50));
         }
     }
 }
 
 /// HTTP over the control socket, one request after another.
-struct Line(BufReader<UnixStream>);
+struct ControlConnection(BufReader<UnixStream>);
 
-impl Line {
+impl ControlConnection {
     fn connect(socket: &Path) -> io::Result<Self> {
         Ok(Self(BufReader::new(UnixStream::connect(socket)?)))
     }
@@ -293,7 +304,7 @@ impl Line {
         self.0.get_mut().write_all(request.as_bytes())
     }
 
-    /// The status, and the length if there is one.
+    /// Reads the response head: status and content length.
     fn head(&mut self) -> io::Result<(u16, Option<usize>)> {
         let (mut line, mut status, mut length) = (String::new(), 0, None);
         loop {
@@ -323,9 +334,9 @@ impl Line {
     }
 }
 
-/// Lines that come in chunks.
+/// Lines of a chunked response body.
 struct Chunks {
-    line: Line,
+    line: ControlConnection,
     rest: Vec<u8>,
 }
 
@@ -349,76 +360,81 @@ impl Chunks {
     }
 }
 
-/// Whoever gets the events: it is not always there, and does not always say what it has taken.
+/// The HTTP sink. Some of its requests fail before and some after it has stored the events.
 struct Peer {
     url: String,
-    took: Arc<Mutex<Took>>,
+    received: Arc<Mutex<Received>>,
 }
 
 #[derive(Default)]
-struct Took {
+struct Received {
     requests: u64,
-    /// By key, the numbers.
+    /// Seqs by idempotency key.
     batches: HashMap<String, Vec<u64>>,
-    /// By number, the event; and how often it came again.
+    /// Events by seq.
     events: BTreeMap<u64, String>,
     repeats: u64,
 }
 
 impl Peer {
     fn start() -> Self {
-        let took = Arc::<Mutex<Took>>::default();
+        let received = Arc::<Mutex<Received>>::default();
         let (sender, address) = std::sync::mpsc::channel();
-        let state = took.clone();
+        let state = received.clone();
         thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
                 sender.send(listener.local_addr().unwrap()).unwrap();
-                axum::serve(listener, Router::new().fallback(take).with_state(state)).await.unwrap();
+                axum::serve(listener, Router::new().fallback(receive).with_state(state)).await.unwrap();
             });
         });
-        Self { url: format!("http://{}/events", address.recv().unwrap()), took }
+        Self { url: format!("http://{}/events", address.recv().unwrap()), received }
     }
 
-    fn forget(&self) {
-        *self.took.lock().unwrap() = Took::default();
+    fn reset(&self) {
+        *self.received.lock().unwrap() = Received::default();
     }
 
-    /// At least once, as they are stored, and nothing else.
+    /// Asserts that the sink has received exactly the stored events, at least once each.
     #[track_caller]
-    fn has_all(&self, lines: &[String]) {
-        let took = self.took.lock().unwrap();
-        println!("{} events in {} batches, {} of them again", took.events.len(), took.batches.len(), took.repeats);
-        // The last of them are told while the satellite ends.
-        assert_eq!(took.events.len(), lines.len());
+    fn assert_received(&self, lines: &[String]) {
+        let received = self.received.lock().unwrap();
+        println!(
+            "{} events in {} batches, {} of them again",
+            received.events.len(),
+            received.batches.len(),
+            received.repeats
+        );
+        // The last events are delivered during the shutdown.
+        assert_eq!(received.events.len(), lines.len());
         for line in lines {
-            let found = took.events.get(&seq_of(line));
+            let found = received.events.get(&seq_of(line));
             assert_eq!(found.map(|event| parse(event)), Some(parse(line)));
         }
     }
 }
 
-async fn take(State(took): State<Arc<Mutex<Took>>>, request: Request) -> StatusCode {
+async fn receive(State(received): State<Arc<Mutex<Received>>>, request: Request) -> StatusCode {
     let (parts, body) = request.into_parts();
     let body: Value = serde_json::from_slice(&to_bytes(body, usize::MAX).await.unwrap()).unwrap();
     let key = parts.headers["idempotency-key"].to_str().unwrap().to_owned();
     let events = body["events"].as_array().unwrap();
-    let mut took = took.lock().unwrap();
-    took.requests += 1;
-    if took.requests % 40 == 7 {
+    let mut received = received.lock().unwrap();
+    received.requests += 1;
+    if received.requests % 40 == 7 {
         return StatusCode::SERVICE_UNAVAILABLE;
     }
     let seqs: Vec<u64> = events.iter().map(seq).collect();
-    let known = took.batches.entry(key).or_insert_with(|| seqs.clone());
-    assert_eq!(*known, seqs, "one id, one batch");
+    let known = received.batches.entry(key).or_insert_with(|| seqs.clone());
+    assert_eq!(*known, seqs, "an idempotency key was reused for another batch");
     for event in events {
         let text = event.to_string();
-        if let Some(before) = took.events.insert(seq(event), text.clone()) {
-            assert_eq!(before, text, "one number, one event");
-            took.repeats += 1;
+        if let Some(before) = received.events.insert(seq(event), text.clone()) {
+            assert_eq!(before, text, "a seq was reused for another event");
+            received.repeats += 1;
         }
     }
-    // Taken, and this is not always said.
-    if took.requests % 40 == 23 { StatusCode::BAD_GATEWAY } else { StatusCode::OK }
+    // The events are stored, but some responses report a failure.
+    if received.requests % 40 == 23 { StatusCode::BAD_GATEWAY } else { StatusCode::OK }
 }

@@ -1,4 +1,4 @@
-//! Real processes, real signals: what the stdio connector starts, how it ends, and that nothing is left.
+//! The stdio connector with real processes and signals: starts, ends, and no processes left behind.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -26,7 +26,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::time::{sleep, timeout};
 
-/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+/// The time limit of every wait: far longer than a loaded machine needs.
 const GIVE_UP: Duration = Duration::from_secs(60);
 
 struct Started {
@@ -106,12 +106,12 @@ async fn sh(script: &str) -> Started {
     start("/bin/sh", &["-c", script]).await
 }
 
-/// Why nothing was started.
-async fn refusal(spec: Arc<InstanceSpec>) -> String {
+/// Returns the error of a start that must fail.
+async fn open_error(spec: Arc<InstanceSpec>) -> String {
     open(spec).await.err().unwrap().to_string()
 }
 
-/// The state of a process as in `/proc/PID/stat`, `None` once it is reaped.
+/// Returns the state of a process from `/proc/PID/stat`, or `None` after it is reaped.
 fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat[stat.rfind(')')? + 1..].trim_start().chars().next()
@@ -127,11 +127,11 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    assert!(timeout(GIVE_UP, waiting).await.is_ok(), "given up waiting until {what}");
+    assert!(timeout(GIVE_UP, waiting).await.is_ok(), "gave up waiting until {what}");
 }
 
-/// Runs a test of this file in a process of its own, which ignores a signal and where `IN_A_PROCESS_OF_ITS_OWN` says a
-/// file's name.
+/// Returns a command that runs a test of this file in its own process. The process ignores SIGUSR2;
+/// `IN_A_PROCESS_OF_ITS_OWN` contains the name of a file.
 fn in_a_process_of_its_own(test: &str, file: &Path) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "trap '' USR2; exec \"$0\" --exact \"$1\""]).arg(std::env::current_exe().unwrap()).arg(test);
@@ -139,7 +139,7 @@ fn in_a_process_of_its_own(test: &str, file: &Path) -> Command {
     command
 }
 
-/// Whether this is such a process; where not, the test is run in one.
+/// Returns whether the test runs in its own process already. If not, runs it in one.
 fn is_alone(test: &str) -> bool {
     let alone = std::env::var_os("IN_A_PROCESS_OF_ITS_OWN").is_some();
     assert!(alone || in_a_process_of_its_own(test, Path::new("")).status().unwrap().success());
@@ -147,7 +147,7 @@ fn is_alone(test: &str) -> bool {
 }
 
 #[tokio::test]
-async fn an_exit_code_is_told() {
+async fn the_process_end_contains_the_exit_code() {
     let mut server = sh("exit 7").await;
     assert_eq!(server.ended().await, ProcessEnd { code: Some(7), signal: None });
     server.gone().await;
@@ -155,35 +155,35 @@ async fn an_exit_code_is_told() {
 }
 
 #[tokio::test]
-async fn an_end_by_a_signal_is_told() {
+async fn the_process_end_contains_the_signal() {
     assert_eq!(sh("kill -ABRT $$").await.ended().await, ProcessEnd { code: None, signal: Some(6) });
-    // A real-time signal, for which many a library has no name.
+    // A real-time signal: many libraries have no name for it.
     assert_eq!(sh("kill -40 $$").await.ended().await, ProcessEnd { code: None, signal: Some(40) });
 }
 
 #[tokio::test]
-async fn a_missing_command_is_named_with_the_reason() {
-    let told = refusal(config("no-such-command", &[], &[], None)).await;
-    assert_eq!(told, "executable \"no-such-command\" not found in PATH");
+async fn the_error_names_a_missing_command() {
+    let error = open_error(config("no-such-command", &[], &[], None)).await;
+    assert_eq!(error, "executable \"no-such-command\" not found in PATH");
 }
 
 #[tokio::test]
-async fn a_command_that_is_not_executable_is_named_with_the_reason() {
+async fn the_error_names_a_command_that_is_not_executable() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644)).unwrap();
     let command = file.path().to_str().unwrap();
-    let told = refusal(config(command, &[], &[], None)).await;
-    assert_eq!(told, format!("cannot start `{command}`: Permission denied"));
+    let error = open_error(config(command, &[], &[], None)).await;
+    assert_eq!(error, format!("cannot start `{command}`: Permission denied"));
 }
 
 #[tokio::test]
-async fn a_bad_working_directory_is_told_apart_from_a_bad_command() {
-    let told = refusal(config("sh", &[], &[], Some("/no/such/place"))).await;
-    assert_eq!(told, "cannot start `sh`: working directory `/no/such/place`: No such file or directory");
-    let told = refusal(config("sh", &[], &[], Some("/etc/passwd"))).await;
-    assert_eq!(told, "cannot start `sh`: working directory `/etc/passwd`: Not a directory");
-    let told = refusal(config("no-such-command", &[], &[], Some("/"))).await;
-    assert_eq!(told, "executable \"no-such-command\" not found in PATH");
+async fn the_error_distinguishes_a_bad_working_directory_from_a_bad_command() {
+    let error = open_error(config("sh", &[], &[], Some("/no/such/place"))).await;
+    assert_eq!(error, "cannot start `sh`: working directory `/no/such/place`: No such file or directory");
+    let error = open_error(config("sh", &[], &[], Some("/etc/passwd"))).await;
+    assert_eq!(error, "cannot start `sh`: working directory `/etc/passwd`: Not a directory");
+    let error = open_error(config("no-such-command", &[], &[], Some("/"))).await;
+    assert_eq!(error, "executable \"no-such-command\" not found in PATH");
 }
 
 #[tokio::test]
@@ -195,24 +195,24 @@ async fn an_error_shows_no_argument_and_no_value() {
         ("sh", ["argument-secret"], [("KEY=name-secret", "x")]),
         ("sh --token=value-secret", ["argument-secret"], [("KEY", "value-secret")]),
     ] {
-        let told = refusal(config(command, &args, &env, None)).await;
-        let names_command = told.starts_with("cannot start `") || told.starts_with("executable \"");
-        assert!(names_command && !told.contains("-secret"), "{told}");
+        let error = open_error(config(command, &args, &env, None)).await;
+        let names_command = error.starts_with("cannot start `") || error.starts_with("executable \"");
+        assert!(names_command && !error.contains("-secret"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_remote_server_is_refused() {
+async fn the_stdio_connector_rejects_a_remote_server() {
     let target =
         ServerTarget::Remote { transport: RemoteTransport::Http, url: "http://127.0.0.1/".into(), health_url: None };
     assert_eq!(
-        refusal(spec(target, ConfigTier::default())).await,
+        open_error(spec(target, ConfigTier::default())).await,
         "remote servers are not served by the stdio connector"
     );
 }
 
 #[tokio::test]
-async fn arguments_are_passed_as_they_are() {
+async fn arguments_are_passed_unchanged() {
     let args = ["$(id)", "; exit 1", "a b", "", "*", "--", "'\"\\"];
     let mut server = start("printf", &[&["%s\\n"], &args[..]].concat()).await;
     for arg in args {
@@ -221,7 +221,7 @@ async fn arguments_are_passed_as_they_are() {
 }
 
 #[tokio::test]
-async fn a_command_starts_in_its_directory_and_ours_by_default() {
+async fn a_server_starts_in_its_working_directory_or_in_the_satellites() {
     let directory = tempfile::tempdir().unwrap().path().canonicalize().unwrap();
     fs::create_dir_all(&directory).unwrap();
     let wanted = directory.to_str().unwrap();
@@ -231,7 +231,7 @@ async fn a_command_starts_in_its_directory_and_ours_by_default() {
 }
 
 #[tokio::test]
-async fn the_environment_is_inherited_but_for_what_is_denied_or_withheld() {
+async fn a_server_inherits_the_environment_without_denied_and_withheld_names() {
     async fn environment(env: &[(&str, &str)]) -> BTreeMap<String, String> {
         let mut server = open(config("env", &[], env, None)).await.unwrap();
         let mut text = String::new();
@@ -242,7 +242,7 @@ async fn the_environment_is_inherited_but_for_what_is_denied_or_withheld() {
     assert_eq!(seen.get("GIVEN").map(String::as_str), Some("a b"));
     assert_eq!(seen.get("HOME").map(String::as_str), Some("/given"));
     assert_eq!(seen.get("PATH"), std::env::var("PATH").ok().as_ref());
-    // Cargo sets the first three for a test: one to be inherited, one withheld, one denied.
+    // Cargo sets the first three for a test: one is inherited, one is withheld, one is denied.
     assert_eq!(seen.get("CARGO_MANIFEST_DIR"), std::env::var("CARGO_MANIFEST_DIR").ok().as_ref());
     for absent in ["CARGO_PKG_NAME", "LD_LIBRARY_PATH", "NODE_OPTIONS", "SHELL"] {
         assert_eq!(seen.get(absent), None, "{absent}");
@@ -252,7 +252,7 @@ async fn the_environment_is_inherited_but_for_what_is_denied_or_withheld() {
 }
 
 #[tokio::test]
-async fn all_three_pipes_carry_bytes_and_a_dropped_writer_is_end_of_file() {
+async fn all_three_pipes_carry_bytes_and_dropping_the_writer_closes_stdin() {
     let mut server = sh("read -r line; echo out:$line; echo err:$line >&2; cat >/dev/null; exit 3").await;
     server.link.writer.write_all(b"hello\n").await.unwrap();
     assert_eq!(server.line().await, "out:hello");
@@ -267,9 +267,9 @@ async fn all_three_pipes_carry_bytes_and_a_dropped_writer_is_end_of_file() {
 }
 
 #[tokio::test]
-async fn a_child_leads_a_group_of_its_own_with_no_new_privileges_and_default_signals() {
-    // A process that was started with an ignored signal.
-    if !is_alone("a_child_leads_a_group_of_its_own_with_no_new_privileges_and_default_signals") {
+async fn a_child_has_its_own_group_no_new_privileges_and_default_signals() {
+    // The parent must ignore a signal: the child must not inherit that.
+    if !is_alone("a_child_has_its_own_group_no_new_privileges_and_default_signals") {
         return;
     }
     let mut server = start("cat", &[]).await;
@@ -286,19 +286,19 @@ async fn a_child_leads_a_group_of_its_own_with_no_new_privileges_and_default_sig
     let ignored = u64::from_str_radix(&field("SigIgn:"), 16).unwrap();
     let of_libc = 0b11 << (32 - 1);
     assert_eq!(ignored & !of_libc, 0, "{ignored:x}");
-    // The thread that forks blocks all.
+    // The thread that forks blocks all signals.
     assert_eq!(field("SigBlk:"), "0000000000000000");
 }
 
 #[tokio::test]
-async fn a_child_is_told_when_its_parent_dies() {
+async fn a_child_receives_sigkill_when_its_parent_dies() {
     let script = "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)";
     assert_eq!(start("python3", &["-c", script]).await.line().await, SIGKILL.to_string());
 }
 
-/// Not a test of its own: the process that the next one kills.
+/// The process that the next test kills. Does nothing in a normal test run.
 #[tokio::test]
-async fn the_host_of_a_server_that_waits_to_be_killed() {
+async fn a_host_process_starts_a_server_and_waits_to_be_killed() {
     let Ok(file) = std::env::var("IN_A_PROCESS_OF_ITS_OWN") else { return };
     let server = start("sleep", &["600"]).await;
     fs::write(&file, format!("{}\n", server.pid())).unwrap();
@@ -306,13 +306,13 @@ async fn the_host_of_a_server_that_waits_to_be_killed() {
 }
 
 #[tokio::test]
-async fn a_server_dies_with_a_satellite_that_is_killed() {
+async fn a_server_dies_when_its_satellite_is_killed() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let test = "the_host_of_a_server_that_waits_to_be_killed";
+    let test = "a_host_process_starts_a_server_and_waits_to_be_killed";
     let mut host = in_a_process_of_its_own(test, file.path()).spawn().unwrap();
-    let told = || fs::read_to_string(file.path()).unwrap();
-    until("the host has started its server", || told().ends_with('\n')).await;
-    let server = told().trim().parse().unwrap();
+    let written = || fs::read_to_string(file.path()).unwrap();
+    until("the host has started its server", || written().ends_with('\n')).await;
+    let server = written().trim().parse().unwrap();
     assert!(is_alive(server));
 
     host.kill().unwrap();
@@ -321,7 +321,7 @@ async fn a_server_dies_with_a_satellite_that_is_killed() {
 }
 
 #[tokio::test]
-async fn a_server_outlives_the_thread_that_asked_for_it() {
+async fn a_server_outlives_the_thread_that_started_it() {
     let connector = StdioConnector::new(Vec::new()).unwrap();
     let runtime = tokio::runtime::Handle::current();
     let asking = std::thread::spawn(move || runtime.block_on(open_with(&connector, config("cat", &[], &[], None))));
@@ -331,7 +331,7 @@ async fn a_server_outlives_the_thread_that_asked_for_it() {
 }
 
 #[tokio::test]
-async fn terminating_reaches_the_whole_group() {
+async fn terminate_signals_the_whole_process_group() {
     let grandchild = "trap 'echo grandchild; exit' TERM; echo $$; while :; do sleep 0.01; done";
     let script = "trap 'wait; echo leader; exit 5' TERM; sh -c \"$0\" & wait";
     let mut server = start("/bin/sh", &["-c", script, grandchild]).await;
@@ -345,13 +345,13 @@ async fn terminating_reaches_the_whole_group() {
 }
 
 #[tokio::test]
-async fn a_grandchild_that_ignores_sigterm_is_killed_and_only_then_is_all_gone() {
+async fn wait_all_returns_only_after_a_stubborn_grandchild_is_killed() {
     let mut server = sh("sh -c 'trap \"\" TERM; echo $$; exec sleep 600' & wait").await;
     let grandchild = server.number().await;
     server.link.process.terminate();
     assert_eq!(server.ended().await, ProcessEnd { code: None, signal: Some(SIGTERM) });
 
-    // Its leader has ended and is kept as a zombie, so the group can still be signalled.
+    // The leader has ended and stays a zombie, so that the group can still be signalled.
     assert!(timeout(Duration::from_millis(200), server.link.process.wait_all()).await.is_err());
     assert!(is_alive(grandchild));
     assert_eq!(state(server.pid()), Some('Z'));
@@ -363,7 +363,7 @@ async fn a_grandchild_that_ignores_sigterm_is_killed_and_only_then_is_all_gone()
 }
 
 #[tokio::test]
-async fn all_is_gone_only_after_a_grandchild_that_outlives_its_leader() {
+async fn wait_all_waits_for_a_grandchild_that_outlives_its_leader() {
     let mut server = sh("exec 3<&0; cat <&3 >/dev/null & echo $!; exit 4").await;
     let grandchild = server.number().await;
     assert_eq!(server.ended().await.code, Some(4));
@@ -377,7 +377,7 @@ async fn all_is_gone_only_after_a_grandchild_that_outlives_its_leader() {
 }
 
 #[tokio::test]
-async fn a_stopped_leader_is_killed_all_the_same() {
+async fn kill_ends_a_stopped_leader() {
     let mut server = sh("echo ready; kill -STOP $$; sleep 600").await;
     server.line().await;
     let pid = server.pid();
@@ -388,7 +388,7 @@ async fn a_stopped_leader_is_killed_all_the_same() {
 }
 
 #[tokio::test]
-async fn nothing_is_signalled_once_all_is_gone() {
+async fn no_signal_is_sent_after_all_processes_have_ended() {
     let mut server = sh("exit 0").await;
     server.gone().await;
     server.gone().await;
@@ -399,7 +399,7 @@ async fn nothing_is_signalled_once_all_is_gone() {
 }
 
 #[tokio::test]
-async fn a_dropped_guard_kills_leader_and_grandchild_and_leaves_no_zombie() {
+async fn dropping_the_guard_kills_leader_and_grandchild_and_leaves_no_zombie() {
     let mut server = sh("trap '' TERM; sleep 600 & echo $!; wait").await;
     let (leader, grandchild) = (server.pid(), server.number().await);
     server.link.guard = Box::new(());
@@ -410,7 +410,7 @@ async fn a_dropped_guard_kills_leader_and_grandchild_and_leaves_no_zombie() {
 }
 
 #[tokio::test]
-async fn a_dropped_link_leaves_nothing() {
+async fn dropping_the_link_leaves_no_process() {
     let mut server = sh("sleep 600 & echo $!; wait").await;
     let (leader, grandchild) = (server.pid(), server.number().await);
     drop(server);
@@ -419,15 +419,15 @@ async fn a_dropped_link_leaves_nothing() {
 }
 
 #[test]
-fn a_runtime_that_is_shut_down_leaves_nothing() {
+fn shutting_down_the_runtime_leaves_no_process() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     runtime.spawn(async move {
         let mut server = sh("sleep 600 & echo $!; wait").await;
-        tell.send((server.pid(), server.number().await)).unwrap();
+        sender.send((server.pid(), server.number().await)).unwrap();
         server.ended().await;
     });
-    let (leader, grandchild) = told.recv_timeout(GIVE_UP).unwrap();
+    let (leader, grandchild) = receiver.recv_timeout(GIVE_UP).unwrap();
     drop(runtime);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(until("the leader is reaped", || state(leader).is_none()));
@@ -435,12 +435,12 @@ fn a_runtime_that_is_shut_down_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_start_that_nobody_waits_for_leaves_nothing() {
+async fn a_cancelled_start_leaves_no_process() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("pid");
     let script = "echo $$ >\"$0\"; exec sleep 600";
     let connector = StdioConnector::new(Vec::new()).unwrap();
-    // Polled until the order is on its way and not once more; the more often, until one was carried out.
+    // Polls the start a few times and drops it. The number of polls grows until a dropped start has created a process.
     let mut polls = 1;
     let pid = loop {
         let spec = config("/bin/sh", &["-c", script, file.to_str().unwrap()], &[], None);
@@ -458,7 +458,7 @@ async fn a_start_that_nobody_waits_for_leaves_nothing() {
         let _ = fs::remove_file(&file);
         match pid {
             Some(pid) if waits => break pid,
-            // It was waited for.
+            // The start completed before it was dropped.
             _ => polls = if waits { polls + 1 } else { 1 },
         }
     };
@@ -466,12 +466,12 @@ async fn a_start_that_nobody_waits_for_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_start_at_once_and_leave_neither_a_process_nor_a_descriptor() {
+async fn two_hundred_concurrent_starts_leave_no_process_and_no_descriptor() {
     fn descriptors() -> usize {
         fs::read_dir("/proc/self/fd").unwrap().count()
     }
-    // Other tests have descriptors too.
-    if !is_alone("two_hundred_start_at_once_and_leave_neither_a_process_nor_a_descriptor") {
+    // Other tests open descriptors too.
+    if !is_alone("two_hundred_concurrent_starts_leave_no_process_and_no_descriptor") {
         return;
     }
     let connector = StdioConnector::new(Vec::new()).unwrap();
@@ -483,7 +483,7 @@ async fn two_hundred_start_at_once_and_leave_neither_a_process_nor_a_descriptor(
     let pids: BTreeSet<u32> = links.iter().filter_map(|link| link.process.pid()).collect();
     assert_eq!(pids.len(), 200);
 
-    // Half are stopped in order, half are dropped.
+    // Half of them are terminated, half are dropped.
     let dropped = links.split_off(100);
     drop(dropped);
     for link in &mut links {
@@ -491,12 +491,12 @@ async fn two_hundred_start_at_once_and_leave_neither_a_process_nor_a_descriptor(
     }
     timeout(GIVE_UP, futures::future::join_all(links.iter_mut().map(|link| link.process.wait_all()))).await.unwrap();
     drop(links);
-    until("all are reaped", || pids.iter().all(|pid| state(*pid).is_none())).await;
-    until("all descriptors are back", || descriptors() == before).await;
+    until("all processes are reaped", || pids.iter().all(|pid| state(*pid).is_none())).await;
+    until("all descriptors are closed", || descriptors() == before).await;
 }
 
 #[tokio::test]
-async fn our_raised_limit_of_descriptors_is_not_the_childs() {
+async fn a_child_does_not_inherit_the_raised_descriptor_limit() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard - 1, hard).unwrap();
     assert_eq!(raise_descriptor_limit().unwrap(), hard);
@@ -506,16 +506,16 @@ async fn our_raised_limit_of_descriptors_is_not_the_childs() {
 }
 
 #[tokio::test]
-async fn a_descriptor_of_ours_is_not_the_childs() {
+async fn a_child_does_not_inherit_a_descriptor_of_the_satellite() {
     let file = tempfile::tempfile().unwrap();
     rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
     let script = format!("test -e /proc/self/fd/{} && echo seen || echo hidden", file.as_raw_fd());
     assert_eq!(sh(&script).await.line().await, "hidden");
 }
 
-/// Where there are no cgroups that we may use there is none to leave.
+/// Skipped where the satellite may not use cgroups.
 #[tokio::test]
-async fn who_leaves_its_cgroup_is_found_by_its_mark() {
+async fn a_process_that_leaves_its_cgroup_is_found_by_its_mark() {
     let connector = StdioConnector::new(Vec::new()).unwrap();
     if !connector.describe_containment().starts_with("a cgroup") {
         return;
@@ -525,22 +525,25 @@ async fn who_leaves_its_cgroup_is_found_by_its_mark() {
     let mut server = open_with(&connector, config("/bin/sh", &["-c", script], &[], None)).await.unwrap();
     let stray = server.number().await;
     if stray == 0 {
-        // It may not: so much the better.
+        // The kernel did not allow the process to leave its cgroup.
         return;
     }
-    assert!(!fs::read_to_string(format!("/proc/{stray}/cgroup")).unwrap().contains("mcp-satellite-"), "it left");
+    assert!(
+        !fs::read_to_string(format!("/proc/{stray}/cgroup")).unwrap().contains("mcp-satellite-"),
+        "it is still in its cgroup"
+    );
     server.link.process.kill();
     server.gone().await;
-    until("the stray is ended, too", || !is_alive(stray)).await;
+    until("the stray process has ended", || !is_alive(stray)).await;
 }
 
-/// The kernel gives this process no further descriptor; the limit is restored when this is dropped.
+/// Lowers the limit of this process so that it can open no further descriptor. Restores the limit when dropped.
 struct NoDescriptors(u64, u64);
 
 impl NoDescriptors {
     fn begin() -> Self {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        // The lowest number that is free, and so the count of those that are open.
+        // The lowest free number is the count of open descriptors.
         let free = fs::File::open("/dev/null").unwrap().as_raw_fd();
         setrlimit(Resource::RLIMIT_NOFILE, u64::try_from(free).unwrap(), hard).unwrap();
         Self(soft, hard)
@@ -554,24 +557,24 @@ impl Drop for NoDescriptors {
 }
 
 #[tokio::test]
-async fn a_start_without_a_descriptor_is_the_machines_fault_and_a_missing_command_is_not() {
-    if !is_alone("a_start_without_a_descriptor_is_the_machines_fault_and_a_missing_command_is_not") {
+async fn a_lack_of_descriptors_is_a_machine_error_and_a_missing_command_is_not() {
+    if !is_alone("a_lack_of_descriptors_is_a_machine_error_and_a_missing_command_is_not") {
         return;
     }
     let connector = StdioConnector::new(Vec::new()).unwrap();
     let short = NoDescriptors::begin();
     let refused = open_with(&connector, config("cat", &[], &[], None)).await.err().unwrap();
     drop(short);
-    let OpenError::Machine(reason) = refused else { panic!("it is charged to the server: {refused}") };
+    let OpenError::Machine(reason) = refused else { panic!("attributed to the server: {refused}") };
     assert!(reason.starts_with("cannot start `cat`: Too many open files"), "{reason}");
     let missing = open_with(&connector, config("no-such-command", &[], &[], None)).await.err().unwrap();
     assert!(matches!(missing, OpenError::Server(_)), "{missing}");
-    // And with descriptors it starts.
+    // The same server starts once descriptors are available.
     open_with(&connector, config("cat", &[], &[], None)).await.unwrap();
 }
 
 #[tokio::test]
-async fn names_that_are_withheld_later_replace_those_before() {
+async fn withhold_replaces_the_earlier_names() {
     async fn sees(connector: &StdioConnector) -> [bool; 2] {
         let mut server = open_with(connector, config("env", &[], &[], None)).await.unwrap();
         let mut text = String::new();
@@ -587,7 +590,7 @@ async fn names_that_are_withheld_later_replace_those_before() {
     assert_eq!(sees(&connector).await, [true, true]);
 }
 
-/// Killed when this is dropped.
+/// A process that is killed when this is dropped.
 struct Stray(u32);
 
 impl Drop for Stray {
@@ -598,19 +601,19 @@ impl Drop for Stray {
 }
 
 #[tokio::test]
-async fn a_process_that_left_its_session_its_parent_and_its_environment_is_found() {
+async fn a_detached_process_with_an_empty_environment_is_ended() {
     let script = "env -i setsid sh -c 'sleep 600 </dev/null >/dev/null 2>&1 & echo $!'; exec cat";
     let mut server = sh(script).await;
     let stray = Stray(server.number().await);
     assert!(is_alive(stray.0));
     let environment = fs::read(format!("/proc/{}/environ", stray.0)).unwrap();
-    assert!(!String::from_utf8_lossy(&environment).contains("MCP_SATELLITE_RUN"), "its environment is its own");
+    assert!(!String::from_utf8_lossy(&environment).contains("MCP_SATELLITE_RUN"), "it has the environment of the run");
     server.link.process.kill();
     server.gone().await;
-    until("the stray is ended, too", || !is_alive(stray.0)).await;
+    until("the stray process has ended", || !is_alive(stray.0)).await;
 }
 
-/// `spec` for another team.
+/// Returns a specification for another team.
 fn of_team(team: &str, script: &str) -> Arc<InstanceSpec> {
     let mut spec = (*config("/bin/sh", &["-c", script], &[("SECRET", "of-its-team")], None)).clone();
     spec.id = InstanceId::new(team.into(), "user_alice".into(), "abc123".into());
@@ -619,7 +622,7 @@ fn of_team(team: &str, script: &str) -> Arc<InstanceSpec> {
 
 /// Between fork and exec the child must not take a lock that another thread may have held at the fork.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_start_as_another_user_does_not_wait_for_threads_that_are_created_meanwhile() {
+async fn a_start_as_another_user_does_not_deadlock_with_new_threads() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -651,7 +654,7 @@ async fn a_start_as_another_user_does_not_wait_for_threads_that_are_created_mean
 }
 
 #[tokio::test]
-async fn each_team_has_a_user_of_its_own_that_reads_no_secret_of_another() {
+async fn each_team_has_its_own_user_and_reads_no_secret_of_another() {
     const ABOUT: &str = "id -u; id -g; id -G; pwd; echo $HOME; touch here && echo writes; cat";
     let directory = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
     let data_dir = mcp_satellite::data_dir::DataDir::create(&directory.path().join("data")).unwrap();
@@ -676,17 +679,17 @@ async fn each_team_has_a_user_of_its_own_that_reads_no_secret_of_another() {
         format!("cat {environ} >/dev/null 2>&1 && echo read || echo held; id -u; ls {home} >/dev/null 2>&1; echo $?");
     let mut globex = open_with(&connector, of_team("globex", &looking)).await.unwrap();
     assert_eq!((globex.line().await, globex.line().await), ("held".to_owned(), "200001".to_owned()));
-    assert_ne!(globex.line().await, "0", "nor its home");
+    assert_ne!(globex.line().await, "0", "globex lists the home of acme");
     let mut same = open_with(&connector, of_team("acme", &looking)).await.unwrap();
-    assert_eq!(same.line().await, "read", "a server of the same team may");
+    assert_eq!(same.line().await, "read", "a server of the same team cannot read it");
 
-    // A team that is new gets a new number, and the others theirs, after a restart, too.
+    // After a restart a new team gets a new number, and the other teams keep theirs.
     drop((acme, globex, same, connector));
     let connector = StdioConnector::with_options(options).unwrap();
     for (team, id) in [("initech", "200002"), ("globex", "200001")] {
         assert_eq!(open_with(&connector, of_team(team, "id -u")).await.unwrap().line().await, id);
     }
-    // It enters its working directory as its user.
+    // The server changes to its working directory as the team's user.
     let mut spec = (*of_team("acme", "pwd")).clone();
     spec.target = ServerTarget::Stdio {
         command: "pwd".into(),

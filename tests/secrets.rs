@@ -1,5 +1,5 @@
-//! Secrets are planted wherever a configuration can hold one, servers echo them wherever a server can, and then nothing
-//! that the satellite wrote or showed may hold one.
+//! Secrets are placed everywhere in a configuration, and servers echo them everywhere. Then no file and no output of
+//! the satellite may contain one.
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -20,32 +20,32 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use support::{Home, processes, wait_for};
 
-/// Every secret holds a part of this kind, so that also a piece of one is found.
-fn core(home: &Home, number: usize) -> String {
+/// A marker that is part of every secret, so that the tests also find fragments of a secret.
+fn marker(home: &Home, number: usize) -> String {
     format!("sekrit{number}x{}", home.mark().rsplit('-').next().unwrap())
 }
 
-struct Planted {
-    /// What must be found nowhere.
-    cores: Vec<String>,
+struct PlantedSecrets {
+    /// The markers that must not appear anywhere.
+    markers: Vec<String>,
 }
 
-impl Planted {
+impl PlantedSecrets {
     fn new(home: &Home, count: usize) -> Self {
-        Self { cores: (0..count).map(|number| core(home, number)).collect() }
+        Self { markers: (0..count).map(|number| marker(home, number)).collect() }
     }
 
     #[track_caller]
-    fn are_not_in(&self, place: &str, text: &str) {
-        for core in &self.cores {
-            let found = text.lines().find(|line| line.contains(core.as_str()));
-            assert!(found.is_none(), "{core} is in {place}:\n{}", found.unwrap_or_default());
+    fn assert_not_in(&self, place: &str, text: &str) {
+        for marker in &self.markers {
+            let found = text.lines().find(|line| line.contains(marker.as_str()));
+            assert!(found.is_none(), "secret {marker} found in {place}:\n{}", found.unwrap_or_default());
         }
     }
 
-    /// Whatever was written by anyone but the operator: logs, output of every verb, and the data directory.
+    /// Checks logs, the output of every command and the data directory.
     #[track_caller]
-    fn are_in_no_output(&self, home: &Home) {
+    fn assert_not_in_output(&self, home: &Home) {
         let mut files = files_below(home.data_dir());
         let ours =
             |path: &PathBuf| path.extension().is_some_and(|extension| extension == "stdout" || extension == "stderr");
@@ -53,19 +53,19 @@ impl Planted {
         assert!(files.iter().any(|path| path.ends_with("journal/journal.db")), "{files:?}");
         for path in files {
             let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
-            self.are_not_in(&path.display().to_string(), &text);
+            self.assert_not_in(&path.display().to_string(), &text);
         }
     }
 
     #[track_caller]
-    fn are_in_no_arguments(&self) {
+    fn assert_not_in_arguments(&self) {
         for (pid, cmdline) in processes() {
-            self.are_not_in(&format!("the arguments of {pid}"), &cmdline);
+            self.assert_not_in(&format!("the arguments of {pid}"), &cmdline);
         }
     }
 }
 
-/// Every file that can be read; a socket cannot.
+/// Every regular file below a directory.
 fn files_below(directory: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     paths
@@ -74,12 +74,12 @@ fn files_below(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-fn at_trace(home: &mut Home) {
+fn log_at_trace_level(home: &mut Home) {
     home.env.push(("RUST_LOG".into(), "mcp_satellite=trace,mcp_satellite_actors=trace".into()));
 }
 
-/// Every verb that shows anything.
-fn look_at_everything(home: &Home) {
+/// Runs every command that prints data.
+fn run_all_commands(home: &Home) {
     for verb in [
         &["status"][..],
         &["status", "--json"],
@@ -94,11 +94,11 @@ fn look_at_everything(home: &Home) {
 }
 
 #[test]
-fn a_secret_that_a_server_echoes_is_found_nowhere() {
+fn secrets_that_a_server_echoes_appear_nowhere() {
     let mut home = Home::new();
-    at_trace(&mut home);
-    let planted = Planted::new(&home, 11);
-    let secret = |number: usize| planted.cores[number].clone();
+    log_at_trace_level(&mut home);
+    let planted = PlantedSecrets::new(&home, 11);
+    let secret = |number: usize| planted.markers[number].clone();
     let environment = [
         ("PLANTED_ENV", secret(1)),
         ("PLANTED_HEADER", secret(4)),
@@ -106,7 +106,7 @@ fn a_secret_that_a_server_echoes_is_found_nowhere() {
         ("PLANTED_IN_URL", secret(10)),
     ];
     home.env.extend(environment.map(|(name, value)| (name.to_owned(), value)));
-    // Two lines: what is read back from stderr is a line at a time.
+    // A secret of two lines, because stderr is read line by line.
     fs::write(home.path().join("key.pem"), format!("-----{}-----\nsecond-{}\n", secret(2), secret(3))).unwrap();
     let weird = format!(r#"a"quote\and-{}"#, secret(7));
     let text = format!(
@@ -152,13 +152,13 @@ headers = {{ Authorization = "Bearer env:PLANTED_HEADER", X-Api-Key = "{header}"
     let config = home.write("satellite.toml", &text);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_online("notes");
-    planted.are_in_no_arguments();
+    planted.assert_not_in_arguments();
 
-    // In errors, and in the last words of a crash.
+    // Secrets in errors and in the stderr before a crash.
     let outcomes: Vec<_> = [secret(0), secret(1), secret(2), secret(3), secret(5), weird, secret(9)]
         .into_iter()
         .map(|text| {
-            // The whole value, as a server knows it.
+            // The complete value as the server receives it.
             let text = match text {
                 text if text == secret(2) => format!("-----{text}-----"),
                 text if text == secret(3) => format!("second-{text}"),
@@ -173,10 +173,10 @@ headers = {{ Authorization = "Bearer env:PLANTED_HEADER", X-Api-Key = "{header}"
         assert!(outcome.stderr.contains("login as [secret] refused"), "{outcome:#?}");
     }
     home.satellite(&["call", "notes", "crash", r#"{"code": 9}"#]).exits(1);
-    home.wait_row("notes", "back", |row| row["status"] == "online" && row["restarts"] == 1);
+    home.wait_row("notes", "online again", |row| row["status"] == "online" && row["restarts"] == 1);
     home.satellite(&["call", "remote", "echo"]).exits(1);
 
-    // A file that cannot be used is shown, but not its values.
+    // Errors in the file are shown without its values.
     fs::write(&config, text.replace("[[teams]]", "[[teams")).unwrap();
     satellite.signal(Signal::SIGHUP);
     home.wait_event(0, "config.error", |_| true);
@@ -186,25 +186,25 @@ headers = {{ Authorization = "Bearer env:PLANTED_HEADER", X-Api-Key = "{header}"
     let errors = || home.events().iter().filter(|event| event["type"] == "config.error").count();
     wait_for("the second error", || (errors() == 2).then_some(()), String::new);
 
-    // It did reach what is looked at, masked.
+    // The masked secret did reach the logs.
     let logged = home.wait_event(0, "mcp.server.logs", |event| {
         event["data"]["logs"][0]["message"].as_str().unwrap().contains("key=[secret] error [secret]")
     });
     assert_eq!(logged["data"]["server_slug"], "notes");
     satellite.process.wait_stderr(|log| log.contains("skipped a message of the server"));
-    look_at_everything(&home);
-    planted.are_in_no_arguments();
+    run_all_commands(&home);
+    planted.assert_not_in_arguments();
     satellite.terminate().exits(0);
     home.satellite(&["events", "--json"]).exits(0);
-    planted.are_in_no_output(&home);
+    planted.assert_not_in_output(&home);
 }
 
 #[test]
-fn what_a_user_configures_is_found_in_its_one_file_and_nowhere_else() {
+fn configured_values_appear_only_in_their_file() {
     let mut home = Home::new();
-    at_trace(&mut home);
-    let planted = Planted::new(&home, 6);
-    let secret = |number: usize| planted.cores[number].clone();
+    log_at_trace_level(&mut home);
+    let planted = PlantedSecrets::new(&home, 6);
+    let secret = |number: usize| planted.markers[number].clone();
     home.env.push(("PLANTED_IN_A_SHELL".to_owned(), secret(0)));
     fs::write(home.path().join("key.pem"), format!("-----{}-----\nsecond-{}\n", secret(1), secret(2))).unwrap();
     let config = home.write(
@@ -233,7 +233,7 @@ user_required = ["bearer_token", "X-Api-Key"]
     );
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_status("notes", "awaiting_user_config");
-    // As a value, as a key, and where there is none to give.
+    // As a value, as a key, and for servers that do not require it.
     home.satellite(&["configure", "notes", "API_KEY=env:PLANTED_IN_A_SHELL", "PEM=file:key.pem"]).exits(0);
     let typed_wrongly = home.path().join("typed");
     fs::write(&typed_wrongly, secret(3)).unwrap();
@@ -253,7 +253,7 @@ user_required = ["bearer_token", "X-Api-Key"]
     fs::write(&typed_wrongly, &bearer).unwrap();
     with_stdin(&["remote", "bearer_token"]).exits(2);
     with_stdin(&["remote", "X-Api-Key", "--no-wait"]).exits(0);
-    planted.are_in_no_arguments();
+    planted.assert_not_in_arguments();
 
     for text in [secret(0), format!("-----{}-----", secret(1)), format!("second-{}", secret(2))] {
         let arguments = json!({"message": format!("login as {text} refused")}).to_string();
@@ -261,13 +261,13 @@ user_required = ["bearer_token", "X-Api-Key"]
         assert!(outcome.stderr.contains("login as [secret] refused"), "{outcome:#?}");
     }
     home.satellite(&["call", "notes", "crash", r#"{"code": 9}"#]).exits(1);
-    home.wait_row("notes", "back", |row| row["status"] == "online" && row["restarts"] == 1);
+    home.wait_row("notes", "online again", |row| row["status"] == "online" && row["restarts"] == 1);
     home.satellite(&["call", "remote", "echo"]).exits(1);
     home.satellite(&["configure", "notes", "--json"]).exits(0);
     home.wait_event(0, "mcp.server.logs", |event| {
         event["data"]["logs"][0]["message"].as_str().unwrap().contains("key=[secret] [secret]")
     });
-    // Another configuration, good and bad.
+    // A changed configuration, first valid and then invalid.
     let text = fs::read_to_string(&config).unwrap();
     fs::write(&config, text.replace("key={env:API_KEY} {env:PEM}", "key={env:API_KEY} {env:PEM} again")).unwrap();
     satellite.signal(Signal::SIGHUP);
@@ -275,7 +275,7 @@ user_required = ["bearer_token", "X-Api-Key"]
     fs::write(&config, text.replace("server = ", "servr = ")).unwrap();
     satellite.signal(Signal::SIGHUP);
     home.wait_event(0, "config.error", |_| true);
-    look_at_everything(&home);
+    run_all_commands(&home);
     satellite.terminate().exits(0);
 
     let values = home.data_dir().join("values.json");
@@ -284,16 +284,16 @@ user_required = ["bearer_token", "X-Api-Key"]
         assert!(kept.contains(&secret(number)), "{number}");
     }
     fs::remove_file(values).unwrap();
-    // What is not asked for was said again by nobody but the one who typed it: clap's own words are not ours.
-    planted.are_in_no_output(&home);
+    // Arguments that are not required keys must not be repeated in any output.
+    planted.assert_not_in_output(&home);
 }
 
 #[test]
-fn what_a_client_shows_and_what_it_is_given_is_found_nowhere() {
+fn tokens_of_clients_and_secrets_in_results_appear_nowhere() {
     let mut home = Home::new();
-    at_trace(&mut home);
-    let mut planted = Planted::new(&home, 4);
-    let [token, wrong, key, other] = [0, 1, 2, 3].map(|number| format!("sat_{}", planted.cores[number]));
+    log_at_trace_level(&mut home);
+    let mut planted = PlantedSecrets::new(&home, 4);
+    let [token, wrong, key, other] = [0, 1, 2, 3].map(|number| format!("sat_{}", planted.markers[number]));
     home.env.push(("PLANTED_TOKEN".into(), token.clone()));
     home.env.push(("PLANTED_KEY".into(), key.clone()));
     let config = home.write(
@@ -323,19 +323,19 @@ SIM "--all-tools"
     let url = greeted.split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap();
     let at = |path: &str, token: &str| Client::new(url, Some(token)).at(path);
 
-    // Wrong tokens, and the right one in every wrong place.
+    // Wrong tokens, and the right token in wrong places.
     assert_eq!(at("/mcp", &wrong).initialize().status, 401);
     assert_eq!(at(&format!("/mcp?access_token={token}"), &wrong).initialize().status, 400);
     assert_eq!(at(&format!("/i/{token}/mcp"), &token).initialize().status, 404);
     assert_eq!(at(&format!("/{token}"), &token).initialize().status, 404);
     assert_eq!(at("/mcp", &token).in_session(&token).call_anyway("list_servers", &json!({})).status, 404);
 
-    // What a server gives its client is the client's; of what is logged of it nothing is secret.
+    // Results reach the client unchanged; in logs they are masked.
     let (mut direct, mut all) = (at("/i/notes/mcp", &token), at("/mcp", &token));
     for client in [&mut direct, &mut all] {
         let session = client.initialize().header("mcp-session-id").unwrap().to_owned();
-        // The second half opens a session; the first may be told.
-        planted.cores.push(session[16..].to_owned());
+        // The second half of a session id is secret; the first half may be logged.
+        planted.markers.push(session[16..].to_owned());
     }
     for (tool, arguments) in [
         ("env", json!({"name": "API_KEY"})),
@@ -352,14 +352,14 @@ SIM "--all-tools"
     }
     let logs = home.wait_event(0, "mcp.request.logs", |_| true);
     assert!(logs.to_string().contains("my key is [secret]"), "{logs:#}");
-    look_at_everything(&home);
-    planted.are_in_no_arguments();
+    run_all_commands(&home);
+    planted.assert_not_in_arguments();
     satellite.terminate().exits(0);
-    planted.are_in_no_output(&home);
+    planted.assert_not_in_output(&home);
 }
 
-/// Starts a server for each script, with the same secret in `API_KEY`, and waits until `told` says that each is through.
-fn scripts(home: &Home, policy: &str, scripts: &[(&str, &str)], told: impl Fn(&str, &str) -> bool) -> String {
+/// Starts a server per script with the same secret in `API_KEY` and waits until `is_done` accepts the log for each.
+fn scripts(home: &Home, policy: &str, scripts: &[(&str, &str)], is_done: impl Fn(&str, &str) -> bool) -> String {
     let mut text = format!(
         "{policy}\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = [{{ id = \"user_alice\", slug = \"alice\" }}]\n"
     );
@@ -370,13 +370,13 @@ fn scripts(home: &Home, policy: &str, scripts: &[(&str, &str)], told: impl Fn(&s
             "[[teams.installations]]\nid = \"{name}\"\nserver = \"{name}\"\ncommand = \"sh\"\nargs = [\"{name}\", \"{}\"]\n\
              env = {{ API_KEY = \"{}\" }}\n",
             home.mark(),
-            core(home, 0)
+            marker(home, 0)
         )
         .unwrap();
     }
     let config = home.write("satellite.toml", &text);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
-    let through = |log: &str| scripts.iter().all(|(name, _)| told(name, log));
+    let through = |log: &str| scripts.iter().all(|(name, _)| is_done(name, log));
     satellite.process.wait_stderr(through);
     home.satellite(&["status", "--json"]).exits(0);
     home.satellite(&["events", "--json"]).exits(0);
@@ -384,10 +384,10 @@ fn scripts(home: &Home, policy: &str, scripts: &[(&str, &str)], told: impl Fn(&s
 }
 
 #[test]
-fn a_secret_in_a_handshake_that_fails_and_in_last_words_is_found_nowhere() {
+fn a_secret_in_a_failed_handshake_or_in_stderr_appears_nowhere() {
     let mut home = Home::new();
-    at_trace(&mut home);
-    let planted = Planted::new(&home, 1);
+    log_at_trace_level(&mut home);
+    let planted = PlantedSecrets::new(&home, 1);
     let answer = |result: &str| {
         format!("read -r _\nprintf '{{\"jsonrpc\":\"2.0\",\"id\":1,{result}}}\\n' \"$API_KEY\"\nread -r _\n")
     };
@@ -419,21 +419,21 @@ fn a_secret_in_a_handshake_that_fails_and_in_last_words_is_found_nowhere() {
     for said in ["bad key [secret]", "npm warn [secret]", "no newline after [secret]"] {
         assert!(log.contains(said), "{said} is missing in:\n{log}");
     }
-    planted.are_in_no_output(&home);
-    planted.are_in_no_arguments();
+    planted.assert_not_in_output(&home);
+    planted.assert_not_in_arguments();
 }
 
-/// A handshake that succeeds, with its three places for a text.
+/// A successful handshake.
 const GREETING: &str = r#"read -r _
 printf '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"a","version":"1"}}}\n'
 read -r _
 "#;
 
 #[test]
-fn a_secret_in_an_answer_that_is_of_no_use_is_found_nowhere() {
+fn a_secret_in_an_invalid_response_appears_nowhere() {
     let mut home = Home::new();
-    at_trace(&mut home);
-    let planted = Planted::new(&home, 1);
+    log_at_trace_level(&mut home);
+    let planted = PlantedSecrets::new(&home, 1);
     let after_greeting =
         |line: &str| format!("{GREETING}read -r _\nprintf '{line}\\n' \"$API_KEY\"\ncat > /dev/null\n");
     let log = scripts(
@@ -454,14 +454,14 @@ fn a_secret_in_an_answer_that_is_of_no_use_is_found_nowhere() {
         },
     );
     assert!(log.contains("bad key [secret]"), "{log}");
-    planted.are_in_no_output(&home);
+    planted.assert_not_in_output(&home);
 }
 
 #[test]
-fn a_secret_that_a_server_gives_as_a_name_is_in_no_log() {
+fn a_secret_used_as_a_name_by_a_server_is_not_logged() {
     let mut home = Home::new();
-    at_trace(&mut home);
-    let planted = Planted::new(&home, 1);
+    log_at_trace_level(&mut home);
+    let planted = PlantedSecrets::new(&home, 1);
     let after_greeting =
         |line: &str| format!("{GREETING}read -r _\nprintf '{line}\\n' \"$API_KEY\"\ncat > /dev/null\n");
     let named = GREETING
@@ -488,16 +488,16 @@ fn a_secret_that_a_server_gives_as_a_name_is_in_no_log() {
             }
         },
     );
-    planted.are_not_in("the log", &log);
-    planted.are_in_no_output(&home);
+    planted.assert_not_in("the log", &log);
+    planted.assert_not_in_output(&home);
 }
 
 #[test]
-fn a_secret_referred_to_in_an_argument_is_refused() {
+fn a_reference_to_a_secret_in_an_argument_is_rejected() {
     let mut home = Home::new();
-    let planted = Planted::new(&home, 2);
-    home.env.push(("PLANTED_ENV".into(), planted.cores[0].clone()));
-    fs::write(home.path().join("key"), &planted.cores[1]).unwrap();
+    let planted = PlantedSecrets::new(&home, 2);
+    home.env.push(("PLANTED_ENV".into(), planted.markers[0].clone()));
+    fs::write(home.path().join("key"), &planted.markers[1]).unwrap();
     for argument in ["env:PLANTED_ENV", "--key=env:PLANTED_ENV", "file:key"] {
         let config = home.servers("satellite.toml", &[("notes", &[argument])]);
         for verb in ["check", "run"] {
@@ -508,13 +508,13 @@ fn a_secret_referred_to_in_an_argument_is_refused() {
             }
             let outcome = home.bare(&args).exits(2);
             assert!(outcome.stderr.contains("`args` refers to a secret"), "{outcome:#?}");
-            planted.are_not_in(verb, &format!("{outcome:?}"));
+            planted.assert_not_in(verb, &format!("{outcome:?}"));
         }
     }
 }
 
 #[test]
-fn a_server_inherits_no_variable_that_the_satellite_reads_as_a_secret() {
+fn servers_do_not_inherit_variables_that_contain_secrets() {
     let mut home = Home::new();
     for name in ["PLANTED_ENV", "PLANTED_HEADER", "ALICE_TOKEN", "HARMLESS"] {
         home.env.push((name.into(), format!("value-of-{name}")));
@@ -558,6 +558,6 @@ headers = { Authorization = "Bearer env:PLANTED_HEADER" }
         }
         assert_eq!(seen(server, "HARMLESS"), "value-of-HARMLESS");
     }
-    assert_eq!(seen("other", "API_KEY"), "not set", "one server's secret is not another's");
+    assert_eq!(seen("other", "API_KEY"), "not set", "a server has the secret of another server");
     satellite.terminate().exits(0);
 }

@@ -1,4 +1,4 @@
-//! The simulated server, driven over its link by hand-written lines, in paused time.
+//! The simulated server, driven by hand-written lines over its link, with a paused clock.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::time::{Instant, timeout};
 
-/// Longer than anything here takes; in paused time it costs nothing.
+/// Longer than any step of a test. With the paused clock it takes no time.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
 fn spec() -> Arc<InstanceSpec> {
@@ -59,18 +59,18 @@ impl Client {
         }
     }
 
-    async fn of(script: SimScript) -> Self {
+    async fn with_script(script: SimScript) -> Self {
         Self::open(&SimConnector::new(script), 1).await
     }
 
-    /// Opened, and past its handshake.
+    /// Opens a server and performs the handshake.
     async fn ready(script: SimScript) -> Self {
-        let mut client = Self::of(script).await;
-        client.shake_hands().await;
+        let mut client = Self::with_script(script).await;
+        client.handshake().await;
         client
     }
 
-    async fn shake_hands(&mut self) -> Value {
+    async fn handshake(&mut self) -> Value {
         let params =
             json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}});
         self.send(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params})).await;
@@ -101,7 +101,7 @@ impl Client {
         serde_json::from_str(&self.text().await).unwrap()
     }
 
-    /// Calls a tool and gives what came back for it.
+    /// Calls a tool and returns the response.
     async fn result(&mut self, tool: &str, arguments: Value) -> Value {
         self.call(99, tool, arguments).await;
         let answer = self.line().await;
@@ -109,7 +109,7 @@ impl Client {
         answer
     }
 
-    async fn silent(&mut self) -> bool {
+    async fn is_silent(&mut self) -> bool {
         timeout(LONG, self.reader.fill_buf()).await.is_err()
     }
 
@@ -133,8 +133,8 @@ fn names(list: &Value) -> Vec<&str> {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
-async fn the_handshake_answers_the_offered_version_where_it_is_known() {
-    let mut client = Client::of(SimScript::default()).await;
+async fn the_handshake_returns_the_offered_version_if_it_is_known() {
+    let mut client = Client::with_script(SimScript::default()).await;
     for (offered, answered) in [("2024-11-05", "2024-11-05"), ("2026-07-28", "2025-11-25")] {
         client.request(1, "initialize", json!({"protocolVersion": offered})).await;
         let result = &client.line().await["result"];
@@ -143,28 +143,28 @@ async fn the_handshake_answers_the_offered_version_where_it_is_known() {
         assert_eq!(result["capabilities"]["tools"]["listChanged"], true);
     }
     let script = SimScript { protocol_version: Some("1999-01-01".to_owned()), ..SimScript::default() };
-    assert_eq!(Client::of(script).await.shake_hands().await["result"]["protocolVersion"], "1999-01-01");
+    assert_eq!(Client::with_script(script).await.handshake().await["result"]["protocolVersion"], "1999-01-01");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handshake_can_be_late_refused_or_never_come() {
+async fn a_script_can_delay_reject_or_omit_the_handshake() {
     let start = Instant::now();
     let late = SimScript { start_delay: SECOND, handshake_delay: 2 * SECOND, ..SimScript::default() };
-    Client::of(late).await.shake_hands().await;
+    Client::with_script(late).await.handshake().await;
     assert_eq!(start.elapsed(), 3 * SECOND);
 
     let refused = SimScript { handshake_error: Some("no licence".to_owned()), ..SimScript::default() };
-    assert_eq!(Client::of(refused).await.shake_hands().await["error"]["message"], "no licence");
+    assert_eq!(Client::with_script(refused).await.handshake().await["error"]["message"], "no licence");
 
-    let mut never = Client::of(SimScript { handshake_never: true, ..SimScript::default() }).await;
+    let mut never = Client::with_script(SimScript { handshake_never: true, ..SimScript::default() }).await;
     never.request(0, "initialize", json!({})).await;
-    assert!(never.silent().await);
+    assert!(never.is_silent().await);
     never.request(1, "ping", json!({})).await;
     assert_eq!(never.line().await, json!({"jsonrpc": "2.0", "id": 1, "result": {}}));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_list_comes_in_pages_with_special_tools_only_where_asked_for() {
+async fn the_tool_list_has_pages_and_special_tools_only_on_request() {
     let mut client = Client::ready(SimScript { tools: 5, page_size: 2, ..SimScript::default() }).await;
     let (mut params, mut pages) = (json!({}), Vec::new());
     loop {
@@ -183,14 +183,14 @@ async fn the_list_comes_in_pages_with_special_tools_only_where_asked_for() {
     let special = ["echo", "big", "fail", "tool_error", "crash", "env", "huge", "received"];
     assert_eq!(names(&client.line().await), special);
 
-    let mut client = Client::of(SimScript { no_tools_capability: true, ..SimScript::default() }).await;
-    assert_eq!(client.shake_hands().await["result"]["capabilities"], json!({}));
+    let mut client = Client::with_script(SimScript { no_tools_capability: true, ..SimScript::default() }).await;
+    assert_eq!(client.handshake().await["result"]["capabilities"], json!({}));
     client.request(1, "tools/list", json!({})).await;
     assert_eq!(client.line().await["error"]["code"], -32601);
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_tool_answers_what_it_says() {
+async fn each_tool_returns_its_documented_result() {
     let mut client = Client::ready(SimScript::default()).await;
     let echoed = client.result("echo", json!({"text": {"a": [1, "ä\n"]}})).await["result"].clone();
     assert_eq!(echoed["content"][0]["text"], r#"{"a":[1,"ä\n"]}"#);
@@ -217,7 +217,7 @@ async fn each_tool_answers_what_it_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_huge_line_is_exactly_as_long_as_the_script_says() {
+async fn a_huge_line_has_exactly_the_configured_length() {
     let mut client = Client::ready(SimScript { huge_line_bytes: 3_000_000, ..SimScript::default() }).await;
     client.call(1, "big", json!({"bytes": 10})).await;
     client.call(12345, "huge", json!({})).await;
@@ -226,7 +226,7 @@ async fn a_huge_line_is_exactly_as_long_as_the_script_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sleep_reports_progress_and_lets_others_overtake_it() {
+async fn a_sleep_reports_progress_and_does_not_block_other_calls() {
     let mut client = Client::ready(SimScript::default()).await;
     let start = Instant::now();
     let arguments = json!({"ms": 1000, "progress_every_ms": 400});
@@ -235,7 +235,7 @@ async fn a_sleep_reports_progress_and_lets_others_overtake_it() {
     client.call(2, "sleep", json!({"ms": 500})).await;
     client.call(3, "echo", json!({"text": 1})).await;
 
-    let mut seen = Vec::new();
+    let mut received = Vec::new();
     for _ in 0..5 {
         let line = client.line().await;
         let what = if line["method"] == "notifications/progress" {
@@ -244,7 +244,7 @@ async fn a_sleep_reports_progress_and_lets_others_overtake_it() {
         } else {
             format!("answer to {}", line["id"])
         };
-        seen.push(format!("{} ms: {what}", start.elapsed().as_millis()));
+        received.push(format!("{} ms: {what}", start.elapsed().as_millis()));
     }
     let expected = [
         "0 ms: answer to 3",
@@ -253,11 +253,11 @@ async fn a_sleep_reports_progress_and_lets_others_overtake_it() {
         "800 ms: 800 of 1000",
         "1000 ms: answer to 1",
     ];
-    assert_eq!(seen, expected);
+    assert_eq!(received, expected);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_sleep_is_not_answered_unless_it_ignores_that() {
+async fn a_cancelled_sleep_is_answered_only_if_it_ignores_the_cancellation() {
     let mut client = Client::ready(SimScript::default()).await;
     client.call(1, "sleep", json!({"ms": 1000})).await;
     client.call(2, "sleep", json!({"ms": 1000, "ignore_cancel": true})).await;
@@ -266,14 +266,14 @@ async fn a_cancelled_sleep_is_not_answered_unless_it_ignores_that() {
         client.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})).await;
     }
     assert_eq!(client.line().await["id"], 2);
-    assert!(client.silent().await);
+    assert!(client.is_silent().await);
     let received = client.result("received", json!({})).await;
     let expected = json!({"calls": 2, "cancelled": [1, 2], "pings": 0, "initialized": 1});
     assert_eq!(received["result"]["structuredContent"], expected);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crash_has_its_code_or_signal_and_what_was_written_before_is_still_read() {
+async fn a_crash_has_its_code_or_signal_and_earlier_output_is_still_read() {
     for (arguments, end) in [(json!({"code": 3}), code(3)), (json!({"signal": 11}), signal(11)), (json!({}), code(1))] {
         let mut client = Client::ready(SimScript::default()).await;
         for id in 0..100 {
@@ -285,12 +285,12 @@ async fn a_crash_has_its_code_or_signal_and_what_was_written_before_is_still_rea
         }
         assert_eq!(client.text().await, "");
         assert_eq!(client.ended().await, end);
-        assert_eq!(client.ended().await, end, "it can be asked again");
+        assert_eq!(client.ended().await, end, "the second call of `ended` returns another end");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_script_ends_it_on_a_call_before_the_handshake_or_after_its_lifetime() {
+async fn a_script_ends_the_server_on_a_call_before_the_handshake_or_later() {
     let mut client = Client::ready(SimScript { exit_on_call: Some(2), exit_code: 4, ..SimScript::default() }).await;
     client.result("echo", json!({})).await;
     client.call(2, "echo", json!({})).await;
@@ -298,22 +298,22 @@ async fn the_script_ends_it_on_a_call_before_the_handshake_or_after_its_lifetime
     assert_eq!(client.ended().await, code(4));
 
     let script = SimScript { exit_before_handshake: true, exit_signal: Some(6), ..SimScript::default() };
-    assert_eq!(Client::of(script).await.ended().await, signal(6));
+    assert_eq!(Client::with_script(script).await.ended().await, signal(6));
 
-    let mut client = Client::of(SimScript { exit_after: Some(SECOND), ..SimScript::default() }).await;
+    let mut client = Client::with_script(SimScript { exit_after: Some(SECOND), ..SimScript::default() }).await;
     tokio::time::sleep(5 * SECOND).await;
-    client.shake_hands().await;
+    client.handshake().await;
     let start = Instant::now();
     assert_eq!(client.ended().await, code(0));
-    assert_eq!(start.elapsed(), SECOND, "counted from initialized");
+    assert_eq!(start.elapsed(), SECOND, "the lifetime does not start at `initialized`");
 }
 
 #[tokio::test(start_paused = true)]
-async fn jitter_is_drawn_from_seed_and_run() {
+async fn jitter_depends_on_seed_and_run() {
     let lifetime = async |seed, run| {
         let script = SimScript { exit_after: Some(100 * SECOND), jitter: 0.5, seed, ..SimScript::default() };
         let mut client = Client::open(&SimConnector::new(script), run).await;
-        client.shake_hands().await;
+        client.handshake().await;
         let start = Instant::now();
         client.ended().await;
         start.elapsed()
@@ -326,7 +326,7 @@ async fn jitter_is_drawn_from_seed_and_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sigterm_ends_it_at_once_slowly_or_not_at_all() {
+async fn sigterm_ends_the_server_at_once_slowly_or_not_at_all() {
     let mut client = Client::ready(SimScript::default()).await;
     client.process.terminate();
     assert_eq!(client.ended().await, signal(15));
@@ -349,7 +349,7 @@ async fn sigterm_ends_it_at_once_slowly_or_not_at_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn end_of_file_on_stdin_ends_it_with_code_0_unless_it_is_ignored() {
+async fn closing_stdin_ends_the_server_with_code_0_unless_it_ignores_that() {
     let mut client = Client::ready(SimScript { exit_code: 7, ..SimScript::default() }).await;
     client.call(1, "echo", json!({})).await;
     client.writer = None;
@@ -362,14 +362,14 @@ async fn end_of_file_on_stdin_ends_it_with_code_0_unless_it_is_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_frozen_or_hung_server_answers_nothing_and_still_dies_by_sigterm() {
+async fn a_frozen_or_hung_server_does_not_respond_and_ends_by_sigterm() {
     let connector = SimConnector::new(SimScript::default());
     let mut client = Client::open(&connector, 1).await;
-    client.shake_hands().await;
+    client.handshake().await;
     client.call(1, "sleep", json!({"ms": 10})).await;
     connector.handle(&spec().id).unwrap().freeze();
     client.request(2, "ping", json!({})).await;
-    assert!(client.silent().await);
+    assert!(client.is_silent().await);
     client.process.terminate();
     assert_eq!(client.ended().await, signal(15));
 
@@ -377,7 +377,7 @@ async fn a_frozen_or_hung_server_answers_nothing_and_still_dies_by_sigterm() {
     client.result("echo", json!({})).await;
     client.call(1, "echo", json!({})).await;
     client.request(2, "ping", json!({})).await;
-    assert!(client.silent().await);
+    assert!(client.is_silent().await);
     client.process.terminate();
     assert_eq!(client.ended().await, signal(15));
 }
@@ -388,14 +388,14 @@ async fn a_server_that_hangs_calls_answers_pings() {
     client.call(1, "echo", json!({})).await;
     client.request(2, "ping", json!({})).await;
     assert_eq!(client.line().await["id"], 2);
-    assert!(client.silent().await);
+    assert!(client.is_silent().await);
     let received = client.result("received", json!({})).await;
     assert_eq!(received["result"]["structuredContent"]["calls"], 1);
     assert_eq!(received["result"]["structuredContent"]["pings"], 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn call_delay_holds_every_answer_back() {
+async fn call_delay_delays_every_response() {
     let mut client = Client::ready(SimScript { call_delay: SECOND, ..SimScript::default() }).await;
     let start = Instant::now();
     client.call(1, "echo", json!({})).await;
@@ -415,7 +415,7 @@ async fn a_changed_list_is_announced_and_has_one_more_tool() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_fails_as_often_as_the_script_says() {
+async fn a_list_fails_the_configured_number_of_times() {
     let mut client = Client::ready(SimScript { list_error_times: 2, ..SimScript::default() }).await;
     for failed in [true, true, false] {
         client.request(1, "tools/list", json!({})).await;
@@ -429,9 +429,9 @@ async fn a_list_fails_as_often_as_the_script_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn garbage_comes_at_the_start_and_before_each_answer() {
+async fn garbage_is_written_at_the_start_and_before_each_response() {
     let script = SimScript { stdout_garbage_at_start: 2, garbage_lines: 3, ..SimScript::default() };
-    let mut client = Client::of(script).await;
+    let mut client = Client::with_script(script).await;
     client.request(1, "ping", json!({})).await;
     for _ in 0..5 {
         let line = client.text().await;
@@ -441,7 +441,7 @@ async fn garbage_comes_at_the_start_and_before_each_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_echo_comes_as_late_as_its_caller_says() {
+async fn an_echo_is_delayed_as_its_caller_requests() {
     let mut client = Client::ready(SimScript { call_delay: SECOND, ..SimScript::default() }).await;
     let start = Instant::now();
     let echoed = client.result("echo", json!({"text": "hi", "after_ms": 1500})).await["result"].clone();
@@ -450,8 +450,8 @@ async fn an_echo_comes_as_late_as_its_caller_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stray_answers_come_before_each_answer() {
-    let mut client = Client::of(SimScript { stray_answers: 2, ..SimScript::default() }).await;
+async fn stray_responses_precede_each_response() {
+    let mut client = Client::with_script(SimScript { stray_answers: 2, ..SimScript::default() }).await;
     client.request(3, "ping", json!({})).await;
     client.call(7, "echo", json!({"text": "late", "after_ms": 10})).await;
     let mut answered = Vec::new();
@@ -460,11 +460,15 @@ async fn stray_answers_come_before_each_answer() {
     }
     let never = answered[1];
     assert!(never > u64::from(u32::MAX), "{never}");
-    assert_eq!(answered, [0, never, 0, never, 3, 3, never, 3, never, 7], "nothing was answered before the first");
+    assert_eq!(
+        answered,
+        [0, never, 0, never, 3, 3, never, 3, never, 7],
+        "wrong responses, or a response before the first request"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_keeps_what_it_is_told_is_killed_over_its_limit() {
+async fn a_server_that_grows_with_each_call_is_killed_over_its_memory_limit() {
     let script = SimScript { grow_per_call: 1000, memory_max: 2000, ..SimScript::default() };
     let mut client = Client::ready(script).await;
     for text in ["one", "two"] {
@@ -475,14 +479,14 @@ async fn a_server_that_keeps_what_it_is_told_is_killed_over_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stderr_has_its_lines_and_blocks_the_server_until_it_is_read() {
+async fn stderr_has_the_configured_lines_and_blocks_the_server_until_it_is_read() {
     let text = "key {env:API_KEY}, {env:NONE}end".to_owned();
-    let mut client = Client::of(SimScript { stderr_text: Some(text.clone()), ..SimScript::default() }).await;
+    let mut client = Client::with_script(SimScript { stderr_text: Some(text.clone()), ..SimScript::default() }).await;
     let mut stderr = BufReader::new(client.stderr.take().unwrap()).lines();
     assert_eq!(stderr.next_line().await.unwrap().unwrap(), "key hush-hush, end");
 
     let script = SimScript { stderr_text: Some(text), stderr_lines_per_second: 250, ..SimScript::default() };
-    let mut client = Client::of(script).await;
+    let mut client = Client::with_script(script).await;
     let mut stderr = BufReader::new(client.stderr.take().unwrap()).lines();
     let start = Instant::now();
     for _ in 0..1000 {
@@ -490,17 +494,17 @@ async fn stderr_has_its_lines_and_blocks_the_server_until_it_is_read() {
     }
     assert_eq!(start.elapsed(), 4 * SECOND);
 
-    // What nobody has read for a while is not made up for.
-    let mut client = Client::of(SimScript { stderr_bytes_per_second: 1 << 20, ..SimScript::default() }).await;
+    // A pause of the reader is not made up for later.
+    let mut client = Client::with_script(SimScript { stderr_bytes_per_second: 1 << 20, ..SimScript::default() }).await;
     tokio::time::sleep(SECOND).await;
     let mut stderr = client.stderr.take().unwrap();
     let start = Instant::now();
     tokio::io::copy(&mut (&mut stderr).take(4 << 20), &mut tokio::io::sink()).await.unwrap();
     assert!((4 * SECOND).abs_diff(start.elapsed()) < SECOND / 2, "{:?}", start.elapsed());
 
-    let mut client = Client::of(SimScript { stderr_burst_bytes: 100_000, ..SimScript::default() }).await;
+    let mut client = Client::with_script(SimScript { stderr_burst_bytes: 100_000, ..SimScript::default() }).await;
     client.request(1, "ping", json!({})).await;
-    assert!(client.silent().await);
+    assert!(client.is_silent().await);
     let mut stderr = client.stderr.take().unwrap();
     let reading = tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
     assert_eq!(client.line().await["id"], 1);
@@ -509,20 +513,20 @@ async fn stderr_has_its_lines_and_blocks_the_server_until_it_is_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_reader_stops_the_server_from_reading_and_loses_nothing() {
+async fn a_slow_reader_stops_the_server_from_reading_and_loses_no_response() {
     let mut client = Client::ready(SimScript::default()).await;
-    let mut asked = 0;
-    while timeout(SECOND, client.call(asked, "big", json!({"bytes": 10_000}))).await.is_ok() {
-        asked += 1;
-        assert!(asked < 1000, "the server reads without bound");
+    let mut calls = 0;
+    while timeout(SECOND, client.call(calls, "big", json!({"bytes": 10_000}))).await.is_ok() {
+        calls += 1;
+        assert!(calls < 1000, "the server reads without bound");
     }
-    for id in 0..asked {
+    for id in 0..calls {
         assert_eq!(client.line().await["id"], id);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_the_guard_kills_and_the_connector_counts() {
+async fn dropping_the_guard_kills_the_server_and_the_connector_counts_servers() {
     let connector = SimConnector::new(SimScript::default());
     let mut first = Client::open(&connector, 1).await;
     assert_eq!((connector.alive_count(), connector.opened_count(), connector.overlaps()), (1, 1, 0));
@@ -540,7 +544,7 @@ async fn dropping_the_guard_kills_and_the_connector_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_storm_can_be_raised_from_outside() {
+async fn a_handle_can_cause_a_storm_of_exits() {
     let connector = SimConnector::new(SimScript::default());
     let mut client = Client::open(&connector, 1).await;
     connector.handle(&spec().id).unwrap().exit(5);
@@ -552,7 +556,7 @@ async fn a_storm_can_be_raised_from_outside() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grandchild_is_there_until_a_signal_reaches_it() {
+async fn a_grandchild_runs_until_a_signal_reaches_it() {
     for (grandchild, gone_by_sigterm) in
         [(Grandchild::Plain, true), (Grandchild::IgnoreTerm, false), (Grandchild::Setsid, false)]
     {
@@ -566,13 +570,13 @@ async fn a_grandchild_is_there_until_a_signal_reaches_it() {
         assert_eq!(connector.alive_count() == 0, gone_by_sigterm);
         client.process.kill();
         client.process.wait_all().await;
-        assert_eq!(client.ended().await, code(0), "the leader's own end stays what it was");
+        assert_eq!(client.ended().await, code(0), "the end of the leader changed");
         assert_eq!(connector.alive_count(), 0);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plan_is_made_for_each_run_and_can_fail_the_opening() {
+async fn each_run_has_its_own_plan_which_can_fail_the_open() {
     let connector = SimConnector::with_plan(|spec, run| {
         assert_eq!(&*spec.name, "files-acme-alice-abc123");
         match run {
@@ -598,14 +602,14 @@ async fn a_plan_is_made_for_each_run_and_can_fail_the_opening() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rmcp_answers_the_same() {
+async fn a_server_of_rmcp_gives_the_same_responses() {
     let script = SimScript { tools: 5, page_size: 4, ..SimScript::default() };
     let mut by_hand = Client::ready(script.clone()).await;
     let connector = SimConnector::with_plan(move |_, _| SimPlan::rmcp(script.clone()));
     let mut by_rmcp = Client::open(&connector, 1).await;
-    let hands = by_rmcp.shake_hands().await;
-    assert_eq!(hands["result"]["protocolVersion"], "2025-11-25");
-    assert_eq!(hands["result"]["serverInfo"]["name"], "sim-server");
+    let response = by_rmcp.handshake().await;
+    assert_eq!(response["result"]["protocolVersion"], "2025-11-25");
+    assert_eq!(response["result"]["serverInfo"]["name"], "sim-server");
 
     for (method, params) in [
         ("tools/list", json!({})),
@@ -634,8 +638,8 @@ async fn rmcp_answers_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_in_pieces_is_one_line() {
-    let mut client = Client::of(SimScript::default()).await;
+async fn a_line_written_in_pieces_is_one_message() {
+    let mut client = Client::with_script(SimScript::default()).await;
     let writer = client.writer.as_mut().unwrap();
     for piece in ["{\"jsonrpc\":\"2.0\",", "\"id\":\"a\",\"meth", "od\":\"ping\"}", "\n\n"] {
         writer.write_all(piece.as_bytes()).await.unwrap();

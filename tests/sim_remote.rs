@@ -1,4 +1,4 @@
-//! The simulated remote server, driven over its line by hand-written messages, in paused time.
+//! The simulated remote server, driven by hand-written messages over its line, with a paused clock.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Longer than anything here takes; in paused time it costs nothing.
+/// Longer than any step of a test. With the paused clock it takes no time.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
 const UNAUTHORIZED: FailureKind = FailureKind::Unauthorized { challenge: None };
@@ -68,37 +68,37 @@ fn call(id: u64, tool: &str, arguments: &Value) -> LineOutput {
     request(id, "tools/call", &json!({"name": tool, "arguments": arguments}))
 }
 
-fn told(method: &str) -> Bytes {
+fn notification(method: &str) -> Bytes {
     json!({"jsonrpc": "2.0", "method": method}).to_string().into()
 }
 
 fn initialized() -> LineOutput {
-    LineOutput::Initialized { version: "2025-11-25".to_owned(), body: told("notifications/initialized") }
+    LineOutput::Initialized { version: "2025-11-25".to_owned(), body: notification("notifications/initialized") }
 }
 
 struct Client {
     line: Box<dyn ServerLine>,
     remote: SimRemote,
-    world: SimConnector,
+    connector: SimConnector,
 }
 
 impl Client {
-    fn dial(world: &SimConnector, spec: InstanceSpec, run: u64) -> Self {
-        let remote = world.remote(&spec.id);
-        Self { line: world.dial(&Arc::new(spec), RunNumber(run)), remote, world: world.clone() }
+    fn dial(connector: &SimConnector, spec: InstanceSpec, run: u64) -> Self {
+        let remote = connector.remote(&spec.id);
+        Self { line: connector.dial(&Arc::new(spec), RunNumber(run)), remote, connector: connector.clone() }
     }
 
-    fn of(script: SimScript) -> Self {
+    fn with_script(script: SimScript) -> Self {
         Self::dial(&SimConnector::new(script), spec(), 1)
     }
 
     async fn ready(script: SimScript) -> Self {
-        let mut client = Self::of(script);
-        client.shake_hands().await;
+        let mut client = Self::with_script(script);
+        client.handshake().await;
         client
     }
 
-    async fn shake_hands(&mut self) -> Value {
+    async fn handshake(&mut self) -> Value {
         let answer = self.result(initialize(1)).await;
         self.line.send(initialized());
         answer
@@ -108,14 +108,14 @@ impl Client {
         timeout(LONG, poll_fn(|cx| self.line.poll_next(cx))).await.unwrap()
     }
 
-    async fn silent(&mut self) -> bool {
+    async fn is_silent(&mut self) -> bool {
         timeout(LONG, poll_fn(|cx| self.line.poll_next(cx))).await.is_err()
     }
 
     async fn message(&mut self) -> Value {
         match self.next().await {
             LineEvent::Message { message, .. } => serde_json::from_slice(&message).unwrap(),
-            other => panic!("{other:?} instead of a message"),
+            other => panic!("expected a message, not {other:?}"),
         }
     }
 
@@ -128,16 +128,16 @@ impl Client {
         self.line.send(message);
         match self.next().await {
             LineEvent::Failed { failure, .. } => failure,
-            other => panic!("{other:?} instead of a failure"),
+            other => panic!("expected a failure, not {other:?}"),
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_begins_is_used_and_ends_and_all_of_it_is_remembered_with_its_time() {
-    let mut client = Client::of(SimScript::default());
+async fn the_history_contains_each_step_of_a_session_with_its_time() {
+    let mut client = Client::with_script(SimScript::default());
     let began = Instant::now();
-    assert_eq!(client.shake_hands().await["result"]["serverInfo"]["name"], "sim-server");
+    assert_eq!(client.handshake().await["result"]["serverInfo"]["name"], "sim-server");
     sleep(SECOND).await;
     assert_eq!(client.result(call(2, "add", &json!({"a": 1, "b": 2}))).await["result"]["content"][0]["text"], "3");
     client.line.send(LineOutput::Close);
@@ -150,15 +150,15 @@ async fn a_session_begins_is_used_and_ends_and_all_of_it_is_remembered_with_its_
     assert_eq!(remote.served_at("tools/call add"), [began + SECOND]);
     assert_eq!(remote.served_at("notifications/initialized"), [began]);
     assert_eq!((remote.received_at("DELETE").len(), remote.tried_at("tools/call").len()), (1, 1));
-    assert_eq!(client.world.line_count(), 1);
-    let Client { line, world, .. } = client;
+    assert_eq!(client.connector.line_count(), 1);
+    let Client { line, connector, .. } = client;
     drop(line);
-    assert_eq!(world.line_count(), 0);
+    assert_eq!(connector.line_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_endpoint_that_is_down_fails_each_attempt_in_its_way_and_serves_again_when_it_is_up() {
-    let mut client = Client::of(SimScript::default());
+async fn an_endpoint_that_is_down_fails_each_attempt_with_the_given_failure() {
+    let mut client = Client::with_script(SimScript::default());
     let timed_out = FailureKind::ConnectTimeout(10 * SECOND);
     let table = [
         (FailureKind::Refused, 0, false),
@@ -175,39 +175,39 @@ async fn an_endpoint_that_is_down_fails_each_attempt_in_its_way_and_serves_again
         assert_eq!(began.elapsed().as_secs(), after);
     }
     client.remote.bring_up();
-    client.shake_hands().await;
+    client.handshake().await;
     let succeeded: Vec<bool> = client.remote.attempts().iter().map(|attempt| attempt.succeeded).collect();
     assert_eq!(succeeded, [false, false, false, false, false, false, true]);
-    assert_eq!(client.remote.received_at("initialize").len(), 3, "two of them got there and failed");
+    assert_eq!(client.remote.received_at("initialize").len(), 3, "not three received handshakes, two of which failed");
     assert_eq!(client.remote.served_at("initialize").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_connection_delays_its_first_exchange_and_one_that_is_too_slow_times_out() {
-    let mut client = Client::of(SimScript { handshake_delay: SECOND, ..SimScript::default() });
-    client.remote.change(|manner| (manner.connect_delay, manner.delay) = (2 * SECOND, SECOND));
+async fn a_slow_connection_delays_its_first_exchange_or_times_out() {
+    let mut client = Client::with_script(SimScript { handshake_delay: SECOND, ..SimScript::default() });
+    client.remote.change(|behavior| (behavior.connect_delay, behavior.delay) = (2 * SECOND, SECOND));
     let began = Instant::now();
-    client.shake_hands().await;
+    client.handshake().await;
     assert_eq!(began.elapsed(), 4 * SECOND);
     client.result(call(2, "echo", &json!({"text": 1}))).await;
-    assert_eq!(began.elapsed(), 5 * SECOND, "the connection is there, and it overtakes nothing");
+    assert_eq!(began.elapsed(), 5 * SECOND, "not one delay without a new connection");
 
-    client.remote.change(|manner| manner.connect_delay = 30 * SECOND);
-    let mut late = Client::dial(&client.world, spec(), 2);
+    client.remote.change(|behavior| behavior.connect_delay = 30 * SECOND);
+    let mut late = Client::dial(&client.connector, spec(), 2);
     let kind = FailureKind::ConnectTimeout(10 * SECOND);
     assert_eq!(late.failure(initialize(1)).await, ExchangeFailure::unsent(kind));
     assert_eq!(began.elapsed(), 15 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]
-async fn its_delays_vary_by_its_seed_and_the_same_seed_varies_them_alike() {
+async fn the_delays_depend_only_on_the_seed() {
     let takes = async |seed| {
-        let world = SimConnector::new(SimScript::default());
-        world.remote(&spec().id).change(|manner| {
-            (manner.delay, manner.jitter, manner.seed) = (SECOND, 0.5, seed);
+        let connector = SimConnector::new(SimScript::default());
+        connector.remote(&spec().id).change(|behavior| {
+            (behavior.delay, behavior.jitter, behavior.seed) = (SECOND, 0.5, seed);
         });
         let began = Instant::now();
-        Client::dial(&world, spec(), 1).result(initialize(1)).await;
+        Client::dial(&connector, spec(), 1).result(initialize(1)).await;
         began.elapsed()
     };
     let first = takes(1).await;
@@ -217,18 +217,18 @@ async fn its_delays_vary_by_its_seed_and_the_same_seed_varies_them_alike() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_forgotten_is_refused_until_another_is_made() {
+async fn requests_of_a_forgotten_session_fail_until_a_new_handshake() {
     let mut client = Client::ready(SimScript::default()).await;
     client.remote.expire(404);
     assert_eq!(client.failure(call(2, "echo", &json!({}))).await, ExchangeFailure::sent(EXPIRED));
-    client.line.send(LineOutput::Notification { body: told("notifications/cancelled") });
+    client.line.send(LineOutput::Notification { body: notification("notifications/cancelled") });
     assert!(matches!(client.next().await, LineEvent::Lost(ExchangeFailure { kind: EXPIRED, .. })));
     client.remote.expire(400);
     let kind = FailureKind::session_expired(400);
     assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::sent(kind));
     assert!(client.remote.served_at("tools/call").is_empty());
-    let mut again = Client::dial(&client.world, spec(), 2);
-    again.shake_hands().await;
+    let mut again = Client::dial(&client.connector, spec(), 2);
+    again.handshake().await;
     assert!(again.result(call(2, "echo", &json!({}))).await["result"].is_object());
     drop(again);
     assert_eq!(
@@ -238,26 +238,26 @@ async fn a_session_that_is_forgotten_is_refused_until_another_is_made() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_killed_breaks_off_its_answers_and_knows_nothing_afterwards() {
+async fn a_killed_server_cuts_its_responses_and_forgets_its_sessions() {
     let mut client = Client::ready(SimScript::default()).await;
     client.line.send(call(2, "sleep", &json!({"ms": 5000})));
     assert!(timeout(SECOND, client.next()).await.is_err());
     client.remote.kill(FailureKind::Refused);
-    let LineEvent::Failed { id: 2, failure } = client.next().await else { panic!("something else") };
+    let LineEvent::Failed { id: 2, failure } = client.next().await else { panic!("not a failure of request 2") };
     assert_eq!(failure, ExchangeFailure::sent(FailureKind::Cut));
     assert_eq!(client.remote.served_at("tools/call sleep").len(), 1);
     assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::unsent(FailureKind::Refused));
     client.line.send(LineOutput::Close);
-    assert!(matches!(client.next().await, LineEvent::Closed), "there is nobody to be told");
+    assert!(matches!(client.next().await, LineEvent::Closed), "no close after the server was killed");
     client.remote.bring_up();
     assert_eq!(client.failure(call(4, "echo", &json!({}))).await, ExchangeFailure::sent(EXPIRED));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_older_transport_loses_its_session_with_its_stream_and_either_may_lose_it_anyhow() {
+async fn only_the_older_transport_loses_its_session_with_its_stream() {
     for (spec, is_lost) in [(spec(), false), (sse(), true)] {
         let mut client = Client::dial(&SimConnector::new(SimScript::default()), spec, 1);
-        client.shake_hands().await;
+        client.handshake().await;
         client.remote.cut();
         assert_eq!(timeout(SECOND, client.next()).await.is_ok(), is_lost);
         client.remote.report_session_lost(FailureKind::Broken("reset".to_owned()));
@@ -269,59 +269,56 @@ async fn the_older_transport_loses_its_session_with_its_stream_and_either_may_lo
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_refuses_all_but_the_credentials_that_it_wants_and_takes_new_ones_in_a_session() {
+async fn a_server_accepts_only_the_required_credentials_also_within_a_session() {
     let mut client = Client::ready(SimScript::default()).await;
-    client.remote.change(|manner| manner.required_header = Some(("authorization".to_owned(), "Bearer new".into())));
+    client.remote.change(|behavior| behavior.required_header = Some(("authorization".to_owned(), "Bearer new".into())));
     assert_eq!(client.failure(call(2, "echo", &json!({}))).await, ExchangeFailure::sent(UNAUTHORIZED));
     let forbidden = FailureKind::Forbidden { challenge: Some("Bearer".to_owned()) };
-    client.remote.change(|manner| manner.refusal = Some(forbidden.clone()));
+    client.remote.change(|behavior| behavior.refusal = Some(forbidden.clone()));
     assert_eq!(client.failure(initialize(3)).await, ExchangeFailure::sent(forbidden.clone()));
     assert_eq!(client.failure(LineOutput::Probe { id: 4 }).await, ExchangeFailure::sent(forbidden));
     let headers = BTreeMap::from([("Authorization".to_owned(), "Bearer new".into())]);
     client.line.send(LineOutput::Credentials(Arc::new(InstanceSpec { headers, ..spec() })));
-    assert!(client.result(call(5, "echo", &json!({}))).await["result"].is_object(), "the session is the same");
+    assert!(client.result(call(5, "echo", &json!({}))).await["result"].is_object(), "the session was lost");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_requests_fail_as_they_are_told_and_no_other() {
+async fn fail_next_fails_exactly_the_next_requests() {
     let mut client = Client::ready(SimScript::default()).await;
     let throttled = FailureKind::Throttled { retry_after: Some(7 * SECOND) };
     client.remote.fail_next([throttled.clone(), FailureKind::Refused]);
-    client.line.send(LineOutput::Notification { body: told("notifications/cancelled") });
+    client.line.send(LineOutput::Notification { body: notification("notifications/cancelled") });
     assert_eq!(client.failure(call(2, "echo", &json!({}))).await, ExchangeFailure::sent(throttled));
     assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::unsent(FailureKind::Refused));
     client.result(call(4, "echo", &json!({}))).await;
-    let reached = |far: fn(&SimRemote, &str) -> Vec<Instant>| far(&client.remote, "tools/call echo").len();
-    assert_eq!(
-        (reached(SimRemote::tried_at), reached(SimRemote::received_at), reached(SimRemote::served_at)),
-        (3, 2, 1)
-    );
+    let count = |method: fn(&SimRemote, &str) -> Vec<Instant>| method(&client.remote, "tools/call echo").len();
+    assert_eq!((count(SimRemote::tried_at), count(SimRemote::received_at), count(SimRemote::served_at)), (3, 2, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_health_check_is_answered_refused_or_not_answered_as_it_is_told() {
+async fn a_health_check_succeeds_fails_or_hangs_as_configured() {
     let mut client = Client::ready(SimScript::default()).await;
     assert_eq!(client.result(request(2, "ping", &json!({}))).await["result"], json!({}));
-    client.remote.change(|manner| manner.unknown_methods = ["ping"].into());
+    client.remote.change(|behavior| behavior.unknown_methods = ["ping"].into());
     assert_eq!(client.result(request(3, "ping", &json!({}))).await["error"]["code"], -32601);
-    client.remote.change(|manner| manner.silent_on = ["ping", "GET"].into());
+    client.remote.change(|behavior| behavior.silent_on = ["ping", "GET"].into());
     client.line.send(request(4, "ping", &json!({})));
     client.line.send(LineOutput::Probe { id: 5 });
-    assert!(client.silent().await);
+    assert!(client.is_silent().await);
     client.line.send(LineOutput::Abandon { id: 4 });
     client.line.send(LineOutput::Abandon { id: 5 });
-    client.remote.change(|manner| manner.silent_on.clear());
+    client.remote.change(|behavior| behavior.silent_on.clear());
     client.line.send(LineOutput::Probe { id: 6 });
     assert!(matches!(client.next().await, LineEvent::Probed { id: 6 }));
-    client.remote.change(|manner| manner.health_failure = Some(FailureKind::from_status(503)));
+    client.remote.change(|behavior| behavior.health_failure = Some(FailureKind::from_status(503)));
     assert_eq!(client.failure(LineOutput::Probe { id: 7 }).await, ExchangeFailure::sent(FailureKind::from_status(503)));
     assert_eq!((client.remote.received_at("ping").len(), client.remote.received_at("GET").len()), (3, 3));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_hangs_fails_at_its_header_timeout_and_is_not_heard_of_once_abandoned() {
-    let mut client = Client::of(SimScript::default());
-    client.remote.change(|manner| manner.silent_on = ["*"].into());
+async fn a_hanging_request_fails_at_its_header_timeout_unless_it_is_abandoned() {
+    let mut client = Client::with_script(SimScript::default());
+    client.remote.change(|behavior| behavior.silent_on = ["*"].into());
     let began = Instant::now();
     let LineOutput::Request { id, body, .. } = initialize(1) else { unreachable!() };
     let kind = FailureKind::HeaderTimeout(3 * SECOND);
@@ -329,37 +326,41 @@ async fn what_hangs_fails_at_its_header_timeout_and_is_not_heard_of_once_abandon
     assert_eq!(client.failure(handshake).await, ExchangeFailure::sent(kind));
     assert_eq!(began.elapsed(), 3 * SECOND);
 
-    client.remote.change(|manner| manner.silent_on.clear());
-    client.shake_hands().await;
+    client.remote.change(|behavior| behavior.silent_on.clear());
+    client.handshake().await;
     client.line.send(call(2, "sleep", &json!({"ms": 1000})));
     client.line.send(LineOutput::Abandon { id: 2 });
-    assert!(client.silent().await);
-    client.remote.change(|manner| manner.silent_on = ["DELETE"].into());
+    assert!(client.is_silent().await);
+    client.remote.change(|behavior| behavior.silent_on = ["DELETE"].into());
     let began = Instant::now();
     client.line.send(LineOutput::Close);
     assert!(matches!(client.next().await, LineEvent::Closed));
-    assert_eq!(began.elapsed(), 2 * SECOND, "the policy's close_timeout");
+    assert_eq!(began.elapsed(), 2 * SECOND, "not the close_timeout of the policy");
     assert_eq!(client.remote.sessions().closed, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_comes_back_with_other_tools_and_tells_its_clients_what_it_is_told() {
+async fn a_server_sends_notifications_and_lists_other_tools_in_new_sessions() {
     let mut client = Client::ready(SimScript::default()).await;
-    client.remote.say(told("notifications/tools/list_changed"));
+    client.remote.say(notification("notifications/tools/list_changed"));
     assert_eq!(client.message().await["method"], "notifications/tools/list_changed");
-    client.remote.change(|manner| manner.script = Some(SimScript { tools: 5, ..SimScript::default() }.into()));
+    client.remote.change(|behavior| behavior.script = Some(SimScript { tools: 5, ..SimScript::default() }.into()));
     let count = |list: &Value| list["result"]["tools"].as_array().unwrap().len();
-    assert_eq!(count(&client.result(request(2, "tools/list", &json!({}))).await), 3, "in the session as it was");
-    let mut again = Client::dial(&client.world, spec(), 2);
-    again.shake_hands().await;
+    assert_eq!(
+        count(&client.result(request(2, "tools/list", &json!({}))).await),
+        3,
+        "the open session has other tools"
+    );
+    let mut again = Client::dial(&client.connector, spec(), 2);
+    again.handshake().await;
     assert_eq!(count(&again.result(request(2, "tools/list", &json!({}))).await), 5);
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_lists_resources_templates_and_prompts_where_it_says_that_it_has_them() {
+async fn a_server_lists_resources_templates_and_prompts_if_it_has_them() {
     let script = SimScript { resources: 3, resource_templates: 1, prompts: 2, page_size: 2, ..SimScript::default() };
-    let mut client = Client::of(script);
-    let capabilities = client.shake_hands().await["result"]["capabilities"].clone();
+    let mut client = Client::with_script(script);
+    let capabilities = client.handshake().await["result"]["capabilities"].clone();
     let changes = json!({"listChanged": true});
     assert_eq!(capabilities, json!({"tools": changes, "resources": changes, "prompts": changes}));
     let first = client.result(request(2, "resources/list", &json!({}))).await["result"].clone();
@@ -371,15 +372,15 @@ async fn it_lists_resources_templates_and_prompts_where_it_says_that_it_has_them
     let prompts = client.result(request(5, "prompts/list", &json!({}))).await["result"].clone();
     assert_eq!(prompts, json!({"prompts": [{"name": "prompt_1"}, {"name": "prompt_2"}]}));
 
-    let mut plain = Client::of(SimScript { no_tools_capability: true, ..SimScript::default() });
-    assert_eq!(plain.shake_hands().await["result"]["capabilities"], json!({}));
+    let mut plain = Client::with_script(SimScript { no_tools_capability: true, ..SimScript::default() });
+    assert_eq!(plain.handshake().await["result"]["capabilities"], json!({}));
     for method in ["tools/list", "resources/list", "resources/templates/list", "prompts/list"] {
         assert_eq!(plain.result(request(2, method, &json!({}))).await["error"]["code"], -32601, "{method}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_whose_script_ends_it_takes_its_session_along() {
+async fn a_server_that_its_script_ends_forgets_its_sessions() {
     let mut client = Client::ready(SimScript::default()).await;
     assert_eq!(client.failure(call(2, "crash", &json!({}))).await, ExchangeFailure::sent(FailureKind::Cut));
     assert_eq!(client.failure(call(3, "echo", &json!({}))).await, ExchangeFailure::sent(EXPIRED));
@@ -387,30 +388,30 @@ async fn a_server_whose_script_ends_it_takes_its_session_along() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_handshakes_at_once_are_found_out() {
-    let world = SimConnector::new(SimScript { handshake_delay: SECOND, ..SimScript::default() });
-    let mut one = Client::dial(&world, spec(), 1);
-    assert_eq!(world.overlaps(), 0);
-    let mut other = Client::dial(&world, spec(), 2);
-    assert_eq!(world.overlaps(), 1, "two lines at once");
+async fn concurrent_handshakes_are_counted_as_overlaps() {
+    let connector = SimConnector::new(SimScript { handshake_delay: SECOND, ..SimScript::default() });
+    let mut one = Client::dial(&connector, spec(), 1);
+    assert_eq!(connector.overlaps(), 0);
+    let mut other = Client::dial(&connector, spec(), 2);
+    assert_eq!(connector.overlaps(), 1, "no overlap of two open lines");
     one.line.send(initialize(1));
     one.message().await;
-    assert_eq!((one.remote.overlaps(), world.handshakes_max()), (0, 1));
+    assert_eq!((one.remote.overlaps(), connector.handshakes_max()), (0, 1));
     one.line.send(initialize(2));
     other.line.send(initialize(1));
-    assert_eq!((one.remote.overlaps(), world.handshakes_max()), (1, 2));
+    assert_eq!((one.remote.overlaps(), connector.handshakes_max()), (1, 2));
     drop(one.line);
     other.message().await;
     let attempts = other.remote.attempts();
-    assert!(attempts.iter().all(|attempt| attempt.ended.is_some()), "also that of a client that is gone");
+    assert!(attempts.iter().all(|attempt| attempt.ended.is_some()), "an attempt of a dropped client has no end");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forgetful_one_remembers_what_is_under_way_and_nothing_else() {
-    let world = SimConnector::new(SimScript::default()).without_history();
-    let mut client = Client::dial(&world, spec(), 1);
+async fn a_connector_without_history_keeps_only_the_current_attempt() {
+    let connector = SimConnector::new(SimScript::default()).without_history();
+    let mut client = Client::dial(&connector, spec(), 1);
     for _ in 0..3 {
-        client.shake_hands().await;
+        client.handshake().await;
     }
     assert_eq!(client.remote.attempts().len(), 1);
     assert_eq!(client.remote.sessions().opened, 3);

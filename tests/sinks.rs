@@ -1,4 +1,4 @@
-//! The three ways of events, against real files, a real pipe and a real HTTP server.
+//! The file, stdout and HTTP sinks with real files, a real pipe and a real HTTP server.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs::{self, File, OpenOptions};
@@ -43,7 +43,7 @@ fn batch(seqs: std::ops::RangeInclusive<u64>) -> Arc<SinkBatch> {
     Arc::new(SinkBatch { id: *seqs.start(), events: seqs.map(event).collect() })
 }
 
-/// A temporary directory as the satellite would make it.
+/// A temporary directory with mode 0700, which the satellite requires.
 fn private_tempdir() -> TempDir {
     tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o700)).tempdir().unwrap()
 }
@@ -67,14 +67,14 @@ fn line(seq: u64) -> String {
     serde_json::to_string(&event(seq)).unwrap() + "\n"
 }
 
-/// The seqs in a file, each of whose lines must be whole.
+/// The seqs in a file. Panics if a line is incomplete.
 fn seqs_in(path: &Path) -> Vec<u64> {
     let text = fs::read_to_string(path).unwrap();
     assert!(text.is_empty() || text.ends_with('\n'), "{} ends in the middle of a line", path.display());
     text.lines().map(|line| serde_json::from_str::<Envelope>(line).unwrap().seq).collect()
 }
 
-/// The seqs in all files, in order.
+/// The seqs in all files, oldest file first.
 fn stored(dir: &TempDir) -> Vec<u64> {
     let full = full_files(dir).into_iter().filter(|path| path.is_file());
     full.chain([current(dir)]).filter(|path| path.exists()).flat_map(|path| seqs_in(&path)).collect()
@@ -95,7 +95,7 @@ mod file {
     use super::*;
 
     #[tokio::test]
-    async fn events_are_stored_one_a_line_and_read_back_as_they_were() {
+    async fn events_are_stored_one_per_line_and_read_back_unchanged() {
         let dir = private_tempdir();
         let (sink, next_seq) = FileSink::open(dir.path().join("new"), LARGE, 1).unwrap();
         assert_eq!(next_seq, 1);
@@ -106,23 +106,23 @@ mod file {
     }
 
     #[tokio::test]
-    async fn a_full_file_is_kept_beside_the_new_one_and_no_line_is_split() {
+    async fn a_full_file_is_rotated_without_splitting_a_batch() {
         let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), 3 * line(1).len() as u64 + 20, 2).unwrap();
         for seq in (1..=20).step_by(2) {
             assert_eq!(sink.send(batch(seq..=seq + 1)).await, SinkAnswer::Accepted);
         }
         let full = full_files(&dir);
-        assert_eq!(full.len(), 2, "the two latest are kept");
+        assert_eq!(full.len(), 2, "number of kept files");
         for path in full.iter().chain([&current(&dir)]) {
-            assert_eq!(seqs_in(path).len(), 2, "a batch goes whole into one file");
+            assert_eq!(seqs_in(path).len(), 2, "a batch was split between files");
             assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
         }
         assert_eq!(stored(&dir), range(15..=20));
     }
 
     #[tokio::test]
-    async fn a_batch_larger_than_a_file_is_stored_all_the_same() {
+    async fn a_batch_larger_than_the_file_size_is_stored() {
         let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), 1, 10).unwrap();
         assert_eq!(sink.send(batch(1..=5)).await, SinkAnswer::Accepted);
@@ -132,7 +132,7 @@ mod file {
     }
 
     #[tokio::test]
-    async fn the_next_seq_continues_after_a_restart_also_when_the_current_file_is_empty() {
+    async fn the_next_seq_continues_after_a_restart_even_without_a_current_file() {
         let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(sink.send(batch(1..=7)).await, SinkAnswer::Accepted);
@@ -147,7 +147,7 @@ mod file {
     }
 
     #[tokio::test]
-    async fn a_torn_last_line_is_cut_off_and_nothing_else_is_lost() {
+    async fn an_incomplete_last_line_is_removed() {
         let dir = private_tempdir();
         append(&current(&dir), &format!("{}{}{}", line(1), line(2), &line(3)[..40]));
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
@@ -157,7 +157,7 @@ mod file {
     }
 
     #[tokio::test]
-    async fn a_last_line_that_lacks_only_its_newline_is_kept() {
+    async fn a_last_line_without_a_newline_is_kept() {
         let dir = private_tempdir();
         append(&current(&dir), &format!("{}{}", line(1), line(2).trim_end()));
         let (sink, next_seq) = FileSink::open(dir.path(), LARGE, 5).unwrap();
@@ -190,7 +190,7 @@ mod file {
     }
 
     #[tokio::test]
-    async fn a_file_that_cannot_be_written_is_reported_and_taken_up_again() {
+    async fn a_write_error_is_reported_and_the_next_attempt_succeeds() {
         let dir = private_tempdir();
         let (sink, _) = FileSink::open(dir.path(), LARGE, 5).unwrap();
         assert_eq!(sink.send(batch(1..=2)).await, SinkAnswer::Accepted);
@@ -201,11 +201,11 @@ mod file {
 
         fs::remove_dir(current(&dir)).unwrap();
         assert_eq!(sink.send(batch(3..=4)).await, SinkAnswer::Accepted);
-        assert_eq!(seqs_in(&current(&dir)), range(3..=4), "what was accepted before is not written again");
+        assert_eq!(seqs_in(&current(&dir)), range(3..=4), "accepted events were written again");
     }
 
     #[test]
-    fn a_journal_that_cannot_be_opened_says_why() {
+    fn an_open_error_states_the_cause() {
         let dir = private_tempdir();
         File::create(dir.path().join("file")).unwrap();
         let error = FileSink::open(dir.path().join("file/journal"), LARGE, 5).unwrap_err().to_string();
@@ -216,10 +216,10 @@ mod file {
         assert!(error.contains("events.jsonl` is a symbolic link") && error.contains("rm '"), "{error}");
     }
 
-    /// The limit on a file's size stands for a full disk: both end a write in the middle of a line. It is the whole
-    /// process's, so this is a process of its own, with the signal that comes with the limit ignored.
+    /// A file size limit simulates a full disk: both cut a write in the middle of a line. The limit applies to the
+    /// whole process, so the test runs in a child that ignores SIGXFSZ.
     #[test]
-    fn a_batch_cut_short_by_a_full_disk_is_completed_later_without_a_repeated_line() {
+    fn a_batch_cut_by_a_full_disk_is_completed_without_repeated_lines() {
         let dir = private_tempdir();
         let mut command = Command::new("sh");
         command.args(["-c", r#"trap "" XFSZ; exec "$0" "$@""#]).arg(std::env::current_exe().unwrap());
@@ -241,7 +241,7 @@ mod file {
             let reason = unavailable(sink.send(batch(3..=22)).await);
             assert!(reason.starts_with("cannot write ") && reason.contains("File too large"), "{reason}");
             let left = fs::read_to_string(dir.join("events.jsonl")).unwrap();
-            assert!(left.lines().count() > 2 && !left.ends_with('\n'), "this is not the case that is tested");
+            assert!(left.lines().count() > 2 && !left.ends_with('\n'), "the write was not cut within a line");
         }
         setrlimit(Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
         assert_eq!(sink.send(batch(3..=22)).await, SinkAnswer::Accepted);
@@ -257,7 +257,7 @@ mod stdout {
     use super::*;
 
     #[test]
-    fn events_go_to_standard_output_and_a_reader_that_waits_blocks_no_async_thread() {
+    fn a_slow_reader_of_stdout_blocks_no_async_thread() {
         let dir = private_tempdir();
         let mut command = Command::new(std::env::current_exe().unwrap());
         let mut child = in_child(&mut command, "stdout::child_with_a_slow_reader", dir.path())
@@ -265,16 +265,16 @@ mod stdout {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // Nothing is read before the child's only async thread has told that it goes on beside the full pipe.
-        let told =
+        // The pipe is not read until the child's only async thread reports that the full pipe does not block it.
+        let continued =
             BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap).any(|line| line == "going on");
-        assert!(told);
+        assert!(continued);
         let mut text = String::new();
         child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
         assert!(child.wait().unwrap().success(), "{text}");
         let events = text.lines().filter(|line| line.starts_with("{\"seq\""));
         let seqs: Vec<_> = events.map(|line| serde_json::from_str::<Envelope>(line).unwrap().seq).collect();
-        assert_eq!(seqs, range(1..=3000), "each once, also those of the batch that was sent twice");
+        assert_eq!(seqs, range(1..=3000), "events of the repeated batch were written twice");
     }
 
     #[tokio::test]
@@ -285,7 +285,7 @@ mod stdout {
         }
         std::io::stdout().write_all(b"\n").unwrap();
         let sink = StdoutSink::new().unwrap();
-        // Many times what a pipe holds.
+        // Many times the capacity of a pipe.
         let (answer, ()) = tokio::join!(sink.send(batch(1..=2999)), async {
             std::io::stderr().write_all(b"going on\n").unwrap();
         });
@@ -317,7 +317,7 @@ mod http {
 
     const TOKEN: &str = "t0ken-value";
 
-    /// A server that answers everything with `answer`; its address.
+    /// Starts a server that answers every request with `answer` and returns its address.
     async fn serve<F: Future<Output = Response> + Send>(
         answer: impl Fn(Request) -> F + Clone + Send + Sync + 'static,
     ) -> String {
@@ -359,7 +359,7 @@ mod http {
     }
 
     #[tokio::test]
-    async fn a_batch_is_posted_whole_with_its_key_and_our_token() {
+    async fn a_batch_is_posted_with_its_idempotency_key_and_token() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (log, statuses) = (seen.clone(), [503, 200]);
         let address = serve(move |request| {
@@ -379,7 +379,7 @@ mod http {
         for (parts, body) in seen.iter() {
             assert_eq!(parts.method, "POST");
             assert_eq!(parts.uri, "/api/events?key=key-in-query");
-            assert_eq!(parts.headers["idempotency-key"], "7", "the same for each attempt");
+            assert_eq!(parts.headers["idempotency-key"], "7", "the key must be the same for each attempt");
             assert_eq!(parts.headers["content-type"], "application/json");
             let authorization: Vec<_> = parts.headers.get_all("authorization").iter().collect();
             assert_eq!(authorization, ["Bearer t0ken-value"]);
@@ -388,7 +388,7 @@ mod http {
     }
 
     #[tokio::test]
-    async fn a_2xx_is_accepted_but_for_the_events_that_its_report_names() {
+    async fn a_2xx_accepts_all_events_except_those_in_its_report() {
         let report = |failed: u64, failures: Value| json!({ "success": failed == 0, "processed": 3 - failed, "failed": failed, "event_ids": [], "failures": failures });
         assert_eq!(answer_to(200, &[], report(0, json!([]))).await, SinkAnswer::Accepted);
         let failures = json!([
@@ -407,7 +407,7 @@ mod http {
     }
 
     #[tokio::test]
-    async fn a_400_or_422_is_invalid_and_names_the_event_where_the_body_does() {
+    async fn a_400_or_422_is_invalid_and_names_the_reported_event() {
         for status in [400, 422] {
             let body = json!({ "failures": [{ "index": 2, "type": "x", "error": "no such type" }] });
             assert_eq!(answer_to(status, &[], body).await, SinkAnswer::Invalid(Some(2), "no such type".into()));
@@ -420,7 +420,7 @@ mod http {
     }
 
     #[tokio::test]
-    async fn the_other_answers_mean_what_their_status_says() {
+    async fn other_error_statuses_map_to_their_answers() {
         assert_eq!(answer_to(413, &[], "").await, SinkAnswer::TooLarge);
         assert_eq!(answer_to(401, &[], "").await, SinkAnswer::Unauthorized);
         assert_eq!(answer_to(403, &[], "").await, SinkAnswer::Unauthorized);
@@ -431,7 +431,7 @@ mod http {
     }
 
     #[tokio::test]
-    async fn a_429_says_when_to_come_back_if_the_server_does() {
+    async fn a_429_returns_the_delay_of_retry_after() {
         assert_eq!(answer_to(429, &[], "").await, SinkAnswer::Throttled(None));
         assert_eq!(answer_to(429, &[("retry-after", "later")], "").await, SinkAnswer::Throttled(None));
         let seconds = answer_to(429, &[("retry-after", "17")], "").await;
@@ -439,7 +439,11 @@ mod http {
         let past = answer_to(429, &[("retry-after", "Wed, 21 Oct 2015 07:28:00 GMT")], "").await;
         assert_eq!(past, SinkAnswer::Throttled(Some(Duration::ZERO)));
         let future = answer_to(429, &[("retry-after", "Tue, 31 Dec 2999 23:59:59 GMT")], "").await;
-        assert_eq!(future, SinkAnswer::Throttled(Some(Duration::from_secs(3600))), "an hour is the most");
+        assert_eq!(
+            future,
+            SinkAnswer::Throttled(Some(Duration::from_secs(3600))),
+            "the delay must be limited to an hour"
+        );
     }
 
     #[tokio::test]
@@ -456,7 +460,7 @@ mod http {
     }
 
     #[tokio::test]
-    async fn a_server_that_hangs_is_given_up_before_and_within_its_answer() {
+    async fn a_server_that_hangs_before_or_within_its_response_times_out() {
         let timeout = Duration::from_millis(100);
         let silent = serve(|_| pending()).await;
         let stuck = serve(|_| async { Response::new(Body::from_stream(stream::pending::<Result<String, String>>())) });
@@ -467,7 +471,7 @@ mod http {
     }
 
     #[tokio::test]
-    async fn an_endless_answer_is_not_read_to_its_end() {
+    async fn an_endless_response_is_not_read_completely() {
         let report = json!({ "failed": 1, "failures": [{ "index": 0, "error": "x" }] }).to_string();
         for (status, expected) in
             [(200, SinkAnswer::Accepted), (400, SinkAnswer::Invalid(None, "answered 400 Bad Request".into()))]
@@ -483,10 +487,10 @@ mod http {
     }
 
     #[tokio::test]
-    async fn a_server_that_is_not_there_or_speaks_no_http_is_unavailable() {
+    async fn an_unreachable_or_non_http_server_is_unavailable() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let babble = tokio::spawn(async move {
+        let peer = tokio::spawn(async move {
             use tokio::io::{AsyncReadExt, AsyncWriteExt};
             let (mut stream, _) = listener.accept().await.unwrap();
             let _ = stream.read(&mut [0; 16]).await.unwrap();
@@ -498,9 +502,9 @@ mod http {
                 .starts_with(&format!("cannot complete the request to http://{address}/api/events: ")),
             "{reason}"
         );
-        babble.await.unwrap();
+        peer.await.unwrap();
 
-        // Bound and not listening: nobody answers there, and nobody else can get the port.
+        // A bound socket that does not listen refuses connections, and no other program can bind the port.
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = socket.local_addr().unwrap().to_string();
@@ -510,7 +514,7 @@ mod http {
     }
 
     #[test]
-    fn neither_the_sink_nor_its_errors_show_a_secret() {
+    fn neither_the_sink_nor_its_errors_contain_secrets() {
         let shown = without_secrets(&format!("{:?}", sink("127.0.0.1:1")));
         assert!(shown.contains("http://127.0.0.1:1/api/events"), "{shown}");
         let token = Secret::from(format!("{TOKEN}\n"));
@@ -524,7 +528,7 @@ mod http {
     }
 
     #[test]
-    fn a_url_with_tls_is_taken() {
+    fn an_https_url_is_accepted() {
         HttpSink::new("https://events.example/api", None).unwrap();
     }
 }

@@ -689,7 +689,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_door_closes_only_while_nobody_is_inside_and_then_lets_nobody_in() {
+    fn a_gate_closes_only_without_calls_in_flight_and_then_admits_none() {
         let gate = Arc::new(CallGate::new(2));
         let (first, second) = (gate.try_acquire().ok().unwrap(), gate.try_acquire().ok().unwrap());
         assert_eq!(gate.try_acquire().err(), Some(AdmissionError::Full));
@@ -703,7 +703,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_comes_in_or_the_door_closes_and_never_both() {
+    fn a_call_is_admitted_or_the_gate_closes_but_never_both() {
         for _ in 0..2000 {
             let (gate, start) = (Arc::new(CallGate::new(1)), Barrier::new(2));
             let (place, closed) = std::thread::scope(|scope| {

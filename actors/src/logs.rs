@@ -367,18 +367,18 @@ mod tests {
     }
 
     #[test]
-    fn stderr_is_read_to_its_end_also_after_a_panic() {
+    fn stderr_is_read_to_its_end_after_a_panic() {
         let mut stderr = PanickingReader { panics: true, left: 1_000_000 };
         let events = EventSender::new(&BatchPolicy::default(), Arc::new(|| jiff::Timestamp::UNIX_EPOCH));
         let of = Arc::new(EventSubject::from(&*spec()));
-        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        let Ok(clock) = clock else { panic!("there is no clock") };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let Ok(runtime) = runtime else { panic!("cannot build the runtime") };
         let output = ServerOutput {
             stderr: Some(&mut stderr),
             stdout_lines: mpsc::channel(PRINTED_MAX).1,
             last_line: watch::Sender::new(None),
         };
-        clock.block_on(drain(output, watch::Sender::new(spec()).subscribe(), of, events));
+        runtime.block_on(drain(output, watch::Sender::new(spec()).subscribe(), of, events));
         assert_eq!((stderr.panics, stderr.left), (false, 0));
     }
 }

@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_what_it_says() {
+    fn messages_are_classified_and_rewritten_by_their_members() {
         let request = read(
             r#" {"params":{"name":"x","_meta":{"progressToken":"t","y":1e400}},"id":1,"method":"tools/call","jsonrpc":"2.0"} "#,
         )
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_found_however_it_is_spelled_and_nowhere_else() {
+    fn a_progress_token_is_found_in_meta_in_any_escaped_form() {
         let with = |params: &str| {
             let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{params}}}"#);
             read(&text).map(|message| message.token().map(str::to_owned))
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_told_with_its_reason() {
+    fn malformed_messages_are_rejected_with_a_reason() {
         for text in ["", "hello", "{", r#"{"a":}"#, r#"{"jsonrpc":"2.0","method":"a"} x"#, "{\"a\":\"\u{1}\"}"] {
             assert!(matches!(read(text), Err(MalformedMessage::NotJson(_))), "{text}: {:?}", read(text));
         }
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_here_knows_is_not_looked_into() {
+    fn unknown_members_are_passed_on_without_parsing() {
         let nested = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
         let text = format!(
             r#"{{"jsonrpc":"2.0","\ud800":1e999999,"id":1,"method":"m","x":"\udc00","params":{{"a":{nested},"b":123456789012345678901234567890}}}}"#
@@ -574,12 +574,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_are_too_strange(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_are_parsed_or_rejected(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = RpcMessage::parse(Bytes::from(bytes));
         }
 
         #[test]
-        fn only_the_places_that_were_asked_for_change(
+        fn only_the_id_and_the_token_are_replaced(
             before in "[a-z{}\\[\\]\"\\\\ :,0-9]{0,12}", id in "[1-9][0-9]{0,24}", token in "[1-9][0-9]{0,24}", other in "[1-9][0-9]{0,24}",
             id_last in any::<bool>(),
         ) {

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_team_and_a_user_see_their_own_instances_and_no_neighbours() {
+    fn a_team_and_a_user_get_only_their_own_instances() {
         let mut snapshot = Snapshot::default();
         for (team, user, installation) in
             [("b", "u", "1"), ("a", "u", "2"), ("ab", "u", "1"), ("a", "uv", "1"), ("a", "u", "1")]
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_are_offered_while_online_and_never_else() {
+    fn tools_are_offered_only_while_online() {
         for status in Status::ALL {
             assert_eq!(view("a", "u", "1", status).offered_catalogue().is_some(), status == Status::Online, "{status}");
         }

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn lines_are_found_across_reads_and_one_over_the_limit_is_told() {
+    async fn lines_are_assembled_across_reads_and_too_long_ones_are_reported() {
         let text: &[u8] = b"one\n\ntwo-is-long\nrest";
         let mut lines = LineReader::new(tokio::io::BufReader::with_capacity(3, text), 11, ByteBudget::unlimited());
         let mut seen = Vec::new();
@@ -149,7 +149,7 @@ mod tests {
                 ReadOutcome::Line(line) => seen.push(String::from_utf8_lossy(&line).into_owned()),
                 ReadOutcome::End => break,
                 ReadOutcome::Dropped(_) | ReadOutcome::TooLong | ReadOutcome::Failed(_) => {
-                    panic!("no line is over the limit")
+                    panic!("a line was not read")
                 }
             }
         }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_for_which_there_is_no_memory_is_dropped_and_the_next_one_is_read() {
+    async fn a_line_without_free_memory_is_dropped_and_the_next_is_read() {
         let budget = ByteBudget::new(300_000);
         let text = [&vec![b'a'; 400_000][..], b"\nshort\n", &vec![b'b'; 200_000], b"\n"].concat();
         let mut lines =
@@ -169,7 +169,7 @@ mod tests {
         assert!(matches!(lines.next().await, ReadOutcome::Dropped(400_000)));
         assert_eq!(budget.used(), 0);
         assert!(matches!(lines.next().await, ReadOutcome::Line(line) if line == "short"));
-        let ReadOutcome::Line(line) = lines.next().await else { panic!("there is memory for it") };
+        let ReadOutcome::Line(line) = lines.next().await else { panic!("the line was not read") };
         assert_eq!(line.len(), 200_000);
         assert!((136_000..300_000).contains(&budget.used()), "{}", budget.used());
         drop(line);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn pretty_json_goes_on_one_line() {
+    fn pretty_json_is_written_on_one_line() {
         let mut out = BytesMut::new();
         put_json(&mut out, "{\n \"a\": \"x\\ny\"\r\n}");
         assert_eq!(&out[..], b"{  \"a\": \"x\\ny\"  }");

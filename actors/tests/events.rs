@@ -1,4 +1,4 @@
-//! The wire form of every event, pinned: one envelope of each as JSON, and read back to what it was.
+//! The JSON form of every event, as a snapshot and as a round trip.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeSet;
@@ -28,8 +28,8 @@ fn subject() -> Arc<EventSubject> {
     })
 }
 
-/// What follows an event in the list of all: a new variant does not compile until it has its place and its sample.
-fn following(event: Option<&Event>) -> Option<Event> {
+/// Returns the sample after an event. The match is exhaustive, so that each new variant needs a sample.
+fn next_sample(event: Option<&Event>) -> Option<Event> {
     let of = subject();
     let text = str::to_owned;
     Some(match event {
@@ -182,11 +182,11 @@ fn following(event: Option<&Event>) -> Option<Event> {
 }
 
 fn envelopes() -> Vec<Envelope> {
-    let events = std::iter::successors(following(None), |event| following(Some(event)));
+    let events = std::iter::successors(next_sample(None), |event| next_sample(Some(event)));
     (1..).zip(events).map(|(seq, event)| Envelope { seq, timestamp: at(), event }).collect()
 }
 
-/// The value of a field of `data`, or of a line in a list of it, is not ours to name.
+/// Fields whose values come from servers and clients, so that their names follow no rule.
 const OPAQUE: [&str; 4] = ["capabilities", "metadata", "tool_params", "tool_response"];
 
 fn names(value: &Value, into: &mut BTreeSet<String>) {
@@ -205,7 +205,7 @@ fn names(value: &Value, into: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn the_wire_form_of_every_event_is_as_printed() {
+fn every_event_serializes_as_in_the_snapshot() {
     let mut text = String::new();
     for envelope in envelopes() {
         let _ = writeln!(text, "{}", serde_json::to_string_pretty(&envelope).unwrap());
@@ -214,7 +214,7 @@ fn the_wire_form_of_every_event_is_as_printed() {
 }
 
 #[test]
-fn every_event_is_read_back_as_it_was_written() {
+fn every_event_survives_a_json_round_trip() {
     for envelope in envelopes() {
         let line = serde_json::to_string(&envelope).unwrap();
         assert!(!line.contains('\n'));
@@ -225,7 +225,7 @@ fn every_event_is_read_back_as_it_was_written() {
 }
 
 #[test]
-fn every_name_on_the_wire_is_snake_case() {
+fn every_field_name_of_an_event_is_snake_case() {
     let mut found = BTreeSet::new();
     for envelope in envelopes() {
         names(&serde_json::to_value(envelope).unwrap(), &mut found);
@@ -244,13 +244,13 @@ fn an_envelope_has_four_fields_and_its_type_is_the_kind() {
         assert_eq!(fields, BTreeSet::from(["seq", "type", "timestamp", "data"]));
         assert_eq!(value["type"], envelope.event.kind());
         assert_eq!(value["timestamp"], "2026-11-21T06:33:00.123Z");
-        assert!(kinds.insert(envelope.event.kind()), "{} is there twice", envelope.event.kind());
+        assert!(kinds.insert(envelope.event.kind()), "{} occurs twice", envelope.event.kind());
     }
     assert_eq!(kinds, BTreeSet::from(Event::KINDS));
 }
 
 #[test]
-fn every_event_of_an_instance_says_which_and_whose() {
+fn every_instance_event_names_its_instance_team_and_user() {
     for envelope in envelopes() {
         let value = serde_json::to_value(&envelope).unwrap();
         let of_an_instance = ["mcp.server.", "mcp.tool", "mcp.request."].iter();
@@ -271,7 +271,7 @@ fn every_event_of_an_instance_says_which_and_whose() {
 }
 
 #[test]
-fn a_timestamp_has_exactly_three_digits_of_a_second() {
+fn a_timestamp_has_exactly_three_decimal_places() {
     for (time, written) in [
         ("2026-11-21T06:33:00Z", "2026-11-21T06:33:00.000Z"),
         ("2026-11-21T07:33:00.1239999+01:00", "2026-11-21T06:33:00.123Z"),
@@ -283,7 +283,7 @@ fn a_timestamp_has_exactly_three_digits_of_a_second() {
 }
 
 #[test]
-fn the_level_of_a_line_is_inferred_from_its_words() {
+fn the_log_level_is_inferred_from_the_words_of_a_line() {
     for (line, level) in [
         ("ERROR: no such file", LogLevel::Error),
         ("Warning: 1 error", LogLevel::Error),

@@ -1,5 +1,5 @@
-//! What outlives the satellite: what another one wrote down of an instance is what it has come to here, whatever the wall
-//! clock has done meanwhile.
+//! Memos that outlive the satellite: an instance is restored to the state that another satellite stored, also after
+//! changes of the wall clock.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -19,20 +19,20 @@ use mcp_satellite_actors::rules::jitter::JitterRng;
 use mcp_satellite_actors::rules::slot::{
     RequestedState, Slot, SlotEffect, SlotInput, SlotMemo, SlotPhase, StartReason,
 };
-use samples::{catalogue, incomplete, introduced, remote, spec};
+use samples::{catalogue, incomplete, remote, server_info, spec};
 
-/// A satellite that starts, at this moment of both clocks.
-struct Start {
+/// The start of a satellite, with the times of both clocks.
+struct Startup {
     now: Instant,
     wall: Timestamp,
 }
 
-impl Start {
+impl Startup {
     fn new() -> Self {
         Self { now: Instant::now() + Duration::from_secs(100_000), wall: "2026-11-21T06:33:00Z".parse().unwrap() }
     }
 
-    /// So many seconds before, or after if they are negative, as the wall clock has it.
+    /// Returns the wall-clock time this many seconds before the start, or after it if negative.
     fn ago(&self, seconds: i64) -> Timestamp {
         self.wall - SignedDuration::from_secs(seconds)
     }
@@ -44,7 +44,7 @@ impl Start {
     fn slot(&self, spec: &Arc<InstanceSpec>, stored: &StoredMemo, tools: bool) -> (Slot, Vec<SlotEffect>) {
         let (slot, effects) = Slot::from_memo(spec.clone(), JitterRng::new(0, "a"), &self.memo(spec, stored, tools));
         let refused = effects.iter().find(|effect| matches!(effect, SlotEffect::LogInvalidTransition { .. }));
-        assert!(refused.is_none(), "every transition is one that the table knows: {refused:?}");
+        assert!(refused.is_none(), "a transition is not in the status table: {refused:?}");
         (slot, effects)
     }
 
@@ -57,13 +57,13 @@ fn failed() -> StoredMemo {
     StoredMemo { failed: Some("Process crashed 3 times".to_owned()), ..StoredMemo::default() }
 }
 
-fn asks_for_a_permit(effects: &[SlotEffect]) -> bool {
+fn requests_permit(effects: &[SlotEffect]) -> bool {
     effects.iter().any(|effect| matches!(effect, SlotEffect::RequestPermit { .. }))
 }
 
 #[test]
-fn what_is_written_down_is_read_back_as_it_was() {
-    let start = Start::new();
+fn a_stored_memo_is_restored_unchanged() {
+    let start = Startup::new();
     let exits = vec![StoredExit { at: start.ago(250), crash: true }, StoredExit { at: start.ago(20), crash: false }];
     let stored = StoredMemo {
         config: None,
@@ -84,23 +84,23 @@ fn what_is_written_down_is_read_back_as_it_was() {
 }
 
 #[test]
-fn one_that_failed_for_good_stays_so_until_a_person_restarts_it() {
-    let start = Start::new();
+fn a_permanent_failure_lasts_until_a_restart_command() {
+    let start = Startup::new();
     for keep in [ProcessLifetime::Listed, ProcessLifetime::Lazy, ProcessLifetime::AlwaysOn] {
         let spec = spec(|config| config.lifetime = keep);
         let (mut slot, effects) = start.slot(&spec, &failed(), true);
         assert_eq!((slot.status, &slot.phase), (Status::PermanentlyFailed, &SlotPhase::Failed), "{keep:?}");
         assert_eq!(slot.message.as_deref(), Some("Process crashed 3 times"));
-        assert!(!asks_for_a_permit(&effects));
+        assert!(!requests_permit(&effects));
         slot.handle(start.now, SlotInput::Call);
-        assert_eq!(slot.phase, SlotPhase::Failed, "a call does not");
-        assert!(asks_for_a_permit(&slot.handle(start.now, SlotInput::Restart)));
+        assert_eq!(slot.phase, SlotPhase::Failed, "a call does not clear a permanent failure");
+        assert!(requests_permit(&slot.handle(start.now, SlotInput::Restart)));
     }
 }
 
 #[test]
-fn a_stop_wins_over_everything_else() {
-    let start = Start::new();
+fn a_stored_stop_takes_precedence_over_failure_and_dormancy() {
+    let start = Startup::new();
     let asleep = StoredMemo { stopped: true, ..start.asleep(5) };
     for stored in [StoredMemo { stopped: true, ..failed() }, asleep] {
         for spec in
@@ -110,57 +110,57 @@ fn a_stop_wins_over_everything_else() {
             let expected = if spec.missing.is_empty() {
                 (RequestedState::Stopped, Status::Offline, &SlotPhase::Stopped)
             } else {
-                // Its user is still asked.
+                // The status still asks the user for the value.
                 (RequestedState::Stopped, Status::AwaitingUserConfig, &SlotPhase::Unconfigured)
             };
             assert_eq!((slot.requested_state, slot.status, &slot.phase), expected);
-            assert!(!asks_for_a_permit(&effects));
+            assert!(!requests_permit(&effects));
         }
     }
 }
 
 #[test]
-fn one_that_slept_sleeps_on_where_its_tools_are_known_and_may() {
-    let start = Start::new();
+fn a_dormant_instance_stays_dormant_if_its_tools_are_known() {
+    let start = Startup::new();
     let slept = start.asleep(60);
     let (mut slot, effects) = start.slot(&spec(|_| {}), &slept, true);
     let since = start.now.checked_sub(Duration::from_secs(60)).unwrap();
     assert_eq!((slot.status, &slot.phase), (Status::Online, &SlotPhase::Dormant { since, not_before: start.now }));
-    assert!(slot.catalogue.is_some() && !asks_for_a_permit(&effects));
-    assert!(asks_for_a_permit(&slot.handle(start.now, SlotInput::Call)), "a call wakes it");
+    assert!(slot.catalogue.is_some() && !requests_permit(&effects));
+    assert!(requests_permit(&slot.handle(start.now, SlotInput::Call)), "a call wakes it");
     for (spec, tools) in [
         (spec(|_| {}), false),
         (spec(|config| config.lifetime = ProcessLifetime::AlwaysOn), true),
         (spec(remote), true),
     ] {
         let (slot, effects) = start.slot(&spec, &slept, tools);
-        assert!(!slot.is_dormant() && asks_for_a_permit(&effects), "{:?} is started", spec.lifetime);
+        assert!(!slot.is_dormant() && requests_permit(&effects), "{:?} is started", spec.lifetime);
     }
     let (slot, _) = start.slot(&spec(incomplete), &slept, true);
     assert_eq!(slot.status, Status::AwaitingUserConfig);
 }
 
 #[test]
-fn one_that_did_not_sleep_is_started_also_where_its_tools_are_known() {
-    let start = Start::new();
+fn an_instance_that_was_not_dormant_is_started_although_its_tools_are_known() {
+    let start = Startup::new();
     let (slot, effects) = start.slot(&spec(|_| {}), &StoredMemo::default(), true);
-    assert!(asks_for_a_permit(&effects) && slot.catalogue.is_none());
+    assert!(requests_permit(&effects) && slot.catalogue.is_none());
 }
 
 #[test]
-fn what_was_left_of_a_delay_is_waited_for_and_no_more() {
-    let start = Start::new();
+fn a_restored_delay_is_never_longer_than_the_stored_one() {
+    let start = Startup::new();
     let delayed = |from: i64, until: i64| StoredMemo {
         delayed: Some(StoredDelay { from: start.ago(from), until: start.ago(until) }),
         exits: vec![StoredExit { at: start.ago(from), crash: true }],
         quick: 1,
         ..StoredMemo::default()
     };
-    // When it was written, when it is over, and what is left of it.
+    // Seconds since the delay began, seconds since it ended, and the expected rest.
     for (from, until, left) in [(5, -10, 10), (-3600, -3615, 15), (3600, 3585, 0), (5, 0, 0)] {
         let (mut slot, effects) = start.slot(&spec(|_| {}), &delayed(from, until), false);
         if left == 0 {
-            assert!(asks_for_a_permit(&effects), "{from} {until}");
+            assert!(requests_permit(&effects), "{from} {until}");
             continue;
         }
         let until = start.now + Duration::from_secs(left);
@@ -168,23 +168,23 @@ fn what_was_left_of_a_delay_is_waited_for_and_no_more() {
             matches!(slot.phase, SlotPhase::Backoff { until: at, why: StartReason::Restart { attempt: 1, .. } } if at == until)
         );
         assert_eq!(slot.next_retry_at(), Some(until));
-        assert!(!asks_for_a_permit(&effects) && !asks_for_a_permit(&slot.handle(start.now, SlotInput::Call)));
-        assert!(asks_for_a_permit(&slot.handle(until, SlotInput::Tick(None))));
+        assert!(!requests_permit(&effects) && !requests_permit(&slot.handle(start.now, SlotInput::Call)));
+        assert!(requests_permit(&slot.handle(until, SlotInput::Tick(None))));
     }
 }
 
 #[test]
-fn a_call_does_not_wake_one_before_the_delay_that_it_slept_with_is_over() {
-    let start = Start::new();
+fn a_call_wakes_a_dormant_instance_only_after_its_restored_delay() {
+    let start = Startup::new();
     let delayed = Some(StoredDelay { from: start.wall, until: start.ago(-5) });
     let (mut slot, _) = start.slot(&spec(|_| {}), &StoredMemo { delayed, ..start.asleep(1) }, true);
-    assert!(!asks_for_a_permit(&slot.handle(start.now, SlotInput::Call)));
-    assert!(asks_for_a_permit(&slot.handle(start.now + Duration::from_secs(5), SlotInput::Tick(None))));
+    assert!(!requests_permit(&slot.handle(start.now, SlotInput::Call)));
+    assert!(requests_permit(&slot.handle(start.now + Duration::from_secs(5), SlotInput::Tick(None))));
 }
 
 #[test]
-fn exits_count_on_within_their_window_and_those_of_the_future_count_as_now() {
-    let start = Start::new();
+fn restored_exits_count_within_their_window_and_future_ones_as_now() {
+    let start = Startup::new();
     let policy = RestartPolicy::default();
     let count = |seconds: &[i64], later: u64| {
         let exits = seconds.iter().map(|ago| StoredExit { at: start.ago(*ago), crash: true }).collect();
@@ -192,16 +192,16 @@ fn exits_count_on_within_their_window_and_those_of_the_future_count_as_now() {
         slot.history.exits_in_window(&policy, start.now + Duration::from_secs(later))
     };
     assert_eq!(count(&[299, 10], 0), 2);
-    assert_eq!(count(&[299, 10], 2), 1, "the window goes on where it was");
+    assert_eq!(count(&[299, 10], 2), 1, "the window continues over the restart");
     assert_eq!(count(&[301, 86_400], 0), 0);
-    assert_eq!(count(&[-86_400, -10], 299), 2, "the clock was set back: as if it were now");
+    assert_eq!(count(&[-86_400, -10], 299), 2, "the clock was set back: the exits count as now");
     assert_eq!(count(&[-86_400, -10], 300), 0);
-    assert_eq!(count(&[4_000_000_000], 0), 0, "before there were computers");
+    assert_eq!(count(&[4_000_000_000], 0), 0, "an exit before the range of the clock");
 }
 
 #[test]
-fn only_what_outlives_the_satellite_is_a_reason_to_write() {
-    let start = Start::new();
+fn only_changes_of_the_stored_state_require_a_save() {
+    let start = Startup::new();
     let (mut slot, _) = Slot::new(spec(|_| {}), JitterRng::new(0, "a"));
     let nothing = SlotMemo::default();
     assert!(slot.memo().has_same_stored_state(&nothing));
@@ -215,8 +215,8 @@ fn only_what_outlives_the_satellite_is_a_reason_to_write() {
 }
 
 #[test]
-fn the_era_of_a_server_is_written_down_where_it_is_not_the_one_that_is_tried_first_anyway() {
-    let start = Start::new();
+fn only_an_era_other_than_the_default_is_stored() {
+    let start = Startup::new();
     for (remembered, found, written) in [
         (None, Era::Sessions, None),
         (None, Era::Stateless, Some(Era::Stateless)),
@@ -227,12 +227,12 @@ fn the_era_of_a_server_is_written_down_where_it_is_not_the_one_that_is_tried_fir
         assert_eq!(slot.era, remembered);
         let (run, other) = (RunNumber(1), RunNumber(2));
         slot.handle(start.now, SlotInput::Granted(run));
-        // It ended before it could say so: what it has refused is known all the same.
+        // The era is also known from a refusal of a run that ended before its handshake.
         slot.handle(start.now, SlotInput::EraChanged(other, found.other()));
-        assert_eq!(slot.era, remembered, "that is about another run");
+        assert_eq!(slot.era, remembered, "a message about another run");
         slot.handle(start.now, SlotInput::EraChanged(run, found));
         assert_eq!(slot.memo().to_stored(start.now, start.wall).era, written);
-        let mut server = introduced();
+        let mut server = server_info();
         Arc::get_mut(&mut server).unwrap().era = found;
         slot.handle(start.now, SlotInput::Initialized(run, server));
         assert_eq!(slot.memo().to_stored(start.now, start.wall).era, written);

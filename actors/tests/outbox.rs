@@ -1,5 +1,5 @@
-//! The event queue: what is sent when, and what each answer of the sink means. Whatever the answers, a reader of the
-//! sink can tell every number that is missing from the `events.dropped` that announce it.
+//! The event queue: batches, retries and the answers of the sink. After every sequence of answers, each number that is
+//! missing at the sink is announced by an `events.dropped`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeSet;
@@ -13,15 +13,15 @@ use mcp_satellite_actors::rules::outbox::{BatcherState, Outbox};
 use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 use proptest::prelude::*;
 
-/// An outbox with a time of its own, and what has become of its events.
-struct Desk {
+/// An outbox with its own clock and records of sent and refused events.
+struct TestOutbox {
     outbox: Outbox,
     now: Instant,
     sent: Vec<(u64, Event)>,
     refused: Vec<(u64, Event)>,
 }
 
-impl Desk {
+impl TestOutbox {
     fn with(policy: BatchPolicy) -> Self {
         Self { outbox: Outbox::new(policy, 1, 7), now: Instant::now(), sent: Vec::new(), refused: Vec::new() }
     }
@@ -43,7 +43,7 @@ impl Desk {
         }
     }
 
-    /// Numbers what waits, as if all of it were reserved; the numbers.
+    /// Assigns numbers to all waiting events, as after a reservation. Returns the numbers.
     fn reserve(&mut self) -> Vec<u64> {
         let Some(wanted) = self.outbox.last_needed_number() else { return Vec::new() };
         self.outbox.assign_numbers(wanted).map(|envelope| envelope.seq).collect()
@@ -53,7 +53,7 @@ impl Desk {
         self.now += Duration::from_secs(seconds);
     }
 
-    /// A cycle begins, and this is its first batch.
+    /// Begins a cycle and returns its first batch.
     fn cycle(&mut self) -> Option<Arc<SinkBatch>> {
         self.outbox.begin_cycle(self.now);
         self.next()
@@ -76,7 +76,7 @@ impl Desk {
         self.refused.extend(refused.into_iter().map(|(envelope, _)| (envelope.seq, envelope.event)));
     }
 
-    /// A whole cycle against a sink; how many batches it took.
+    /// Runs a whole cycle against a sink. Returns the number of batches.
     fn run_cycle(&mut self, mut sink: impl FnMut(&SinkBatch) -> SinkAnswer) -> usize {
         self.outbox.begin_cycle(self.now);
         let mut batches = 0;
@@ -101,11 +101,11 @@ fn seqs(batch: &SinkBatch) -> Vec<u64> {
     batch.events.iter().map(|event| event.seq).collect()
 }
 
-fn to(last: u64) -> Vec<u64> {
+fn seqs_to(last: u64) -> Vec<u64> {
     (1..=last).collect()
 }
 
-/// The ranges that these events announce as dropped.
+/// Returns the ranges that these events announce as dropped.
 fn gaps(events: &[(u64, Event)]) -> Vec<(u64, u64)> {
     let gap = |event: &Event| match event {
         Event::EventsDropped { from_seq, to_seq } => Some((*from_seq, *to_seq)),
@@ -116,126 +116,126 @@ fn gaps(events: &[(u64, Event)]) -> Vec<(u64, u64)> {
 
 #[test]
 fn an_empty_queue_sends_nothing() {
-    assert_eq!(Desk::new().cycle(), None);
+    assert_eq!(TestOutbox::new().cycle(), None);
 }
 
 #[test]
 fn nothing_is_sent_before_the_cycle() {
-    let mut desk = Desk::new();
-    desk.push(250);
-    assert_eq!(desk.next(), None);
-    assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 3);
-    desk.push(1);
-    assert_eq!(desk.next(), None, "it came after the cycle");
+    let mut test = TestOutbox::new();
+    test.push(250);
+    assert_eq!(test.next(), None);
+    assert_eq!(test.run_cycle(|_| SinkAnswer::Accepted), 3);
+    test.push(1);
+    assert_eq!(test.next(), None, "an event after the cycle waits for the next one");
 }
 
 #[test]
-fn more_than_a_hundred_go_in_following_batches_in_order() {
-    let mut desk = Desk::new();
-    desk.push(250);
+fn more_than_a_hundred_events_are_sent_in_consecutive_batches_in_order() {
+    let mut test = TestOutbox::new();
+    test.push(250);
     let mut sizes = Vec::new();
-    desk.run_cycle(|batch| {
+    test.run_cycle(|batch| {
         sizes.push(batch.events.len());
         SinkAnswer::Accepted
     });
     assert_eq!(sizes, [100, 100, 50]);
-    assert_eq!(desk.sent(), to(250));
-    assert!(desk.outbox.is_empty());
+    assert_eq!(test.sent(), seqs_to(250));
+    assert!(test.outbox.is_empty());
 }
 
 #[test]
-fn one_batch_is_in_flight_at_a_time_and_each_has_an_id_of_its_own() {
-    let mut desk = Desk::new();
-    desk.push(150);
-    let first = desk.cycle().unwrap();
-    assert!(desk.outbox.is_sending());
-    assert_eq!(desk.outbox.statistics().state, BatcherState::Sending);
-    assert_eq!(desk.next(), None);
-    desk.answer(&first, SinkAnswer::Accepted);
-    let second = desk.next().unwrap();
+fn one_batch_is_in_flight_at_a_time_with_its_own_id() {
+    let mut test = TestOutbox::new();
+    test.push(150);
+    let first = test.cycle().unwrap();
+    assert!(test.outbox.is_sending());
+    assert_eq!(test.outbox.statistics().state, BatcherState::Sending);
+    assert_eq!(test.next(), None);
+    test.answer(&first, SinkAnswer::Accepted);
+    let second = test.next().unwrap();
     assert_eq!((first.id, second.id), (7, 8));
 }
 
 #[test]
-fn over_ten_thousand_the_oldest_go_and_are_announced() {
-    let mut desk = Desk::new();
-    desk.push(10_003);
-    assert_eq!(desk.outbox.statistics().queue_size, 10_000);
-    assert_eq!(desk.outbox.statistics().dropped, 3);
-    desk.run_cycle(|_| SinkAnswer::Accepted);
-    assert_eq!(desk.sent(), (4..=10_004).collect::<Vec<u64>>());
-    assert_eq!(gaps(&desk.sent), [(1, 3)]);
-    assert!(desk.outbox.is_empty());
+fn beyond_ten_thousand_the_oldest_events_are_dropped_and_announced() {
+    let mut test = TestOutbox::new();
+    test.push(10_003);
+    assert_eq!(test.outbox.statistics().queue_size, 10_000);
+    assert_eq!(test.outbox.statistics().dropped, 3);
+    test.run_cycle(|_| SinkAnswer::Accepted);
+    assert_eq!(test.sent(), (4..=10_004).collect::<Vec<u64>>());
+    assert_eq!(gaps(&test.sent), [(1, 3)]);
+    assert!(test.outbox.is_empty());
 }
 
 #[test]
-fn a_gap_alone_is_announced_in_its_cycle_and_not_before() {
-    let mut desk = Desk::new();
-    desk.push(2);
-    desk.outbox.record_lost(5);
-    assert_eq!(desk.outbox.statistics().dropped, 7);
-    assert!(!desk.outbox.is_empty(), "a gap that nobody was told of is not settled");
-    assert_eq!(desk.next(), None, "no cycle has begun");
-    desk.run_cycle(|_| SinkAnswer::Accepted);
-    assert_eq!((desk.sent(), gaps(&desk.sent)), (vec![8], vec![(1, 7)]));
-    assert!(desk.outbox.is_empty());
+fn a_gap_without_events_is_announced_in_the_next_cycle() {
+    let mut test = TestOutbox::new();
+    test.push(2);
+    test.outbox.record_lost(5);
+    assert_eq!(test.outbox.statistics().dropped, 7);
+    assert!(!test.outbox.is_empty(), "a gap that was not announced is not settled");
+    assert_eq!(test.next(), None, "no cycle has begun");
+    test.run_cycle(|_| SinkAnswer::Accepted);
+    assert_eq!((test.sent(), gaps(&test.sent)), (vec![8], vec![(1, 7)]));
+    assert!(test.outbox.is_empty());
 }
 
 #[test]
-fn the_batch_in_flight_is_never_dropped_and_comes_again_under_its_id() {
-    let mut desk = Desk::new();
-    desk.push(100);
-    let batch = desk.cycle().unwrap();
-    desk.push(10_050);
-    desk.answer(&batch, SinkAnswer::Unavailable("503".to_owned()));
-    desk.wait(3);
-    let again = desk.cycle().unwrap();
+fn the_batch_in_flight_is_never_dropped_and_is_resent_under_its_id() {
+    let mut test = TestOutbox::new();
+    test.push(100);
+    let batch = test.cycle().unwrap();
+    test.push(10_050);
+    test.answer(&batch, SinkAnswer::Unavailable("503".to_owned()));
+    test.wait(3);
+    let again = test.cycle().unwrap();
     assert_eq!(again, batch);
-    desk.answer(&again, SinkAnswer::Accepted);
-    desk.run_cycle(|_| SinkAnswer::Accepted);
-    assert_eq!(gaps(&desk.sent), [(101, 150)]);
-    assert_eq!(desk.sent()[..101], [to(100), vec![151]].concat());
+    test.answer(&again, SinkAnswer::Accepted);
+    test.run_cycle(|_| SinkAnswer::Accepted);
+    assert_eq!(gaps(&test.sent), [(101, 150)]);
+    assert_eq!(test.sent()[..101], [seqs_to(100), vec![151]].concat());
 }
 
 #[test]
-fn a_batch_that_was_with_a_batcher_that_died_is_sent_again_under_its_id() {
-    let mut desk = Desk::new();
-    desk.push(1);
-    let batch = desk.cycle().unwrap();
-    desk.outbox.prepare_resend();
-    assert_eq!(desk.cycle().unwrap(), batch);
+fn the_batch_of_a_dead_batcher_is_resent_under_its_id() {
+    let mut test = TestOutbox::new();
+    test.push(1);
+    let batch = test.cycle().unwrap();
+    test.outbox.prepare_resend();
+    assert_eq!(test.cycle().unwrap(), batch);
 }
 
-/// The announcement of a gap is an event, and may be too old itself.
+/// The announcement of a gap is an event, which can be dropped itself.
 #[test]
-fn a_gap_whose_announcement_was_dropped_is_announced_again_and_says_no_more_than_what_is_gone() {
-    let mut desk = Desk::with(BatchPolicy { batch_max: 4, queue_max: 10, ..BatchPolicy::default() });
-    desk.push(14);
-    let batch = desk.cycle().unwrap();
+fn a_dropped_gap_announcement_is_replaced_by_one_with_the_exact_range() {
+    let mut test = TestOutbox::with(BatchPolicy { batch_max: 4, queue_max: 10, ..BatchPolicy::default() });
+    test.push(14);
+    let batch = test.cycle().unwrap();
     assert_eq!(seqs(&batch), [5, 6, 7, 8]);
-    desk.answer(&batch, SinkAnswer::Accepted);
-    // The announcement of 1 to 4 waits as 15; these are one too many for it.
-    desk.push(15);
-    desk.run_cycle(|_| SinkAnswer::Accepted);
-    assert_eq!(gaps(&desk.sent), [(1, 4), (9, 20)]);
-    assert_eq!(desk.sent(), [to(8)[4..].to_vec(), (21..=32).collect()].concat());
+    test.answer(&batch, SinkAnswer::Accepted);
+    // The announcement of 1 to 4 waits as 15; these events push it out of the queue.
+    test.push(15);
+    test.run_cycle(|_| SinkAnswer::Accepted);
+    assert_eq!(gaps(&test.sent), [(1, 4), (9, 20)]);
+    assert_eq!(test.sent(), [seqs_to(8)[4..].to_vec(), (21..=32).collect()].concat());
 }
 
 #[test]
-fn what_a_partial_answer_refuses_is_dropped_and_the_rest_is_taken() {
-    let mut desk = Desk::new();
-    desk.push(5);
+fn events_refused_by_a_partial_answer_are_dropped_and_the_rest_accepted() {
+    let mut test = TestOutbox::new();
+    test.push(5);
     let failures = [(4, "x"), (1, "y"), (1, "again"), (9, "not there")];
     let failures: Vec<(usize, String)> = failures.map(|(at, why)| (at, why.to_owned())).to_vec();
-    desk.run_cycle(|_| SinkAnswer::Partial(failures.clone()));
-    assert_eq!((desk.sent(), desk.refused()), (vec![1, 3, 4], vec![5, 2]));
-    let statistics = desk.outbox.statistics();
+    test.run_cycle(|_| SinkAnswer::Partial(failures.clone()));
+    assert_eq!((test.sent(), test.refused()), (vec![1, 3, 4], vec![5, 2]));
+    let statistics = test.outbox.statistics();
     assert_eq!((statistics.sent, statistics.failed, statistics.unsent()), (3, 2, 0));
     assert_eq!(statistics.state, BatcherState::Idle);
 }
 
-/// A sink that takes none of a batch with an invalid event in it, and says which one or does not.
-fn strict(invalid: &[u64], names_it: bool) -> impl FnMut(&SinkBatch) -> SinkAnswer {
+/// Returns a sink that rejects each batch with an invalid event, with or without its index.
+fn strict_sink(invalid: &[u64], names_it: bool) -> impl FnMut(&SinkBatch) -> SinkAnswer {
     move |batch| match batch.events.iter().position(|event| invalid.contains(&event.seq)) {
         Some(at) => SinkAnswer::Invalid(names_it.then_some(at), "what is this?".to_owned()),
         None => SinkAnswer::Accepted,
@@ -243,17 +243,17 @@ fn strict(invalid: &[u64], names_it: bool) -> impl FnMut(&SinkBatch) -> SinkAnsw
 }
 
 #[test]
-fn invalid_events_are_found_wherever_they_are_and_only_they_are_dropped() {
+fn only_the_invalid_events_of_a_batch_are_found_and_dropped() {
     let sets: [&[u64]; 8] =
         [&[1], &[50], &[100], &[101], &[1, 100], &[1, 2, 3], &[49, 50, 51, 150], &[1, 33, 64, 99, 100, 101, 250]];
     for invalid in sets {
         for names_it in [true, false] {
-            let mut desk = Desk::new();
-            desk.push(250);
-            let batches = desk.run_cycle(strict(invalid, names_it));
-            let rest: Vec<u64> = to(250).into_iter().filter(|seq| !invalid.contains(seq)).collect();
-            assert_eq!(desk.refused(), invalid, "named: {names_it}");
-            assert_eq!(desk.sent(), rest);
+            let mut test = TestOutbox::new();
+            test.push(250);
+            let batches = test.run_cycle(strict_sink(invalid, names_it));
+            let rest: Vec<u64> = seqs_to(250).into_iter().filter(|seq| !invalid.contains(seq)).collect();
+            assert_eq!(test.refused(), invalid, "named: {names_it}");
+            assert_eq!(test.sent(), rest);
             let most = if names_it { 3 + invalid.len() } else { 3 + invalid.len() * 16 };
             assert!(batches <= most, "{batches} batches for {invalid:?}, named: {names_it}");
         }
@@ -261,119 +261,119 @@ fn invalid_events_are_found_wherever_they_are_and_only_they_are_dropped() {
 }
 
 #[test]
-fn a_batch_of_nothing_but_invalid_events_is_dropped_event_by_event() {
-    let mut desk = Desk::new();
-    desk.push(20);
-    desk.run_cycle(|_| SinkAnswer::Invalid(None, "no".to_owned()));
-    assert_eq!((desk.sent(), desk.refused()), (Vec::new(), to(20)));
-    assert!(desk.outbox.is_empty());
+fn a_batch_of_only_invalid_events_is_dropped_event_by_event() {
+    let mut test = TestOutbox::new();
+    test.push(20);
+    test.run_cycle(|_| SinkAnswer::Invalid(None, "no".to_owned()));
+    assert_eq!((test.sent(), test.refused()), (Vec::new(), seqs_to(20)));
+    assert!(test.outbox.is_empty());
 }
 
 #[test]
-fn an_index_that_is_not_in_the_batch_is_as_good_as_none() {
-    let mut desk = Desk::new();
-    desk.push(8);
-    desk.run_cycle(|batch| {
+fn an_invalid_answer_with_a_wrong_index_is_treated_as_without_index() {
+    let mut test = TestOutbox::new();
+    test.push(8);
+    test.run_cycle(|batch| {
         let bad = batch.events.iter().any(|event| event.seq == 3);
         if bad { SinkAnswer::Invalid(Some(1_000), "no".to_owned()) } else { SinkAnswer::Accepted }
     });
-    assert_eq!(desk.refused(), [3]);
+    assert_eq!(test.refused(), [3]);
 }
 
 #[test]
-fn a_batch_that_is_too_large_is_halved_until_it_fits_and_an_event_that_never_fits_is_dropped() {
-    let mut desk = Desk::new();
-    desk.push(250);
+fn a_too_large_batch_is_halved_and_an_unsendable_event_dropped() {
+    let mut test = TestOutbox::new();
+    test.push(250);
     let mut sizes = Vec::new();
-    desk.run_cycle(|batch| {
+    test.run_cycle(|batch| {
         sizes.push(batch.events.len());
         let fits = batch.events.len() <= 30 && batch.events.iter().all(|event| event.seq != 77);
         if fits { SinkAnswer::Accepted } else { SinkAnswer::TooLarge }
     });
     assert_eq!(sizes[..4], [100, 50, 25, 100]);
-    assert_eq!(desk.refused(), [77]);
-    assert_eq!(desk.sent(), to(250).into_iter().filter(|seq| *seq != 77).collect::<Vec<u64>>());
+    assert_eq!(test.refused(), [77]);
+    assert_eq!(test.sent(), seqs_to(250).into_iter().filter(|seq| *seq != 77).collect::<Vec<u64>>());
 }
 
 #[test]
-fn what_the_sink_cannot_take_now_is_kept_until_the_next_cycle() {
+fn a_batch_that_the_sink_refuses_is_kept_until_the_next_cycle() {
     for answer in [SinkAnswer::Unauthorized, SinkAnswer::Unavailable("refused".to_owned())] {
-        let mut desk = Desk::new();
-        desk.push(150);
-        assert_eq!(desk.run_cycle(|_| answer.clone()), 1, "one attempt a cycle");
-        assert_eq!(desk.outbox.statistics().state, BatcherState::Retrying);
-        assert!(desk.outbox.statistics().last_error.is_some());
-        assert_eq!(desk.outbox.unsent(), 150);
-        desk.wait(3);
-        assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 2);
-        assert_eq!(desk.sent(), to(150));
-        assert_eq!(desk.outbox.statistics().last_error, None);
+        let mut test = TestOutbox::new();
+        test.push(150);
+        assert_eq!(test.run_cycle(|_| answer.clone()), 1, "one attempt per cycle");
+        assert_eq!(test.outbox.statistics().state, BatcherState::Retrying);
+        assert!(test.outbox.statistics().last_error.is_some());
+        assert_eq!(test.outbox.unsent(), 150);
+        test.wait(3);
+        assert_eq!(test.run_cycle(|_| SinkAnswer::Accepted), 2);
+        assert_eq!(test.sent(), seqs_to(150));
+        assert_eq!(test.outbox.statistics().last_error, None);
     }
 }
 
-/// The seconds from each 429 until the first batch that is sent after it.
-fn pauses(desk: &mut Desk, count: usize, retry_after: Option<u64>) -> Vec<u64> {
-    let pause = |desk: &mut Desk| {
-        let since = desk.now;
+/// Returns the seconds from each 429 to the next attempt.
+fn backoff_seconds(test: &mut TestOutbox, count: usize, retry_after: Option<u64>) -> Vec<u64> {
+    let pause = |test: &mut TestOutbox| {
+        let since = test.now;
         loop {
-            desk.wait(1);
-            let batches = desk.run_cycle(|_| SinkAnswer::Throttled(retry_after.map(Duration::from_secs)));
+            test.wait(1);
+            let batches = test.run_cycle(|_| SinkAnswer::Throttled(retry_after.map(Duration::from_secs)));
             if batches > 0 {
-                return desk.now.duration_since(since).as_secs();
+                return test.now.duration_since(since).as_secs();
             }
         }
     };
-    (0..count).map(|_| pause(desk)).collect()
+    (0..count).map(|_| pause(test)).collect()
 }
 
 #[test]
-fn a_throttling_sink_is_tried_again_after_3_6_12_24_and_48_seconds_and_the_delay_resets_after_a_success() {
-    let mut desk = Desk::new();
-    desk.push(1);
-    desk.run_cycle(|_| SinkAnswer::Throttled(None));
-    assert_eq!(desk.outbox.statistics().state, BatcherState::BackingOff);
-    assert_eq!(pauses(&mut desk, 6, None), [3, 6, 12, 24, 48, 48]);
-    desk.wait(48);
-    desk.run_cycle(|_| SinkAnswer::Accepted);
-    assert_eq!(desk.sent(), [1]);
-    desk.push(1);
-    desk.run_cycle(|_| SinkAnswer::Throttled(None));
-    assert_eq!(pauses(&mut desk, 1, None), [3], "the delay starts again");
+fn a_throttling_sink_is_retried_after_3_to_48_seconds_until_a_success() {
+    let mut test = TestOutbox::new();
+    test.push(1);
+    test.run_cycle(|_| SinkAnswer::Throttled(None));
+    assert_eq!(test.outbox.statistics().state, BatcherState::BackingOff);
+    assert_eq!(backoff_seconds(&mut test, 6, None), [3, 6, 12, 24, 48, 48]);
+    test.wait(48);
+    test.run_cycle(|_| SinkAnswer::Accepted);
+    assert_eq!(test.sent(), [1]);
+    test.push(1);
+    test.run_cycle(|_| SinkAnswer::Throttled(None));
+    assert_eq!(backoff_seconds(&mut test, 1, None), [3], "the delay starts again");
 }
 
 #[test]
-fn retry_after_is_honoured_where_it_is_longer() {
-    let mut desk = Desk::new();
-    desk.push(1);
-    desk.run_cycle(|_| SinkAnswer::Throttled(Some(Duration::from_secs(20))));
-    assert_eq!(pauses(&mut desk, 4, Some(20)), [20, 20, 20, 24]);
+fn a_longer_retry_after_replaces_the_backoff() {
+    let mut test = TestOutbox::new();
+    test.push(1);
+    test.run_cycle(|_| SinkAnswer::Throttled(Some(Duration::from_secs(20))));
+    assert_eq!(backoff_seconds(&mut test, 4, Some(20)), [20, 20, 20, 24]);
 }
 
 #[test]
-fn no_retry_after_is_too_long_to_be_counted() {
-    let mut desk = Desk::new();
-    desk.push(1);
-    desk.run_cycle(|_| SinkAnswer::Throttled(Some(Duration::MAX)));
-    desk.wait(3600);
-    assert_eq!(desk.cycle(), None);
-    assert_eq!(desk.outbox.statistics().state, BatcherState::BackingOff);
+fn the_longest_retry_after_does_not_overflow() {
+    let mut test = TestOutbox::new();
+    test.push(1);
+    test.run_cycle(|_| SinkAnswer::Throttled(Some(Duration::MAX)));
+    test.wait(3600);
+    assert_eq!(test.cycle(), None);
+    assert_eq!(test.outbox.statistics().state, BatcherState::BackingOff);
 }
 
 #[test]
-fn on_the_way_out_a_pause_is_not_honoured() {
-    let mut desk = Desk::new();
-    desk.push(150);
-    desk.run_cycle(|_| SinkAnswer::Throttled(None));
-    desk.push(1);
-    desk.outbox.begin_final_cycle();
-    while let Some(batch) = desk.next() {
-        desk.answer(&batch, SinkAnswer::Accepted);
+fn the_final_cycle_ignores_the_backoff() {
+    let mut test = TestOutbox::new();
+    test.push(150);
+    test.run_cycle(|_| SinkAnswer::Throttled(None));
+    test.push(1);
+    test.outbox.begin_final_cycle();
+    while let Some(batch) = test.next() {
+        test.answer(&batch, SinkAnswer::Accepted);
     }
-    assert_eq!(desk.sent(), to(151));
+    assert_eq!(test.sent(), seqs_to(151));
 }
 
-/// Events that are numbered already, as they are stored.
-fn stored(seqs: impl IntoIterator<Item = u64>) -> Vec<Envelope> {
+/// Returns events with numbers, as the journal stores them.
+fn numbered_events(seqs: impl IntoIterator<Item = u64>) -> Vec<Envelope> {
     let event = |seq| Envelope {
         seq,
         timestamp: Timestamp::UNIX_EPOCH,
@@ -388,87 +388,87 @@ fn stored(seqs: impl IntoIterator<Item = u64>) -> Vec<Envelope> {
 }
 
 #[test]
-fn what_is_read_from_where_it_is_stored_keeps_its_numbers_and_nothing_goes_twice() {
-    let mut desk = Desk::new();
-    desk.outbox.refill(stored([5, 6, 9]));
-    assert_eq!(desk.outbox.first_unsettled(), Some(5));
-    desk.outbox.refill(stored([6, 9, 10, 2, 11]));
+fn refilled_events_keep_their_numbers_and_are_sent_once() {
+    let mut test = TestOutbox::new();
+    test.outbox.refill(numbered_events([5, 6, 9]));
+    assert_eq!(test.outbox.first_unsettled(), Some(5));
+    test.outbox.refill(numbered_events([6, 9, 10, 2, 11]));
     let mut batches = Vec::new();
-    desk.run_cycle(|batch| {
+    test.run_cycle(|batch| {
         batches.push(seqs(batch));
         SinkAnswer::Accepted
     });
     assert_eq!(batches, [[5, 6, 9, 10, 11]]);
-    assert_eq!(desk.outbox.first_unsettled(), None);
-    assert_eq!((desk.outbox.statistics().sent, desk.outbox.unsent()), (5, 0));
+    assert_eq!(test.outbox.first_unsettled(), None);
+    assert_eq!((test.outbox.statistics().sent, test.outbox.unsent()), (5, 0));
 }
 
 #[test]
-fn what_is_read_is_over_no_limit() {
-    let mut desk = Desk::with(BatchPolicy { queue_max: 10, ..BatchPolicy::default() });
-    desk.outbox.refill(stored(1..=250));
-    assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 3);
-    assert_eq!(desk.sent(), to(250));
-    assert_eq!(desk.outbox.statistics().dropped, 0);
+fn refilled_events_are_not_subject_to_the_queue_limit() {
+    let mut test = TestOutbox::with(BatchPolicy { queue_max: 10, ..BatchPolicy::default() });
+    test.outbox.refill(numbered_events(1..=250));
+    assert_eq!(test.run_cycle(|_| SinkAnswer::Accepted), 3);
+    assert_eq!(test.sent(), seqs_to(250));
+    assert_eq!(test.outbox.statistics().dropped, 0);
 }
 
 #[test]
-fn what_was_in_flight_when_a_process_ended_goes_first_and_under_its_id() {
-    let mut desk = Desk::new();
-    desk.outbox.resume_batch(3, stored(41..=60));
-    desk.outbox.refill(stored(50..=65));
-    assert_eq!(desk.next(), None, "with the cycle, as always");
-    let batch = desk.cycle().unwrap();
+fn a_resumed_batch_is_sent_first_under_its_id() {
+    let mut test = TestOutbox::new();
+    test.outbox.resume_batch(3, numbered_events(41..=60));
+    test.outbox.refill(numbered_events(50..=65));
+    assert_eq!(test.next(), None, "no batch before the cycle");
+    let batch = test.cycle().unwrap();
     assert_eq!((batch.id, seqs(&batch)), (3, (41..=60).collect()));
     let unavailable = SinkAnswer::Unavailable("down".to_owned());
-    desk.answer(&batch, unavailable);
-    assert!(desk.outbox.has_kept_batch());
-    assert_eq!(desk.cycle(), Some(batch.clone()), "and again");
-    assert!(!desk.outbox.has_kept_batch());
-    desk.answer(&batch, SinkAnswer::Accepted);
-    let next = desk.next().unwrap();
-    assert_eq!((next.id, seqs(&next)), (7, (61..=65).collect()), "a new one has an id of this process");
+    test.answer(&batch, unavailable);
+    assert!(test.outbox.has_kept_batch());
+    assert_eq!(test.cycle(), Some(batch.clone()), "the batch is sent again");
+    assert!(!test.outbox.has_kept_batch());
+    test.answer(&batch, SinkAnswer::Accepted);
+    let next = test.next().unwrap();
+    assert_eq!((next.id, seqs(&next)), (7, (61..=65).collect()), "a new batch has an id of this process");
 }
 
 #[test]
-fn nothing_was_in_flight_if_all_of_it_is_gone() {
-    let mut desk = Desk::new();
-    desk.outbox.resume_batch(3, Vec::new());
-    assert!(desk.outbox.is_empty() && desk.outbox.is_idle());
+fn an_empty_resumed_batch_leaves_the_queue_idle() {
+    let mut test = TestOutbox::new();
+    test.outbox.resume_batch(3, Vec::new());
+    assert!(test.outbox.is_empty() && test.outbox.is_idle());
 }
 
 #[test]
-fn the_first_that_is_not_settled_is_known_whatever_the_answers() {
-    let mut desk = Desk::new();
-    desk.outbox.refill(stored(1..=10));
-    let first = |desk: &Desk| desk.outbox.first_unsettled();
-    let batch = desk.cycle().unwrap();
-    assert_eq!(first(&desk), Some(1), "in flight is not settled");
-    desk.answer(&batch, SinkAnswer::Throttled(None));
-    assert_eq!(first(&desk), Some(1));
-    desk.wait(6);
-    let batch = desk.cycle().unwrap();
-    desk.answer(&batch, SinkAnswer::Invalid(Some(0), "the first".to_owned()));
-    assert_eq!(first(&desk), Some(2), "one that is refused for good is settled");
-    let batch = desk.next().unwrap();
-    desk.answer(&batch, SinkAnswer::TooLarge);
-    assert_eq!(first(&desk), Some(2));
-    let batch = desk.next().unwrap();
+fn the_first_unsettled_number_is_correct_after_every_answer() {
+    let mut test = TestOutbox::new();
+    test.outbox.refill(numbered_events(1..=10));
+    let first = |test: &TestOutbox| test.outbox.first_unsettled();
+    let batch = test.cycle().unwrap();
+    assert_eq!(first(&test), Some(1), "a batch in flight is not settled");
+    test.answer(&batch, SinkAnswer::Throttled(None));
+    assert_eq!(first(&test), Some(1));
+    test.wait(6);
+    let batch = test.cycle().unwrap();
+    test.answer(&batch, SinkAnswer::Invalid(Some(0), "the first".to_owned()));
+    assert_eq!(first(&test), Some(2), "a refused event is settled");
+    let batch = test.next().unwrap();
+    test.answer(&batch, SinkAnswer::TooLarge);
+    assert_eq!(first(&test), Some(2));
+    let batch = test.next().unwrap();
     assert_eq!(seqs(&batch), [2, 3, 4, 5]);
-    desk.answer(&batch, SinkAnswer::Partial(vec![(3, "the last".to_owned())]));
-    assert_eq!(first(&desk), Some(6));
-    let batch = desk.next().unwrap();
-    desk.answer(&batch, SinkAnswer::Invalid(Some(2), "in the middle".to_owned()));
-    assert_eq!(first(&desk), Some(6), "what is before it is not taken");
-    let batch = desk.next().unwrap();
+    test.answer(&batch, SinkAnswer::Partial(vec![(3, "the last".to_owned())]));
+    assert_eq!(first(&test), Some(6));
+    let batch = test.next().unwrap();
+    test.answer(&batch, SinkAnswer::Invalid(Some(2), "in the middle".to_owned()));
+    assert_eq!(first(&test), Some(6), "the events before the invalid one are not accepted");
+    let batch = test.next().unwrap();
     assert_eq!(seqs(&batch), [6, 7, 9, 10]);
-    desk.answer(&batch, SinkAnswer::Accepted);
-    assert_eq!(first(&desk), None);
-    assert_eq!(desk.refused(), [1, 5, 8]);
+    test.answer(&batch, SinkAnswer::Accepted);
+    assert_eq!(first(&test), None);
+    assert_eq!(test.refused(), [1, 5, 8]);
 }
 
 #[test]
-fn reconnecting_events_of_one_instance_are_thinned_to_five_and_each_doubling() {
+fn reconnecting_events_are_thinned_to_the_first_five_and_each_doubling() {
     let subject = |name: &str| {
         let ids = ("abc123".into(), "team_acme".into(), "user_alice".into());
         Arc::new(EventSubject {
@@ -486,8 +486,8 @@ fn reconnecting_events_of_one_instance_are_thinned_to_five_and_each_doubling() {
     };
     let attempts: Vec<u32> = (1..=100).filter(|attempt| kept(&mut outbox, "one", *attempt)).collect();
     assert_eq!(attempts, [1, 2, 3, 4, 5, 10, 20, 40, 80]);
-    assert!(kept(&mut outbox, "another", 6), "each instance has a count of its own");
-    assert_eq!(outbox.statistics().emitted, 10, "what is thinned out has no number");
+    assert!(kept(&mut outbox, "another", 6), "each instance has its own count");
+    assert_eq!(outbox.statistics().emitted, 10, "dropped reconnecting events have no number");
     let back = Event::Reconnected {
         of: subject("one"),
         capabilities: serde_json::Value::Null,
@@ -496,20 +496,20 @@ fn reconnecting_events_of_one_instance_are_thinned_to_five_and_each_doubling() {
     };
     outbox.push(Timestamp::UNIX_EPOCH, back);
     let attempts: Vec<u32> = (1..=10).filter(|attempt| kept(&mut outbox, "one", *attempt)).collect();
-    assert_eq!(attempts, [1, 2, 3, 4, 5, 10], "a new loss is counted anew");
+    assert_eq!(attempts, [1, 2, 3, 4, 5, 10], "a new loss starts a new count");
 }
 
 #[test]
-fn numbers_go_on_from_where_they_were() {
+fn numbering_starts_at_the_given_number() {
     let mut outbox = Outbox::new(BatchPolicy::default(), 4711, 1);
-    let told = Event::EventsDropped { from_seq: 1, to_seq: 2 };
-    assert_eq!(outbox.push(Timestamp::UNIX_EPOCH, told).unwrap().seq, 4711);
+    let event = Event::EventsDropped { from_seq: 1, to_seq: 2 };
+    assert_eq!(outbox.push(Timestamp::UNIX_EPOCH, event).unwrap().seq, 4711);
 }
 
 #[derive(Debug, Clone)]
 enum Step {
     Push(usize),
-    LostAtTheDoor(u64),
+    RecordLost(u64),
     Cycle,
     Answer(Reply),
     Wait(u64),
@@ -557,7 +557,7 @@ fn reply() -> impl Strategy<Value = Reply> {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (1..12_usize).prop_map(Step::Push),
-        1 => (1..4_u64).prop_map(Step::LostAtTheDoor),
+        1 => (1..4_u64).prop_map(Step::RecordLost),
         4 => Just(Step::Cycle),
         8 => reply().prop_map(Step::Answer),
         2 => (0..60_u64).prop_map(Step::Wait),
@@ -569,58 +569,58 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_number_is_sent_refused_or_announced_as_dropped_once_and_in_order(
+    fn every_number_is_sent_refused_or_announced_as_dropped_exactly_once(
         steps in prop::collection::vec(step(), 1..80),
     ) {
         let policy = BatchPolicy { batch_max: 4, queue_max: 10, ..BatchPolicy::default() };
-        let mut desk = Desk::with(policy.clone());
+        let mut test = TestOutbox::with(policy.clone());
         let mut in_flight: Option<Arc<SinkBatch>> = None;
         let mut known: Option<Arc<SinkBatch>> = None;
         for step in steps {
-            let mut came = None;
+            let mut next_batch = None;
             match step {
                 Step::Push(count) => {
-                    desk.push(count);
-                    prop_assert!(desk.outbox.statistics().queue_size <= policy.queue_max);
+                    test.push(count);
+                    prop_assert!(test.outbox.statistics().queue_size <= policy.queue_max);
                 }
-                Step::LostAtTheDoor(count) => desk.outbox.record_lost(count),
-                Step::Cycle => came = desk.cycle(),
+                Step::RecordLost(count) => test.outbox.record_lost(count),
+                Step::Cycle => next_batch = test.cycle(),
                 Step::Answer(reply) => {
                     if let Some(batch) = in_flight.take() {
-                        desk.answer(&batch, reply.into());
-                        came = desk.next();
+                        test.answer(&batch, reply.into());
+                        next_batch = test.next();
                     }
                 }
-                Step::Wait(seconds) => desk.wait(seconds),
+                Step::Wait(seconds) => test.wait(seconds),
                 Step::BatcherDies => {
-                    desk.outbox.prepare_resend();
+                    test.outbox.prepare_resend();
                     in_flight = None;
                 }
             }
-            if let Some(batch) = came {
+            if let Some(batch) = next_batch {
                 prop_assert!(in_flight.is_none(), "two batches are in flight");
                 prop_assert!((1..=policy.batch_max).contains(&batch.events.len()));
                 if let Some(known) = known.filter(|known| known.id >= batch.id) {
-                    prop_assert_eq!(&known, &batch, "an id is used for other events");
+                    prop_assert_eq!(&known, &batch, "an id was used for other events");
                 }
                 known = Some(batch.clone());
                 in_flight = Some(batch);
             }
-            let statistics = desk.outbox.statistics();
-            prop_assert_eq!(statistics.unsent(), desk.outbox.unsent());
-            prop_assert_eq!((statistics.sent, statistics.failed), (desk.sent.len() as u64, desk.refused.len() as u64));
+            let statistics = test.outbox.statistics();
+            prop_assert_eq!(statistics.unsent(), test.outbox.unsent());
+            prop_assert_eq!((statistics.sent, statistics.failed), (test.sent.len() as u64, test.refused.len() as u64));
         }
         if let Some(batch) = in_flight {
-            desk.answer(&batch, SinkAnswer::Accepted);
+            test.answer(&batch, SinkAnswer::Accepted);
         }
-        desk.wait(3600);
-        while !desk.outbox.is_empty() {
-            prop_assert!(desk.run_cycle(|_| SinkAnswer::Accepted) > 0, "it is stuck: {:?}", desk.outbox);
+        test.wait(3600);
+        while !test.outbox.is_empty() {
+            prop_assert!(test.run_cycle(|_| SinkAnswer::Accepted) > 0, "the queue is stuck: {:?}", test.outbox);
         }
 
-        let sent = desk.sent();
+        let sent = test.sent();
         prop_assert!(sent.is_sorted_by(|one, next| one < next), "out of order: {sent:?}");
-        let settled = [desk.sent.clone(), desk.refused.clone()].concat();
+        let settled = [test.sent.clone(), test.refused.clone()].concat();
         for (seq, event) in &settled {
             if let Event::EventsDropped { from_seq, to_seq } = event {
                 prop_assert!(from_seq <= to_seq && to_seq < seq);
@@ -631,50 +631,50 @@ proptest! {
         for seq in settled.iter().map(|(seq, _)| *seq).chain(dropped) {
             prop_assert!(seen.insert(seq), "{seq} is accounted for twice");
         }
-        prop_assert_eq!(seen.into_iter().collect::<Vec<u64>>(), to(desk.outbox.statistics().emitted));
+        prop_assert_eq!(seen.into_iter().collect::<Vec<u64>>(), seqs_to(test.outbox.statistics().emitted));
     }
 }
 
 #[test]
 fn events_are_not_sent_before_their_numbers_are_reserved() {
-    let mut desk = Desk::new();
-    desk.outbox.reserve_numbers();
-    desk.push(3);
-    assert_eq!((desk.cycle(), desk.outbox.unsent(), desk.outbox.last_needed_number()), (None, 3, Some(3)));
-    // One more comes while three numbers are reserved.
-    desk.push(1);
-    let numbered: Vec<u64> = desk.outbox.assign_numbers(3).map(|envelope| envelope.seq).collect();
-    assert_eq!((numbered, desk.outbox.last_needed_number()), (vec![1, 2, 3], Some(4)));
-    assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 1);
-    assert!(!desk.outbox.is_empty());
-    assert_eq!(desk.reserve(), [4]);
-    assert_eq!(desk.run_cycle(|_| SinkAnswer::Accepted), 1);
-    assert!(desk.outbox.is_empty());
-    let seqs: Vec<u64> = desk.sent.iter().map(|(seq, _)| *seq).collect();
+    let mut test = TestOutbox::new();
+    test.outbox.reserve_numbers();
+    test.push(3);
+    assert_eq!((test.cycle(), test.outbox.unsent(), test.outbox.last_needed_number()), (None, 3, Some(3)));
+    // One more event arrives while three numbers are reserved.
+    test.push(1);
+    let numbered: Vec<u64> = test.outbox.assign_numbers(3).map(|envelope| envelope.seq).collect();
+    assert_eq!((numbered, test.outbox.last_needed_number()), (vec![1, 2, 3], Some(4)));
+    assert_eq!(test.run_cycle(|_| SinkAnswer::Accepted), 1);
+    assert!(!test.outbox.is_empty());
+    assert_eq!(test.reserve(), [4]);
+    assert_eq!(test.run_cycle(|_| SinkAnswer::Accepted), 1);
+    assert!(test.outbox.is_empty());
+    let seqs: Vec<u64> = test.sent.iter().map(|(seq, _)| *seq).collect();
     assert_eq!(seqs, [1, 2, 3, 4]);
 }
 
 #[test]
-fn events_that_are_dropped_without_a_number_are_announced_once_there_are_numbers() {
-    let mut desk = Desk::with(BatchPolicy { queue_max: 10, ..BatchPolicy::default() });
-    desk.outbox.reserve_numbers();
-    desk.push(2);
-    desk.reserve();
-    desk.push(13);
-    let statistics = desk.outbox.statistics();
+fn events_dropped_without_a_number_are_announced_after_the_reservation() {
+    let mut test = TestOutbox::with(BatchPolicy { queue_max: 10, ..BatchPolicy::default() });
+    test.outbox.reserve_numbers();
+    test.push(2);
+    test.reserve();
+    test.push(13);
+    let statistics = test.outbox.statistics();
     assert_eq!((statistics.queue_size, statistics.dropped, statistics.unsent()), (10, 5, 10));
-    desk.outbox.record_lost(4);
-    assert_eq!((desk.outbox.unsent(), desk.outbox.last_needed_number()), (0, Some(19)));
-    desk.push(1);
+    test.outbox.record_lost(4);
+    assert_eq!((test.outbox.unsent(), test.outbox.last_needed_number()), (0, Some(19)));
+    test.push(1);
     for _ in 0..3 {
-        desk.reserve();
-        desk.run_cycle(|_| SinkAnswer::Accepted);
+        test.reserve();
+        test.run_cycle(|_| SinkAnswer::Accepted);
     }
-    assert!(desk.outbox.is_empty());
+    assert!(test.outbox.is_empty());
     let announced = |event: &Event| match event {
         Event::EventsDropped { from_seq, to_seq } => Some((*from_seq, *to_seq)),
         _ => None,
     };
-    let sent: Vec<_> = desk.sent.iter().map(|(seq, event)| (*seq, announced(event))).collect();
+    let sent: Vec<_> = test.sent.iter().map(|(seq, event)| (*seq, announced(event))).collect();
     assert_eq!(sent, [(20, None), (21, Some((1, 19)))]);
 }

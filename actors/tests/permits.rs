@@ -1,5 +1,5 @@
-//! Start permits against a simple model: never more than there are, one at a time for a throttled team, nobody who
-//! does not wait, and everybody in the end.
+//! Start permits against a simple model: never more than the limit, one at a time for a throttled team, only for
+//! waiting instances, and finally for all of them.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,8 +52,8 @@ impl Model {
         !self.throttled.contains(team) || self.held.values().all(|holder| holder != team)
     }
 
-    /// Whether somebody of this urgency or more could be given a permit now.
-    fn somebody(&self, least: StartPriority) -> bool {
+    /// Returns true if an instance of at least this priority could receive a permit now.
+    fn has_eligible(&self, least: StartPriority) -> bool {
         self.waiting.iter().any(|(instance, urgency)| *urgency >= least && self.may_start(&instance.team))
     }
 
@@ -61,14 +61,18 @@ impl Model {
         let next = RunNumber(self.runs + 1);
         let granted = permits.grant(|| next);
         let free = self.held.len() < LIMIT;
-        prop_assert_eq!(granted.is_some(), free && self.somebody(StartPriority::Normal), "one is free and one waits");
+        prop_assert_eq!(
+            granted.is_some(),
+            free && self.has_eligible(StartPriority::Normal),
+            "granted exactly if a permit is free and an eligible instance waits"
+        );
         let Some((instance, run)) = granted else { return Ok(false) };
         let urgency = self.waiting.get(&instance).copied();
         prop_assert!(urgency.is_some(), "{} does not wait", instance);
         prop_assert!(self.may_start(&instance.team), "{} is throttled", instance.team);
         prop_assert!(
-            urgency == Some(StartPriority::Urgent) || !self.somebody(StartPriority::Urgent),
-            "a caller waits behind it"
+            urgency == Some(StartPriority::Urgent) || !self.has_eligible(StartPriority::Urgent),
+            "an urgent request was passed over"
         );
         self.waiting.remove(&instance);
         self.runs += 1;
@@ -81,7 +85,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_permit_goes_to_who_may_have_it_and_to_everybody_in_the_end(steps in prop::collection::vec(step(), 1..100)) {
+    fn permits_go_only_to_eligible_instances_and_finally_to_all(steps in prop::collection::vec(step(), 1..100)) {
         let (mut permits, mut model) = (StartPermits::new(LIMIT), Model::default());
         for step in steps {
             match step {

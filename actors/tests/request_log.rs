@@ -1,6 +1,6 @@
-//! What is logged of calls: gathered, masked, cut.
+//! Request logs: calls are gathered, masked and truncated.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,8 +52,8 @@ fn tools(event: Event) -> (String, Vec<String>) {
     (name, lines.into_iter().map(|line| line.tool_name).collect())
 }
 
-/// What a payload of `json` is told as, of which `max` bytes are kept.
-fn told(json: &str, max: usize) -> Value {
+/// Returns the logged form of the payload `json`, truncated to `max` bytes.
+fn logged_payload(json: &str, max: usize) -> Value {
     let mut request = request("a", "x");
     request.params = Some(LoggedPayload::from_json(json, max, &request.mask));
     let mut log = log();
@@ -63,7 +63,7 @@ fn told(json: &str, max: usize) -> Value {
 }
 
 #[test]
-fn the_calls_of_an_instance_are_told_together_three_seconds_after_the_first() {
+fn calls_of_an_instance_are_logged_together_three_seconds_after_the_first() {
     let (mut log, start) = (log(), Instant::now());
     let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
     assert_eq!(log.add(at(0.0), request("a", "one")), None);
@@ -71,42 +71,42 @@ fn the_calls_of_an_instance_are_told_together_three_seconds_after_the_first() {
     assert_eq!(log.add(at(2.9), request("a", "three")), None);
     assert_eq!(log.due_at(), Some(at(3.0)));
     assert_eq!(log.take_due(at(2.9)), []);
-    let told: Vec<_> = log.take_due(at(3.0)).into_iter().map(tools).collect();
-    assert_eq!(told, [("a".to_owned(), vec!["one".to_owned(), "three".to_owned()])]);
+    let logged: Vec<_> = log.take_due(at(3.0)).into_iter().map(tools).collect();
+    assert_eq!(logged, [("a".to_owned(), vec!["one".to_owned(), "three".to_owned()])]);
     assert_eq!(log.due_at(), Some(at(4.0)));
     assert_eq!(log.take_all().len(), 1);
     assert_eq!((log.due_at(), log.take_all().len()), (None, 0));
 }
 
 #[test]
-fn the_twentieth_call_of_an_instance_is_not_waited_with() {
+fn the_twentieth_call_of_an_instance_is_logged_at_once() {
     let (mut log, now) = (log(), Instant::now());
-    let told: Vec<_> = (0..45).filter_map(|nth| log.add(now, request("a", &nth.to_string()))).map(tools).collect();
+    let logged: Vec<_> = (0..45).filter_map(|nth| log.add(now, request("a", &nth.to_string()))).map(tools).collect();
     let expected = |from: u32| ("a".to_owned(), (from..from + 20).map(|nth| nth.to_string()).collect::<Vec<_>>());
-    assert_eq!(told, [expected(0), expected(20)]);
+    assert_eq!(logged, [expected(0), expected(20)]);
     assert_eq!(tools(log.take_all().pop().unwrap()).1.len(), 5);
     assert_eq!(log.due_at(), None);
 }
 
 #[test]
-fn a_payload_is_told_as_the_value_that_it_is_without_its_secrets() {
+fn a_payload_is_logged_as_a_json_value_without_secrets() {
     let secret = json!({"key": SECRET, SECRET: [87_654_320, 1]});
-    assert_eq!(told(&secret.to_string(), 4096), json!({"key": "[secret]", "[secret]": [87_654_320, 1]}));
-    // As another might write it.
-    assert_eq!(told(r#"["\u0068\u0075sh \u0022hush\"\/\u00fc"]"#, 4096), json!(["[secret]"]));
-    // A number is no text of a value, and is masked all the same.
-    assert_eq!(told(r#"{"pin": 87654321}"#, 4096), json!(r#"{"pin":[secret]}"#));
-    // No value at all.
-    assert_eq!(told(r#"["\ud800", "\u0068ush \"hush\"\/ü"]"#, 4096), json!(r#"["�", "[secret]"]"#));
+    assert_eq!(logged_payload(&secret.to_string(), 4096), json!({"key": "[secret]", "[secret]": [87_654_320, 1]}));
+    // Escaped forms of the same string.
+    assert_eq!(logged_payload(r#"["\u0068\u0075sh \u0022hush\"\/\u00fc"]"#, 4096), json!(["[secret]"]));
+    // A number is masked in the text form, too.
+    assert_eq!(logged_payload(r#"{"pin": 87654321}"#, 4096), json!(r#"{"pin":[secret]}"#));
+    // Not valid JSON for `serde_json`.
+    assert_eq!(logged_payload(r#"["\ud800", "\u0068ush \"hush\"\/ü"]"#, 4096), json!(r#"["�", "[secret]"]"#));
 }
 
 #[test]
-fn what_is_long_is_cut_where_a_character_ends_and_leaves_no_part_of_a_secret() {
-    assert_eq!(told(r#""üüüü""#, 4), json!("\"ü…"));
-    assert_eq!(told(r#"{"a":"0123456789"}"#, 10), json!(r#"{"a":"0123…"#));
+fn a_long_payload_is_truncated_without_splitting_characters_or_revealing_secrets() {
+    assert_eq!(logged_payload(r#""üüüü""#, 4), json!("\"ü…"));
+    assert_eq!(logged_payload(r#"{"a":"0123456789"}"#, 10), json!(r#"{"a":"0123…"#));
     let text = json!({"text": format!("{}{SECRET}", "x".repeat(40)), "more": "y".repeat(99)}).to_string();
     for max in 0..70 {
-        let Value::String(cut) = told(&text, max) else { panic!("it is not cut") };
+        let Value::String(cut) = logged_payload(&text, max) else { panic!("the payload was not cut") };
         assert!(cut.len() <= max + '…'.len_utf8() && !cut.contains("hush"), "{cut}");
     }
 }
@@ -114,9 +114,9 @@ fn what_is_long_is_cut_where_a_character_ends_and_leaves_no_part_of_a_secret() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a server writes with whatever escapes, and wherever it is cut.
+    /// For any surrounding text, escapes and truncation.
     #[test]
-    fn no_way_to_write_a_secret_is_told(
+    fn no_escaped_form_of_a_secret_is_logged(
         before in ".{0,30}", after in ".{0,60}", escaped in prop::collection::vec(any::<bool>(), 14), max in 0_usize..120,
     ) {
         let quoted = |text: &str| {
@@ -130,7 +130,7 @@ proptest! {
         };
         let secret: String = SECRET.chars().zip(escaped).map(letter).collect();
         let json = format!("[\"{}{secret}{}\"]", quoted(&before), quoted(&after));
-        let shown = told(&json, max).to_string();
+        let shown = logged_payload(&json, max).to_string();
         prop_assert!(!shown.contains("hush"), "{shown}");
     }
 }

@@ -1,7 +1,7 @@
-//! The life of an instance, printed: every phase that a slot can be in × every input. A change of behaviour is a
-//! difference in `snapshots/slot__the_whole_table_is_as_printed.snap`, to be read against the specification. What a
-//! session never says, such as a catalogue before the handshake, is in it too, and shows as REFUSED; that nothing which
-//! can happen is refused is a property (`slot_properties`).
+//! The complete behavior of a slot as a snapshot: every phase with every input. A change of behavior is a difference in
+//! `snapshots/slot__every_input_in_every_phase_acts_as_in_the_snapshot.snap`, to be compared with the specification.
+//! Inputs that a session never sends, such as a catalogue before the handshake, appear as REFUSED. The tests in
+//! `slot_properties` check that no possible input is refused.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod samples;
@@ -29,13 +29,13 @@ use mcp_satellite_actors::rules::slot::{
     AfterStop, HealthChange, RequestedState, SecondRun, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase,
     StartReason,
 };
-use samples::{bounded, catalogue, exited, incomplete, introduced, lost, remote, rolling, stopped, with_token};
+use samples::{bounded, catalogue, exited, incomplete, lost, remote, rolling, server_info, stopped, with_token};
 use serde_json::value::RawValue;
 
 const QUICK: Option<Duration> = Some(Duration::from_secs(1));
 const LONG: Option<Duration> = Some(Duration::from_secs(61));
 
-/// Without jitter, so that the table says what is meant.
+/// Returns a spec without jitter, so that the times in the snapshot are exact.
 fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec> {
     samples::spec(|config| {
         change(config);
@@ -43,26 +43,26 @@ fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec> {
     })
 }
 
-/// Its process is started with another argument.
+/// Changes an argument of the process.
 fn with_another_argument(config: &mut InstanceConfig) {
     config.server_tier.args = vec!["another".into()];
 }
 
-fn dice() -> JitterRng {
+fn jitter_rng() -> JitterRng {
     JitterRng::new(0, "")
 }
 
-/// A slot on its way through a life, and the time it has.
-struct Life {
+/// A slot with its own clock.
+struct TestSlot {
     slot: Slot,
     start: Instant,
     now: Instant,
     runs: u64,
-    /// The last run is a connection.
+    /// True if the last run is a connection.
     dialled: bool,
 }
 
-/// Where a slot is, before an input.
+/// The state of a slot before an input.
 struct Before {
     phase: SlotPhase,
     beside: Option<SecondRun>,
@@ -72,54 +72,54 @@ struct Before {
     health: ServerHealth,
 }
 
-impl Life {
-    fn of(spec: Arc<InstanceSpec>) -> Self {
-        // All lives begin at once, so that what one has seen can be told to another.
+impl TestSlot {
+    fn new(spec: Arc<InstanceSpec>) -> Self {
+        // All slots have the same start, so that times of one are valid inputs of another.
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-        let (start, (slot, _)) = (*START, Slot::new(spec, dice()));
+        let (start, (slot, _)) = (*START, Slot::new(spec, jitter_rng()));
         Self { slot, start, now: start, runs: 0, dialled: false }
     }
 
-    fn of_listed() -> Self {
-        Self::of(spec(|_| {}))
+    fn listed() -> Self {
+        Self::new(spec(|_| {}))
     }
 
-    fn of_always_on() -> Self {
-        Self::of(spec(|config| config.lifetime = ProcessLifetime::AlwaysOn))
+    fn always_on() -> Self {
+        Self::new(spec(|config| config.lifetime = ProcessLifetime::AlwaysOn))
     }
 
-    fn of_lazy() -> Self {
-        Self::of(spec(|config| config.lifetime = ProcessLifetime::Lazy))
+    fn lazy() -> Self {
+        Self::new(spec(|config| config.lifetime = ProcessLifetime::Lazy))
     }
 
-    fn of_remote() -> Self {
-        Self::of(spec(remote))
+    fn remote() -> Self {
+        Self::new(spec(remote))
     }
 
-    fn of_bounded() -> Self {
-        Self::of(spec(bounded))
+    fn bounded() -> Self {
+        Self::new(spec(bounded))
     }
 
-    /// One whose tools are known from before.
-    fn of_recalled(spec: Arc<InstanceSpec>) -> Self {
-        let life = Self::of(spec.clone());
+    /// Returns a slot whose tools are known from an earlier run.
+    fn with_known_tools(spec: Arc<InstanceSpec>) -> Self {
+        let test = Self::new(spec.clone());
         let (stored, known) = (StoredMemo::default(), Some(catalogue("read")));
-        let memo = SlotMemo::from_stored(&spec, &stored, known, life.start, Timestamp::UNIX_EPOCH);
-        let (slot, _) = Slot::from_memo(spec, dice(), &memo);
-        Self { slot, ..life }
+        let memo = SlotMemo::from_stored(&spec, &stored, known, test.start, Timestamp::UNIX_EPOCH);
+        let (slot, _) = Slot::from_memo(spec, jitter_rng(), &memo);
+        Self { slot, ..test }
     }
 
-    /// The current run, or the last one.
+    /// Returns the current run, or the last one.
     fn run(&self) -> RunNumber {
         RunNumber(self.runs)
     }
 
     fn then(mut self, input: SlotInput) -> Self {
-        self.tell(input);
+        self.handle(input);
         self
     }
 
-    fn tell(&mut self, input: SlotInput) -> Vec<SlotEffect> {
+    fn handle(&mut self, input: SlotInput) -> Vec<SlotEffect> {
         self.slot.handle(self.now, input)
     }
 
@@ -141,7 +141,7 @@ impl Life {
         self.then(input(run, pid))
     }
 
-    /// Its connection is lost, or was not made.
+    /// Ends a connection or an attempt to connect with this failure.
     fn lost(self, kind: FailureKind) -> Self {
         let exit = lost(kind, self.connected_for());
         self.ended(exit)
@@ -151,14 +151,14 @@ impl Life {
         self.slot.initialized_at.map(|at| self.now.duration_since(at))
     }
 
-    /// The next attempt's time has come.
+    /// Advances the clock to the deadline of the slot.
     fn due(mut self) -> Self {
         self.now = self.slot.deadline().unwrap();
         self.then(SlotInput::Tick(None))
     }
 
-    /// An attempt is made, and nobody is there.
-    fn tried_in_vain(self) -> Self {
+    /// Makes the next attempt, which is refused.
+    fn failed_attempt(self) -> Self {
         self.due().granted().lost(FailureKind::Refused)
     }
 
@@ -170,7 +170,7 @@ impl Life {
     }
 
     fn initialized(self) -> Self {
-        self.granted().and(|run, _| SlotInput::Initialized(run, introduced()))
+        self.granted().and(|run, _| SlotInput::Initialized(run, server_info()))
     }
 
     fn ready(self) -> Self {
@@ -181,8 +181,8 @@ impl Life {
         self.and(|run, pid| SlotInput::Ended(run, WorkerExit { pid, ..exit }))
     }
 
-    /// As a line of the table: what the input made of it.
-    fn told(&self, before: &Before, effects: &[SlotEffect]) -> String {
+    /// Returns the changes since `before` and the effects as a line of the snapshot.
+    fn describe_change(&self, before: &Before, effects: &[SlotEffect]) -> String {
         let mut words = Vec::new();
         if self.slot.phase != before.phase {
             words.push(format!("→ {}", phase(&self.slot.phase, self.start)));
@@ -198,11 +198,13 @@ impl Life {
             words.push(self.slot.health.to_string());
         }
         if self.slot.second_run != before.beside {
-            words.push(self.slot.second_run.as_ref().map_or("alone".to_owned(), |beside| with(beside, self.start)));
+            words.push(
+                self.slot.second_run.as_ref().map_or("alone".to_owned(), |beside| second_run_text(beside, self.start)),
+            );
         }
         words.extend(effects.iter().map(effect));
-        let told = effects.iter().any(|effect| matches!(effect, SlotEffect::Status { .. }));
-        assert!(told || self.slot.status == before.status, "a status changed and nobody was told");
+        let is_reported = effects.iter().any(|effect| matches!(effect, SlotEffect::Status { .. }));
+        assert!(is_reported || self.slot.status == before.status, "the status changed without an effect");
         words.join("; ")
     }
 }
@@ -236,7 +238,7 @@ fn phase(phase: &SlotPhase, start: Instant) -> String {
     }
 }
 
-fn with(beside: &SecondRun, start: Instant) -> String {
+fn second_run_text(beside: &SecondRun, start: Instant) -> String {
     match beside {
         SecondRun::Queued { spec } => format!("beside it {} waits for a permit", version(spec)),
         SecondRun::Postponed { spec, until } => {
@@ -257,7 +259,7 @@ fn with(beside: &SecondRun, start: Instant) -> String {
     }
 }
 
-/// Which of the configurations that are rolled out this is.
+/// Returns the version of a configuration with rolling updates.
 fn version(spec: &InstanceSpec) -> String {
     spec.env.get("VERSION").map_or("no version".to_owned(), |version| format!("version {}", version.expose()))
 }
@@ -321,7 +323,7 @@ fn effect(effect: &SlotEffect) -> String {
         }
         SlotEffect::LogInvalidTransition { status, cause } => format!("REFUSED {cause:?} in {status}"),
         SlotEffect::ChargeTeam => "charge team".to_owned(),
-        SlotEffect::Emit(told) => format!("tell {}", tell(told)),
+        SlotEffect::Emit(event) => format!("tell {}", event_text(event)),
         SlotEffect::Admit(run) => format!("admit to {run:?}"),
         SlotEffect::RefuseCallers { message, remedy } => format!("refuse \"{message}\"{}", next_step(*remedy)),
         SlotEffect::RejectCommand { message, remedy } => format!("deny \"{message}\"{}", next_step(*remedy)),
@@ -333,9 +335,9 @@ fn next_step(remedy: Option<Remedy>) -> String {
     remedy.map(|remedy| format!(" ({remedy:?})")).unwrap_or_default()
 }
 
-fn tell(told: &SlotEvent) -> String {
+fn event_text(event: &SlotEvent) -> String {
     let restart = |will: &bool| if *will { "will restart" } else { "no restart" };
-    match told {
+    match event {
         SlotEvent::Started { .. } => "started".to_owned(),
         SlotEvent::Disconnected { intentional } => {
             format!("disconnected{}", if *intentional { " on request" } else { "" })
@@ -365,56 +367,56 @@ fn tell(told: &SlotEvent) -> String {
     }
 }
 
-/// What it is called, and how one gets there.
-type Place = (&'static str, fn() -> Life);
+/// A state of a slot: its name in the snapshot, and a function that reaches it.
+type Place = (&'static str, fn() -> TestSlot);
 
-/// Every place in a life, each reached as it is reached in the field.
+/// Returns every state of a slot with a process, reached by the inputs that lead to it in production.
 fn places() -> Vec<Place> {
-    fn crashed_once() -> Life {
-        Life::of_listed().ready().ended(exited(1, QUICK))
+    fn crashed_once() -> TestSlot {
+        TestSlot::listed().ready().ended(exited(1, QUICK))
     }
-    fn crashed_twice() -> Life {
+    fn crashed_twice() -> TestSlot {
         crashed_once().after(1).then(SlotInput::Tick(None)).ready().ended(exited(1, QUICK))
     }
-    fn asleep() -> Life {
-        Life::of_listed().ready().ended(exited(0, QUICK))
+    fn asleep() -> TestSlot {
+        TestSlot::listed().ready().ended(exited(0, QUICK))
     }
-    fn falling_asleep() -> Life {
+    fn falling_asleep() -> TestSlot {
         let idle = Duration::from_secs(180);
-        Life::of_listed().ready().after(180).and(|run, _| SlotInput::Sleep { run, idle })
+        TestSlot::listed().ready().after(180).and(|run, _| SlotInput::Sleep { run, idle })
     }
-    fn rolled_out() -> Life {
-        Life::of(spec(rolling(1))).ready().then(SlotInput::Update(spec(rolling(2))))
+    fn rolled_out() -> TestSlot {
+        TestSlot::new(spec(rolling(1))).ready().then(SlotInput::Update(spec(rolling(2))))
     }
-    fn drains() -> Life {
+    fn draining() -> TestSlot {
         rolled_out().initialized().and(|run, _| SlotInput::Discovered(run, catalogue("write")))
     }
-    fn not_taken() -> Life {
+    fn update_rejected() -> TestSlot {
         rolled_out().granted().ended(exited(1, None))
     }
-    fn undiscovered() -> Life {
-        Life::of_listed()
+    fn undiscovered() -> TestSlot {
+        TestSlot::listed()
             .initialized()
             .and(|run, _| SlotInput::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO))
     }
     vec![
-        ("a value of its user is missing", || Life::of(spec(incomplete))),
-        ("new, waits for its first permit", Life::of_listed),
-        ("new, waits for its first permit, and a caller with it", || Life::of_listed().then(SlotInput::Call)),
+        ("a value of its user is missing", || TestSlot::new(spec(incomplete))),
+        ("new, waits for its first permit", TestSlot::listed),
+        ("new, waits for its first permit, and a caller with it", || TestSlot::listed().then(SlotInput::Call)),
         ("waits for a permit after a delay", || crashed_once().after(1).then(SlotInput::Tick(None))),
         ("waits for a permit to wake", || asleep().after(2).then(SlotInput::Call)),
         ("starts for the first time, permit held", || {
-            let mut life = Life::of_listed();
-            life.runs += 1;
-            let run = life.run();
-            life.then(SlotInput::Granted(run))
+            let mut test = TestSlot::listed();
+            test.runs += 1;
+            let run = test.run();
+            test.then(SlotInput::Granted(run))
         }),
-        ("starts for the first time, first byte seen", || Life::of_listed().granted()),
-        ("starts for the first time, initialized", || Life::of_listed().initialized()),
+        ("starts for the first time, first byte seen", || TestSlot::listed().granted()),
+        ("starts for the first time, initialized", || TestSlot::listed().initialized()),
         ("starts after a crash", || crashed_once().after(1).then(SlotInput::Tick(None)).granted()),
         ("wakes", || asleep().after(2).then(SlotInput::Call).granted()),
-        ("ready", || Life::of_listed().ready()),
-        ("ready, always_on", || Life::of_always_on().ready()),
+        ("ready", || TestSlot::listed().ready()),
+        ("ready, always_on", || TestSlot::always_on().ready()),
         ("ready after one crash", || crashed_once().after(1).then(SlotInput::Tick(None)).ready()),
         ("ready after two crashes: its last chance", || crashed_twice().after(5).then(SlotInput::Tick(None)).ready()),
         ("cannot be discovered, waits for the next attempt", undiscovered),
@@ -422,108 +424,110 @@ fn places() -> Vec<Place> {
         ("a restart's delay", crashed_once),
         ("the delay of an exit, woken too early", || asleep().then(SlotInput::Call)),
         ("asleep", asleep),
-        ("lazy and discovered", || Life::of_lazy().ready()),
-        ("lazy, and a caller waited", || Life::of_lazy().then(SlotInput::Call).initialized()),
-        ("lazy, its tools known", || Life::of_recalled(spec(|config| config.lifetime = ProcessLifetime::Lazy))),
+        ("lazy and discovered", || TestSlot::lazy().ready()),
+        ("lazy, and a caller waited", || TestSlot::lazy().then(SlotInput::Call).initialized()),
+        ("lazy, its tools known", || {
+            TestSlot::with_known_tools(spec(|config| config.lifetime = ProcessLifetime::Lazy))
+        }),
         ("lazy, its tools known, woken", || {
-            Life::of_recalled(spec(|config| config.lifetime = ProcessLifetime::Lazy))
+            TestSlot::with_known_tools(spec(|config| config.lifetime = ProcessLifetime::Lazy))
                 .after(5)
                 .then(SlotInput::Call)
                 .granted()
         }),
         ("lazy, its tools known, a value of its user missing", || {
-            Life::of_recalled(spec(|config| {
+            TestSlot::with_known_tools(spec(|config| {
                 config.lifetime = ProcessLifetime::Lazy;
                 incomplete(config);
             }))
         }),
-        ("not lazy, its tools known all the same", || Life::of_recalled(spec(|_| {}))),
+        ("not lazy, its tools known all the same", || TestSlot::with_known_tools(spec(|_| {}))),
         ("falling asleep", falling_asleep),
         ("asleep because nobody needed it", || falling_asleep().after(1).ended(stopped())),
         ("rolled out, the new one waits for a permit", rolled_out),
         ("rolled out, the new one starts", || rolled_out().granted()),
         ("rolled out, the new one is initialized", || rolled_out().initialized()),
-        ("rolled out, the old one drains", drains),
-        ("rolled out, the old one drained for too long", || drains().after(5 * 60).then(SlotInput::Tick(None))),
+        ("rolled out, the old one drains", draining),
+        ("rolled out, the old one drained for too long", || draining().after(5 * 60).then(SlotInput::Tick(None))),
         ("rolled out again, the new one of before goes", || {
             rolled_out().granted().then(SlotInput::Update(spec(rolling(3))))
         }),
-        ("rolled out again, the old one of before drains", || drains().then(SlotInput::Update(spec(rolling(3))))),
-        ("the new configuration did not come up", not_taken),
-        ("a restart's delay, and the old one drains", || drains().ended(exited(1, QUICK))),
-        ("asleep, and the old one drains", || drains().ended(exited(0, QUICK))),
+        ("rolled out again, the old one of before drains", || draining().then(SlotInput::Update(spec(rolling(3))))),
+        ("the new configuration did not come up", update_rejected),
+        ("a restart's delay, and the old one drains", || draining().ended(exited(1, QUICK))),
+        ("asleep, and the old one drains", || draining().ended(exited(0, QUICK))),
         ("stopping, and the new one of an update with it", || rolled_out().granted().then(SlotInput::Stop)),
-        ("stopping", || Life::of_listed().ready().then(SlotInput::Stop)),
+        ("stopping", || TestSlot::listed().ready().then(SlotInput::Stop)),
         ("stopping, configured anew without a value of its user", || {
-            Life::of_listed().ready().then(SlotInput::Stop).then(SlotInput::Update(spec(incomplete)))
+            TestSlot::listed().ready().then(SlotInput::Stop).then(SlotInput::Update(spec(incomplete)))
         }),
-        ("restarting on request", || Life::of_listed().ready().then(SlotInput::Restart)),
+        ("restarting on request", || TestSlot::listed().ready().then(SlotInput::Restart)),
         ("restarting with a new configuration", || {
-            Life::of_listed().ready().then(SlotInput::Update(spec(with_another_argument)))
+            TestSlot::listed().ready().then(SlotInput::Update(spec(with_another_argument)))
         }),
         ("stopping, will miss a value of its user", || {
-            Life::of_listed().ready().then(SlotInput::Update(spec(incomplete)))
+            TestSlot::listed().ready().then(SlotInput::Update(spec(incomplete)))
         }),
         ("stopping, missed a value of its user for a while", || {
-            Life::of_listed()
+            TestSlot::listed()
                 .ready()
                 .then(SlotInput::Update(spec(incomplete)))
                 .then(SlotInput::Update(spec(with_another_argument)))
         }),
-        ("being uninstalled", || Life::of_listed().ready().then(SlotInput::Uninstall)),
-        ("stopped", || Life::of_listed().ready().then(SlotInput::Stop).ended(stopped())),
+        ("being uninstalled", || TestSlot::listed().ready().then(SlotInput::Uninstall)),
+        ("stopped", || TestSlot::listed().ready().then(SlotInput::Stop).ended(stopped())),
         ("stopped, configured anew without a value of its user", || {
-            Life::of_listed().then(SlotInput::Stop).then(SlotInput::Update(spec(incomplete)))
+            TestSlot::listed().then(SlotInput::Stop).then(SlotInput::Update(spec(incomplete)))
         }),
         ("permanently failed", || crashed_twice().after(5).then(SlotInput::Tick(None)).ready().ended(exited(1, QUICK))),
-        ("over", || Life::of_listed().ready().then(SlotInput::Uninstall).ended(stopped())),
+        ("over", || TestSlot::listed().ready().then(SlotInput::Uninstall).ended(stopped())),
     ]
 }
 
-/// Those of a remote server.
+/// Returns the states of a remote server.
 fn remote_places() -> Vec<Place> {
-    fn away() -> Life {
-        Life::of_remote().ready().after(100).lost(FailureKind::Refused)
+    fn away() -> TestSlot {
+        TestSlot::remote().ready().after(100).lost(FailureKind::Refused)
     }
-    fn third() -> Life {
-        away().tried_in_vain().tried_in_vain()
+    fn third() -> TestSlot {
+        away().failed_attempt().failed_attempt()
     }
-    fn called() -> Life {
+    fn called() -> TestSlot {
         third().after(1).then(SlotInput::Call)
     }
-    fn back() -> Life {
+    fn back() -> TestSlot {
         third().due().initialized()
     }
-    fn undiscovered() -> Life {
+    fn undiscovered() -> TestSlot {
         back().and(|run, _| SlotInput::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO))
     }
-    fn reauth() -> Life {
-        Life::of_remote().ready().after(100).lost(FailureKind::Unauthorized { challenge: None })
+    fn reauth() -> TestSlot {
+        TestSlot::remote().ready().after(100).lost(FailureKind::Unauthorized { challenge: None })
     }
-    fn last_attempt() -> Life {
-        (1..5).fold(Life::of_bounded().ready().lost(FailureKind::Cut), |life, _| life.tried_in_vain())
+    fn last_attempt() -> TestSlot {
+        (1..5).fold(TestSlot::bounded().ready().lost(FailureKind::Cut), |test, _| test.failed_attempt())
     }
-    fn exhausted() -> Life {
-        last_attempt().tried_in_vain()
+    fn exhausted() -> TestSlot {
+        last_attempt().failed_attempt()
     }
-    fn forced() -> Life {
-        Life::of_remote().ready().then(SlotInput::Reconnect)
+    fn forced() -> TestSlot {
+        TestSlot::remote().ready().then(SlotInput::Reconnect)
     }
     vec![
-        ("remote, a value of its user is missing", || Life::of(remote_and_incomplete())),
-        ("remote, waits for its first permit", Life::of_remote),
-        ("remote, connects for the first time", || Life::of_remote().granted()),
+        ("remote, a value of its user is missing", || TestSlot::new(remote_and_incomplete())),
+        ("remote, waits for its first permit", TestSlot::remote),
+        ("remote, connects for the first time", || TestSlot::remote().granted()),
         ("remote, connects for the first time, and a caller waits", || {
-            Life::of_remote().then(SlotInput::Call).granted()
+            TestSlot::remote().then(SlotInput::Call).granted()
         }),
-        ("remote, initialized for the first time", || Life::of_remote().initialized()),
-        ("remote, ready", || Life::of_remote().ready()),
-        ("remote, ready and degraded", || Life::of_remote().ready().and(|run, _| SlotInput::Health(run, degraded()))),
+        ("remote, initialized for the first time", || TestSlot::remote().initialized()),
+        ("remote, ready", || TestSlot::remote().ready()),
+        ("remote, ready and degraded", || TestSlot::remote().ready().and(|run, _| SlotInput::Health(run, degraded()))),
         ("remote, initialized for the first time, and degraded", || {
-            Life::of_remote().initialized().and(|run, _| SlotInput::Health(run, degraded()))
+            TestSlot::remote().initialized().and(|run, _| SlotInput::Health(run, degraded()))
         }),
         ("remote, degraded and then lost, connects", || {
-            Life::of_remote()
+            TestSlot::remote()
                 .ready()
                 .and(|run, _| SlotInput::Health(run, degraded()))
                 .lost(FailureKind::Cut)
@@ -531,9 +535,9 @@ fn remote_places() -> Vec<Place> {
                 .granted()
         }),
         ("remote, ready, its credentials have changed since", || {
-            Life::of_remote().ready().then(SlotInput::Update(other_credentials(&spec(remote))))
+            TestSlot::remote().ready().then(SlotInput::Update(other_credentials(&spec(remote))))
         }),
-        ("remote, not reached at first", || Life::of_remote().granted().lost(FailureKind::Dns)),
+        ("remote, not reached at first", || TestSlot::remote().granted().lost(FailureKind::Dns)),
         ("remote, lost, waits for the first attempt", away),
         ("remote, waits for the third attempt", third),
         ("remote, asked to be left alone for a minute", || {
@@ -566,11 +570,11 @@ fn remote_places() -> Vec<Place> {
         ("remote, is closed to be connected anew", forced),
         ("remote, waits for a permit to be connected anew", || forced().ended(closed())),
         ("remote, is connected anew", || forced().ended(closed()).granted()),
-        ("remote, stopping", || Life::of_remote().ready().then(SlotInput::Stop)),
-        ("remote, connecting and stopping", || Life::of_remote().granted().then(SlotInput::Stop)),
-        ("remote, stopped", || Life::of_remote().ready().then(SlotInput::Stop).ended(closed())),
+        ("remote, stopping", || TestSlot::remote().ready().then(SlotInput::Stop)),
+        ("remote, connecting and stopping", || TestSlot::remote().granted().then(SlotInput::Stop)),
+        ("remote, stopped", || TestSlot::remote().ready().then(SlotInput::Stop).ended(closed())),
         ("remote, is closed for a new address", || {
-            Life::of_remote().ready().then(SlotInput::Update(another_address(&spec(remote))))
+            TestSlot::remote().ready().then(SlotInput::Update(another_address(&spec(remote))))
         }),
         ("remote, waits for a permit for a new address", || {
             third().then(SlotInput::Update(another_address(&spec(remote))))
@@ -578,10 +582,10 @@ fn remote_places() -> Vec<Place> {
         ("remote, connects to a new address", || {
             third().then(SlotInput::Update(another_address(&spec(remote)))).granted()
         }),
-        ("remote, being uninstalled", || Life::of_remote().ready().then(SlotInput::Uninstall)),
-        ("a process, stopping, will be remote", || Life::of_listed().ready().then(SlotInput::Update(spec(remote)))),
+        ("remote, being uninstalled", || TestSlot::remote().ready().then(SlotInput::Uninstall)),
+        ("a process, stopping, will be remote", || TestSlot::listed().ready().then(SlotInput::Update(spec(remote)))),
         ("a process was crashing, and is remote now", || {
-            Life::of_listed()
+            TestSlot::listed()
                 .ready()
                 .ended(exited(1, QUICK))
                 .after(1)
@@ -589,7 +593,7 @@ fn remote_places() -> Vec<Place> {
                 .then(SlotInput::Update(spec(remote)))
         }),
         ("remote, closing, will be a process", || {
-            Life::of_remote().ready().then(SlotInput::Update(spec(with_another_argument)))
+            TestSlot::remote().ready().then(SlotInput::Update(spec(with_another_argument)))
         }),
     ]
 }
@@ -601,13 +605,13 @@ fn remote_and_incomplete() -> Arc<InstanceSpec> {
     })
 }
 
-/// The same with other credentials.
+/// Returns the spec with other credentials.
 fn other_credentials(of: &InstanceSpec) -> Arc<InstanceSpec> {
     let InstanceSpec { headers, mask, .. } = spec(|config| with_token(config, "new")).as_ref().clone();
     Arc::new(InstanceSpec { headers, mask, ..of.clone() })
 }
 
-/// The same somewhere else.
+/// Returns the spec with another URL.
 fn another_address(of: &InstanceSpec) -> Arc<InstanceSpec> {
     let (transport, url) = (RemoteTransport::Http, "http://127.0.0.1/other".to_owned());
     Arc::new(InstanceSpec { target: ServerTarget::Remote { transport, url, health_url: None }, ..of.clone() })
@@ -617,19 +621,19 @@ fn degraded() -> HealthChange {
     HealthChange::Degraded { failures: 3, last_error: "no answer".to_owned() }
 }
 
-/// A connection that was closed because that was asked for.
+/// Returns the exit of a connection that was closed on request.
 fn closed() -> WorkerExit {
     WorkerExit { uptime: QUICK, ..WorkerExit::from_cause(ExitCause::Requested) }
 }
 
-/// Nothing has happened since the beginning.
-fn quiet(life: &Life) -> RunActivity {
-    RunActivity { user_count: 0, last: life.start }
+/// Returns the activity of a run without calls or messages.
+fn quiet(test: &TestSlot) -> RunActivity {
+    RunActivity { user_count: 0, last: test.start }
 }
 
-/// Every input, by name, as it would come to this life.
-fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
-    let (run, next) = (life.slot.run().unwrap_or(life.run()), RunNumber(life.runs + 1));
+/// Returns every input for this slot with its name in the snapshot.
+fn inputs(test: &TestSlot) -> Vec<(&'static str, SlotInput)> {
+    let (run, next) = (test.slot.run().unwrap_or(test.run()), RunNumber(test.runs + 1));
     let because = |cause| WorkerExit::from_cause(cause);
     let mut inputs = vec![
         ("start", SlotInput::Start),
@@ -643,12 +647,12 @@ fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
         ("woke after 10 minutes", SlotInput::ResumedAfterSuspend(Duration::from_secs(600))),
         ("tick", SlotInput::Tick(None)),
     ];
-    if life.slot.is_remote() {
+    if test.slot.is_remote() {
         inputs.extend([
             ("update (a process)", SlotInput::Update(spec(with_another_argument))),
             ("update (incomplete)", SlotInput::Update(remote_and_incomplete())),
-            ("other credentials", SlotInput::Update(other_credentials(&life.slot.spec))),
-            ("another address", SlotInput::Update(another_address(&life.slot.spec))),
+            ("other credentials", SlotInput::Update(other_credentials(&test.slot.spec))),
+            ("another address", SlotInput::Update(another_address(&test.slot.spec))),
         ]);
     } else {
         inputs.extend([
@@ -658,22 +662,22 @@ fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
             ("roll out 1", SlotInput::Update(spec(rolling(1)))),
             ("roll out 2", SlotInput::Update(spec(rolling(2)))),
             ("roll out 4", SlotInput::Update(spec(rolling(4)))),
-            ("tick, idle", SlotInput::Tick(Some(quiet(life)))),
-            ("tick, a call in flight", SlotInput::Tick(Some(RunActivity { user_count: 1, ..quiet(life) }))),
+            ("tick, idle", SlotInput::Tick(Some(quiet(test)))),
+            ("tick, a call in flight", SlotInput::Tick(Some(RunActivity { user_count: 1, ..quiet(test) }))),
         ]);
     }
-    if life.runs > 0 {
+    if test.runs > 0 {
         inputs.extend([
             ("first byte", SlotInput::FirstByte(run)),
             ("printed", SlotInput::StdoutLine(run, "Listening on port 3000".to_owned())),
-            ("initialized", SlotInput::Initialized(run, introduced())),
+            ("initialized", SlotInput::Initialized(run, server_info())),
             ("discovered", SlotInput::Discovered(run, catalogue("read"))),
             ("discovery failed", SlotInput::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO)),
             ("recovered", SlotInput::Recovered(run)),
         ]);
     }
-    if life.runs > 0 && life.dialled {
-        let ran = life.connected_for();
+    if test.runs > 0 && test.dialled {
+        let ran = test.connected_for();
         let retry_after = Some(Duration::from_secs(60));
         let restored = HealthChange::Restored { failures: 3, last_error: Some("no answer".to_owned()) };
         inputs.extend([
@@ -689,7 +693,7 @@ fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
             ("panicked", SlotInput::Ended(run, because(ExitCause::Panicked("a fault of ours".to_owned())))),
         ]);
     }
-    if life.runs > 0 && !life.dialled {
+    if test.runs > 0 && !test.dialled {
         inputs.extend([
             ("spawned", SlotInput::Spawned(run, Some(7))),
             ("sleep", SlotInput::Sleep { run, idle: Duration::from_secs(180) }),
@@ -708,9 +712,9 @@ fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
             ("unresponsive", SlotInput::Ended(run, WorkerExit { uptime: LONG, ..because(ExitCause::Unresponsive) })),
         ]);
     }
-    if let Some(run) = life.slot.second_run.as_ref().and_then(SecondRun::run) {
+    if let Some(run) = test.slot.second_run.as_ref().and_then(SecondRun::run) {
         inputs.extend([
-            ("beside: initialized", SlotInput::Initialized(run, introduced())),
+            ("beside: initialized", SlotInput::Initialized(run, server_info())),
             ("beside: discovered", SlotInput::Discovered(run, catalogue("other"))),
             (
                 "beside: discovery failed",
@@ -725,7 +729,7 @@ fn inputs(life: &Life) -> Vec<(&'static str, SlotInput)> {
 }
 
 #[test]
-fn the_whole_table_is_as_printed() {
+fn every_input_in_every_phase_acts_as_in_the_snapshot() {
     let mut text = String::new();
     for (place, reach) in places().into_iter().chain(remote_places()) {
         let here = reach();
@@ -735,13 +739,14 @@ fn the_whole_table_is_as_printed() {
         let attempt = here.slot.attempt().map(|attempt| format!("attempt {attempt}, ")).unwrap_or_default();
         let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
         let asked = format!("{want:?}").to_lowercase();
-        let beside = here.slot.second_run.as_ref().map_or(String::new(), |beside| with(beside, here.start) + ", ");
+        let beside =
+            here.slot.second_run.as_ref().map_or(String::new(), |beside| second_run_text(beside, here.start) + ", ");
         let _ = writeln!(
             text,
             "{place}\n  = {}, {beside}{connection}{attempt}want {asked} [{status}{message}]",
             phase(before, here.start)
         );
-        // What comes late comes late: four minutes on, everything that waits for time is due.
+        // Four minutes later every deadline has passed.
         let (idle, now) = (Some(quiet(&here)), here.now);
         let called = idle.map(|quiet| RunActivity { last: now + Duration::from_secs(230), ..quiet });
         let late = [
@@ -753,8 +758,8 @@ fn the_whole_table_is_as_printed() {
         for ((name, input), wait) in on_time.chain(late.into_iter().map(|pair| (pair, 240))) {
             let mut there = reach().after(wait);
             let before = there.before();
-            let effects = there.tell(input);
-            let line = there.told(&before, &effects);
+            let effects = there.handle(input);
+            let line = there.describe_change(&before, &effects);
             match lines.iter_mut().find(|(known, _)| *known == line) {
                 Some((_, names)) => names.push(name),
                 None => lines.push((line, vec![name])),
@@ -767,52 +772,54 @@ fn the_whole_table_is_as_printed() {
         }
         text.push('\n');
     }
-    // The name is in every sentence for people, and says nothing here.
+    // The name occurs in every message and would only lengthen the lines.
     let text = text.replace("files-acme-alice-abc123", "NAME");
     insta::assert_snapshot!(text);
 }
 
 #[test]
-fn a_removal_is_told_once_whatever_the_instance_was_doing() {
+fn a_removal_emits_one_event_in_every_phase() {
     for (place, reach) in places().into_iter().chain(remote_places()) {
-        let mut life = reach();
-        if life.slot.phase == SlotPhase::Ended {
+        let mut test = reach();
+        if test.slot.phase == SlotPhase::Ended {
             continue;
         }
-        let runs = [life.slot.run(), life.slot.second_run.as_ref().and_then(SecondRun::run)];
-        let (active, asleep) = (runs.iter().any(Option::is_some), life.slot.is_dormant());
-        let mut effects = life.tell(SlotInput::Uninstall);
+        let runs = [test.slot.run(), test.slot.second_run.as_ref().and_then(SecondRun::run)];
+        let (active, asleep) = (runs.iter().any(Option::is_some), test.slot.is_dormant());
+        let mut effects = test.handle(SlotInput::Uninstall);
         for run in runs.into_iter().flatten() {
-            let exit = if life.dialled { closed() } else { stopped() };
-            effects.extend(life.tell(SlotInput::Ended(run, exit)));
+            let exit = if test.dialled { closed() } else { stopped() };
+            effects.extend(test.handle(SlotInput::Ended(run, exit)));
         }
-        assert_eq!(life.slot.phase, SlotPhase::Ended, "{place}");
-        let told: Vec<String> = effects
+        assert_eq!(test.slot.phase, SlotPhase::Ended, "{place}");
+        let events: Vec<String> = effects
             .iter()
             .filter_map(|effect| match effect {
-                SlotEffect::Emit(told @ (SlotEvent::Removed { .. } | SlotEvent::Stopped { .. })) => Some(tell(told)),
+                SlotEffect::Emit(event @ (SlotEvent::Removed { .. } | SlotEvent::Stopped { .. })) => {
+                    Some(event_text(event))
+                }
                 _ => None,
             })
             .collect();
         let exit = if active { ", stopped" } else { "" };
-        assert_eq!(told, [format!("removed (active {active}, dormant {asleep}{exit})")], "{place}");
+        assert_eq!(events, [format!("removed (active {active}, dormant {asleep}{exit})")], "{place}");
     }
 }
 
 #[test]
-fn credentials_that_were_replaced_stay_hidden_in_what_is_still_said_under_them() {
+fn replaced_credentials_stay_masked_on_the_open_connection() {
     let token = |token: &'static str| {
         spec(move |config| {
             remote(config);
             with_token(config, token);
         })
     };
-    let mut life = Life::of(token("first-token")).ready();
+    let mut test = TestSlot::new(token("first-token")).ready();
     for next in ["second-token", "third-token"] {
-        let effects = life.tell(SlotInput::Update(token(next)));
+        let effects = test.handle(SlotInput::Update(token(next)));
         let [SlotEffect::Adopt { spec, .. }] = &effects[..] else { panic!("{effects:?}") };
-        assert_eq!(*spec, token(next), "what was hidden before is no part of the configuration");
-        for mask in [&spec.mask, &life.slot.spec.mask] {
+        assert_eq!(*spec, token(next), "masks of replaced values are not part of the configuration");
+        for mask in [&spec.mask, &test.slot.spec.mask] {
             assert_eq!(mask.apply(&format!("first-token {next}")), "[secret] [secret]");
         }
     }
@@ -823,92 +830,92 @@ fn with_policy(change: impl FnOnce(&mut Policy)) -> Arc<InstanceSpec> {
 }
 
 #[test]
-fn another_policy_is_applied_in_place_and_forgets_no_exit() {
-    let life = Life::of_listed().ready().ended(exited(1, QUICK)).after(1).then(SlotInput::Tick(None)).ready();
-    let (run, exits) = (life.run(), life.slot.history.clone());
-    let mut life = life;
+fn a_new_policy_is_applied_in_place_and_keeps_the_exit_history() {
+    let test = TestSlot::listed().ready().ended(exited(1, QUICK)).after(1).then(SlotInput::Tick(None)).ready();
+    let (run, exits) = (test.run(), test.slot.history.clone());
+    let mut test = test;
     let patient = with_policy(|policy| policy.restart.max_crashes = 9);
-    let effects = life.tell(SlotInput::Update(patient.clone()));
-    let [SlotEffect::Adopt { run: told, spec }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((*told, spec, &life.slot.spec), (run, &patient, &patient));
-    assert_eq!((life.slot.open_run(), &life.slot.history), (Some(run), &exits));
-    assert!(life.slot.catalogue.is_some());
+    let effects = test.handle(SlotInput::Update(patient.clone()));
+    let [SlotEffect::Adopt { run: adopting, spec }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((*adopting, spec, &test.slot.spec), (run, &patient, &patient));
+    assert_eq!((test.slot.open_run(), &test.slot.history), (Some(run), &exits));
+    assert!(test.slot.catalogue.is_some());
 }
 
 #[test]
-fn what_has_failed_for_good_does_not_come_back_for_another_policy() {
-    let mut life = Life::of_listed().ready();
+fn a_new_policy_does_not_clear_a_permanent_failure() {
+    let mut test = TestSlot::listed().ready();
     for _ in 0..3 {
-        life = life.ended(exited(1, QUICK)).after(20).then(SlotInput::Tick(None));
-        if !matches!(life.slot.phase, SlotPhase::Failed) {
-            life = life.ready();
+        test = test.ended(exited(1, QUICK)).after(20).then(SlotInput::Tick(None));
+        if !matches!(test.slot.phase, SlotPhase::Failed) {
+            test = test.ready();
         }
     }
-    let effects = life.tell(SlotInput::Update(with_policy(|policy| policy.logs.line_max = 99)));
+    let effects = test.handle(SlotInput::Update(with_policy(|policy| policy.logs.line_max = 99)));
     assert!(effects.is_empty(), "{effects:?}");
-    assert_eq!((&life.slot.phase, life.slot.status), (&SlotPhase::Failed, Status::PermanentlyFailed));
+    assert_eq!((&test.slot.phase, test.slot.status), (&SlotPhase::Failed, Status::PermanentlyFailed));
 }
 
 #[test]
-fn an_idle_time_that_is_shorter_now_counts_from_now_on() {
-    let life = Life::of_listed().ready();
-    let at = |life: &Life| life.slot.deadline().map(|at| (at - life.start).as_secs());
-    assert_eq!(at(&life), Some(180));
-    let life = life.then(SlotInput::Update(with_policy(|policy| policy.idle.idle = Duration::from_secs(90))));
-    assert_eq!(at(&life), Some(90));
+fn a_shorter_idle_time_takes_effect_at_once() {
+    let test = TestSlot::listed().ready();
+    let at = |test: &TestSlot| test.slot.deadline().map(|at| (at - test.start).as_secs());
+    assert_eq!(at(&test), Some(180));
+    let test = test.then(SlotInput::Update(with_policy(|policy| policy.idle.idle = Duration::from_secs(90))));
+    assert_eq!(at(&test), Some(90));
     let awake = spec(|config| config.lifetime = ProcessLifetime::AlwaysOn);
-    assert_eq!(at(&life.then(SlotInput::Update(awake))), None);
+    assert_eq!(at(&test.then(SlotInput::Update(awake))), None);
 }
 
 #[test]
-fn one_that_sleeps_is_started_when_it_is_to_sleep_no_more() {
-    let mut life = Life::of_listed().ready();
-    life.slot.phase = SlotPhase::Dormant { since: life.now, not_before: life.now };
-    let life = life.then(SlotInput::Update(spec(|config| config.lifetime = ProcessLifetime::AlwaysOn)));
-    assert!(matches!(life.slot.phase, SlotPhase::Queued { .. }), "{:?}", life.slot.phase);
+fn a_dormant_instance_is_started_when_it_becomes_always_on() {
+    let mut test = TestSlot::listed().ready();
+    test.slot.phase = SlotPhase::Dormant { since: test.now, not_before: test.now };
+    let test = test.then(SlotInput::Update(spec(|config| config.lifetime = ProcessLifetime::AlwaysOn)));
+    assert!(matches!(test.slot.phase, SlotPhase::Queued { .. }), "{:?}", test.slot.phase);
 }
 
 #[test]
-fn another_policy_of_a_configuration_that_is_being_rolled_out_rolls_out_nothing_else() {
+fn a_new_policy_during_a_rolling_update_starts_no_other_run() {
     let version = |number: u8, max_crashes: usize| {
         spec(move |config| {
             rolling(number)(config);
             Arc::make_mut(&mut config.policy).restart.max_crashes = max_crashes;
         })
     };
-    let mut life = Life::of(version(1, 3)).ready().then(SlotInput::Update(version(2, 3)));
-    assert!(life.tell(SlotInput::Update(version(2, 4))).is_empty(), "it waits for its permit still");
-    life = life.granted();
-    let run = life.run();
-    let effects = life.tell(SlotInput::Update(version(2, 5)));
-    let [SlotEffect::Adopt { run: told, spec }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((*told, spec), (run, &version(2, 5)));
-    // Back to what runs, with another number: the run beside it ends, and nothing else happens to the other.
-    let effects = life.tell(SlotInput::Update(version(1, 6)));
+    let mut test = TestSlot::new(version(1, 3)).ready().then(SlotInput::Update(version(2, 3)));
+    assert!(test.handle(SlotInput::Update(version(2, 4))).is_empty(), "the new run still waits for its permit");
+    test = test.granted();
+    let run = test.run();
+    let effects = test.handle(SlotInput::Update(version(2, 5)));
+    let [SlotEffect::Adopt { run: adopting, spec }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((*adopting, spec), (run, &version(2, 5)));
+    // Back to the running configuration with another policy: the new run ends and the old one continues.
+    let effects = test.handle(SlotInput::Update(version(1, 6)));
     assert!(effects.iter().any(|effect| matches!(effect, SlotEffect::Stop(stopped) if *stopped == run)), "{effects:?}");
-    assert_eq!((life.slot.open_run(), &life.slot.spec), (Some(RunNumber(1)), &version(1, 6)));
+    assert_eq!((test.slot.open_run(), &test.slot.spec), (Some(RunNumber(1)), &version(1, 6)));
 }
 
 #[test]
-fn a_stop_of_one_that_waits_for_its_user_keeps_its_status_and_holds_when_the_value_is_given() {
-    let mut life = Life::of(spec(incomplete));
-    life.tell(SlotInput::Stop);
-    assert_eq!((life.slot.requested_state, life.slot.status), (RequestedState::Stopped, Status::AwaitingUserConfig));
-    assert!(life.slot.message.as_deref().unwrap().starts_with("stopped, and waiting"));
-    let memo = life.slot.memo();
-    let (revived, _) = Slot::from_memo(spec(incomplete), dice(), &memo);
+fn a_stop_while_a_value_is_missing_lasts_after_the_value_is_given() {
+    let mut test = TestSlot::new(spec(incomplete));
+    test.handle(SlotInput::Stop);
+    assert_eq!((test.slot.requested_state, test.slot.status), (RequestedState::Stopped, Status::AwaitingUserConfig));
+    assert!(test.slot.message.as_deref().unwrap().starts_with("stopped, and waiting"));
+    let memo = test.slot.memo();
+    let (revived, _) = Slot::from_memo(spec(incomplete), jitter_rng(), &memo);
     assert_eq!((revived.requested_state, revived.status), (RequestedState::Stopped, Status::AwaitingUserConfig));
-    life.tell(SlotInput::Update(spec(with_another_argument)));
-    assert_eq!((&life.slot.phase, life.slot.status), (&SlotPhase::Stopped, Status::Offline));
-    let mut life = Life::of(spec(incomplete)).then(SlotInput::Stop);
-    life.tell(SlotInput::Start);
-    assert_eq!((life.slot.requested_state, life.slot.status), (RequestedState::Running, Status::AwaitingUserConfig));
-    life.tell(SlotInput::Update(spec(with_another_argument)));
-    assert!(matches!(life.slot.phase, SlotPhase::Queued { .. }));
+    test.handle(SlotInput::Update(spec(with_another_argument)));
+    assert_eq!((&test.slot.phase, test.slot.status), (&SlotPhase::Stopped, Status::Offline));
+    let mut test = TestSlot::new(spec(incomplete)).then(SlotInput::Stop);
+    test.handle(SlotInput::Start);
+    assert_eq!((test.slot.requested_state, test.slot.status), (RequestedState::Running, Status::AwaitingUserConfig));
+    test.handle(SlotInput::Update(spec(with_another_argument)));
+    assert!(matches!(test.slot.phase, SlotPhase::Queued { .. }));
 }
 
 #[test]
-fn a_list_that_could_not_be_read_again_is_kept_as_it_was() {
+fn an_unreadable_list_keeps_its_previous_content() {
     let entry = |uri: &str| {
         let raw = RawValue::from_string(format!(r#"{{"uri":"{uri}","name":"{uri}"}}"#)).unwrap();
         CatalogueEntry::parse(raw, "uri").unwrap()
@@ -917,31 +924,39 @@ fn a_list_that_could_not_be_read_again_is_kept_as_it_was() {
         let resources = resources.iter().map(|uri| entry(uri)).collect();
         Arc::new(Catalogue { resources, unreadable: unread.to_vec(), ..(*catalogue(tool)).clone() })
     };
-    let known = |life: &Life| {
-        let Catalogue { tools, resources, unreadable: unread, .. } = &**life.slot.catalogue.as_ref().unwrap();
+    let known = |test: &TestSlot| {
+        let Catalogue { tools, resources, unreadable: unread, .. } = &**test.slot.catalogue.as_ref().unwrap();
         (tools[0].name.to_string(), resources.iter().map(|one| one.key.to_string()).collect::<Vec<_>>(), unread.len())
     };
     let unread = [ListKind::Resources];
-    let life = Life::of_remote().initialized().and(|run, _| SlotInput::Discovered(run, listed("a", &["x"], &unread)));
-    assert_eq!(known(&life), ("a".to_owned(), vec!["x".to_owned()], 1), "a part is better than nothing");
-    let life = life.and(|run, _| SlotInput::Discovered(run, listed("a", &["x", "y"], &[])));
-    let life = life.lost(FailureKind::Refused).due().initialized();
-    let life = life.and(|run, _| SlotInput::Discovered(run, listed("b", &["z"], &unread)));
-    assert_eq!(known(&life), ("b".to_owned(), vec!["x".to_owned(), "y".to_owned()], 1), "its tools were read");
-    let life = life.and(|run, _| SlotInput::Discovered(run, listed("b", &[], &[])));
-    assert_eq!(known(&life), ("b".to_owned(), Vec::new(), 0), "the server has taken it back");
+    let test = TestSlot::remote().initialized().and(|run, _| SlotInput::Discovered(run, listed("a", &["x"], &unread)));
+    assert_eq!(
+        known(&test),
+        ("a".to_owned(), vec!["x".to_owned()], 1),
+        "a partly read list is used if there is no other"
+    );
+    let test = test.and(|run, _| SlotInput::Discovered(run, listed("a", &["x", "y"], &[])));
+    let test = test.lost(FailureKind::Refused).due().initialized();
+    let test = test.and(|run, _| SlotInput::Discovered(run, listed("b", &["z"], &unread)));
+    assert_eq!(
+        known(&test),
+        ("b".to_owned(), vec!["x".to_owned(), "y".to_owned()], 1),
+        "the tools were read, the resources kept"
+    );
+    let test = test.and(|run, _| SlotInput::Discovered(run, listed("b", &[], &[])));
+    assert_eq!(known(&test), ("b".to_owned(), Vec::new(), 0), "an empty list replaces the previous one");
 }
 
 #[test]
-fn what_a_server_has_new_after_a_reconnect_is_told_and_can_be_seen_by_number() {
+fn changes_after_a_reconnect_appear_in_the_event_and_in_the_revisions() {
     let prompt =
         |name: &str| CatalogueEntry::parse(RawValue::from_string(format!(r#"{{"name":"{name}"}}"#)).unwrap(), "name");
     let listed = |tool: &str, name: &str| {
         Arc::new(Catalogue { prompts: vec![prompt(name).unwrap()], ..(*catalogue(tool)).clone() })
     };
-    let said = |capabilities: &str| {
+    let server_info_with = |capabilities: &str| {
         let capabilities = RawValue::from_string(capabilities.to_owned()).unwrap();
-        let ServerInfo { name, version, protocol, .. } = Arc::into_inner(introduced()).unwrap();
+        let ServerInfo { name, version, protocol, .. } = Arc::into_inner(server_info()).unwrap();
         Arc::new(ServerInfo {
             era: Era::Sessions,
             name,
@@ -952,8 +967,8 @@ fn what_a_server_has_new_after_a_reconnect_is_told_and_can_be_seen_by_number() {
             handshake_result: RawValue::from_string("{}".to_owned()).unwrap(),
         })
     };
-    let mut life = Life::of_remote().granted();
-    let mut seen = life.slot.revisions;
+    let mut test = TestSlot::remote().granted();
+    let mut seen = test.slot.revisions;
     let (one, same, more) = (r#"{"tools":{},"x":1}"#, r#"{"x":1, "tools":{}}"#, r#"{"tools":{},"prompts":{}}"#);
     for (capabilities, tool, name, expected) in [
         (
@@ -971,22 +986,22 @@ fn what_a_server_has_new_after_a_reconnect_is_told_and_can_be_seen_by_number() {
         (more, "a", "q", vec![CatalogueAspect::Capabilities, CatalogueAspect::Prompts]),
         (more, "b", "q", vec![CatalogueAspect::Tools]),
     ] {
-        let run = life.run();
-        let _ = life.tell(SlotInput::Initialized(run, said(capabilities)));
-        let effects = life.tell(SlotInput::Discovered(run, listed(tool, name)));
-        let told = effects.iter().find_map(|effect| match effect {
+        let run = test.run();
+        let _ = test.handle(SlotInput::Initialized(run, server_info_with(capabilities)));
+        let effects = test.handle(SlotInput::Discovered(run, listed(tool, name)));
+        let reported = effects.iter().find_map(|effect| match effect {
             SlotEffect::Emit(SlotEvent::Reconnected { changed, .. }) => Some(changed.clone()),
             _ => None,
         });
-        let numbers = life.slot.revisions;
+        let numbers = test.slot.revisions;
         assert_eq!(numbers.changes_since(&seen), expected);
-        assert_eq!(told, (run != RunNumber(1)).then_some(expected));
+        assert_eq!(reported, (run != RunNumber(1)).then_some(expected));
         seen = numbers;
-        // What changes while it is there is not the reconnect's.
-        let _ = life.tell(SlotInput::Discovered(run, listed("new", name)));
-        assert_eq!(life.slot.revisions.changes_since(&seen), [CatalogueAspect::Tools]);
-        let _ = life.tell(SlotInput::Discovered(run, listed(tool, name)));
-        seen = life.slot.revisions;
-        life = life.lost(FailureKind::Refused).due().granted();
+        // Changes while connected do not count as changes of the next reconnect.
+        let _ = test.handle(SlotInput::Discovered(run, listed("new", name)));
+        assert_eq!(test.slot.revisions.changes_since(&seen), [CatalogueAspect::Tools]);
+        let _ = test.handle(SlotInput::Discovered(run, listed(tool, name)));
+        seen = test.slot.revisions;
+        test = test.lost(FailureKind::Refused).due().granted();
     }
 }

@@ -1,4 +1,4 @@
-//! The twelve statuses: the one function by which they change, printed whole, and held against the specification.
+//! The twelve statuses: the complete transition table as a snapshot, and checks against the specification.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeSet;
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use mcp_satellite_actors::model::status::{Status, StatusCause, next};
 
-/// A column's head. A new status asks for one.
+/// Returns the column head of a status.
 fn short(status: Status) -> &'static str {
     match status {
         Status::AwaitingUserConfig => "await",
@@ -34,17 +34,17 @@ fn row(first: &str, cells: impl Iterator<Item = String>) -> String {
     format!("{}\n", line.trim_end())
 }
 
-/// The causes by which `status` becomes another one, and what it becomes.
-fn ways_out(status: Status) -> Vec<(StatusCause, Status)> {
+/// Returns the causes that change `status`, with the new status.
+fn transitions(status: Status) -> Vec<(StatusCause, Status)> {
     let out = StatusCause::ALL.into_iter().filter_map(|cause| Some((cause, next(status, cause)?)));
     out.filter(|(_, to)| *to != status).collect()
 }
 
-/// Steps from one status to another; `None` where there is no way.
+/// Returns the minimum number of transitions between two statuses, or `None` if there is no path.
 fn steps(from: Status, to: Status) -> Option<usize> {
     let (mut seen, mut edge) = (BTreeSet::from([from]), BTreeSet::from([from]));
     for steps in 1..=Status::ALL.len() {
-        edge = edge.iter().flat_map(|status| ways_out(*status)).map(|(_, next)| next).collect();
+        edge = edge.iter().flat_map(|status| transitions(*status)).map(|(_, next)| next).collect();
         if edge.contains(&to) {
             return Some(steps);
         }
@@ -54,7 +54,7 @@ fn steps(from: Status, to: Status) -> Option<usize> {
 }
 
 #[test]
-fn the_whole_table_is_as_printed() {
+fn the_status_table_is_as_in_the_snapshot() {
     let mut text = heads("cause \\ status");
     for cause in StatusCause::ALL {
         let cells = Status::ALL.map(|status| next(status, cause).map_or("-", short).to_owned());
@@ -73,14 +73,15 @@ fn the_whole_table_is_as_printed() {
     insta::assert_snapshot!(text);
 }
 
-/// Held against the column "who leaves it" of the specification.
+/// Compares with the column "who leaves it" of the specification.
 #[test]
-fn each_status_is_left_by_whom_the_specification_says() {
+fn each_status_is_left_only_by_the_specified_causes() {
     use StatusCause::{
         Accepted, Attempt, AuthRefused, BudgetSpent, ConfigChanged, ConfigMissing, Configured, CredentialsChanged,
         Discovered, Ended, Failed, Initialized, Lost, Requested, Restored, Stopped, Synced,
     };
-    let by = |status| -> BTreeSet<String> { ways_out(status).iter().map(|(cause, _)| format!("{cause:?}")).collect() };
+    let by =
+        |status| -> BTreeSet<String> { transitions(status).iter().map(|(cause, _)| format!("{cause:?}")).collect() };
     let only =
         |causes: &[StatusCause]| -> BTreeSet<String> { causes.iter().map(|cause| format!("{cause:?}")).collect() };
 
@@ -91,7 +92,7 @@ fn each_status_is_left_by_whom_the_specification_says() {
         by(Status::Online),
         only(&[ConfigChanged, Ended, BudgetSpent, Lost, Failed, AuthRefused, Stopped, ConfigMissing, Requested])
     );
-    // Stopped and "recovers by itself" share a status: what wakes which is decided by `want`.
+    // A stopped instance and one that reconnects share this status; `want` tells them apart.
     assert_eq!(by(Status::Offline), only(&[Attempt, ConfigChanged, Failed, AuthRefused, ConfigMissing, Requested]));
     assert_eq!(
         by(Status::RequiresReauth),
@@ -115,7 +116,7 @@ fn each_status_is_left_by_whom_the_specification_says() {
 }
 
 #[test]
-fn what_is_under_way_can_fail_in_every_way() {
+fn a_start_in_progress_can_fail_in_every_way() {
     let ends =
         [Status::Offline, Status::Error, Status::RequiresReauth, Status::PermanentlyFailed, Status::AwaitingUserConfig];
     for from in [Status::Connecting, Status::DiscoveringTools, Status::SyncingTools, Status::Restarting] {
@@ -126,7 +127,7 @@ fn what_is_under_way_can_fail_in_every_way() {
 }
 
 #[test]
-fn a_stop_and_a_missing_value_come_in_every_status() {
+fn a_stop_and_a_missing_value_are_accepted_in_every_status() {
     for status in Status::ALL {
         assert_eq!(next(status, StatusCause::Stopped), Some(Status::Offline));
         assert_eq!(next(status, StatusCause::ConfigMissing), Some(Status::AwaitingUserConfig));
@@ -134,9 +135,9 @@ fn a_stop_and_a_missing_value_come_in_every_status() {
 }
 
 #[test]
-fn only_a_catalogue_that_is_handed_over_or_known_from_before_makes_an_instance_online() {
+fn only_a_synced_or_restored_catalogue_leads_to_online() {
     for status in Status::ALL {
-        for (cause, to) in ways_out(status) {
+        for (cause, to) in transitions(status) {
             let has_one = matches!(cause, StatusCause::Synced | StatusCause::Restored);
             assert!(to != Status::Online || has_one, "{status} by {cause:?}");
         }
@@ -144,10 +145,10 @@ fn only_a_catalogue_that_is_handed_over_or_known_from_before_makes_an_instance_o
 }
 
 #[test]
-fn every_status_can_get_online_and_nothing_goes_back_to_provisioning_but_by_configuring() {
+fn every_status_can_reach_online_and_only_configuring_leads_to_provisioning() {
     for status in Status::ALL {
         assert!(steps(status, Status::Online).is_some(), "{status} is a dead end");
-        for (cause, to) in ways_out(status) {
+        for (cause, to) in transitions(status) {
             assert!(to != Status::Provisioning || cause == StatusCause::Configured, "{status} by {cause:?}");
         }
     }
@@ -157,7 +158,7 @@ fn every_status_can_get_online_and_nothing_goes_back_to_provisioning_but_by_conf
 }
 
 #[test]
-fn a_status_is_named_on_the_wire_as_in_the_specification() {
+fn every_status_has_its_specified_wire_name() {
     let names: BTreeSet<&str> = Status::ALL.iter().map(|status| status.as_str()).collect();
     assert_eq!(names.len(), Status::ALL.len());
     for status in Status::ALL {
@@ -165,9 +166,9 @@ fn a_status_is_named_on_the_wire_as_in_the_specification() {
         assert_eq!(json, status.as_str());
         assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status);
     }
-    let passing = Status::ALL.into_iter().filter(|status| status.is_transitional()).map(Status::as_str);
-    let passing: Vec<&str> = passing.collect();
+    let transitional = Status::ALL.into_iter().filter(|status| status.is_transitional()).map(Status::as_str);
+    let transitional: Vec<&str> = transitional.collect();
     let expected =
         ["provisioning", "command_received", "connecting", "discovering_tools", "syncing_tools", "restarting"];
-    assert_eq!(passing, expected);
+    assert_eq!(transitional, expected);
 }

@@ -196,7 +196,6 @@ impl PruneCommand {
     }
 }
 
-/// Prints a warning if a command was carried out but is not stored.
 pub(super) fn warn_not_durable(reason: Option<&str>) {
     if let Some(reason) = reason {
         print_error(&format!(

@@ -52,7 +52,6 @@ fn wait_for_end(process: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Waits until the control socket does not answer any more.
 async fn wait_unreachable(client: &ConsoleClient) -> Result<(), CommandFailure> {
     loop {
         match client.get::<StatusReply>("/v1/status", &ConsoleFilter::default()).await {

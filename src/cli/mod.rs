@@ -332,7 +332,6 @@ fn run_async(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u
     }
 }
 
-/// Prints a failure and returns the exit code.
 fn report_outcome(outcome: Result<u8, CommandFailure>) -> u8 {
     log_writer::finish();
     match outcome {

@@ -36,7 +36,6 @@ pub(super) fn print_error(text: &str) {
     print_styled_error(&printable::lines(text));
 }
 
-/// Prints text to stderr that may contain terminal styles of the satellite; see [`say_styled`].
 pub(super) fn print_styled_error(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "satellite: {text}");
 }

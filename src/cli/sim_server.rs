@@ -34,7 +34,6 @@ pub(super) struct SimServerCommand {
 }
 
 impl SimServerCommand {
-    /// Runs the server and returns the exit code.
     pub(super) fn run(mut self) -> i32 {
         if let Some(file) = &self.script_file {
             match read_script(file) {

@@ -68,7 +68,6 @@ pub(crate) struct ConsoleState {
 
 pub(super) type ConsoleResult<T> = Result<Json<T>, ConsoleErrorResponse>;
 
-/// An HTTP error response, ready to be sent.
 pub(super) struct ConsoleErrorResponse(StatusCode, Box<RequestFailure>);
 
 impl IntoResponse for ConsoleErrorResponse {
@@ -414,7 +413,6 @@ async fn events(State(console): State<Arc<ConsoleState>>, Query(query): Query<Ev
     response
 }
 
-/// Reason why a stream of events ends early.
 enum EventStreamEnd {
     Disconnected,
     Unreadable(io::Error),

@@ -1,4 +1,4 @@
-//! `satellite call`: one tool call through the runtime, and exit codes that scripts build on.
+//! `satellite call`: one tool call, and the exit codes that scripts rely on.
 
 use serde_json::json;
 
@@ -17,7 +17,7 @@ fn two_teams(home: &Home) -> Satellite<'_> {
 }
 
 #[test]
-fn the_result_is_printed_as_the_server_gave_it() {
+fn the_result_is_printed_unchanged() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "add", r#"{"a": 19, "b": 23}"#]).exits(0);
@@ -33,7 +33,7 @@ fn the_result_is_printed_as_the_server_gave_it() {
 }
 
 #[test]
-fn a_large_result_is_printed_whole() {
+fn a_large_result_is_printed_completely() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "big", r#"{"bytes": 4000000}"#]).exits(0);
@@ -52,7 +52,7 @@ fn a_failed_tool_exits_with_1_and_its_result_is_printed() {
 }
 
 #[test]
-fn an_error_of_the_server_exits_with_1_and_is_told_on_stderr() {
+fn a_server_error_exits_with_1_and_is_printed_to_stderr() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "fail", r#"{"message": "disk full"}"#]).exits(1);
@@ -64,19 +64,19 @@ fn an_error_of_the_server_exits_with_1_and_is_told_on_stderr() {
 }
 
 #[test]
-fn a_server_that_dies_in_the_call_exits_with_1_and_says_how() {
+fn a_crash_during_a_call_exits_with_1_and_states_the_exit() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "crash", r#"{"code": 7}"#]).exits(1);
     assert!(outcome.stderr.contains("terminated: exited with code 7"), "{outcome:#?}");
     home.wait_row("notes", "waiting for its restart", |row| row["exits_in_window"] == 1);
-    // The next call waits until it is back.
+    // The next call waits for the restart.
     home.satellite(&["call", "notes", "echo"]).exits(0);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_call_right_after_a_death_waits_for_the_next_run() {
+fn a_call_right_after_a_crash_waits_for_the_next_run() {
     let home = Home::new();
     let servers = std::fs::read_to_string(home.servers("servers.toml", &[("notes", &[])])).unwrap();
     let policy = "[policy.restart]\nmax_crashes = 1000\ndelays = [\"1ms\"]\n[policy.team]\nmax_exits = 1000\n";
@@ -111,7 +111,7 @@ fn bad_input_exits_with_2_and_reaches_no_server() {
 }
 
 #[test]
-fn a_slug_that_several_have_is_ambiguous_until_team_and_user_say_which() {
+fn an_ambiguous_slug_is_rejected_until_team_and_user_select_one() {
     let home = Home::new();
     let satellite = two_teams(&home);
     let outcome = home.satellite(&["call", "notes", "echo"]).exits(2);
@@ -135,7 +135,7 @@ fn a_slug_that_several_have_is_ambiguous_until_team_and_user_say_which() {
 }
 
 #[test]
-fn an_instance_of_another_user_or_team_does_not_exist_and_the_attempt_is_logged() {
+fn an_instance_of_another_user_is_reported_as_unknown_and_logged() {
     let home = Home::new();
     let satellite = two_teams(&home);
     let of_nobody = home.satellite(&["call", "no-such-server", "echo", "--user", "bob"]).exits(2);
@@ -153,7 +153,7 @@ fn an_instance_of_another_user_or_team_does_not_exist_and_the_attempt_is_logged(
 }
 
 #[test]
-fn a_call_that_is_not_answered_in_time_exits_with_1_and_is_cancelled() {
+fn a_call_that_times_out_exits_with_1_and_is_cancelled() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "sleep", r#"{"ms": 600000}"#, "--timeout", "300ms"]).exits(1);
@@ -166,7 +166,7 @@ fn a_call_that_is_not_answered_in_time_exits_with_1_and_is_cancelled() {
 }
 
 #[test]
-fn a_caller_that_goes_away_cancels_its_call() {
+fn an_interrupted_caller_cancels_its_call() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     home.wait_online("notes");
@@ -191,14 +191,14 @@ fn a_call_waits_for_a_server_that_is_starting() {
     assert!(online < executed);
     assert!(
         events[executed]["data"]["duration_ms"].as_u64() > Some(100),
-        "it was asked before: {:#}",
+        "the call did not wait for the server: {:#}",
         events[executed]
     );
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_call_does_not_wait_longer_than_it_may_for_a_server_that_is_starting() {
+fn a_call_to_a_starting_server_fails_at_its_timeout() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("never", &["--handshake-never"])]);
     let outcome = home.satellite(&["call", "never", "echo", "--timeout", "300ms"]).exits(1);

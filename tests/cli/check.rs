@@ -1,11 +1,11 @@
-//! `satellite check`: every error of a configuration at once.
+//! `satellite check`: all errors of a configuration in one report.
 
 use super::support::{Home, SATELLITE};
 
 const BAD: &str = include_str!("../fixtures/cli/bad.toml");
 
 #[test]
-fn a_good_configuration_is_said_to_be_good_and_nothing_is_started() {
+fn a_valid_configuration_is_reported_and_nothing_is_started() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[]), ("search", &[])]);
     let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
@@ -36,7 +36,7 @@ fn every_error_is_reported_at_once_with_its_place_and_a_hint() {
         }
     }
     assert!(!outcome.stderr.contains("hunter2"), "{}", outcome.stderr);
-    assert!(!outcome.stderr.contains('\x1b'), "colour where there is no terminal: {:?}", outcome.stderr);
+    assert!(!outcome.stderr.contains('\x1b'), "colour without a terminal: {:?}", outcome.stderr);
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn the_errors_of_two_files_are_reported_together() {
 }
 
 #[test]
-fn what_two_files_both_name_is_an_error() {
+fn an_installation_in_both_files_is_an_error() {
     let home = Home::new();
     let text = format!(
         "[[teams]]\nid = \"local\"\nslug = \"local\"\nusers = [{{ id = \"me\", slug = \"me\" }}]\n\
@@ -65,7 +65,7 @@ fn what_two_files_both_name_is_an_error() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn a_missing_file_is_named() {
     let home = Home::new();
     let outcome = home.bare(&["check", "--config", "no-such.toml"]).exits(2);
     assert!(outcome.stderr.contains("no-such.toml") && outcome.stderr.contains("No such file"), "{outcome:#?}");
@@ -73,7 +73,7 @@ fn a_file_that_is_not_there_is_named() {
 }
 
 #[test]
-fn what_works_and_was_hardly_meant_is_a_warning() {
+fn a_suspicious_variable_is_a_warning() {
     let home = Home::new();
     let text = format!(
         "{{\"mcpServers\": {{\"files\": {{\"command\": \"{SATELLITE}\", \"env\": {{\"LD_PRELOAD\": \"x\"}}}}}}}}"
@@ -84,7 +84,7 @@ fn what_works_and_was_hardly_meant_is_a_warning() {
 }
 
 #[test]
-fn a_command_or_a_directory_that_does_not_exist_is_a_warning_and_with_strict_an_error() {
+fn a_missing_command_is_a_warning_and_an_error_with_strict() {
     let home = Home::new();
     let text = format!(
         r#"
@@ -116,7 +116,7 @@ cwd = "/no/such/directory"
     let check = ["check", "--config", config.to_str().unwrap()];
     let outcome = home.bare(&check).exits(0);
     let warnings: Vec<&str> = outcome.stderr.lines().collect();
-    assert_eq!(warnings.len(), 3, "each once, though there are two users: {outcome:#?}");
+    assert_eq!(warnings.len(), 3, "each warning once, although there are two users: {outcome:#?}");
     for (warning, said) in warnings.into_iter().zip([
         "installation `lost` of team `acme`: cannot find executable `no-such-command-anywhere`",
         "installation `moved` of team `acme`: cannot find executable `/no/such/program`",

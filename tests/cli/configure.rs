@@ -1,4 +1,4 @@
-//! `satellite configure`: what a user must give is given, kept, passed on to that user's server and shown nowhere.
+//! `satellite configure`: values of a user are stored, passed to that user's server and never shown.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use super::peer::Peer;
 use super::reload::reload;
 use super::support::{Home, make_private, pid, wait_for};
 
-/// Two users with a server `notes` that wants `API_KEY` and `PIN`, and one beside it that wants nothing.
+/// Two users with a server `notes` that requires `API_KEY` and `PIN`, and a server that requires nothing.
 fn two_users(home: &Home) -> PathBuf {
     home.write(
         "satellite.toml",
@@ -61,10 +61,10 @@ fn configure(home: &Home, args: &[&str]) -> super::support::Outcome {
 #[track_caller]
 fn row_of(home: &Home, user: &str, server: &str) -> Value {
     let row = home.rows().into_iter().find(|row| row["user"] == user && row["server"] == server);
-    row.unwrap_or_else(|| panic!("no {server} of {user}"))
+    row.unwrap_or_else(|| panic!("no row for server {server} of user {user}"))
 }
 
-/// What its server has in its environment.
+/// The value of an environment variable in the server `notes` of `user`.
 #[track_caller]
 fn variable(home: &Home, user: &str, name: &str) -> Value {
     let arguments = json!({"name": name}).to_string();
@@ -74,11 +74,11 @@ fn variable(home: &Home, user: &str, name: &str) -> Value {
 
 fn wait_others(home: &Home) {
     let online = || home.rows().iter().filter(|row| row["status"] == "online").count() == 3;
-    wait_for("the others", || online().then_some(()), || format!("{:#?}", home.rows()));
+    wait_for("the other servers to be online", || online().then_some(()), || format!("{:#?}", home.rows()));
 }
 
 #[test]
-fn what_is_missing_is_given_and_the_server_is_started_at_once_and_nobody_elses() {
+fn configured_values_start_only_the_server_of_that_user() {
     let home = home();
     let config = two_users(&home);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -86,7 +86,7 @@ fn what_is_missing_is_given_and_the_server_is_started_at_once_and_nobody_elses()
     let others: Vec<_> = ["alice", "bob"].map(|user| pid(&row_of(&home, user, "other"))).into();
     let bobs = pid(&row_of(&home, "bob", "notes"));
 
-    // Whoever is refused is told what to type.
+    // Status and errors contain the command to run.
     let row = row_of(&home, "alice", "notes");
     let command = "`satellite configure notes-acme-alice-n1 API_KEY PIN`";
     assert_eq!(row["status"], "awaiting_user_config");
@@ -96,7 +96,7 @@ fn what_is_missing_is_given_and_the_server_is_started_at_once_and_nobody_elses()
     let listed = configure(&home, &["notes", "--user", "alice"]).exits(0).stdout;
     assert!(listed.contains("  API_KEY: missing\n  PIN: missing\n"), "{listed}");
 
-    // One of two is not enough, and says what is left.
+    // After one of two values, the output names the missing one.
     let told = configure(&home, &["notes", "--user", "alice", "API_KEY=first-key"]).exits(0).stdout;
     assert!(
         told.contains("awaiting_user_config") && told.contains("configure PIN (next: ") && !told.contains("API_KEY"),
@@ -132,7 +132,7 @@ fn what_is_missing_is_given_and_the_server_is_started_at_once_and_nobody_elses()
         ]
     );
 
-    // The same again is no change; another value is one of exactly that server.
+    // The same value changes nothing; another value restarts exactly this server.
     let alices = pid(&row_of(&home, "alice", "notes"));
     configure(&home, &["notes", "--user", "alice", "PIN=2468"]).exits(0);
     assert_eq!(pid(&row_of(&home, "alice", "notes")), alices);
@@ -143,9 +143,12 @@ fn what_is_missing_is_given_and_the_server_is_started_at_once_and_nobody_elses()
     assert_eq!(refreshed.len(), 4, "{refreshed:#?}");
     assert!(refreshed[1..].iter().all(|event| event["data"]["change_detected"] == true));
     let hash = |at: usize| refreshed[at]["data"]["config_hash"].clone();
-    assert!(hash(0) != hash(1) && hash(1) != hash(2) && hash(2) == hash(3), "values are in no hash: {refreshed:#?}");
+    assert!(
+        hash(0) != hash(1) && hash(1) != hash(2) && hash(2) == hash(3),
+        "the hash must not depend on values: {refreshed:#?}"
+    );
 
-    // Taken back, it is missing.
+    // `--unset` removes the value.
     let told = configure(&home, &["notes", "--user", "alice", "--unset", "PIN"]).exits(0).stdout;
     assert!(told.contains("awaiting_user_config"), "{told}");
     assert_eq!(["alice", "bob"].map(|user| pid(&row_of(&home, user, "other"))).to_vec(), others);
@@ -154,7 +157,7 @@ fn what_is_missing_is_given_and_the_server_is_started_at_once_and_nobody_elses()
 }
 
 #[test]
-fn what_was_given_survives_a_restart_and_a_kill_and_is_its_owners_alone() {
+fn configured_values_survive_a_restart_and_a_kill_in_a_private_file() {
     let home = home();
     let config = two_users(&home);
     let args = ["--config", config.to_str().unwrap()];
@@ -164,7 +167,7 @@ fn what_was_given_survives_a_restart_and_a_kill_and_is_its_owners_alone() {
     let file = home.data_dir().join("values.json");
     assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
     satellite.terminate().exits(0);
-    // Restored from a backup, others can read it: somebody decides whether they may have.
+    // A file that others can read, for example after a restore from a backup, is refused.
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let refused = home.satellite(&[&["run"], &args[..]].concat()).exits(1).stderr;
     assert!(refused.contains(&format!("chmod 600 '{}'", file.display())), "{refused}");
@@ -183,7 +186,7 @@ fn what_was_given_survives_a_restart_and_a_kill_and_is_its_owners_alone() {
 }
 
 #[test]
-fn a_value_of_the_file_gives_way_to_one_that_is_given_until_that_is_taken_back() {
+fn a_configured_value_overrides_the_file_until_it_is_unset() {
     let home = home();
     let config = two_users(&home);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -204,7 +207,7 @@ fn a_value_of_the_file_gives_way_to_one_that_is_given_until_that_is_taken_back()
 }
 
 #[test]
-fn a_value_comes_from_stdin_a_variable_or_a_file_as_well() {
+fn a_value_can_come_from_stdin_a_variable_or_a_file() {
     let mut home = home();
     home.env.push(("MY_KEY".to_owned(), "from-the-environment".to_owned()));
     let config = two_users(&home);
@@ -239,7 +242,7 @@ fn a_value_comes_from_stdin_a_variable_or_a_file_as_well() {
 }
 
 #[test]
-fn a_lazy_server_is_discovered_with_what_was_given_once_and_sleeps_after_a_restart() {
+fn a_configured_lazy_server_stays_dormant_after_a_restart() {
     let home = home();
     let config = home.write(
         "satellite.toml",
@@ -260,10 +263,10 @@ SIM
     let satellite = home.run(&args);
     home.wait_status("notes", "awaiting_user_config");
     configure(&home, &["notes", "API_KEY=given-key"]).exits(0);
-    home.wait_row("notes", "asleep", |row| row["dormant"] == true);
+    home.wait_row("notes", "dormant", |row| row["dormant"] == true);
     satellite.terminate().exits(0);
     let satellite = home.run(&args);
-    let row = home.wait_row("notes", "asleep", |row| row["dormant"] == true);
+    let row = home.wait_row("notes", "dormant", |row| row["dormant"] == true);
     assert!(row["tools"].as_u64().unwrap() > 0 && row["restarts"] == 0 && row["messages"] == 0, "{row:#}");
     assert_eq!(home.processes(), Vec::<i32>::new());
     assert_eq!(variable(&home, "alice", "API_KEY"), "given-key");
@@ -271,7 +274,7 @@ SIM
 }
 
 #[test]
-fn what_is_not_asked_for_is_refused_with_what_is_and_nothing_is_changed() {
+fn a_value_that_is_not_required_is_rejected_and_nothing_changes() {
     let home = home();
     let outcome = configure(&home, &["notes", "API_KEY=x"]).exits(3);
     assert!(outcome.stderr.contains("no satellite is running"), "{outcome:#?}");
@@ -286,7 +289,7 @@ fn what_is_not_asked_for_is_refused_with_what_is_and_nothing_is_changed() {
         ),
         (&["notes", "--user", "alice", "sk-in-the-wrong-place"], "the configuration requires: API_KEY, PIN"),
         (&["notes", "--user", "alice", "--unset", "sk-in-the-wrong-place"], "the configuration requires: API_KEY, PIN"),
-        // Names of variables are not the same in upper and lower case.
+        // Names of variables are case-sensitive.
         (&["notes", "--user", "alice", "pin=1"], "the configuration requires: API_KEY, PIN"),
         (&["notes", "--user", "alice", "PIN="], "the value of `PIN` is empty"),
         (&["notes", "--user", "alice", &long], "longer than 64 KiB"),
@@ -299,7 +302,7 @@ fn what_is_not_asked_for_is_refused_with_what_is_and_nothing_is_changed() {
     ] {
         let outcome = configure(&home, args).exits(2);
         assert!(outcome.stderr.contains(said), "{said}: {outcome:#?}");
-        assert!(!outcome.stderr.contains("sk-in-the-wrong-place"), "it may be a secret: {outcome:#?}");
+        assert!(!outcome.stderr.contains("sk-in-the-wrong-place"), "a possible secret is shown: {outcome:#?}");
     }
     assert!(!home.data_dir().join("values.json").exists());
     assert!(!satellite.process.stderr().contains("sk-in-the-wrong-place"));
@@ -307,7 +310,7 @@ fn what_is_not_asked_for_is_refused_with_what_is_and_nothing_is_changed() {
 }
 
 #[test]
-fn what_was_given_is_removed_with_its_user_or_installation_and_not_by_a_bad_file() {
+fn values_are_erased_with_their_user_or_installation() {
     let home = home();
     let config = two_users(&home);
     let text = format!("[satellite]\nretention = \"0s\"\n{}", fs::read_to_string(&config).unwrap());
@@ -322,7 +325,7 @@ fn what_was_given_is_removed_with_its_user_or_installation_and_not_by_a_bad_file
     assert_eq!(reload(&home, &mut satellite)["type"], "config.error");
     assert!(kept().contains("user_alice") && kept().contains("user_bob"));
 
-    // What is not asked for any more is not passed on, and not forgotten.
+    // A value that is no longer required is kept but not passed to the server.
     fs::write(&config, text.replace("[\"API_KEY\", \"PIN\"]", "[\"PIN\"]")).unwrap();
     reload(&home, &mut satellite);
     home.wait_all_online();
@@ -332,7 +335,7 @@ fn what_was_given_is_removed_with_its_user_or_installation_and_not_by_a_bad_file
     home.wait_all_online();
     assert_eq!(variable(&home, "alice", "API_KEY"), "given-key");
 
-    // Bob leaves, and comes back as somebody who has given nothing.
+    // Bob is removed and added again: his values were erased.
     let without_bob = text.split("[[teams.users]]\nid = \"user_bob\"").next().unwrap().to_owned()
         + &text[text.find("[[teams.installations]]").unwrap()..];
     fs::write(&config, &without_bob).unwrap();
@@ -343,7 +346,7 @@ fn what_was_given_is_removed_with_its_user_or_installation_and_not_by_a_bad_file
     home.wait_all_online();
     assert_eq!(variable(&home, "bob", "API_KEY"), "of-bob-in-the-file");
 
-    // The installation goes while no satellite runs.
+    // The installation is removed while no satellite runs.
     satellite.terminate().exits(0);
     fs::write(&config, text.replace("id = \"n1\"", "id = \"n2\"").replace("servers.n1", "servers.n2")).unwrap();
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -353,7 +356,7 @@ fn what_was_given_is_removed_with_its_user_or_installation_and_not_by_a_bad_file
 }
 
 #[test]
-fn values_of_a_server_that_is_gone_are_kept_for_its_return_over_a_restart_and_pruned_on_request() {
+fn values_of_a_removed_server_survive_a_restart_until_prune_erases_them() {
     let home = home();
     let config = two_users(&home);
     let text = fs::read_to_string(&config).unwrap();
@@ -362,7 +365,7 @@ fn values_of_a_server_that_is_gone_are_kept_for_its_return_over_a_restart_and_pr
     wait_others(&home);
     configure(&home, &["notes", "--user", "bob", "API_KEY=given-key"]).exits(0);
     let file = |name: &str| fs::read_to_string(home.data_dir().join(name)).unwrap_or_default();
-    // The file ends before Bob, as one that is still being written.
+    // The file is truncated before Bob, like a file that is still being written.
     let without_bob = text.split("[[teams.users]]\nid = \"user_bob\"").next().unwrap().to_owned()
         + &text[text.find("[[teams.installations]]").unwrap()..];
     fs::write(&config, &without_bob).unwrap();
@@ -377,10 +380,10 @@ fn values_of_a_server_that_is_gone_are_kept_for_its_return_over_a_restart_and_pr
     fs::write(&config, &text).unwrap();
     reload(&home, &mut satellite);
     let is_online = || Some(row_of(&home, "bob", "notes")).filter(|row| row["status"] == "online");
-    wait_for("bob's server", is_online, || format!("{:#?}", home.rows()));
-    assert_eq!(variable(&home, "bob", "API_KEY"), "given-key", "everything is as it was");
+    wait_for("bob's server to be online", is_online, || format!("{:#?}", home.rows()));
+    assert_eq!(variable(&home, "bob", "API_KEY"), "given-key", "the value was lost");
     assert!(!file("to-erase.json").contains("user_bob"));
-    assert_eq!(home.satellite(&["prune"]).exits(0).stdout, "nothing to erase\n", "it is in use");
+    assert_eq!(home.satellite(&["prune"]).exits(0).stdout, "nothing to erase\n", "a value in use was pruned");
 
     fs::write(&config, &without_bob).unwrap();
     reload(&home, &mut satellite);
@@ -391,7 +394,7 @@ fn values_of_a_server_that_is_gone_are_kept_for_its_return_over_a_restart_and_pr
 }
 
 #[test]
-fn what_was_given_is_kept_while_a_backend_has_not_told_what_there_is() {
+fn values_are_kept_until_the_backend_has_sent_a_configuration() {
     let home = home();
     let text = "[backend]\nurl = \"http://127.0.0.1:9\"\n";
     let config = home.write("satellite.toml", text);
@@ -414,7 +417,7 @@ fn what_was_given_is_kept_while_a_backend_has_not_told_what_there_is() {
 }
 
 #[test]
-fn a_file_of_values_that_cannot_be_read_is_told_and_left_alone() {
+fn an_unreadable_values_file_is_reported_and_left_unchanged() {
     let home = home();
     let config = two_users(&home);
     let args = ["--config", config.to_str().unwrap()];
@@ -432,7 +435,7 @@ fn a_file_of_values_that_cannot_be_read_is_told_and_left_alone() {
         let outcome = configure(&home, &["notes", "--user", "alice", "PIN=1"]).exits(1);
         assert!(outcome.stderr.contains("values.json` cannot be used"), "{outcome:#?}");
         assert_eq!(fs::read_to_string(&file).unwrap(), broken);
-        // Once it is mended, or gone, it is used.
+        // After the file is removed, values can be stored again.
         fs::remove_file(&file).unwrap();
         configure(&home, &["notes", "--user", "alice", "PIN=1", "API_KEY=2"]).exits(0);
         assert_eq!(variable(&home, "alice", "PIN"), "1");
@@ -441,7 +444,7 @@ fn a_file_of_values_that_cannot_be_read_is_told_and_left_alone() {
 }
 
 #[test]
-fn a_remote_server_gets_its_users_value_as_header_or_query_and_keeps_its_session() {
+fn a_remote_server_receives_values_as_headers_or_query_parameters() {
     let (home, peer) = (Home::new(), Peer::start());
     let config = home.write(
         "satellite.toml",
@@ -471,17 +474,17 @@ fn a_remote_server_gets_its_users_value_as_header_or_query_and_keeps_its_session
     query = query.replace("region=north&tenant=acme", "tenant=acme&region=north");
     assert_eq!((query.as_str(), key.as_deref()), ("tenant=acme&region=north", Some("the-key")));
     assert_eq!(peer.last_call(), "Bearer first-token");
-    assert_eq!(peer.begun(), 1);
+    assert_eq!(peer.sessions_begun(), 1);
 
-    // Another credential is taken on without another session, and a whole header is taken as it is.
+    // A changed credential does not start a new session, and a complete header value is sent unchanged.
     configure(&home, &["search", "Authorization=Basic c2Vjb25k"]).exits(0);
     home.satellite(&["call", "search", "echo"]).exits(0);
-    assert_eq!((peer.last_call().as_str(), peer.begun()), ("Basic c2Vjb25k", 1));
+    assert_eq!((peer.last_call().as_str(), peer.sessions_begun()), ("Basic c2Vjb25k", 1));
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_model_is_told_what_the_user_is_to_type() {
+fn a_call_without_required_values_returns_the_configure_command_to_the_model() {
     let home = home();
     let config = two_users(&home);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -493,7 +496,7 @@ fn a_model_is_told_what_the_user_is_to_type() {
     let text = answer["result"]["content"][0]["text"].as_str().unwrap();
     assert!(text.contains("Ask the user to run `satellite configure notes-acme-alice-n1 API_KEY PIN`."), "{text}");
 
-    // The command does as it is written, up to the value.
+    // The suggested command is valid except for the missing values.
     let command = text.split('`').find(|part| part.starts_with("satellite configure")).unwrap().to_owned();
     let words: Vec<&str> = command.split(' ').skip(1).collect();
     let outcome = home.satellite(&words).exits(2);
@@ -504,7 +507,7 @@ fn a_model_is_told_what_the_user_is_to_type() {
     satellite.terminate().exits(0);
 }
 
-/// A terminal: our end of it, and the path of the other one.
+/// A pseudo-terminal: its master and the path of its slave.
 fn terminal() -> (OwnedFd, PathBuf) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();
@@ -513,14 +516,14 @@ fn terminal() -> (OwnedFd, PathBuf) {
     (ours, path.into())
 }
 
-/// Whether what is typed there is shown.
+/// Whether the terminal echoes input.
 fn echoes(terminal: &impl AsFd) -> bool {
     use rustix::termios::{LocalModes, tcgetattr};
     tcgetattr(terminal).unwrap().local_modes.contains(LocalModes::ECHO)
 }
 
 #[test]
-fn a_value_that_is_typed_on_a_terminal_is_not_shown_and_the_terminal_is_given_back() {
+fn a_value_typed_on_a_terminal_is_not_echoed() {
     let home = home();
     let config = two_users(&home);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -536,10 +539,10 @@ fn a_value_that_is_typed_on_a_terminal_is_not_shown_and_the_terminal_is_given_ba
     let kept_open = fs::File::options().read(true).open(&path).unwrap();
     let mut typing = fs::File::from(ours.try_clone().unwrap());
 
-    // Whoever gives up changes nothing.
+    // Ctrl-C at the prompt changes nothing.
     let mut asking = begin(&path);
     asking.wait_stderr(|text| text.contains(&prompt("API_KEY")));
-    wait_for("a terminal that shows nothing", || (!echoes(&kept_open)).then_some(()), String::new);
+    wait_for("echo to be off", || (!echoes(&kept_open)).then_some(()), String::new);
     asking.signal(nix::sys::signal::Signal::SIGINT);
     let outcome = asking.finish().exits(1);
     assert!(outcome.stderr.contains("nothing was changed"), "{outcome:#?}");
@@ -558,7 +561,7 @@ fn a_value_that_is_typed_on_a_terminal_is_not_shown_and_the_terminal_is_given_ba
         (json!("typed-key"), json!("typed-pin"))
     );
     drop(kept_open);
-    // All that the terminal has shown, now that nobody has the other end.
+    // The slave is closed, so this reads all output of the terminal.
     let mut shown = Vec::new();
     let _ = fs::File::from(ours).read_to_end(&mut shown);
     assert!(!String::from_utf8_lossy(&shown).contains("typed"), "{shown:?}");

@@ -1,4 +1,4 @@
-//! `satellite restart`, `stop` and `start`, and a server that is killed: `status` tells the truth at each step.
+//! `satellite restart`, `stop` and `start`, and killed servers: status, events and calls at each step.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::support::{Home, Satellite, pid, send, seq};
 
-fn with<'a>(home: &'a Home, policy: &str, servers: &[(&str, &[&str])]) -> Satellite<'a> {
+fn start_satellite<'a>(home: &'a Home, policy: &str, servers: &[(&str, &[&str])]) -> Satellite<'a> {
     let text = fs::read_to_string(home.servers("servers.toml", servers)).unwrap();
     let config = home.write("satellite.toml", &format!("{policy}\n{text}"));
     home.run(&["--config", config.to_str().unwrap()])
@@ -19,12 +19,12 @@ fn last_seq(home: &Home) -> u64 {
     seq(home.events().last().unwrap())
 }
 
-fn gone(pid: i32) -> bool {
+fn has_exited(pid: i32) -> bool {
     !Path::new(&format!("/proc/{pid}")).exists()
 }
 
 #[test]
-fn every_place_that_shows_a_failure_states_its_cause_and_the_next_step() {
+fn every_message_about_a_failure_states_its_cause_and_the_next_step() {
     let home = Home::new();
     let config = home.write(
         "mcp.json",
@@ -63,9 +63,9 @@ fn every_place_that_shows_a_failure_states_its_cause_and_the_next_step() {
 }
 
 #[test]
-fn a_server_that_is_killed_comes_back_by_itself_and_every_step_is_told() {
+fn a_killed_server_is_restarted_and_every_step_is_reported() {
     let home = Home::new();
-    let satellite = with(&home, "[policy.restart]\ndelays = [\"2s\"]", &[("notes", &[]), ("other", &[])]);
+    let satellite = start_satellite(&home, "[policy.restart]\ndelays = [\"2s\"]", &[("notes", &[]), ("other", &[])]);
     let rows = home.wait_all_online();
     let (notes, other) = (pid(&rows[0]), pid(&rows[1]));
     let before = last_seq(&home);
@@ -78,7 +78,7 @@ fn a_server_that_is_killed_comes_back_by_itself_and_every_step_is_told() {
     assert!((1..=2000).contains(&row["next_retry_ms"].as_u64().unwrap()), "{row:#}");
     assert_eq!((&row["attempt"], &row["exits_in_window"], &row["tools"]), (&1.into(), &1.into(), &0.into()), "{row:#}");
     assert_eq!((&row["want"], &row["last_exit"]), (&"running".into(), &"killed by SIGKILL".into()), "{row:#}");
-    assert!(gone(notes));
+    assert!(has_exited(notes));
     let shown = home.satellite(&["status"]).exits(0).stdout;
     assert!(shown.contains("restarting in 2 s (attempt 1)") && shown.contains("1 of 2 online"), "{shown}");
     assert!(!home.satellite(&["tools"]).exits(0).stdout.contains("notes:"));
@@ -92,7 +92,7 @@ fn a_server_that_is_killed_comes_back_by_itself_and_every_step_is_told() {
     );
     assert!(row["next_retry_ms"].is_null() && row["attempt"].is_null() && row["status_message"].is_null(), "{row:#}");
     home.satellite(&["call", "notes", "echo"]).exits(0);
-    assert_eq!(pid(&home.row("other").unwrap()), other, "no other server feels it");
+    assert_eq!(pid(&home.row("other").unwrap()), other, "another server was restarted");
 
     let restarted = home.wait_event(before, "mcp.server.restarted", |_| true);
     assert_eq!(restarted["data"]["old_pid"], notes);
@@ -101,7 +101,7 @@ fn a_server_that_is_killed_comes_back_by_itself_and_every_step_is_told() {
         (&restarted["data"]["restart_reason"], &restarted["data"]["attempt_number"]),
         (&"crash".into(), &1.into())
     );
-    let told: Vec<String> = home.events().iter().filter(|event| seq(event) > before).map(what).collect();
+    let told: Vec<String> = home.events().iter().filter(|event| seq(event) > before).map(type_or_status).collect();
     assert_eq!(
         told[..9],
         [
@@ -119,16 +119,16 @@ fn a_server_that_is_killed_comes_back_by_itself_and_every_step_is_told() {
     satellite.terminate().exits(0);
 }
 
-/// An event in one word: the status where that is what changed.
-fn what(event: &Value) -> String {
+/// The new status of a status change, and the type of any other event.
+fn type_or_status(event: &Value) -> String {
     let word = if event["type"] == "mcp.server.status_changed" { &event["data"]["status"] } else { &event["type"] };
     word.as_str().unwrap().to_owned()
 }
 
 #[test]
-fn a_restart_leaves_permanently_failed() {
+fn a_restart_clears_permanently_failed() {
     let home = Home::new();
-    // It starts only where there is a file, as a server starts only where there is its database.
+    // The server starts only if a file exists.
     let database = home.path().join("database");
     let config = home.write(
         "satellite.toml",
@@ -169,27 +169,31 @@ args = ["-c", "test -e '{}' || exit 3; exec \"$@\"", "{}", "SATELLITE", "SIM"]
     );
 
     let outcome = home.satellite(&["restart", "notes"]).exits(1);
-    assert!(outcome.stderr.contains("notes-acme-alice-n1 is "), "it still cannot start: {outcome:#?}");
+    assert!(outcome.stderr.contains("notes-acme-alice-n1 is "), "the server was expected to fail again: {outcome:#?}");
     home.wait_status("notes", "permanently_failed");
 
     fs::write(&database, "").unwrap();
     let outcome = home.satellite(&["restart", "notes"]).exits(0);
     let row = home.row("notes").unwrap();
     assert_eq!(outcome.stdout, format!("notes-acme-alice-n1 is online (pid {})\n", pid(&row)));
-    assert_eq!((&row["status"], &row["exits_in_window"]), (&"online".into(), &0.into()), "its slate is clean: {row:#}");
+    assert_eq!(
+        (&row["status"], &row["exits_in_window"]),
+        (&"online".into(), &0.into()),
+        "the crash history was not cleared: {row:#}"
+    );
     home.satellite(&["call", "notes", "echo"]).exits(0);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_restart_of_a_healthy_server_is_no_crash() {
+fn a_restart_of_a_healthy_server_does_not_count_as_a_crash() {
     let home = Home::new();
-    let satellite = with(&home, "", &[("notes", &[])]);
+    let satellite = start_satellite(&home, "", &[("notes", &[])]);
     let old = pid(&home.wait_online("notes"));
     let before = last_seq(&home);
     home.satellite(&["restart", "notes"]).exits(0);
     let row = home.row("notes").unwrap();
-    assert!(pid(&row) != old && gone(old));
+    assert!(pid(&row) != old && has_exited(old));
     assert_eq!((&row["exits_in_window"], &row["status"]), (&0.into(), &"online".into()), "{row:#}");
     let event = home.wait_event(before, "mcp.server.restarted", |_| true);
     assert_eq!((&event["data"]["restart_reason"], &event["data"]["old_pid"]), (&"manual".into(), &old.into()));
@@ -198,24 +202,24 @@ fn a_restart_of_a_healthy_server_is_no_crash() {
 }
 
 #[test]
-fn a_stopped_server_is_gone_and_only_start_brings_it_back() {
+fn a_stopped_server_exits_and_only_start_starts_it_again() {
     let home = Home::new();
-    let satellite = with(&home, "", &[("notes", &["--sigterm-delay", "200ms", "--exit-code", "5"])]);
+    let satellite = start_satellite(&home, "", &[("notes", &["--sigterm-delay", "200ms", "--exit-code", "5"])]);
     let old = pid(&home.wait_online("notes"));
     let before = last_seq(&home);
     let outcome = home.satellite(&["stop", "notes"]).exits(0);
     assert!(outcome.stdout.starts_with("notes-acme-alice-notes is offline"), "{outcome:#?}");
-    assert!(gone(old), "it answers when the process is gone");
+    assert!(has_exited(old), "stop returned before the process exited");
     let row = home.row("notes").unwrap();
     assert_eq!((&row["status"], &row["want"], row["pid"].is_null()), (&"offline".into(), &"stopped".into(), true));
-    assert_eq!(row["exits_in_window"], 0, "a stop is no crash: {row:#}");
+    assert_eq!(row["exits_in_window"], 0, "a stop counted as a crash: {row:#}");
     let event = home.wait_event(before, "mcp.server.stopped", |_| true);
     assert_eq!((&event["data"]["kind"], &event["data"]["forced"]), (&"manual".into(), &false.into()), "{event:#}");
-    assert_eq!(event["data"]["exit_code"], 5, "it had its grace, and used it: {event:#}");
+    assert_eq!(event["data"]["exit_code"], 5, "the server was killed within its grace: {event:#}");
 
     let outcome = home.satellite(&["call", "notes", "echo"]).exits(1);
     assert!(outcome.stderr.contains("satellite start notes-acme-alice-notes"), "{outcome:#?}");
-    assert!(home.row("notes").unwrap()["pid"].is_null(), "the call did not wake it");
+    assert!(home.row("notes").unwrap()["pid"].is_null(), "the call started a stopped server");
     home.satellite(&["stop", "notes"]).exits(0);
 
     let outcome = home.satellite(&["start", "notes"]).exits(0);
@@ -223,27 +227,27 @@ fn a_stopped_server_is_gone_and_only_start_brings_it_back() {
     assert_eq!(outcome.stdout, format!("notes-acme-alice-notes is online (pid {})\n", pid(&row)));
     assert_eq!((&row["status"], &row["want"]), (&"online".into(), &"running".into()), "{row:#}");
     home.satellite(&["start", "notes"]).exits(0);
-    assert_eq!(pid(&home.row("notes").unwrap()), pid(&row), "starting what runs changes nothing");
+    assert_eq!(pid(&home.row("notes").unwrap()), pid(&row), "start restarted a running server");
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_stop_kills_what_ignores_it_after_the_grace() {
+fn a_stop_kills_a_server_that_ignores_sigterm_after_the_grace() {
     let home = Home::new();
     let grace = "[policy.session]\nterminate_grace = \"300ms\"";
-    let satellite = with(&home, grace, &[("stubborn", &["--ignore-sigterm", "--ignore-eof"])]);
+    let satellite = start_satellite(&home, grace, &[("stubborn", &["--ignore-sigterm", "--ignore-eof"])]);
     let old = pid(&home.wait_online("stubborn"));
     home.satellite(&["stop", "stubborn"]).exits(0);
-    assert!(gone(old));
+    assert!(has_exited(old));
     let event = home.wait_event(0, "mcp.server.stopped", |_| true);
     assert_eq!((&event["data"]["forced"], &event["data"]["signal"]), (&true.into(), &9.into()), "{event:#}");
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn start_need_not_wait() {
+fn start_with_no_wait_returns_before_the_server_is_online() {
     let home = Home::new();
-    let satellite = with(&home, "", &[("slow", &["--handshake-delay", "1s"])]);
+    let satellite = start_satellite(&home, "", &[("slow", &["--handshake-delay", "1s"])]);
     home.wait_online("slow");
     home.satellite(&["stop", "slow"]).exits(0);
     let outcome = home.satellite(&["start", "slow", "--no-wait"]).exits(0);
@@ -253,9 +257,9 @@ fn start_need_not_wait() {
 }
 
 #[test]
-fn verbs_about_a_server_that_is_not_there_exit_with_2() {
+fn commands_for_an_unknown_server_exit_with_2() {
     let home = Home::new();
-    let satellite = with(&home, "", &[("notes", &[])]);
+    let satellite = start_satellite(&home, "", &[("notes", &[])]);
     for verb in ["start", "stop", "restart", "logs"] {
         let outcome = home.satellite(&[verb, "nobody"]).exits(2);
         assert!(outcome.stderr.contains("no server `nobody`"), "{outcome:#?}");
@@ -264,9 +268,9 @@ fn verbs_about_a_server_that_is_not_there_exit_with_2() {
 }
 
 #[test]
-fn a_server_that_exits_with_code_0_sleeps_and_the_next_call_wakes_it() {
+fn the_next_call_starts_a_server_that_exited_with_code_0() {
     let home = Home::new();
-    let satellite = with(&home, "", &[("notes", &[])]);
+    let satellite = start_satellite(&home, "", &[("notes", &[])]);
     let old = pid(&home.wait_online("notes"));
     home.satellite(&["call", "notes", "crash", r#"{"code": 0}"#]).exits(1);
     let row = home.wait_row("notes", "dormant", |row| row["dormant"] == true);

@@ -1,4 +1,4 @@
-//! The data directory: which one is used, what in it is refused, and what happens when it is deleted.
+//! The data directory: selection, unsafe contents and deletion.
 
 use std::fs;
 use std::net::TcpListener;
@@ -11,20 +11,19 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// A configuration with one server.
 fn config(home: &Home) -> String {
     home.servers("satellite.toml", &[("notes", &[])]).to_str().unwrap().to_owned()
 }
 
-/// The `.satellite` of a repository that was cloned into the home, for its owner only.
-fn planted(home: &Home) -> std::path::PathBuf {
+/// Creates a private `.satellite`, as a cloned repository could contain it.
+fn plant_data_dir(home: &Home) -> std::path::PathBuf {
     let dir = home.path().join(".satellite");
     fs::create_dir(&dir).unwrap();
     set_mode(&dir, 0o700);
     dir
 }
 
-/// A run that is refused before anything begins.
+/// Runs a command that must exit with 1 before the greeting.
 #[track_caller]
 fn refused(home: &Home, args: &[&str]) -> Outcome {
     let outcome = home.bare(args).exits(1);
@@ -33,7 +32,7 @@ fn refused(home: &Home, args: &[&str]) -> Outcome {
 }
 
 #[test]
-fn a_cloned_repository_chooses_no_file_that_is_read_overwritten_or_removed() {
+fn links_in_a_cloned_data_directory_are_refused_and_targets_stay_unchanged() {
     let home = Home::new();
     let config = config(&home);
     let victims = home.path().join("victims");
@@ -44,7 +43,7 @@ fn a_cloned_repository_chooses_no_file_that_is_read_overwritten_or_removed() {
         make_private(&victims.join(name));
     }
     set_mode(&victims, 0o700);
-    let dir = planted(&home);
+    let dir = plant_data_dir(&home);
     fs::create_dir(dir.join("journal")).unwrap();
     set_mode(&dir.join("journal"), 0o700);
     symlink(&victims, dir.join("catalogues")).unwrap();
@@ -62,7 +61,7 @@ fn a_cloned_repository_chooses_no_file_that_is_read_overwritten_or_removed() {
         let command = format!("rm '{}'", dir.canonicalize().unwrap().join(link).display());
         assert!(links.contains(&command), "{command}: {links}");
     }
-    // A directory in which a single link was planted is not used either, and neither is a link to a directory.
+    // A symbolic link to a data directory is refused as well.
     let elsewhere = home.path().join("elsewhere");
     fs::rename(&dir, &elsewhere).unwrap();
     symlink(&elsewhere, &dir).unwrap();
@@ -76,7 +75,7 @@ fn a_cloned_repository_chooses_no_file_that_is_read_overwritten_or_removed() {
 }
 
 #[test]
-fn the_default_directory_is_used_again_where_a_satellite_has_created_it() {
+fn the_default_directory_is_reused_only_if_a_satellite_created_it() {
     let mut home = Home::new();
     home.use_data_dir(".satellite");
     let config = config(&home);
@@ -84,11 +83,11 @@ fn the_default_directory_is_used_again_where_a_satellite_has_created_it() {
         home.run_bare(&["--config", &config]).terminate().exits(0);
     }
     assert_eq!(fs::read_to_string(home.data_dir().join(".gitignore")).unwrap(), "*\n");
-    // Moved with its project, it is the same directory.
+    // A directory keeps its identity when it is moved.
     fs::rename(home.data_dir(), home.path().join("moved")).unwrap();
     fs::rename(home.path().join("moved"), home.data_dir()).unwrap();
     home.run_bare(&["--config", &config]).terminate().exits(0);
-    // A copy was not created by a satellite, and a record that is lost proves nothing.
+    // Without the record in the state directory, the satellite does not know the directory.
     fs::rename(home.path().join("state"), home.path().join("lost")).unwrap();
     let refusal = refused(&home, &["run", "--config", &config]).stderr;
     assert!(refusal.contains("--data-dir ./.satellite"), "{refusal}");
@@ -98,7 +97,7 @@ fn the_default_directory_is_used_again_where_a_satellite_has_created_it() {
 }
 
 #[test]
-fn a_named_directory_may_be_reached_through_a_link() {
+fn an_explicit_data_directory_can_be_a_symbolic_link() {
     let home = Home::new();
     let config = config(&home);
     fs::create_dir(home.path().join("volume")).unwrap();
@@ -111,7 +110,7 @@ fn a_named_directory_may_be_reached_through_a_link() {
 }
 
 #[test]
-fn what_others_can_access_is_refused_with_the_command_that_repairs_it() {
+fn files_that_others_can_access_are_refused_with_a_chmod_command() {
     let home = Home::new();
     let config = config(&home);
     let args = ["run", "--config", &config, "--data-dir", "data"];
@@ -131,7 +130,7 @@ fn what_others_can_access_is_refused_with_the_command_that_repairs_it() {
         assert!(refusal.contains(&format!("chmod {repaired:o} '{}'", path.display())), "{refusal}");
         set_mode(&path, repaired);
     }
-    // Commands do not talk to whoever listens in a directory that others can write to.
+    // Commands do not connect to a socket in a directory that others can write to.
     set_mode(&data_dir, 0o777);
     assert!(home.satellite(&["status"]).exits(1).stderr.contains("chmod 700"));
     set_mode(&data_dir, 0o700);
@@ -139,7 +138,7 @@ fn what_others_can_access_is_refused_with_the_command_that_repairs_it() {
 }
 
 #[test]
-fn a_fifo_or_a_weak_token_in_the_place_of_the_token_ends_the_start_at_once() {
+fn a_fifo_or_a_weak_token_as_token_file_is_refused() {
     let home = Home::new();
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
     let args = ["run", "--mcp-json", mcp_json.to_str().unwrap(), "--data-dir", "data", "--listen", "localhost:0"];
@@ -156,12 +155,12 @@ fn a_fifo_or_a_weak_token_in_the_place_of_the_token_ends_the_start_at_once() {
 }
 
 #[test]
-fn a_satellite_whose_data_directory_is_deleted_stops_and_leaves_the_next_one_alone() {
+fn a_satellite_stops_when_its_data_directory_is_deleted() {
     let (home, mut next) = (Home::new(), Home::new());
     next.use_data_dir(home.data_dir().to_str().unwrap());
     let first = home.run(&["--config", &config(&home)]);
     home.wait_online("notes");
-    // What is written meanwhile is deleted with the next attempt.
+    // The satellite may create files while the directory is deleted: try again.
     let deleted = || fs::remove_dir_all(home.data_dir()).is_ok().then_some(());
     wait_for("the directory to be deleted", deleted, String::new);
     let second = next.run(&["--config", &config(&next)]);
@@ -170,7 +169,10 @@ fn a_satellite_whose_data_directory_is_deleted_stops_and_leaves_the_next_one_alo
     next.wait_online("notes");
     next.satellite(&["call", "notes", "echo"]).exits(0);
     let seqs: Vec<u64> = next.events().iter().map(seq).collect();
-    assert!(seqs.iter().copied().eq(1..=seqs.len() as u64), "one satellite writes the journal: {seqs:?}");
+    assert!(
+        seqs.iter().copied().eq(1..=seqs.len() as u64),
+        "the seqs are not consecutive, so both satellites wrote the journal: {seqs:?}"
+    );
     second.terminate().exits(0);
 }
 
@@ -184,18 +186,18 @@ fn the_fallback_port_is_the_same_after_a_restart() {
         satellite.terminate().exits(0);
         greeted.split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
     };
-    let taken = wait_for("the usual port", || TcpListener::bind("127.0.0.1:7300").ok(), String::new);
+    let taken = wait_for("the default port to be free", || TcpListener::bind("127.0.0.1:7300").ok(), String::new);
     let first = url(home.run(&args));
     assert!(first.starts_with("http://127.0.0.1:") && !first.contains(":7300/"), "{first}");
     assert_eq!(url(home.run(&args)), first);
     drop(taken);
-    assert_eq!(url(home.run(&args)), first, "also when the usual port is free again: clients know this one");
+    assert_eq!(url(home.run(&args)), first, "the remembered port was not kept although clients know it");
     let remembered = fs::read_to_string(home.data_dir().join("listen")).unwrap();
     assert_eq!(format!("http://{}/mcp", remembered.trim()), first);
 }
 
 #[test]
-fn listen_takes_a_port_and_the_name_of_this_machine() {
+fn listen_accepts_a_port_and_localhost() {
     let home = Home::new();
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
     let mcp_json = mcp_json.to_str().unwrap();
@@ -210,7 +212,7 @@ fn listen_takes_a_port_and_the_name_of_this_machine() {
 }
 
 #[test]
-fn commands_find_the_only_satellite_that_runs_and_choose_between_several_by_name() {
+fn commands_find_the_only_running_satellite_and_list_several() {
     let [mut home, mut one, mut other] = [Home::new(), Home::new(), Home::new()];
     home.use_data_dir(".satellite");
     let state = home.path().join("state").to_str().unwrap().to_owned();
@@ -229,7 +231,7 @@ fn commands_find_the_only_satellite_that_runs_and_choose_between_several_by_name
         let path = running.data_dir().canonicalize().unwrap();
         assert!(several.contains(&format!("`{}`", path.display())) && several.contains("--data-dir"), "{several}");
     }
-    // The one of this directory comes first.
+    // The satellite of the current directory takes precedence.
     let here = home.run_bare(&["--config", &config(&home)]);
     assert!(!home.bare(&["status"]).exits(0).stderr.contains("using the one on"));
     for satellite in [here, first, second] {

@@ -1,26 +1,26 @@
-//! `satellite demo`: everything that it prints is true.
+//! `satellite demo`: every command that it prints works.
 
 use nix::sys::signal::Signal;
 
 use super::support::{Home, Running, SATELLITE, pid, send, wait_for};
 
 #[test]
-fn the_demo_works_as_it_says() {
+fn every_command_that_the_demo_prints_works() {
     let mut home = Home::new();
     home.use_data_dir("data of the demo");
     let data_dir = home.data_dir().display().to_string();
     let mut satellite = home.demo(&["--data-dir", &data_dir]);
     satellite.process.wait_stdout(|text| text.contains("Ctrl-C"));
     let rows = wait_for(
-        "both teams",
+        "both teams to be online",
         || Some(home.rows()).filter(|rows| rows.len() == 6 && rows.iter().all(|row| row["status"] == "online")),
         || format!("{:#?}", home.rows()),
     );
     let of_team = |team: &str| rows.iter().filter(|row| row["team"] == team).count();
     assert_eq!((of_team("acme"), of_team("globex")), (4, 2));
-    assert_eq!(home.processes().len(), 6, "real processes");
+    assert_eq!(home.processes().len(), 6, "number of server processes");
 
-    // Each command as it is printed.
+    // Each printed command is run as printed.
     let printed = satellite.process.stdout();
     let command = |what: &str| {
         let line = printed.lines().map(str::trim).find(|line| line.contains(what) && line.contains(SATELLITE));
@@ -34,7 +34,7 @@ fn the_demo_works_as_it_says() {
     let stopped = home.rows().into_iter().find(|row| row["server"] == "search" && row["want"] == "stopped").unwrap();
     assert_eq!((&stopped["user"], &stopped["status"]), (&"dave".into(), &"offline".into()));
     let mut logs = typed("logs flaky");
-    wait_for("the logs", || (!logs.is_running()).then_some(()), String::new);
+    wait_for("`logs` to exit", || (!logs.is_running()).then_some(()), String::new);
     logs.finish().exits(0);
 
     let events = typed("events --follow");
@@ -45,7 +45,7 @@ fn the_demo_works_as_it_says() {
     send(victim, Signal::SIGKILL);
     events.wait_stdout(|text| text.contains("killed by SIGKILL"));
     wait_for(
-        "the killed one",
+        "the killed server to be online",
         || home.rows().into_iter().find(|row| of_alice(row) && row["status"] == "online" && pid(row) != victim),
         || format!("{:#?}", home.rows()),
     );
@@ -61,7 +61,7 @@ fn the_demo_works_as_it_says() {
 }
 
 #[test]
-fn without_a_data_directory_named_the_commands_are_short() {
+fn without_data_dir_the_demo_prints_commands_without_the_flag() {
     let mut home = Home::new();
     home.use_data_dir(".satellite-demo");
     let satellite = home.demo(&[]);

@@ -1,5 +1,5 @@
-//! A satellite on a disk that hangs, and on one that is full: a file system of its own for each test, frozen by the kernel
-//! (`fsfreeze`), so that whoever writes waits until it is thawed.
+//! A satellite on a disk that hangs and on a full disk. Each test mounts its own file system; `fsfreeze` blocks all
+//! writers until it is thawed.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,9 +18,9 @@ struct Volume {
 }
 
 impl Volume {
-    /// Mounts one, and has the home's data directory on it. `None` if this machine mounts nothing for us.
+    /// Mounts a volume and moves the home's data directory there. Returns `None` if mounting is not permitted.
     #[expect(clippy::print_stderr, reason = "whoever runs the tests should know what is not tested")]
-    fn below(home: &mut Home) -> Option<Self> {
+    fn mount_below(home: &mut Home) -> Option<Self> {
         let (image, mounted) = (home.path().join("image"), home.path().join("disk"));
         File::create(&image).unwrap().set_len(48 << 20).unwrap();
         fs::create_dir(&mounted).unwrap();
@@ -36,13 +36,13 @@ impl Volume {
         Some(Self { mounted })
     }
 
-    /// Has everybody who writes wait, until what is returned is dropped.
-    fn freeze(&self) -> Frozen<'_> {
+    /// Blocks all writers until the returned guard is dropped.
+    fn freeze(&self) -> FreezeGuard<'_> {
         run("fsfreeze", &["-f".as_ref(), self.mounted.as_ref()]).unwrap();
-        Frozen(self)
+        FreezeGuard(self)
     }
 
-    /// Leaves no room.
+    /// Fills the volume.
     fn fill(&self) {
         let mut file = File::create(self.filler()).unwrap();
         for size in [1 << 20, 4096, 1] {
@@ -50,7 +50,7 @@ impl Volume {
         }
     }
 
-    fn relieve(&self) {
+    fn free(&self) {
         fs::remove_file(self.filler()).unwrap();
     }
 
@@ -61,15 +61,15 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // The machine is left as it was; a test that failed may still have files open there.
+        // Lazy unmount: a failed test may still have files open there.
         let _ = umount2(&self.mounted, MntFlags::MNT_DETACH);
     }
 }
 
 /// Thaws the volume when it is dropped.
-struct Frozen<'a>(&'a Volume);
+struct FreezeGuard<'a>(&'a Volume);
 
-impl Drop for Frozen<'_> {
+impl Drop for FreezeGuard<'_> {
     fn drop(&mut self) {
         let _ = run("fsfreeze", &["-u".as_ref(), self.0.mounted.as_ref()]);
     }
@@ -80,9 +80,9 @@ fn run(program: &str, args: &[&Path]) -> Result<(), String> {
     if status.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&status.stderr).into_owned()) }
 }
 
-/// A server `files`, and `notes`, which asks something of its user; on a volume.
+/// A configuration on a volume with the servers `files` and `notes`; `notes` requires a value of its user.
 fn on_a_volume(home: &mut Home) -> Option<(Volume, String)> {
-    let volume = Volume::below(home)?;
+    let volume = Volume::mount_below(home)?;
     let text = r#"
 [policy.restart]
 delays = ["1ms"]
@@ -130,7 +130,7 @@ fn a_disk_that_hangs_stops_neither_supervision_nor_control() {
     let frozen = volume.freeze();
     send(pid(&row), Signal::SIGKILL);
     let back = |now: &Value| now["status"] == "online" && now["pid"] != row["pid"];
-    let now = home.wait_row("files", "back", back);
+    let now = home.wait_row("files", "online again", back);
     assert_eq!(now["unrecorded"], true, "{now:#}");
     let picture = home.satellite(&["status"]).exits(0).stdout;
     assert!(picture.contains("not in the ledger"), "{picture}");
@@ -146,16 +146,16 @@ fn a_disk_that_hangs_stops_neither_supervision_nor_control() {
     drop(frozen);
     let values = || fs::read_to_string(home.data_dir().join("values.json")).unwrap_or_default();
     wait_for("the value to be stored", || values().contains("value-1").then_some(()), values);
-    home.wait_row("files", "written down", |row| row["status"] == "online" && row["unrecorded"] == false);
+    home.wait_row("files", "recorded in the ledger", |row| row["status"] == "online" && row["unrecorded"] == false);
     wait_journal(&home, "ok");
     let stopped = home.satellite(&["stop", "files"]).exits(0);
-    assert_eq!(stopped.stderr, "", "durable again");
+    assert_eq!(stopped.stderr, "", "the command is durable again");
     let outcome = satellite.terminate();
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
 }
 
 #[test]
-fn a_satellite_whose_disk_hangs_ends_and_no_number_of_an_event_is_used_twice() {
+fn shutdown_on_a_hanging_disk_reuses_no_event_number() {
     let mut home = Home::new();
     let Some((volume, config)) = on_a_volume(&mut home) else { return };
     let (mut satellite, row) = started(&home, &config);
@@ -167,7 +167,7 @@ fn a_satellite_whose_disk_hangs_ends_and_no_number_of_an_event_is_used_twice() {
 
     let frozen = volume.freeze();
     send(pid(&row), Signal::SIGKILL);
-    home.wait_row("files", "back", |now| now["status"] == "online" && now["pid"] != row["pid"]);
+    home.wait_row("files", "online again", |now| now["status"] == "online" && now["pid"] != row["pid"]);
     wait_journal(&home, "memory");
     satellite.signal(Signal::SIGTERM);
     let outcome = satellite.ended();
@@ -185,7 +185,7 @@ fn a_satellite_whose_disk_hangs_ends_and_no_number_of_an_event_is_used_twice() {
         let mut ranges = dropped.map(|event| (event["data"]["from_seq"].as_u64(), event["data"]["to_seq"].as_u64()));
         ranges.any(|(from, to)| from <= Some(number) && Some(number) <= to)
     };
-    // Whatever somebody was told is stored as it was told, or announced to be gone.
+    // Every event that the follower has received is stored unchanged or covered by an `events.dropped`.
     for line in follower.stdout().lines() {
         let told: Value = serde_json::from_str(line).unwrap();
         let found = stored.iter().find(|(number, _)| *number == seq(&told));
@@ -193,12 +193,12 @@ fn a_satellite_whose_disk_hangs_ends_and_no_number_of_an_event_is_used_twice() {
     }
     let last = stored.last().unwrap().0;
     let missing: Vec<u64> = (1..=last).filter(|number| stored.iter().all(|(seq, _)| seq != number)).collect();
-    assert!(missing.iter().all(|number| gone(*number)), "missing and not announced: {missing:?}");
+    assert!(missing.iter().all(|number| gone(*number)), "events are missing without an events.dropped: {missing:?}");
     satellite.terminate();
 }
 
 #[test]
-fn a_log_on_a_disk_that_hangs_holds_up_nothing() {
+fn a_log_file_on_a_hanging_disk_blocks_nothing() {
     let mut home = Home::new();
     let Some((volume, config)) = on_a_volume(&mut home) else { return };
     let (binary, data_dir, disk) = (home.binary.display(), home.data_dir().display(), volume.mounted.display());
@@ -207,21 +207,21 @@ fn a_log_on_a_disk_that_hangs_holds_up_nothing() {
     let row = home.wait_online("files");
     let frozen = volume.freeze();
     send(pid(&row), Signal::SIGKILL);
-    home.wait_row("files", "back", |now| now["status"] == "online" && now["pid"] != row["pid"]);
+    home.wait_row("files", "online again", |now| now["status"] == "online" && now["pid"] != row["pid"]);
     satellite.signal(Signal::SIGTERM);
     satellite.finish().exits(0);
     drop(frozen);
 }
 
 #[test]
-fn a_stop_that_a_full_disk_does_not_take_is_answered_with_a_warning() {
+fn a_stop_on_a_full_disk_succeeds_with_a_warning() {
     let mut home = Home::new();
     let Some((volume, config)) = on_a_volume(&mut home) else { return };
     let (satellite, _) = started(&home, &config);
     volume.fill();
-    // What is free within the files is used up.
+    // SQLite first uses up free pages within its files.
     let stderr = wait_for(
-        "a command that is not stored",
+        "a command that cannot be stored",
         || {
             home.satellite(&["start", "files"]).exits(0);
             Some(home.satellite(&["stop", "files"]).exits(0).stderr).filter(|stderr| !stderr.is_empty())
@@ -230,19 +230,18 @@ fn a_stop_that_a_full_disk_does_not_take_is_answered_with_a_warning() {
     );
     assert!(stderr.contains("not durable") && stderr.contains("full"), "{stderr}");
     home.wait_status("files", "offline");
-    volume.relieve();
+    volume.free();
     wait_journal(&home, "ok");
     satellite.kill();
     let satellite = home.run(&["--config", &config]);
-    assert_eq!(home.row("files").unwrap()["want"], "stopped", "it was stored as soon as there was room");
+    assert_eq!(home.row("files").unwrap()["want"], "stopped", "the stop was not stored after the disk had room");
     satellite.terminate();
 }
 
 #[test]
-fn a_satellite_starts_on_a_full_disk_and_moves_to_it_when_there_is_room() {
+fn a_satellite_started_on_a_full_disk_uses_it_later() {
     let mut home = Home::new();
     let Some((volume, config)) = on_a_volume(&mut home) else { return };
-    // A data directory, and nothing in it.
     fs::create_dir(home.data_dir()).unwrap();
     fs::set_permissions(home.data_dir(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     volume.fill();
@@ -251,11 +250,11 @@ fn a_satellite_starts_on_a_full_disk_and_moves_to_it_when_there_is_room() {
     let reason = wait_journal(&home, "memory")["reason"].clone();
     assert!(reason.is_string(), "{reason}");
     let listed = home.satellite(&["events", "--json"]);
-    assert!(!listed.stdout.contains("mcp.server.started"), "not delivered without numbers: {listed:#?}");
-    volume.relieve();
+    assert!(!listed.stdout.contains("mcp.server.started"), "events without a number were listed: {listed:#?}");
+    volume.free();
     wait_journal(&home, "ok");
     home.wait_event(0, "mcp.server.started", |_| true);
-    home.wait_row("files", "written down", |row| row["unrecorded"] == false);
+    home.wait_row("files", "recorded in the ledger", |row| row["unrecorded"] == false);
     satellite.terminate();
     let (satellite, _) = started(&home, &config);
     satellite.terminate();

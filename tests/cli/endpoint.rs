@@ -1,4 +1,4 @@
-//! The MCP endpoint of `satellite run`: where it is, who comes in, and what a reload and the end do to it.
+//! The MCP endpoint of `satellite run`: address, authentication, reload and shutdown.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,17 +13,18 @@ use super::mcp::Client;
 use super::reload::reload;
 use super::support::{Home, Satellite, wait_for};
 
-/// Where the usual address is, which only one process of a machine can have.
-const USUAL: &str = "127.0.0.1:7300";
+/// The default address, which only one process of the machine can bind.
+const DEFAULT_ADDRESS: &str = "127.0.0.1:7300";
 
-/// The URL that was printed.
+/// The URL in the greeting.
 #[track_caller]
-fn printed(satellite: &Satellite<'_>) -> String {
+fn endpoint_url(satellite: &Satellite<'_>) -> String {
     let greeted = satellite.process.wait_stdout(|text| text.contains("MCP: "));
     greeted.split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
-/// A configuration with this `[gateway]` and Alice, who has these tokens, each in a file, and one server `notes`.
+/// Writes a configuration with the section `gateway`, one server `notes` and the user Alice with `tokens`, one file
+/// each.
 fn config(home: &Home, gateway: &str, tokens: &[&str]) -> PathBuf {
     let mut text = format!("{gateway}\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\n[[teams.users]]\nid = \"u\"\n");
     let files = tokens.iter().map(|token| {
@@ -41,14 +42,14 @@ fn token(name: &str) -> String {
 }
 
 #[test]
-fn a_client_of_an_mcp_json_comes_in_with_the_token_that_the_satellite_keeps() {
+fn a_client_of_an_mcp_json_connects_with_the_generated_token() {
     let home = Home::new();
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
-    // With that in our hands, whoever else would have it.
-    let taken = wait_for("the usual port", || TcpListener::bind(USUAL).ok(), String::new);
+    // The test occupies the default port.
+    let taken = wait_for("the default port to be free", || TcpListener::bind(DEFAULT_ADDRESS).ok(), String::new);
     let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
-    let url = printed(&satellite);
-    assert!(url.starts_with("http://127.0.0.1:") && !url.contains(USUAL), "{url}");
+    let url = endpoint_url(&satellite);
+    assert!(url.starts_with("http://127.0.0.1:") && !url.contains(DEFAULT_ADDRESS), "{url}");
     assert!(satellite.log().iter().any(|line| line["message"].as_str().unwrap().contains("is taken")));
     drop(taken);
 
@@ -89,7 +90,7 @@ fn a_client_of_an_mcp_json_comes_in_with_the_token_that_the_satellite_keeps() {
 }
 
 #[test]
-fn nobody_comes_in_where_nobody_was_asked_in() {
+fn a_configuration_without_gateway_opens_no_endpoint() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -100,35 +101,35 @@ fn nobody_comes_in_where_nobody_was_asked_in() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_told_before_any_server_is_started() {
+fn an_address_in_use_is_an_error_before_any_server_starts() {
     let home = Home::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let config = config(&home, "", &["first"]);
     let outcome = home.satellite(&["run", "--config", config.to_str().unwrap(), "--listen", &address]).exits(1);
     assert!(outcome.stderr.contains(&address) && outcome.stderr.contains("--listen"), "{outcome:#?}");
-    assert!(home.satellite(&["events", "--json"]).stdout.is_empty(), "nothing had begun");
+    assert!(home.satellite(&["events", "--json"]).stdout.is_empty(), "events were written before the error");
 }
 
 #[test]
-fn a_certificate_that_cannot_be_read_is_told_before_any_server_is_started() {
+fn an_unusable_certificate_is_an_error_before_any_server_starts() {
     let home = Home::new();
     home.write("no.pem", "this is no certificate");
     let tls = "[gateway]\nlisten = \"127.0.0.1:0\"\ntls = { cert = \"no.pem\", key = \"no.pem\" }";
     let config = config(&home, tls, &["first"]);
     let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(2);
     assert!(outcome.stderr.contains("cannot use the file of `cert`"), "{outcome:#?}");
-    assert!(home.satellite(&["events", "--json"]).stdout.is_empty(), "nothing had begun");
+    assert!(home.satellite(&["events", "--json"]).stdout.is_empty(), "events were written before the error");
 }
 
 #[test]
-fn a_reload_ends_the_sessions_of_a_token_that_is_gone_and_keeps_the_others() {
+fn a_reload_ends_only_the_sessions_of_removed_tokens() {
     const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"";
     let home = Home::new();
     let file = config(&home, LISTEN, &["first", "second"]);
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
     home.wait_all_online();
-    let url = printed(&satellite);
+    let url = endpoint_url(&satellite);
     let mut clients = ["first", "second"].map(|name| Client::new(&url, Some(&token(name))));
     assert_eq!(clients.each_mut().map(|client| client.initialize().status), [200, 200]);
     config(&home, LISTEN, &["second", "third"]);
@@ -143,29 +144,33 @@ fn a_reload_ends_the_sessions_of_a_token_that_is_gone_and_keeps_the_others() {
 }
 
 #[test]
-fn a_file_with_another_token_lets_another_in_by_itself() {
+fn a_changed_token_file_takes_effect_without_a_reload() {
     let home = Home::new();
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
     let satellite = home.run(&["--config", file.to_str().unwrap()]);
-    let url = printed(&satellite);
+    let url = endpoint_url(&satellite);
     let mut client = Client::new(&url, Some(&token("first")));
     assert_eq!(client.initialize().status, 200);
     fs::write(home.path().join("first"), "another-token-of-alice-that-is-long\n").unwrap();
     let mut other = Client::new(&url, Some("another-token-of-alice-that-is-long"));
-    wait_for("the other token", || (other.initialize().status == 200).then_some(()), || satellite.process.stderr());
+    wait_for(
+        "the new token to be accepted",
+        || (other.initialize().status == 200).then_some(()),
+        || satellite.process.stderr(),
+    );
     let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
     assert_eq!(client.post(&ping).unwrap().status, 401);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_reload_keeps_out_who_is_gone_though_the_token_of_the_data_directory_cannot_be_read() {
+fn a_reload_revokes_tokens_even_if_the_generated_token_is_unreadable() {
     let home = Home::new();
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first", "second"]);
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
     let args = ["--config", file.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()];
     let mut satellite = home.run(&args);
-    let url = printed(&satellite);
+    let url = endpoint_url(&satellite);
     let client = |token: &str| Client::new(&url, Some(token)).initialize().status;
     let kept = fs::read_to_string(home.data_dir().join("token")).unwrap();
     assert_eq!([client(&token("first")), client(&token("second")), client(&kept)], [200; 3]);
@@ -182,7 +187,7 @@ fn a_reload_switches_the_endpoint_off_and_on_again() {
     let home = Home::new();
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
-    let url = printed(&satellite);
+    let url = endpoint_url(&satellite);
     config(&home, "[gateway]\nlisten = \"off\"", &["first"]);
     reload(&home, &mut satellite);
     let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
@@ -197,11 +202,11 @@ fn a_reload_switches_the_endpoint_off_and_on_again() {
 }
 
 #[test]
-fn a_reload_moves_the_endpoint_and_the_sessions_with_it_and_it_stays_where_it_cannot_move() {
+fn a_reload_moves_the_endpoint_and_its_sessions_to_a_free_address() {
     let home = Home::new();
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
-    let before = printed(&satellite);
+    let before = endpoint_url(&satellite);
     let mut client = Client::new(&before, Some(&token("first")));
     assert_eq!(client.initialize().status, 200);
     let place = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -209,24 +214,28 @@ fn a_reload_moves_the_endpoint_and_the_sessions_with_it_and_it_stays_where_it_ca
     config(&home, &format!("[gateway]\nlisten = \"{address}\""), &["first"]);
     let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
     reload(&home, &mut satellite);
-    assert_eq!(client.post(&ping).unwrap().status, 200, "it stays");
+    assert_eq!(client.post(&ping).unwrap().status, 200, "the endpoint moved to an address in use");
     assert!(home.satellite(&["status"]).exits(0).stdout.contains(&before));
     drop(place);
     reload(&home, &mut satellite);
     assert!(client.post(&ping).is_err());
-    assert_eq!(client.to(&address.to_string()).post(&ping).unwrap().status, 200, "the same session");
+    assert_eq!(
+        client.to(&address.to_string()).post(&ping).unwrap().status,
+        200,
+        "the session did not survive the move"
+    );
     assert!(home.satellite(&["status"]).exits(0).stdout.contains(&format!("http://{address}/mcp")));
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_server_that_is_removed_takes_its_sessions_with_it() {
+fn a_removed_server_ends_its_sessions() {
     const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"";
     let home = Home::new();
     let file = config(&home, LISTEN, &["first"]);
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
     home.wait_all_online();
-    let mut client = Client::new(&printed(&satellite), Some(&token("first"))).at("/i/notes/mcp");
+    let mut client = Client::new(&endpoint_url(&satellite), Some(&token("first"))).at("/i/notes/mcp");
     assert_eq!(client.initialize().status, 200);
     let text = fs::read_to_string(&file).unwrap();
     fs::write(&file, text.split("[[teams.installations]]").next().unwrap()).unwrap();
@@ -238,15 +247,15 @@ fn a_server_that_is_removed_takes_its_sessions_with_it() {
 }
 
 #[test]
-fn what_was_asked_before_the_end_is_answered() {
+fn a_call_in_flight_at_shutdown_receives_its_result() {
     let home = Home::new();
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"\ndrain_timeout = \"60s\"", &["first"]);
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
     home.wait_all_online();
-    let mut client = Client::new(&printed(&satellite), Some(&token("first"))).at("/i/notes/mcp");
+    let mut client = Client::new(&endpoint_url(&satellite), Some(&token("first"))).at("/i/notes/mcp");
     client.initialize();
     let calling = std::thread::spawn(move || client.call("echo", &json!({"text": "last"})));
-    wait_for("the call", || (home.row("notes")?["calls_in_flight"] == 1).then_some(()), String::new);
+    wait_for("the call to be in flight", || (home.row("notes")?["calls_in_flight"] == 1).then_some(()), String::new);
     satellite.signal(Signal::SIGTERM);
     let answer = calling.join().unwrap();
     assert_eq!(answer["result"]["structuredContent"], json!({"text": "last"}), "{answer:#}");

@@ -1,4 +1,4 @@
-//! `satellite events` and `satellite logs`: what happened, and what servers wrote.
+//! `satellite events` and `satellite logs`.
 
 use std::fs;
 use std::sync::mpsc;
@@ -20,9 +20,9 @@ fn with_servers<'a>(home: &'a Home, servers: &[(&str, &[&str])]) -> Satellite<'a
     satellite
 }
 
-/// Asserts that nothing is missing between the first and the last.
+/// Asserts that the seqs are consecutive from `first`.
 #[track_caller]
-fn without_a_gap(events: &[Value], first: u64) {
+fn assert_consecutive(events: &[Value], first: u64) {
     let numbers: Vec<u64> = events.iter().map(seq).collect();
     let expected: Vec<u64> = (first..first + numbers.len() as u64).collect();
     assert_eq!(numbers, expected);
@@ -33,7 +33,7 @@ fn events_are_json_lines_numbered_without_a_gap() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let events = home.events();
-    without_a_gap(&events, 1);
+    assert_consecutive(&events, 1);
     for event in &events {
         let keys: Vec<&String> = event.as_object().unwrap().keys().collect();
         assert_eq!(keys, ["data", "seq", "timestamp", "type"]);
@@ -61,7 +61,7 @@ fn events_are_json_lines_numbered_without_a_gap() {
 }
 
 #[test]
-fn events_for_people_are_a_line_each() {
+fn events_without_json_are_one_line_each() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["events"]).exits(0);
@@ -72,7 +72,7 @@ fn events_for_people_are_a_line_each() {
 }
 
 #[test]
-fn since_type_and_team_choose_among_them() {
+fn events_are_filtered_by_since_type_and_team() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let all = home.events();
@@ -86,14 +86,14 @@ fn since_type_and_team_choose_among_them() {
     assert_eq!(kinds(&chosen(&["--type", "mcp.server.started"])), ["mcp.server.started"]);
     let two = chosen(&["--type", "mcp.server.started", "--type", "mcp.tools.discovered"]);
     assert_eq!(kinds(&two), ["mcp.tools.discovered", "mcp.server.started"]);
-    assert_eq!(chosen(&["--team", "team_acme"]).len(), all.len() - 1, "all but config.refreshed");
+    assert_eq!(chosen(&["--team", "team_acme"]).len(), all.len() - 1, "the team's events are all but config.refreshed");
     assert_eq!(chosen(&["--team", "acme"]), chosen(&["--team", "team_acme"]));
     satellite.terminate().exits(0);
-    assert_eq!(chosen(&["--team", "acme"]), chosen(&["--team", "team_acme"]), "also without a satellite");
+    assert_eq!(chosen(&["--team", "acme"]), chosen(&["--team", "team_acme"]), "team names without a running satellite");
 }
 
 #[test]
-fn a_type_or_a_team_that_does_not_exist_is_bad_input_with_a_hint() {
+fn an_unknown_type_or_team_exits_with_2_and_a_suggestion() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let refused = |args: &[&str], said: &str| {
@@ -108,7 +108,7 @@ fn a_type_or_a_team_that_does_not_exist_is_bad_input_with_a_hint() {
     };
     check();
     refused(&["--team", "globex"], "there is no team `globex`; use one of: acme");
-    // A team that is gone has a past; one without servers has none yet.
+    // A removed team still has stored events; a new team without servers has none.
     home.write("satellite.toml", "[[teams]]\nid = \"t\"\nslug = \"globex\"\nusers = [{ id = \"u\", slug = \"u\" }]\n");
     home.wait_event(0, "mcp.server.stopped", |event| event["data"]["kind"] == "uninstall");
     let chosen = |team: &str| home.satellite(&["events", "--json", "--team", team]).exits(0).json_lines();
@@ -120,7 +120,7 @@ fn a_type_or_a_team_that_does_not_exist_is_bad_input_with_a_hint() {
 }
 
 #[test]
-fn following_sees_a_kill_as_it_happens() {
+fn follow_shows_a_kill_when_it_happens() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let following = home.background(&["events", "--json", "--follow"]);
@@ -129,7 +129,7 @@ fn following_sees_a_kill_as_it_happens() {
     send(pid(&home.row("notes").unwrap()), Signal::SIGKILL);
     let text = following.wait_stdout(|text| text.contains("mcp.server.restarted"));
     let seen = json_lines(&text[..=text.rfind('\n').unwrap()]);
-    without_a_gap(&seen, 1);
+    assert_consecutive(&seen, 1);
     let crashed = seen.iter().find(|event| event["type"] == "mcp.server.crashed").unwrap();
     assert_eq!((&crashed["data"]["reason"], &crashed["data"]["signal"]), (&"killed by SIGKILL".into(), &9.into()));
     let text = only_crashes.wait_stdout(|text| text.contains('\n'));
@@ -138,9 +138,9 @@ fn following_sees_a_kill_as_it_happens() {
 }
 
 #[test]
-fn following_shows_the_end_too_and_goes_on_with_the_next_satellite() {
+fn follow_shows_the_shutdown_and_continues_with_the_next_satellite() {
     let home = Home::new();
-    // Nothing is there to follow yet but the directory.
+    // There is only an empty data directory.
     home.make_data_dir();
     let following = home.background(&["events", "--json", "--follow"]);
     following.wait_stderr(|text| text.contains("no satellite is running on") && text.contains("waiting for one"));
@@ -157,7 +157,7 @@ fn following_shows_the_end_too_and_goes_on_with_the_next_satellite() {
     let stored = home.events();
     let text = following.wait_stdout(|text| text.lines().count() == stored.len());
     assert_eq!(json_lines(&text), stored);
-    without_a_gap(&stored, 1);
+    assert_consecutive(&stored, 1);
     assert_eq!(stored.last().unwrap()["type"], "mcp.server.stopped");
 }
 
@@ -174,33 +174,33 @@ fn events_can_be_read_when_the_satellite_is_down() {
 }
 
 #[test]
-fn without_a_data_directory_there_is_nothing_to_read() {
+fn events_without_a_data_directory_exits_with_3() {
     let home = Home::new();
     let outcome = home.satellite(&["events"]).exits(3);
     assert!(outcome.stderr.contains("there is no data directory"), "{outcome:#?}");
 }
 
 #[test]
-fn numbers_go_on_without_a_gap_over_a_restart_of_the_satellite_and_over_its_death() {
+fn event_numbers_continue_without_a_gap_after_a_restart_and_a_kill() {
     let home = Home::new();
     with_servers(&home, &[("notes", &[])]).terminate().exits(0);
     let first = home.events().len();
     let satellite = with_servers(&home, &[("notes", &[])]);
     let second = home.events().len();
     assert!(second > first);
-    // What `events` has shown is stored, so a death after that cannot take it back.
+    // Events that `events` has shown are stored and survive a kill.
     satellite.kill();
     assert_eq!(home.events().len(), second);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let events = home.events();
     assert!(events.len() > second);
-    without_a_gap(&events, 1);
+    assert_consecutive(&events, 1);
     satellite.terminate().exits(0);
-    without_a_gap(&home.events(), 1);
+    assert_consecutive(&home.events(), 1);
 }
 
 #[test]
-fn logs_are_what_a_server_wrote_to_stderr_with_a_level() {
+fn logs_shows_the_stderr_of_a_server_with_levels() {
     let home = Home::new();
     let satellite = with_servers(
         &home,
@@ -219,11 +219,11 @@ fn logs_are_what_a_server_wrote_to_stderr_with_a_level() {
     assert_eq!(logs("quiet"), "");
     home.satellite(&["logs", "nobody"]).exits(2);
     satellite.terminate().exits(0);
-    assert_eq!(logs("notes"), notes, "also when the satellite is down");
+    assert_eq!(logs("notes"), notes, "logs without a running satellite");
 }
 
 #[test]
-fn following_logs_shows_lines_as_they_come() {
+fn follow_shows_log_lines_as_they_arrive() {
     let home = Home::new();
     let satellite = with_servers(&home, &[("chatty", &["--stderr-lines-per-second", "5", "--stderr-text", "tick"])]);
     let following = home.background(&["logs", "chatty", "--follow"]);
@@ -245,7 +245,7 @@ fn following_logs_shows_lines_as_they_come() {
 }
 
 #[test]
-fn logs_of_one_of_several_are_chosen_by_team_and_user_whether_the_satellite_runs_or_not() {
+fn logs_are_filtered_by_team_and_user_with_and_without_a_satellite() {
     let home = Home::new();
     let text =
         include_str!("../fixtures/cli/two_teams.toml").replace("\nSIM\n", "\nSIM \"--stderr-text\", \"hello\"\n");
@@ -271,7 +271,7 @@ fn logs_of_one_of_several_are_chosen_by_team_and_user_whether_the_satellite_runs
 }
 
 #[test]
-fn logs_of_a_server_that_nobody_knows_are_bad_input_and_those_of_one_that_is_gone_are_still_there() {
+fn logs_of_a_removed_server_remain_and_unknown_servers_are_errors() {
     let home = Home::new();
     let text = "[policy.logs]\nbatch_delay = \"100ms\"\n";
     let servers = fs::read_to_string(home.servers("servers.toml", &[("notes", &["--stderr-text", "hello"])])).unwrap();
@@ -290,7 +290,7 @@ fn logs_of_a_server_that_nobody_knows_are_bad_input_and_those_of_one_that_is_gon
     unknown(&home);
 }
 
-/// Stops the thread that writes the journal, as a disk does that never answers.
+/// Stops the journal's thread with ptrace, which acts like a disk that never responds.
 fn stop_the_journal(satellite: i32) {
     let tasks = fs::read_dir(format!("/proc/{satellite}/task")).unwrap().flatten();
     let mut journals = tasks.filter(|task| fs::read_to_string(task.path().join("comm")).unwrap().trim() == "journal");
@@ -301,14 +301,14 @@ fn stop_the_journal(satellite: i32) {
         ptrace::interrupt(thread).unwrap();
         waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
         stopped.send(()).unwrap();
-        // Who traces a thread takes note of its end, or the process does not end.
+        // The tracer must reap the thread, or the process does not exit.
         let _ = waitpid(thread, Some(WaitPidFlag::__WALL));
     });
     is_stopped.recv().unwrap();
 }
 
 #[test]
-fn a_disk_that_hangs_holds_up_neither_who_reads_nor_the_end() {
+fn a_hanging_journal_blocks_neither_readers_nor_the_shutdown() {
     let home = Home::new();
     let mut satellite = with_servers(&home, &[("notes", &[])]);
     let before = home.events();

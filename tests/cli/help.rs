@@ -1,4 +1,4 @@
-//! `--help` teaches, and completions complete.
+//! Tests of `--help` and of shell completions.
 
 use std::fs;
 
@@ -30,12 +30,12 @@ const VERBS: [&str; 22] = [
 ];
 
 #[test]
-fn the_help_of_every_verb_says_what_it_is_for_and_what_each_argument_means() {
+fn the_help_of_every_verb_explains_its_purpose_and_arguments() {
     let home = Home::new();
     for verb in VERBS {
         let help = home.bare(&[verb, "--help"]).exits(0).stdout;
         let about = help.lines().next().unwrap();
-        assert!(about.split_whitespace().count() >= 3, "{verb} does not say what it is for:\n{help}");
+        assert!(about.split_whitespace().count() >= 3, "the help of {verb} has no description:\n{help}");
         assert!(help.contains(&format!("Usage: satellite {verb}")), "{help}");
         let mut lines = help.lines().skip_while(|line| !line.starts_with("Usage:")).skip(1).peekable();
         while let Some(line) = lines.next() {
@@ -52,19 +52,19 @@ fn the_help_of_every_verb_says_what_it_is_for_and_what_each_argument_means() {
 }
 
 #[test]
-fn the_help_lists_the_verbs_and_how_to_begin() {
+fn the_help_lists_verbs_the_demo_and_exit_codes() {
     let home = Home::new();
     let help = home.bare(&["--help"]).exits(0).stdout;
     for verb in VERBS.iter().filter(|verb| **verb != "sim-server") {
         assert!(help.lines().any(|line| line.trim_start().starts_with(&format!("{verb} "))), "{verb}:\n{help}");
     }
-    assert!(!help.contains("sim-server"), "it is for tests:\n{help}");
+    assert!(!help.contains("sim-server"), "sim-server is for tests only:\n{help}");
     assert!(help.contains("satellite demo") && help.contains("Exit codes"), "{help}");
     assert!(home.bare(&["--version"]).exits(0).stdout.starts_with("satellite "));
 }
 
 #[test]
-fn what_is_no_verb_is_refused_with_the_nearest_one() {
+fn an_unknown_verb_is_rejected_with_a_suggestion() {
     let home = Home::new();
     let outcome = home.bare(&["statsu"]).exits(2);
     assert!(outcome.stderr.contains("'status'"), "{outcome:#?}");
@@ -73,7 +73,7 @@ fn what_is_no_verb_is_refused_with_the_nearest_one() {
 }
 
 #[test]
-fn completions_know_the_verbs_and_are_shell() {
+fn completion_scripts_are_valid_and_contain_the_verbs() {
     let home = Home::new();
     for shell in ["bash", "zsh", "fish"] {
         let script = home.bare(&["completions", shell]).exits(0).stdout;
@@ -87,7 +87,7 @@ fn completions_know_the_verbs_and_are_shell() {
     }
     let outcome = home.shell("bash -n completions.bash").finish().exits(0);
     assert_eq!(outcome.stderr, "");
-    // As a shell would ask it.
+    // The call that bash makes for completion.
     let asked = "source completions.bash; COMP_WORDS=(satellite st); COMP_CWORD=1; _satellite satellite st satellite; \
                  printf '%s\\n' \"${COMPREPLY[@]}\"";
     let offered = home.shell(&format!("bash -c '{}'", asked.replace('\'', r"'\''"))).finish().exits(0).stdout;

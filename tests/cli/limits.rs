@@ -1,4 +1,4 @@
-//! Servers and clients that use up what the satellite has: what it keeps for itself and for everybody else.
+//! Servers and clients that exhaust descriptors or memory: the satellite and other servers keep working.
 
 use std::fs;
 use std::net::TcpStream;
@@ -10,12 +10,12 @@ use super::support::{Home, pid, send};
 
 const TOKEN: &str = "a-token-of-alice-that-is-long";
 
-/// Starts everything in this home under a limit of the shell.
+/// Starts every program of this home under a `ulimit`.
 fn limit(home: &mut Home, limit: &str) {
     home.started_by = ["bash", "-c", &format!("ulimit {limit}; exec \"$@\""), "bash"].map(str::to_owned).to_vec();
 }
 
-/// A configuration with this `[gateway]`, Alice and one server `notes` with these flags.
+/// Writes a configuration with settings of `[gateway]`, the user Alice and one server `notes` with `flags`.
 fn configured(home: &Home, gateway: &str, flags: &str) -> String {
     fs::write(home.path().join("token"), TOKEN).unwrap();
     let file = home.path().join("token").display().to_string();
@@ -28,10 +28,10 @@ fn configured(home: &Home, gateway: &str, flags: &str) -> String {
 }
 
 #[test]
-fn idle_connections_leave_descriptors_to_restarts_to_status_and_to_clients() {
+fn idle_connections_leave_descriptors_for_restarts_and_clients() {
     let mut home = Home::new();
     limit(&mut home, "-n 256");
-    // Nothing but the reserve of descriptors stands between these connections and the satellite.
+    // With these limits, only the reserve of descriptors protects the satellite from the connections.
     let config = configured(&home, "header_timeout = \"1h\"\nunauthenticated_max = 4096", "");
     let satellite = home.run(&["--config", &config]);
     let greeted = satellite.process.wait_stdout(|text| text.contains("MCP: "));
@@ -70,14 +70,14 @@ for line in sys.stdin:
 "#;
 
 #[test]
-fn large_lists_do_not_exhaust_a_limited_address_space() {
+fn large_tool_lists_do_not_exhaust_a_limited_address_space() {
     let mut home = Home::new();
     limit(&mut home, "-v 2500000");
     fs::write(home.path().join("endless.py"), ENDLESS_PAGES).unwrap();
     let script = home.path().join("endless.py").display().to_string();
     let mut config = configured(&home, "", "");
     let text = fs::read_to_string(&config).unwrap();
-    // Together the lists may be far larger than the address space.
+    // The limits allow lists that are together far larger than the address space.
     let endless = |nth: u32| {
         format!(
             "[[teams.installations]]\nid = \"endless{nth}\"\nserver = \"endless{nth}\"\ncommand = \"python3\"\n\
@@ -98,7 +98,7 @@ fn large_lists_do_not_exhaust_a_limited_address_space() {
 }
 
 #[test]
-fn a_server_with_an_endless_list_is_not_used_and_the_others_are() {
+fn a_server_with_an_endless_tool_list_fails_and_others_stay_online() {
     let home = Home::new();
     let endless: &[&str] = &["--tools", "100000", "--page-size", "4000"];
     let config = home.servers("satellite.toml", &[("endless", endless), ("notes", &[])]);

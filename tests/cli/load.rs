@@ -1,5 +1,4 @@
-//! The load harness as a command: the same seed is the same run, a broken promise is exit 1 and the command that repeats
-//! it, and its reports are there.
+//! `satellite load`: reproducible runs, exit codes and reports.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::support::{Home, wait_for};
 
-/// Whom nothing befalls.
+/// A scenario without faults.
 const CALM: &str = r#"
 about = "Twenty servers in <peace>."
 seconds = 10
@@ -31,9 +30,9 @@ timeout = "5s"
 "#;
 
 #[test]
-fn the_same_seed_is_the_same_order_of_events_for_every_instance() {
+fn the_same_seed_gives_every_instance_the_same_order_of_events() {
     let home = Home::new();
-    // Memory is the machine's, and not what a seed decides.
+    // The limit for memory is disabled, because memory does not depend on the seed.
     let mixed = home.bare(&["load", "--print-scenario", "mixed"]).exits(0).stdout;
     fs::write(home.path().join("mixed.toml"), format!("{mixed}\n[limits]\ngrowth = 100.0\n")).unwrap();
     let run = |seed: &str, trace: &str| {
@@ -47,19 +46,19 @@ fn the_same_seed_is_the_same_order_of_events_for_every_instance() {
     let (first, second, other) = (run("7", "first"), run("7", "second"), run("8", "other"));
     assert_eq!(first.0, second.0);
     assert!(first.1 == second.1, "the traces differ");
-    assert!(first.1.lines().count() > 1000, "something has happened");
+    assert!(first.1.lines().count() > 1000, "the trace is too short");
     assert_ne!(first.0, other.0);
 }
 
-/// A scenario whose callers give up before most calls are answered. Virtual time makes it independent of other programs.
-fn impatient() -> String {
+/// A scenario whose callers time out before most calls end. Virtual time makes it independent of the machine's load.
+fn short_timeout_scenario() -> String {
     CALM.replace("timeout = \"5s\"", "timeout = \"1ms\"")
 }
 
 #[test]
-fn a_promise_that_is_broken_is_exit_1_and_ends_with_the_command_that_repeats_it() {
+fn a_violation_exits_with_1_and_prints_the_repeat_command() {
     let home = Home::new();
-    fs::write(home.path().join("impatient.toml"), impatient()).unwrap();
+    fs::write(home.path().join("impatient.toml"), short_timeout_scenario()).unwrap();
     let command = ["load", "--scenario", "impatient.toml", "--seconds", "3", "--seed", "5", "--virtual-time"];
     let outcome = home.bare(&[&command[..], &["--report", "page.html"]].concat()).exits(1);
     let repeat =
@@ -74,7 +73,7 @@ fn a_promise_that_is_broken_is_exit_1_and_ends_with_the_command_that_repeats_it(
 }
 
 #[test]
-fn a_run_that_held_says_so_in_a_table_a_page_and_json() {
+fn a_run_without_violations_is_reported_as_table_page_and_json() {
     let home = Home::new();
     fs::write(home.path().join("calm.toml"), CALM).unwrap();
     let command = ["load", "--scenario", "calm.toml", "--virtual-time"];
@@ -93,7 +92,7 @@ fn a_run_that_held_says_so_in_a_table_a_page_and_json() {
 }
 
 #[test]
-fn the_scenarios_that_are_built_in_are_listed_and_begin_ones_own() {
+fn built_in_scenarios_are_listed_and_can_be_printed_as_a_template() {
     let home = Home::new();
     let list = home.bare(&["load", "--list"]).exits(0).stdout;
     for name in ["storm", "flap", "hang", "mixed", "soak"] {
@@ -109,7 +108,7 @@ fn the_scenarios_that_are_built_in_are_listed_and_begin_ones_own() {
 }
 
 #[test]
-fn what_cannot_be_run_is_refused_before_anything_starts() {
+fn invalid_arguments_are_refused_before_the_run() {
     let home = Home::new();
     let refused = |args: &[&str], why: &str| {
         let outcome = home.bare(&[&["load"], args].concat()).exits(2);
@@ -126,11 +125,11 @@ fn what_cannot_be_run_is_refused_before_anything_starts() {
     refused(&["--scenario", "odd.toml"], "per_minute");
 }
 
-/// Memory of a small fleet is the harness's own, and a machine that does other things is late.
-const ROOMY: &str = "\n[limits]\ngrowth = 100.0\nrecovery_slack = \"30s\"\n";
+/// Limits that tolerate a slow machine and the memory of the harness itself.
+const TOLERANT_LIMITS: &str = "\n[limits]\ngrowth = 100.0\nrecovery_slack = \"30s\"\n";
 
 #[test]
-fn servers_that_are_processes_have_every_fault_and_leave_nothing_behind() {
+fn every_fault_works_on_real_processes_and_nothing_is_left() {
     let home = Home::new();
     fs::write(home.path().join("faults.toml"), include_str!("every_fault.toml")).unwrap();
     for through in [&[][..], &["--gateway"]] {
@@ -152,18 +151,18 @@ fn servers_that_are_processes_have_every_fault_and_leave_nothing_behind() {
 }
 
 #[test]
-fn a_signal_in_the_middle_of_a_fault_takes_it_back() {
+fn a_signal_during_a_fault_heals_it() {
     let home = Home::new();
     let ill = "\n[[faults]]\nkind = \"crash_loop\"\nat = \"1s\"\nshare = 0.5\nlasts = \"1h\"\n";
     let policy = "\n[policy]\nmax_crashes = 1000\ndelays = [\"100ms\"]\n";
-    fs::write(home.path().join("ill.toml"), CALM.to_owned() + policy + ROOMY + ill).unwrap();
+    fs::write(home.path().join("ill.toml"), CALM.to_owned() + policy + TOLERANT_LIMITS + ill).unwrap();
     let command = ["load", "--scenario", "ill.toml", "--seconds", "40000", "--json", "--trace", "trace"];
     let mut running = home.start(home.command(&command));
     running.wait_stderr(|text| text.contains("load: calls and faults"));
     let trace = home.path().join("trace");
-    // What is written to it waits in a buffer, which a fleet that crashes fills.
+    // The trace is buffered; the crashing fleet fills the buffer.
     let has_begun = || fs::read_to_string(&trace).ok().filter(|text| text.contains("fault crash_loop"));
-    wait_for("the fault", has_begun, || running.stderr());
+    wait_for("the fault to start", has_begun, || running.stderr());
     running.signal(Signal::SIGINT);
     let found = running.finish().exits(130).json();
     assert_eq!((&found["stopped"], &found["violations_in_all"]), (&true.into(), &0.into()), "{found:#}");
@@ -171,9 +170,9 @@ fn a_signal_in_the_middle_of_a_fault_takes_it_back() {
 }
 
 #[test]
-fn one_signal_ends_a_run_early_with_all_that_was_found_so_far() {
+fn one_signal_ends_a_run_early_with_a_report() {
     let home = Home::new();
-    fs::write(home.path().join("calm.toml"), CALM.to_owned() + ROOMY).unwrap();
+    fs::write(home.path().join("calm.toml"), CALM.to_owned() + TOLERANT_LIMITS).unwrap();
     fs::write(home.path().join("page.html"), "an older one").unwrap();
     let modes: [&[&str]; 3] = [&[], &["--real"], &["--virtual-time"]];
     for (mode, signal) in modes.into_iter().zip([Signal::SIGINT, Signal::SIGTERM, Signal::SIGINT]) {
@@ -191,9 +190,9 @@ fn one_signal_ends_a_run_early_with_all_that_was_found_so_far() {
 }
 
 #[test]
-fn a_second_signal_ends_a_run_at_once() {
+fn a_second_signal_ends_a_run_immediately_without_a_report() {
     let home = Home::new();
-    // Nobody waits for the answer to a call that takes an hour.
+    // A call takes an hour, longer than the test.
     let slow = CALM.replace("exp 5ms", "1h").replace("timeout = \"5s\"", "timeout = \"2h\"");
     fs::write(home.path().join("slow.toml"), slow + "\n[policy]\nrequest_timeout = \"2h\"\n").unwrap();
     let command = ["load", "--scenario", "slow.toml", "--seed", "3", "--seconds", "4000", "--report", "page.html"];
@@ -209,10 +208,10 @@ fn a_second_signal_ends_a_run_at_once() {
 }
 
 #[test]
-fn a_reader_that_hangs_up_or_a_full_disk_does_not_hide_what_was_found() {
+fn a_closed_stdout_or_a_full_disk_does_not_hide_the_result() {
     let home = Home::new();
-    fs::write(home.path().join("impatient.toml"), impatient()).unwrap();
-    fs::write(home.path().join("calm.toml"), CALM.to_owned() + ROOMY).unwrap();
+    fs::write(home.path().join("impatient.toml"), short_timeout_scenario()).unwrap();
+    fs::write(home.path().join("calm.toml"), CALM.to_owned() + TOLERANT_LIMITS).unwrap();
     let satellite = home.binary.display();
     let command = format!("{satellite} load --scenario impatient.toml --seconds 2 --seed 5 --virtual-time --json");
     let line = format!("{command} | true; exit ${{PIPESTATUS[0]}}");
@@ -234,7 +233,7 @@ fn a_reader_that_hangs_up_or_a_full_disk_does_not_hide_what_was_found() {
 }
 
 #[test]
-fn a_fleet_that_can_never_be_online_is_not_waited_for() {
+fn a_fleet_that_cannot_come_online_fails_without_waiting() {
     let home = Home::new();
     let never = CALM.replace("call = \"exp 5ms\"", "script = { handshake_never = true }");
     let policy = "\n[policy]\nmax_crashes = 1\nhandshake_timeout = \"50ms\"\ndelays = [\"0s\"]\n";
@@ -248,13 +247,13 @@ fn a_fleet_that_can_never_be_online_is_not_waited_for() {
 }
 
 #[test]
-fn panics_on_purpose_are_not_told_and_every_fault_is_in_the_trace() {
+fn injected_panics_are_not_printed_and_every_fault_is_in_the_trace() {
     let home = Home::new();
     let faults = ["crash", "worker_panic", "team_panic", "registry_panic", "sink_panics"].map(|kind| {
         let share = if kind == "crash" { "share = 0.5\n" } else { "" };
         format!("\n[[faults]]\nkind = \"{kind}\"\nat = \"40 %\"\n{share}")
     });
-    fs::write(home.path().join("panics.toml"), format!("{CALM}{}{ROOMY}", faults.concat())).unwrap();
+    fs::write(home.path().join("panics.toml"), format!("{CALM}{}{TOLERANT_LIMITS}", faults.concat())).unwrap();
     let command = ["load", "--scenario", "panics.toml", "--virtual-time", "--seed", "4", "--trace", "trace", "--json"];
     let outcome = home.bare(&command).exits(0);
     assert!(!outcome.stderr.contains("asked to panic") && !outcome.stderr.contains("panicked"), "{outcome:#?}");

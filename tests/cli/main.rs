@@ -1,4 +1,4 @@
-//! Every verb of the command line, as a person or a script meets it: the built binary, real servers, real signals.
+//! End-to-end tests of every command of the command line: the built binary, real servers, real signals.
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]

@@ -1,11 +1,10 @@
-//! A client of the MCP endpoint as small as it can be: a connection for each request.
+//! A minimal client of the MCP endpoint: one connection per request.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use serde_json::{Value, json};
 
-/// A client with a token, and with a session once it has one.
 pub(crate) struct Client {
     /// Host and port.
     address: String,
@@ -14,15 +13,15 @@ pub(crate) struct Client {
     session: Option<String>,
 }
 
-/// An answer.
+/// An HTTP response.
 #[derive(Debug)]
-pub(crate) struct Answered {
+pub(crate) struct HttpResponse {
     pub(crate) status: u16,
     head: String,
     body: String,
 }
 
-impl Answered {
+impl HttpResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let line = |line: &&str| line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name));
         self.head.lines().find(line)?.split_once(':').map(|(_, value)| value.trim())
@@ -35,7 +34,7 @@ impl Answered {
 }
 
 impl Client {
-    /// For a printed URL.
+    /// A client for the URL that the satellite prints.
     #[track_caller]
     pub(crate) fn new(url: &str, token: Option<&str>) -> Self {
         let (address, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
@@ -43,26 +42,26 @@ impl Client {
         Self { address, path, token: token.map(|token| token.trim().to_owned()), session: None }
     }
 
-    /// The same client at another path.
+    /// Changes the path.
     pub(crate) fn at(mut self, path: &str) -> Self {
         path.clone_into(&mut self.path);
         self
     }
 
-    /// The same client at another address.
+    /// Changes the address.
     pub(crate) fn to(mut self, address: &str) -> Self {
         address.clone_into(&mut self.address);
         self
     }
 
-    /// The same client with this session.
+    /// Sets the session.
     pub(crate) fn in_session(mut self, session: &str) -> Self {
         self.session = Some(session.to_owned());
         self
     }
 
-    /// One request; an error if nobody listens, or the connection ends without an answer.
-    pub(crate) fn post(&self, message: &Value) -> std::io::Result<Answered> {
+    /// Sends one request. Fails if the connection is refused or closed without a response.
+    pub(crate) fn post(&self, message: &Value) -> std::io::Result<HttpResponse> {
         let mut stream = TcpStream::connect(&self.address)?;
         let body = message.to_string();
         let token = self.token.iter().map(|token| format!("Authorization: Bearer {token}\r\n"));
@@ -80,32 +79,32 @@ impl Client {
         let (head, body) = text.split_once("\r\n\r\n").ok_or(std::io::ErrorKind::UnexpectedEof)?;
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
         let status = status.ok_or(std::io::ErrorKind::InvalidData)?;
-        Ok(Answered { status, head: head.to_owned(), body: body.to_owned() })
+        Ok(HttpResponse { status, head: head.to_owned(), body: body.to_owned() })
     }
 
-    /// Begins a session.
+    /// Sends `initialize` and stores the session.
     #[track_caller]
-    pub(crate) fn initialize(&mut self) -> Answered {
-        let answered = self.post(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
+    pub(crate) fn initialize(&mut self) -> HttpResponse {
+        let response = self.post(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
             "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "small", "version": "1"}
         }}));
-        let answered = answered.unwrap();
-        self.session = answered.header("mcp-session-id").map(str::to_owned);
-        answered
+        let response = response.unwrap();
+        self.session = response.header("mcp-session-id").map(str::to_owned);
+        response
     }
 
-    /// Calls a tool, whatever comes of it.
+    /// Calls a tool and returns the response with any status.
     #[track_caller]
-    pub(crate) fn call_anyway(&self, tool: &str, arguments: &Value) -> Answered {
+    pub(crate) fn call_anyway(&self, tool: &str, arguments: &Value) -> HttpResponse {
         let params = json!({"name": tool, "arguments": arguments});
         self.post(&json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params})).unwrap()
     }
 
-    /// Calls a tool: the answer of JSON-RPC.
+    /// Calls a tool and returns the JSON-RPC response. Panics unless the status is 200.
     #[track_caller]
     pub(crate) fn call(&self, tool: &str, arguments: &Value) -> Value {
-        let answered = self.call_anyway(tool, arguments);
-        assert_eq!(answered.status, 200, "{answered:?}");
-        answered.json()
+        let response = self.call_anyway(tool, arguments);
+        assert_eq!(response.status, 200, "{response:?}");
+        response.json()
     }
 }

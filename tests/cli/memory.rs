@@ -1,4 +1,4 @@
-//! What servers had come to when a satellite ended, and what the next one makes of it: told to end, or killed.
+//! State of instances that the next satellite restores after a shutdown or a kill.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::support::{Home, Satellite, seq, wait_for};
 
-/// Four servers: one starts only where there is a file, one is stopped by the tests, one falls asleep as soon as it can, and
-/// one crashes when it is asked to.
+/// Four servers: `broken` starts only if a file exists, `stopped` is stopped by the test, `asleep` becomes dormant at
+/// once, and `shaky` crashes on request.
 fn config(home: &Home, more: &str) -> String {
     let text = format!(
         r#"
@@ -55,34 +55,34 @@ fn is_asleep(row: &Value) -> bool {
     row["dormant"] == true && row["tools"] == 3
 }
 
-/// Starts a satellite and brings its servers to where they are to be.
-fn lived<'a>(home: &'a Home, config: &str) -> Satellite<'a> {
+/// Starts a satellite and brings each server into its state.
+fn prepared_satellite<'a>(home: &'a Home, config: &str) -> Satellite<'a> {
     let satellite = home.run(&["--config", config]);
     home.wait_status("broken", "permanently_failed");
     home.wait_online("stopped");
     home.satellite(&["stop", "stopped"]).exits(0);
     home.wait_online("shaky");
     home.satellite(&["call", "shaky", "crash"]).exits(1);
-    home.wait_row("shaky", "back", |row| row["restarts"] == 1 && row["status"] == "online");
-    home.wait_row("asleep", "asleep", is_asleep);
+    home.wait_row("shaky", "online again", |row| row["restarts"] == 1 && row["status"] == "online");
+    home.wait_row("asleep", "dormant", is_asleep);
     satellite
 }
 
-/// What is asleep has its tools written down.
+/// Waits until the tools of the dormant server are cached on disk.
 fn wait_tools_kept(home: &Home) {
     let kept = || fs::read_dir(home.data_dir().join("catalogues")).unwrap().count();
-    wait_for("its tools to be kept", || (kept() >= 1).then_some(()), || kept().to_string());
+    wait_for("the tools to be cached", || (kept() >= 1).then_some(()), || kept().to_string());
 }
 
-/// Waits until what was told last is stored, and what servers have come to with it.
+/// Waits until the latest events and the state of the instances are stored.
 fn wait_stored(home: &Home) {
     home.satellite(&["events", "--json"]).exits(0);
 }
 
-fn goes_on(end: impl FnOnce(Satellite<'_>)) {
+fn restores_state_after(end: impl FnOnce(Satellite<'_>)) {
     let home = Home::new();
     let config = config(&home, "");
-    let first = lived(&home, &config);
+    let first = prepared_satellite(&home, &config);
     wait_tools_kept(&home);
     wait_stored(&home);
     end(first);
@@ -97,7 +97,7 @@ fn goes_on(end: impl FnOnce(Satellite<'_>)) {
     assert_eq!((&row["exits_in_window"], &row["last_exit"]), (&json!(3), &json!("exited with code 3")));
     let row = home.wait_row("stopped", "stopped", |row| row["want"] == "stopped");
     assert_eq!(row["status"], "offline");
-    let row = home.wait_row("asleep", "asleep", is_asleep);
+    let row = home.wait_row("asleep", "dormant", is_asleep);
     assert_eq!((&row["status"], &row["pid"]), (&json!("online"), &Value::Null));
     let row = home.wait_online("shaky");
     assert_eq!((&row["exits_in_window"], &row["restarts"]), (&json!(1), &json!(1)));
@@ -115,38 +115,38 @@ fn goes_on(end: impl FnOnce(Satellite<'_>)) {
     fs::write(home.path().join("database"), "").unwrap();
     home.satellite(&["restart", "broken"]).exits(0);
     home.wait_online("broken");
-    // The first of its three crashes was with the satellite before.
+    // The previous satellite saw the first of three crashes.
     home.satellite(&["call", "shaky", "crash"]).exits(1);
-    home.wait_row("shaky", "back", |row| row["restarts"] == 2 && row["status"] == "online");
+    home.wait_row("shaky", "online again", |row| row["restarts"] == 2 && row["status"] == "online");
     home.satellite(&["call", "shaky", "crash"]).exits(1);
     home.wait_status("shaky", "permanently_failed");
 
     let events = home.events();
     assert_eq!(events[..before.len()], before);
     let seqs: Vec<u64> = events.iter().map(seq).collect();
-    assert!(seqs.iter().copied().eq(1..=seqs.len() as u64), "no gap and no repeat");
+    assert!(seqs.iter().copied().eq(1..=seqs.len() as u64), "seqs are not consecutive");
     second.terminate().exits(0);
 }
 
 #[test]
-fn a_satellite_that_was_told_to_end_is_gone_on_from() {
-    goes_on(|satellite| drop(satellite.terminate().exits(0)));
+fn state_is_restored_after_a_shutdown() {
+    restores_state_after(|satellite| drop(satellite.terminate().exits(0)));
 }
 
 #[test]
-fn a_satellite_that_was_killed_is_gone_on_from() {
-    goes_on(|satellite| satellite.kill());
+fn state_is_restored_after_a_kill() {
+    restores_state_after(|satellite| satellite.kill());
 }
 
 #[test]
-fn another_configuration_has_a_clean_slate_but_for_what_a_person_wants() {
+fn a_changed_configuration_resets_all_state_except_a_manual_stop() {
     let home = Home::new();
-    lived(&home, &config(&home, "")).terminate().exits(0);
+    prepared_satellite(&home, &config(&home, "")).terminate().exits(0);
     let second = home.run(&["--config", &config(&home, r#"env = { "NEW" = "1" }"#)]);
     home.wait_row("stopped", "stopped", |row| row["want"] == "stopped");
     let row = home.wait_online("shaky");
     assert_eq!((&row["exits_in_window"], &row["restarts"]), (&json!(0), &json!(0)));
-    // It is started, and comes to the same once more.
+    // The servers are started again and reach the same state.
     let failed = |event: &Value| event["data"]["server_slug"] == "broken";
     let since = home.events().iter().find(|event| event["type"] == "mcp.server.permanently_failed").map(seq).unwrap();
     home.wait_event(since, "mcp.server.permanently_failed", failed);
@@ -158,7 +158,7 @@ fn another_configuration_has_a_clean_slate_but_for_what_a_person_wants() {
     );
     second.terminate().exits(0);
 
-    // And back: nothing of the first one is left.
+    // With the first configuration again, its old state is not restored.
     let third = home.run(&["--config", &config(&home, "")]);
     let row = home.wait_online("shaky");
     assert_eq!(row["exits_in_window"], 0);
@@ -166,7 +166,7 @@ fn another_configuration_has_a_clean_slate_but_for_what_a_person_wants() {
 }
 
 #[test]
-fn what_is_not_configured_any_more_is_forgotten() {
+fn state_of_a_removed_server_is_deleted() {
     let home = Home::new();
     let one = home.servers("one.toml", &[("notes", &[]), ("other", &[])]);
     let without = home.servers("without.toml", &[("other", &[])]);

@@ -1,5 +1,5 @@
-//! A remote MCP server as small as it can be, in a thread of its own: it can be ended and started again on its port, want
-//! credentials, and refuse.
+//! A minimal remote MCP server with its own runtime. It can be stopped and restarted on the same port, require
+//! credentials and fail requests.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -12,40 +12,38 @@ use axum::routing::{any, get};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-/// A server that runs until it is dropped.
 pub(crate) struct Peer {
     address: SocketAddr,
-    wants: Arc<Wants>,
+    state: Arc<PeerState>,
     runtime: Option<Runtime>,
 }
 
-/// What it is like, and what it has seen. It outlives the server.
+/// Settings and observations, which survive a restart of the peer.
 #[derive(Default)]
-struct Wants {
-    /// The value of `Authorization` without which all is refused.
+struct PeerState {
+    /// The required value of `Authorization`.
     authorization: Mutex<Option<String>>,
-    /// The status of every answer to a call, and its `Retry-After`.
+    /// Status and `Retry-After` of the responses to calls, if calls fail.
     failing: Mutex<Option<(u16, &'static str)>>,
-    ill: Mutex<bool>,
-    /// Whether it refuses to list its tools.
-    secretive: Mutex<bool>,
+    unhealthy: Mutex<bool>,
+    /// Whether `tools/list` returns an error.
+    rejects_tools_list: Mutex<bool>,
     sessions: Mutex<BTreeSet<String>>,
-    /// How many sessions were begun.
-    begun: Mutex<u32>,
-    /// `Authorization` of each call.
+    sessions_begun: Mutex<u32>,
+    /// The `Authorization` header of each call.
     calls: Mutex<Vec<String>>,
-    /// The query and the headers of the last call.
+    /// Query and headers of the last call.
     head: Mutex<(String, HeaderMap)>,
 }
 
 impl Peer {
     pub(crate) fn start() -> Self {
-        let mut peer = Self { address: SocketAddr::from(([127, 0, 0, 1], 0)), wants: Arc::default(), runtime: None };
+        let mut peer = Self { address: SocketAddr::from(([127, 0, 0, 1], 0)), state: Arc::default(), runtime: None };
         peer.begin();
         peer
     }
 
-    /// Starts it, on the port that it had before.
+    /// Starts the server, after a stop on the same port.
     pub(crate) fn begin(&mut self) {
         let runtime = Runtime::new().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind(self.address)).unwrap();
@@ -53,88 +51,87 @@ impl Peer {
         let router = axum::Router::new()
             .route("/mcp", any(mcp))
             .route("/health", get(health))
-            .with_state(Arc::clone(&self.wants));
+            .with_state(Arc::clone(&self.state));
         runtime.spawn(async move { axum::serve(listener, router).await });
         self.runtime = Some(runtime);
     }
 
-    /// Ends it with every connection, and forgets its sessions.
+    /// Stops the server, closes its connections and deletes its sessions.
     pub(crate) fn end(&mut self) {
         self.runtime.take().unwrap().shutdown_timeout(std::time::Duration::from_secs(5));
-        self.wants.sessions.lock().unwrap().clear();
+        self.state.sessions.lock().unwrap().clear();
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    pub(crate) fn want_authorization(&self, value: &str) {
-        *self.wants.authorization.lock().unwrap() = Some(value.to_owned());
+    pub(crate) fn require_authorization(&self, value: &str) {
+        *self.state.authorization.lock().unwrap() = Some(value.to_owned());
     }
 
-    /// Has it answer calls with this status and this `Retry-After`.
+    /// Makes calls fail with `status` and `Retry-After`.
     pub(crate) fn fail_calls(&self, status: u16, retry_after: &'static str) {
-        *self.wants.failing.lock().unwrap() = Some((status, retry_after));
+        *self.state.failing.lock().unwrap() = Some((status, retry_after));
     }
 
-    /// Whether its health checks fail.
-    pub(crate) fn be_ill(&self, ill: bool) {
-        *self.wants.ill.lock().unwrap() = ill;
+    pub(crate) fn set_unhealthy(&self, unhealthy: bool) {
+        *self.state.unhealthy.lock().unwrap() = unhealthy;
     }
 
-    /// Has it list no tools.
-    pub(crate) fn be_secretive(&self) {
-        *self.wants.secretive.lock().unwrap() = true;
+    /// Makes `tools/list` return an error.
+    pub(crate) fn reject_tools_list(&self) {
+        *self.state.rejects_tools_list.lock().unwrap() = true;
     }
 
-    pub(crate) fn begun(&self) -> u32 {
-        *self.wants.begun.lock().unwrap()
+    pub(crate) fn sessions_begun(&self) -> u32 {
+        *self.state.sessions_begun.lock().unwrap()
     }
 
-    /// `Authorization` of the last call.
+    /// The `Authorization` header of the last call.
     pub(crate) fn last_call(&self) -> String {
-        self.wants.calls.lock().unwrap().last().cloned().unwrap_or_default()
+        self.state.calls.lock().unwrap().last().cloned().unwrap_or_default()
     }
 
-    /// The query of the last call, and one of its headers.
+    /// The query and one header of the last call.
     pub(crate) fn last_head(&self, header: &str) -> (String, Option<String>) {
-        let (query, headers) = &*self.wants.head.lock().unwrap();
+        let (query, headers) = &*self.state.head.lock().unwrap();
         (query.clone(), headers.get(header).map(|value| value.to_str().unwrap().to_owned()))
     }
 }
 
-async fn health(State(wants): State<Arc<Wants>>) -> StatusCode {
-    if *wants.ill.lock().unwrap() { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::NO_CONTENT }
+async fn health(State(state): State<Arc<PeerState>>) -> StatusCode {
+    if *state.unhealthy.lock().unwrap() { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::NO_CONTENT }
 }
 
-/// JSON answers to POSTs, no stream of its own, and sessions that it can forget.
-async fn mcp(State(wants): State<Arc<Wants>>, uri: Uri, headers: HeaderMap, body: Option<Json<Value>>) -> Response {
+/// Answers POST requests with JSON; a GET stream is not supported.
+async fn mcp(State(state): State<Arc<PeerState>>, uri: Uri, headers: HeaderMap, body: Option<Json<Value>>) -> Response {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let authorization = header("authorization");
-    if wants.authorization.lock().unwrap().as_ref().is_some_and(|wanted| *wanted != authorization) {
+    if state.authorization.lock().unwrap().as_ref().is_some_and(|wanted| *wanted != authorization) {
         return StatusCode::UNAUTHORIZED.into_response();
     }
     let Some(Json(message)) = body else { return StatusCode::METHOD_NOT_ALLOWED.into_response() };
     let (id, method) = (&message["id"], message["method"].as_str().unwrap_or_default());
-    if method != "initialize" && !wants.sessions.lock().unwrap().contains(&header("mcp-session-id")) {
+    if method != "initialize" && !state.sessions.lock().unwrap().contains(&header("mcp-session-id")) {
         return StatusCode::NOT_FOUND.into_response();
     }
     let answer = |result: Value| Json(json!({"jsonrpc": "2.0", "id": id, "result": result}));
     match method {
         "initialize" => {
-            let begun = {
-                let mut begun = wants.begun.lock().unwrap();
-                *begun += 1;
-                *begun
+            let sessions_begun = {
+                let mut sessions_begun = state.sessions_begun.lock().unwrap();
+                *sessions_begun += 1;
+                *sessions_begun
             };
-            let session = format!("session-{begun}");
-            wants.sessions.lock().unwrap().insert(session.clone());
+            let session = format!("session-{sessions_begun}");
+            state.sessions.lock().unwrap().insert(session.clone());
             let version = message["params"]["protocolVersion"].clone();
             let result = json!({"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "peer", "version": "1"}});
             ([("mcp-session-id", session)], answer(result)).into_response()
         }
         "ping" => answer(json!({})).into_response(),
-        "tools/list" if *wants.secretive.lock().unwrap() => {
+        "tools/list" if *state.rejects_tools_list.lock().unwrap() => {
             let error = json!({"code": -32603, "message": "not now"});
             Json(json!({"jsonrpc": "2.0", "id": id, "error": error})).into_response()
         }
@@ -143,9 +140,9 @@ async fn mcp(State(wants): State<Arc<Wants>>, uri: Uri, headers: HeaderMap, body
             answer(json!({"tools": [tool]})).into_response()
         }
         "tools/call" => {
-            wants.calls.lock().unwrap().push(authorization);
-            *wants.head.lock().unwrap() = (uri.query().unwrap_or_default().to_owned(), headers);
-            if let Some((status, retry_after)) = *wants.failing.lock().unwrap() {
+            state.calls.lock().unwrap().push(authorization);
+            *state.head.lock().unwrap() = (uri.query().unwrap_or_default().to_owned(), headers);
+            if let Some((status, retry_after)) = *state.failing.lock().unwrap() {
                 let status = StatusCode::from_u16(status).unwrap();
                 return (status, [("retry-after", retry_after)]).into_response();
             }

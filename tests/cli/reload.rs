@@ -1,4 +1,4 @@
-//! SIGHUP reads the configuration again: what differs is changed, nothing else is touched.
+//! SIGHUP reloads the configuration; only changed servers are restarted.
 
 use std::fs;
 use std::path::Path;
@@ -8,13 +8,13 @@ use serde_json::Value;
 
 use super::support::{Home, Satellite, pid, seq, wait_for};
 
-/// How many reloads there have been, good or bad.
+/// Number of reloads so far, applied or rejected.
 fn reloads(home: &Home) -> usize {
     let of_config = |event: &Value| matches!(event["type"].as_str(), Some("config.refreshed" | "config.error"));
     home.events().iter().filter(|event| of_config(event)).count()
 }
 
-/// Sends SIGHUP and waits until the satellite has acted on it; the event that says how.
+/// Sends SIGHUP, waits until the satellite has reloaded and returns the `config.` event.
 #[track_caller]
 pub(crate) fn reload(home: &Home, satellite: &mut Satellite<'_>) -> Value {
     let before = reloads(home);
@@ -25,7 +25,7 @@ pub(crate) fn reload(home: &Home, satellite: &mut Satellite<'_>) -> Value {
 }
 
 #[test]
-fn a_reload_restarts_what_changed_and_touches_nothing_else() {
+fn a_reload_restarts_only_changed_servers() {
     let home = Home::new();
     let servers: [(&str, &[&str]); 3] = [("same", &[]), ("changed", &[]), ("removed", &[])];
     let config = home.servers("satellite.toml", &servers);
@@ -59,7 +59,7 @@ fn a_reload_restarts_what_changed_and_touches_nothing_else() {
 }
 
 #[test]
-fn a_configuration_that_removes_most_servers_is_rejected_until_a_person_accepts_it() {
+fn a_configuration_that_removes_most_servers_requires_accept() {
     let home = Home::new();
     let all: [(&str, &[&str]); 4] = [("one", &[]), ("two", &[]), ("three", &[]), ("four", &[])];
     let config = home.servers("satellite.toml", &all);
@@ -74,8 +74,8 @@ fn a_configuration_that_removes_most_servers_is_rejected_until_a_person_accepts_
         assert!(event["data"]["error_message"].as_str().unwrap().contains(said), "{event:#}");
         assert!(refused.stderr.contains(said), "{refused:#?}");
     }
-    assert_eq!(home.rows().iter().map(pid).collect::<Vec<_>>(), before, "nothing was changed");
-    // Half of them is no mistake.
+    assert_eq!(home.rows().iter().map(pid).collect::<Vec<_>>(), before, "a rejected configuration changed processes");
+    // Removing half of the servers is accepted.
     home.servers("satellite.toml", &all[..2]);
     let applied = home.satellite(&["reload"]).exits(0);
     assert_eq!(applied.stdout, "configuration applied; servers: 2, teams: 1\n");
@@ -104,7 +104,7 @@ fn a_reload_of_the_same_file_changes_nothing() {
 }
 
 #[test]
-fn a_broken_file_changes_nothing_and_says_so_and_a_mended_one_is_taken() {
+fn a_reload_rejects_an_invalid_file_and_applies_a_corrected_one() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -155,7 +155,7 @@ fn a_stopped_server_stays_stopped_over_a_reload_that_changes_it() {
 }
 
 #[test]
-fn a_new_value_cures_what_was_permanently_failed() {
+fn a_changed_configuration_restarts_a_permanently_failed_server() {
     let home = Home::new();
     let fails = ["--exit-before-handshake", "--exit-code", "3"];
     let config = home.servers("satellite.toml", &[("notes", &fails)]);
@@ -175,7 +175,7 @@ fn a_new_value_cures_what_was_permanently_failed() {
 }
 
 #[test]
-fn signals_are_heard_while_a_reload_waits_for_a_stubborn_server() {
+fn signals_are_handled_while_a_reload_waits_for_a_server_to_end() {
     let home = Home::new();
     let with_grace = |servers: &[(&str, &[&str])]| {
         let text = fs::read_to_string(home.servers("satellite.toml", servers)).unwrap();
@@ -185,7 +185,7 @@ fn signals_are_heard_while_a_reload_waits_for_a_stubborn_server() {
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_all_online();
 
-    // The removed server has an hour to end, and the reload waits for it.
+    // The removed server has a grace of one hour, and the reload waits for it.
     with_grace(&[("notes", &[])]);
     satellite.signal(Signal::SIGHUP);
     let refused = || home.satellite(&["start", "stubborn", "--no-wait"]).stderr.contains("being removed");
@@ -215,7 +215,7 @@ fn a_server_that_is_being_removed_is_not_shown_as_online() {
 }
 
 #[test]
-fn a_variable_that_a_reload_begins_to_read_is_withheld_from_servers_from_then_on() {
+fn a_secret_variable_added_by_a_reload_is_hidden_from_servers() {
     let mut home = Home::new();
     home.env.push(("LATER_SECRET".into(), "told-to-nobody".into()));
     let config = home.servers("satellite.toml", &[("notes", &[])]);

@@ -1,4 +1,4 @@
-//! Remote servers on the command line: what status says of their connection, `reconnect`, and credentials that change.
+//! Remote servers on the command line: their connection in `status`, `reconnect`, and changed credentials.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::peer::Peer;
 use super::support::{Home, Satellite, pid, seq, wait_for};
 
-/// One user with the server `search` at the peer, and with what stands in `more`.
-fn with<'a>(home: &'a Home, peer: &Peer, policy: &str, more: &str) -> Satellite<'a> {
+/// Runs a satellite with the remote server `search` at the peer, followed by `more` in the configuration.
+fn start_satellite<'a>(home: &'a Home, peer: &Peer, policy: &str, more: &str) -> Satellite<'a> {
     let text = format!(
         "{policy}\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = [{{ id = \"user_alice\", slug = \"alice\" }}]\n\
          [[teams.installations]]\nid = \"s1\"\nserver = \"search\"\ntransport = \"http\"\nurl = \"{}\"\n{more}\n",
@@ -21,10 +21,10 @@ fn with<'a>(home: &'a Home, peer: &Peer, policy: &str, more: &str) -> Satellite<
     home.run(&["--config", config.to_str().unwrap()])
 }
 
-/// A server that is a process, beside the remote one.
+/// A local server next to the remote one.
 const NOTES: &str = "[[teams.installations]]\nid = \"n1\"\nserver = \"notes\"\nSIM";
 
-/// The cell of a table that stands below `title` in the row of `server`.
+/// The cell in column `title` and the row of `server`.
 #[track_caller]
 fn cell(table: &str, server: &str, title: &str) -> String {
     let head = table.lines().next().unwrap();
@@ -39,7 +39,7 @@ fn cell(table: &str, server: &str, title: &str) -> String {
 #[test]
 fn a_remote_server_is_served_and_its_connection_is_shown() {
     let (home, peer) = (Home::new(), Peer::start());
-    let satellite = with(&home, &peer, "", NOTES);
+    let satellite = start_satellite(&home, &peer, "", NOTES);
     let rows = home.wait_all_online();
     let [notes, search] = &rows[..] else { panic!("{rows:#?}") };
     assert_eq!(
@@ -47,7 +47,7 @@ fn a_remote_server_is_served_and_its_connection_is_shown() {
         (&"http".into(), &"connected".into(), &1.into())
     );
     assert!(search["pid"].is_null() && search["next_retry_ms"].is_null() && search["attempt"].is_null(), "{search:#}");
-    assert!(notes["connection"].is_null(), "a process has none: {notes:#}");
+    assert!(notes["connection"].is_null(), "a local server has no connection: {notes:#}");
     let result = home.satellite(&["call", "search", "echo", r#"{"text": "far away"}"#]).exits(0).json();
     assert_eq!(result["content"][0]["text"], "far away");
 
@@ -59,11 +59,11 @@ fn a_remote_server_is_served_and_its_connection_is_shown() {
 }
 
 #[test]
-fn a_connected_server_whose_tools_cannot_be_read_is_said_to_be_asked_again() {
+fn a_server_that_cannot_list_tools_shows_the_next_attempt() {
     let (home, peer) = (Home::new(), Peer::start());
-    peer.be_secretive();
-    let satellite = with(&home, &peer, "[policy.reconnect]\nbackoff_min = \"2m\"", "");
-    let row = home.wait_row("search", "waiting to be asked again", |row| row["next_retry_ms"].is_u64());
+    peer.reject_tools_list();
+    let satellite = start_satellite(&home, &peer, "[policy.reconnect]\nbackoff_min = \"2m\"", "");
+    let row = home.wait_row("search", "waiting for the next attempt", |row| row["next_retry_ms"].is_u64());
     assert_eq!((&row["status"], &row["connection"]), (&"error".into(), &"connected".into()), "{row:#}");
     let table = home.satellite(&["status"]).exits(0).stdout;
     assert_eq!(cell(&table, "search", "CONNECTION"), "connected");
@@ -72,7 +72,7 @@ fn a_connected_server_whose_tools_cannot_be_read_is_said_to_be_asked_again() {
 }
 
 #[test]
-fn who_has_no_remote_server_is_not_bothered_with_connections() {
+fn status_without_remote_servers_has_no_connection_column() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -81,10 +81,14 @@ fn who_has_no_remote_server_is_not_bothered_with_connections() {
 }
 
 #[test]
-fn a_remote_server_that_is_gone_is_said_to_be_so_and_its_caller_told_when_it_is_tried_again() {
+fn calls_to_an_unreachable_server_report_the_next_connection_attempt() {
     let (home, mut peer) = (Home::new(), Peer::start());
-    let satellite =
-        with(&home, &peer, "[policy.reconnect]\nbackoff_min = \"2m\"\n[policy.retry]\ndelays = [\"10ms\"]", "");
+    let satellite = start_satellite(
+        &home,
+        &peer,
+        "[policy.reconnect]\nbackoff_min = \"2m\"\n[policy.retry]\ndelays = [\"10ms\"]",
+        "",
+    );
     home.wait_online("search");
     let watching = home.background(&["status", "--watch"]);
     peer.end();
@@ -92,7 +96,7 @@ fn a_remote_server_that_is_gone_is_said_to_be_so_and_its_caller_told_when_it_is_
     let outcome = home.satellite(&["call", "search", "echo", "--json"]).exits(1);
     let error = &outcome.json()["error"];
     assert!(["reconnecting", "terminated", "remote"].contains(&error["kind"].as_str().unwrap()), "{error:#}");
-    let row = home.wait_row("search", "waiting for its attempt", |row| row["next_retry_ms"].is_u64());
+    let row = home.wait_row("search", "waiting for its next attempt", |row| row["next_retry_ms"].is_u64());
     assert_eq!((&row["status"], &row["connection"]), (&"offline".into(), &"reconnecting".into()), "{row:#}");
     assert!(row["attempt"].is_u64() && row["next_retry_ms"].as_u64() <= Some(132_000), "{row:#}");
     assert!(row["status_message"].as_str().unwrap().starts_with("Server unreachable: "), "{row:#}");
@@ -100,7 +104,7 @@ fn a_remote_server_that_is_gone_is_said_to_be_so_and_its_caller_told_when_it_is_
     assert!(shown.starts_with("reconnecting, attempt ") && shown.ends_with(" s"), "{shown}");
     watching.wait_stdout(|text| text.contains("reconnecting, attempt"));
 
-    // This one finds it offline, and makes an attempt of its own.
+    // The server is offline: this call triggers a connection attempt.
     let outcome = home.satellite(&["call", "search", "echo", "--json"]).exits(1);
     let error = outcome.json()["error"].clone();
     let words =
@@ -117,19 +121,19 @@ fn a_remote_server_that_is_gone_is_said_to_be_so_and_its_caller_told_when_it_is_
 }
 
 #[test]
-fn a_connection_is_made_anew_on_request_and_the_outcome_is_said() {
+fn reconnect_opens_a_new_session_and_reports_the_outcome() {
     let (home, mut peer) = (Home::new(), Peer::start());
-    let satellite = with(&home, &peer, "[policy.reconnect]\nbackoff_min = \"2m\"", NOTES);
+    let satellite = start_satellite(&home, &peer, "[policy.reconnect]\nbackoff_min = \"2m\"", NOTES);
     let rows = home.wait_all_online();
-    let (before, began) = (seq(home.events().last().unwrap()), peer.begun());
+    let (before, began) = (seq(home.events().last().unwrap()), peer.sessions_begun());
     let outcome = home.satellite(&["reconnect", "search"]).exits(0);
     assert_eq!(outcome.stdout, "search-acme-alice-s1 is online\n");
-    assert_eq!(peer.begun(), began + 1);
+    assert_eq!(peer.sessions_begun(), began + 1);
     let event = home.wait_event(before, "mcp.server.disconnected", |_| true);
     assert_eq!(event["data"]["was_intentional"], true, "{event:#}");
     home.wait_event(seq(&event), "mcp.server.reconnected", |_| true);
     home.satellite(&["restart", "search"]).exits(0);
-    assert_eq!(peer.begun(), began + 2, "a restart of a remote server is a connection made anew");
+    assert_eq!(peer.sessions_begun(), began + 2, "a restart of a remote server opens a new session");
 
     peer.end();
     let outcome = home.satellite(&["reconnect", "search"]).exits(1);
@@ -148,7 +152,7 @@ fn a_connection_is_made_anew_on_request_and_the_outcome_is_said() {
         json!({"instance": "search-acme-alice-s1", "success": true, "status": "online", "status_message": null, "not_durable": null})
     );
 
-    // A process is started again.
+    // A local server is restarted.
     let outcome = home.satellite(&["reconnect", "notes"]).exits(0);
     assert!(outcome.stdout.starts_with("notes-acme-alice-n1 is online"), "{outcome:#?}");
     assert_ne!(pid(&home.row("notes").unwrap()), pid(&rows[0]));
@@ -158,9 +162,9 @@ fn a_connection_is_made_anew_on_request_and_the_outcome_is_said() {
 }
 
 #[test]
-fn what_a_remote_server_answers_in_place_of_a_result_is_told() {
+fn a_remote_http_error_is_reported_with_status_and_retry_after() {
     let (home, peer) = (Home::new(), Peer::start());
-    let satellite = with(&home, &peer, "[policy.retry]\nattempts_max = 1", "");
+    let satellite = start_satellite(&home, &peer, "[policy.retry]\nattempts_max = 1", "");
     home.wait_online("search");
     peer.fail_calls(429, "7");
     let error = home.satellite(&["call", "search", "echo", "--json"]).exits(1).json()["error"].clone();
@@ -170,11 +174,11 @@ fn what_a_remote_server_answers_in_place_of_a_result_is_told() {
         "{error:#}"
     );
     assert!(error["fate"].is_string() && error["message"].as_str().unwrap().contains("HTTP 429"), "{error:#}");
-    assert_eq!(home.row("search").unwrap()["status"], "online", "it says nothing about the server as a whole");
+    assert_eq!(home.row("search").unwrap()["status"], "online", "one failed call does not change the status");
     satellite.terminate().exits(0);
 }
 
-fn log_of(satellite: &Satellite<'_>, part: &str) -> Vec<Value> {
+fn log_lines(satellite: &Satellite<'_>, part: &str) -> Vec<Value> {
     satellite
         .log()
         .into_iter()
@@ -183,12 +187,12 @@ fn log_of(satellite: &Satellite<'_>, part: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_credential_that_changes_in_its_file_is_taken_on_by_itself_and_no_process_is_restarted_for_it() {
+fn a_changed_credential_file_takes_effect_without_restarting_processes() {
     let (home, peer) = (Home::new(), Peer::start());
-    peer.want_authorization("Bearer right-token");
+    peer.require_authorization("Bearer right-token");
     let token = home.write("token", "wrong-token");
     let notes = format!("{NOTES}\nenv = {{ TOKEN = \"file:token\" }}");
-    let satellite = with(&home, &peer, "", &format!("bearer_token = \"file:token\"\n{notes}"));
+    let satellite = start_satellite(&home, &peer, "", &format!("bearer_token = \"file:token\"\n{notes}"));
     let row = home.wait_status("search", "requires_reauth");
     assert_eq!(row["connection"], "error", "{row:#}");
     let outcome = home.satellite(&["call", "search", "echo"]).exits(1);
@@ -200,35 +204,35 @@ fn a_credential_that_changes_in_its_file_is_taken_on_by_itself_and_no_process_is
     home.satellite(&["call", "search", "echo"]).exits(0);
     assert_eq!(peer.last_call(), "Bearer right-token");
 
-    // One that is connected stays so, and says the new one from then on.
-    let (began, before) = (peer.begun(), seq(home.events().last().unwrap()));
-    peer.want_authorization("Bearer later-token");
+    // A connected server keeps its session and sends the new credential.
+    let (began, before) = (peer.sessions_begun(), seq(home.events().last().unwrap()));
+    peer.require_authorization("Bearer later-token");
     fs::rename(home.write("token.new", "later-token"), &token).unwrap();
     home.wait_event(before, "config.refreshed", |event| event["data"]["change_detected"] == true);
     home.satellite(&["call", "search", "echo"]).exits(0);
-    assert_eq!((peer.last_call().as_str(), peer.begun()), ("Bearer later-token", began));
-    assert_eq!(pid(&home.row("notes").unwrap()), process, "that takes a reload");
-    assert_eq!(log_of(&satellite, "credentials of remote servers renewed").len(), 2);
+    assert_eq!((peer.last_call().as_str(), peer.sessions_begun()), ("Bearer later-token", began));
+    assert_eq!(pid(&home.row("notes").unwrap()), process, "a process was restarted for a credential");
+    assert_eq!(log_lines(&satellite, "credentials of remote servers renewed").len(), 2);
     let text = satellite.process.stderr();
     assert!(!["wrong", "right", "later"].iter().any(|word| text.contains(&format!("{word}-token"))), "{text}");
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_credential_whose_file_is_gone_is_used_on_and_missed_in_the_log() {
+fn a_credential_stays_in_use_when_its_file_is_deleted() {
     let (home, peer) = (Home::new(), Peer::start());
-    peer.want_authorization("Bearer right-token");
+    peer.require_authorization("Bearer right-token");
     let token = home.write("token", "right-token");
-    let satellite = with(&home, &peer, "", "bearer_token = \"file:token\"");
+    let satellite = start_satellite(&home, &peer, "", "bearer_token = \"file:token\"");
     home.wait_online("search");
     fs::remove_file(&token).unwrap();
-    let missed = || log_of(&satellite, "cannot read a credential again");
+    let missed = || log_lines(&satellite, "cannot read a credential again");
     wait_for("the warning", || (!missed().is_empty()).then_some(()), || satellite.process.stderr());
     home.satellite(&["call", "search", "echo"]).exits(0);
-    peer.want_authorization("Bearer other-token");
+    peer.require_authorization("Bearer other-token");
     home.write("token", "other-token");
     wait_for(
-        "the new one",
+        "the new credential",
         || (home.satellite(&["call", "search", "echo"]).code == Some(0)).then_some(()),
         || satellite.process.stderr(),
     );
@@ -236,10 +240,10 @@ fn a_credential_whose_file_is_gone_is_used_on_and_missed_in_the_log() {
 }
 
 #[test]
-fn a_configuration_that_is_edited_is_not_taken_on_with_a_credential() {
+fn a_changed_credential_does_not_apply_an_unwatched_configuration_change() {
     let (home, peer) = (Home::new(), Peer::start());
     let token = home.write("token", "first-token");
-    let satellite = with(&home, &peer, "", "bearer_token = \"file:token\"");
+    let satellite = start_satellite(&home, &peer, "", "bearer_token = \"file:token\"");
     home.wait_online("search");
     let config = home.path().join("satellite.toml");
     let edited = fs::read_to_string(&config).unwrap().replace("file:token", "file:other").replace("acme", "edited");
@@ -253,19 +257,19 @@ fn a_configuration_that_is_edited_is_not_taken_on_with_a_credential() {
 }
 
 #[test]
-fn a_server_that_fails_its_health_checks_is_degraded_and_says_so_until_it_is_well() {
+fn a_server_that_fails_health_checks_is_degraded_until_it_recovers() {
     let (home, peer) = (Home::new(), Peer::start());
     let health = "[policy.health]\ncheck = \"get\"\ninterval = \"100ms\"\ntimeout = \"100ms\"\nthreshold = 2";
-    let satellite = with(&home, &peer, health, &format!("health_url = \"{}\"", peer.url("/health")));
+    let satellite = start_satellite(&home, &peer, health, &format!("health_url = \"{}\"", peer.url("/health")));
     let row = home.wait_row("search", "healthy", |row| row["health"] == "healthy");
     assert!(row["last_check_at"].as_str().unwrap().ends_with('Z') && row["status"] == "online", "{row:#}");
-    peer.be_ill(true);
+    peer.set_unhealthy(true);
     let row = home.wait_row("search", "degraded", |row| row["health"] == "degraded");
     assert_eq!((&row["status"], &row["connection"]), (&"online".into(), &"connected".into()), "{row:#}");
     let table = home.satellite(&["status"]).exits(0).stdout;
     assert_eq!(cell(&table, "search", "STATUS"), "online (degraded)", "{table}");
     home.wait_event(0, "mcp.server.health_degraded", |_| true);
-    peer.be_ill(false);
+    peer.set_unhealthy(false);
     home.wait_row("search", "healthy", |row| row["health"] == "healthy");
     satellite.terminate().exits(0);
 }

@@ -1,4 +1,4 @@
-//! `satellite run`: what it runs, how it ends, what it says, where it keeps its data.
+//! `satellite run`: its servers, shutdown, log and data directory.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::support::{Home, SATELLITE, pid, wait_for};
 
-/// Ignores whatever is polite.
+/// Flags of a server that exits only by SIGKILL.
 const STUBBORN: &[&str] = &["--ignore-sigterm", "--ignore-eof"];
 
 fn servers(home: &Home) -> Vec<String> {
@@ -16,7 +16,7 @@ fn servers(home: &Home) -> Vec<String> {
 }
 
 #[test]
-fn the_servers_of_a_configuration_are_run() {
+fn the_servers_of_a_configuration_are_started() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[]), ("search", &["--tools", "5"])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -33,7 +33,7 @@ const MCP_JSON: &str = r#"{"mcpServers": {
 }}"#;
 
 #[test]
-fn the_servers_of_an_mcp_json_are_run() {
+fn the_servers_of_an_mcp_json_are_started() {
     let home = Home::new();
     let mcp_json = home.write("mcp.json", MCP_JSON);
     let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
@@ -43,7 +43,7 @@ fn the_servers_of_an_mcp_json_are_run() {
 }
 
 #[test]
-fn both_files_are_run_together() {
+fn the_servers_of_both_files_are_started() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let mcp_json = home.write("mcp.json", MCP_JSON);
@@ -53,7 +53,7 @@ fn both_files_are_run_together() {
 }
 
 #[test]
-fn a_server_can_be_called_as_soon_as_the_satellite_says_that_it_is_running() {
+fn a_server_can_be_called_as_soon_as_the_greeting_is_printed() {
     for _ in 0..5 {
         let home = Home::new();
         let config = home.servers("satellite.toml", &[("one", &[]), ("other", &[]), ("third", &[])]);
@@ -64,7 +64,7 @@ fn a_server_can_be_called_as_soon_as_the_satellite_says_that_it_is_running() {
 }
 
 #[test]
-fn without_a_file_there_is_nothing_to_run() {
+fn run_without_a_configuration_exits_with_2() {
     let home = Home::new();
     let outcome = home.satellite(&["run"]).exits(2);
     assert!(outcome.stderr.contains("--config") && outcome.stderr.contains("--mcp-json"), "{outcome:#?}");
@@ -72,7 +72,7 @@ fn without_a_file_there_is_nothing_to_run() {
 }
 
 #[test]
-fn a_configuration_with_errors_is_not_run() {
+fn a_configuration_with_errors_exits_with_2() {
     let home = Home::new();
     let config = home.write("satellite.toml", "[satellite]\nname = \"x\"\nprofil = 1\n");
     let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(2);
@@ -84,7 +84,7 @@ fn a_configuration_with_errors_is_not_run() {
 }
 
 #[test]
-fn a_second_run_on_the_same_data_directory_is_refused_and_the_first_goes_on() {
+fn a_second_satellite_on_the_same_data_directory_is_refused() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -172,7 +172,7 @@ fn a_second_signal_kills_stubborn_servers_at_once() {
     let home = Home::new();
     let servers = home.servers("servers.toml", &[("one", STUBBORN), ("other", STUBBORN)]);
     let servers = fs::read_to_string(servers).unwrap();
-    // A grace that no test waits out.
+    // A grace longer than any test.
     let config = home.write("satellite.toml", &format!("[policy.session]\nterminate_grace = \"1h\"\n{servers}"));
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_all_online();
@@ -186,13 +186,13 @@ fn a_second_signal_kills_stubborn_servers_at_once() {
 }
 
 #[test]
-fn a_satellite_that_is_killed_leaves_no_server_and_the_next_one_starts_on_its_data() {
+fn a_killed_satellite_leaves_no_process_and_usable_data() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("stubborn", STUBBORN)]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_online("stubborn");
     satellite.kill();
-    assert!(home.data_dir().join("control.sock").exists(), "nobody could have removed it");
+    assert!(home.data_dir().join("control.sock").exists(), "the killed satellite removed its socket");
     home.satellite(&["status"]).exits(3);
 
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -201,7 +201,7 @@ fn a_satellite_that_is_killed_leaves_no_server_and_the_next_one_starts_on_its_da
 }
 
 #[test]
-fn its_log_is_json_where_stderr_is_no_terminal() {
+fn the_log_is_json_if_stderr_is_not_a_terminal() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -210,12 +210,16 @@ fn its_log_is_json_where_stderr_is_no_terminal() {
     let online = log.iter().find(|line| line["status"] == "online").unwrap_or_else(|| panic!("{log:#?}"));
     assert_eq!(online["level"], "INFO");
     assert_eq!(online["instance"], "notes-acme-alice-notes");
-    assert_eq!((&online["installation_id"], &online["team_id"]), (&Value::Null, &Value::Null), "one name is enough");
+    assert_eq!(
+        (&online["installation_id"], &online["team_id"]),
+        (&Value::Null, &Value::Null),
+        "the log contains redundant ids"
+    );
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn its_log_is_for_people_by_flag() {
+fn log_format_human_writes_plain_lines() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap(), "--log-format", "human"]);
@@ -223,12 +227,12 @@ fn its_log_is_for_people_by_flag() {
     let log = satellite.process.stderr();
     assert!(log.lines().all(|line| !line.starts_with('{')), "{log}");
     assert!(log.contains(" INFO ") && log.contains("instance=notes-acme-alice-notes"), "{log}");
-    assert!(!log.contains('\x1b'), "colour where there is no terminal: {log:?}");
+    assert!(!log.contains('\x1b'), "colour without a terminal: {log:?}");
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn rust_log_says_what_is_logged() {
+fn rust_log_filters_the_log() {
     let mut home = Home::new();
     home.env.push(("RUST_LOG".into(), "error,mcp_satellite_actors::calls=debug".into()));
     let config = home.servers("satellite.toml", &[("notes", &[])]);
@@ -246,7 +250,7 @@ fn rust_log_says_what_is_logged() {
 }
 
 #[test]
-fn its_data_is_for_its_owner_only() {
+fn only_the_owner_can_access_the_data_directory() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -274,10 +278,10 @@ fn a_data_directory_with_a_path_longer_than_a_socket_address_works() {
 }
 
 #[test]
-fn a_data_directory_that_cannot_be_used_is_named_with_the_reason() {
+fn an_unusable_data_directory_is_reported_with_the_reason() {
     let mut home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
-    // Also where tests run as root, who may write anywhere else.
+    // A path that root cannot create either.
     home.use_data_dir("satellite.toml/data");
     let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(1);
     let said = format!("cannot use the data directory `{}`: Not a directory", home.data_dir().display());
@@ -288,7 +292,7 @@ fn a_data_directory_that_cannot_be_used_is_named_with_the_reason() {
 }
 
 #[test]
-fn the_data_directory_is_dot_satellite_here_or_what_the_environment_says() {
+fn the_data_directory_defaults_to_dot_satellite_or_the_environment_variable() {
     let mut home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     home.use_data_dir(".satellite");
@@ -300,7 +304,7 @@ fn the_data_directory_is_dot_satellite_here_or_what_the_environment_says() {
 }
 
 #[test]
-fn events_on_stdout_have_stdout_for_themselves() {
+fn with_the_stdout_sink_stdout_contains_only_events() {
     let home = Home::new();
     let servers = home.servers("servers.toml", &[("notes", &[])]);
     let servers = fs::read_to_string(servers).unwrap();
@@ -313,7 +317,7 @@ fn events_on_stdout_have_stdout_for_themselves() {
 }
 
 #[test]
-fn an_instance_whose_user_has_not_given_a_value_waits_and_nothing_is_started_for_it() {
+fn an_instance_without_a_required_value_is_not_started() {
     let home = Home::new();
     let config = home.write(
         "satellite.toml",
@@ -341,7 +345,7 @@ SIM
     );
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     wait_for(
-        "bob's server",
+        "bob's server to be online",
         || home.rows().into_iter().find(|row| row["user"] == "bob" && row["status"] == "online"),
         || format!("{:#?}", home.rows()),
     );
@@ -358,7 +362,7 @@ SIM
 }
 
 #[test]
-fn a_command_that_does_not_exist_is_named_as_the_cause() {
+fn a_missing_executable_is_reported_as_the_cause() {
     let home = Home::new();
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"ghost": {"command": "no-such-command-here"}}}"#);
     let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
@@ -368,7 +372,7 @@ fn a_command_that_does_not_exist_is_named_as_the_cause() {
 }
 
 #[test]
-fn the_greeting_names_a_command_that_works() {
+fn the_command_in_the_greeting_works() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);

@@ -1,12 +1,13 @@
-//! Programs that are sent signals, whatever the tests were started from.
+//! Default signal actions for child processes, independent of how the tests were started.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use nix::sys::signal::{SigHandler, Signal, signal};
 
-/// Gives the program the default action of what people end programs by. A script's background job (`setsid … &`) ignores
-/// SIGINT and SIGQUIT, one of `nohup` SIGHUP, all that they start inherits it, and the satellite leaves it so.
+/// Resets SIGINT, SIGTERM, SIGHUP and SIGQUIT to their default action in the child. A background job of a script
+/// (`setsid … &`) ignores SIGINT and SIGQUIT, and `nohup` ignores SIGHUP; children inherit this and the satellite keeps
+/// it.
 pub(crate) fn heard_by(command: &mut Command) -> &mut Command {
     let listen = || {
         for what in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {

@@ -1,4 +1,4 @@
-//! `satellite sim-server`: an MCP server over stdin and stdout, here spoken to by hand.
+//! `satellite sim-server`: an MCP server over stdin and stdout, tested with hand-written messages.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -22,23 +22,23 @@ impl Server {
         Self { child, stdin, stdout }
     }
 
-    fn tell(&mut self, message: &Value) {
+    fn send(&mut self, message: &Value) {
         writeln!(self.stdin.as_mut().unwrap(), "{message}").unwrap();
     }
 
-    fn hear(&mut self) -> Value {
+    fn receive(&mut self) -> Value {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
     }
 
-    fn ask(&mut self, message: &Value) -> Value {
-        self.tell(message);
-        self.hear()
+    fn request(&mut self, message: &Value) -> Value {
+        self.send(message);
+        self.receive()
     }
 
-    /// Closes its stdin; its exit code.
-    fn hang_up(&mut self) -> Option<i32> {
+    /// Closes stdin and returns the exit code.
+    fn close_stdin(&mut self) -> Option<i32> {
         self.stdin = None;
         self.child.wait().unwrap().code()
     }
@@ -58,24 +58,24 @@ fn initialize() -> Value {
 }
 
 #[test]
-fn it_speaks_mcp_over_pipes_and_ends_at_the_end_of_its_input() {
+fn the_server_speaks_mcp_and_exits_at_the_end_of_stdin() {
     let mut server = Server::start(&["--name", "by-hand", "--server-version", "7", "--tools", "2"]);
-    let answer = server.ask(&initialize());
+    let answer = server.request(&initialize());
     assert_eq!(answer["result"]["serverInfo"], json!({"name": "by-hand", "version": "7"}));
     assert_eq!(answer["result"]["protocolVersion"], "2025-11-25");
-    server.tell(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
-    let answer = server.ask(&json!({"jsonrpc": "2.0", "id": "list", "method": "tools/list"}));
+    server.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+    let answer = server.request(&json!({"jsonrpc": "2.0", "id": "list", "method": "tools/list"}));
     assert_eq!(answer["id"], "list");
     let tools = answer["result"]["tools"].as_array().unwrap();
     assert_eq!(tools.iter().map(|tool| tool["name"].as_str().unwrap()).collect::<Vec<_>>(), ["echo", "add"]);
     let call = json!({"name": "add", "arguments": {"a": 1, "b": 2}});
-    let answer = server.ask(&json!({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": call}));
+    let answer = server.request(&json!({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": call}));
     assert_eq!(answer["result"]["structuredContent"]["result"], 3);
-    assert_eq!(server.hang_up(), Some(0));
+    assert_eq!(server.close_stdin(), Some(0));
 }
 
 #[test]
-fn its_script_is_played() {
+fn flags_set_the_scripted_behaviour() {
     let mut server = Server::start(&["--exit-before-handshake", "--exit-code", "9"]);
     assert_eq!(server.child.wait().unwrap().code(), Some(9));
 
@@ -83,17 +83,17 @@ fn its_script_is_played() {
     let mut garbage = String::new();
     server.stdout.read_line(&mut garbage).unwrap();
     assert!(serde_json::from_str::<Value>(&garbage).is_err(), "{garbage:?}");
-    assert!(server.ask(&initialize())["error"]["message"].as_str().unwrap().contains("not today"));
+    assert!(server.request(&initialize())["error"]["message"].as_str().unwrap().contains("not today"));
 }
 
 #[test]
-fn its_script_may_be_in_a_file_and_then_no_flag_counts() {
+fn a_script_file_replaces_all_flags() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("script.json");
     std::fs::write(&file, r#"{"name": "filed", "handshake_delay": "1ms"}"#).unwrap();
     let file = file.to_str().unwrap();
     let mut server = Server::start(&["--name", "flagged", "--script-file", file]);
-    assert_eq!(server.ask(&initialize())["result"]["serverInfo"]["name"], "filed");
+    assert_eq!(server.request(&initialize())["result"]["serverInfo"]["name"], "filed");
 
     let output = Command::new(SATELLITE).args(["sim-server", "--script-file", "/nowhere.json"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));

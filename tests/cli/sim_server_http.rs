@@ -1,4 +1,4 @@
-//! `satellite sim-server --http`: an MCP server over streamable HTTP, here spoken to by hand.
+//! `satellite sim-server --http`: an MCP server over streamable HTTP, tested with hand-written requests.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ struct Server {
     path: String,
 }
 
-/// An answer: status, the session it names, and the messages in it, whatever their form.
+/// A response: status, session and messages, from JSON or from an event stream.
 #[derive(Debug)]
 struct Answer {
     status: u16,
@@ -35,7 +35,7 @@ impl Server {
         Self { child, address: address.to_owned(), path: format!("/{path}") }
     }
 
-    /// Sends a request, and gives what its answer is read from.
+    /// Sends a request and returns the reader of its response.
     fn begin(&self, method: &str, path: &str, session: Option<&str>, body: &str) -> BufReader<TcpStream> {
         let mut connection = TcpStream::connect(&self.address).unwrap();
         connection.set_read_timeout(Some(GIVE_UP)).unwrap();
@@ -60,7 +60,7 @@ impl Server {
             let lines = head.lines().filter_map(|line| line.split_once(": "));
             lines.filter(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned()).next()
         };
-        // The lines that matter are told from those of the chunks around them by how they begin.
+        // Their prefixes distinguish the relevant lines from chunk sizes.
         let messages = body.lines().filter_map(|line| match line.strip_prefix("data: ") {
             Some(message) => Some(message),
             None => line.starts_with('{').then_some(line),
@@ -77,7 +77,7 @@ impl Server {
         self.exchange("POST", session, &message.to_string())
     }
 
-    /// A session whose handshake is done.
+    /// A session after the handshake.
     fn session(&self) -> String {
         let session = self.post(None, &initialize()).session.unwrap();
         let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
@@ -111,7 +111,7 @@ fn call(tool: &str, arguments: &Value) -> Value {
 }
 
 #[test]
-fn it_answers_with_json_or_events_as_it_is_told() {
+fn responses_are_json_or_events_as_the_flag_says() {
     for (answers, content_type) in [("json", "application/json"), ("sse", "text/event-stream")] {
         let server = Server::start(&["--name", "by-hand", "--answers", answers]);
         let answer = server.post(None, &initialize());
@@ -122,7 +122,7 @@ fn it_answers_with_json_or_events_as_it_is_told() {
         assert_eq!(answer.messages[0]["result"]["structuredContent"]["result"], 3);
         assert_eq!((answer.status, answer.messages.len(), answer.session), (200, 1, None));
 
-        // What is late comes with what is said on the way only where the answer is a stream.
+        // Progress notifications arrive only in a stream.
         let answer = server.post(Some(&session), &call("sleep", &json!({"ms": 50, "progress_every_ms": 20})));
         assert_eq!(answer.messages.last().unwrap()["result"]["content"][0]["text"], "slept 50 ms");
         let before: Vec<_> = answer.messages.iter().map(|message| message["method"].clone()).collect();
@@ -133,7 +133,7 @@ fn it_answers_with_json_or_events_as_it_is_told() {
 }
 
 #[test]
-fn each_session_is_a_server_of_its_own_and_nobody_elses_session_is_known() {
+fn sessions_are_isolated_and_unknown_sessions_are_rejected() {
     let server = Server::start(&[]);
     let [one, other] = [server.session(), server.session()];
     server.post(Some(&one), &call("echo", &json!({"text": "hello"})));
@@ -148,18 +148,18 @@ fn each_session_is_a_server_of_its_own_and_nobody_elses_session_is_known() {
     assert_eq!((answer.status, &answer.messages[0]["id"]), (404, &Value::Null));
     assert_eq!(server.post(None, &call("received", &json!({}))).status, 400);
     assert_eq!(received(&other), 0);
-    // Neither does another process know it.
+    // Another process does not know the session either.
     assert_eq!(Server::start(&[]).post(Some(&other), &call("received", &json!({}))).status, 404);
 }
 
 #[test]
-fn a_get_opens_a_stream_for_what_is_said_unasked() {
+fn a_get_opens_a_stream_for_notifications() {
     let server = Server::start(&["--list-changed-after", "50ms", "--path", "/elsewhere"]);
     let session = server.session();
     let mut stream = server.begin("GET", "/elsewhere", Some(&session), "").lines();
     let mut heard = stream.by_ref().map(Result::unwrap);
     assert_eq!(heard.next().unwrap(), "HTTP/1.1 200 OK");
-    assert_eq!(server.exchange("GET", Some(&session), "").status, 409, "one stream is enough");
+    assert_eq!(server.exchange("GET", Some(&session), "").status, 409, "a second stream was accepted");
     assert!(heard.any(|line| line.contains("notifications/tools/list_changed")));
     assert_eq!(server.stats()["streams"], 1);
     drop(stream);
@@ -171,15 +171,19 @@ fn a_get_opens_a_stream_for_what_is_said_unasked() {
 }
 
 #[test]
-fn it_tells_who_shook_hands_and_whether_somebody_did_so_twice_at_once() {
+fn the_statistics_count_handshakes_and_overlapping_ones() {
     let server = Server::start(&["--handshake-delay", "200ms"]);
     let first = server.begin("POST", "/mcp", None, &initialize().to_string());
-    wait_for("it came", || (server.stats()["posts_open"] == 1).then_some(()), || server.stats().to_string());
+    wait_for(
+        "the first request to arrive",
+        || (server.stats()["posts_open"] == 1).then_some(()),
+        || server.stats().to_string(),
+    );
     let answer = server.post(None, &initialize());
     assert_eq!(answer.status, 200);
     drop(first);
     let open = || server.stats()["posts_open"].clone();
-    wait_for("the first is gone, too", || (open() == 0).then_some(()), || open().to_string());
+    wait_for("the first request to end", || (open() == 0).then_some(()), || open().to_string());
     let stats = server.stats();
     let counts = ["initializes", "instances", "overlaps", "sessions"].map(|name| stats[name].as_u64().unwrap());
     assert_eq!(counts, [2, 1, 1, 2], "{stats}");
@@ -187,7 +191,7 @@ fn it_tells_who_shook_hands_and_whether_somebody_did_so_twice_at_once() {
 }
 
 #[test]
-fn a_session_that_ends_the_server_ends_it_for_all() {
+fn a_session_that_crashes_the_server_ends_every_session() {
     let mut server = Server::start(&[]);
     let sessions = [server.session(), server.session()];
     let crash = call("crash", &json!({"code": 7})).to_string();

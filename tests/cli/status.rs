@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::support::{Home, Satellite, pid, send};
 
-/// What scripts build on.
+/// The documented keys, on which scripts rely.
 const KEYS: &str = "instance, installation_id, team, user, server, transport, status, status_message, since, want, dormant, \
                     connection, health, last_check_at, pid, wrapper_pid, isolation, held_by, identity, restarts, exits_in_window, attempt, \
                     next_retry_ms, uptime_seconds, tools, messages, calls, calls_in_flight, errors, last_activity_at, \
@@ -21,7 +21,7 @@ fn two_teams(home: &Home) -> Satellite<'_> {
 }
 
 #[test]
-fn the_table_is_plain_where_stdout_is_no_terminal() {
+fn the_table_has_no_colour_if_stdout_is_not_a_terminal() {
     let home = Home::new();
     let satellite = two_teams(&home);
     let outcome = home.satellite(&["status"]).exits(0);
@@ -66,7 +66,7 @@ fn json_has_exactly_the_documented_keys() {
 }
 
 #[test]
-fn a_team_or_a_user_is_shown_alone_by_slug_or_id() {
+fn status_is_filtered_by_team_and_user() {
     let home = Home::new();
     let satellite = two_teams(&home);
     let shown = |args: &[&str]| {
@@ -94,7 +94,7 @@ fn a_team_or_a_user_is_shown_alone_by_slug_or_id() {
 }
 
 #[test]
-fn a_status_says_since_when_and_an_error_is_cleared_when_its_server_is_back() {
+fn since_changes_with_the_status_and_a_recovery_clears_the_error() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -110,7 +110,7 @@ fn a_status_says_since_when_and_an_error_is_cleared_when_its_server_is_back() {
 }
 
 #[test]
-fn watch_shows_it_again_until_the_satellite_ends() {
+fn watch_repeats_the_table_until_the_satellite_ends() {
     let home = Home::new();
     let satellite = two_teams(&home);
     let watching = home.background(&["status", "--watch"]);
@@ -124,18 +124,18 @@ fn watch_shows_it_again_until_the_satellite_ends() {
 }
 
 #[test]
-fn without_a_satellite_it_says_how_to_have_one() {
+fn without_a_satellite_commands_exit_with_3_and_name_satellite_run() {
     let home = Home::new();
     for verb in [&["status"][..], &["tools"], &["call", "notes", "echo"], &["stop", "notes"], &["restart", "notes"]] {
         let outcome = home.satellite(verb).exits(3);
         assert!(outcome.stderr.contains("satellite run") && outcome.stderr.contains("--data-dir"), "{outcome:#?}");
         assert_eq!(outcome.stdout, "");
     }
-    assert!(!home.data_dir().exists(), "asking leaves nothing behind");
+    assert!(!home.data_dir().exists(), "a query created the data directory");
 }
 
 #[test]
-fn tools_lists_what_is_offered_as_a_table_and_as_json() {
+fn tools_are_listed_as_a_table_and_as_json() {
     let home = Home::new();
     let satellite = two_teams(&home);
     let outcome = home.satellite(&["tools"]).exits(0);
@@ -163,7 +163,7 @@ fn tools_lists_what_is_offered_as_a_table_and_as_json() {
     let add = &tools[6];
     assert_eq!(add["instance"], "notes-acme-alice-n1");
     assert_eq!(add["tool"]["inputSchema"]["required"], serde_json::json!(["a", "b"]));
-    assert_eq!(add["tool"]["annotations"]["readOnlyHint"], true, "nothing that the server sent is lost: {add:#}");
+    assert_eq!(add["tool"]["annotations"]["readOnlyHint"], true, "a field of the server's tool is missing: {add:#}");
     assert!(add["tokens"].as_u64() > Some(0));
     satellite.terminate().exits(0);
 }
@@ -183,7 +183,7 @@ fn tools_of_a_server_that_is_not_online_are_not_listed() {
 }
 
 #[test]
-fn the_satellite_itself_is_shown_with_its_journal_as_json_and_in_words() {
+fn status_satellite_shows_the_journal_as_json_and_text() {
     let home = Home::new();
     let satellite = two_teams(&home);
     let through = home.events().last().unwrap()["seq"].as_u64().unwrap();

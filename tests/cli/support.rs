@@ -1,5 +1,5 @@
-//! What every test of the command line stands on: a home of its own with a data directory and files, the built binary
-//! run in it, and a satellite that leaves no process behind.
+//! Fixtures for tests of the command line: a temporary home with a data directory and files, the built binary that runs
+//! in it, and a satellite whose leftover processes fail the test.
 
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -21,14 +21,14 @@ mod signals;
 /// The binary under test.
 pub(crate) const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
 
-/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+/// Time limit for every wait, far beyond what a loaded machine needs.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
 const POLL: Duration = Duration::from_millis(20);
 
 pub(crate) const MARK: &str = "SATELLITE_TEST_MARK";
 
-/// Waits until there is something. `seen` says, when it is given up, what was there instead.
+/// Polls `look` until it returns a value. On timeout, panics with the output of `seen`.
 #[track_caller]
 pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>, seen: impl FnOnce() -> String) -> T {
     let started = Instant::now();
@@ -36,12 +36,12 @@ pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>, seen:
         if let Some(found) = look() {
             return found;
         }
-        assert!(started.elapsed() < GIVE_UP, "gave up waiting for {what}; instead there is:\n{}", seen());
+        assert!(started.elapsed() < GIVE_UP, "timed out waiting for {what}; current state:\n{}", seen());
         std::thread::sleep(POLL);
     }
 }
 
-/// What a finished verb has done.
+/// Exit status and output of a finished command.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) code: Option<i32>,
@@ -58,36 +58,36 @@ impl Outcome {
         self
     }
 
-    /// Its stdout as one JSON value.
+    /// Parses stdout as one JSON value.
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
     }
 
-    /// Its stdout as a JSON value a line.
+    /// Parses each line of stdout as JSON.
     #[track_caller]
     pub(crate) fn json_lines(&self) -> Vec<Value> {
         json_lines(&self.stdout)
     }
 }
 
-/// Each line of `text` that is JSON; anything else is a failure.
+/// Parses each line of `text` as JSON. Panics at a line that is not JSON.
 #[track_caller]
 pub(crate) fn json_lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
 
-/// A directory of one test. Its processes are known by a mark in their arguments.
+/// A temporary directory of one test. A mark in their arguments identifies its processes.
 pub(crate) struct Home {
     dir: TempDir,
     mark: String,
     data: PathBuf,
     serial: AtomicU64,
-    /// What its processes get in their environment beside our own.
+    /// Environment variables added to those of the test process.
     pub(crate) env: Vec<(String, String)>,
-    /// The binary that is run.
+    /// The binary to run.
     pub(crate) binary: PathBuf,
-    /// What every program is started by, such as one that makes it another user's.
+    /// Wrapper command for every program, such as one that changes the user.
     pub(crate) started_by: Vec<String>,
 }
 
@@ -110,23 +110,23 @@ impl Home {
         &self.data
     }
 
-    /// Makes the data directory as the satellite would.
+    /// Creates the data directory with the satellite's mode.
     pub(crate) fn make_data_dir(&self) {
         fs::DirBuilder::new().mode(0o700).create(&self.data).unwrap();
     }
 
-    /// Has the verbs use another data directory below the home.
+    /// Selects another data directory below the home.
     pub(crate) fn use_data_dir(&mut self, name: &str) {
         self.data = self.path().join(name);
     }
 
-    /// What the simulated servers of this home are called, so that they can be found.
+    /// The name of this home's simulated servers, which identifies their processes.
     pub(crate) fn mark(&self) -> &str {
         &self.mark
     }
 
-    /// Writes a file in which a line `SIM "--flag", "value"` stands for a simulated server's command and args, `"SIM"` for
-    /// the first of its args, and `SATELLITE` for the binary.
+    /// Writes a file. A line `SIM "--flag", "value"` becomes the command and args of a simulated server, `"SIM"` its
+    /// first args, and `SATELLITE` the path of the binary.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let args = format!("\"sim-server\", \"--name\", \"{}\"", self.mark);
         let binary = self.binary.to_str().unwrap();
@@ -146,7 +146,8 @@ impl Home {
         path
     }
 
-    /// One team `acme` with one user `alice` and these servers: slug, which is the installation's id too, and flags.
+    /// Writes a configuration with one team `acme`, one user `alice` and `servers` (slug and flags); the slug is also
+    /// the installation's id.
     pub(crate) fn servers(&self, name: &str, servers: &[(&str, &[&str])]) -> PathBuf {
         let mut text = ONE_USER.to_owned();
         for (slug, flags) in servers {
@@ -156,12 +157,11 @@ impl Home {
         self.write(name, &text)
     }
 
-    /// A verb, to be started.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         self.program(self.binary.to_str().unwrap(), args)
     }
 
-    /// A program in this home, with no setting of ours that the satellite would read.
+    /// A program in this home, without the test's own variables that the satellite would read.
     fn program(&self, program: &str, args: &[&str]) -> Command {
         let mut words = self.started_by.iter().map(String::as_str).chain([program]);
         let mut command = Command::new(words.next().unwrap());
@@ -174,29 +174,29 @@ impl Home {
         command
     }
 
-    /// Runs a verb on this home's data directory to its end.
+    /// Runs a command on this home's data directory and waits until it exits.
     #[track_caller]
     pub(crate) fn satellite(&self, args: &[&str]) -> Outcome {
         let data_dir = self.data.display().to_string();
         self.bare(&[args, &["--data-dir", &data_dir]].concat())
     }
 
-    /// Runs a verb as it is to its end.
+    /// Runs a command without `--data-dir` and waits until it exits.
     #[track_caller]
     pub(crate) fn bare(&self, args: &[&str]) -> Outcome {
         self.start(self.command(args)).finish()
     }
 
-    /// Starts a verb that does not end by itself on this home's data directory.
+    /// Starts a long-running command on this home's data directory.
     pub(crate) fn background(&self, args: &[&str]) -> Running {
         let mut command = self.command(args);
         command.arg("--data-dir").arg(&self.data);
         self.start(command)
     }
 
-    /// Starts a line as a person would type it in this home.
+    /// Starts a shell command line in this home.
     pub(crate) fn shell(&self, line: &str) -> Running {
-        // The shell's place is taken, so that the process is the one that was meant.
+        // `exec`: the process is then the program and not the shell.
         self.start(self.program("bash", &["-c", &format!("exec {line}")]))
     }
 
@@ -213,7 +213,7 @@ impl Home {
         Satellite { home: self, process: self.background(&[&["run"], args].concat()) }
     }
 
-    /// Starts `satellite run` without naming a data directory.
+    /// Starts `satellite run` without `--data-dir` and waits until its servers are installed.
     #[track_caller]
     pub(crate) fn run_bare(&self, args: &[&str]) -> Satellite<'_> {
         let satellite = Satellite { home: self, process: self.start(self.command(&[&["run"], args].concat())) };
@@ -221,7 +221,7 @@ impl Home {
         satellite
     }
 
-    /// Starts `satellite demo`.
+    /// Starts `satellite demo` and waits until its servers are installed.
     pub(crate) fn demo(&self, args: &[&str]) -> Satellite<'_> {
         let satellite = Satellite { home: self, process: self.start(self.command(&[&["demo"], args].concat())) };
         satellite.greeted();
@@ -236,18 +236,17 @@ impl Home {
         Running { child: signals::heard_by(&mut command).spawn().unwrap(), ended: None, stdout, stderr }
     }
 
-    /// The rows of `status --json`; none while there is no satellite.
+    /// The rows of `status --json`; empty if no satellite runs.
     pub(crate) fn rows(&self) -> Vec<Value> {
         let outcome = self.satellite(&["status", "--json"]);
         if outcome.code == Some(0) { outcome.json().as_array().unwrap().clone() } else { Vec::new() }
     }
 
-    /// The row of one server.
     pub(crate) fn row(&self, server: &str) -> Option<Value> {
         self.rows().into_iter().find(|row| row["server"] == server)
     }
 
-    /// Waits until a server's row is as wanted.
+    /// Waits until `wanted` accepts the server's row.
     #[track_caller]
     pub(crate) fn wait_row(&self, server: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let what = format!("`{server}` to be {what}");
@@ -268,16 +267,15 @@ impl Home {
     #[track_caller]
     pub(crate) fn wait_all_online(&self) -> Vec<Value> {
         let all_online = || Some(self.rows()).filter(|rows| rows.iter().all(|row| row["status"] == "online"));
-        wait_for("all to be online", all_online, || format!("{:#?}", self.rows()))
+        wait_for("all servers to be online", all_online, || format!("{:#?}", self.rows()))
     }
 
-    /// Every event so far, in order.
     #[track_caller]
     pub(crate) fn events(&self) -> Vec<Value> {
         self.satellite(&["events", "--json"]).exits(0).json_lines()
     }
 
-    /// Waits for an event after `since`.
+    /// Waits for an event of type `kind` with a seq greater than `since`.
     #[track_caller]
     pub(crate) fn wait_event(&self, since: u64, kind: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let found =
@@ -285,8 +283,8 @@ impl Home {
         wait_for(kind, found, || format!("{:#?}", self.events()))
     }
 
-    /// Every process that has to do with this home, satellites included: by the mark in its arguments or environment, or
-    /// by the home's path in its arguments, where we may not read its environment.
+    /// Every process of this home, satellites included: those with the mark in their arguments or environment, or with
+    /// the home's path in their arguments, because the environment of another user's process is not readable.
     pub(crate) fn traces(&self) -> Vec<i32> {
         let path = self.path().to_str().unwrap();
         let marked = |pid: i32| {
@@ -298,8 +296,8 @@ impl Home {
         processes().into_iter().filter(ours).map(|(pid, _)| pid).collect()
     }
 
-    /// The servers of this home: by the mark in their arguments, or in their environment where the arguments are not
-    /// ours to choose.
+    /// The server processes of this home: those with the mark in their arguments or, for servers whose arguments the
+    /// test does not choose, in their environment.
     pub(crate) fn processes(&self) -> Vec<i32> {
         let inherited = |pid: i32| {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -312,11 +310,11 @@ impl Home {
     }
 }
 
-/// Every process with its arguments, each behind a NUL. A zombie has none.
+/// Every process with its NUL-separated arguments. A zombie has none.
 pub(crate) fn processes() -> Vec<(i32, String)> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    // A process may end between the two looks.
+    // A process may end between the two reads.
     pids.filter_map(|pid: i32| Some((pid, text(&fs::read(format!("/proc/{pid}/cmdline")).ok()?)))).collect()
 }
 
@@ -324,25 +322,23 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// An event's number.
 #[track_caller]
 pub(crate) fn seq(event: &Value) -> u64 {
     event["seq"].as_u64().unwrap()
 }
 
-/// A row's pid.
 #[track_caller]
 pub(crate) fn pid(row: &Value) -> i32 {
     i32::try_from(row["pid"].as_i64().unwrap_or_else(|| panic!("no pid: {row:#?}"))).unwrap()
 }
 
-/// Has a file belong to its owner alone.
+/// Sets the mode of a file to 0600.
 pub(crate) fn make_private(file: &Path) {
     fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 pub(crate) fn send(pid: i32, signal: Signal) {
-    // An error says that it has ended by itself, which is as good.
+    // An error means that the process has already ended.
     let _ = kill(Pid::from_raw(pid), signal);
 }
 
@@ -353,7 +349,7 @@ slug = "acme"
 users = [{ id = "user_alice", slug = "alice" }]
 "#;
 
-/// A process of ours that may still run.
+/// A started process with its output files. Dropping it kills it.
 pub(crate) struct Running {
     child: Child,
     ended: Option<ExitStatus>,
@@ -384,26 +380,26 @@ impl Running {
     }
 
     pub(crate) fn signal(&mut self, signal: Signal) {
-        // Not reaped yet, so the number is still its own.
+        // The process is not reaped yet, so the pid is not reused.
         if self.is_running() {
             send(self.pid(), signal);
         }
     }
 
-    /// Waits until it has written this to stdout.
+    /// Waits until `wanted` accepts the text on stdout.
     #[track_caller]
     pub(crate) fn wait_stdout(&self, wanted: impl Fn(&str) -> bool) -> String {
         let seen = || format!("stdout:\n{}\nstderr:\n{}", self.stdout(), self.stderr());
-        wait_for("its output", || Some(self.stdout()).filter(|text| wanted(text)), seen)
+        wait_for("output on stdout", || Some(self.stdout()).filter(|text| wanted(text)), seen)
     }
 
-    /// Waits until it has written this to stderr.
+    /// Waits until `wanted` accepts the text on stderr.
     #[track_caller]
     pub(crate) fn wait_stderr(&self, wanted: impl Fn(&str) -> bool) -> String {
-        wait_for("its stderr", || Some(self.stderr()).filter(|text| wanted(text)), || self.stderr())
+        wait_for("output on stderr", || Some(self.stderr()).filter(|text| wanted(text)), || self.stderr())
     }
 
-    /// Waits for its end.
+    /// Waits until the process exits.
     #[track_caller]
     pub(crate) fn finish(mut self) -> Outcome {
         self.wait()
@@ -414,8 +410,8 @@ impl Running {
         let started = Instant::now();
         while self.status().is_none() {
             let seen = || format!("stdout:\n{}\nstderr:\n{}", self.stdout(), self.stderr());
-            assert!(started.elapsed() < GIVE_UP, "gave up waiting for its end; so far it said:\n{}", seen());
-            // Most verbs take 10 ms.
+            assert!(started.elapsed() < GIVE_UP, "the process did not exit; its output:\n{}", seen());
+            // Most commands take 10 ms.
             std::thread::sleep(Duration::from_millis(2));
         }
         let (code, signal) = self.ended.map_or((None, None), |ended| (ended.code(), ended.signal()));
@@ -432,25 +428,25 @@ impl Drop for Running {
     }
 }
 
-/// A satellite in the foreground. Dropping it ends it, and fails if it leaves a process.
+/// A running satellite. Dropping it terminates it and fails the test if processes are left.
 pub(crate) struct Satellite<'a> {
     home: &'a Home,
     pub(crate) process: Running,
 }
 
 impl Satellite<'_> {
-    /// Waits until it has said that its servers are installed.
+    /// Waits for the greeting, which is printed once the servers are installed.
     #[track_caller]
     pub(crate) fn greeted(&self) -> String {
         self.process.wait_stdout(|text| text.contains("satellite is running") || text.contains("The demo runs"))
     }
 
-    /// The satellite itself: what was started is its reaper.
+    /// The pid of the satellite itself, which is the child of the started reaper.
     #[track_caller]
     pub(crate) fn pid(&self) -> i32 {
         let reaper = self.process.pid();
         let children = || fs::read_to_string(format!("/proc/{reaper}/task/{reaper}/children")).ok();
-        // What was orphaned is the reaper's child, too, but never older.
+        // Orphans are also children of the reaper, but started later.
         let eldest = || children()?.split_whitespace().next()?.parse().ok();
         wait_for("the satellite below its reaper", eldest, || self.process.stderr())
     }
@@ -459,13 +455,13 @@ impl Satellite<'_> {
         self.process.signal(signal);
     }
 
-    /// Its log as one object a line.
+    /// The log, one JSON object per line.
     #[track_caller]
     pub(crate) fn log(&self) -> Vec<Value> {
         json_lines(&self.process.stderr())
     }
 
-    /// Waits for its end, and that nothing of it is left.
+    /// Waits until the satellite has exited and asserts that no server process is left.
     #[track_caller]
     pub(crate) fn ended(mut self) -> Outcome {
         let outcome = self.process.wait();
@@ -473,20 +469,20 @@ impl Satellite<'_> {
         outcome
     }
 
-    /// Ends it as a service manager would.
+    /// Sends SIGTERM, as a service manager does, and waits for the end.
     #[track_caller]
     pub(crate) fn terminate(mut self) -> Outcome {
         self.signal(Signal::SIGTERM);
         self.ended()
     }
 
-    /// Kills it without a chance to tidy up.
+    /// Sends SIGKILL to the satellite and waits for the reaper to exit.
     #[track_caller]
     pub(crate) fn kill(mut self) {
         send(self.pid(), Signal::SIGKILL);
         let outcome = self.process.wait();
         assert_eq!(outcome.code, Some(128 + 9), "{outcome:#?}");
-        // The reaper has waited for the end of all.
+        // The reaper exits after all server processes.
         assert_eq!(self.left(), Vec::<i32>::new(), "processes are left: {outcome:#?}");
     }
 
@@ -506,7 +502,7 @@ impl Drop for Satellite<'_> {
         let outcome = (!std::thread::panicking()).then(|| self.process.wait());
         let mut left = self.left();
         if outcome.as_ref().is_some_and(|outcome| outcome.code.is_none()) {
-            // It was killed: its servers end with it, in their own time.
+            // After a kill, the reaper ends the servers asynchronously.
             while !left.is_empty() && started.elapsed() < GIVE_UP {
                 std::thread::sleep(POLL);
                 left = self.left();

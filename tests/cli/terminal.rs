@@ -1,4 +1,4 @@
-//! The command line on a real terminal: a pseudo-terminal with a size, which can be closed.
+//! The command line on a pseudo-terminal with a size.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,7 +13,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use super::support::{Home, Outcome, Running, send, wait_for};
 
-/// A terminal that nobody looks at; it hangs up when it is dropped.
+/// A pseudo-terminal, which hangs up when it is dropped.
 struct Terminal {
     master: File,
     slave: File,
@@ -34,8 +34,8 @@ impl Terminal {
         self.slave.try_clone().unwrap()
     }
 
-    /// Starts a program with its input and output here.
-    fn show(self, mut command: Command) -> Shown {
+    /// Starts a program with its input and output on the terminal.
+    fn show(self, mut command: Command) -> TerminalProgram {
         command.stdin(self.slave()).stdout(self.slave()).stderr(self.slave());
         let child = command.spawn().unwrap();
         drop(command);
@@ -44,55 +44,55 @@ impl Terminal {
         drop(slave);
         let reader = std::thread::spawn(move || {
             let mut chunk = [0; 4096];
-            // An error says that no program has the terminal open any more.
+            // An error means that no program has the terminal open any more.
             while let Ok(1..) = master.read(&mut chunk).inspect(|count| {
                 seen.lock().unwrap().extend_from_slice(&chunk[..*count]);
             }) {}
         });
-        Shown { child, text, reader }
+        TerminalProgram { child, text, reader }
     }
 
-    /// Starts a program that leads a session of its own with this as its controlling terminal.
-    fn lead(&self, home: &mut Home, through: &[&str], args: &[&str]) -> Led {
+    /// Starts a session leader with this as its controlling terminal.
+    fn lead(&self, home: &mut Home, through: &[&str], args: &[&str]) -> SessionLeader {
         home.started_by = ["setsid", "--ctty"].iter().chain(through).map(|word| (*word).to_owned()).collect();
         let mut command = home.command(args);
         home.started_by.clear();
         command.arg("--data-dir").arg(home.data_dir()).stdin(self.slave());
-        Led(home.start(command))
+        SessionLeader(home.start(command))
     }
 }
 
-/// A program on a terminal, and everything that it has written there.
-struct Shown {
+/// A program on a terminal and its output.
+struct TerminalProgram {
     child: Child,
     text: Arc<Mutex<Vec<u8>>>,
     reader: std::thread::JoinHandle<()>,
 }
 
-impl Shown {
+impl TerminalProgram {
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned()
     }
 
-    /// Waits for its end; its exit code and all that it wrote.
-    fn ended(mut self) -> (Option<i32>, String) {
+    /// Waits until the program exits and returns exit code and output.
+    fn wait_for_exit(mut self) -> (Option<i32>, String) {
         let code = self.child.wait().unwrap().code();
         self.reader.join().unwrap();
         (code, String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned())
     }
 }
 
-/// A satellite that leads a session. A test that fails leaves nothing running.
-struct Led(Running);
+/// A satellite that leads a session. Dropping it kills it.
+struct SessionLeader(Running);
 
-impl Led {
+impl SessionLeader {
     #[track_caller]
-    fn ended(mut self) {
-        wait_for("its end", || (!self.0.is_running()).then_some(()), String::new);
+    fn wait_for_exit(mut self) {
+        wait_for("the satellite to exit", || (!self.0.is_running()).then_some(()), String::new);
     }
 }
 
-impl Drop for Led {
+impl Drop for SessionLeader {
     fn drop(&mut self) {
         self.0.signal(Signal::SIGKILL);
     }
@@ -109,35 +109,35 @@ fn reloads(home: &Home, pid: i32) {
 }
 
 #[test]
-fn a_satellite_ends_when_its_terminal_is_closed_and_reloads_on_sighup_before_that() {
+fn a_satellite_reloads_on_sighup_and_ends_with_its_terminal() {
     let mut home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let terminal = Terminal::open(80, 24);
-    let led = terminal.lead(&mut home, &[], &["run", "--config", config.to_str().unwrap()]);
+    let leader = terminal.lead(&mut home, &[], &["run", "--config", config.to_str().unwrap()]);
     home.wait_online("notes");
-    reloads(&home, led.0.pid());
+    reloads(&home, leader.0.pid());
     drop(terminal);
-    led.ended();
+    leader.wait_for_exit();
     assert_eq!(home.processes(), Vec::<i32>::new());
     let stopped = home.events().into_iter().rfind(|event| event["type"] == "mcp.server.stopped").unwrap();
     assert_eq!(stopped["data"]["kind"], "shutdown");
 }
 
 #[test]
-fn a_satellite_of_nohup_survives_its_terminal_and_reloads_on_sighup() {
+fn a_satellite_under_nohup_survives_its_terminal_and_reloads_on_sighup() {
     let mut home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let terminal = Terminal::open(80, 24);
-    let led = terminal.lead(&mut home, &["nohup"], &["run", "--config", config.to_str().unwrap()]);
+    let leader = terminal.lead(&mut home, &["nohup"], &["run", "--config", config.to_str().unwrap()]);
     home.wait_online("notes");
     drop(terminal);
     let about = home.satellite(&["status", "--satellite", "--json"]).exits(0).json();
     reloads(&home, i32::try_from(about["pid"].as_i64().unwrap()).unwrap());
     home.satellite(&["down"]).exits(0);
-    led.ended();
+    leader.wait_for_exit();
 }
 
-/// A line as it is seen: without colours.
+/// A line without colour escapes.
 fn plain(line: &str) -> String {
     let mut parts = line.trim_end_matches('\r').split("\x1b[");
     let first = parts.next().unwrap_or_default().to_owned();
@@ -154,22 +154,22 @@ fn with_a_failing_server(home: &Home) -> String {
     home.write("satellite.toml", &format!("{quick}{text}{failing}")).to_str().unwrap().to_owned()
 }
 
-fn settled(home: &Home) {
+fn wait_settled(home: &Home) {
     home.wait_status("a-server-with-a-long-name", "permanently_failed");
     let online = || home.rows().iter().filter(|row| row["status"] == "online").count();
-    wait_for("the others", || (online() == 4).then_some(()), || format!("{:#?}", home.rows()));
+    wait_for("the other servers to be online", || (online() == 4).then_some(()), || format!("{:#?}", home.rows()));
 }
 
 #[test]
-fn the_table_fits_the_window_and_messages_are_below_their_server() {
+fn the_table_fits_the_window_with_messages_below_their_servers() {
     let home = Home::new();
     let satellite = home.run(&["--config", &with_a_failing_server(&home)]);
-    settled(&home);
+    wait_settled(&home);
     let mut columns = Vec::new();
     for width in [80, 100, 200] {
         let mut command = home.command(&["status"]);
         command.arg("--data-dir").arg(home.data_dir());
-        let (code, text) = Terminal::open(width, 24).show(command).ended();
+        let (code, text) = Terminal::open(width, 24).show(command).wait_for_exit();
         assert_eq!(code, Some(0), "{text}");
         let lines: Vec<String> = text.lines().map(plain).take_while(|line| !line.is_empty()).collect();
         for line in &lines {
@@ -191,18 +191,18 @@ fn the_table_fits_the_window_and_messages_are_below_their_server() {
 }
 
 #[test]
-fn watch_draws_on_the_alternate_screen_within_the_window_and_restores_the_terminal() {
+fn watch_draws_on_the_alternate_screen_and_restores_the_terminal() {
     let home = Home::new();
     let satellite = home.run(&["--config", &with_a_failing_server(&home)]);
-    settled(&home);
+    wait_settled(&home);
     let mut command = home.command(&["status", "--watch"]);
     command.arg("--data-dir").arg(home.data_dir());
     let rows = 7;
-    let shown = Terminal::open(100, rows).show(command);
+    let program = Terminal::open(100, rows).show(command);
     let frames = |text: &str| text.split("\x1b[H").skip(1).map(ToOwned::to_owned).collect::<Vec<_>>();
-    wait_for("two frames", || (frames(&shown.text()).len() > 2).then_some(()), || shown.text());
-    send(i32::try_from(shown.child.id()).unwrap(), Signal::SIGINT);
-    let (code, text) = shown.ended();
+    wait_for("two frames", || (frames(&program.text()).len() > 2).then_some(()), || program.text());
+    send(i32::try_from(program.child.id()).unwrap(), Signal::SIGINT);
+    let (code, text) = program.wait_for_exit();
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("\x1b[?1049h") && text.trim_end().ends_with("\x1b[?1049l"), "{text:?}");
     for frame in frames(&text) {
@@ -213,8 +213,7 @@ fn watch_draws_on_the_alternate_screen_within_the_window_and_restores_the_termin
     satellite.terminate().exits(0);
 }
 
-/// A server whose name of a tool, description, result and log contain control characters and bidirectional marks, as
-/// bytes of UTF-8.
+/// A server whose tool names, descriptions, results and logs contain control characters and bidirectional marks.
 const HOSTILE: &str = r#"#!/bin/sh
 printf '\033[31mred \302\233 \342\200\256log\n' >&2
 while read -r line; do
@@ -229,7 +228,7 @@ done
 "#;
 
 #[track_caller]
-fn harmless(outcome: &Outcome) {
+fn assert_no_control_characters(outcome: &Outcome) {
     let controls = |letter: char| letter.is_control() && letter != '\n' || "\u{202e}\u{2066}".contains(letter);
     for text in [&outcome.stdout, &outcome.stderr] {
         assert!(!text.chars().any(controls), "{outcome:#?}");
@@ -237,7 +236,7 @@ fn harmless(outcome: &Outcome) {
 }
 
 #[test]
-fn nothing_of_a_server_controls_the_terminal_and_json_keeps_it_as_escapes() {
+fn control_characters_of_servers_are_removed_and_json_keeps_them_escaped() {
     let home = Home::new();
     let script = home.path().join("hostile.sh");
     std::fs::write(&script, HOSTILE).unwrap();
@@ -253,12 +252,12 @@ fn nothing_of_a_server_controls_the_terminal_and_json_keeps_it_as_escapes() {
     home.wait_event(0, "mcp.server.logs", |_| true);
     for verb in [&["tools"][..], &["events"], &["logs", "hostile"], &["status"], &["call", "hostile", "plain"]] {
         let outcome = home.satellite(verb).exits(0);
-        harmless(&outcome);
+        assert_no_control_characters(&outcome);
         let json = match verb {
             ["call", ..] => outcome,
             _ => home.satellite(&[verb, &["--json"]].concat()).exits(0),
         };
-        harmless(&json);
+        assert_no_control_characters(&json);
         let hidden = match verb {
             ["tools"] => json.json().to_string().contains("na\u{202e}me"),
             ["call", ..] => json.json()["content"][0]["text"] == "\u{9b} \u{202e}txt",

@@ -1,9 +1,9 @@
-//! `satellite token`, and what the configuration makes of it.
+//! `satellite token`, and tokens in the configuration.
 
 use super::support::Home;
 
 #[test]
-fn a_token_is_made_with_what_the_configuration_says_for_it() {
+fn token_prints_a_token_and_the_digest_for_the_configuration() {
     let home = Home::new();
     let made = || {
         let outcome = home.bare(&["token"]).exits(0);
@@ -33,7 +33,7 @@ fn a_token_is_made_with_what_the_configuration_says_for_it() {
 }
 
 #[test]
-fn where_clients_come_in_and_who_is_told_by_check() {
+fn check_prints_the_endpoint_and_its_users() {
     let home = Home::new();
     let users = "[[teams]]\nid = \"t\"\nslug = \"acme\"\nusers = [{ id = \"u\", slug = \"alice\" }]\n";
     for (gateway, told) in [
@@ -51,7 +51,7 @@ fn where_clients_come_in_and_who_is_told_by_check() {
 }
 
 #[test]
-fn a_place_that_is_open_to_others_by_no_name_is_refused_before_anything_starts() {
+fn a_public_listen_address_without_hosts_is_refused_before_any_start() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let outcome = home.satellite(&["run", "--config", config.to_str().unwrap(), "--listen", "0.0.0.0:7300"]).exits(2);
@@ -61,7 +61,7 @@ fn a_place_that_is_open_to_others_by_no_name_is_refused_before_anything_starts()
 }
 
 #[test]
-fn an_endpoint_of_one_user_without_a_token_has_one_that_the_satellite_creates() {
+fn an_endpoint_of_one_user_without_a_token_gets_a_generated_one() {
     let home = Home::new();
     let servers = std::fs::read_to_string(home.servers("servers.toml", &[("notes", &[])])).unwrap();
     let config = home.write("satellite.toml", &format!("[gateway]\nlisten = \"127.0.0.1:0\"\n{servers}"));
@@ -76,7 +76,7 @@ fn an_endpoint_of_one_user_without_a_token_has_one_that_the_satellite_creates() 
 }
 
 #[test]
-fn an_endpoint_of_several_users_without_a_token_is_warned_about() {
+fn an_endpoint_of_several_users_without_a_token_causes_a_warning() {
     let home = Home::new();
     let text = "[gateway]\n[[teams]]\nid = \"t\"\nslug = \"acme\"\n\
                 users = [{ id = \"u\", slug = \"alice\" }, { id = \"v\", slug = \"bob\" }]\n";

@@ -1,5 +1,4 @@
-//! The configuration's files are watched: what is written there is taken on without a signal, whoever writes it and
-//! however.
+//! Watched configuration files: a change takes effect without a signal, however the file is written.
 
 use std::fs;
 use std::io::Write;
@@ -12,19 +11,19 @@ use serde_json::{Value, json};
 use super::mcp::Client;
 use super::support::{Home, Satellite, pid, seq, wait_for};
 
-/// What the configuration has come to, event by event.
-fn of_config(home: &Home) -> Vec<Value> {
+/// All `config.` events.
+fn config_events(home: &Home) -> Vec<Value> {
     home.events().into_iter().filter(|event| event["type"].as_str().unwrap().starts_with("config.")).collect()
 }
 
-/// Waits for the next `config.` event after so many.
+/// Waits for the `config.` event at index `before`.
 #[track_caller]
-fn next_of_config(home: &Home, before: usize) -> Value {
-    let more = || of_config(home).into_iter().nth(before);
-    wait_for("the configuration to be taken on or refused", more, || format!("{:#?}", of_config(home)))
+fn next_config_event(home: &Home, before: usize) -> Value {
+    let more = || config_events(home).into_iter().nth(before);
+    wait_for("the configuration to be applied or rejected", more, || format!("{:#?}", config_events(home)))
 }
 
-/// As an editor or a deployment does it that wants nobody to see half a file.
+/// Replaces a file atomically, as editors and deployments do.
 fn replace(path: &Path, text: &str) {
     let fresh = path.with_extension("fresh");
     fs::write(&fresh, text).unwrap();
@@ -35,7 +34,7 @@ fn text_of(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-/// The text of [`Home::servers`] for these.
+/// The text that [`Home::servers`] writes.
 fn servers(home: &Home, servers: &[(&str, &[&str])]) -> String {
     text_of(&home.servers("elsewhere.toml", servers))
 }
@@ -45,7 +44,7 @@ fn config_arg(path: &Path) -> [&str; 2] {
 }
 
 #[test]
-fn what_is_written_is_taken_on_and_nothing_else_is_touched() {
+fn a_changed_file_restarts_only_the_changed_server() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("same", &[]), ("changed", &[]), ("removed", &[])]);
     let satellite = home.run(&config_arg(&config));
@@ -56,10 +55,10 @@ fn what_is_written_is_taken_on_and_nothing_else_is_touched() {
     replace(&config, &servers(&home, &[("same", &[]), ("changed", &["--tools", "5"]), ("added", &["--tools", "1"])]));
     home.wait_row("changed", "restarted", |row| row["status"] == "online" && row["tools"] == 5 && pid(row) != changed);
     assert_eq!(home.wait_online("added")["tools"], 1);
-    wait_for("its end", || home.row("removed").is_none().then_some(()), String::new);
+    wait_for("the removed server to disappear", || home.row("removed").is_none().then_some(()), String::new);
     assert_eq!(pid(&home.row("same").unwrap()), same);
     assert!(!Path::new(&format!("/proc/{removed}")).exists());
-    let event = next_of_config(&home, 1);
+    let event = next_config_event(&home, 1);
     assert_eq!((&event["type"], &event["data"]["change_detected"]), (&json!("config.refreshed"), &json!(true)));
     let hash = event["data"]["config_hash"].as_str().unwrap();
     let log = satellite.process.stderr();
@@ -68,20 +67,20 @@ fn what_is_written_is_taken_on_and_nothing_else_is_touched() {
 }
 
 #[test]
-fn a_file_that_changes_while_the_satellite_starts_is_taken_on() {
+fn a_change_during_the_start_is_applied() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("first", &[])]);
     let satellite = home.run_at_once(&config_arg(&config));
-    // It has read the file when it has taken its directory, and it is not up for a while.
-    wait_for("its lock", || home.data_dir().join("lock").exists().then_some(()), String::new);
+    // The satellite reads the file before it locks its directory, and its start takes longer.
+    wait_for("the lock file", || home.data_dir().join("lock").exists().then_some(()), String::new);
     replace(&config, &servers(&home, &[("second", &[])]));
     home.wait_online("second");
-    wait_for("its end", || home.row("first").is_none().then_some(()), String::new);
+    wait_for("the removed server to disappear", || home.row("first").is_none().then_some(()), String::new);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn comments_blanks_and_order_change_nothing_and_a_touch_is_not_even_looked_at() {
+fn comments_order_and_modification_times_restart_nothing() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("one", &[]), ("two", &[])]);
     let satellite = home.run(&config_arg(&config));
@@ -89,25 +88,25 @@ fn comments_blanks_and_order_change_nothing_and_a_touch_is_not_even_looked_at() 
     replace(&config, &text_of(&config));
     fs::File::options().append(true).open(&config).unwrap().set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
     replace(&config, &format!("# moved\n{}\n\n", servers(&home, &[("two", &[]), ("one", &[])])));
-    let event = next_of_config(&home, 1);
+    let event = next_config_event(&home, 1);
     assert_eq!((&event["type"], &event["data"]["change_detected"]), (&json!("config.refreshed"), &json!(false)));
     let pids = |rows: &[Value]| rows.iter().map(pid).collect::<Vec<_>>();
     assert_eq!(pids(&home.wait_all_online()), pids(&before));
-    assert_eq!(of_config(&home).len(), 2);
+    assert_eq!(config_events(&home).len(), 2);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_bad_file_changes_nothing_and_is_told_once_and_a_mended_one_is_taken_on() {
+fn an_invalid_file_is_reported_once_and_a_corrected_one_is_applied() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let good = text_of(&config);
     let satellite = home.run(&config_arg(&config));
     let before = pid(&home.wait_online("notes"));
-    let hash = next_of_config(&home, 0)["data"]["config_hash"].as_str().unwrap().to_owned();
+    let hash = next_config_event(&home, 0)["data"]["config_hash"].as_str().unwrap().to_owned();
 
     replace(&config, &format!("[satellite]\nname = \"x\"\n{}", good.replace("acme\"", "ac me\"")));
-    let event = next_of_config(&home, 1);
+    let event = next_config_event(&home, 1);
     assert_eq!((&event["type"], &event["data"]["error_type"]), (&json!("config.error"), &json!("invalid")));
     for said in ["satellite.toml:2:9", "10 to 32 characters", "is not valid as"] {
         assert!(event["data"]["error_message"].as_str().unwrap().contains(said), "{said}: {event:#}");
@@ -117,29 +116,29 @@ fn a_bad_file_changes_nothing_and_is_told_once_and_a_mended_one_is_taken_on() {
     let lines: Vec<_> = satellite.log().into_iter().filter(refused).collect();
     assert_eq!((lines.len(), &lines[0]["config_hash"]), (1, &json!(hash)), "{lines:#?}");
 
-    // The next error is another one.
+    // A different error is reported again.
     replace(&config, "this is = = not toml\n");
-    let event = next_of_config(&home, 2);
+    let event = next_config_event(&home, 2);
     assert!(event["data"]["error_message"].as_str().unwrap().contains("satellite.toml:1:"), "{event:#}");
     assert_eq!(pid(&home.row("notes").unwrap()), before);
 
-    // It was tried again and told no more.
+    // The repeated attempts reported nothing more.
     replace(&config, &format!("{good}{}", "\n# mended\n"));
-    assert_eq!(next_of_config(&home, 3)["type"], "config.refreshed");
-    assert_eq!(of_config(&home).len(), 4);
+    assert_eq!(next_config_event(&home, 3)["type"], "config.refreshed");
+    assert_eq!(config_events(&home).len(), 4);
     assert_eq!(pid(&home.wait_online("notes")), before);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_file_that_is_half_written_is_neither_applied_nor_complained_of() {
+fn a_partially_written_file_is_neither_applied_nor_reported() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&config_arg(&config));
     let before = pid(&home.wait_online("notes"));
     let whole = servers(&home, &[("notes", &[]), ("added", &[])]);
-    // An editor that truncates and writes, and is slower than the satellite looks: half of it is another text at each
-    // look, and the half is not TOML.
+    // An editor that truncates the file and writes slower than the satellite polls: each poll sees another text, and a
+    // partial text is not valid TOML.
     let mut file = fs::File::create(&config).unwrap();
     for part in whole.as_bytes().chunks(whole.len() / 20) {
         file.write_all(part).unwrap();
@@ -148,14 +147,14 @@ fn a_file_that_is_half_written_is_neither_applied_nor_complained_of() {
     }
     drop(file);
     home.wait_online("added");
-    let types: Vec<_> = of_config(&home).iter().map(|event| event["type"].clone()).collect();
+    let types: Vec<_> = config_events(&home).iter().map(|event| event["type"].clone()).collect();
     assert_eq!(types, ["config.refreshed", "config.refreshed"]);
     assert_eq!(pid(&home.row("notes").unwrap()), before);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_file_that_vanishes_for_a_moment_is_not_missed_and_one_that_stays_away_is_told_once() {
+fn a_file_that_vanishes_is_reported_unless_it_reappears_soon() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&config_arg(&config));
@@ -167,22 +166,22 @@ fn a_file_that_vanishes_for_a_moment_is_not_missed_and_one_that_stays_away_is_to
 
     replace(&config, &servers(&home, &[("notes", &[]), ("added", &[])]));
     home.wait_online("added");
-    assert_eq!(of_config(&home).len(), 2, "{:#?}", of_config(&home));
+    assert_eq!(config_events(&home).len(), 2, "{:#?}", config_events(&home));
 
     fs::rename(&config, &away).unwrap();
-    let event = next_of_config(&home, 2);
+    let event = next_config_event(&home, 2);
     assert!(event["data"]["error_message"].as_str().unwrap().contains("cannot read the configuration"), "{event:#}");
     fs::write(&config, "").unwrap();
-    let event = next_of_config(&home, 3);
+    let event = next_config_event(&home, 3);
     assert!(event["data"]["error_message"].as_str().unwrap().contains("is empty"), "{event:#}");
     assert_eq!(pid(&home.row("notes").unwrap()), before);
     fs::rename(&away, &config).unwrap();
-    assert_eq!(next_of_config(&home, 4)["type"], "config.refreshed");
+    assert_eq!(next_config_event(&home, 4)["type"], "config.refreshed");
     assert_eq!((pid(&home.row("notes").unwrap()), home.rows().len()), (before, 2));
     satellite.terminate().exits(0);
 }
 
-/// A folder as Kubernetes mounts one: `satellite.toml → ..data/satellite.toml`, `..data → ..2024`.
+/// A directory like a Kubernetes volume: `satellite.toml → ..data/satellite.toml`, `..data → ..2024`.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -209,7 +208,7 @@ impl Mounted {
 }
 
 #[test]
-fn a_file_behind_a_link_that_is_swapped_is_taken_on() {
+fn a_file_behind_a_swapped_symbolic_link_is_applied() {
     let home = Home::new();
     let mounted = Mounted::new(&home, &servers(&home, &[("notes", &[])]));
     let config = mounted.config();
@@ -222,7 +221,7 @@ fn a_file_behind_a_link_that_is_swapped_is_taken_on() {
 }
 
 #[test]
-fn an_mcp_json_is_watched_beside_the_satellites_own_file_and_an_error_in_one_holds_the_other_back() {
+fn an_error_in_the_mcp_json_blocks_changes_of_the_other_file() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let mcp_json = |name: &str| {
@@ -240,14 +239,14 @@ fn an_mcp_json_is_watched_beside_the_satellites_own_file_and_an_error_in_one_hol
 
     replace(&json, &mcp_json("search"));
     home.wait_online("search");
-    wait_for("its end", || home.row("files").is_none().then_some(()), String::new);
+    wait_for("the removed server to disappear", || home.row("files").is_none().then_some(()), String::new);
 
     replace(&json, "{\"mcpServers\": {");
-    let event = next_of_config(&home, 2);
+    let event = next_config_event(&home, 2);
     assert!(event["data"]["error_message"].as_str().unwrap().contains("mcp.json:1:"), "{event:#}");
     replace(&config, &servers(&home, &[("notes", &[]), ("added", &[])]));
-    // The text is another one, the error is the same: it is told again, because it holds back what is new.
-    next_of_config(&home, 3);
+    // The error is the same and the text is new: it is reported again, because it blocks a new change.
+    next_config_event(&home, 3);
     assert_eq!(home.rows().len(), 2);
     replace(&json, &mcp_json("search"));
     home.wait_online("added");
@@ -256,22 +255,22 @@ fn an_mcp_json_is_watched_beside_the_satellites_own_file_and_an_error_in_one_hol
 }
 
 #[test]
-fn what_a_bad_file_refers_to_may_be_mended_without_the_file() {
+fn a_created_secret_file_makes_a_rejected_configuration_valid() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&config_arg(&config));
     home.wait_online("notes");
     let text = servers(&home, &[("notes", &[]), ("keyed", &[])]);
     replace(&config, &format!("{text}env = {{ API_KEY = \"file:later\" }}\n"));
-    assert_eq!(next_of_config(&home, 1)["type"], "config.error");
+    assert_eq!(next_config_event(&home, 1)["type"], "config.error");
     fs::write(home.path().join("later"), "given-later").unwrap();
     home.wait_online("keyed");
-    assert_eq!(of_config(&home).len(), 3, "{:#?}", of_config(&home));
+    assert_eq!(config_events(&home).len(), 3, "{:#?}", config_events(&home));
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_satellite_that_is_told_not_to_watch_takes_a_file_on_when_it_is_asked() {
+fn with_watching_off_a_change_is_applied_only_on_sighup() {
     let home = Home::new();
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let unwatched = |text: String| format!("[satellite]\nwatch = false\n{text}");
@@ -280,7 +279,7 @@ fn a_satellite_that_is_told_not_to_watch_takes_a_file_on_when_it_is_asked() {
     let mut satellite = home.run(&config_arg(&config));
     home.wait_online("notes");
     replace(&config, &unwatched(servers(&home, &[("notes", &[]), ("added", &[])])));
-    // A second satellite that does watch sees the change of a file of its own, so this one had the time to.
+    // A second, watching satellite applies a change of its own file, so the first one had enough time to do so.
     let watched = home.servers("watched.toml", &[("quick", &[])]);
     let beside = {
         let mut command = home.command(&["run", "--config", watched.to_str().unwrap()]);
@@ -290,30 +289,30 @@ fn a_satellite_that_is_told_not_to_watch_takes_a_file_on_when_it_is_asked() {
     beside.wait_stdout(|text| text.contains("satellite is running"));
     replace(&watched, &format!("{}\n# changed\n", text_of(&watched)));
     beside.wait_stderr(|log| log.matches("configuration applied").count() == 2);
-    assert_eq!(of_config(&home).len(), 1, "{:#?}", of_config(&home));
+    assert_eq!(config_events(&home).len(), 1, "{:#?}", config_events(&home));
     let mut beside = beside;
     beside.signal(Signal::SIGTERM);
     beside.finish().exits(0);
 
     satellite.signal(Signal::SIGHUP);
     home.wait_online("added");
-    // From now on it does.
+    // The applied file no longer disables watching.
     replace(&config, &servers(&home, &[("notes", &[])]));
     satellite.signal(Signal::SIGHUP);
-    wait_for("its end", || home.row("added").is_none().then_some(()), String::new);
+    wait_for("the removed server to disappear", || home.row("added").is_none().then_some(()), String::new);
     replace(&config, &servers(&home, &[("notes", &[]), ("again", &[])]));
     home.wait_online("again");
     satellite.terminate().exits(0);
 }
 
 /// A home with an endpoint and the users of two teams, each with a token in the environment.
-struct Office {
+struct EndpointFixture {
     home: Home,
 }
 
 const TOKENS: [&str; 3] = ["sat_token_of_alice", "sat_token_of_bob", "sat_token_of_carol"];
 
-impl Office {
+impl EndpointFixture {
     fn new() -> Self {
         let mut home = Home::new();
         for (name, token) in ["ALICE", "BOB", "CAROL"].into_iter().zip(TOKENS) {
@@ -322,7 +321,7 @@ impl Office {
         Self { home }
     }
 
-    /// `teams` as `[("acme", ["alice:ALICE", …], ["installation", …]), …]`.
+    /// A configuration with `teams` as `[("acme", ["alice:ALICE", …], ["installation", …]), …]`.
     fn text(&self, teams: &[(&str, &[&str], &[&str])]) -> String {
         use std::fmt::Write as _;
         let mut text = "[gateway]\nlisten = \"127.0.0.1:0\"\n".to_owned();
@@ -354,7 +353,7 @@ impl Office {
     fn wait_names(&self, wanted: &[&str]) {
         wait_for(&format!("{wanted:?}"), || (self.names() == wanted).then_some(()), || format!("{:?}", self.names()));
         self.home.wait_all_online();
-        // Each has one process, and nobody else has one.
+        // Each instance has exactly one process.
         assert_eq!(self.home.processes().len(), wanted.len());
     }
 }
@@ -363,8 +362,8 @@ fn url(satellite: &Satellite<'_>) -> String {
     satellite.greeted().split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
-/// The servers that this session sees, or the status that says that it is over.
-fn seen(client: &Client) -> Result<Vec<String>, u16> {
+/// The servers that a session lists, or the HTTP status of the error.
+fn listed_servers(client: &Client) -> Result<Vec<String>, u16> {
     let answered = client.call_anyway("list_servers", &json!({}));
     if answered.status != 200 {
         return Err(answered.status);
@@ -374,94 +373,98 @@ fn seen(client: &Client) -> Result<Vec<String>, u16> {
 }
 
 #[test]
-fn users_and_teams_come_and_go_with_their_instances_and_sessions() {
-    let office = Office::new();
-    let config = office.home.path().join("satellite.toml");
+fn added_and_removed_users_and_teams_change_instances_and_sessions() {
+    let fixture = EndpointFixture::new();
+    let config = fixture.home.path().join("satellite.toml");
     fs::write(
         &config,
-        office.text(&[("acme", &["alice:ALICE", "bob:BOB"], &["notes"]), ("late", &["carol:CAROL"], &["notes"])]),
+        fixture.text(&[("acme", &["alice:ALICE", "bob:BOB"], &["notes"]), ("late", &["carol:CAROL"], &["notes"])]),
     )
     .unwrap();
-    let satellite = office.home.run(&config_arg(&config));
-    office.wait_names(&["notes-acme-alice-notes", "notes-acme-bob-notes", "notes-late-carol-notes"]);
+    let satellite = fixture.home.run(&config_arg(&config));
+    fixture.wait_names(&["notes-acme-alice-notes", "notes-acme-bob-notes", "notes-late-carol-notes"]);
     let url = url(&satellite);
     let [alice, bob, carol] = TOKENS.map(|token| {
         let mut client = Client::new(&url, Some(token));
         assert_eq!(client.initialize().status, 200);
         client
     });
-    let pid_of = |name: &str| pid(office.home.rows().iter().find(|row| row["instance"] == name).unwrap());
+    let pid_of = |name: &str| pid(fixture.home.rows().iter().find(|row| row["instance"] == name).unwrap());
     let alices = pid_of("notes-acme-alice-notes");
 
-    // A member leaves, an installation comes, a team goes.
-    replace(&config, &office.text(&[("acme", &["alice:ALICE"], &["notes", "files"])]));
-    office.wait_names(&["files-acme-alice-files", "notes-acme-alice-notes"]);
+    // One user and one team are removed; one installation is added.
+    replace(&config, &fixture.text(&[("acme", &["alice:ALICE"], &["notes", "files"])]));
+    fixture.wait_names(&["files-acme-alice-files", "notes-acme-alice-notes"]);
     assert_eq!(pid_of("notes-acme-alice-notes"), alices);
-    assert_eq!((seen(&bob), seen(&carol)), (Err(401), Err(401)));
+    assert_eq!((listed_servers(&bob), listed_servers(&carol)), (Err(401), Err(401)));
     assert_eq!(Client::new(&url, Some(TOKENS[1])).initialize().status, 401);
-    assert_eq!(seen(&alice).unwrap().len(), 2);
+    assert_eq!(listed_servers(&alice).unwrap().len(), 2);
 
-    // A member comes back, an installation goes, a team comes.
+    // The user is added again, one installation is removed, one team is added.
     replace(
         &config,
-        &office.text(&[("acme", &["alice:ALICE", "bob:BOB"], &["files"]), ("new", &["carol:CAROL"], &["files"])]),
+        &fixture.text(&[("acme", &["alice:ALICE", "bob:BOB"], &["files"]), ("new", &["carol:CAROL"], &["files"])]),
     );
-    office.wait_names(&["files-acme-alice-files", "files-acme-bob-files", "files-new-carol-files"]);
-    assert_eq!(seen(&alice).unwrap(), ["files"]);
-    // What was ended stays ended; who may come in again begins anew.
-    assert_eq!(seen(&bob), Err(404));
+    fixture.wait_names(&["files-acme-alice-files", "files-acme-bob-files", "files-new-carol-files"]);
+    assert_eq!(listed_servers(&alice).unwrap(), ["files"]);
+    // An ended session stays ended; the user needs a new one.
+    assert_eq!(listed_servers(&bob), Err(404));
     let mut carol = Client::new(&url, Some(TOKENS[2]));
-    assert_eq!((carol.initialize().status, seen(&carol)), (200, Ok(vec!["files".to_owned()])));
+    assert_eq!((carol.initialize().status, listed_servers(&carol)), (200, Ok(vec!["files".to_owned()])));
 
     // A user moves to another team with the same token.
     let files = pid_of("files-acme-alice-files");
     replace(
         &config,
-        &office.text(&[("acme", &["bob:BOB"], &["files"]), ("new", &["carol:CAROL", "alice:ALICE"], &["files"])]),
+        &fixture.text(&[("acme", &["bob:BOB"], &["files"]), ("new", &["carol:CAROL", "alice:ALICE"], &["files"])]),
     );
-    office.wait_names(&["files-acme-bob-files", "files-new-alice-files", "files-new-carol-files"]);
+    fixture.wait_names(&["files-acme-bob-files", "files-new-alice-files", "files-new-carol-files"]);
     assert!(!Path::new(&format!("/proc/{files}")).exists());
-    assert_eq!(seen(&alice), Err(404), "a session of the old team");
-    assert!(seen(&carol).is_ok());
+    assert_eq!(listed_servers(&alice), Err(404), "the session of the old team is still valid");
+    assert!(listed_servers(&carol).is_ok());
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_token_that_changes_ends_its_sessions_and_restarts_nothing() {
-    let office = Office::new();
-    let config = office.home.path().join("satellite.toml");
-    fs::write(&config, office.text(&[("acme", &["alice:ALICE", "bob:BOB"], &["notes"])])).unwrap();
-    let satellite = office.home.run(&config_arg(&config));
-    office.wait_names(&["notes-acme-alice-notes", "notes-acme-bob-notes"]);
-    let before: Vec<_> = office.home.rows().iter().map(pid).collect();
+fn a_changed_token_ends_its_sessions_and_restarts_nothing() {
+    let fixture = EndpointFixture::new();
+    let config = fixture.home.path().join("satellite.toml");
+    fs::write(&config, fixture.text(&[("acme", &["alice:ALICE", "bob:BOB"], &["notes"])])).unwrap();
+    let satellite = fixture.home.run(&config_arg(&config));
+    fixture.wait_names(&["notes-acme-alice-notes", "notes-acme-bob-notes"]);
+    let before: Vec<_> = fixture.home.rows().iter().map(pid).collect();
     let url = url(&satellite);
     let mut clients = [0, 1].map(|user| Client::new(&url, Some(TOKENS[user])));
     assert!(clients.iter_mut().all(|client| client.initialize().status == 200));
 
-    replace(&config, &office.text(&[("acme", &["alice:CAROL", "bob:BOB"], &["notes"])]));
-    let event = next_of_config(&office.home, 1);
+    replace(&config, &fixture.text(&[("acme", &["alice:CAROL", "bob:BOB"], &["notes"])]));
+    let event = next_config_event(&fixture.home, 1);
     assert_eq!((&event["type"], &event["data"]["change_detected"]), (&json!("config.refreshed"), &json!(false)));
-    assert_eq!((seen(&clients[0]), seen(&clients[1]).map(|servers| servers.len())), (Err(401), Ok(1)));
+    assert_eq!(
+        (listed_servers(&clients[0]), listed_servers(&clients[1]).map(|servers| servers.len())),
+        (Err(401), Ok(1))
+    );
     assert_eq!(Client::new(&url, Some(TOKENS[2])).initialize().status, 200);
-    assert_eq!(office.home.rows().iter().map(pid).collect::<Vec<_>>(), before);
+    assert_eq!(fixture.home.rows().iter().map(pid).collect::<Vec<_>>(), before);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_user_who_is_renamed_keeps_the_session_and_has_the_server_by_its_new_name() {
-    let office = Office::new();
-    let config = office.home.path().join("satellite.toml");
-    fs::write(&config, office.text(&[("acme", &["alice:ALICE", "bob:BOB"], &["notes"])])).unwrap();
-    let satellite = office.home.run(&config_arg(&config));
-    office.wait_names(&["notes-acme-alice-notes", "notes-acme-bob-notes"]);
-    let bobs = office.home.rows().iter().find(|row| row["user"] == "bob").map(pid);
+fn a_renamed_user_keeps_the_session_and_gets_a_renamed_instance() {
+    let fixture = EndpointFixture::new();
+    let config = fixture.home.path().join("satellite.toml");
+    fs::write(&config, fixture.text(&[("acme", &["alice:ALICE", "bob:BOB"], &["notes"])])).unwrap();
+    let satellite = fixture.home.run(&config_arg(&config));
+    fixture.wait_names(&["notes-acme-alice-notes", "notes-acme-bob-notes"]);
+    let bobs = fixture.home.rows().iter().find(|row| row["user"] == "bob").map(pid);
     let mut client = Client::new(&url(&satellite), Some(TOKENS[0]));
     assert_eq!(client.initialize().status, 200);
-    replace(&config, &office.text(&[("acme", &["alice:ALICE:alicia", "bob:BOB"], &["notes"])]));
-    office.wait_names(&["notes-acme-alicia-notes", "notes-acme-bob-notes"]);
-    assert_eq!(seen(&client).unwrap(), ["notes"]);
-    assert_eq!(office.home.rows().iter().find(|row| row["user"] == "bob").map(pid), bobs);
-    let told = office.home.events().into_iter().filter(|event| seq(event) > 0 && event["type"] == "mcp.server.stopped");
+    replace(&config, &fixture.text(&[("acme", &["alice:ALICE:alicia", "bob:BOB"], &["notes"])]));
+    fixture.wait_names(&["notes-acme-alicia-notes", "notes-acme-bob-notes"]);
+    assert_eq!(listed_servers(&client).unwrap(), ["notes"]);
+    assert_eq!(fixture.home.rows().iter().find(|row| row["user"] == "bob").map(pid), bobs);
+    let told =
+        fixture.home.events().into_iter().filter(|event| seq(event) > 0 && event["type"] == "mcp.server.stopped");
     let users: Vec<_> = told.map(|event| event["data"]["user_id"].clone()).collect();
     assert_eq!(users, ["user_alice"]);
     satellite.terminate().exits(0);

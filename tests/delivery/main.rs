@@ -1,5 +1,5 @@
-//! From the journal to whoever wants the events, over real HTTP and through every answer that there is: nothing is lost,
-//! the order is kept, each event is taken at least once, and whoever has taken a batch can tell that it comes again.
+//! Delivery from the journal to an HTTP server, with every kind of response: no event is lost, the order is kept, each
+//! event is delivered at least once, and the id of a batch identifies repetitions.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod answers;

@@ -1,4 +1,4 @@
-//! A server that takes events, and does with them what a test wants.
+//! An HTTP server for events whose replies a test sets.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,53 +14,52 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What came in one request.
+/// One received request.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Came {
-    /// The batch's id.
+pub(crate) struct ReceivedBatch {
+    /// The id of the batch.
     pub(crate) key: String,
     pub(crate) seqs: Vec<u64>,
-    /// The answer was that they are taken, or would have been if it had arrived.
-    pub(crate) taken: Vec<u64>,
+    /// The seqs that the server stored, whether or not its response arrived.
+    pub(crate) stored: Vec<u64>,
 }
 
-/// What a server does with a batch.
+/// The server's reaction to a batch.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
-    /// Takes all.
-    Take,
-    /// Takes none, and says so.
+    /// Stores all events.
+    Accept,
+    /// Stores nothing and responds with this status, headers and body.
     Status(u16, Vec<(&'static str, String)>, String),
-    /// Takes all but these, by their place.
+    /// Stores all events except those at these indexes.
     Partial(Vec<usize>),
-    /// Takes none, and never answers.
+    /// Stores nothing and never responds.
     Hang,
-    /// Takes all, and its answer does not end.
-    Stuck,
-    /// Takes all, and its answer is cut off in the middle.
-    Cut,
-    /// Takes all, and says something else about it.
-    Babble(String),
-    /// Takes all, and has no end of words about it.
+    /// Stores all events; the response never ends.
+    Stall,
+    /// Stores all events; the connection breaks within the response.
+    Abort,
+    /// Stores all events and responds with this body instead of a report.
+    OtherBody(String),
+    /// Stores all events and sends an endless response.
     Endless,
 }
 
-type Mood = Box<dyn FnMut(&[u64]) -> Reply + Send>;
+type ReplyFn = Box<dyn FnMut(&[u64]) -> Reply + Send>;
 
-/// The server.
 #[derive(Clone)]
 pub(crate) struct Peer {
-    came: Arc<Mutex<Vec<Came>>>,
+    batches: Arc<Mutex<Vec<ReceivedBatch>>>,
     count: watch::Sender<usize>,
-    mood: Arc<Mutex<Mood>>,
-    /// The whole events that were taken, repeats left out.
+    reply_to: Arc<Mutex<ReplyFn>>,
+    /// The stored events without repetitions.
     events: Arc<Mutex<Vec<Value>>>,
 }
 
-/// Its place: what is bound and not listened to refuses, and nobody else can get it.
-pub(crate) struct Place(TcpSocket);
+/// A bound address. Until the peer listens, it refuses connections and no other program can bind it.
+pub(crate) struct BoundAddress(TcpSocket);
 
-impl Place {
+impl BoundAddress {
     pub(crate) fn new() -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -73,46 +72,46 @@ impl Place {
 }
 
 impl Peer {
-    /// One that takes everything, once it is at its place.
+    /// A peer that accepts everything but does not listen yet.
     pub(crate) fn new() -> Self {
-        let mood: Mood = Box::new(|_| Reply::Take);
+        let reply_to: ReplyFn = Box::new(|_| Reply::Accept);
         Self {
-            came: Arc::default(),
+            batches: Arc::default(),
             count: watch::Sender::new(0),
-            mood: Arc::new(Mutex::new(mood)),
+            reply_to: Arc::new(Mutex::new(reply_to)),
             events: Arc::default(),
         }
     }
 
     pub(crate) fn start() -> (Self, String) {
-        let (peer, place) = (Self::new(), Place::new());
-        let url = place.url();
-        drop(peer.listen(place));
+        let (peer, address) = (Self::new(), BoundAddress::new());
+        let url = address.url();
+        drop(peer.listen(address));
         (peer, url)
     }
 
-    pub(crate) fn listen(&self, place: Place) -> JoinHandle<()> {
-        let listener: TcpListener = place.0.listen(64).unwrap();
-        let router = Router::new().fallback(take).with_state(self.clone());
+    pub(crate) fn listen(&self, address: BoundAddress) -> JoinHandle<()> {
+        let listener: TcpListener = address.0.listen(64).unwrap();
+        let router = Router::new().fallback(receive).with_state(self.clone());
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() })
     }
 
-    /// From now on.
-    pub(crate) fn does(&self, mood: impl FnMut(&[u64]) -> Reply + Send + 'static) {
-        *self.mood.lock().unwrap() = Box::new(mood);
+    /// Sets the reply to the batches from now on.
+    pub(crate) fn reply_with(&self, reply_to: impl FnMut(&[u64]) -> Reply + Send + 'static) {
+        *self.reply_to.lock().unwrap() = Box::new(reply_to);
     }
 
-    pub(crate) fn came(&self) -> Vec<Came> {
-        self.came.lock().unwrap().clone()
+    pub(crate) fn batches(&self) -> Vec<ReceivedBatch> {
+        self.batches.lock().unwrap().clone()
     }
 
-    /// Waits until so many requests have come.
-    pub(crate) async fn until_came(&self, count: usize) {
-        self.count.subscribe().wait_for(|came| *came >= count).await.unwrap();
+    /// Waits until `count` requests have been received.
+    pub(crate) async fn wait_for_batches(&self, count: usize) {
+        self.count.subscribe().wait_for(|received| *received >= count).await.unwrap();
     }
 
-    /// What it has, in the order in which it was first taken: a batch whose key is known is none that is new.
-    pub(crate) fn has(&self) -> Vec<u64> {
+    /// The stored seqs in order. A batch with a known key is a repetition.
+    pub(crate) fn stored_seqs(&self) -> Vec<u64> {
         self.events.lock().unwrap().iter().map(|event| event["seq"].as_u64().unwrap()).collect()
     }
 
@@ -121,37 +120,37 @@ impl Peer {
     }
 }
 
-async fn take(State(peer): State<Peer>, request: Request) -> Response {
+async fn receive(State(peer): State<Peer>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let mut body: Value = serde_json::from_slice(&to_bytes(body, usize::MAX).await.unwrap()).unwrap();
     let Value::Array(events) = body["events"].take() else { panic!("no events: {body}") };
     let seqs: Vec<u64> = events.iter().map(|event| event["seq"].as_u64().unwrap()).collect();
     assert!(seqs.is_sorted_by(|one, next| one < next), "{seqs:?}");
     let key = parts.headers["idempotency-key"].to_str().unwrap().to_owned();
-    let reply = (peer.mood.lock().unwrap())(&seqs);
-    let taken: Vec<u64> = match &reply {
-        Reply::Take | Reply::Stuck | Reply::Cut | Reply::Babble(_) | Reply::Endless => seqs.clone(),
+    let reply = (peer.reply_to.lock().unwrap())(&seqs);
+    let stored: Vec<u64> = match &reply {
+        Reply::Accept | Reply::Stall | Reply::Abort | Reply::OtherBody(_) | Reply::Endless => seqs.clone(),
         Reply::Partial(failed) => {
             seqs.iter().enumerate().filter(|(at, _)| !failed.contains(at)).map(|(_, seq)| *seq).collect()
         }
         Reply::Status(..) | Reply::Hang => Vec::new(),
     };
     {
-        let mut came = peer.came.lock().unwrap();
-        let repeated = came.iter().any(|before| before.key == key && !before.taken.is_empty());
+        let mut batches = peer.batches.lock().unwrap();
+        let repeated = batches.iter().any(|before| before.key == key && !before.stored.is_empty());
         if !repeated {
-            let is_taken = |event: &Value| taken.contains(&event["seq"].as_u64().unwrap());
+            let is_taken = |event: &Value| stored.contains(&event["seq"].as_u64().unwrap());
             peer.events.lock().unwrap().extend(events.into_iter().filter(is_taken));
         }
-        came.push(Came { key, seqs: seqs.clone(), taken });
-        peer.count.send_replace(came.len());
+        batches.push(ReceivedBatch { key, seqs: seqs.clone(), stored });
+        peer.count.send_replace(batches.len());
     }
     answer(reply, seqs.len()).await
 }
 
 async fn answer(reply: Reply, count: usize) -> Response {
     match reply {
-        Reply::Take => axum::Json(report(count, &[])).into_response(),
+        Reply::Accept => axum::Json(report(count, &[])).into_response(),
         Reply::Partial(failed) => axum::Json(report(count, &failed)).into_response(),
         Reply::Status(status, headers, body) => {
             let mut response = Response::builder().status(status);
@@ -164,15 +163,15 @@ async fn answer(reply: Reply, count: usize) -> Response {
             tokio::time::sleep(Duration::from_secs(3600)).await;
             StatusCode::OK.into_response()
         }
-        Reply::Stuck => {
+        Reply::Stall => {
             let begun = stream::iter([Ok::<_, String>("{\"success\": ".to_owned())]);
             Response::new(Body::from_stream(begun.chain(stream::pending())))
         }
-        Reply::Cut => {
+        Reply::Abort => {
             let cut = stream::iter([Ok("{\"success\": ".to_owned()), Err("cut".to_owned())]);
             Response::new(Body::from_stream(cut))
         }
-        Reply::Babble(text) => text.into_response(),
+        Reply::OtherBody(text) => text.into_response(),
         Reply::Endless => Response::new(Body::from_stream(stream::repeat(Ok::<_, String>(" ".repeat(1000))))),
     }
 }

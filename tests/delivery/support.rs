@@ -1,4 +1,4 @@
-//! A journal with events in it, and its delivery at a quick pace.
+//! Fixtures: a journal with events and a delivery with short intervals.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use mcp_satellite_actors::model::policy::BatchPolicy;
 use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use tempfile::TempDir;
 
-/// When a state that was waited for is given up.
+/// Time limit for every wait.
 const GIVE_UP: Duration = Duration::from_secs(60);
 
-/// Cycles that a test can wait for, and batches of ten.
+/// Short intervals, and batches of ten events.
 pub(crate) fn quick() -> BatchPolicy {
     BatchPolicy {
         interval: Duration::from_millis(20),
@@ -50,7 +50,7 @@ pub(crate) struct Rig {
     pub(crate) journal: Journal,
 }
 
-/// A temporary directory as the satellite would make it.
+/// A temporary directory with mode 0700, which the satellite requires.
 pub(crate) fn private_tempdir() -> TempDir {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     tempfile::Builder::new().permissions(permissions).tempdir().unwrap()
@@ -67,16 +67,16 @@ impl Rig {
         assert_eq!(self.journal.append(batch(seqs)).await, SinkAnswer::Accepted);
     }
 
-    pub(crate) fn deliver(&self, way: impl EventSink) -> Delivery {
-        Delivery::start(self.journal.clone(), "there", Arc::new(way), &quick())
+    pub(crate) fn deliver(&self, sink: impl EventSink) -> Delivery {
+        Delivery::start(self.journal.clone(), "there", Arc::new(sink), &quick())
     }
 
-    /// How far delivery is, as it is written down.
+    /// The stored cursor.
     pub(crate) async fn cursor(&self) -> u64 {
         self.journal.delivery().await.unwrap().cursor
     }
 
-    /// Another process opens the journal that this one has left without a word.
+    /// Closes the journal and opens it again, as a restarted process does.
     pub(crate) async fn restarted(self) -> Self {
         let Self { dir, journal } = self;
         journal.close().await;
@@ -93,16 +93,16 @@ pub(crate) fn http(url: &str) -> HttpSink {
     HttpSink::new(url, None).unwrap().with_timeout(Duration::from_millis(250))
 }
 
-/// Waits until delivery is as wanted.
+/// Waits until `wanted` accepts the status of the delivery.
 pub(crate) async fn until(delivery: &Delivery, what: &str, wanted: impl Fn(&DeliveryStatus) -> bool) {
     let mut watch = delivery.watch();
     let found = tokio::time::timeout(GIVE_UP, watch.wait_for(|status| wanted(status))).await;
-    assert!(found.is_ok(), "gave up waiting for {what}: {:?}", delivery.status());
+    assert!(found.is_ok(), "timed out waiting for {what}: {:?}", delivery.status());
 }
 
 pub(crate) async fn until_settled(delivery: &Delivery, seq: u64) {
     until(delivery, &format!("{seq} to be settled"), |status| status.settled >= seq).await;
 }
 
-/// Tells a test what a way was given.
+/// Reports the sizes of the batches that a sink has received.
 pub(crate) type Sender = tokio::sync::mpsc::UnboundedSender<usize>;

@@ -1,4 +1,4 @@
-//! `kill -9` of a process that writes, at any moment.
+//! `kill -9` of a writing process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -7,32 +7,32 @@ use mcp_satellite_actors::seam::SinkAnswer;
 
 use super::support::*;
 
-/// Of the child: one more with each batch, so that batches end everywhere in pages.
+/// Events per batch of the child, a number that makes batches end at different positions within pages.
 const BATCH: u64 = 37;
 
-/// What a killed process leaves.
+/// The data directory of a killed process.
 pub(crate) struct Killed {
     pub(crate) home: Home,
-    /// The last event that it has told to be stored.
-    told: u64,
+    /// The last event that the process has reported as stored.
+    reported: u64,
 }
 
 impl Killed {
-    /// Everything that was told to be stored is there, once and in order, and batches are whole.
+    /// Asserts that every reported event is stored once and in order, and that every batch is complete.
     #[track_caller]
-    pub(crate) fn holds(&self, found: &[u64]) {
+    pub(crate) fn assert_holds(&self, found: &[u64]) {
         let last = found.len() as u64;
-        assert!(last >= self.told, "{} were told to be stored, {last} are", self.told);
-        same(found.iter().copied(), range(1..=last));
+        assert!(last >= self.reported, "{} events were reported as stored, {last} are", self.reported);
+        assert_same_numbers(found.iter().copied(), range(1..=last));
         assert_eq!(last % BATCH, 0, "a part of a batch is stored");
     }
 }
 
-/// A child process that appends, killed when it has told of so many batches.
+/// Starts a child that appends and kills it after it has reported `batches` batches.
 pub(crate) fn killed_after(batches: usize) -> Killed {
     let home = Home::new();
-    let told = kill_after(&home, batches);
-    Killed { home, told }
+    let reported = kill_after(&home, batches);
+    Killed { home, reported }
 }
 
 fn kill_after(home: &Home, batches: usize) -> u64 {
@@ -40,28 +40,28 @@ fn kill_after(home: &Home, batches: usize) -> u64 {
     command.args(["--ignored", "--exact", "--nocapture", "crash::child_that_appends_until_it_is_killed"]);
     let mut child = command.env("JOURNAL_DIR", home.path()).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let told = lines.filter_map(|line| line.strip_prefix("through ")?.parse().ok()).nth(batches).unwrap();
+    let reported = lines.filter_map(|line| line.strip_prefix("through ")?.parse().ok()).nth(batches).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    told
+    reported
 }
 
 #[tokio::test]
-async fn what_was_told_to_be_stored_survives_every_kill() {
+async fn events_reported_as_stored_survive_every_kill() {
     let home = Home::new();
-    let mut told = 0;
+    let mut reported = 0;
     for round in 0..10_usize {
-        told = kill_after(&home, round * 7).max(told);
-        // A reader needs nobody who mends anything.
-        Killed { home: Home { dir: private_tempdir() }, told }.holds(&home.stored());
+        reported = kill_after(&home, round * 7).max(reported);
+        // A reader works without a previous recovery by the journal.
+        Killed { home: Home { dir: private_tempdir() }, reported }.assert_holds(&home.stored());
     }
-    assert!(home.database().with_extension("db-wal").metadata().unwrap().len() > 0, "it was killed with its log full");
+    assert!(home.database().with_extension("db-wal").metadata().unwrap().len() > 0, "the WAL is empty after the kill");
     let journal = home.open();
     let last = *home.stored().last().unwrap();
     assert_eq!(journal.next_seq(), last + 1);
     append_all(&journal, last + 1..=last + 3).await;
-    same(home.stored(), range(1..=last + 3));
-    assert_eq!(Told::by(&journal).ranges(&journal).await, []);
+    assert_same_numbers(home.stored(), range(1..=last + 3));
+    assert_eq!(DroppedRanges::subscribe(&journal).ranges(&journal).await, []);
 }
 
 #[tokio::test]

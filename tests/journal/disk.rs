@@ -1,4 +1,4 @@
-//! Disks that are full or read-only.
+//! Full, read-only and hanging disks.
 
 use std::fs;
 use std::sync::Arc;
@@ -15,36 +15,36 @@ const MIB: usize = 1 << 20;
 
 #[tokio::test]
 #[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
-async fn a_full_disk_is_told_and_nothing_is_lost_or_stored_twice() {
+async fn a_full_disk_is_reported_and_events_are_stored_once_later() {
     let disk = Disk::new(4 * MIB);
     let journal = open(disk.path());
     append_all(&journal, 1..=1_000).await;
     disk.fill(0);
     for _ in 0..3 {
-        let reason = unavailable(journal.append(batch(1_001..=10_000)).await);
+        let reason = assert_unavailable(journal.append(batch(1_001..=10_000)).await);
         assert!(reason.contains("journal.db cannot be used: database or disk is full"), "{reason}");
-        assert_eq!(in_memory(&journal), reason);
+        assert_eq!(assert_in_memory(&journal), reason);
     }
-    same(stored(disk.path()), range(1..=1_000));
-    assert_eq!(journal.outbox(0, 10_000).await.unwrap().len(), 1_000, "and delivered");
+    assert_same_numbers(stored(disk.path()), range(1..=1_000));
+    assert_eq!(journal.outbox(0, 10_000).await.unwrap().len(), 1_000, "the outbox is readable");
     journal.wait_stored(5_000).await;
     assert_eq!(journal.status().journalled_through, 1_000);
 
-    disk.relieve();
+    disk.free_space();
     assert_eq!(journal.append(batch(1_001..=2_000)).await, SinkAnswer::Accepted);
-    is_ok(&journal);
-    same(stored(disk.path()), range(1..=2_000));
+    assert_ok(&journal);
+    assert_same_numbers(stored(disk.path()), range(1..=2_000));
 }
 
 #[tokio::test]
 #[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
-async fn on_a_full_disk_delivery_goes_on_and_is_not_forgotten() {
+async fn delivery_continues_on_a_full_disk_and_its_state_is_stored_later() {
     let disk = Disk::new(4 * MIB);
     let journal = open(disk.path());
     journal.expect_delivery();
     append_all(&journal, 1..=1_000).await;
     disk.fill(0);
-    unavailable(journal.append(batch(1_001..=20_000)).await);
+    assert_unavailable(journal.append(batch(1_001..=20_000)).await);
     for after in (0..1_000).step_by(100) {
         assert_eq!(journal.outbox(after, 100).await.unwrap().len(), 100);
         let sending = Some(BatchInFlight { id: 7 + after, first: after + 1, last: after + 100, refused: Vec::new() });
@@ -52,8 +52,8 @@ async fn on_a_full_disk_delivery_goes_on_and_is_not_forgotten() {
         journal.store_delivery(after + 100, None).await.unwrap();
     }
     assert_eq!(journal.status().backlog, 0);
-    in_memory(&journal);
-    disk.relieve();
+    assert_in_memory(&journal);
+    disk.free_space();
     append_all(&journal, 1_001..=1_001).await;
     journal.close().await;
     let state = open(disk.path()).delivery().await.unwrap();
@@ -62,42 +62,42 @@ async fn on_a_full_disk_delivery_goes_on_and_is_not_forgotten() {
 
 #[tokio::test]
 #[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
-async fn a_full_disk_at_the_start_holds_up_nothing() {
+async fn the_journal_opens_on_a_full_disk() {
     let disk = Disk::new(MIB);
     disk.fill(0);
     let journal = open(disk.path());
-    in_memory(&journal);
+    assert_in_memory(&journal);
     assert_eq!(journal.next_seq(), 1);
-    unavailable(journal.append(batch(1..=5)).await);
-    disk.relieve();
+    assert_unavailable(journal.append(batch(1..=5)).await);
+    disk.free_space();
     assert_eq!(journal.append(batch(1..=5)).await, SinkAnswer::Accepted);
-    is_ok(&journal);
-    same(stored(disk.path()), range(1..=5));
+    assert_ok(&journal);
+    assert_same_numbers(stored(disk.path()), range(1..=5));
 }
 
 #[tokio::test]
 #[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
-async fn numbers_that_were_seen_while_the_disk_was_full_are_not_used_again() {
+async fn numbers_used_while_the_disk_was_full_are_not_reused() {
     let disk = Disk::new(2 * MIB);
     let journal = open(disk.path());
     append_all(&journal, 1..=100).await;
     disk.fill(0);
-    // No more than are reserved at once.
-    unavailable(journal.append(batch(101..=5_000)).await);
+    // Fewer events than one reservation.
+    assert_unavailable(journal.append(batch(101..=5_000)).await);
     journal.close().await;
-    disk.relieve();
+    disk.free_space();
     let journal = open(disk.path());
     let next = journal.next_seq();
     assert!(next > 5_000, "{next}");
-    assert_eq!(Told::by(&journal).ranges(&journal).await, [(101, next - 1)]);
+    assert_eq!(DroppedRanges::subscribe(&journal).ranges(&journal).await, [(101, next - 1)]);
     append_all(&journal, next..=next).await;
     journal.close().await;
-    assert_eq!(open(disk.path()).next_seq(), next + 1, "once it is well no number is skipped");
+    assert_eq!(open(disk.path()).next_seq(), next + 1, "numbers were skipped after the disk recovered");
 }
 
 #[tokio::test]
 #[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
-async fn a_read_only_disk_is_told_and_what_it_holds_is_known() {
+async fn a_read_only_disk_is_reported_and_its_contents_are_read() {
     let disk = Disk::new(4 * MIB);
     let id = InstanceId::new("acme".into(), "alice".into(), "abc123".into());
     let journal = open(disk.path());
@@ -105,25 +105,25 @@ async fn a_read_only_disk_is_told_and_what_it_holds_is_known() {
     append_all(&journal, 1..=100).await;
     journal.close().await;
     disk.remount(true);
-    same(stored(disk.path()), range(1..=100));
+    assert_same_numbers(stored(disk.path()), range(1..=100));
     let journal = open(disk.path());
-    assert!(in_memory(&journal).contains("cannot be used"), "{journal:?}");
+    assert!(assert_in_memory(&journal).contains("cannot be used"), "{journal:?}");
     assert_eq!((journal.next_seq(), journal.memos().len()), (101, 1));
     assert_eq!(journal.status().journalled_through, 100);
-    unavailable(journal.append(batch(101..=110)).await);
+    assert_unavailable(journal.append(batch(101..=110)).await);
     journal.forget(&id);
 
     disk.remount(false);
     assert_eq!(journal.append(batch(101..=110)).await, SinkAnswer::Accepted);
-    is_ok(&journal);
-    same(stored(disk.path()), range(1..=110));
+    assert_ok(&journal);
+    assert_same_numbers(stored(disk.path()), range(1..=110));
     journal.close().await;
-    assert!(open(disk.path()).memos().is_empty(), "what was to be remembered meanwhile is not lost");
+    assert!(open(disk.path()).memos().is_empty(), "changes of memos on a read-only disk were lost");
 }
 
 #[tokio::test]
 #[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
-async fn what_a_killed_satellite_has_left_can_be_read_on_a_read_only_disk() {
+async fn a_journal_left_by_a_kill_is_readable_read_only() {
     let disk = Disk::new(4 * MIB);
     let killed = crash::killed_after(50);
     make_directory(disk.path());
@@ -134,23 +134,23 @@ async fn what_a_killed_satellite_has_left_can_be_read_on_a_read_only_disk() {
     disk.remount(true);
     let found: Vec<u64> =
         journal::read(disk.path(), StoredEventQuery::default()).unwrap().map(|event| event.seq).collect();
-    killed.holds(&found);
+    killed.assert_holds(&found);
 }
 
 #[tokio::test]
 #[cfg_attr(no_root, ignore = "needs root to mount small disks; run the tests as root")]
-async fn a_disk_that_is_well_again_is_told_though_nobody_writes() {
+async fn recovery_of_a_disk_is_detected_without_writes() {
     let disk = Disk::new(4 * MIB);
     let journal = open(disk.path());
     disk.fill(0);
     journal.record_command_result("1", "x".repeat(2 * MIB)).await.unwrap_err();
-    in_memory(&journal);
-    disk.relieve();
-    wait_for("the disk to be well", || (journal.status().state == JournalState::Ok).then_some(()));
+    assert_in_memory(&journal);
+    disk.free_space();
+    wait_for("the state `ok`", || (journal.status().state == JournalState::Ok).then_some(()));
 }
 
-/// A journal whose disk hangs on demand: its time is asked for, and that is where the thread then waits.
-fn hanging() -> (Home, Journal, Arc<AtomicBool>) {
+/// A journal whose disk hangs on demand: its thread blocks when it reads the clock.
+fn hanging_journal() -> (Home, Journal, Arc<AtomicBool>) {
     let home = Home::new();
     let hangs = Arc::new(AtomicBool::new(false));
     let clock: journal::JournalClock = Arc::new({
@@ -163,47 +163,47 @@ fn hanging() -> (Home, Journal, Arc<AtomicBool>) {
         }
     });
     let journal = Journal::open_with_clock(home.path(), JournalLimits::default(), clock).unwrap();
-    is_ok(&journal);
+    assert_ok(&journal);
     (home, journal, hangs)
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_satellite_does_not_wait_for_a_disk_that_hangs() {
-    let (home, journal, hangs) = hanging();
+async fn close_does_not_wait_for_a_hanging_disk() {
+    let (home, journal, hangs) = hanging_journal();
     append_all(&journal, 1..=10).await;
     hangs.store(true, Ordering::Release);
     drop(journal.record_command_start("1").await.unwrap_err());
     journal.close().await;
-    same(home.stored(), range(1..=10));
+    assert_same_numbers(home.stored(), range(1..=10));
     hangs.store(false, Ordering::Release);
-    wait_for("it to be closed", || (!home.database().with_extension("db-wal").exists()).then_some(()));
+    wait_for("the journal to be closed", || (!home.database().with_extension("db-wal").exists()).then_some(()));
     assert_eq!(home.open().next_seq(), 11);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_that_hangs_is_told_and_nobody_waits_for_it() {
-    let (_home, journal, hangs) = hanging();
+async fn a_hanging_disk_is_reported_and_blocks_no_caller() {
+    let (_home, journal, hangs) = hanging_journal();
     hangs.store(true, Ordering::Release);
     let asked = journal.record_command_start("1").await.unwrap_err().to_string();
     assert!(asked.ends_with("the disk does not answer"), "{asked}");
-    assert_eq!(unavailable(journal.append(batch(1..=3)).await), asked);
-    assert_eq!(in_memory(&journal), asked);
+    assert_eq!(assert_unavailable(journal.append(batch(1..=3)).await), asked);
+    assert_eq!(assert_in_memory(&journal), asked);
     hangs.store(false, Ordering::Release);
-    wait_for("the disk to be well", || (journal.status().state == JournalState::Ok).then_some(()));
-    is_ok(&journal);
+    wait_for("the state `ok`", || (journal.status().state == JournalState::Ok).then_some(()));
+    assert_ok(&journal);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_that_hangs_reserves_no_numbers_and_no_number_is_used_twice() {
-    let (home, journal, hangs) = hanging();
+async fn a_hanging_disk_reserves_no_numbers_and_none_is_reused() {
+    let (home, journal, hangs) = hanging_journal();
     journal.reserve(10).await.unwrap();
     append_all(&journal, 1..=10).await;
-    // These have numbers, and the satellite ends before they are stored.
+    // These numbers are reserved, but the satellite ends before their events are stored.
     journal.reserve(15).await.unwrap();
     hangs.store(true, Ordering::Release);
     drop(journal.record_command_start("1").await.unwrap_err());
     assert!(journal.reserve(300).await.unwrap_err().ends_with("the disk does not answer"));
-    // As the next satellite finds it after a kill: what hangs has written nothing.
+    // A copy of the directory as the next satellite finds it after a kill: the hanging thread has written nothing.
     let next = Home::new();
     std::os::unix::fs::DirBuilderExt::mode(&mut fs::DirBuilder::new(), 0o700)
         .create(journal::directory(next.path()))
@@ -215,21 +215,25 @@ async fn a_disk_that_hangs_reserves_no_numbers_and_no_number_is_used_twice() {
     hangs.store(false, Ordering::Release);
     let journal = next.open();
     assert_eq!(journal.next_seq(), 16);
-    assert_eq!(Told::by(&journal).ranges(&journal).await, [(11, 15)], "exactly those that had numbers are gone");
+    assert_eq!(
+        DroppedRanges::subscribe(&journal).ranges(&journal).await,
+        [(11, 15)],
+        "other numbers than the reserved ones were dropped"
+    );
 }
 
 #[tokio::test]
-async fn a_disk_that_takes_no_numbers_is_told_and_asked_again() {
+async fn a_failed_reservation_is_reported_and_can_be_repeated() {
     let home = Home::new();
     let journal = home.open();
     let seq = journal::directory(home.path()).join("seq");
     fs::create_dir(&seq).unwrap();
     let reason = journal.reserve(5).await.unwrap_err();
     assert!(reason.contains("cannot reserve event numbers"), "{reason}");
-    assert_eq!(in_memory(&journal), reason);
+    assert_eq!(assert_in_memory(&journal), reason);
     fs::remove_dir(&seq).unwrap();
     journal.reserve(5).await.unwrap();
-    is_ok(&journal);
+    assert_ok(&journal);
     append_all(&journal, 1..=5).await;
     journal.close().await;
     assert_eq!(home.open().next_seq(), 6);

@@ -1,6 +1,6 @@
-//! The journal against real files, and what really happens to them: `kill -9`, full and read-only disks, damage,
-//! files that vanish, clocks that jump. Disks that are full or read-only are mounted, which takes root: these tests
-//! are ignored for other users, and fail with `MCP_MOUNTS=required`.
+//! The journal with real files: `kill -9`, full and read-only disks, damaged and deleted files, clock changes. The
+//! tests of full and read-only disks mount file systems, which requires root: they are ignored for other users and fail
+//! with `MCP_MOUNTS=required`.
 #![cfg(feature = "journal")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

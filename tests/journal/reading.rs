@@ -1,4 +1,4 @@
-//! Readers: beside a writer, after it, and without one.
+//! Readers, with and without a writer.
 
 use std::fs;
 use std::thread;
@@ -11,7 +11,7 @@ use mcp_satellite_actors::seam::SinkAnswer;
 use super::support::*;
 
 #[tokio::test]
-async fn events_are_chosen_by_seq_type_instance_server_team_and_user() {
+async fn queries_filter_by_seq_type_instance_server_team_and_user() {
     let home = Home::new();
     let journal = home.open();
     let timestamp = Timestamp::from_millisecond(now().as_millisecond()).unwrap();
@@ -58,11 +58,11 @@ async fn events_are_chosen_by_seq_type_instance_server_team_and_user() {
 
     let mut events = journal::read(home.path(), StoredEventQuery { user: some("bob"), ..all() }).unwrap();
     assert_eq!(events.by_ref().count(), 2);
-    assert_eq!(events.last_read(), Some(9), "also what was not wanted is passed");
+    assert_eq!(events.last_read(), Some(9), "the position must include filtered events");
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_an_error_and_one_without_a_journal_is_not() {
+fn a_missing_directory_is_an_error_and_a_missing_journal_is_empty() {
     let home = Home::new();
     assert_eq!(home.stored(), [0; 0]);
     let error = journal::read(home.path().join("nowhere"), StoredEventQuery::default()).unwrap_err();
@@ -70,12 +70,12 @@ fn a_directory_that_is_not_there_is_an_error_and_one_without_a_journal_is_not() 
     home.make_directory();
     fs::write(home.database(), "").unwrap();
     make_private(&home.database());
-    assert_eq!(home.stored(), [0; 0], "a journal that is just being made is empty");
+    assert_eq!(home.stored(), [0; 0], "an empty file is an empty journal");
     assert_eq!(journal::server_logs(home.path(), |_| true).unwrap().lines, []);
 }
 
 #[tokio::test]
-async fn events_of_a_version_that_knows_more_are_counted_and_passed_over() {
+async fn unknown_and_invalid_events_are_skipped_and_counted() {
     let home = Home::new().filled(1..=5).await;
     let sqlite = home.sqlite();
     sqlite.execute("UPDATE events SET body = replace(body, 'executed', 'invented') WHERE seq = 2", []).unwrap();
@@ -86,7 +86,7 @@ async fn events_of_a_version_that_knows_more_are_counted_and_passed_over() {
 }
 
 #[tokio::test]
-async fn following_gives_each_event_once_over_gaps_restarts_and_another_file() {
+async fn a_follower_returns_each_event_once_despite_gaps_and_restarts() {
     let home = Home::new();
     let mut follow =
         EventFollower::new(home.path(), StoredEventQuery { since: Some(1), ..StoredEventQuery::default() });
@@ -113,7 +113,7 @@ async fn following_gives_each_event_once_over_gaps_restarts_and_another_file() {
 }
 
 #[tokio::test]
-async fn readers_beside_a_writer_miss_nothing_and_see_nothing_twice() {
+async fn concurrent_readers_see_each_event_once() {
     const LAST: u64 = 20_000;
     let home = Home::new();
     let journal = home.open();
@@ -136,20 +136,20 @@ async fn readers_beside_a_writer_miss_nothing_and_see_nothing_twice() {
         while count < LAST {
             let seqs = stored(&path);
             let now = seqs.len() as u64;
-            assert!(now >= count, "what was there is still there");
-            same(seqs, range(1..=now));
+            assert!(now >= count, "stored events disappeared");
+            assert_same_numbers(seqs, range(1..=now));
             count = now;
         }
     });
     for seq in (1..=LAST).step_by(100) {
         assert_eq!(journal.append(batch(seq..=seq + 99)).await, SinkAnswer::Accepted);
     }
-    same(follower.join().unwrap(), range(1..=LAST));
+    assert_same_numbers(follower.join().unwrap(), range(1..=LAST));
     reader.join().unwrap();
 }
 
 #[tokio::test]
-async fn a_reader_that_stays_in_its_transaction_holds_up_nobody() {
+async fn a_long_read_transaction_blocks_no_writer() {
     let home = Home::new().filled(1..=10).await;
     let sqlite = home.sqlite();
     sqlite.execute_batch("BEGIN").unwrap();
@@ -159,6 +159,6 @@ async fn a_reader_that_stays_in_its_transaction_holds_up_nobody() {
     assert_eq!(count(&sqlite), 10);
     let journal = home.open();
     append_all(&journal, 11..=5_000).await;
-    assert_eq!(count(&sqlite), 10, "it sees the moment at which it began");
-    same(home.stored(), range(1..=5_000));
+    assert_eq!(count(&sqlite), 10, "the transaction does not see its snapshot");
+    assert_same_numbers(home.stored(), range(1..=5_000));
 }

@@ -8,7 +8,7 @@ use rusqlite::Connection;
 
 use super::support::*;
 
-/// As version 1 made it. It is never changed: such files are out there.
+/// A database of version 1. Never change it: such files exist.
 const VERSION_1: &str = "
 CREATE TABLE events (
   seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, type TEXT NOT NULL, team TEXT, user TEXT, instance TEXT, server TEXT,
@@ -41,19 +41,19 @@ INSERT INTO commands VALUES ('c1', 32503680000000, '{}');
 INSERT INTO meta VALUES ('cursor', '40'), ('sending', '{\"id\":4294967297,\"first\":41,\"last\":41}'), ('next_batch', '4294967298'), ('last', '41');
 ";
 
-fn made(home: &Home, sql: &str) {
+fn create_database(home: &Home, sql: &str) {
     home.make_directory();
     Connection::open(home.database()).unwrap().execute_batch(sql).unwrap();
     make_private(&home.database());
 }
 
 #[tokio::test]
-async fn a_database_of_version_1_is_read_and_gone_on_with() {
+async fn a_database_of_version_1_is_read_and_continued() {
     let home = Home::new();
-    made(&home, VERSION_1);
+    create_database(&home, VERSION_1);
     let read: Vec<_> = journal::read(home.path(), StoredEventQuery::default()).unwrap().collect();
-    assert_eq!(read, [event(41)], "a reader needs nobody to bring it up to date");
-    // Its event is old, so it must not be for want of delivery that it stays.
+    assert_eq!(read, [event(41)], "a reader must not depend on the migration");
+    // The event is older than the limit, so only a pending delivery keeps it.
     let journal = home.open();
     journal.expect_delivery();
     assert_eq!(journal.next_seq(), 42);
@@ -69,41 +69,41 @@ async fn a_database_of_version_1_is_read_and_gone_on_with() {
 }
 
 #[tokio::test]
-async fn a_database_that_was_made_and_never_filled_is_filled() {
+async fn a_database_without_tables_is_initialized() {
     for sql in ["", "PRAGMA journal_mode = WAL;"] {
         let home = Home::new();
-        made(&home, sql);
+        create_database(&home, sql);
         let journal = home.open();
         append_all(&journal, 1..=2).await;
-        is_ok(&journal);
+        assert_ok(&journal);
         assert_eq!(home.stored(), [1, 2]);
     }
 }
 
 #[tokio::test]
-async fn a_database_of_a_newer_satellite_is_left_as_it_is_and_told() {
+async fn a_database_of_a_newer_version_is_reported_and_left_unchanged() {
     let home = Home::new().filled(1..=5).await;
     home.sqlite().execute_batch("PRAGMA user_version = 9").unwrap();
     let before = fs::read(home.database()).unwrap();
     let journal = home.open();
-    assert!(in_memory(&journal).contains("written by a newer satellite (table version 9"), "{journal:?}");
-    assert!(journal.next_seq() > 5, "numbers are not used again: {}", journal.next_seq());
-    unavailable(journal.append(batch(journal.next_seq()..=journal.next_seq())).await);
+    assert!(assert_in_memory(&journal).contains("written by a newer satellite (table version 9"), "{journal:?}");
+    assert!(journal.next_seq() > 5, "numbers were reused: {}", journal.next_seq());
+    assert_unavailable(journal.append(batch(journal.next_seq()..=journal.next_seq())).await);
     assert_eq!(fs::read(home.database()).unwrap(), before);
     let error = journal::read(home.path(), StoredEventQuery::default()).unwrap_err();
     assert!(error.to_string().contains("newer satellite"), "{error}");
 
     home.sqlite().execute_batch("PRAGMA user_version = 1").unwrap();
     assert_eq!(journal.append(batch(journal.next_seq()..=journal.next_seq())).await, SinkAnswer::Accepted);
-    is_ok(&journal);
+    assert_ok(&journal);
 }
 
 #[tokio::test]
-async fn a_database_of_somebody_else_is_left_as_it_is_and_told() {
+async fn a_foreign_database_is_reported_and_left_unchanged() {
     let home = Home::new();
-    made(&home, "CREATE TABLE events (a INTEGER); INSERT INTO events VALUES (7);");
+    create_database(&home, "CREATE TABLE events (a INTEGER); INSERT INTO events VALUES (7);");
     let journal = home.open();
-    assert!(in_memory(&journal).contains("table events already exists"), "{journal:?}");
+    assert!(assert_in_memory(&journal).contains("table events already exists"), "{journal:?}");
     journal.close().await;
     let found = home.sqlite().query_row("SELECT a FROM events", [], |row| row.get::<_, i64>(0));
     assert_eq!(found, Ok(7));

@@ -1,4 +1,4 @@
-//! What is stored, in which transactions, and what is remembered beside events.
+//! Storage of events, logs, memos and commands, and its transactions.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,14 +10,14 @@ use mcp_satellite_actors::seam::SinkAnswer;
 use super::support::*;
 
 #[tokio::test]
-async fn events_are_stored_and_read_back_as_they_were() {
+async fn stored_events_are_read_back_unchanged() {
     let home = Home::new();
     let journal = home.open();
     assert_eq!(journal.next_seq(), 1);
     let events: Vec<_> = (1..=3).map(event).collect();
     assert_eq!(journal.append(batch_of(events.clone())).await, SinkAnswer::Accepted);
     assert_eq!(journal::read(home.path(), journal::StoredEventQuery::default()).unwrap().collect::<Vec<_>>(), events);
-    let status = is_ok(&journal);
+    let status = assert_ok(&journal);
     assert_eq!((status.journalled_through, status.first_seq, status.last_seq), (3, Some(1), Some(3)));
     assert_eq!((status.path, status.backlog), (home.database(), 0));
     assert!(status.bytes > 0);
@@ -25,7 +25,7 @@ async fn events_are_stored_and_read_back_as_they_were() {
 }
 
 #[tokio::test]
-async fn only_the_owner_may_read_what_is_stored() {
+async fn only_the_owner_can_read_the_journal() {
     let home = Home::new();
     let journal = home.open();
     append_all(&journal, 1..=10).await;
@@ -40,44 +40,44 @@ async fn only_the_owner_may_read_what_is_stored() {
 }
 
 #[tokio::test]
-async fn numbers_go_on_after_a_restart_and_a_repeated_batch_is_not_stored_twice() {
+async fn numbers_continue_after_a_restart_and_a_repeated_batch_is_stored_once() {
     let home = Home::new().filled(1..=7).await;
     let journal = home.open();
     assert_eq!(journal.next_seq(), 8);
-    assert_eq!(is_ok(&journal).journalled_through, 7);
+    assert_eq!(assert_ok(&journal).journalled_through, 7);
     for _ in 0..2 {
         assert_eq!(journal.append(batch(6..=9)).await, SinkAnswer::Accepted);
     }
-    same(home.stored(), range(1..=9));
+    assert_same_numbers(home.stored(), range(1..=9));
     let files: Vec<_> =
         fs::read_dir(journal::directory(home.path())).unwrap().map(|file| file.unwrap().file_name()).collect();
     journal.close().await;
-    assert!(files.len() > fs::read_dir(journal::directory(home.path())).unwrap().count(), "a tidy end leaves no log");
+    assert!(files.len() > fs::read_dir(journal::directory(home.path())).unwrap().count(), "a clean close left a WAL");
     assert_eq!(home.open().next_seq(), 10);
 }
 
 #[tokio::test]
-async fn a_batch_is_stored_whole_or_not_at_all() {
+async fn a_batch_is_stored_completely_or_not_at_all() {
     let home = Home::new();
     let journal = home.open();
     append_all(&journal, 1..=5).await;
-    // Somebody's trigger stands for whatever may go wrong in the middle.
+    // A trigger simulates an error in the middle of the batch.
     home.sqlite()
         .execute_batch(
             "CREATE TRIGGER t BEFORE INSERT ON events WHEN new.seq = 50 BEGIN SELECT raise(ABORT, 'no'); END",
         )
         .unwrap();
-    assert!(unavailable(journal.append(batch(6..=60)).await).ends_with("no"));
-    same(home.stored(), range(1..=5));
+    assert!(assert_unavailable(journal.append(batch(6..=60)).await).ends_with("no"));
+    assert_same_numbers(home.stored(), range(1..=5));
     assert_eq!(journal.status().journalled_through, 5);
     home.sqlite().execute_batch("DROP TRIGGER t").unwrap();
     assert_eq!(journal.append(batch(6..=60)).await, SinkAnswer::Accepted);
-    same(home.stored(), range(1..=60));
-    is_ok(&journal);
+    assert_same_numbers(home.stored(), range(1..=60));
+    assert_ok(&journal);
 }
 
 #[tokio::test]
-async fn logs_of_each_instance_are_kept_within_their_limit() {
+async fn logs_of_each_instance_are_limited() {
     let home = Home::new();
     let limits = JournalLimits { server_logs_max: 5, request_logs_max: 3, ..JournalLimits::default() };
     let journal = Journal::open(home.path(), limits).unwrap();
@@ -95,12 +95,12 @@ async fn logs_of_each_instance_are_kept_within_their_limit() {
     assert_eq!((calls.through, calls.skipped), (4, 0));
     assert_eq!(*calls.lines[0].subject.process_id, *subject("acme", "alice").process_id);
 
-    // The events that brought them are still whole.
-    same(home.stored(), range(1..=4));
+    // The limit applies to the log lines and not to their events.
+    assert_same_numbers(home.stored(), range(1..=4));
 }
 
 #[tokio::test]
-async fn memos_are_remembered_with_the_latest_of_each_instance() {
+async fn the_latest_memo_of_each_instance_is_stored() {
     let home = Home::new();
     let id = |user: &str| InstanceId::new("acme".into(), user.into(), "abc123".into());
     let journal = home.open();
@@ -122,7 +122,7 @@ async fn memos_are_remembered_with_the_latest_of_each_instance() {
 }
 
 #[tokio::test]
-async fn a_command_is_known_once_it_was_begun_also_after_a_restart() {
+async fn a_started_command_is_known_after_a_restart() {
     let home = Home::new();
     let journal = home.open();
     assert_eq!(journal.command("c1").await, Ok(None));
@@ -138,7 +138,7 @@ async fn a_command_is_known_once_it_was_begun_also_after_a_restart() {
 }
 
 #[tokio::test]
-async fn who_waits_for_an_event_to_be_stored_waits_for_the_transaction() {
+async fn wait_stored_returns_after_the_transaction() {
     let home = Home::new();
     let journal = home.open();
     let mut waiting = std::pin::pin!(journal.wait_stored(2));

@@ -1,4 +1,4 @@
-//! Events, a journal to put them into, and disks to put that on.
+//! Fixtures: events, journals and small disks.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -18,7 +18,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;
 use tempfile::{TempDir, tempdir};
 
-/// Nothing here takes a second; a test that waits for longer waits for what does not come.
+/// Time limit for every wait. Each step takes less than a second.
 const GIVE_UP: Duration = Duration::from_secs(60);
 
 pub(crate) fn subject(team: &str, user: &str) -> Arc<EventSubject> {
@@ -43,7 +43,7 @@ pub(crate) fn event_at(seq: u64, at: Timestamp) -> Envelope {
         success: true,
         error_message: None,
     };
-    // Milliseconds, as they are stored.
+    // The journal stores milliseconds.
     Envelope { seq, timestamp: Timestamp::from_millisecond(at.as_millisecond()).unwrap(), event }
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn batch_of(events: Vec<Envelope>) -> Arc<SinkBatch> {
     Arc::new(SinkBatch { id: events[0].seq, events })
 }
 
-/// Today's, so that they are not too old.
+/// A batch of current events, which the journal does not delete because of their age.
 pub(crate) fn batch(seqs: RangeInclusive<u64>) -> Arc<SinkBatch> {
     let at = now();
     batch_of(seqs.map(|seq| event_at(seq, at)).collect())
@@ -92,7 +92,6 @@ pub(crate) fn range(seqs: RangeInclusive<u64>) -> Vec<u64> {
     seqs.collect()
 }
 
-/// A data directory.
 pub(crate) struct Home {
     pub(crate) dir: TempDir,
 }
@@ -110,7 +109,7 @@ impl Home {
         journal::database(self.path())
     }
 
-    /// The directory of the journal, for its owner only as the journal would make it.
+    /// Creates the directory of the journal with the journal's mode.
     pub(crate) fn make_directory(&self) {
         make_directory(self.path());
     }
@@ -123,7 +122,7 @@ impl Home {
         stored(self.path())
     }
 
-    /// Events, put there and left tidily.
+    /// Stores events and closes the journal.
     pub(crate) async fn filled(self, seqs: RangeInclusive<u64>) -> Self {
         let journal = self.open();
         append_all(&journal, seqs).await;
@@ -131,13 +130,13 @@ impl Home {
         self
     }
 
-    /// A connection of somebody else.
+    /// A separate SQLite connection to the database.
     pub(crate) fn sqlite(&self) -> rusqlite::Connection {
         rusqlite::Connection::open(self.database()).unwrap()
     }
 }
 
-/// A temporary directory as the satellite would make it.
+/// A temporary directory with mode 0700, which the satellite requires.
 pub(crate) fn private_tempdir() -> TempDir {
     let permissions = fs::Permissions::from_mode(0o700);
     tempfile::Builder::new().permissions(permissions).tempdir().unwrap()
@@ -147,7 +146,7 @@ pub(crate) fn make_directory(data_dir: &Path) {
     fs::DirBuilder::new().mode(0o700).create(journal::directory(data_dir)).unwrap();
 }
 
-/// Has a file belong to its owner alone.
+/// Sets the mode of a file to 0600.
 pub(crate) fn make_private(file: &Path) {
     fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap();
 }
@@ -163,7 +162,7 @@ pub(crate) async fn append_all(journal: &Journal, seqs: RangeInclusive<u64>) {
     }
 }
 
-/// The numbers of what a reader finds, which must be whole.
+/// The seqs of all stored events. Panics if any cannot be read.
 pub(crate) fn stored(data_dir: &Path) -> Vec<u64> {
     chosen(data_dir, StoredEventQuery::default())
 }
@@ -176,30 +175,30 @@ pub(crate) fn chosen(data_dir: &Path, query: StoredEventQuery) -> Vec<u64> {
     seqs
 }
 
-pub(crate) fn unavailable(answer: SinkAnswer) -> String {
+pub(crate) fn assert_unavailable(answer: SinkAnswer) -> String {
     match answer {
         SinkAnswer::Unavailable(reason) => reason,
         other => panic!("expected `Unavailable`, got {other:?}"),
     }
 }
 
-/// The state is `memory`, and why.
-pub(crate) fn in_memory(journal: &Journal) -> String {
+/// Asserts the state `memory` and returns the reason.
+pub(crate) fn assert_in_memory(journal: &Journal) -> String {
     let status = journal.status();
     assert_eq!(status.state, JournalState::Memory, "{status:?}");
     status.reason.unwrap()
 }
 
 #[track_caller]
-pub(crate) fn is_ok(journal: &Journal) -> JournalStatus {
+pub(crate) fn assert_ok(journal: &Journal) -> JournalStatus {
     let status = journal.status();
     assert_eq!((status.state, &status.reason), (JournalState::Ok, &None), "{status:?}");
     status
 }
 
-/// That two lists of numbers are the same, told in ranges if they are not.
+/// Asserts that two lists of numbers are equal. A failure prints ranges.
 #[track_caller]
-pub(crate) fn same(found: impl IntoIterator<Item = u64>, expected: impl IntoIterator<Item = u64>) {
+pub(crate) fn assert_same_numbers(found: impl IntoIterator<Item = u64>, expected: impl IntoIterator<Item = u64>) {
     let ranges = |numbers: Vec<u64>| {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         for number in numbers {
@@ -213,23 +212,23 @@ pub(crate) fn same(found: impl IntoIterator<Item = u64>, expected: impl IntoIter
     assert_eq!(ranges(found.into_iter().collect()), ranges(expected.into_iter().collect()));
 }
 
-/// What a journal tells to be gone.
+/// The ranges of lost events that a journal has reported.
 #[derive(Clone, Default)]
-pub(crate) struct Told(Arc<Mutex<Vec<(u64, u64)>>>);
+pub(crate) struct DroppedRanges(Arc<Mutex<Vec<(u64, u64)>>>);
 
-impl Told {
-    pub(crate) fn by(journal: &Journal) -> Self {
-        let told = Self::default();
-        let into = told.clone();
+impl DroppedRanges {
+    pub(crate) fn subscribe(journal: &Journal) -> Self {
+        let dropped_ranges = Self::default();
+        let into = dropped_ranges.clone();
         journal.on_dropped(move |from, to| into.0.lock().unwrap().push((from, to)));
-        told
+        dropped_ranges
     }
 
     pub(crate) fn now(&self) -> Vec<(u64, u64)> {
         self.0.lock().unwrap().clone()
     }
 
-    /// What was told until everything asked before was done.
+    /// The ranges reported after the journal has processed all earlier requests.
     pub(crate) async fn ranges(&self, journal: &Journal) -> Vec<(u64, u64)> {
         let _ = journal.delivery().await;
         self.now()
@@ -240,7 +239,7 @@ impl Told {
     }
 }
 
-/// Waits for a state, and returns what is in it.
+/// Polls `look` until it returns a value.
 #[track_caller]
 pub(crate) fn wait_for<T: Debug>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
@@ -248,18 +247,18 @@ pub(crate) fn wait_for<T: Debug>(what: &str, mut look: impl FnMut() -> Option<T>
         if let Some(found) = look() {
             return found;
         }
-        assert!(began.elapsed() < GIVE_UP, "gave up waiting for {what}");
+        assert!(began.elapsed() < GIVE_UP, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// A disk of a few megabytes.
+/// A tmpfs of a few megabytes.
 pub(crate) struct Disk {
     pub(crate) dir: TempDir,
 }
 
 impl Disk {
-    /// Mounts it, which takes root.
+    /// Mounts the disk, which requires root.
     pub(crate) fn new(bytes: usize) -> Self {
         let dir = tempdir().unwrap();
         let options = format!("size={bytes},mode=700");
@@ -276,7 +275,7 @@ impl Disk {
         mount(None::<&str>, self.path(), None::<&str>, MsFlags::MS_REMOUNT | mode, None::<&str>).unwrap();
     }
 
-    /// Takes all that is left but `free` bytes.
+    /// Fills the disk except for `free` bytes.
     pub(crate) fn fill(&self, free: usize) {
         let mut file = fs::File::create(self.path().join("filler")).unwrap();
         while file.write_all(&[0; 4096]).is_ok() {}
@@ -284,14 +283,14 @@ impl Disk {
         file.set_len(len.saturating_sub(free as u64)).unwrap();
     }
 
-    pub(crate) fn relieve(&self) {
+    pub(crate) fn free_space(&self) {
         fs::remove_file(self.path().join("filler")).unwrap();
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // The machine is left as it was; a test that failed may still have files open there.
+        // Lazy unmount: a failed test may still have files open there.
         let _ = umount2(self.path(), MntFlags::MNT_DETACH);
     }
 }

@@ -1,129 +1,129 @@
-//! The matrix: every way to end, with every mechanism. Each test is one way.
+//! The matrix: every way to end, with every mechanism. Each test covers one way.
 
 use std::path::Path;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::mechanism::{Sandbox, everywhere};
+use super::fixture::{Fixture, LONG, SERVERS, SHORT};
+use super::mechanism::{Sandbox, for_each_mechanism};
 use super::process::{alive, zombies_of};
-use super::scene::{LONG, SERVERS, SHORT, Scene};
 use super::support::{Home, json_lines, pid, send, wait_for};
 
 #[test]
-fn a_stop_leaves_nothing() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let playing = scene.play(SHORT);
+fn a_stop_leaves_no_process() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start(SHORT);
         std::thread::scope(|scope| {
             for (slug, _) in SERVERS {
-                let home = &scene.home;
+                let home = &fixture.home;
                 scope.spawn(move || home.satellite(&["stop", slug]).exits(0));
             }
         });
-        // It is answered when all is gone.
-        assert!(playing.members().is_empty(), "left behind: {:#?}", playing.members());
-        playing.terminate();
+        // `stop` returns after all processes have ended.
+        assert!(running.members().is_empty(), "left behind: {:#?}", running.members());
+        running.terminate();
     });
 }
 
 #[test]
-fn a_crash_leaves_nothing_to_the_next_run() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let playing = scene.play(SHORT);
-        let old = playing.members();
-        let killed: Vec<_> = scene.home.rows().iter().map(pid).collect();
+fn a_crash_leaves_no_process_for_the_next_run() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start(SHORT);
+        let old = running.members();
+        let killed: Vec<_> = fixture.home.rows().iter().map(pid).collect();
         for pid in &killed {
             send(*pid, Signal::SIGKILL);
         }
         let back = |row: &Value| row["status"] == "online" && row["restarts"] == 1 && !killed.contains(&pid(row));
-        let all_back = || Some(scene.home.rows()).filter(|rows| rows.iter().all(back));
-        wait_for("all to be back", all_back, || format!("{:#?}", scene.home.rows()));
+        let all_back = || Some(fixture.home.rows()).filter(|rows| rows.iter().all(back));
+        wait_for("all servers to be online again", all_back, || format!("{:#?}", fixture.home.rows()));
         assert!(alive(&old).is_empty(), "left behind: {:#?}", alive(&old));
-        playing.terminate();
+        running.terminate();
     });
 }
 
 #[test]
-fn sigterm_to_the_reaper_is_passed_on_and_leaves_nothing() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        scene.play(SHORT).terminate();
+fn sigterm_to_the_reaper_ends_all_processes() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        fixture.start(SHORT).terminate();
     });
 }
 
 #[test]
-fn sigterm_to_the_satellite_itself_leaves_nothing() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let playing = scene.play(SHORT);
-        send(playing.satellite.pid, Signal::SIGTERM);
-        playing.ended_cleanly().exits(0);
+fn sigterm_to_the_satellite_ends_all_processes() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start(SHORT);
+        send(running.satellite.pid, Signal::SIGTERM);
+        running.ended_cleanly().exits(0);
     });
 }
 
 #[test]
-fn sigterm_to_the_whole_group_is_one_request_and_leaves_nothing() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let mut playing = scene.play(SHORT);
-        playing.signal_group(Signal::SIGTERM);
-        let outcome = playing.ended_cleanly().exits(0);
+fn sigterm_to_the_process_group_counts_as_one_signal() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let mut running = fixture.start(SHORT);
+        running.signal_group(Signal::SIGTERM);
+        let outcome = running.ended_cleanly().exits(0);
         assert!(outcome.stderr.contains("every server gets its grace"), "{outcome:#?}");
     });
 }
 
 #[test]
-fn a_second_sigterm_ends_all_at_once_and_leaves_nothing() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let mut playing = scene.play(LONG);
-        playing.process.signal(Signal::SIGTERM);
-        playing.process.wait_stderr(|log| log.contains("a second signal kills at once"));
-        playing.process.signal(Signal::SIGTERM);
-        let outcome = playing.ended_cleanly().exits(1);
+fn a_second_sigterm_kills_all_processes_at_once() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let mut running = fixture.start(LONG);
+        running.process.signal(Signal::SIGTERM);
+        running.process.wait_stderr(|log| log.contains("a second signal kills at once"));
+        running.process.signal(Signal::SIGTERM);
+        let outcome = running.ended_cleanly().exits(1);
         assert!(outcome.stderr.contains("killed by a second signal"), "{outcome:#?}");
     });
 }
 
 #[test]
-fn a_killed_reaper_takes_everything_with_it() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let mut playing = scene.play(LONG);
-        let (home, members) = (&scene.home, playing.members());
-        playing.process.signal(Signal::SIGKILL);
-        assert_eq!(playing.process.finish().signal, Some(9));
-        wait_for("everything to end", || home.traces().is_empty().then_some(()), || format!("{:?}", home.traces()));
+fn killing_the_reaper_ends_all_processes() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let mut running = fixture.start(LONG);
+        let (home, members) = (&fixture.home, running.members());
+        running.process.signal(Signal::SIGKILL);
+        assert_eq!(running.process.finish().signal, Some(9));
+        wait_for("all processes to end", || home.traces().is_empty().then_some(()), || format!("{:?}", home.traces()));
         assert!(alive(&members).is_empty());
-        scene.play_on().terminate();
+        fixture.start_without_servers().terminate();
     });
 }
 
 #[test]
-fn a_killed_satellite_is_cleared_away_by_its_reaper() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let playing = scene.play(LONG);
-        send(playing.satellite.pid, Signal::SIGKILL);
-        playing.ended().exits(137);
-        scene.play_on().terminate();
+fn the_reaper_ends_the_processes_of_a_killed_satellite() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start(LONG);
+        send(running.satellite.pid, Signal::SIGKILL);
+        running.ended().exits(137);
+        fixture.start_without_servers().terminate();
     });
 }
 
 #[test]
-fn what_both_left_when_they_were_killed_is_reclaimed_by_the_next_start() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let killed = scene.play(LONG).kill_both();
-        let next = scene.play_on();
+fn the_next_start_ends_the_processes_of_a_killed_satellite_and_reaper() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let killed = fixture.start(LONG).kill_both();
+        let next = fixture.start_without_servers();
         killed.is_reclaimed();
         let log = json_lines(&next.process.stderr());
         let reclaimed = log.iter().find(|line| line["message"] == "ended the processes that a killed satellite left");
-        // A sandbox ends with the thread that started it, and what is in it with the sandbox, mostly before we look.
+        // A sandbox ends with the thread that started it, and its processes end with it, usually before this check.
         if mechanism.sandbox == Sandbox::None {
-            assert!(killed.left.len() >= SERVERS.len(), "there was something to reclaim: {:#?}", killed.left);
+            assert!(killed.left.len() >= SERVERS.len(), "processes are missing: {:#?}", killed.left);
             let reclaimed = reclaimed.unwrap_or_else(|| panic!("{log:#?}"));
             for (slug, _) in SERVERS {
                 let instance = format!("{slug}-acme-alice-{slug}");
@@ -135,47 +135,47 @@ fn what_both_left_when_they_were_killed_is_reclaimed_by_the_next_start() {
 }
 
 #[test]
-fn an_orphan_is_adopted_by_the_satellite() {
-    everywhere(|mechanism| {
-        // In a sandbox there is somebody nearer.
+fn the_satellite_adopts_orphaned_processes() {
+    for_each_mechanism(|mechanism| {
+        // In a sandbox its first process adopts the orphans.
         if mechanism.sandbox != Sandbox::None {
             return;
         }
-        let scene = Scene::new(mechanism);
-        let playing = scene.play(SHORT);
-        let members = playing.members();
-        let servers: Vec<_> = scene.home.rows().iter().map(pid).collect();
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start(SHORT);
+        let members = running.members();
+        let servers: Vec<_> = fixture.home.rows().iter().map(pid).collect();
         let sleepers: Vec<_> = members.iter().filter(|member| member.line.starts_with("sleep ")).collect();
-        let adopted = sleepers.iter().filter(|sleeper| sleeper.parent == playing.satellite.pid).count();
+        let adopted = sleepers.iter().filter(|sleeper| sleeper.parent == running.satellite.pid).count();
         let children = sleepers.iter().filter(|sleeper| servers.contains(&sleeper.parent)).count();
         assert_eq!((adopted, children), (2, 1), "{members:#?}");
-        playing.terminate();
+        running.terminate();
     });
 }
 
 #[test]
-fn orphans_that_have_ended_are_reaped_by_the_satellite() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let playing = scene.play(SHORT);
+fn the_satellite_reaps_orphans_that_have_ended() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start(SHORT);
         for (slug, _) in SERVERS {
-            scene.home.satellite(&["stop", slug]).exits(0);
+            fixture.home.satellite(&["stop", slug]).exits(0);
         }
-        let zombies = || zombies_of(playing.satellite.pid);
-        wait_for("all to be reaped", || zombies().is_empty().then_some(()), || format!("{:?}", zombies()));
-        playing.terminate();
+        let zombies = || zombies_of(running.satellite.pid);
+        wait_for("all orphans to be reaped", || zombies().is_empty().then_some(()), || format!("{:?}", zombies()));
+        running.terminate();
     });
 }
 
 #[test]
-fn a_check_leaves_no_cgroup() {
+fn satellite_check_leaves_no_cgroup() {
     let home = Home::new();
     let config = home.write("satellite.toml", "");
     for _ in 0..5 {
-        let said = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0).stdout;
-        if let Some((_, rest)) = said.split_once("under `") {
+        let output = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0).stdout;
+        if let Some((_, rest)) = output.split_once("under `") {
             let cgroup = rest.split('`').next().unwrap();
-            assert!(!Path::new(cgroup).exists(), "{said}");
+            assert!(!Path::new(cgroup).exists(), "{output}");
         }
     }
 }

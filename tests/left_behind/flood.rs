@@ -1,16 +1,16 @@
-//! A server that says more than anybody wants to know. What it costs the others is measured by `.ci/drive.py flood`.
+//! A server that floods its stderr. `.ci/drive.py flood` measures the delay of the other servers.
 
 use std::fs;
 
-use super::mechanism::{Sandbox, everywhere_once};
-use super::scene::{SHORT, Scene};
+use super::fixture::{Fixture, SHORT};
+use super::mechanism::{Sandbox, for_each_mechanism_once};
 use super::support::pid;
 
-/// What is flooded before the test is content.
+/// The number of bytes that the server writes during the test.
 const FLOOD_BYTES: u64 = 100 << 20;
 const GROWTH_MAX: u64 = 64 << 20;
 
-/// From `/proc/PID/FILE`, in the unit that it has there.
+/// Returns a number from `/proc/PID/FILE`, in the unit of that file.
 #[track_caller]
 fn number(pid: i32, file: &str, key: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
@@ -19,26 +19,26 @@ fn number(pid: i32, file: &str, key: &str) -> u64 {
 }
 
 #[test]
-fn a_flood_on_stderr_hinders_no_other_server_and_is_not_kept() {
-    everywhere_once(|mechanism| {
+fn a_flood_on_stderr_blocks_no_other_server_and_is_not_buffered() {
+    for_each_mechanism_once(|mechanism| {
         if mechanism.sandbox != Sandbox::None {
             return;
         }
-        let scene = Scene::new(mechanism);
+        let fixture = Fixture::new(mechanism);
         let servers =
-            scene.server("flooding", &["--stderr-bytes-per-second", "100000000"]) + &scene.server("quiet", &[]);
-        let playing = scene.run(&scene.config("flood.toml", SHORT, &servers));
-        let rows = scene.home.wait_all_online();
-        let rss = || number(playing.satellite.pid, "status", "VmRSS:") << 10;
+            fixture.server("flooding", &["--stderr-bytes-per-second", "100000000"]) + &fixture.server("quiet", &[]);
+        let running = fixture.run(&fixture.config("flood.toml", SHORT, &servers));
+        let rows = fixture.home.wait_all_online();
+        let rss = || number(running.satellite.pid, "status", "VmRSS:") << 10;
         let flooding = pid(rows.iter().find(|row| row["server"] == "flooding").unwrap());
         let before = rss();
         let mut most = before;
         while number(flooding, "io", "wchar:") < FLOOD_BYTES {
-            scene.home.satellite(&["call", "quiet", "echo"]).exits(0);
+            fixture.home.satellite(&["call", "quiet", "echo"]).exits(0);
             most = most.max(rss());
         }
-        scene.home.satellite(&["call", "flooding", "echo"]).exits(0);
-        assert!(most < before + GROWTH_MAX, "it has grown from {before} to {most} bytes");
-        playing.terminate();
+        fixture.home.satellite(&["call", "flooding", "echo"]).exits(0);
+        assert!(most < before + GROWTH_MAX, "the satellite has grown from {before} to {most} bytes");
+        running.terminate();
     });
 }

@@ -1,4 +1,4 @@
-//! What holds the trees of servers together, and the tests run with each that works here.
+//! The mechanisms that contain the processes of a server. Each test runs with every mechanism that works here.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::thread;
 
 use super::support::Home;
 
-/// How many cases of one test run at once: they mostly wait.
+/// The number of cases of one test that run at once: they mostly wait.
 const AT_ONCE_MAX: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Sandbox {
         }
     }
 
-    /// How many processes of its own it puts around a server.
+    /// Returns the number of processes that the sandbox itself adds to a server.
     pub(crate) fn processes(self) -> usize {
         match self {
             Self::None => 0,
@@ -47,7 +47,7 @@ pub(crate) struct Mechanism {
 }
 
 impl Mechanism {
-    /// As `status` calls it.
+    /// Returns the name in `status`.
     pub(crate) fn held_by(self) -> &'static str {
         match self {
             Self { cgroups: true, .. } => "cgroup",
@@ -63,7 +63,7 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// `PATH`, and behind it where `.ci/install-sandboxes` puts what the distribution does not have.
+/// Returns `PATH`, followed by the directory of `.ci/install-sandboxes`.
 pub(crate) fn path() -> OsString {
     let installed = std::env::var_os("MCP_SANDBOX_DIR")
         .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/target/sandboxes")), PathBuf::from);
@@ -71,44 +71,44 @@ pub(crate) fn path() -> OsString {
     std::env::join_paths(std::env::split_paths(&path).chain([installed.join("bin")])).unwrap()
 }
 
-/// What works here: `satellite check` tells, from a trial of each.
+/// The mechanisms that work here, according to `satellite check`, which tries each of them.
 static WORKING: LazyLock<Vec<Mechanism>> = LazyLock::new(|| {
     let mut home = Home::new();
     home.env.push(("PATH".into(), path().into_string().unwrap()));
     let config = home.write("satellite.toml", "");
-    let said = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0).stdout;
+    let output = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0).stdout;
     let skipped = |what: &str| {
-        // Not by `eprintln`: what a passing test prints that way is not shown.
-        let text = format!("\n!!! SKIPPED, tests of what is left behind with {what}:\n{said}\n");
+        // Not by `eprintln`: the test harness hides its output if the test passes.
+        let text = format!("\n!!! SKIPPED, tests of left-behind processes with {what}:\n{output}\n");
         let _ = std::io::stderr().write_all(text.as_bytes());
     };
-    let has_cgroups = said.contains("held by a cgroup for each run");
+    let has_cgroups = output.contains("held by a cgroup for each run");
     if !has_cgroups {
         skipped("cgroups");
     }
-    let works = |sandbox: &Sandbox| *sandbox == Sandbox::None || said.contains(&format!("{}: works", sandbox.name()));
+    let works = |sandbox: &Sandbox| *sandbox == Sandbox::None || output.contains(&format!("{}: works", sandbox.name()));
     let sandboxes = [Sandbox::None, Sandbox::Nsjail, Sandbox::Bubblewrap].into_iter().filter(works);
-    let ways = [true, false].into_iter().filter(|cgroups| !cgroups || has_cgroups);
-    sandboxes.flat_map(|sandbox| ways.clone().map(move |cgroups| Mechanism { sandbox, cgroups })).collect()
+    let cgroups = [true, false].into_iter().filter(|cgroups| !cgroups || has_cgroups);
+    sandboxes.flat_map(|sandbox| cgroups.clone().map(move |cgroups| Mechanism { sandbox, cgroups })).collect()
 });
 
 #[test]
 #[cfg_attr(no_sandboxes, ignore = "needs nsjail and bubblewrap; install them with .ci/install-sandboxes")]
-fn both_sandboxes_are_among_the_mechanisms() {
+fn both_sandboxes_work_on_this_machine() {
     for sandbox in [Sandbox::Nsjail, Sandbox::Bubblewrap] {
         assert!(WORKING.iter().any(|mechanism| mechanism.sandbox == sandbox), "{} does not work", sandbox.name());
     }
 }
 
-/// Runs `case` with every mechanism that works here, as often as it is asked for.
+/// Runs `case` with every mechanism that works here, `LEFT_BEHIND_RUNS` times.
 #[track_caller]
-pub(crate) fn everywhere(case: impl Fn(Mechanism) + Sync) {
+pub(crate) fn for_each_mechanism(case: impl Fn(Mechanism) + Sync) {
     run(case, std::env::var("LEFT_BEHIND_RUNS").map_or(1, |runs| runs.parse().unwrap()), AT_ONCE_MAX);
 }
 
-/// Runs what is too heavy to be repeated with every mechanism that works here, one after the other.
+/// Runs a heavy `case` with every mechanism that works here once, one after the other.
 #[track_caller]
-pub(crate) fn everywhere_once(case: impl Fn(Mechanism) + Sync) {
+pub(crate) fn for_each_mechanism_once(case: impl Fn(Mechanism) + Sync) {
     run(case, 1, 1);
 }
 
@@ -120,7 +120,7 @@ fn run(case: impl Fn(Mechanism) + Sync, runs: usize, at_once: usize) {
         while let Some(number) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|number| *number < all) {
             let mechanism = WORKING[number % WORKING.len()];
             let name = format!("{mechanism}, run {}", number / WORKING.len() + 1);
-            // On a thread of its own, so that a panic says by the thread's name which case it was.
+            // On its own thread: a panic message contains the thread's name, and so the case.
             let ended = thread::scope(|scope| {
                 thread::Builder::new().name(name).spawn_scoped(scope, || case(mechanism)).unwrap().join()
             });

@@ -1,26 +1,26 @@
-//! Ending many takes no longer than ending one.
+//! Ending many servers takes about as long as ending one.
 
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::mechanism::{Sandbox, everywhere_once};
-use super::scene::{STUBBORN, Scene};
+use super::fixture::{Fixture, STUBBORN};
+use super::mechanism::{Sandbox, for_each_mechanism_once};
 
 const MANY: usize = 50;
-/// As ratios go: fifty graces in a row would be fifty.
+/// The highest ratio of the two durations; fifty graces one after the other would be fifty.
 const RATIO_MAX: u32 = 5;
 
-/// How long the end of a satellite with this many stubborn servers takes.
-fn ending(scene: &Scene, servers: usize) -> Duration {
-    let texts: String = (0..servers).map(|number| scene.server(&format!("s{number}"), STUBBORN)).collect();
-    let mut playing = scene.run(&scene.config("stubborn.toml", "1s", &texts));
-    assert_eq!(scene.home.wait_all_online().len(), servers);
+/// Returns the duration of the shutdown of a satellite with this many stubborn servers.
+fn shutdown_duration(fixture: &Fixture, servers: usize) -> Duration {
+    let texts: String = (0..servers).map(|number| fixture.server(&format!("s{number}"), STUBBORN)).collect();
+    let mut running = fixture.run(&fixture.config("stubborn.toml", "1s", &texts));
+    assert_eq!(fixture.home.wait_all_online().len(), servers);
     let began = Instant::now();
-    playing.process.signal(Signal::SIGTERM);
-    let outcome = playing.ended_cleanly().exits(0);
+    running.process.signal(Signal::SIGTERM);
+    let outcome = running.ended_cleanly().exits(0);
     let took = began.elapsed();
-    let stopped = scene.home.satellite(&["events", "--json", "--since", "0", "--type", "mcp.server.stopped"]);
+    let stopped = fixture.home.satellite(&["events", "--json", "--since", "0", "--type", "mcp.server.stopped"]);
     let stopped = stopped.exits(0).json_lines();
     assert_eq!(stopped.len(), servers, "{outcome:#?}");
     for event in stopped {
@@ -30,13 +30,13 @@ fn ending(scene: &Scene, servers: usize) -> Duration {
 }
 
 #[test]
-fn fifty_stubborn_servers_take_one_grace_and_not_fifty() {
-    everywhere_once(|mechanism| {
+fn the_shutdown_of_fifty_stubborn_servers_takes_one_grace() {
+    for_each_mechanism_once(|mechanism| {
         if mechanism.sandbox != Sandbox::None {
             return;
         }
-        let one = ending(&Scene::new(mechanism), 1);
-        let many = ending(&Scene::new(mechanism), MANY);
+        let one = shutdown_duration(&Fixture::new(mechanism), 1);
+        let many = shutdown_duration(&Fixture::new(mechanism), MANY);
         assert!(many < one * RATIO_MAX, "{MANY} took {many:?}, one took {one:?}");
     });
 }

@@ -1,21 +1,21 @@
-//! Who is none of a satellite's is not hit, whatever the ledger says and whichever number was used again.
+//! Processes of others are not ended, whatever the ledger contains and whichever pid was reused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::mechanism::{Mechanism, Sandbox, everywhere};
-use super::process::{Bystander, Member, Seen, alive};
-use super::scene::{LONG, SHORT, Scene};
+use super::fixture::{Fixture, LONG, SHORT};
+use super::mechanism::{Mechanism, Sandbox, for_each_mechanism};
+use super::process::{Bystander, GroupMember, ProcessInfo, alive};
 
-fn ledger(scene: &Scene) -> PathBuf {
-    scene.home.data_dir().join("ledger")
+fn ledger(fixture: &Fixture) -> PathBuf {
+    fixture.home.data_dir().join("ledger")
 }
 
-fn write(scene: &Scene, lines: &[Value]) {
+fn write(fixture: &Fixture, lines: &[Value]) {
     let lines = lines.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n") + "\n";
-    fs::write(ledger(scene), lines).unwrap();
+    fs::write(ledger(fixture), lines).unwrap();
 }
 
 fn started(run: u64, pid: i32, start_time: u64) -> Value {
@@ -27,73 +27,73 @@ fn inside(run: u64, pid: i32, start_time: u64) -> Value {
 }
 
 #[test]
-fn who_has_a_number_of_the_dead_survives_what_is_reclaimed() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let killed = scene.play(LONG).kill_both();
+fn a_stranger_with_a_reused_pid_survives_the_cleanup() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let killed = fixture.start(LONG).kill_both();
         let recycled = Bystander::start(&[]);
-        let member = Member::start();
+        let member = GroupMember::start();
         let others = Bystander::start(&[("MCP_SATELLITE_RUN", "other.1")]);
         let of_a_longer_name = {
-            let id = scene.ledger()[0]["satellite"]["id"].as_str().unwrap().to_owned();
+            let id = fixture.ledger()[0]["satellite"]["id"].as_str().unwrap().to_owned();
             Bystander::start(&[("MCP_SATELLITE_RUN", &format!("{id}0.1"))])
         };
-        let mut lines = scene.ledger();
-        // The leaders are dead, and their numbers are a stranger's now; their start times are not.
+        let mut lines = fixture.ledger();
+        // The leaders are dead. A stranger has their pids now, with other start times.
         for line in &mut lines {
             if let Some(started) = line.get_mut("started") {
-                started["pid"] = recycled.seen.pid.into();
+                started["pid"] = recycled.info.pid.into();
             }
         }
-        let seen = &recycled.seen;
+        let info = &recycled.info;
         lines.extend([
-            started(1001, seen.pid, seen.start_time - 1),
-            started(1002, seen.pid, 0),
-            inside(1003, seen.pid, seen.start_time + 1),
-            started(1004, member.group, member.seen.start_time),
-            inside(1005, member.group, member.seen.start_time),
+            started(1001, info.pid, info.start_time - 1),
+            started(1002, info.pid, 0),
+            inside(1003, info.pid, info.start_time + 1),
+            started(1004, member.group, member.info.start_time),
+            inside(1005, member.group, member.info.start_time),
         ]);
-        write(&scene, &lines);
-        let next = scene.play_on();
+        write(&fixture, &lines);
+        let next = fixture.start_without_servers();
         for stranger in [&recycled, &others, &of_a_longer_name] {
             stranger.survived();
         }
         member.survived();
-        // By their marks or their cgroup; what is in a sandbox has gone with it.
+        // Found by their marks or their cgroup. Processes in a sandbox ended with it.
         killed.is_reclaimed();
         next.terminate();
     });
 }
 
 #[test]
-fn a_cgroup_that_is_none_of_the_satellites_is_left_alone() {
-    everywhere(|mechanism| {
+fn the_cleanup_leaves_a_foreign_cgroup_alone() {
+    for_each_mechanism(|mechanism| {
         if mechanism != (Mechanism { sandbox: Sandbox::None, cgroups: true }) {
             return;
         }
-        let scene = Scene::new(mechanism);
-        let killed = scene.play(LONG).kill_both();
+        let fixture = Fixture::new(mechanism);
+        let killed = fixture.start(LONG).kill_both();
         let own = killed.cgroup.clone().unwrap();
         let stranger = Bystander::start(&[]);
-        let cgroup = Cgroup::with(&own.with_file_name(format!("service-{}", scene.home.mark())), &stranger.seen);
-        let mut lines = scene.ledger();
+        let cgroup = Cgroup::with(&own.with_file_name(format!("service-{}", fixture.home.mark())), &stranger.info);
+        let mut lines = fixture.ledger();
         lines[0]["satellite"]["cgroup"] = cgroup.0.to_str().into();
-        write(&scene, &lines);
-        let next = scene.play_on();
+        write(&fixture, &lines);
+        let next = fixture.start_without_servers();
         stranger.survived();
-        // Found by their marks.
+        // The servers were found by their marks.
         assert!(alive(&killed.members).is_empty(), "left behind: {:#?}", alive(&killed.members));
-        assert!(!own.exists(), "it is empty, and its satellite has ended");
+        assert!(!own.exists(), "the empty cgroup of an ended satellite is left");
         next.terminate();
         drop(stranger);
     });
 }
 
-/// Removed when it is dropped.
+/// A cgroup that is removed when this is dropped.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
-    fn with(path: &Path, member: &Seen) -> Self {
+    fn with(path: &Path, member: &ProcessInfo) -> Self {
         fs::create_dir(path).unwrap();
         fs::write(path.join("cgroup.procs"), member.pid.to_string()).unwrap();
         Self(path.to_owned())
@@ -102,71 +102,71 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Its one member may be gone already; what a failed test leaves is an empty directory.
+        // The member may have ended already. A failed test leaves an empty directory.
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
         let _ = fs::remove_dir(&self.0);
     }
 }
 
 #[test]
-fn a_ledger_that_means_nothing_reclaims_nothing() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        scene.play_on().terminate();
-        let header = scene.ledger().remove(0);
+fn an_invalid_ledger_ends_no_process() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        fixture.start_without_servers().terminate();
+        let header = fixture.ledger().remove(0);
         let stranger = Bystander::start(&[]);
-        let meant = started(1, stranger.seen.pid, stranger.seen.start_time);
+        let entry = started(1, stranger.info.pid, stranger.info.start_time);
         let other = |field: &str| {
             let mut header = header.clone();
             header["satellite"][field] = "another".into();
-            format!("{header}\n{meant}\n")
+            format!("{header}\n{entry}\n")
         };
         for text in [
             String::new(),
             "\n".to_owned(),
             "not a ledger\u{0}\n".to_owned(),
-            format!("{meant}\n"),
-            format!("{{\"satellite\":{{\n{meant}\n"),
+            format!("{entry}\n"),
+            format!("{{\"satellite\":{{\n{entry}\n"),
             other("boot_id"),
             other("pid_namespace"),
         ] {
-            fs::write(ledger(&scene), &text).unwrap();
-            let next = scene.play_on();
+            fs::write(ledger(&fixture), &text).unwrap();
+            let next = fixture.start_without_servers();
             stranger.survived();
             let outcome = next.terminate();
             assert!(!outcome.stderr.contains("ended the processes that"), "{text:?} {outcome:#?}");
         }
-        // That it would have been hit otherwise.
-        write(&scene, &[header.clone(), meant.clone()]);
-        let next = scene.play_on();
-        assert!(!stranger.seen.is_alive());
+        // A valid ledger with the same line ends the process.
+        write(&fixture, &[header.clone(), entry.clone()]);
+        let next = fixture.start_without_servers();
+        assert!(!stranger.info.is_alive());
         next.terminate();
     });
 }
 
 #[test]
-fn a_ledger_with_garbage_in_it_still_reclaims_the_rest() {
-    everywhere(|mechanism| {
-        let scene = Scene::new(mechanism);
-        let killed = scene.play(LONG).kill_both();
-        let lines: Vec<String> = scene.ledger().iter().map(Value::to_string).collect();
+fn a_ledger_with_invalid_lines_still_ends_the_other_processes() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let killed = fixture.start(LONG).kill_both();
+        let lines: Vec<String> = fixture.ledger().iter().map(Value::to_string).collect();
         let torn = format!("{}\n{{\"ended\":{{\"run\":", lines.join("\n[]\nnonsense\n{\"unknown\":1}\n"));
-        fs::write(ledger(&scene), torn).unwrap();
-        let next = scene.play_on();
+        fs::write(ledger(&fixture), torn).unwrap();
+        let next = fixture.start_without_servers();
         killed.is_reclaimed();
         next.terminate();
     });
 }
 
 #[test]
-fn the_servers_of_another_satellite_are_left_alone() {
-    everywhere(|mechanism| {
-        let (one, other) = (Scene::new(mechanism), Scene::new(mechanism));
-        let killed = one.play(LONG);
-        let lives = other.play(SHORT);
-        let members = lives.members();
+fn the_cleanup_leaves_the_servers_of_another_satellite_alone() {
+    for_each_mechanism(|mechanism| {
+        let (one, other) = (Fixture::new(mechanism), Fixture::new(mechanism));
+        let killed = one.start(LONG);
+        let running_other = other.start(SHORT);
+        let members = running_other.members();
         let killed = killed.kill_both();
-        let next = one.play_on();
+        let next = one.start_without_servers();
         killed.is_reclaimed();
         next.terminate();
         assert_eq!(alive(&members).len(), members.len(), "{members:#?}");
@@ -174,6 +174,6 @@ fn the_servers_of_another_satellite_are_left_alone() {
             assert_eq!(row["restarts"], 0, "{row:#}");
             other.home.satellite(&["call", row["server"].as_str().unwrap(), "echo"]).exits(0);
         }
-        lives.terminate();
+        running_other.terminate();
     });
 }

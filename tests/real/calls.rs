@@ -1,4 +1,4 @@
-//! Calls over a real wire: each is answered once, to who asked, whatever becomes of the server.
+//! Calls to real processes: each caller receives one response or error, whatever happens to the server.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,28 +11,30 @@ use serde_json::{Value, json};
 
 use crate::support::{Instance, Server, real, text, until};
 
-/// Waits until the server has received so many calls.
+/// Waits until the server has received this many calls.
 async fn calls_received(server: &Instance, calls: u64) {
     let received = async || server.received().await;
-    until("the calls arrived", received, |received| received["calls"].as_u64() == Some(calls)).await;
+    until("the calls are received", received, |received| received["calls"].as_u64() == Some(calls)).await;
 }
 
-/// Waits until the server has received so many cancellations, and counts how often it was asked.
+/// Waits until the server has received this many cancellations. Returns the number of polls, each of which is a call.
 async fn cancellations_received(server: &Instance, count: usize) -> u64 {
-    let mut asked = 0;
+    let mut polls = 0;
     let received = async || {
-        asked += 1;
+        polls += 1;
         server.received().await
     };
-    until("the cancellations arrived", received, |received| received["cancelled"].as_array().unwrap().len() == count)
-        .await;
-    asked
+    until("the cancellations are received", received, |received| {
+        received["cancelled"].as_array().unwrap().len() == count
+    })
+    .await;
+    polls
 }
 
 #[test]
-fn two_hundred_concurrent_calls_are_answered_to_the_right_callers() {
+fn two_hundred_concurrent_callers_receive_their_own_responses() {
     real(async |satellite| {
-        // Each answer is late by another time, so that they come in an order of their own.
+        // Each response has another delay, so that the responses arrive in another order than the calls.
         let server = satellite.online(Server::sim(&["--call-delay=100ms", "--jitter=0.9", "--seed=7"])).await;
         let calls = (0..200).map(|caller| {
             let server = server.clone();
@@ -63,7 +65,7 @@ fn a_result_of_8_mib_arrives_whole() {
 
 #[test]
 fn arguments_of_several_mib_arrive_whole() {
-    // The server answers with them twice, on a line of 16 MiB at most.
+    // The response contains the arguments twice, and a line may have 16 MiB.
     const SIZE: usize = 7 * 1024 * 1024;
     real(async |satellite| {
         let server = satellite.online(Server::sim(&[])).await;
@@ -81,17 +83,22 @@ fn a_timed_out_call_is_cancelled_and_its_late_answer_is_dropped() {
         let limit = Duration::from_millis(100);
         let answer = server.call_within(Some(limit), "sleep", late).await;
         assert!(matches!(answer, Err(CallError::TimedOut { after, .. }) if after >= limit), "{answer:?}");
-        let asked = cancellations_received(&server, 1).await;
+        let polls = cancellations_received(&server, 1).await;
 
-        // The late answer is a message like the others, and the answer to nobody.
-        until("it came", async || server.view().counters.messages(), |messages| *messages == before + asked + 1).await;
+        // The late response counts as a message, and no caller receives it.
+        until(
+            "the late response is received",
+            async || server.view().counters.messages(),
+            |messages| *messages == before + polls + 1,
+        )
+        .await;
         server.assert_callable().await;
         assert_eq!(server.view().counters.malformed(), 0);
     });
 }
 
 #[test]
-fn a_caller_that_goes_away_has_its_call_cancelled() {
+fn the_call_of_a_caller_that_disconnects_is_cancelled() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&["--hang-calls"])).await;
         let caller = tokio::spawn({
@@ -129,7 +136,7 @@ fn progress_extends_a_deadline_up_to_the_cap() {
 }
 
 #[test]
-fn fifty_callers_of_a_killed_server_are_each_told_once_that_it_may_have_been_done() {
+fn fifty_callers_of_a_killed_server_each_receive_maybe_executed_once() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&["--hang-calls"])).await;
         let old = server.pid();
@@ -146,21 +153,21 @@ fn fifty_callers_of_a_killed_server_are_each_told_once_that_it_may_have_been_don
             assert_eq!(answer.unwrap(), Err(fate.clone()));
         }
         server.online_again(old).await;
-        let told = |event: &Event| matches!(event, Event::ToolExecuted { tool_name, success: false, .. } if tool_name == "echo");
+        let is_failed_call = |event: &Event| matches!(event, Event::ToolExecuted { tool_name, success: false, .. } if tool_name == "echo");
         until(
-            "all were told",
+            "all failed calls are reported",
             async || server.events(),
-            |events| events.iter().filter(|event| told(&event.event)).count() >= 50,
+            |events| events.iter().filter(|event| is_failed_call(&event.event)).count() >= 50,
         )
         .await;
-        let told = server.events().iter().filter(|event| told(&event.event)).count();
-        assert_eq!((told, server.view().counters.errors()), (50, 50));
-        assert_eq!(server.received().await["calls"], 0, "none was repeated");
+        let failed_calls = server.events().iter().filter(|event| is_failed_call(&event.event)).count();
+        assert_eq!((failed_calls, server.view().counters.errors()), (50, 50));
+        assert_eq!(server.received().await["calls"], 0, "a call was repeated");
     });
 }
 
 #[test]
-fn a_call_that_may_be_repeated_is_answered_by_the_servers_next_run() {
+fn a_repeatable_call_is_answered_by_the_next_run() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&["--call-delay=500ms"])).await;
         let caller = tokio::spawn({
@@ -175,11 +182,11 @@ fn a_call_that_may_be_repeated_is_answered_by_the_servers_next_run() {
 }
 
 #[test]
-fn calls_to_a_server_that_does_not_read_time_out_and_the_others_go_on() {
+fn calls_to_a_server_that_does_not_read_time_out_without_affecting_others() {
     real(async |satellite| {
         let deaf = satellite.online(Server::sim(&["--hang-after=0"])).await;
         let other = satellite.online(Server::sim(&[])).await;
-        // Far more than the pipe takes, and than the satellite is willing to queue for one server.
+        // More than the capacity of the pipe and of the satellite's queue for one server.
         let load = "x".repeat(256 * 1024);
         let callers: Vec<_> = (0..24)
             .map(|_| {
@@ -201,7 +208,7 @@ fn calls_to_a_server_that_does_not_read_time_out_and_the_others_go_on() {
 }
 
 #[test]
-fn a_servers_errors_come_as_they_are() {
+fn errors_of_a_server_are_returned_unchanged() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&[])).await;
         let answer = server.call("fail", json!({"message": "disk full"})).await;
@@ -215,7 +222,7 @@ fn a_servers_errors_come_as_they_are() {
 }
 
 #[test]
-fn thirty_servers_are_thirty_processes_and_each_answers_for_itself() {
+fn thirty_servers_run_in_thirty_separate_processes() {
     real(async |satellite| {
         let mut servers = Vec::new();
         for number in 0..30 {
@@ -228,6 +235,6 @@ fn thirty_servers_are_thirty_processes_and_each_answers_for_itself() {
             assert_eq!(server.text("env", json!({"name": "NUMBER"})).await, number.to_string());
         }
         assert_eq!(pids.len(), servers.len());
-        assert_eq!(satellite.place.processes().len(), servers.len());
+        assert_eq!(satellite.scope.processes().len(), servers.len());
     });
 }

@@ -1,4 +1,4 @@
-//! How a server's process ends: by itself, by somebody else's hand, on request, and never.
+//! Ends of a server's process: by itself, by a person's signal, on request, and after the grace.
 
 use std::time::Duration;
 
@@ -14,26 +14,26 @@ use crate::support::{Instance, Server, real, until};
 
 const GRACE: Duration = Duration::from_millis(300);
 
-/// `(old pid, new pid, reason)` of the first restart.
+/// Returns `(old pid, new pid, reason)` of the first restart.
 async fn restarted(instance: &Instance) -> (Option<u32>, Option<u32>, RestartReason) {
     let restart = |event: &Event| match event {
         Event::Restarted { old_pid, new_pid, restart_reason, .. } => Some((*old_pid, *new_pid, *restart_reason)),
         _ => None,
     };
-    instance.told("restarted", restart).await
+    instance.wait_event("restarted", restart).await
 }
 
-/// `(kind, code, signal, forced)` of the first stop.
+/// Returns `(kind, code, signal, forced)` of the first stop.
 async fn stopped(instance: &Instance) -> (StopKind, Option<i32>, Option<i32>, bool) {
     let stop = |event: &Event| match event {
         Event::Stopped { kind, exit_code, signal, forced, .. } => Some((*kind, *exit_code, *signal, *forced)),
         _ => None,
     };
-    instance.told("stopped", stop).await
+    instance.wait_event("stopped", stop).await
 }
 
 #[test]
-fn a_server_killed_by_hand_is_back_by_itself() {
+fn a_server_that_a_person_kills_is_restarted() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&[])).await;
         let old = server.pid();
@@ -46,7 +46,7 @@ fn a_server_killed_by_hand_is_back_by_itself() {
 }
 
 #[test]
-fn a_server_that_dies_by_its_own_signal_is_told_by_it() {
+fn the_crash_event_contains_the_signal_of_the_server() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&[])).await;
         let old = server.pid();
@@ -62,7 +62,7 @@ fn a_server_that_dies_by_its_own_signal_is_told_by_it() {
 }
 
 #[test]
-fn a_server_that_exits_with_a_code_is_told_by_it() {
+fn the_crash_event_contains_the_exit_code_of_the_server() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&[])).await;
         let old = server.pid();
@@ -78,36 +78,36 @@ fn a_server_that_exits_with_a_code_is_told_by_it() {
 }
 
 #[test]
-fn a_server_that_exits_with_code_0_sleeps_and_the_next_call_wakes_it() {
+fn a_server_that_exits_with_code_0_is_dormant_until_the_next_call() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&[])).await;
         let old = server.pid();
         server.call("crash", json!({"code": 0})).await.unwrap_err();
         let asleep = server.until("dormant", |view| view.dormant).await;
         assert_eq!((asleep.status, asleep.pid), (Status::Online, None));
-        assert_eq!(asleep.offered_catalogue().unwrap().tools.len(), 3, "its tools stay listed");
+        assert_eq!(asleep.offered_catalogue().unwrap().tools.len(), 3, "the tools are not listed any more");
         let exited = |event: &Event| match event {
             Event::Exited { exit_code, will_restart, .. } => Some((*exit_code, *will_restart)),
             _ => None,
         };
-        assert_eq!(server.told("exited", exited).await, (Some(0), false));
+        assert_eq!(server.wait_event("exited", exited).await, (Some(0), false));
 
         server.assert_callable().await;
         let respawned = |event: &Event| match event {
             Event::Respawned { pid, .. } => Some(*pid),
             _ => None,
         };
-        let new = server.told("respawned", respawned).await;
+        let new = server.wait_event("respawned", respawned).await;
         assert!(new.is_some() && new != Some(old), "{new:?}, once {old}");
         let is_status =
             |event: &Event| matches!(event, Event::StatusChanged { status, .. } if *status != Status::Online);
         let after_exit = server.events().into_iter().skip_while(|event| !matches!(event.event, Event::Exited { .. }));
-        assert_eq!(after_exit.filter(|event| is_status(&event.event)).count(), 0, "it was online all the time");
+        assert_eq!(after_exit.filter(|event| is_status(&event.event)).count(), 0, "the status changed");
     });
 }
 
 #[test]
-fn a_server_that_must_be_there_is_restarted_after_code_0() {
+fn an_always_on_server_is_restarted_after_code_0() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&[]).always_on()).await;
         let old = server.pid();
@@ -118,28 +118,28 @@ fn a_server_that_must_be_there_is_restarted_after_code_0() {
 }
 
 #[test]
-fn a_stopped_server_reads_the_end_of_its_stdin() {
+fn a_stop_closes_the_stdin_of_the_server() {
     real(async |satellite| {
-        // What it cannot have ended by is SIGTERM.
+        // The server ignores SIGTERM, so only the end of its stdin can end it.
         let server = satellite.online(Server::sim(&["--ignore-sigterm"])).await;
         server.handle.stop(&server.id).await.unwrap();
-        assert_eq!(satellite.place.processes(), []);
+        assert_eq!(satellite.scope.processes(), []);
         assert_eq!(stopped(&server).await, (StopKind::Manual, Some(0), None, false));
     });
 }
 
 #[test]
-fn a_stopped_server_may_take_its_time_within_the_grace() {
+fn a_stopped_server_may_use_the_whole_grace_to_end() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&["--sigterm-delay=200ms", "--exit-code=5", "--ignore-eof"])).await;
         server.handle.stop(&server.id).await.unwrap();
-        assert_eq!(satellite.place.processes(), []);
+        assert_eq!(satellite.scope.processes(), []);
         assert_eq!(stopped(&server).await, (StopKind::Manual, Some(5), None, false));
     });
 }
 
 #[test]
-fn a_server_without_a_handler_ends_by_the_sigterm() {
+fn a_server_without_a_sigterm_handler_ends_by_sigterm() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&["--ignore-eof"])).await;
         server.handle.stop(&server.id).await.unwrap();
@@ -153,7 +153,7 @@ fn a_server_that_ignores_all_requests_to_end_is_killed_after_the_grace() {
         let stubborn = Server::sim(&["--ignore-sigterm", "--ignore-eof"]);
         let server = satellite.online(stubborn.policy(|policy| policy.session.terminate_grace = GRACE)).await;
         server.handle.stop(&server.id).await.unwrap();
-        assert_eq!(satellite.place.processes(), []);
+        assert_eq!(satellite.scope.processes(), []);
         assert_eq!(stopped(&server).await, (StopKind::Manual, None, Some(SIGKILL), true));
         let view = server.view();
         assert_eq!((view.status, view.pid), (Status::Offline, None));
@@ -162,16 +162,16 @@ fn a_server_that_ignores_all_requests_to_end_is_killed_after_the_grace() {
 }
 
 #[test]
-fn a_stop_during_the_handshake_ends_the_process_too() {
+fn a_stop_during_the_handshake_ends_the_process() {
     real(async |satellite| {
         let server = satellite.install(Server::sim(&["--handshake-never"])).await;
         server.until("spawned", |view| view.pid.is_some()).await;
         server.handle.stop(&server.id).await.unwrap();
-        assert_eq!(satellite.place.processes(), []);
+        assert_eq!(satellite.scope.processes(), []);
         server.handle.start(&server.id).await.unwrap();
         server.until("spawned again", |view| view.pid.is_some()).await;
         assert!(server.handle.uninstall(&server.id).await.unwrap().active);
-        assert_eq!(satellite.place.processes(), []);
+        assert_eq!(satellite.scope.processes(), []);
     });
 }
 
@@ -201,15 +201,15 @@ fn a_busy_server_that_answers_pings_is_not_unresponsive() {
         let short = Duration::from_millis(50);
         let server = Server::sim(&["--hang-calls"]).policy(|policy| {
             policy.watchdog.silence = short;
-            // What keeps a loaded machine from answering in time is not what is tried here.
+            // The test does not depend on fast responses: the machine may be loaded.
             policy.watchdog.ping_timeout = crate::support::GIVE_UP;
         });
         let server = satellite.online(server).await;
         let old = server.pid();
         server.call_within(Some(short), "echo", json!({})).await.unwrap_err();
-        // Asking what it received is a word from it, so only its count of pings is looked at, and rarely.
+        // The response to `received` counts as a sign of life, so the test polls the number of pings rarely.
         let pinged = until(
-            "it was pinged",
+            "a ping is received",
             async || {
                 server.call_within(Some(short), "echo", json!({})).await.unwrap_err();
                 tokio::time::sleep(2 * short).await;

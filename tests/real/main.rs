@@ -1,8 +1,8 @@
-//! The whole runtime on real processes in real time: every way in which a server starts, answers, misbehaves and ends,
-//! and that nothing of it is left afterwards, no process, no descriptor, no thread.
+//! The whole runtime with real processes in real time: every way in which a server starts, responds, misbehaves and
+//! ends. Each test leaves no process, no descriptor and no thread.
 //!
-//! Every test runs alone in this process, because descriptors and children are counted. Nothing here asserts how long
-//! something took, and nothing sleeps for a state: states are waited for, and given up far beyond what they need.
+//! The tests run one at a time, because they count the descriptors and children of this process. They assert no
+//! durations and do not sleep: they wait for states, with a generous time limit.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]

@@ -1,4 +1,4 @@
-//! Nothing that a server started may outlive it: a wrapper runs the server as a child, and a helper beside it ignores
+//! No process of a server outlives it: a wrapper runs the server as a child, and a helper beside the server ignores
 //! SIGTERM and keeps the pipes open.
 
 use std::time::Duration;
@@ -9,91 +9,97 @@ use nix::sys::signal::Signal;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::oneshot;
 
-use crate::support::{Instance, Place, Process, Satellite, Server, alone, install, options, real, soon, until};
+use crate::support::{
+    Instance, Process, Satellite, Server, TestScope, install, options, real, run_alone, until, with_limit,
+};
 
-/// Wrapper, server, helper.
+/// The number of processes: wrapper, server, helper.
 const MEMBERS: usize = 3;
 
 fn wrapped() -> Server {
     Server::wrapped(&[]).policy(|policy| policy.session.terminate_grace = Duration::from_millis(300))
 }
 
-/// The whole family, once it is there: the helper starts beside the server.
-async fn family(place: &Place) -> Vec<Process> {
-    let names = |family: &Vec<Process>| {
-        let mut names: Vec<_> = family.iter().map(|process| process.name.clone()).collect();
+/// Waits until wrapper, server and helper run, and returns them.
+async fn wait_processes(scope: &TestScope) -> Vec<Process> {
+    let names = |processes: &Vec<Process>| {
+        let mut names: Vec<_> = processes.iter().map(|process| process.name.clone()).collect();
         names.sort_unstable();
         names
     };
-    until("the family is complete", async || place.processes(), |family| names(family) == ["satellite", "sh", "sleep"])
-        .await
+    until(
+        "wrapper, server and helper run",
+        async || scope.processes(),
+        |processes| names(processes) == ["satellite", "sh", "sleep"],
+    )
+    .await
 }
 
-async fn nobody(place: &Place) {
-    until("nobody is left", async || place.processes(), Vec::is_empty).await;
+async fn no_process_left(scope: &TestScope) {
+    until("no process is left", async || scope.processes(), Vec::is_empty).await;
 }
 
-async fn wrapped_in(satellite: &Satellite<'_>) -> (Instance, Vec<Process>) {
+async fn online_wrapped(satellite: &Satellite<'_>) -> (Instance, Vec<Process>) {
     let server = satellite.online(wrapped()).await;
-    let family = family(satellite.place).await;
-    assert_eq!(family.len(), MEMBERS);
-    (server, family)
+    let processes = wait_processes(satellite.scope).await;
+    assert_eq!(processes.len(), MEMBERS);
+    (server, processes)
 }
 
-/// How its first stop was told: the kind, and whether it was forced.
+/// Returns the kind of the first stop, and whether it was forced.
 async fn stopped(instance: &Instance) -> (StopKind, bool) {
     let stop = |event: &Event| match event {
         Event::Stopped { kind, forced, .. } => Some((*kind, *forced)),
         _ => None,
     };
-    instance.told("stopped", stop).await
+    instance.wait_event("stopped", stop).await
 }
 
 #[test]
-fn a_helper_that_ignores_sigterm_is_gone_after_a_stop() {
+fn a_stop_ends_a_helper_that_ignores_sigterm() {
     real(async |satellite| {
-        let (server, _) = wrapped_in(satellite).await;
+        let (server, _) = online_wrapped(satellite).await;
         server.handle.stop(&server.id).await.unwrap();
-        assert_eq!(satellite.place.processes(), []);
+        assert_eq!(satellite.scope.processes(), []);
         assert_eq!(stopped(&server).await, (StopKind::Manual, true));
     });
 }
 
 #[test]
-fn a_crash_of_the_wrapper_takes_its_family_along_and_a_new_one_comes() {
+fn a_crash_of_the_wrapper_ends_its_processes_and_starts_new_ones() {
     real(async |satellite| {
-        let (server, old) = wrapped_in(satellite).await;
+        let (server, old) = online_wrapped(satellite).await;
         let leader = server.pid();
         assert!(old.iter().any(|process| process.pid == leader && process.name == "sh"), "{old:?}");
         server.signal(Signal::SIGKILL);
         server.online_again(leader).await;
-        let new = family(satellite.place).await;
-        assert!(new.iter().all(|process| !old.contains(process)), "{old:?} and then {new:?}");
+        let new = wait_processes(satellite.scope).await;
+        assert!(new.iter().all(|process| !old.contains(process)), "before: {old:?}, after: {new:?}");
         server.assert_callable().await;
     });
 }
 
 #[test]
-fn a_crash_of_the_server_inside_its_wrapper_is_a_crash() {
+fn a_crash_of_the_server_inside_its_wrapper_counts_as_a_crash() {
     real(async |satellite| {
-        let (server, old) = wrapped_in(satellite).await;
+        let (server, old) = online_wrapped(satellite).await;
         let leader = server.pid();
         server.call("crash", serde_json::json!({"code": 9})).await.unwrap_err();
         server.online_again(leader).await;
         assert_eq!(server.crashed().await, ("exited with code 9".to_owned(), Some(9), None));
-        let new = family(satellite.place).await;
-        assert!(new.iter().all(|process| !old.contains(process)), "{old:?} and then {new:?}");
+        let new = wait_processes(satellite.scope).await;
+        assert!(new.iter().all(|process| !old.contains(process)), "before: {old:?}, after: {new:?}");
     });
 }
 
 #[test]
-fn a_shutdown_takes_all_families_along() {
+fn a_shutdown_ends_all_processes_of_all_servers() {
     real(async |satellite| {
-        let (server, _) = wrapped_in(satellite).await;
+        let (server, _) = online_wrapped(satellite).await;
         let plain = satellite.online(Server::sim(&[])).await;
-        let farewell = satellite.handle.shutdown().await;
-        assert_eq!(satellite.place.processes(), []);
-        assert!(farewell.in_time && farewell.events_lost == 0, "{farewell:?}");
+        let report = satellite.handle.shutdown().await;
+        assert_eq!(satellite.scope.processes(), []);
+        assert!(report.in_time && report.events_lost == 0, "{report:?}");
         assert_eq!(stopped(&server).await, (StopKind::Shutdown, true));
         assert_eq!(stopped(&plain).await, (StopKind::Shutdown, false));
     });
@@ -102,23 +108,23 @@ fn a_shutdown_takes_all_families_along() {
 #[test]
 fn a_killed_runtime_leaves_no_process() {
     real(async |satellite| {
-        wrapped_in(satellite).await;
+        online_wrapped(satellite).await;
         satellite.handle.kill();
-        nobody(satellite.place).await;
+        no_process_left(satellite.scope).await;
         satellite.ended().await;
     });
 }
 
 #[test]
-fn a_program_that_just_returns_leaves_no_process() {
-    alone(async |place| {
-        let satellite = place.satellite().await;
-        wrapped_in(&satellite).await;
-        // Its async runtime goes next, without a word to the satellite; what is left then is counted by `alone`.
+fn a_program_that_returns_without_a_shutdown_leaves_no_process() {
+    run_alone(async |scope| {
+        let satellite = scope.satellite().await;
+        online_wrapped(&satellite).await;
+        // The async runtime is dropped next, without a shutdown of the satellite. `run_alone` counts what is left.
     });
 }
 
-/// An actor of a host that runs a satellite.
+/// An actor of a host program that runs a satellite.
 struct Host;
 
 #[cfg_attr(feature = "async-trait", ractor::async_trait)]
@@ -148,17 +154,17 @@ impl Actor for Host {
 }
 
 #[test]
-fn a_host_that_simply_stops_leaves_no_process() {
-    alone(async |place| {
+fn a_host_actor_that_stops_leaves_no_process() {
+    run_alone(async |scope| {
         let (options, events) = options();
         let (started, handle) = oneshot::channel();
         let (host, ended) = Host::spawn(None, Host, (options, started)).await.unwrap();
         let handle = handle.await.unwrap();
-        let server = install(place, &handle, &events, wrapped()).await;
+        let server = install(scope, &handle, &events, wrapped()).await;
         server.online().await;
-        family(place).await;
+        wait_processes(scope).await;
         host.stop(None);
-        soon("the host's end", ended).await.unwrap();
-        nobody(place).await;
+        with_limit("the host's end", ended).await.unwrap();
+        no_process_left(scope).await;
     });
 }

@@ -1,5 +1,5 @@
-//! What a server prints: stderr is drained within limits, what is not JSON-RPC is skipped, and a line without end ends
-//! the run.
+//! The output of a server: stderr is read within limits, lines without JSON-RPC are skipped, and a line over the limit
+//! ends the run.
 
 use mcp_satellite_actors::model::event::{Envelope, Event, LogLevel, LogLine};
 use mcp_satellite_actors::model::exit::CallError;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::{GIVE_UP, Instance, Server, real, until};
 
-/// The log once it has its last line, the summary; and how many lines that says were dropped.
+/// Waits for the summary, the last line of the log. Returns the other lines and the number of dropped lines.
 async fn log_with_summary(server: &Instance) -> (Vec<LogLine>, usize) {
     let dropped =
         |line: &LogLine| line.message.strip_suffix(" lines of output dropped: more than 20 per second")?.parse().ok();
@@ -15,13 +15,13 @@ async fn log_with_summary(server: &Instance) -> (Vec<LogLine>, usize) {
         Event::ServerLogs { logs, .. } => logs.iter().find_map(dropped),
         _ => None,
     };
-    let count = server.told("summary", summary).await;
+    let count = server.wait_event("summary", summary).await;
     let mut log = server.log();
     log.retain(|line| dropped(line).is_none());
     (log, count)
 }
 
-/// Twenty lines in each window of a second, the first and the last of which may have begun and ended anywhere.
+/// Asserts at most twenty lines per second. The first and the last second may be incomplete.
 fn assert_limited(log: &[LogLine]) {
     let span = log.last().unwrap().timestamp.duration_since(log[0].timestamp);
     let most = 20 * (usize::try_from(span.as_secs()).unwrap() + 2);
@@ -29,7 +29,7 @@ fn assert_limited(log: &[LogLine]) {
 }
 
 #[test]
-fn a_burst_of_1_mib_on_stderr_holds_nobody_up() {
+fn a_burst_of_1_mib_on_stderr_blocks_no_call() {
     const BURST: usize = 1024 * 1024;
     real(async |satellite| {
         let flag = format!("--stderr-burst-bytes={BURST}");
@@ -38,21 +38,21 @@ fn a_burst_of_1_mib_on_stderr_holds_nobody_up() {
         server.handle.stop(&server.id).await.unwrap();
         let (log, dropped) = log_with_summary(&server).await;
         assert_limited(&log);
-        assert_eq!(log.len() + dropped, BURST.div_ceil(80), "each line was kept or counted");
+        assert_eq!(log.len() + dropped, BURST.div_ceil(80), "a line was neither kept nor counted");
         assert_eq!(log[0].message, "#".repeat(79));
     });
 }
 
 #[test]
-fn a_flood_on_stderr_holds_nobody_up() {
+fn a_flood_on_stderr_blocks_no_call() {
     real(async |satellite| {
         let flags = ["--stderr-lines-per-second=5000", "--stderr-text=warning: here I am"];
         let server = satellite.online(Server::sim(&flags)).await;
         for _ in 0..100 {
             server.assert_callable().await;
         }
-        // Until there is more than the limit lets through, however fast the calls were.
-        until("lines are kept", async || server.log().len(), |lines| *lines >= 20).await;
+        // The calls may be faster than the flood: wait until the limit is reached.
+        until("20 lines are kept", async || server.log().len(), |lines| *lines >= 20).await;
         server.handle.stop(&server.id).await.unwrap();
         let (log, dropped) = log_with_summary(&server).await;
         assert_limited(&log);
@@ -62,25 +62,25 @@ fn a_flood_on_stderr_holds_nobody_up() {
 }
 
 #[test]
-fn the_last_words_of_a_dying_server_are_in_its_log() {
+fn the_last_stderr_lines_of_a_crashed_server_are_in_its_log() {
     real(async |satellite| {
         let dying = Server::sh("echo starting >&2; printf 'fatal error: no database' >&2; exit 9").once();
-        // However loaded the machine: what is tried here is the order, not the patience.
+        // The test checks the order, not the time limit: the machine may be loaded.
         let dying = dying.policy(|policy| policy.session.exit_drain = GIVE_UP);
         let server = satellite.install(dying).await;
         assert_eq!(server.crashed().await.0, "exited with code 9: fatal error: no database");
-        let told: Vec<_> = server.log().into_iter().map(|line| (line.level, line.message)).collect();
+        let log: Vec<_> = server.log().into_iter().map(|line| (line.level, line.message)).collect();
         let expected = [
             (LogLevel::Info, "starting"),
             (LogLevel::Error, "fatal error: no database"),
             (LogLevel::Error, "the server did not start: exited with code 9"),
         ];
-        assert_eq!(told, expected.map(|(level, text)| (level, text.to_owned())));
+        assert_eq!(log, expected.map(|(level, text)| (level, text.to_owned())));
 
         let events = server.events();
-        let at = |wanted: fn(&Event) -> bool| events.iter().position(|event: &Envelope| wanted(&event.event));
-        let logged = at(|event| matches!(event, Event::ServerLogs { .. }));
-        assert!(logged.is_some() && logged < at(|event| matches!(event, Event::Crashed { .. })), "{events:#?}");
+        let position = |wanted: fn(&Event) -> bool| events.iter().position(|event: &Envelope| wanted(&event.event));
+        let logged = position(|event| matches!(event, Event::ServerLogs { .. }));
+        assert!(logged.is_some() && logged < position(|event| matches!(event, Event::Crashed { .. })), "{events:#?}");
     });
 }
 
@@ -89,14 +89,14 @@ fn garbage_on_stdout_is_skipped_and_counted() {
     real(async |satellite| {
         let server = satellite.online(Server::sim(&["--stdout-garbage-at-start=5", "--garbage-lines=4"])).await;
         server.assert_callable().await;
-        // At the start, and before the answers to initialize, tools/list and the call.
+        // Five lines at the start, four before each response: initialize, tools/list and the call.
         assert_eq!(server.view().counters.malformed(), 5 + 3 * 4);
         assert_eq!((server.view().restarts, server.view().counters.messages()), (0, 3));
     });
 }
 
 #[test]
-fn a_line_over_the_limit_ends_the_run_and_says_so() {
+fn a_line_over_the_limit_ends_the_run_with_its_reason() {
     real(async |satellite| {
         let server = Server::sim(&["--huge-line-bytes=131072"]);
         let server = satellite.online(server.policy(|policy| policy.session.line_max = 65536)).await;
@@ -111,11 +111,11 @@ fn a_line_over_the_limit_ends_the_run_and_says_so() {
 }
 
 #[test]
-fn a_server_that_closes_its_stdout_and_lives_on_is_ended() {
+fn a_server_that_closes_its_stdout_is_ended() {
     real(async |satellite| {
-        let mute = satellite.install(Server::sh("exec >&-; sleep 3600").once()).await;
-        assert_eq!(mute.crashed().await.0, "connection broken: the server closed its stdout");
-        assert_eq!(satellite.place.processes(), []);
+        let server = satellite.install(Server::sh("exec >&-; sleep 3600").once()).await;
+        assert_eq!(server.crashed().await.0, "connection broken: the server closed its stdout");
+        assert_eq!(satellite.scope.processes(), []);
     });
 }
 
@@ -128,6 +128,6 @@ fn lines_on_stderr_are_cut_at_their_limit() {
             Event::ServerLogs { logs, .. } => Some(logs[0].message.clone()),
             _ => None,
         };
-        assert_eq!(server.told("log", logged).await, format!("{}…", "é".repeat(512)));
+        assert_eq!(server.wait_event("log", logged).await, format!("{}…", "é".repeat(512)));
     });
 }

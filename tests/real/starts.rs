@@ -1,4 +1,4 @@
-//! From the fork to `online`, and every way of not getting there.
+//! Starts of real processes, and every way in which a start fails.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use mcp_satellite_actors::model::event::Event;
 use nix::libc::SIGKILL;
 
-use crate::support::{Instance, Place, Server, real};
+use crate::support::{Instance, Server, TestScope, real};
 
-/// `(code, will_restart)` of each unwanted exit so far, crash or not.
-fn ends(instance: &Instance) -> Vec<(Option<i32>, bool)> {
+/// Returns `(code, will_restart)` of each crash or exit so far.
+fn exits(instance: &Instance) -> Vec<(Option<i32>, bool)> {
     let end = |event: Event| match event {
         Event::Crashed { exit_code, will_restart, .. } | Event::Exited { exit_code, will_restart, .. } => {
             Some((exit_code, will_restart))
@@ -20,13 +20,15 @@ fn ends(instance: &Instance) -> Vec<(Option<i32>, bool)> {
     instance.events().into_iter().filter_map(|event| end(event.event)).collect()
 }
 
-/// Its last event: the ones before it were told, too.
-async fn told_to_have_failed(instance: &Instance) {
-    instance.told("permanently_failed", |event| matches!(event, Event::PermanentlyFailed { .. }).then_some(())).await;
+/// Waits for the event `permanently_failed`, which is the last one.
+async fn wait_permanently_failed_event(instance: &Instance) {
+    instance
+        .wait_event("permanently_failed", |event| matches!(event, Event::PermanentlyFailed { .. }).then_some(()))
+        .await;
 }
 
 #[test]
-fn a_server_that_never_shakes_hands_is_killed() {
+fn a_server_that_never_completes_the_handshake_is_killed() {
     real(async |satellite| {
         let silent = Server::sim(&["--handshake-never"]).once();
         let silent = silent.policy(|policy| policy.session.handshake_timeout = Duration::from_millis(500));
@@ -35,12 +37,12 @@ fn a_server_that_never_shakes_hands_is_killed() {
         assert_eq!(reason, "handshake failed: no answer to initialize within 0.5 s");
         assert_eq!((code, signal), (None, Some(SIGKILL)));
         assert_eq!(silent.permanently_failed().await.pid, None);
-        assert_eq!(satellite.place.processes(), []);
+        assert_eq!(satellite.scope.processes(), []);
     });
 }
 
 #[test]
-fn a_server_that_starts_slowly_is_waited_for() {
+fn a_server_that_starts_slowly_comes_online() {
     real(async |satellite| {
         let slow = Server::sim(&["--start-delay=300ms", "--handshake-delay=300ms"]);
         satellite.online(slow).await.assert_callable().await;
@@ -48,7 +50,7 @@ fn a_server_that_starts_slowly_is_waited_for() {
 }
 
 #[test]
-fn a_refused_handshake_is_told_in_the_servers_words() {
+fn the_reason_of_a_rejected_handshake_contains_the_servers_message() {
     real(async |satellite| {
         let rude = satellite.install(Server::sim(&["--handshake-error=no licence found"]).once()).await;
         let (reason, ..) = rude.crashed().await;
@@ -57,71 +59,71 @@ fn a_refused_handshake_is_told_in_the_servers_words() {
 }
 
 #[test]
-fn a_server_that_dies_before_the_handshake_is_tried_until_its_budget_is_spent() {
+fn a_server_that_exits_before_the_handshake_is_restarted_until_the_limit() {
     real(async |satellite| {
         let broken = satellite.install(Server::sim(&["--exit-before-handshake", "--exit-code=3"])).await;
         let view = broken.permanently_failed().await;
         let message = "Process crashed 3 times in 5 minutes; last: exited with code 3. Manual restart required.";
         assert_eq!(view.message.as_deref(), Some(message));
         assert_eq!(view.last_error.as_deref(), Some("exited with code 3"));
-        told_to_have_failed(&broken).await;
-        assert_eq!(ends(&broken), [(Some(3), true), (Some(3), true), (Some(3), false)]);
+        wait_permanently_failed_event(&broken).await;
+        assert_eq!(exits(&broken), [(Some(3), true), (Some(3), true), (Some(3), false)]);
     });
 }
 
 #[test]
-fn code_0_before_the_handshake_is_an_exit_that_is_charged_all_the_same() {
+fn an_exit_with_code_0_before_the_handshake_counts_towards_the_limit() {
     real(async |satellite| {
         let broken = satellite.install(Server::sim(&["--exit-before-handshake"])).await;
         let message = "Process exited 3 times in 5 minutes; last: exited with code 0. Manual restart required.";
         assert_eq!(broken.permanently_failed().await.message.as_deref(), Some(message));
-        told_to_have_failed(&broken).await;
-        assert_eq!(ends(&broken), [(Some(0), true), (Some(0), true), (Some(0), false)]);
+        wait_permanently_failed_event(&broken).await;
+        assert_eq!(exits(&broken), [(Some(0), true), (Some(0), true), (Some(0), false)]);
     });
 }
 
-/// Why a server cannot be started, as the status tells it.
-fn refusal(server: impl FnOnce(&Place) -> Server, expected: &str) {
+/// Asserts that a server cannot start and that its status contains the expected error.
+fn assert_start_fails(server: impl FnOnce(&TestScope) -> Server, expected: &str) {
     real(async |satellite| {
-        let server = server(satellite.place).policy(|policy| policy.restart.max_crashes = 2);
+        let server = server(satellite.scope).policy(|policy| policy.restart.max_crashes = 2);
         let instance = satellite.install(server).await;
         let view = instance.permanently_failed().await;
         assert_eq!(view.last_error.as_deref(), Some(expected));
         assert_eq!(view.pid, None);
-        told_to_have_failed(&instance).await;
-        assert_eq!(ends(&instance), [(None, true), (None, false)], "it counts as a crash");
+        wait_permanently_failed_event(&instance).await;
+        assert_eq!(exits(&instance), [(None, true), (None, false)], "the failed start does not count as a crash");
     });
 }
 
 #[test]
-fn a_missing_command_is_told_by_its_name() {
+fn the_error_names_a_missing_command() {
     let expected = "executable \"no-such-mcp-server\" not found in PATH";
-    refusal(|_| Server::command("no-such-mcp-server", &["--token", "hidden"]), expected);
+    assert_start_fails(|_| Server::command("no-such-mcp-server", &["--token", "hidden"]), expected);
 }
 
 #[test]
-fn a_command_that_may_not_be_executed_is_told() {
-    let server = |place: &Place| {
-        let file = place.directory().join("server");
+fn the_error_names_a_command_that_is_not_executable() {
+    let server = |scope: &TestScope| {
+        let file = scope.directory().join("server");
         fs::write(&file, "#!/bin/sh\n").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-        // Found by its name in the directory where it is to run: the directory's own name differs from run to run.
-        Server::command("./server", &[]).cwd(place.directory())
+        // A relative command in the working directory: the absolute path differs between runs.
+        Server::command("./server", &[]).cwd(scope.directory())
     };
-    refusal(server, "cannot start `./server`: Permission denied");
+    assert_start_fails(server, "cannot start `./server`: Permission denied");
 }
 
 #[test]
-fn a_working_directory_that_is_not_there_is_told() {
+fn the_error_names_a_missing_working_directory() {
     let expected = format!(
         "cannot start `{}`: working directory `/no/such/directory`: No such file or directory",
         env!("CARGO_BIN_EXE_satellite")
     );
-    refusal(|_| Server::sim(&[]).cwd("/no/such/directory"), &expected);
+    assert_start_fails(|_| Server::sim(&[]).cwd("/no/such/directory"), &expected);
 }
 
 #[test]
-fn a_server_of_each_known_version_comes_online() {
+fn a_server_of_each_known_protocol_version_comes_online() {
     real(async |satellite| {
         for version in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"] {
             let server = satellite.online(Server::sim(&["--protocol-version", version])).await;
@@ -131,7 +133,7 @@ fn a_server_of_each_known_version_comes_online() {
 }
 
 #[test]
-fn a_server_of_an_unknown_version_is_refused_by_its_version() {
+fn a_server_of_an_unknown_protocol_version_is_rejected() {
     real(async |satellite| {
         let stranger = satellite.install(Server::sim(&["--protocol-version=1999-12-31"]).once()).await;
         let (reason, ..) = stranger.crashed().await;

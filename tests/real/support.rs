@@ -1,4 +1,4 @@
-//! A satellite of its own for each test, with real processes, and the proof that nothing of it is left.
+//! One satellite per test with real processes, and the assertion that the test leaves nothing behind.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -27,69 +27,69 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tokio::sync::watch;
 
-/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+/// The time limit of every wait: far longer than a loaded machine needs.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
-/// In the environment of everything that a test starts, and of what that starts: so it is found wherever it went.
+/// The environment variable that marks all processes of a test, also those that servers start.
 const TAG: &str = "MCP_SATELLITE_TEST";
 
-/// Runs a test on a satellite of its own, shuts that down, and checks that nothing is left.
+/// Runs a test with its own satellite, shuts the satellite down, and asserts that nothing is left.
 pub(crate) fn real(test: impl AsyncFnOnce(&Satellite)) {
-    alone(async |place| {
-        let satellite = place.satellite().await;
+    run_alone(async |scope| {
+        let satellite = scope.satellite().await;
         test(&satellite).await;
         satellite.handle.shutdown().await;
         satellite.ended().await;
     });
 }
 
-/// Runs a test that makes satellites itself, and ends them in its own way or not at all: with the async runtime of the
-/// test they must go, too. Nothing may be left then.
-pub(crate) fn alone(test: impl AsyncFnOnce(&Place)) {
+/// Runs a test that starts satellites itself and need not end them: they must end with the async runtime of the test.
+/// Asserts that nothing is left then.
+pub(crate) fn run_alone(test: impl AsyncFnOnce(&TestScope)) {
     static ALONE: Mutex<()> = Mutex::new(());
     static WARM: Once = Once::new();
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    // The first runtime of a process opens what the process then keeps for signals.
+    // The first runtime of a process opens descriptors for signals that the process keeps.
     WARM.call_once(|| drop(runtime()));
 
     let given_up = Instant::now() + GIVE_UP;
-    // What a failed test left is not this one's.
+    // Waits until the leftovers of a failed test are gone.
     let before = Footprint::settled(given_up);
-    let place = Place::new();
+    let scope = TestScope::new();
     let runtime = runtime();
-    runtime.block_on(test(&place));
+    runtime.block_on(test(&scope));
     drop(runtime);
     let given_up = Instant::now() + GIVE_UP;
     loop {
-        let left = (place.processes(), Footprint::now());
+        let left = (scope.processes(), Footprint::now());
         if left.0.is_empty() && left.1 == before {
             return;
         }
-        assert!(Instant::now() < given_up, "left at the end: {left:#?}\nthere was before: {before:#?}");
+        assert!(Instant::now() < given_up, "left at the end: {left:#?}\nbefore the test: {before:#?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// What this process holds of the system.
+/// The system resources of this process.
 #[derive(Debug, PartialEq)]
 struct Footprint {
     descriptors: usize,
-    /// Zombies are children, too.
+    /// Child processes, including zombies.
     children: Vec<u32>,
-    /// Those of the connector.
+    /// The number of threads of the connector.
     threads: usize,
 }
 
 impl Footprint {
-    /// When nothing of a satellite is there.
+    /// Waits until no child and no thread of a satellite is left.
     fn settled(given_up: Instant) -> Self {
         loop {
             let footprint = Self::now();
             if footprint.children.is_empty() && footprint.threads == 0 {
                 return footprint;
             }
-            assert!(Instant::now() < given_up, "there is something of another test: {footprint:?}");
+            assert!(Instant::now() < given_up, "another test has left: {footprint:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -112,38 +112,38 @@ fn pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// The fields of `/proc/PID/stat` behind the name: state, parent, group …
+/// Returns the fields of `/proc/PID/stat` after the name: state, parent, group …
 fn stat(pid: u32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat[stat.rfind(')')? + 1..].split_ascii_whitespace().map(ToOwned::to_owned).collect())
 }
 
-/// A running process that a test started, itself or by one that it started.
+/// A running process that a test started directly or indirectly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) name: String,
 }
 
-/// Where a test runs: what it starts can be told from everything else on the machine.
-pub(crate) struct Place {
+/// The directory of a test and the tag that marks its processes.
+pub(crate) struct TestScope {
     tag: String,
     directory: tempfile::TempDir,
 }
 
-impl Place {
+impl TestScope {
     fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let tag = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         Self { tag, directory: tempfile::tempdir().unwrap() }
     }
 
-    /// A directory of this test alone.
+    /// Returns the directory of the test.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// What this test started and is still running.
+    /// Returns the running processes of the test.
     pub(crate) fn processes(&self) -> Vec<Process> {
         let variable = format!("{TAG}={}", self.tag);
         let is_ours = |pid: &u32| {
@@ -162,25 +162,25 @@ impl Place {
     pub(crate) async fn satellite(&self) -> Satellite<'_> {
         let (options, events) = options();
         let (handle, _) = mcp_satellite_actors::start(options).await.unwrap();
-        Satellite { place: self, handle, events }
+        Satellite { scope: self, handle, events }
     }
 }
 
-/// What a satellite is made of, and the events that it will tell.
+/// Returns the options of a satellite and its events.
 pub(crate) fn options() -> (RuntimeOptions, Events) {
     let connector = Arc::new(StdioConnector::new(Vec::new()).unwrap());
     let (recorder, events) = watch::channel(Vec::new());
-    // Timestamps are compared, so the clock must not be set meanwhile.
+    // Tests compare timestamps, so changes of the system clock must not affect them.
     let (wall, since) = (Timestamp::now(), Instant::now());
     let wall = Arc::new(move || wall + since.elapsed());
-    let mut options = RuntimeOptions::new(connector, Arc::new(Recorder(recorder)), wall);
+    let mut options = RuntimeOptions::new(connector, Arc::new(RecordingSink(recorder)), wall);
     options.batch =
         BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
     (options, Events(events))
 }
 
-/// What a test that failed may have left goes with it.
-impl Drop for Place {
+/// Kills the processes that a failed test has left.
+impl Drop for TestScope {
     fn drop(&mut self) {
         for process in self.processes() {
             let _ = kill(Pid::from_raw(process.pid.cast_signed()), Signal::SIGKILL);
@@ -188,17 +188,17 @@ impl Drop for Place {
     }
 }
 
-/// Keeps events in memory, for who waits for them.
-struct Recorder(watch::Sender<Vec<Envelope>>);
+/// A sink that collects events in memory.
+struct RecordingSink(watch::Sender<Vec<Envelope>>);
 
-impl EventSink for Recorder {
+impl EventSink for RecordingSink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.send_modify(|events| events.extend(batch.events.iter().cloned()));
         Box::pin(async { SinkAnswer::Accepted })
     }
 }
 
-/// All events that were told so far, and those to come.
+/// The events so far, and a way to wait for more.
 #[derive(Clone)]
 pub(crate) struct Events(watch::Receiver<Vec<Envelope>>);
 
@@ -207,7 +207,7 @@ impl Events {
         self.0.borrow().clone()
     }
 
-    /// Waits until the events are as wanted.
+    /// Waits until a function of the events returns a value.
     async fn wait<T>(&self, what: &str, mut wanted: impl FnMut(&[Envelope]) -> Option<T>) -> T {
         let mut events = self.0.clone();
         let mut found = None;
@@ -218,21 +218,21 @@ impl Events {
         if let Ok(Ok(_)) = tokio::time::timeout(GIVE_UP, waiting).await {
             return found.unwrap();
         }
-        panic!("given up waiting for the event {what}; there were {:#?}", self.so_far());
+        panic!("gave up waiting for the event {what}; events: {:#?}", self.so_far());
     }
 }
 
 /// A satellite with real processes.
 pub(crate) struct Satellite<'a> {
-    pub(crate) place: &'a Place,
+    pub(crate) scope: &'a TestScope,
     pub(crate) handle: RuntimeHandle,
     pub(crate) events: Events,
 }
 
 impl Satellite<'_> {
-    /// Installs a server, and does not wait for it.
+    /// Installs a server without waiting until it is online.
     pub(crate) async fn install(&self, server: Server) -> Instance {
-        install(self.place, &self.handle, &self.events, server).await
+        install(self.scope, &self.handle, &self.events, server).await
     }
 
     /// Installs a server and waits until it is online.
@@ -242,22 +242,22 @@ impl Satellite<'_> {
         instance
     }
 
-    /// Waits until nothing of the runtime is there any more: its last actor has let go of the snapshot.
+    /// Waits until the runtime has ended: its last actor has dropped the snapshot.
     pub(crate) async fn ended(&self) {
         let mut watch = self.handle.watch();
-        soon("the runtime's end", async { while watch.changed().await.is_ok() {} }).await;
+        with_limit("the runtime's end", async { while watch.changed().await.is_ok() {} }).await;
     }
 }
 
-/// Installs a server in a satellite that was started in another way.
-pub(crate) async fn install(place: &Place, handle: &RuntimeHandle, events: &Events, server: Server) -> Instance {
-    let spec = server.spec(place);
+/// Installs a server in a satellite that the test has started itself.
+pub(crate) async fn install(scope: &TestScope, handle: &RuntimeHandle, events: &Events, server: Server) -> Instance {
+    let spec = server.spec(scope);
     let id = spec.id.clone();
     handle.install(spec).await.unwrap();
     Instance { handle: handle.clone(), events: events.clone(), id }
 }
 
-/// A server to be installed: healthy and with short delays, unless told otherwise.
+/// The configuration of a server. By default the server is healthy and has short delays.
 pub(crate) struct Server {
     command: String,
     args: Vec<String>,
@@ -286,18 +286,18 @@ impl Server {
         }
     }
 
-    /// The binary's own simulated server, as a process.
+    /// Returns the simulated server of the binary, as a process.
     pub(crate) fn sim(flags: &[&str]) -> Self {
         let verb = ["sim-server"];
         Self::command(env!("CARGO_BIN_EXE_satellite"), &[&verb, flags].concat())
     }
 
-    /// A shell's script.
+    /// Returns a shell script as a server.
     pub(crate) fn sh(script: &str) -> Self {
         Self::command("/bin/sh", &["-c", script])
     }
 
-    /// The simulated server as the child of a wrapper, with a helper beside it that ignores SIGTERM.
+    /// Returns the simulated server as the child of a wrapper, with a helper beside it that ignores SIGTERM.
     pub(crate) fn wrapped(flags: &[&str]) -> Self {
         let wrapper = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/real/wrapper.sh");
         let command = [wrapper, env!("CARGO_BIN_EXE_satellite"), "sim-server"];
@@ -324,14 +324,14 @@ impl Server {
         self
     }
 
-    /// The first unwanted exit is the last.
+    /// Allows one crash: the first one is the last.
     pub(crate) fn once(self) -> Self {
         self.policy(|policy| policy.restart.max_crashes = 1)
     }
 
-    fn spec(mut self, place: &Place) -> InstanceSpec {
+    fn spec(mut self, scope: &TestScope) -> InstanceSpec {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        self.env.insert(TAG.to_owned(), Configured::plain(place.tag.as_str()));
+        self.env.insert(TAG.to_owned(), Configured::plain(scope.tag.as_str()));
         let args = self.args.into_iter().map(Into::into).collect();
         let config = InstanceConfig {
             team: "team_acme".into(),
@@ -363,26 +363,26 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    /// What is published of it now.
+    /// Returns the published state of the instance.
     pub(crate) fn view(&self) -> Arc<InstanceView> {
         self.handle.snapshot().get(&self.id).unwrap().clone()
     }
 
-    /// Waits until it is as wanted.
+    /// Waits until the instance has the wanted state.
     pub(crate) async fn until(&self, what: &str, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
         let waiting = tokio::time::timeout(GIVE_UP, self.handle.wait_for(&self.id, wanted));
         let Ok(view) = waiting.await else {
-            panic!("given up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.events.so_far())
+            panic!("gave up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.events.so_far())
         };
         view.unwrap()
     }
 
-    /// Waits until it is online with a run that takes calls.
+    /// Waits until the instance is online and accepts calls.
     pub(crate) async fn online(&self) -> Arc<InstanceView> {
         self.until("online", |view| view.status == Status::Online && view.port.is_some()).await
     }
 
-    /// Waits until it is online with another process than `old`.
+    /// Waits until the instance is online with another process than `old`.
     pub(crate) async fn online_again(&self, old: u32) -> Arc<InstanceView> {
         let is_new = |view: &InstanceView| view.port.is_some() && view.pid.is_some_and(|pid| pid != old);
         self.until("online again", |view| view.status == Status::Online && is_new(view)).await
@@ -392,7 +392,7 @@ impl Instance {
         self.until("permanently_failed", |view| view.status == Status::PermanentlyFailed).await
     }
 
-    /// The process of the current run.
+    /// Returns the pid of the current run.
     pub(crate) fn pid(&self) -> u32 {
         self.view().pid.unwrap()
     }
@@ -402,8 +402,8 @@ impl Instance {
         kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
     }
 
-    /// Waits for the first of its events for which `wanted` has an answer.
-    pub(crate) async fn told<T>(&self, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
+    /// Waits for the first event of the instance for which `wanted` returns a value, and returns that value.
+    pub(crate) async fn wait_event<T>(&self, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
         self.events.wait(what, |events| self.own(events).find_map(|event| wanted(&event.event))).await
     }
 
@@ -414,12 +414,12 @@ impl Instance {
         events.iter().filter(is_own)
     }
 
-    /// Its events so far.
+    /// Returns the events of the instance so far.
     pub(crate) fn events(&self) -> Vec<Envelope> {
         self.own(&self.events.so_far()).cloned().collect()
     }
 
-    /// The lines of its log so far.
+    /// Returns the lines of the log so far.
     pub(crate) fn log(&self) -> Vec<LogLine> {
         let lines = |event: Envelope| match event.event {
             Event::ServerLogs { logs, .. } => logs,
@@ -428,16 +428,16 @@ impl Instance {
         self.events().into_iter().flat_map(lines).collect()
     }
 
-    /// Waits for the end of a run as it was told: `(reason, code, signal)` of a crash.
+    /// Waits for a crash and returns its `(reason, code, signal)`.
     pub(crate) async fn crashed(&self) -> (String, Option<i32>, Option<i32>) {
         let crash = |event: &Event| match event {
             Event::Crashed { reason, exit_code, signal, .. } => Some((reason.clone(), *exit_code, *signal)),
             _ => None,
         };
-        self.told("crashed", crash).await
+        self.wait_event("crashed", crash).await
     }
 
-    /// Calls a tool and gives its result, or why there is none.
+    /// Calls a tool and returns its result or the error.
     pub(crate) async fn call_within(
         &self,
         timeout: Option<Duration>,
@@ -445,44 +445,44 @@ impl Instance {
         arguments: Value,
     ) -> Result<Value, CallError> {
         let arguments = serde_json::value::to_raw_value(&arguments).unwrap();
-        let answer = soon(tool, self.handle.call(&self.id, tool, Some(arguments), timeout)).await;
+        let answer = with_limit(tool, self.handle.call(&self.id, tool, Some(arguments), timeout)).await;
         answer.map(|result| serde_json::from_str(result.get()).unwrap())
     }
 
-    /// See [`Instance::call_within`].
+    /// Calls a tool without a deadline of the caller.
     pub(crate) async fn call(&self, tool: &str, arguments: Value) -> Result<Value, CallError> {
         self.call_within(None, tool, arguments).await
     }
 
-    /// The text that a tool answers with.
+    /// Calls a tool and returns the text of its result.
     pub(crate) async fn text(&self, tool: &str, arguments: Value) -> String {
         text(&self.call(tool, arguments).await.unwrap())
     }
 
-    /// Whether a call is answered, and rightly.
+    /// Asserts that a call returns the right result.
     pub(crate) async fn assert_callable(&self) {
         assert_eq!(self.text("add", serde_json::json!({"a": 2, "b": 40})).await, "42");
     }
 
-    /// What the simulated server has received so far.
+    /// Returns what the simulated server has received so far.
     pub(crate) async fn received(&self) -> Value {
         self.call("received", Value::Object(serde_json::Map::new())).await.unwrap()["structuredContent"].take()
     }
 }
 
-/// The text of a tool's result.
+/// Returns the text of a tool's result.
 pub(crate) fn text(result: &Value) -> String {
     result["content"][0]["text"].as_str().unwrap().to_owned()
 }
 
-/// What comes in time, far beyond what a loaded machine needs.
-pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    // Longer than a call's own deadline, whose error says more.
-    let Ok(value) = tokio::time::timeout(2 * GIVE_UP, future).await else { panic!("given up waiting for {what}") };
+/// Waits for a future with a generous time limit.
+pub(crate) async fn with_limit<T>(what: &str, future: impl Future<Output = T>) -> T {
+    // Longer than the deadline of a call, whose error contains more information.
+    let Ok(value) = tokio::time::timeout(2 * GIVE_UP, future).await else { panic!("gave up waiting for {what}") };
     value
 }
 
-/// Asks until the answer is as wanted, for what nobody tells by itself.
+/// Polls until the value meets a condition.
 pub(crate) async fn until<T: Debug>(what: &str, mut ask: impl AsyncFnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
     let given_up = Instant::now() + GIVE_UP;
     loop {
@@ -490,7 +490,7 @@ pub(crate) async fn until<T: Debug>(what: &str, mut ask: impl AsyncFnMut() -> T,
         if wanted(&answer) {
             return answer;
         }
-        assert!(Instant::now() < given_up, "given up waiting until {what}: {answer:?}");
+        assert!(Instant::now() < given_up, "gave up waiting until {what}: {answer:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

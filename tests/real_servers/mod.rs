@@ -1,4 +1,4 @@
-//! Real MCP servers, where `.ci/install-servers` has put them.
+//! The real MCP servers that `.ci/install-servers` has installed.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ pub(crate) fn directory() -> PathBuf {
     std::env::var_os("MCP_SERVERS_DIR").map_or_else(default, PathBuf::from)
 }
 
-/// Returns the path of an installed file that `interpreter` runs. Panics if either is missing: the test that needs it is
-/// ignored then unless `MCP_REAL_SERVERS=required`.
+/// Returns the path of an installed file that `interpreter` runs. Panics if either is missing: the test that needs it
+/// is ignored then unless `MCP_REAL_SERVERS=required`.
 pub(crate) fn installed(interpreter: &str, file: &str) -> String {
-    // Only looked for, not tried: another test may be counting this process's children.
+    // The interpreter is not executed: another test may be counting the children of this process.
     let found = std::env::split_paths(&std::env::var_os("PATH").unwrap()).any(|path| path.join(interpreter).exists());
     let path = directory().join(file);
     assert!(found, "`{interpreter}` is not in PATH");

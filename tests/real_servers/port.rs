@@ -1,10 +1,10 @@
-//! Where a real server listens that is started by its port.
+//! Free ports for real servers.
 
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// A port that stays free while a server is away. Not one of those from which the kernel takes the ports of clients: it
-/// could be taken by anybody, and a client that knocks there could even be connected with itself.
+/// Returns a port that stays free while a server is away. It is outside the kernel's range of client ports: another
+/// process could take such a port, and a client that connects to it could even connect to itself.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = u16::try_from(std::process::id() % 9_000).unwrap();

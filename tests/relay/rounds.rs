@@ -1,4 +1,4 @@
-//! Results that ask for input: the client of the call is asked, and the call is asked again with its answers.
+//! Results that require input: the client of the call is asked, and the call is repeated with its responses.
 
 use mcp_satellite_actors::audience::{CallOrigin, ClientQuestion, MessageCause};
 use mcp_satellite_actors::model::exit::CallError;
@@ -6,19 +6,21 @@ use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
-use crate::eras::{VERSION, stateless};
-use crate::support::{Play, Told};
+use crate::eras::{VERSION, online_stateless};
+use crate::support::{AudienceEvent, ScriptedServer};
 
 const CALL: &str =
     r#"{"jsonrpc":"2.0","id":"its-own","method":"tools/call","params":{"name":"work","arguments":{"x":1e400}}}"#;
 const ELICIT: &str = r#"{"method":"elicitation/create","params":{"message":"who?","n":1e400}}"#;
 
-fn wants(state: &str, requests: &str) -> String {
+fn input_required(state: &str, requests: &str) -> String {
     format!(r#"{{"resultType":"input_required","requestState":{state},"inputRequests":{requests}}}"#)
 }
 
-async fn asked(play: &mut Play) -> ClientQuestion {
-    let Told::Asked(cause, question) = play.told().await else { panic!("nobody is asked") };
+async fn next_question(server: &mut ScriptedServer) -> ClientQuestion {
+    let AudienceEvent::Request(cause, question) = server.audience_event().await else {
+        panic!("the audience got no request")
+    };
     assert_eq!(cause, MessageCause::Call(CallOrigin { client: 1, call: 7 }));
     question
 }
@@ -28,20 +30,20 @@ fn result(text: &str) -> RpcMessage {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_is_asked_again_with_the_answers_of_its_client() {
-    let mut play = stateless(&json!({"tools": {}})).await;
-    let relayed = play.relays(1, 7, CALL);
-    let first = play.hears_loosely().await;
+async fn a_call_is_repeated_with_the_input_of_its_client() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
+    let relayed = server.relay(1, 7, CALL);
+    let first = server.receive_lossy().await;
     let requests = format!(r#"{{"who":{ELICIT},"where \"it\" is":{{"method":"roots/list"}}}}"#);
-    play.answers(&first, &wants(r#""seal\u0065d""#, &requests)).await;
-    let who = asked(&mut play).await;
+    server.respond(&first, &input_required(r#""seal\u0065d""#, &requests)).await;
+    let who = next_question(&mut server).await;
     assert!(who.message().text().contains(r#""params":{"message":"who?","n":1e400}"#));
-    let place = asked(&mut play).await;
+    let place = next_question(&mut server).await;
     assert_eq!((who.message().method(), place.message().method()), (Some("elicitation/create"), Some("roots/list")));
-    // One of them may be answered by nobody: there are no roots then.
+    // A roots request without a client gets an empty list.
     place.answer_without_client();
     who.answer(result(r#"{"action":"accept","n":1e400}"#));
-    let line = play.reads().await;
+    let line = server.receive_line().await;
     for kept in [
         r#""requestState":"seal\u0065d""#,
         r#""who":{"action":"accept","n":1e400}"#,
@@ -54,45 +56,45 @@ async fn a_call_is_asked_again_with_the_answers_of_its_client() {
     assert_ne!(second["id"], first["id"]);
     assert_eq!(second["params"]["_meta"][VERSION], "2026-07-28");
 
-    // Another round has its own state and answers, and not those of the one before.
-    play.answers(&second, &format!(r#"{{"resultType":"input_required","inputRequests":{{"b":{ELICIT}}}}}"#)).await;
-    asked(&mut play).await.answer(result(r#"{"action":"decline"}"#));
-    let third = play.hears_loosely().await;
+    // The next round has its own state and responses, none of the previous round.
+    server.respond(&second, &format!(r#"{{"resultType":"input_required","inputRequests":{{"b":{ELICIT}}}}}"#)).await;
+    next_question(&mut server).await.answer(result(r#"{"action":"decline"}"#));
+    let third = server.receive_lossy().await;
     assert_eq!(third["params"]["inputResponses"], json!({"b": {"action": "decline"}}));
     assert_eq!(third["params"]["requestState"], Value::Null);
     let answer =
         format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{"resultType":"complete","content":[]}}}}"#, third["id"]);
-    play.says(&answer).await;
-    assert_eq!(relayed.answered().await, Ok(Some(answer)));
-    play.end().await;
+    server.send(&answer).await;
+    assert_eq!(relayed.response().await, Ok(Some(answer)));
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_state_without_questions_is_brought_back_at_once_and_not_for_ever() {
-    let mut play = stateless(&json!({"tools": {}})).await;
-    let relayed = play.relays(1, 7, CALL);
-    let mut asked = play.hears_loosely().await;
+async fn a_state_without_input_requests_is_returned_at_most_ten_times() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
+    let relayed = server.relay(1, 7, CALL);
+    let mut asked = server.receive_lossy().await;
     for round in 1..=10 {
-        play.answers(&asked, &format!(r#"{{"resultType":"input_required","requestState":"{round}"}}"#)).await;
-        asked = play.hears_loosely().await;
+        server.respond(&asked, &format!(r#"{{"resultType":"input_required","requestState":"{round}"}}"#)).await;
+        asked = server.receive_lossy().await;
         assert_eq!(asked["params"]["requestState"], round.to_string());
         assert_eq!(asked["params"]["inputResponses"], Value::Null);
     }
-    play.answers(&asked, r#"{"resultType":"input_required","requestState":"11"}"#).await;
-    let error = relayed.answered().await.unwrap_err().to_string();
+    server.respond(&asked, r#"{"resultType":"input_required","requestState":"11"}"#).await;
+    let error = relayed.response().await.unwrap_err().to_string();
     assert_eq!(error, "server error -32603: the server has asked for input more than 10 times");
-    play.end().await;
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_gives_no_input_gets_no_result_and_is_asked_nothing_else() {
-    let mut play = stateless(&json!({"tools": {}})).await;
+async fn a_refused_input_request_fails_the_call_and_withdraws_the_others() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
     let error = r#"{"jsonrpc":"2.0","id":0,"error":{"code":-1,"message":"the user is away","data":[1]}}"#;
     for refuses in [true, false] {
-        let relayed = play.relays(1, 7, CALL);
-        let first = play.hears_loosely().await;
-        play.answers(&first, &wants("\"s\"", &format!(r#"{{"a":{ELICIT},"b":{ELICIT}}}"#))).await;
-        let (one, other) = (asked(&mut play).await, asked(&mut play).await);
+        let relayed = server.relay(1, 7, CALL);
+        let first = server.receive_lossy().await;
+        server.respond(&first, &input_required("\"s\"", &format!(r#"{{"a":{ELICIT},"b":{ELICIT}}}"#))).await;
+        let (one, other) = (next_question(&mut server).await, next_question(&mut server).await);
         let (code, why) = if refuses {
             one.answer(RpcMessage::parse(error.into()).unwrap());
             (-1, "the server's request for input failed: the user is away")
@@ -100,77 +102,85 @@ async fn a_client_that_gives_no_input_gets_no_result_and_is_asked_nothing_else()
             drop(one);
             (-32603, "the server's request for input failed: no client is attached that could answer")
         };
-        let Told::Withdrawn(number, _) = play.told().await else { panic!("the other question stays") };
+        let AudienceEvent::RequestWithdrawn(number, _) = server.audience_event().await else {
+            panic!("the other request was not withdrawn")
+        };
         assert_eq!(number, other.number());
-        let Err(CallError::Server { code: told, message, .. }) = relayed.answered().await else { panic!("a result") };
-        assert_eq!((told, &*message), (code, why));
-        // Too late: it is about nothing.
+        let Err(CallError::Server { code: received, message, .. }) = relayed.response().await else {
+            panic!("the call returned a result")
+        };
+        assert_eq!((received, &*message), (code, why));
+        // This response comes too late and is ignored.
         other.answer(result("{}"));
     }
-    let relayed = play.relays(1, 7, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
-    assert_eq!(play.hears().await["method"], "x/y");
-    relayed.drop();
-    play.end().await;
+    let relayed = server.relay(1, 7, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
+    assert_eq!(server.receive().await["method"], "x/y");
+    relayed.abandon();
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_takes_its_questions_with_it() {
-    let mut play = stateless(&json!({"tools": {}})).await;
-    let relayed = play.relays(1, 7, CALL);
-    let first = play.hears_loosely().await;
-    play.answers(&first, &wants("\"s\"", &format!(r#"{{"a":{ELICIT}}}"#))).await;
-    let question = asked(&mut play).await;
-    relayed.drop();
-    let Told::Withdrawn(number, _) = play.told().await else { panic!("the question stays") };
+async fn a_caller_that_disconnects_withdraws_its_input_requests() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
+    let relayed = server.relay(1, 7, CALL);
+    let first = server.receive_lossy().await;
+    server.respond(&first, &input_required("\"s\"", &format!(r#"{{"a":{ELICIT}}}"#))).await;
+    let question = next_question(&mut server).await;
+    relayed.abandon();
+    let AudienceEvent::RequestWithdrawn(number, _) = server.audience_event().await else {
+        panic!("the request was not withdrawn")
+    };
     assert_eq!(number, question.number());
-    play.end().await;
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_a_person_thinks_the_time_of_the_call_goes_on_up_to_its_cap() {
-    let mut play = stateless(&json!({"tools": {}})).await;
+async fn a_wait_for_user_input_ends_at_the_maximum_timeout() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
     let began = Instant::now();
-    let relayed = play.relays(1, 7, CALL);
-    let first = play.hears_loosely().await;
-    play.answers(&first, &wants("\"s\"", &format!(r#"{{"a":{ELICIT}}}"#))).await;
-    let _question = asked(&mut play).await;
-    let error = relayed.answered().await.unwrap_err();
+    let relayed = server.relay(1, 7, CALL);
+    let first = server.receive_lossy().await;
+    server.respond(&first, &input_required("\"s\"", &format!(r#"{{"a":{ELICIT}}}"#))).await;
+    let _question = next_question(&mut server).await;
+    let error = relayed.response().await.unwrap_err();
     assert!(matches!(error, CallError::TimedOut { .. }), "{error}");
     assert_eq!(began.elapsed(), Duration::from_secs(5 * 60));
-    assert!(matches!(play.told().await, Told::Withdrawn(..)));
-    play.end().await;
+    assert!(matches!(server.audience_event().await, AudienceEvent::RequestWithdrawn(..)));
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_asks_for_input_and_says_not_for_what_is_no_result() {
-    let mut play = stateless(&json!({"tools": {}})).await;
-    for asks in [
+async fn a_malformed_input_request_fails_the_call() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
+    for malformed in [
         r#"{"resultType":"input_required"}"#,
         r#"{"resultType":"input_required","inputRequests":[]}"#,
         r#"{"resultType":"input_required","inputRequests":{"a":7}}"#,
         r#"{"resultType":"input_required","inputRequests":{"a":{"method":"tools/call"}}}"#,
         r#"{"resultType":"input_required","inputRequests":{"a":{}}}"#,
     ] {
-        let relayed = play.relays(1, 7, CALL);
-        let first = play.hears_loosely().await;
-        play.answers(&first, asks).await;
-        let error = relayed.answered().await.unwrap_err();
-        assert!(matches!(error, CallError::Server { code: -32603, .. }), "{asks}: {error}");
+        let relayed = server.relay(1, 7, CALL);
+        let first = server.receive_lossy().await;
+        server.respond(&first, malformed).await;
+        let error = relayed.response().await.unwrap_err();
+        assert!(matches!(error, CallError::Server { code: -32603, .. }), "{malformed}: {error}");
     }
-    play.end().await;
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_nobody_stands_behind_is_not_asked_for_input_by_a_server_that_looks() {
-    let mut play = stateless(&json!({"tools": {}})).await;
-    let (runtime, id) = (play.runtime.clone(), play.id.clone());
+async fn a_call_without_a_client_declares_no_capabilities_and_gives_no_input() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
+    let (runtime, id) = (server.runtime.clone(), server.id.clone());
     let call = tokio::spawn(async move { runtime.call(&id, "work", None, None).await });
-    let asked = play.hears().await;
+    let asked = server.receive().await;
     assert_eq!(asked["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"], json!({}));
-    play.answers(&asked, &wants("\"s\"", &format!(r#"{{"a":{ELICIT}}}"#))).await;
-    let Told::Asked(MessageCause::NoClient, question) = play.told().await else { panic!("nobody is asked") };
+    server.respond(&asked, &input_required("\"s\"", &format!(r#"{{"a":{ELICIT}}}"#))).await;
+    let AudienceEvent::Request(MessageCause::NoClient, question) = server.audience_event().await else {
+        panic!("the audience got no request")
+    };
     drop(question);
     let error = call.await.unwrap().unwrap_err();
     assert!(matches!(error, CallError::Server { code: -32603, .. }), "{error}");
-    play.end().await;
+    server.shut_down().await;
 }

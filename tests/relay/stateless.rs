@@ -1,4 +1,4 @@
-//! A server without sessions, and the clients of sessions: what is translated, what goes through, and what it says by itself.
+//! Stateless servers with clients of both eras: translation, relaying and subscription streams.
 
 use mcp_satellite_actors::audience::MessageCause;
 use mcp_satellite_actors::model::era::Era;
@@ -6,237 +6,245 @@ use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
-use crate::eras::{VERSION, begun, stateless};
-use crate::support::{Play, Told};
+use crate::eras::{VERSION, online_stateless, started_stateless};
+use crate::support::{AudienceEvent, ScriptedServer};
 
-const LISTENS: &str = "subscriptions/listen";
+const LISTEN: &str = "subscriptions/listen";
 const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 
-/// The next request for a stream, which is confirmed.
-async fn listens(play: &mut Play) -> Value {
-    let listen = play.hears().await;
-    assert_eq!((&listen["method"], &listen["params"]["_meta"][VERSION]), (&json!(LISTENS), &json!("2026-07-28")));
+/// Receives the next request for a stream and acknowledges it.
+async fn accept_listen(server: &mut ScriptedServer) -> Value {
+    let listen = server.receive().await;
+    assert_eq!((&listen["method"], &listen["params"]["_meta"][VERSION]), (&json!(LISTEN), &json!("2026-07-28")));
     let (id, wanted) = (&listen["id"], &listen["params"]["notifications"]);
     let params = json!({"notifications": wanted, "_meta": {SUBSCRIPTION: id}});
     let confirmed = json!({"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": params});
-    play.says(&confirmed.to_string()).await;
+    server.send(&confirmed.to_string()).await;
     listen
 }
 
-/// A server that tells when its tools change, and its first stream.
-async fn telling() -> (Play, Value) {
+/// Brings a server with change notifications online and returns the request for its first stream.
+async fn online_with_stream() -> (ScriptedServer, Value) {
     let capabilities = json!({"tools": {"listChanged": true}, "resources": {"subscribe": true}, "logging": {}});
-    let mut play = begun(&capabilities).await;
+    let mut server = started_stateless(&capabilities).await;
     let mut rest = Vec::new();
     let mut stream = None;
-    // It is asked for the lists and for the stream, whichever comes first.
+    // The requests for the lists and for the stream come in any order.
     while rest.len() < 4 {
-        let asked = play.hears().await;
+        let asked = server.receive().await;
         match asked["method"].as_str().unwrap() {
-            LISTENS => {
+            LISTEN => {
                 let (id, wanted) = (&asked["id"], &asked["params"]["notifications"]);
                 let params = json!({"notifications": wanted, "_meta": {SUBSCRIPTION: id}});
                 let method = "notifications/subscriptions/acknowledged";
-                play.says(&json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()).await;
+                server.send(&json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()).await;
                 stream = Some(asked.clone());
             }
-            "tools/list" => play.lists(&asked).await,
-            "resources/list" => play.answers(&asked, r#"{"resources":[]}"#).await,
-            "resources/templates/list" => play.answers(&asked, r#"{"resourceTemplates":[]}"#).await,
-            other => panic!("it is asked for {other}"),
+            "tools/list" => server.respond_with_tools(&asked).await,
+            "resources/list" => server.respond(&asked, r#"{"resources":[]}"#).await,
+            "resources/templates/list" => server.respond(&asked, r#"{"resourceTemplates":[]}"#).await,
+            other => panic!("unexpected request: {other}"),
         }
         rest.push(asked);
     }
-    play.is_online().await;
-    (play, stream.unwrap())
+    server.until_online().await;
+    (server, stream.unwrap())
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_of_a_sessions_client_gets_what_this_era_must_have_and_loses_nothing() {
-    let mut play = stateless(&json!({"tools": {}})).await;
+async fn a_request_of_a_session_client_gains_the_stateless_envelope_and_loses_nothing() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
     let call = r#"{"jsonrpc":"2.0","id":"its-own","method":"tools/call","params":{"name":"work","_meta":{"progressToken":"p","a/b":[1e400]},"big":98765432109876543210},"unknown":true}"#;
-    let relayed = play.relays(1, 7, call);
-    let line = play.reads().await;
+    let relayed = server.relay(1, 7, call);
+    let line = server.receive_line().await;
     let sent = RpcMessage::parse(line.clone().into()).unwrap();
-    let ours = sent.id().unwrap().to_owned();
-    assert_eq!(sent.token(), Some(&*ours), "{line}");
+    let server_id = sent.id().unwrap().to_owned();
+    assert_eq!(sent.token(), Some(&*server_id), "{line}");
     for kept in
         [r#""a/b":[1e400]"#, r#""big":98765432109876543210"#, r#""unknown":true"#, r#""name":"work""#, "\"2026-07-28\""]
     {
         assert_eq!(line.matches(kept).count(), 1, "{kept} in {line}");
     }
-    play.says(&format!(
-        r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{ours},"progress":1}}}}"#
-    ))
-    .await;
-    let Told::Progress(_, text) = play.told().await else { panic!("it is not told as progress") };
+    server
+        .send(&format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{server_id},"progress":1}}}}"#
+        ))
+        .await;
+    let AudienceEvent::Progress(_, text) = server.audience_event().await else {
+        panic!("the audience got no progress")
+    };
     assert!(text.contains(r#""progressToken":"p""#), "{text}");
     let answer =
-        format!(r#"{{"jsonrpc":"2.0","id":{ours},"result":{{"resultType":"complete","content":[],"ttlMs":7}}}}"#);
-    play.says(&answer).await;
-    assert_eq!(relayed.answered().await, Ok(Some(answer)));
+        format!(r#"{{"jsonrpc":"2.0","id":{server_id},"result":{{"resultType":"complete","content":[],"ttlMs":7}}}}"#);
+    server.send(&answer).await;
+    assert_eq!(relayed.response().await, Ok(Some(answer)));
 
-    // One without params has some then.
-    let relayed = play.relays(1, 8, r#"{"jsonrpc":"2.0","id":1,"method":"x/bare"}"#);
-    let bare = play.hears().await;
+    // A request without params gets them.
+    let relayed = server.relay(1, 8, r#"{"jsonrpc":"2.0","id":1,"method":"x/bare"}"#);
+    let bare = server.receive().await;
     assert_eq!(bare["params"]["_meta"][VERSION], "2026-07-28");
-    play.answers(&bare, "{}").await;
-    relayed.answered().await.unwrap();
-    play.end().await;
+    server.respond(&bare, "{}").await;
+    relayed.response().await.unwrap();
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_of_this_era_goes_as_it_came_and_so_does_its_answer() {
-    let mut play = stateless(&json!({"tools": {}})).await;
+async fn requests_and_responses_of_stateless_clients_pass_unchanged() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
     let call = r#"{"jsonrpc":"2.0","id":"its-own","method":"tools/call","params":{"name":"work","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"x":1e400}}}}"#;
     for result in [
         r#"{"resultType":"input_required","requestState":"s","inputRequests":{"a":{"method":"roots/list"}}}"#,
         r#"{"resultType":"x/unheard-of","y":1e400}"#,
         r#"{"content":[]}"#,
     ] {
-        let relayed = play.relays_as(Era::Stateless, 1, 7, call, None);
-        let line = play.reads().await;
-        let ours = RpcMessage::parse(line.clone().into()).unwrap().id().unwrap().to_owned();
-        assert_eq!(line.replace(&format!("\"id\":{ours}"), "\"id\":\"its-own\""), call);
-        let answer = format!(r#"{{"jsonrpc":"2.0","id":{ours},"result":{result}}}"#);
-        play.says(&answer).await;
-        assert_eq!(relayed.answered().await, Ok(Some(answer)));
+        let relayed = server.relay_as(Era::Stateless, 1, 7, call, None);
+        let line = server.receive_line().await;
+        let server_id = RpcMessage::parse(line.clone().into()).unwrap().id().unwrap().to_owned();
+        assert_eq!(line.replace(&format!("\"id\":{server_id}"), "\"id\":\"its-own\""), call);
+        let answer = format!(r#"{{"jsonrpc":"2.0","id":{server_id},"result":{result}}}"#);
+        server.send(&answer).await;
+        assert_eq!(relayed.response().await, Ok(Some(answer)));
     }
-    // What takes too long or is not wanted any more is cancelled in this era's way, which over a pipe is the old one.
-    let relayed = play.relays_as(Era::Stateless, 1, 8, call, None);
-    let asked = play.hears_loosely().await;
-    relayed.drop();
-    let cancelled = play.hears().await;
+    // Over a pipe, the stateless era cancels with the same notification as sessions.
+    let relayed = server.relay_as(Era::Stateless, 1, 8, call, None);
+    let asked = server.receive_lossy().await;
+    relayed.abandon();
+    let cancelled = server.receive().await;
     assert_eq!(
         (&cancelled["method"], &cancelled["params"]["requestId"]),
         (&json!("notifications/cancelled"), &asked["id"])
     );
-    play.end().await;
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_result_of_an_unknown_kind_is_no_result_for_a_client_that_knows_no_kinds() {
-    let mut play = stateless(&json!({"tools": {}})).await;
+async fn a_result_of_an_unknown_type_is_an_error_for_a_session_client() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
     for kind in ["\"x/task\"", "7", "null"] {
-        let relayed = play.relays(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
-        let asked = play.hears().await;
-        play.answers(&asked, &format!(r#"{{"resultType":{kind}}}"#)).await;
-        let error = relayed.answered().await.unwrap_err();
+        let relayed = server.relay(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
+        let asked = server.receive().await;
+        server.respond(&asked, &format!(r#"{{"resultType":{kind}}}"#)).await;
+        let error = relayed.response().await.unwrap_err();
         assert_eq!(error.to_string(), "server error -32603: the server returned a result of an unknown type");
     }
-    play.end().await;
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_asked_of_a_session_is_answered_for_a_server_that_has_none() {
-    let (mut play, first) = telling().await;
-    let answered = async |play: &Play, method: &str, params: Value| {
+async fn session_requests_are_answered_on_behalf_of_a_stateless_server() {
+    let (mut server, first) = online_with_stream().await;
+    let response_to = async |server: &ScriptedServer, method: &str, params: Value| {
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
-        let answer = play.relays(1, 1, &request).answered().await.unwrap().unwrap();
+        let answer = server.relay(1, 1, &request).response().await.unwrap().unwrap();
         let answer: Value = serde_json::from_str(&answer).unwrap();
         if answer["error"].is_null() { answer["result"].clone() } else { answer["error"]["code"].clone() }
     };
-    assert_eq!(answered(&play, "ping", json!({})).await, json!({}));
-    assert_eq!(answered(&play, "logging/setLevel", json!({"level": "warning"})).await, json!({}));
-    assert_eq!(answered(&play, "logging/setLevel", json!({"level": "loud"})).await, json!(-32602));
-    let relayed = play.relays(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
-    let asked = play.hears().await;
+    assert_eq!(response_to(&server, "ping", json!({})).await, json!({}));
+    assert_eq!(response_to(&server, "logging/setLevel", json!({"level": "warning"})).await, json!({}));
+    assert_eq!(response_to(&server, "logging/setLevel", json!({"level": "loud"})).await, json!(-32602));
+    let relayed = server.relay(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
+    let asked = server.receive().await;
     assert_eq!(asked["params"]["_meta"]["io.modelcontextprotocol/logLevel"], "warning");
-    play.answers(&asked, "{}").await;
-    relayed.answered().await.unwrap();
+    server.respond(&asked, "{}").await;
+    relayed.response().await.unwrap();
 
-    // Another stream has the place of the first, which is ended when that is there.
+    // Another stream replaces the first, which is cancelled when the other is acknowledged.
     assert_eq!(first["params"]["notifications"], json!({"toolsListChanged": true}));
-    assert_eq!(answered(&play, "resources/subscribe", json!({"uri": "file:///a"})).await, json!({}));
-    let second = listens(&mut play).await;
+    assert_eq!(response_to(&server, "resources/subscribe", json!({"uri": "file:///a"})).await, json!({}));
+    let second = accept_listen(&mut server).await;
     let wanted = json!({"toolsListChanged": true, "resourceSubscriptions": ["file:///a"]});
     assert_eq!(second["params"]["notifications"], wanted);
-    let ended = play.hears().await;
+    let ended = server.receive().await;
     assert_eq!((&ended["method"], &ended["params"]["requestId"]), (&json!("notifications/cancelled"), &first["id"]));
     let updated = json!({"jsonrpc": "2.0", "method": "notifications/resources/updated",
         "params": {"uri": "file:///a", "_meta": {SUBSCRIPTION: second["id"]}}});
-    play.says(&updated.to_string()).await;
-    let Told::Heard(cause, text) = play.told().await else { panic!("it is not heard") };
-    let heard: Value = serde_json::from_str(&text).unwrap();
+    server.send(&updated.to_string()).await;
+    let AudienceEvent::Notification(cause, text) = server.audience_event().await else {
+        panic!("the audience got no notification")
+    };
+    let forwarded: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(cause, MessageCause::NoCall);
-    assert_eq!(heard["params"], json!({"uri": "file:///a"}), "the number is ours");
-    assert_eq!(answered(&play, "resources/unsubscribe", json!({"uri": "file:///a"})).await, json!({}));
-    let third = listens(&mut play).await;
+    assert_eq!(forwarded["params"], json!({"uri": "file:///a"}), "the subscription id is removed");
+    assert_eq!(response_to(&server, "resources/unsubscribe", json!({"uri": "file:///a"})).await, json!({}));
+    let third = accept_listen(&mut server).await;
     assert_eq!(third["params"]["notifications"], json!({"toolsListChanged": true}));
-    play.end().await;
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_without_subscriptions_has_none_for_a_sessions_client_either() {
-    let mut play = stateless(&json!({"tools": {}})).await;
+async fn a_subscription_to_a_server_without_subscriptions_is_rejected() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
     let subscribe = r#"{"jsonrpc":"2.0","id":1,"method":"resources/subscribe","params":{"uri":"a:b"}}"#;
-    let answer = play.relays(1, 1, subscribe).answered().await.unwrap().unwrap();
+    let answer = server.relay(1, 1, subscribe).response().await.unwrap().unwrap();
     assert!(answer.contains("-32601"), "{answer}");
-    // And nothing that a client tells its session comes to it.
-    let words = RpcMessage::parse(r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#.into()).unwrap();
-    play.runtime.notify(&play.id, words).unwrap();
-    let relayed = play.relays(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
-    let asked = play.hears().await;
+    // Notifications of session clients are not forwarded.
+    let notification =
+        RpcMessage::parse(r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#.into()).unwrap();
+    server.runtime.notify(&server.id, notification).unwrap();
+    let relayed = server.relay(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
+    let asked = server.receive().await;
     assert_eq!(asked["method"], "x/y");
-    play.answers(&asked, "{}").await;
-    relayed.answered().await.unwrap();
-    play.end().await;
+    server.respond(&asked, "{}").await;
+    relayed.response().await.unwrap();
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_changes_is_heard_on_the_stream_and_read() {
-    let (mut play, stream) = telling().await;
+async fn a_list_change_on_the_stream_is_forwarded_and_read() {
+    let (mut server, stream) = online_with_stream().await;
     let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed",
         "params": {"_meta": {SUBSCRIPTION: stream["id"], "x": 1}}});
-    play.says(&changed.to_string()).await;
-    let Told::Heard(MessageCause::NoCall, text) = play.told().await else { panic!("it is not heard") };
-    let heard: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(heard["params"], json!({"_meta": {"x": 1}}));
-    let list = play.hears().await;
+    server.send(&changed.to_string()).await;
+    let AudienceEvent::Notification(MessageCause::NoCall, text) = server.audience_event().await else {
+        panic!("the audience got no notification")
+    };
+    let forwarded: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(forwarded["params"], json!({"_meta": {"x": 1}}));
+    let list = server.receive().await;
     assert_eq!(list["method"], "tools/list");
-    play.end().await;
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_ends_is_asked_for_again_and_what_was_missed_is_read() {
+async fn an_ended_stream_is_reopened_and_the_lists_are_read_again() {
     for ending in ["result", "cancelled", "error"] {
-        let (mut play, stream) = telling().await;
+        let (mut server, stream) = online_with_stream().await;
         let began = Instant::now();
         match ending {
-            "result" => play.answers(&stream, "{}").await,
-            "error" => play.refuses(&stream, -32603).await,
+            "result" => server.respond(&stream, "{}").await,
+            "error" => server.reject(&stream, -32603).await,
             _ => {
                 let params = json!({"requestId": stream["id"]});
-                let words = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params});
-                play.says(&words.to_string()).await;
+                let notification = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params});
+                server.send(&notification.to_string()).await;
             }
         }
-        let again = listens(&mut play).await;
-        assert!(began.elapsed() >= Duration::from_millis(900), "not at once");
+        let again = accept_listen(&mut server).await;
+        assert!(began.elapsed() >= Duration::from_millis(900), "the stream was reopened without a delay");
         assert_ne!(again["id"], stream["id"]);
-        assert_eq!(play.hears().await["method"], "tools/list", "{ending}");
-        play.end().await;
+        assert_eq!(server.receive().await["method"], "tools/list", "{ending}");
+        server.shut_down().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_knows_no_streams_is_not_asked_for_one_again() {
-    let (mut play, stream) = telling().await;
-    play.refuses(&stream, -32601).await;
+async fn a_server_that_does_not_know_streams_is_asked_only_once() {
+    let (mut server, stream) = online_with_stream().await;
+    server.reject(&stream, -32601).await;
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    let relayed = play.relays(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
-    assert_eq!(play.hears().await["method"], "x/y");
-    relayed.drop();
-    play.end().await;
+    let relayed = server.relay(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
+    assert_eq!(server.receive().await["method"], "x/y");
+    relayed.abandon();
+    server.shut_down().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_of_a_server_without_sessions_is_answered_by_nobody() {
-    let mut play = stateless(&json!({"tools": {}})).await;
-    play.says(r#"{"jsonrpc":"2.0","id":9,"method":"roots/list"}"#).await;
-    let relayed = play.relays(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
-    assert_eq!(play.hears().await["method"], "x/y", "there is no way to answer it");
-    assert_eq!(play.runtime.status(&play.id).unwrap().counters.malformed(), 1);
-    relayed.drop();
-    play.end().await;
+async fn a_request_of_a_stateless_server_gets_no_response() {
+    let mut server = online_stateless(&json!({"tools": {}})).await;
+    server.send(r#"{"jsonrpc":"2.0","id":9,"method":"roots/list"}"#).await;
+    let relayed = server.relay(1, 1, r#"{"jsonrpc":"2.0","id":1,"method":"x/y"}"#);
+    assert_eq!(server.receive().await["method"], "x/y", "no response to the request of the server");
+    assert_eq!(server.runtime.status(&server.id).unwrap().counters.malformed(), 1);
+    relayed.abandon();
+    server.shut_down().await;
 }

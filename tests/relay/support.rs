@@ -1,4 +1,4 @@
-//! A server in the hands of the test, line by line, and an audience that writes down what it hears.
+//! A server that the test scripts line by line, and an audience that records its events.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -32,75 +32,75 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-/// In paused time it costs nothing.
+/// The limit of every wait. Paused time makes it cheap.
 const GIVE_UP: Duration = Duration::from_secs(3600);
 
-/// What the audience has been told.
+/// A call of the `Audience` trait.
 #[derive(Debug)]
-pub(crate) enum Told {
-    Heard(MessageCause, String),
+pub(crate) enum AudienceEvent {
+    Notification(MessageCause, String),
     Progress(CallOrigin, String),
-    Asked(MessageCause, ClientQuestion),
-    Withdrawn(u64, String),
-    Began,
-    Ended,
+    Request(MessageCause, ClientQuestion),
+    RequestWithdrawn(u64, String),
+    SessionStarted,
+    SessionEnded,
 }
 
-struct Listener(mpsc::UnboundedSender<Told>);
+struct RecordingAudience(mpsc::UnboundedSender<AudienceEvent>);
 
-impl Listener {
-    fn write(&self, told: Told) {
-        // The test is over.
-        let _ = self.0.send(told);
+impl RecordingAudience {
+    fn record(&self, event: AudienceEvent) {
+        // Fails after the end of the test.
+        let _ = self.0.send(event);
     }
 }
 
-impl Audience for Listener {
+impl Audience for RecordingAudience {
     fn on_notification(&self, _of: &SessionSource, cause: MessageCause, message: RpcMessage) {
-        self.write(Told::Heard(cause, message.text().to_string()));
+        self.record(AudienceEvent::Notification(cause, message.text().to_string()));
     }
 
     fn on_progress(&self, origin: CallOrigin, message: RpcMessage) {
-        self.write(Told::Progress(origin, message.text().to_string()));
+        self.record(AudienceEvent::Progress(origin, message.text().to_string()));
     }
 
     fn on_request(&self, _of: &SessionSource, cause: MessageCause, question: ClientQuestion) {
-        self.write(Told::Asked(cause, question));
+        self.record(AudienceEvent::Request(cause, question));
     }
 
     fn on_request_withdrawn(&self, _of: &SessionSource, question: u64, message: RpcMessage) {
-        self.write(Told::Withdrawn(question, message.text().to_string()));
+        self.record(AudienceEvent::RequestWithdrawn(question, message.text().to_string()));
     }
 
     fn on_session_started(&self, _of: &SessionSource) {
-        self.write(Told::Began);
+        self.record(AudienceEvent::SessionStarted);
     }
 
     fn on_session_ended(&self, _of: &SessionSource) {
-        self.write(Told::Ended);
+        self.record(AudienceEvent::SessionEnded);
     }
 }
 
-struct Nothing;
+struct DiscardingSink;
 
-impl EventSink for Nothing {
+impl EventSink for DiscardingSink {
     fn send(&self, _batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         async { SinkAnswer::Accepted }.boxed()
     }
 }
 
-/// The process of a server that a test plays: it ends when it is told to.
-struct Played {
-    told_to_end: bool,
+/// The process of a scripted server, which ends at `terminate` or `kill`.
+struct ScriptedProcess {
+    is_ended: bool,
 }
 
-impl ServerProcess for Played {
+impl ServerProcess for ScriptedProcess {
     fn pid(&self) -> Option<u32> {
         None
     }
 
     fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
-        if self.told_to_end { async { ProcessEnd { code: Some(0), signal: None } }.boxed() } else { pending().boxed() }
+        if self.is_ended { async { ProcessEnd { code: Some(0), signal: None } }.boxed() } else { pending().boxed() }
     }
 
     fn wait_all(&mut self) -> BoxFuture<'_, ()> {
@@ -108,21 +108,21 @@ impl ServerProcess for Played {
     }
 
     fn terminate(&mut self) {
-        self.told_to_end = true;
+        self.is_ended = true;
     }
 
     fn kill(&mut self) {
-        self.told_to_end = true;
+        self.is_ended = true;
     }
 }
 
-/// The server's stdout. Before the time that the test sets nothing can be read, and at that time nobody is woken.
+/// The stdout of the server. Nothing can be read before `held_until`, and no task is woken at that time.
 struct Stdout {
     reader: ReadHalf<DuplexStream>,
-    withheld_until: WithheldUntil,
+    held_until: HeldUntil,
 }
 
-type WithheldUntil = Arc<Mutex<Option<Instant>>>;
+type HeldUntil = Arc<Mutex<Option<Instant>>>;
 
 impl AsyncRead for Stdout {
     fn poll_read(
@@ -130,26 +130,26 @@ impl AsyncRead for Stdout {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        if self.withheld_until.lock().unwrap().is_some_and(|until| Instant::now() < until) {
+        if self.held_until.lock().unwrap().is_some_and(|until| Instant::now() < until) {
             return Poll::Pending;
         }
         Pin::new(&mut self.reader).poll_read(cx, buffer)
     }
 }
 
-struct Stage {
+struct ScriptedConnector {
     opened: mpsc::UnboundedSender<DuplexStream>,
-    withheld_until: WithheldUntil,
+    held_until: HeldUntil,
 }
 
-impl Connector for Stage {
+impl Connector for ScriptedConnector {
     fn open(&self, _spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let (ours, theirs) = duplex(1024 * 1024);
-        // The test is over.
+        // Fails after the end of the test.
         let _ = self.opened.send(theirs);
         let (reader, writer) = split(ours);
-        let reader = Stdout { reader, withheld_until: self.withheld_until.clone() };
-        let process = Box::new(Played { told_to_end: false });
+        let reader = Stdout { reader, held_until: self.held_until.clone() };
+        let process = Box::new(ScriptedProcess { is_ended: false });
         let link = ProcessLink {
             reader: Box::new(reader),
             writer: Box::new(writer),
@@ -165,43 +165,43 @@ impl Connector for Stage {
     }
 }
 
-/// One instance, its server, and who listens.
-pub(crate) struct Play {
+/// A runtime with one instance, whose server the test scripts, and the events of its audience.
+pub(crate) struct ScriptedServer {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) id: InstanceId,
     lines: Lines<BufReader<ReadHalf<DuplexStream>>>,
     writer: WriteHalf<DuplexStream>,
-    told: mpsc::UnboundedReceiver<Told>,
+    events: mpsc::UnboundedReceiver<AudienceEvent>,
     opened: mpsc::UnboundedReceiver<DuplexStream>,
-    withheld_until: WithheldUntil,
+    held_until: HeldUntil,
     join: JoinHandle<RuntimeEnd>,
 }
 
-impl Play {
-    /// With a server that is online, and stays it.
-    pub(crate) async fn begin(change: impl FnOnce(&mut Policy)) -> Self {
-        Self::begin_as(ProcessLifetime::AlwaysOn, change).await
+impl ScriptedServer {
+    /// Brings an always-on server online.
+    pub(crate) async fn online(change: impl FnOnce(&mut Policy)) -> Self {
+        Self::online_as(ProcessLifetime::AlwaysOn, change).await
     }
 
-    /// With a server that is online.
-    pub(crate) async fn begin_as(keep: ProcessLifetime, change: impl FnOnce(&mut Policy)) -> Self {
-        let mut play = Self::open(keep, change).await;
-        play.greets().await;
-        let list = play.hears().await;
-        play.lists(&list).await;
-        play.is_online().await;
-        play
+    /// Brings a server of this lifetime online.
+    pub(crate) async fn online_as(keep: ProcessLifetime, change: impl FnOnce(&mut Policy)) -> Self {
+        let mut server = Self::started(keep, change).await;
+        server.accept_session().await;
+        let list = server.receive().await;
+        server.respond_with_tools(&list).await;
+        server.until_online().await;
+        server
     }
 
-    /// With a server that was started and was told nothing yet.
-    pub(crate) async fn open(keep: ProcessLifetime, change: impl FnOnce(&mut Policy)) -> Self {
+    /// Starts a server, which has received nothing yet.
+    pub(crate) async fn started(keep: ProcessLifetime, change: impl FnOnce(&mut Policy)) -> Self {
         let (opens, mut opened) = mpsc::unbounded_channel();
-        let withheld_until = WithheldUntil::default();
-        let stage = Stage { opened: opens, withheld_until: withheld_until.clone() };
-        let (listener, told) = mpsc::unbounded_channel();
+        let held_until = HeldUntil::default();
+        let connector = ScriptedConnector { opened: opens, held_until: held_until.clone() };
+        let (listener, events) = mpsc::unbounded_channel();
         let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
-        let mut options = RuntimeOptions::new(Arc::new(stage), Arc::new(Nothing), wall);
-        options.audience = Arc::new(Listener(listener));
+        let mut options = RuntimeOptions::new(Arc::new(connector), Arc::new(DiscardingSink), wall);
+        options.audience = Arc::new(RecordingAudience(listener));
         let (runtime, join) = start(options).await.unwrap();
         let mut policy = Policy::default();
         change(&mut policy);
@@ -226,122 +226,127 @@ impl Play {
         };
         runtime.install(spec).await.unwrap();
         let (reader, writer) = split(opened.recv().await.unwrap());
-        Self { runtime, id, lines: BufReader::new(reader).lines(), writer, told, opened, withheld_until, join }
+        Self { runtime, id, lines: BufReader::new(reader).lines(), writer, events, opened, held_until, join }
     }
 
-    /// The server opens a session.
-    pub(crate) async fn greets(&mut self) {
-        let initialize = self.hears().await;
+    /// Answers `initialize` and waits for the session.
+    pub(crate) async fn accept_session(&mut self) {
+        let initialize = self.receive().await;
         assert_eq!(initialize["method"], "initialize");
         assert_eq!(initialize["params"]["capabilities"]["elicitation"], serde_json::json!({"form": {}, "url": {}}));
         let offers = r#"{"tools":{},"logging":{},"x-unknown":{"y":1e400}}"#;
         let info = r#""serverInfo":{"name":"played","version":"1","title":"Played"}"#;
-        self.answers(&initialize, &format!(r#"{{"protocolVersion":"2025-11-25","capabilities":{offers},{info}}}"#))
+        self.respond(&initialize, &format!(r#"{{"protocolVersion":"2025-11-25","capabilities":{offers},{info}}}"#))
             .await;
-        assert_eq!(self.hears().await["method"], "notifications/initialized");
-        self.begins().await;
+        assert_eq!(self.receive().await["method"], "notifications/initialized");
+        self.until_session_started().await;
     }
 
-    /// The audience is told that the server is there, perhaps after the end of a run that never was.
-    pub(crate) async fn begins(&mut self) {
+    /// Waits until the audience is notified of the session. The end of a run without session may precede it.
+    pub(crate) async fn until_session_started(&mut self) {
         loop {
-            match self.told().await {
-                Told::Began => return,
-                Told::Ended => {}
-                told => panic!("{told:?}"),
+            match self.audience_event().await {
+                AudienceEvent::SessionStarted => return,
+                AudienceEvent::SessionEnded => {}
+                event => panic!("{event:?}"),
             }
         }
     }
 
-    /// It says what it offers.
-    pub(crate) async fn lists(&mut self, list: &Value) {
+    /// Answers `tools/list`.
+    pub(crate) async fn respond_with_tools(&mut self, list: &Value) {
         assert_eq!(list["method"], "tools/list");
-        self.answers(list, r#"{"tools":[{"name":"work","inputSchema":{"type":"object"}}]}"#).await;
+        self.respond(list, r#"{"tools":[{"name":"work","inputSchema":{"type":"object"}}]}"#).await;
     }
 
-    pub(crate) async fn is_online(&self) {
+    pub(crate) async fn until_online(&self) {
         self.runtime.wait_for(&self.id, |view| view.status == Status::Online).await.unwrap();
     }
 
-    /// The server's process was started once more; it is told nothing yet.
-    pub(crate) async fn opens_again(&mut self) {
-        let opened = timeout(GIVE_UP, self.opened.recv()).await.expect("it does not start").unwrap();
+    /// Waits until the server is started again. It has received nothing yet.
+    pub(crate) async fn until_started_again(&mut self) {
+        let opened =
+            timeout(GIVE_UP, self.opened.recv()).await.expect("the server was not started within an hour").unwrap();
         let (reader, writer) = split(opened);
         (self.lines, self.writer) = (BufReader::new(reader).lines(), writer);
     }
 
-    /// The server refuses a request with this code.
-    pub(crate) async fn refuses(&mut self, request: &Value, code: i64) {
+    /// Answers a request with an error of this code.
+    pub(crate) async fn reject(&mut self, request: &Value, code: i64) {
         let id = &request["id"];
-        self.says(&format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":{code},"message":"refused"}}}}"#)).await;
+        self.send(&format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":{code},"message":"refused"}}}}"#)).await;
     }
 
-    /// The server ends, and starts again; it says nothing yet.
-    pub(crate) async fn restarts(&mut self) {
+    /// Restarts the server. It has received nothing yet.
+    pub(crate) async fn restart(&mut self) {
         let (runtime, id) = (self.runtime.clone(), self.id.clone());
         drop(tokio::spawn(async move { runtime.restart(&id).await }));
-        assert!(matches!(self.told().await, Told::Ended));
-        self.opens_again().await;
+        assert!(matches!(self.audience_event().await, AudienceEvent::SessionEnded));
+        self.until_started_again().await;
     }
 
-    /// The next line that the server reads, as it came.
-    pub(crate) async fn reads(&mut self) -> String {
-        timeout(GIVE_UP, self.lines.next_line()).await.expect("the server is told nothing").unwrap().unwrap()
+    /// Returns the next line to the server, unchanged.
+    pub(crate) async fn receive_line(&mut self) -> String {
+        timeout(GIVE_UP, self.lines.next_line())
+            .await
+            .expect("no message to the server within an hour")
+            .unwrap()
+            .unwrap()
     }
 
-    /// The next message to the server.
-    pub(crate) async fn hears(&mut self) -> Value {
-        serde_json::from_str(&self.reads().await).unwrap()
+    /// Returns the next message to the server.
+    pub(crate) async fn receive(&mut self) -> Value {
+        serde_json::from_str(&self.receive_line().await).unwrap()
     }
 
-    /// The same, of one that holds a number which few can read.
-    pub(crate) async fn hears_loosely(&mut self) -> Value {
-        serde_json::from_str(&self.reads().await.replace("1e400", "1")).unwrap()
+    /// Like `receive`, for a message with the number `1e400`, which `serde_json` cannot represent.
+    pub(crate) async fn receive_lossy(&mut self) -> Value {
+        serde_json::from_str(&self.receive_line().await.replace("1e400", "1")).unwrap()
     }
 
-    /// What the server says from now on cannot be read before this time.
-    pub(crate) fn withholds_until(&self, until: Instant) {
-        *self.withheld_until.lock().unwrap() = Some(until);
+    /// Holds back the output of the server until this time.
+    pub(crate) fn hold_output_until(&self, until: Instant) {
+        *self.held_until.lock().unwrap() = Some(until);
     }
 
-    /// The server closes its stdout.
-    pub(crate) async fn hangs_up(&mut self) {
+    /// Closes the stdout of the server.
+    pub(crate) async fn close_stdout(&mut self) {
         self.writer.shutdown().await.unwrap();
     }
 
-    /// The server says this.
-    pub(crate) async fn says(&mut self, line: &str) {
+    /// Sends a line from the server.
+    pub(crate) async fn send(&mut self, line: &str) {
         self.writer.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
-    /// The server answers a request with this result.
-    pub(crate) async fn answers(&mut self, request: &Value, result: &str) {
-        self.says(&format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, request["id"])).await;
+    /// Answers a request with this result.
+    pub(crate) async fn respond(&mut self, request: &Value, result: &str) {
+        self.send(&format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, request["id"])).await;
     }
 
-    /// What the audience is told next.
-    pub(crate) async fn told(&mut self) -> Told {
-        timeout(GIVE_UP, self.told.recv()).await.expect("the audience is told nothing").unwrap()
+    /// Returns the next event of the audience.
+    pub(crate) async fn audience_event(&mut self) -> AudienceEvent {
+        timeout(GIVE_UP, self.events.recv()).await.expect("no event of the audience within an hour").unwrap()
     }
 
-    /// A client's request is on its way.
-    pub(crate) fn relays(&self, client: u64, call: u64, request: &str) -> Relayed {
-        self.relays_within(client, call, request, None)
+    /// Sends a request of a session client.
+    pub(crate) fn relay(&self, client: u64, call: u64, request: &str) -> PendingRelay {
+        self.relay_within(client, call, request, None)
     }
 
-    pub(crate) fn relays_within(&self, client: u64, call: u64, request: &str, limit: Option<Duration>) -> Relayed {
-        self.relays_as(Era::Sessions, client, call, request, limit)
+    pub(crate) fn relay_within(&self, client: u64, call: u64, request: &str, limit: Option<Duration>) -> PendingRelay {
+        self.relay_as(Era::Sessions, client, call, request, limit)
     }
 
-    /// The request of a client of this era is on its way.
-    pub(crate) fn relays_as(
+    /// Sends a request of a client of this era.
+    pub(crate) fn relay_as(
         &self,
         era: Era,
         client: u64,
         call: u64,
         request: &str,
         limit: Option<Duration>,
-    ) -> Relayed {
+    ) -> PendingRelay {
         let message = RpcMessage::parse(request.to_owned().into()).unwrap();
         let tool = (message.method() == Some("tools/call")).then(|| "work".to_owned());
         let origin = CallOrigin { client, call };
@@ -349,24 +354,24 @@ impl Play {
         let (withdraw, withdrawn) = oneshot::channel();
         let (runtime, id) = (self.runtime.clone(), self.id.clone());
         let answer = tokio::spawn(async move { runtime.relay(&id, relay, limit, withdrawn).await });
-        Relayed { withdraw: Mutex::new(Some(withdraw)), answer }
+        PendingRelay { withdraw: Mutex::new(Some(withdraw)), answer }
     }
 
-    pub(crate) async fn end(self) {
+    pub(crate) async fn shut_down(self) {
         self.runtime.shutdown().await;
         self.join.await.unwrap();
     }
 }
 
-/// A request on its way, and the client's right to withdraw it.
-pub(crate) struct Relayed {
+/// A request of a client that is in progress and can be withdrawn.
+pub(crate) struct PendingRelay {
     withdraw: Mutex<Option<oneshot::Sender<RpcMessage>>>,
     pub(crate) answer: JoinHandle<Result<Option<RpcMessage>, CallError>>,
 }
 
-impl Relayed {
-    pub(crate) async fn answered(self) -> Result<Option<String>, CallError> {
-        let answer = timeout(GIVE_UP, self.answer).await.expect("no answer").unwrap()?;
+impl PendingRelay {
+    pub(crate) async fn response(self) -> Result<Option<String>, CallError> {
+        let answer = timeout(GIVE_UP, self.answer).await.expect("no response within an hour").unwrap()?;
         Ok(answer.map(|message| message.text().to_string()))
     }
 
@@ -375,8 +380,8 @@ impl Relayed {
         self.withdraw.lock().unwrap().take().unwrap().send(words).unwrap();
     }
 
-    /// The client is gone.
-    pub(crate) fn drop(self) {
+    /// Drops the request, as when the client disconnects.
+    pub(crate) fn abandon(self) {
         self.answer.abort();
     }
 }

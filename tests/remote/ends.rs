@@ -1,16 +1,16 @@
-//! Whatever an instance is at, when it is removed or its satellite ends nothing of it is left: no connection, no session,
-//! no attempt.
+//! Removing an instance or ending the satellite, in any phase of the instance, leaves no connection, no session and no
+//! attempt.
 
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, UninstallOutcome};
 
-use super::peer::{Deed, Peer, When};
-use super::support::{Fleet, Instance, Remote, soon};
+use super::peer::{Action, Peer, When};
+use super::support::{Fleet, Instance, Remote, with_limit};
 
-/// What it is at.
+/// The phases of an instance.
 #[derive(Debug, Clone, Copy)]
-enum At {
+enum Phase {
     Connecting,
     Discovering,
     Online,
@@ -23,94 +23,94 @@ enum At {
     Stopped,
 }
 
-const ALL: [At; 10] = [
-    At::Connecting,
-    At::Discovering,
-    At::Online,
-    At::InACall,
-    At::Reconnecting,
-    At::InAnAttempt,
-    At::Rediscovering,
-    At::Reauth,
-    At::Error,
-    At::Stopped,
+const ALL: [Phase; 10] = [
+    Phase::Connecting,
+    Phase::Discovering,
+    Phase::Online,
+    Phase::InACall,
+    Phase::Reconnecting,
+    Phase::InAnAttempt,
+    Phase::Rediscovering,
+    Phase::Reauth,
+    Phase::Error,
+    Phase::Stopped,
 ];
 
-/// Brings an instance there.
-async fn bring(fleet: &Fleet, peer: &Peer, legacy: bool, at: At) -> Instance {
+/// Installs an instance and brings it to a phase.
+async fn bring_to(fleet: &Fleet, peer: &Peer, legacy: bool, phase: Phase) -> Instance {
     let remote = if legacy { Remote::sse(peer.sse_url()) } else { Remote::http(peer.url()) };
     let first = if legacy { When::path("/sse") } else { When::rpc("initialize") };
-    let listened_to = peer.until("it is listened to", |seen| seen.streams == 1);
-    match at {
-        At::Connecting => {
-            peer.on(first, Deed::Silence);
+    let stream_open = peer.until("the stream is open", |log| log.streams == 1);
+    match phase {
+        Phase::Connecting => {
+            peer.on(first, Action::Silence);
             let instance = fleet.install(remote).await;
-            peer.until("it is being connected", |seen| seen.requests.len() == 1).await;
+            peer.until("the first request is received", |log| log.requests.len() == 1).await;
             instance
         }
-        At::Discovering => {
-            peer.on(When::rpc("tools/list"), Deed::Silence);
+        Phase::Discovering => {
+            peer.on(When::rpc("tools/list"), Action::Silence);
             let instance = fleet.install(remote).await;
-            peer.until("its tools are asked for", |seen| seen.rpc("tools/list") == 1).await;
+            peer.until("tools/list is received", |log| log.rpc("tools/list") == 1).await;
             instance.status(Status::DiscoveringTools).await;
             instance
         }
-        At::Online => {
+        Phase::Online => {
             let instance = fleet.online(remote).await;
-            listened_to.await;
+            stream_open.await;
             instance
         }
-        At::InACall => {
+        Phase::InACall => {
             let instance = fleet.online(remote).await;
-            listened_to.await;
+            stream_open.await;
             let calling = instance.clone();
             tokio::spawn(async move { calling.call("sleep").await });
-            peer.until("a call is in flight", |seen| seen.calls("sleep") == 1).await;
+            peer.until("a call is in flight", |log| log.calls("sleep") == 1).await;
             instance
         }
-        At::Reconnecting => {
+        Phase::Reconnecting => {
             let instance = fleet.online(remote).await;
-            listened_to.await;
+            stream_open.await;
             peer.close().await;
             instance.status(Status::Offline).await;
             peer.restart().await;
             instance
         }
-        At::InAnAttempt | At::Rediscovering => {
+        Phase::InAnAttempt | Phase::Rediscovering => {
             let instance = fleet.online(remote).await;
-            listened_to.await;
+            stream_open.await;
             peer.close().await;
             instance.status(Status::Offline).await;
             peer.restart().await;
-            let since = peer.seen(|seen| seen.requests.len());
-            if let At::InAnAttempt = at {
-                peer.on(first, Deed::Silence);
+            let since = peer.log(|log| log.requests.len());
+            if let Phase::InAnAttempt = phase {
+                peer.on(first, Action::Silence);
             } else {
-                peer.on(When::rpc("tools/list"), Deed::Silence);
+                peer.on(When::rpc("tools/list"), Action::Silence);
             }
             let calling = instance.clone();
             tokio::spawn(async move {
-                // An attempt may go out on a connection of before that is not known to be closed yet.
+                // An attempt may use an old connection that is not known to be closed yet.
                 while let Err(CallError::Reconnecting { .. }) = calling.call("echo").await {}
             });
-            if let At::InAnAttempt = at {
-                peer.until("an attempt is made", |seen| seen.requests.len() > since).await;
+            if let Phase::InAnAttempt = phase {
+                peer.until("an attempt is received", |log| log.requests.len() > since).await;
             } else {
-                peer.until("its tools are asked for again", |seen| seen.rpc("tools/list") == 2).await;
+                peer.until("tools/list is received again", |log| log.rpc("tools/list") == 2).await;
             }
             instance
         }
-        At::Reauth | At::Error => {
-            let (deed, status) = match at {
-                At::Reauth => (Deed::status(401), Status::RequiresReauth),
-                _ => (Deed::html(), Status::Error),
+        Phase::Reauth | Phase::Error => {
+            let (action, status) = match phase {
+                Phase::Reauth => (Action::status(401), Status::RequiresReauth),
+                _ => (Action::html(), Status::Error),
             };
-            peer.on(first, deed);
+            peer.on(first, action);
             let instance = fleet.install(remote).await;
             instance.status(status).await;
             instance
         }
-        At::Stopped => {
+        Phase::Stopped => {
             let instance = fleet.online(remote).await;
             instance.runtime.stop(&instance.id).await.unwrap();
             instance
@@ -119,20 +119,20 @@ async fn bring(fleet: &Fleet, peer: &Peer, legacy: bool, at: At) -> Instance {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_left_of_an_instance_that_is_removed_whatever_it_is_at() {
+async fn removing_an_instance_in_any_phase_leaves_no_session() {
     for legacy in [false, true] {
-        for at in ALL {
+        for phase in ALL {
             let (fleet, peer) = (Fleet::start().await, Peer::start().await);
-            let instance = bring(&fleet, &peer, legacy, at).await;
-            let removed = soon("the removal", instance.runtime.uninstall(&instance.id)).await;
-            let active = !matches!(at, At::Reconnecting | At::Reauth | At::Error | At::Stopped);
-            assert_eq!(removed, Ok(UninstallOutcome { active, dormant: false }), "{at:?}");
-            assert!(instance.runtime.status(&instance.id).is_none(), "{at:?}");
-            nothing_is_left(&peer, at).await;
-            let story = instance.story().await;
+            let instance = bring_to(&fleet, &peer, legacy, phase).await;
+            let removed = with_limit("the removal", instance.runtime.uninstall(&instance.id)).await;
+            let active = !matches!(phase, Phase::Reconnecting | Phase::Reauth | Phase::Error | Phase::Stopped);
+            assert_eq!(removed, Ok(UninstallOutcome { active, dormant: false }), "{phase:?}");
+            assert!(instance.runtime.status(&instance.id).is_none(), "{phase:?}");
+            assert_nothing_is_left(&peer, phase).await;
+            let timeline = instance.timeline().await;
             assert!(
-                story.ends_with(&["disconnected as asked".into(), "mcp.server.stopped".into()]),
-                "{at:?}: {story:?}"
+                timeline.ends_with(&["disconnected as asked".into(), "mcp.server.stopped".into()]),
+                "{phase:?}: {timeline:?}"
             );
             assert_eq!(instance.runtime.reconnect(&instance.id).await, Err(ControlError::NotFound));
             fleet.finish(&[&peer]).await;
@@ -141,30 +141,30 @@ async fn nothing_is_left_of_an_instance_that_is_removed_whatever_it_is_at() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_left_of_an_instance_whose_satellite_ends_whatever_it_is_at() {
+async fn a_shutdown_in_any_phase_leaves_no_session() {
     for legacy in [false, true] {
-        for at in ALL {
+        for phase in ALL {
             let (fleet, peer) = (Fleet::start().await, Peer::start().await);
-            let _instance = bring(&fleet, &peer, legacy, at).await;
+            let _instance = bring_to(&fleet, &peer, legacy, phase).await;
             fleet.finish(&[&peer]).await;
-            nothing_is_left(&peer, at).await;
+            assert_nothing_is_left(&peer, phase).await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_satellite_that_is_killed_leaves_no_connection() {
-    for at in [At::Connecting, At::Online, At::InACall, At::InAnAttempt] {
+async fn a_killed_satellite_leaves_no_connection() {
+    for phase in [Phase::Connecting, Phase::Online, Phase::InACall, Phase::InAnAttempt] {
         let (fleet, peer) = (Fleet::start().await, Peer::start().await);
-        let instance = bring(&fleet, &peer, false, at).await;
+        let instance = bring_to(&fleet, &peer, false, phase).await;
         instance.runtime.kill();
         drop((instance, fleet));
-        peer.until("nobody is connected any more", |seen| seen.connections == 0).await;
+        peer.until("all connections are closed", |log| log.connections == 0).await;
     }
 }
 
-/// No stream, no request under way and no session that its instance has known.
-async fn nothing_is_left(peer: &Peer, at: At) {
-    peer.until("nobody waits or listens", |seen| seen.streams == 0 && seen.initializing == 0).await;
-    assert_eq!(peer.sessions(), 0, "{at:?}: a session that nobody ended");
+/// Asserts that no stream, no handshake and no session is left.
+async fn assert_nothing_is_left(peer: &Peer, phase: Phase) {
+    peer.until("no stream and no handshake is open", |log| log.streams == 0 && log.initializing == 0).await;
+    assert_eq!(peer.sessions(), 0, "{phase:?}: a session was not ended");
 }

@@ -1,17 +1,16 @@
-//! Remote servers that misbehave in every way that HTTP has: what the satellite makes of each, on real sockets in real
-//! time. The other side is ours, too: see `peer`.
+//! Remote servers that misbehave in every way that HTTP allows, on real sockets in real time. The server is the
+//! scripted `peer`.
 //!
-//! Nothing here asserts how long something took, and nothing sleeps for a state: states are waited for, and given up far
-//! beyond what they need.
+//! The tests assert no durations and do not sleep: they wait for states, with a generous time limit.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod credentials;
 mod ends;
 mod force;
 mod health;
-mod itself;
 mod lists;
 mod peer;
+mod peer_tests;
 mod retries;
 mod streams;
 mod support;
@@ -19,5 +18,5 @@ mod table;
 
 use std::time::Duration;
 
-/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+/// The time limit of every wait: far longer than a loaded machine needs.
 const GIVE_UP: Duration = Duration::from_secs(60);

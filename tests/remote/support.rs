@@ -1,4 +1,4 @@
-//! A satellite with nothing but remote instances, everything that it tells, and the proof that nothing of it is left.
+//! A runtime with remote instances, its events, and the assertion that a shutdown leaves no connection.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,14 +28,14 @@ use tokio::time::timeout;
 use super::GIVE_UP;
 use super::peer::Peer;
 
-/// What happens after this long does not happen in a test.
+/// A delay that is longer than any test.
 pub(crate) const NEVER: Duration = Duration::from_secs(30 * 60);
 
-/// A sink in memory.
+/// A sink that collects events in memory.
 #[derive(Clone, Default)]
-struct Memory(Arc<Mutex<Vec<Envelope>>>);
+struct MemorySink(Arc<Mutex<Vec<Envelope>>>);
 
-impl EventSink for Memory {
+impl EventSink for MemorySink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.lock().unwrap().extend(batch.events.iter().cloned());
         Box::pin(async { SinkAnswer::Accepted })
@@ -45,29 +45,29 @@ impl EventSink for Memory {
 /// One runtime with remote instances.
 pub(crate) struct Fleet {
     pub(crate) runtime: RuntimeHandle,
-    told: Memory,
+    sink: MemorySink,
     join: JoinHandle<RuntimeEnd>,
 }
 
 impl Fleet {
     pub(crate) async fn start() -> Self {
-        let told = Memory::default();
-        // Timestamps are compared, so the clock must not be set meanwhile.
+        let sink = MemorySink::default();
+        // Tests compare timestamps, so changes of the system clock must not affect them.
         let (wall, since) = (Timestamp::now(), Instant::now());
         let wall = Arc::new(move || wall + since.elapsed());
-        let mut options = RuntimeOptions::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(told.clone()), wall);
+        let mut options = RuntimeOptions::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(sink.clone()), wall);
         options.batch =
             BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
         let (runtime, join) = start(options).await.unwrap();
-        Self { runtime, told, join }
+        Self { runtime, sink, join }
     }
 
-    /// Installs an instance, and does not wait for it.
+    /// Installs an instance without waiting until it is online.
     pub(crate) async fn install(&self, remote: Remote) -> Instance {
         let spec = remote.spec();
         let id = spec.id.clone();
         assert_eq!(self.runtime.install(spec).await.unwrap(), InstallOutcome::New);
-        Instance { runtime: self.runtime.clone(), told: self.told.clone(), id }
+        Instance { runtime: self.runtime.clone(), sink: self.sink.clone(), id }
     }
 
     /// Installs an instance and waits until it is online.
@@ -77,39 +77,39 @@ impl Fleet {
         instance
     }
 
-    /// Shuts down; then nobody is connected to any of these peers, and none of them ever saw two attempts at once.
+    /// Shuts down. Asserts that no connection to these peers is left and that no peer saw two attempts at once.
     pub(crate) async fn finish(self, peers: &[&Peer]) {
-        self.finish_untidily(peers).await;
+        self.finish_with_overlaps(peers).await;
         for peer in peers {
-            peer.seen(|seen| assert!(seen.initializing_max <= 1, "two attempts at once"));
+            peer.log(|log| assert!(log.initializing_max <= 1, "two attempts at once"));
         }
     }
 
-    /// The same with peers that do not see at once when somebody gives up: for them two attempts seem to overlap.
-    pub(crate) async fn finish_untidily(self, peers: &[&Peer]) {
-        let farewell = soon("the shutdown", self.runtime.shutdown()).await;
-        assert_eq!(farewell, ShutdownReport { events_lost: 0, in_time: true });
-        soon("the runtime's end", self.join).await.unwrap();
+    /// Shuts down. Allows overlapping attempts: a peer may notice late that a client has given up.
+    pub(crate) async fn finish_with_overlaps(self, peers: &[&Peer]) {
+        let report = with_limit("the shutdown", self.runtime.shutdown()).await;
+        assert_eq!(report, ShutdownReport { events_lost: 0, in_time: true });
+        with_limit("the runtime's end", self.join).await.unwrap();
         for peer in peers {
-            peer.until("nobody is connected any more", |seen| seen.connections == 0).await;
+            peer.until("all connections are closed", |log| log.connections == 0).await;
         }
     }
 }
 
-/// A remote instance to be installed. Its policies leave nothing to a clock: what a test wants to happen by itself it
-/// asks for.
+/// The configuration of a remote instance. Its policies do nothing by themselves during a test; a test enables what it
+/// needs.
 #[derive(Clone)]
 pub(crate) struct Remote {
     config: InstanceConfig,
 }
 
 impl Remote {
-    /// Over streamable HTTP.
+    /// Uses streamable HTTP.
     pub(crate) fn http(url: impl Into<String>) -> Self {
         Self::new(RemoteTransport::Http, url.into())
     }
 
-    /// Over the older HTTP+SSE.
+    /// Uses the older HTTP+SSE.
     pub(crate) fn sse(url: impl Into<String>) -> Self {
         Self::new(RemoteTransport::Sse, url.into())
     }
@@ -153,7 +153,7 @@ impl Remote {
         self
     }
 
-    /// Tried again by itself, soon and often.
+    /// Reconnects by itself after short delays.
     pub(crate) fn persistent(self) -> Self {
         self.policy(|policy| {
             policy.reconnect.backoff_min = Duration::from_millis(50);
@@ -187,20 +187,20 @@ impl Remote {
 #[derive(Clone)]
 pub(crate) struct Instance {
     pub(crate) runtime: RuntimeHandle,
-    told: Memory,
+    sink: MemorySink,
     pub(crate) id: InstanceId,
 }
 
 impl Instance {
-    /// What is published of it now.
+    /// Returns the published state of the instance.
     pub(crate) fn view(&self) -> Arc<InstanceView> {
         self.runtime.snapshot().get(&self.id).unwrap().clone()
     }
 
-    /// Waits until it is as wanted.
+    /// Waits until the instance has the wanted state.
     pub(crate) async fn until(&self, what: &str, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
         let Ok(view) = timeout(GIVE_UP, self.runtime.wait_for(&self.id, wanted)).await else {
-            panic!("given up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.story().await)
+            panic!("gave up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.timeline().await)
         };
         view.unwrap()
     }
@@ -209,7 +209,7 @@ impl Instance {
         self.until(status.as_str(), |view| view.status == status).await
     }
 
-    /// Waits until it is online with a session that takes calls.
+    /// Waits until the instance is online and accepts calls.
     pub(crate) async fn online(&self) -> Arc<InstanceView> {
         let is_online = |view: &InstanceView| {
             view.status == Status::Online && view.port.is_some() && view.connection == Some(ConnectionState::Connected)
@@ -217,10 +217,10 @@ impl Instance {
         self.until("online", is_online).await
     }
 
-    /// Calls a tool and gives its result, or why there is none.
+    /// Calls a tool and returns its result or the error.
     pub(crate) async fn call_within(&self, limit: Option<Duration>, tool: &str) -> Result<Value, CallError> {
         let arguments = serde_json::value::to_raw_value(&json!({"text": "hello"})).unwrap();
-        let answer = soon(tool, self.runtime.call(&self.id, tool, Some(arguments), limit)).await;
+        let answer = with_limit(tool, self.runtime.call(&self.id, tool, Some(arguments), limit)).await;
         answer.map(|result| serde_json::from_str(result.get()).unwrap())
     }
 
@@ -228,38 +228,38 @@ impl Instance {
         self.call_within(None, tool).await
     }
 
-    /// A call that is answered, and rightly.
+    /// Asserts that a call returns the right result.
     pub(crate) async fn assert_callable(&self) {
         let answer = self.call("echo").await;
         match answer {
             Ok(result) => assert_eq!(result["content"][0]["text"], "hello"),
-            Err(error) => panic!("not callable: {error:?}\n{:#?}\n{:#?}", self.view(), self.story().await),
+            Err(error) => panic!("not callable: {error:?}\n{:#?}\n{:#?}", self.view(), self.timeline().await),
         }
     }
 
-    /// Gives it this configuration.
+    /// Updates the configuration of the instance.
     pub(crate) async fn update(&self, remote: &Remote) -> InstallOutcome {
         self.runtime.update(remote.spec()).await.unwrap()
     }
 
-    /// Its events so far.
+    /// Returns the events of the instance so far.
     pub(crate) async fn events(&self) -> Vec<Event> {
         self.runtime.flush().await;
-        let told = self.told.0.lock().unwrap();
-        let its = told
-            .iter()
-            .filter(|told| told.event.subject().is_some_and(|subject| subject.installation_id == self.id.installation));
-        its.map(|told| told.event.clone()).collect()
+        let all = self.sink.0.lock().unwrap();
+        let own = all.iter().filter(|envelope| {
+            envelope.event.subject().is_some_and(|subject| subject.installation_id == self.id.installation)
+        });
+        own.map(|envelope| envelope.event.clone()).collect()
     }
 
-    /// Its events so far, each in a few words. What a call was is told by its caller, in no order with the rest.
-    pub(crate) async fn story(&self) -> Vec<String> {
-        self.events().await.iter().filter_map(line_of_story).collect()
+    /// Returns the events of the instance so far, one line each. Events of calls are omitted: their order varies.
+    pub(crate) async fn timeline(&self) -> Vec<String> {
+        self.events().await.iter().filter_map(event_line).collect()
     }
 }
 
-/// An event in a few words.
-fn line_of_story(event: &Event) -> Option<String> {
+/// Describes an event in one line.
+fn event_line(event: &Event) -> Option<String> {
     let mut line = String::new();
     match event {
         Event::StatusChanged { status, .. } => write!(line, "{status}"),
@@ -285,9 +285,9 @@ fn line_of_story(event: &Event) -> Option<String> {
     Some(line)
 }
 
-/// What comes in time, far beyond what a loaded machine needs.
-pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    // Longer than a call's own deadline, whose error says more.
-    let Ok(value) = timeout(2 * GIVE_UP, future).await else { panic!("given up waiting for {what}") };
+/// Waits for a future with a generous time limit.
+pub(crate) async fn with_limit<T>(what: &str, future: impl Future<Output = T>) -> T {
+    // Longer than the deadline of a call, whose error contains more information.
+    let Ok(value) = timeout(2 * GIVE_UP, future).await else { panic!("gave up waiting for {what}") };
     value
 }

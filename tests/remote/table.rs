@@ -1,8 +1,8 @@
-//! Every misbehaviour at every moment: what the instance is then, what its peer saw, what the caller got, what was told.
+//! Every misbehaviour at every moment: the status of the instance, the requests at the peer, the result of the caller,
+//! and the events.
 //!
-//! The clock decides nothing here: the next attempt by itself is an hour away, so that after the one failure the world
-//! stands still, and is looked at. Then the peer behaves again, and a call, or whatever its status asks for, brings the
-//! instance back.
+//! The next scheduled attempt is half an hour away, so that nothing changes after the failure while the test looks at
+//! the state. Then the peer behaves again, and a call or new credentials reconnect the instance.
 
 use std::time::Duration;
 
@@ -13,45 +13,45 @@ use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::Value;
 
-use super::peer::{Answers, Deed, Expiry, Peer, Record, Seen, When};
+use super::peer::{Action, Expiry, Peer, PeerLog, Record, ResponseFormat, When};
 use super::support::{Fleet, Instance, Remote};
 
-/// What takes longer than this is given up, in the cases that say so.
+/// The timeout of the cases that wait for one.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// A message may be this long, in bytes.
+/// The maximum length of a message, in bytes.
 const LONGEST: usize = 64 * 1024;
 
-/// So many rows are played at once.
+/// The number of rows that run at once.
 const AT_ONCE: usize = 8;
 
-/// What goes wrong.
+/// A misbehaviour.
 #[derive(Clone, Copy)]
-enum How {
-    /// The peer does this with a request.
-    Deed(fn() -> Deed),
-    /// It is closed.
+enum Fault {
+    /// The peer performs this action on a request.
+    Action(fn() -> Action),
+    /// The peer is closed.
     Closed,
-    /// It is full.
+    /// The backlog of the peer is full.
     Full,
-    /// It has forgotten its sessions, and says so in its way.
+    /// The peer has forgotten its sessions and rejects requests this way.
     Forgotten(Expiry),
-    /// It is not to be found.
+    /// The name of the host cannot be resolved.
     Nowhere,
-    /// Its certificate is nobody's.
+    /// The certificate of the peer is self-signed.
     SelfSigned,
-    /// It speaks no TLS, and is asked to.
+    /// The client uses TLS and the peer does not.
     PlainText,
 }
 
-/// When it goes wrong.
+/// The moment of the misbehaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
-    /// At the first connect.
+    /// The first connect.
     Connect,
-    /// In a call of a tool that may do anything, over a connection that is there.
+    /// A call of a tool with side effects over an open connection.
     Call,
-    /// The same of a tool that only reads.
+    /// A call of a read-only tool over an open connection.
     Read,
 }
 
@@ -65,20 +65,20 @@ impl Moment {
     }
 }
 
-/// One misbehaviour, and the status that it comes to.
+/// One misbehaviour and the status that it leads to.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
-    how: How,
-    /// Over the older transport.
+    fault: Fault,
+    /// Whether the transport is HTTP+SSE.
     legacy: bool,
-    /// Whether it happens to the first such request only.
+    /// Whether only the first matching request is affected.
     once: bool,
-    /// Whether the peer gives sessions.
+    /// Whether the peer uses sessions.
     sessions: bool,
-    /// What is special about the instance.
+    /// The changes of the instance's policy.
     policy: Option<fn(&mut Policy)>,
-    /// The caller's own deadline.
+    /// The deadline of the caller.
     deadline: Option<Duration>,
     connect: Option<Status>,
     call: Option<Status>,
@@ -86,13 +86,13 @@ struct Case {
 }
 
 impl Case {
-    /// Comes to this status whenever it happens.
-    fn new(name: &'static str, how: How, status: Status) -> Self {
+    /// Leads to this status at every moment.
+    fn new(name: &'static str, fault: Fault, status: Status) -> Self {
         let all = Some(status);
         let (policy, deadline) = (None, None);
         Self {
             name,
-            how,
+            fault,
             legacy: false,
             once: false,
             sessions: true,
@@ -104,8 +104,8 @@ impl Case {
         }
     }
 
-    fn deed(name: &'static str, deed: fn() -> Deed, status: Status) -> Self {
-        Self::new(name, How::Deed(deed), status)
+    fn action(name: &'static str, action: fn() -> Action, status: Status) -> Self {
+        Self::new(name, Fault::Action(action), status)
     }
 
     fn legacy(self) -> Self {
@@ -132,17 +132,17 @@ impl Case {
         Self { connect: None, ..self }
     }
 
-    /// What it comes to in a call.
+    /// Leads to another status in a call.
     fn in_calls(self, status: Status) -> Self {
         Self { call: Some(status), read: Some(status), ..self }
     }
 
-    /// What it comes to in a call of a tool that only reads: whether it was repeated makes the difference.
+    /// Leads to another status in a call of a read-only tool, which is repeated.
     fn in_reads(self, status: Status) -> Self {
         Self { read: Some(status), ..self }
     }
 
-    /// A call runs into its own deadline.
+    /// The call reaches the deadline of its caller.
     fn until_deadline(self) -> Self {
         Self { deadline: Some(SHORT), ..self.in_calls_only() }
     }
@@ -156,159 +156,176 @@ impl Case {
     }
 }
 
-/// All of them.
+/// Returns all cases.
 fn cases() -> Vec<Case> {
     use Status::{Error, Offline, Online, RequiresReauth};
-    let deed = Case::deed;
+    let action = Case::action;
     let in_time = |policy: &mut Policy| policy.remote.header_timeout = SHORT;
     vec![
-        // Nobody is there.
-        Case::new("refused", How::Closed, Offline),
-        Case::new("its name is not known", How::Nowhere, Offline).at_connect_only(),
-        Case::new("no connection in time", How::Full, Offline).policy(|policy| policy.remote.connect_timeout = SHORT),
-        Case::new("a certificate of nobody", How::SelfSigned, Offline).at_connect_only(),
-        Case::new("no TLS where it is expected", How::PlainText, Offline).at_connect_only(),
-        deed("the connection is closed without an answer", || Deed::HangUp, Offline),
-        deed("the server dies with the request in hand", || Deed::Die, Offline),
-        // Somebody is there and does not come to an answer.
-        deed("no answer begins", || Deed::Silence, Offline).policy(in_time).at_connect_only(),
-        deed("no answer begins, over HTTP+SSE", || Deed::Silence, Offline).legacy().policy(in_time).at_connect_only(),
-        deed("half open", || Deed::Freeze, Offline).policy(in_time).at_connect_only(),
-        deed("no answer before the deadline", || Deed::Silence, Online).until_deadline(),
-        deed("half open until the deadline", || Deed::Freeze, Online).until_deadline(),
-        deed("comments for ever", || Deed::DripForever { pause: Duration::from_millis(5) }, Offline)
-            .policy(|policy| policy.session.handshake_timeout = SHORT)
-            .at_connect_only(),
-        deed("comments until the deadline", || Deed::DripForever { pause: Duration::from_millis(5) }, Online)
-            .until_deadline(),
-        deed("no endpoint is named, over HTTP+SSE", || Deed::DripForever { pause: Duration::from_millis(5) }, Offline)
+        // No connection to the server.
+        Case::new("refused", Fault::Closed, Offline),
+        Case::new("its name is not known", Fault::Nowhere, Offline).at_connect_only(),
+        Case::new("no connection in time", Fault::Full, Offline).policy(|policy| policy.remote.connect_timeout = SHORT),
+        Case::new("a certificate of nobody", Fault::SelfSigned, Offline).at_connect_only(),
+        Case::new("no TLS where it is expected", Fault::PlainText, Offline).at_connect_only(),
+        action("the connection is closed without an answer", || Action::HangUp, Offline),
+        action("the server dies with the request in hand", || Action::Die, Offline),
+        // A connection without a complete response.
+        action("no answer begins", || Action::Silence, Offline).policy(in_time).at_connect_only(),
+        action("no answer begins, over HTTP+SSE", || Action::Silence, Offline)
             .legacy()
             .policy(in_time)
             .at_connect_only(),
-        deed("the right answer, slowly", || Deed::Drip { pause: Duration::from_micros(200) }, Online),
-        deed("an answer cut off (JSON)", || Deed::Cut(Answers::Json), Offline),
-        deed("an answer cut off (SSE)", || Deed::Cut(Answers::Sse), Offline),
-        deed("a connection closed once without an answer", || Deed::HangUp, Offline)
+        action("half open", || Action::Freeze, Offline).policy(in_time).at_connect_only(),
+        action("no answer before the deadline", || Action::Silence, Online).until_deadline(),
+        action("half open until the deadline", || Action::Freeze, Online).until_deadline(),
+        action("comments for ever", || Action::DripForever { pause: Duration::from_millis(5) }, Offline)
+            .policy(|policy| policy.session.handshake_timeout = SHORT)
+            .at_connect_only(),
+        action("comments until the deadline", || Action::DripForever { pause: Duration::from_millis(5) }, Online)
+            .until_deadline(),
+        action(
+            "no endpoint is named, over HTTP+SSE",
+            || Action::DripForever { pause: Duration::from_millis(5) },
+            Offline,
+        )
+        .legacy()
+        .policy(in_time)
+        .at_connect_only(),
+        action("the right answer, slowly", || Action::Drip { pause: Duration::from_micros(200) }, Online),
+        action("an answer cut off (JSON)", || Action::Cut(ResponseFormat::Json), Offline),
+        action("an answer cut off (SSE)", || Action::Cut(ResponseFormat::Sse), Offline),
+        action("a connection closed once without an answer", || Action::HangUp, Offline)
             .once()
             .in_calls_only()
             .in_reads(Online),
-        deed("the stream ends before the answer, over HTTP+SSE", || Deed::EndStreams, Offline)
+        action("the stream ends before the answer, over HTTP+SSE", || Action::EndStreams, Offline)
             .legacy()
             .once()
             .in_calls_only()
             .in_reads(Online),
-        deed("the connection is closed without an answer, over HTTP+SSE", || Deed::HangUp, Offline).legacy(),
-        // An answer that is none.
-        deed("garbage in a stream", || Deed::GarbageSse, Offline),
-        deed("garbage in a stream, over HTTP+SSE", || Deed::GarbageSse, Offline).legacy().at_connect_only(),
-        deed("a page", Deed::html, Error),
-        deed("a page, over HTTP+SSE", Deed::html, Error).legacy().at_connect_only(),
-        deed("JSON that is none", || json_body("{not json"), Error),
-        deed("an answer to something else", || json_body(r#"{"jsonrpc":"2.0","id":4711,"result":{}}"#), Error),
-        deed("success and nothing in it", || Deed::status(200), Error),
-        deed("accepted, and that is all", || Deed::status(202), Error),
-        deed("an endless line (JSON)", || Deed::EndlessLine(Answers::Json), Error),
-        deed("an endless line (SSE)", || Deed::EndlessLine(Answers::Sse), Error),
-        deed("an endless line, over HTTP+SSE", || Deed::EndlessLine(Answers::Sse), Error).legacy().at_connect_only(),
-        deed("an endpoint elsewhere, over HTTP+SSE", || Deed::Endpoint("http://localhost:1/message".to_owned()), Error)
+        action("the connection is closed without an answer, over HTTP+SSE", || Action::HangUp, Offline).legacy(),
+        // Invalid responses.
+        action("garbage in a stream", || Action::GarbageSse, Offline),
+        action("garbage in a stream, over HTTP+SSE", || Action::GarbageSse, Offline).legacy().at_connect_only(),
+        action("a page", Action::html, Error),
+        action("a page, over HTTP+SSE", Action::html, Error).legacy().at_connect_only(),
+        action("JSON that is none", || json_body("{not json"), Error),
+        action("an answer to something else", || json_body(r#"{"jsonrpc":"2.0","id":4711,"result":{}}"#), Error),
+        action("success and nothing in it", || Action::status(200), Error),
+        action("accepted, and that is all", || Action::status(202), Error),
+        action("an endless line (JSON)", || Action::EndlessLine(ResponseFormat::Json), Error),
+        action("an endless line (SSE)", || Action::EndlessLine(ResponseFormat::Sse), Error),
+        action("an endless line, over HTTP+SSE", || Action::EndlessLine(ResponseFormat::Sse), Error)
             .legacy()
             .at_connect_only(),
-        // Statuses.
-        deed("302", || Deed::status_with(302, "location", "/elsewhere?key=value"), Error),
-        deed(
+        action(
+            "an endpoint elsewhere, over HTTP+SSE",
+            || Action::Endpoint("http://localhost:1/message".to_owned()),
+            Error,
+        )
+        .legacy()
+        .at_connect_only(),
+        // HTTP statuses.
+        action("302", || Action::status_with(302, "location", "/elsewhere?key=value"), Error),
+        action(
             "302 to another origin",
-            || Deed::status_with(302, "location", "https://u:p@elsewhere.invalid/?k=v"),
+            || Action::status_with(302, "location", "https://u:p@elsewhere.invalid/?k=v"),
             Error,
         ),
-        deed("401 without a challenge", || Deed::status(401), RequiresReauth),
-        deed(
+        action("401 without a challenge", || Action::status(401), RequiresReauth),
+        action(
             "401 with a challenge",
-            || Deed::status_with(401, "www-authenticate", "Bearer realm=\"r\""),
+            || Action::status_with(401, "www-authenticate", "Bearer realm=\"r\""),
             RequiresReauth,
         ),
-        deed("403 without a challenge", || Deed::status(403), RequiresReauth),
-        deed(
+        action("403 without a challenge", || Action::status(403), RequiresReauth),
+        action(
             "403 with a challenge",
-            || Deed::status_with(403, "www-authenticate", "Bearer error=\"e\""),
+            || Action::status_with(403, "www-authenticate", "Bearer error=\"e\""),
             RequiresReauth,
         ),
-        deed("401, over HTTP+SSE", || Deed::status(401), RequiresReauth).legacy(),
-        deed("400", || Deed::status(400), Error).in_calls(Online),
-        deed("400 without a session", || Deed::status(400), Error).sessionless().in_calls(Online),
-        deed("400, over HTTP+SSE", || Deed::status(400), Error).legacy().in_calls(Online),
-        deed("400 with an error about something else", error_about_something_else, Error).once().in_calls(Online),
-        deed("404 without a session", || Deed::status(404), Error).sessionless(),
-        deed("404, over HTTP+SSE", || Deed::status(404), Error).legacy().at_connect_only(),
-        Case::new("404 with a session, over HTTP+SSE", How::Forgotten(Expiry::NotFound), Online)
+        action("401, over HTTP+SSE", || Action::status(401), RequiresReauth).legacy(),
+        action("400", || Action::status(400), Error).in_calls(Online),
+        action("400 without a session", || Action::status(400), Error).sessionless().in_calls(Online),
+        action("400, over HTTP+SSE", || Action::status(400), Error).legacy().in_calls(Online),
+        action("400 with an error about something else", error_about_something_else, Error).once().in_calls(Online),
+        action("404 without a session", || Action::status(404), Error).sessionless(),
+        action("404, over HTTP+SSE", || Action::status(404), Error).legacy().at_connect_only(),
+        Case::new("404 with a session, over HTTP+SSE", Fault::Forgotten(Expiry::NotFound), Online)
             .legacy()
             .in_calls_only(),
-        Case::new("404 with a session", How::Forgotten(Expiry::NotFound), Online).in_calls_only(),
-        Case::new("400 about a session", How::Forgotten(Expiry::BadRequest), Online).in_calls_only(),
-        Case::new("400 to everything in a session", How::Forgotten(Expiry::Plainly), Offline).in_calls_only(),
-        deed("413", || Deed::status(413), Error).in_calls(Online),
-        deed("413, over HTTP+SSE", || Deed::status(413), Error).legacy().in_calls(Online),
-        deed("429", || Deed::status(429), Error).in_calls(Online),
-        deed("429 with Retry-After", || Deed::status_with(429, "retry-after", "3600"), Error).in_calls(Online),
-        deed("500", || Deed::status(500), Error).in_calls(Online),
-        deed("502", || Deed::status(502), Error).in_calls(Online),
-        deed("500, over HTTP+SSE", || Deed::status(500), Error).legacy().in_calls(Online),
-        deed("503 with Retry-After", || Deed::status_with(503, "retry-after", "3600"), Error).in_calls(Online),
-        deed("5xx once too often", || Deed::status(503), Error)
+        Case::new("404 with a session", Fault::Forgotten(Expiry::NotFound), Online).in_calls_only(),
+        Case::new("400 about a session", Fault::Forgotten(Expiry::BadRequest), Online).in_calls_only(),
+        Case::new("400 to everything in a session", Fault::Forgotten(Expiry::EmptyBadRequest), Offline).in_calls_only(),
+        action("413", || Action::status(413), Error).in_calls(Online),
+        action("413, over HTTP+SSE", || Action::status(413), Error).legacy().in_calls(Online),
+        action("429", || Action::status(429), Error).in_calls(Online),
+        action("429 with Retry-After", || Action::status_with(429, "retry-after", "3600"), Error).in_calls(Online),
+        action("500", || Action::status(500), Error).in_calls(Online),
+        action("502", || Action::status(502), Error).in_calls(Online),
+        action("500, over HTTP+SSE", || Action::status(500), Error).legacy().in_calls(Online),
+        action("503 with Retry-After", || Action::status_with(503, "retry-after", "3600"), Error).in_calls(Online),
+        action("5xx once too often", || Action::status(503), Error)
             .policy(|policy| policy.remote.server_errors_max = 1)
             .in_calls_only(),
-        // Nothing is wrong with the connection.
-        deed("a JSON-RPC error", || Deed::RpcError { code: -32000, message: "not today" }, Online).in_calls_only(),
-        deed("a handshake that is refused", || Deed::RpcError { code: -32000, message: "not today" }, Error)
+        // JSON-RPC errors over a working connection.
+        action("a JSON-RPC error", || Action::RpcError { code: -32000, message: "not today" }, Online).in_calls_only(),
+        action("a handshake that is refused", || Action::RpcError { code: -32000, message: "not today" }, Error)
             .at_connect_only(),
     ]
 }
 
-/// The Python SDK's way to refuse a request whose session it does not like.
-fn error_about_something_else() -> Deed {
-    let said = "Bad Request: No valid session ID provided";
-    let error = serde_json::json!({"code": -32600, "message": said});
+/// Returns the response of the Python SDK to a request with an invalid session.
+fn error_about_something_else() -> Action {
+    let message = "Bad Request: No valid session ID provided";
+    let error = serde_json::json!({"code": -32600, "message": message});
     let body = serde_json::json!({"jsonrpc": "2.0", "id": "server-error", "error": error});
     let headers = vec![("content-type", "application/json".to_owned())];
-    Deed::Answer { status: 400, headers, body: body.to_string() }
+    Action::Respond { status: 400, headers, body: body.to_string() }
 }
 
-fn json_body(body: &str) -> Deed {
-    Deed::Answer { status: 200, headers: vec![("content-type", "application/json".to_owned())], body: body.to_owned() }
+fn json_body(body: &str) -> Action {
+    Action::Respond {
+        status: 200,
+        headers: vec![("content-type", "application/json".to_owned())],
+        body: body.to_owned(),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_misbehaviour_at_every_moment_has_its_status_its_retries_its_fate_and_its_message() {
+async fn every_misbehaviour_at_every_moment_matches_the_table() {
     let fleet = Fleet::start().await;
     let moments = [Moment::Connect, Moment::Call, Moment::Read];
     let rows = cases().into_iter().flat_map(|case| moments.map(|moment| (case, moment)));
     let rows = rows.filter_map(|(case, moment)| Some((case, moment, case.status(moment)?)));
-    let played: Vec<Played> = stream::iter(rows)
-        .map(|(case, moment, status)| Box::pin(play(&fleet, case, moment, status)))
+    let played: Vec<Row> = stream::iter(rows)
+        .map(|(case, moment, status)| Box::pin(run_row(&fleet, case, moment, status)))
         .buffered(AT_ONCE)
         .collect()
         .await;
     let table: Vec<String> = played.iter().map(|played| played.text.clone()).collect();
     let peers: Vec<&Peer> = played.iter().map(|played| &played.peer).collect();
     for peer in &peers {
-        // Those that are half open see nobody go.
+        // Half-open peers do not notice that a client disconnects.
         peer.thaw();
     }
-    fleet.finish_untidily(&peers).await;
+    fleet.finish_with_overlaps(&peers).await;
     insta::assert_snapshot!(table.concat());
 }
 
-struct Played {
+struct Row {
     text: String,
     peer: Peer,
 }
 
-/// Plays one row.
-async fn play(fleet: &Fleet, case: Case, moment: Moment, status: Status) -> Played {
-    let peer = if let How::SelfSigned = case.how { Peer::start_tls().await } else { Peer::start().await };
-    // What is noticed by a stream is not noticed by a call; it has its own tests.
-    peer.manners(|manners| (manners.streams, manners.sessions) = (false, case.sessions));
-    // Whether a connection that was kept is found closed before or after something was sent on it is a race.
-    peer.manners(|manners| manners.keeps_alive = !matches!(case.how, How::Closed | How::Full));
+/// Runs one row of the table.
+async fn run_row(fleet: &Fleet, case: Case, moment: Moment, status: Status) -> Row {
+    let peer = if let Fault::SelfSigned = case.fault { Peer::start_tls().await } else { Peer::start().await };
+    // Without streams a failure is noticed by the call. `streams.rs` tests streams.
+    peer.configure(|behavior| (behavior.streams, behavior.sessions) = (false, case.sessions));
+    // A kept-alive connection could be found closed before or after a request is sent on it, which is a race.
+    peer.configure(|behavior| behavior.keeps_alive = !matches!(case.fault, Fault::Closed | Fault::Full));
     let remote = remote(&case, &peer);
     let strict = case.policy.map_or(remote.clone(), |policy| remote.clone().policy(policy));
     let is_special = case.policy.is_some();
@@ -321,34 +338,36 @@ async fn play(fleet: &Fleet, case: Case, moment: Moment, status: Status) -> Play
         Some(tool) => {
             let instance = fleet.online(strict).await;
             if !case.legacy {
-                peer.until("it was asked for a stream", |seen| seen.http("GET") == 1).await;
+                peer.until("a stream is requested", |log| log.http("GET") == 1).await;
             }
             misbehave(&peer, &case, Some(tool)).await;
-            let (requests, events) = (peer.seen(|seen| seen.requests.len()), instance.story().await.len());
+            let (requests, events) = (peer.log(|log| log.requests.len()), instance.timeline().await.len());
             let answer = instance.call_within(case.deadline, tool).await;
             (instance, Some(answer), requests, events)
         }
     };
-    let view = arrives(&instance, status).await;
-    let text = |text: &str| told(text, &peer, &instance);
+    let view = wait_for_status(&instance, status).await;
+    let text = |text: &str| normalized(text, &peer, &instance);
     let head = match answer {
         None => format!("{}\n", case.name),
-        Some(answer) => format!("{}, in a call of {}\n", case.name, moment.tool().unwrap()) + &text(&answered(&answer)),
+        Some(answer) => {
+            format!("{}, in a call of {}\n", case.name, moment.tool().unwrap()) + &text(&call_line(&answer))
+        }
     };
-    let is = text(&what_is(&view));
-    let arrived = peer.seen(|seen| came(seen, requests_before));
-    let story = instance.story().await;
-    let news = &story[events_before..];
-    let told = if news.is_empty() { "nothing".to_owned() } else { news.join(", ") };
-    let row = format!("\n{head}    is    {is}\n    came  {arrived}\n    told  {told}\n");
-    mend(&peer, &case, &remote, &instance, &view, is_special).await;
-    Played { text: row, peer }
+    let is = text(&status_line(&view));
+    let arrived = peer.log(|log| requests_line(log, requests_before));
+    let timeline = instance.timeline().await;
+    let news = &timeline[events_before..];
+    let events = if news.is_empty() { "nothing".to_owned() } else { news.join(", ") };
+    let row = format!("\n{head}    is    {is}\n    came  {arrived}\n    told  {events}\n");
+    assert_recovers(&peer, &case, &remote, &instance, &view, is_special).await;
+    Row { text: row, peer }
 }
 
 fn remote(case: &Case, peer: &Peer) -> Remote {
-    let remote = match (case.how, case.legacy) {
-        (How::Nowhere, _) => Remote::http("http://nowhere.invalid/mcp"),
-        (How::PlainText, _) => Remote::http(peer.url().replace("http:", "https:")),
+    let remote = match (case.fault, case.legacy) {
+        (Fault::Nowhere, _) => Remote::http("http://nowhere.invalid/mcp"),
+        (Fault::PlainText, _) => Remote::http(peer.url().replace("http:", "https:")),
         (_, true) => Remote::sse(peer.sse_url()),
         (_, false) => Remote::http(peer.url()),
     };
@@ -356,72 +375,79 @@ fn remote(case: &Case, peer: &Peer) -> Remote {
 }
 
 async fn misbehave(peer: &Peer, case: &Case, tool: Option<&'static str>) {
-    match case.how {
-        How::Deed(deed) => {
+    match case.fault {
+        Fault::Action(action) => {
             let when = match tool {
                 Some(tool) => When::tool(tool),
                 None if case.legacy => When::path("/sse"),
                 None => When::rpc("initialize"),
             };
             if case.once {
-                peer.on_next(1, when, deed());
+                peer.on_next(1, when, action());
             } else {
-                peer.on(when, deed());
+                peer.on(when, action());
             }
         }
-        How::Closed => peer.close().await,
-        How::Full => peer.fill().await,
-        How::Forgotten(expiry) => {
-            peer.manners(|manners| manners.expiry = expiry);
+        Fault::Closed => peer.close().await,
+        Fault::Full => peer.fill().await,
+        Fault::Forgotten(expiry) => {
+            peer.configure(|behavior| behavior.expiry = expiry);
             peer.forget_sessions();
         }
-        How::Nowhere | How::SelfSigned | How::PlainText => {}
+        Fault::Nowhere | Fault::SelfSigned | Fault::PlainText => {}
     }
 }
 
-/// Waits until it has come to this; where nothing is to change, nothing has.
-async fn arrives(instance: &Instance, status: Status) -> std::sync::Arc<InstanceView> {
+/// Waits until the instance has the status.
+async fn wait_for_status(instance: &Instance, status: Status) -> std::sync::Arc<InstanceView> {
     match status {
         Status::Online => instance.online().await,
         Status::RequiresReauth => instance.status(status).await,
-        // An attempt that was made for a call is over when the next one is due again.
+        // The attempt of a call has ended once the next attempt is scheduled again.
         _ => instance.until(status.as_str(), |view| view.status == status && view.attempt.is_some()).await,
     }
 }
 
-/// Then the peer behaves, and what the status asks for brings it back.
-async fn mend(peer: &Peer, case: &Case, remote: &Remote, instance: &Instance, view: &InstanceView, is_special: bool) {
-    if let How::Nowhere | How::SelfSigned | How::PlainText = case.how {
+/// Lets the peer behave and asserts that a call or new credentials reconnect the instance.
+async fn assert_recovers(
+    peer: &Peer,
+    case: &Case,
+    remote: &Remote,
+    instance: &Instance,
+    view: &InstanceView,
+    is_special: bool,
+) {
+    if let Fault::Nowhere | Fault::SelfSigned | Fault::PlainText = case.fault {
         return;
     }
-    let handshakes = peer.seen(|seen| seen.rpc("initialize"));
+    let handshakes = peer.log(|log| log.rpc("initialize"));
     peer.heal().await;
     if is_special {
-        // Otherwise what is short for the sake of the misbehaviour may be too short for a loaded machine.
+        // The short timeouts of the case may be too short for a loaded machine.
         instance.update(remote).await;
-        instance.until("connected anew", |view| view.spec.policy == remote.spec().policy).await;
+        instance.until("connected with the new policy", |view| view.spec.policy == remote.spec().policy).await;
     }
     match view.status {
-        // It is tried, and found out to be there.
+        // The call reconnects the instance.
         Status::Offline | Status::Error => instance.assert_callable().await,
-        // It is left alone until it has other credentials.
+        // No attempt is made until the credentials change.
         Status::RequiresReauth => {
             let refused = instance.call("echo").await;
             assert!(matches!(refused, Err(CallError::Refused { status: Status::RequiresReauth, .. })), "{refused:?}");
-            assert_eq!(peer.seen(|seen| seen.rpc("initialize")), handshakes, "{}: it was not left alone", case.name);
+            assert_eq!(peer.log(|log| log.rpc("initialize")), handshakes, "{}: another attempt was made", case.name);
             instance.update(&remote.clone().header("authorization", "Bearer another")).await;
         }
-        // Nothing was lost.
+        // The connection still works.
         _ => {
             instance.assert_callable().await;
-            let now = peer.seen(|seen| seen.rpc("initialize"));
-            assert!(is_special || now == handshakes, "{}: it was connected anew", case.name);
+            let now = peer.log(|log| log.rpc("initialize"));
+            assert!(is_special || now == handshakes, "{}: the instance was connected again", case.name);
         }
     }
     instance.online().await;
 }
 
-fn answered(answer: &Result<Value, CallError>) -> String {
+fn call_line(answer: &Result<Value, CallError>) -> String {
     match answer {
         Ok(result) => format!("    got   {}\n", result["content"][0]["text"]),
         Err(error) => {
@@ -439,23 +465,23 @@ fn fate_name(fate: CallFate) -> &'static str {
     }
 }
 
-fn what_is(view: &InstanceView) -> String {
+fn status_line(view: &InstanceView) -> String {
     let connection = view.connection.map_or("none", |connection| connection.as_str());
     let message = view.message.as_ref().map_or(String::new(), |message| format!(": {message}"));
     let attempt = view.attempt.map_or(String::new(), |attempt| format!(" [attempt {attempt} is next]"));
     format!("{}, {connection}{message}{attempt}", view.status)
 }
 
-/// The handshakes and calls that came since, in order; what came several times in a row is counted. Lists are read
-/// beside the calls, in no order with them.
-fn came(seen: &Seen, since: usize) -> String {
+/// Describes the handshakes and calls that the peer has received since, in order, with the number of repetitions.
+/// Lists are omitted: their order varies.
+fn requests_line(log: &PeerLog, since: usize) -> String {
     let counts =
         |record: &&Record| matches!(record.rpc.as_deref(), Some("initialize" | "tools/call")) || is_opening(record);
     let mut groups: Vec<(String, usize)> = Vec::new();
-    for record in seen.requests[since..].iter().filter(counts) {
+    for record in log.requests[since..].iter().filter(counts) {
         match groups.last_mut() {
-            Some((last, times)) if *last == record.what() => *times += 1,
-            _ => groups.push((record.what(), 1)),
+            Some((last, times)) if *last == record.label() => *times += 1,
+            _ => groups.push((record.label(), 1)),
         }
     }
     let named = groups.into_iter().map(|(what, times)| if times == 1 { what } else { format!("{what} ×{times}") });
@@ -467,8 +493,8 @@ fn is_opening(record: &Record) -> bool {
     record.http == "GET" && record.path == "/sse"
 }
 
-/// A text without what differs from run to run and from machine to machine.
-fn told(text: &str, peer: &Peer, instance: &Instance) -> String {
+/// Replaces the parts of a text that differ between runs and machines.
+fn normalized(text: &str, peer: &Peer, instance: &Instance) -> String {
     let text = text.replace(&peer.origin(), "http://PEER");
     let text = text.replace(&*instance.view().spec.name, "NAME");
     match text.split_once("no secure connection: ") {

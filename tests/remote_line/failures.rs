@@ -1,4 +1,4 @@
-//! Every way in which an exchange can fail, by its type; and what is said of it shows no secret.
+//! Every type of exchange failure. The text of a failure shows no secret.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use mcp_satellite_actors::seam::LineOutput;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::peer::Peer;
-use super::support::{Dialed, http, policy, spec};
+use super::support::{TestLine, http, policy, spec};
 
 const SECRET: &str = "sk-do-not-show-this";
 
-/// Secrets wherever there can be one.
-fn secretive(mut spec: InstanceSpec) -> InstanceSpec {
+/// Adds secrets to headers, query and URL.
+fn with_secrets(mut spec: InstanceSpec) -> InstanceSpec {
     spec.headers = [("Authorization".to_owned(), format!("Bearer {SECRET}").into())].into();
     spec.query = [("key".to_owned(), SECRET.into())].into();
     spec.mask = SecretMask::new([SECRET]);
@@ -25,29 +25,29 @@ fn secretive(mut spec: InstanceSpec) -> InstanceSpec {
     spec
 }
 
-/// How a request fails by which nobody is reached, or nobody who speaks.
+/// Returns the failure of a request to a server that cannot be reached or does not respond.
 async fn failure(spec: InstanceSpec) -> ExchangeFailure {
-    let mut line = Dialed::new(secretive(spec));
+    let mut line = TestLine::new(with_secrets(spec));
     line.request(1, "initialize");
     let failure = line.failed(1).await;
     assert!(!format!("{failure:?} {failure}").contains(SECRET), "{failure:?}");
     failure
 }
 
-fn at(url: &str) -> InstanceSpec {
+fn spec_at(url: &str) -> InstanceSpec {
     spec(url, RemoteTransport::Http)
 }
 
 #[tokio::test]
-async fn a_name_that_cannot_be_resolved_is_told_from_a_server_that_is_not_there() {
-    // The resolver refuses a label of 64 characters without asking anybody.
+async fn an_unknown_name_and_a_refused_connection_are_different_failures() {
+    // The resolver rejects a label of 64 characters without a query.
     let unknown = format!("http://{}.invalid/mcp", "x".repeat(64));
-    assert_eq!(failure(at(&unknown)).await, ExchangeFailure::unsent(FailureKind::Dns));
+    assert_eq!(failure(spec_at(&unknown)).await, ExchangeFailure::unsent(FailureKind::Dns));
     let peer = Peer::new().await;
     let url = peer.url("/mcp");
     drop(peer);
-    let mut line = Dialed::new(at(&url));
-    // Its port may be closed a moment later.
+    let mut line = TestLine::new(spec_at(&url));
+    // The port may close a moment later.
     let refused = loop {
         line.request(1, "initialize");
         let failure = line.failed(1).await;
@@ -56,28 +56,28 @@ async fn a_name_that_cannot_be_resolved_is_told_from_a_server_that_is_not_there(
         }
     };
     assert_eq!(refused, ExchangeFailure::unsent(FailureKind::Refused));
-    assert_eq!(failure(at(&url.replace("127.0.0.1", "localhost"))).await, refused);
+    assert_eq!(failure(spec_at(&url.replace("127.0.0.1", "localhost"))).await, refused);
 }
 
 #[tokio::test]
-async fn a_server_that_takes_no_connection_in_time_was_sent_nothing() {
+async fn a_connect_timeout_means_that_the_request_was_not_sent() {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let full = socket.listen(1).unwrap();
     let address = full.local_addr().unwrap();
-    // Those who wait to be accepted; the kernel drops what comes after them.
+    // These connections fill the backlog; the kernel drops further ones.
     let mut waiting = Vec::new();
     while let Ok(connected) = tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(address)).await {
         waiting.push(connected.unwrap());
     }
     for limit in [50, 250].map(Duration::from_millis) {
-        let spec = policy(at(&format!("http://{address}/mcp")), |policy| policy.remote.connect_timeout = limit);
+        let spec = policy(spec_at(&format!("http://{address}/mcp")), |policy| policy.remote.connect_timeout = limit);
         assert_eq!(failure(spec).await, ExchangeFailure::unsent(FailureKind::ConnectTimeout(limit)));
     }
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_speak_tls_is_told_from_one_that_breaks_off() {
+async fn a_server_without_tls_and_a_broken_connection_are_different_failures() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let answering = tokio::spawn(async move {
@@ -92,50 +92,50 @@ async fn a_server_that_does_not_speak_tls_is_told_from_one_that_breaks_off() {
             });
         }
     });
-    let failure = failure(at(&format!("https://{address}/mcp"))).await;
+    let failure = failure(spec_at(&format!("https://{address}/mcp"))).await;
     assert!(matches!(&failure.kind, FailureKind::Tls(_)) && !failure.sent, "{failure:?}");
     answering.abort();
 
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(at(&peer.url("/mcp")));
+    let mut line = TestLine::new(spec_at(&peer.url("/mcp")));
     line.request(1, "initialize");
-    drop(line.asks(&mut peer).await);
+    drop(line.next_request(&mut peer).await);
     let failure = line.failed(1).await;
     assert!(matches!(&failure.kind, FailureKind::Broken(_)) && failure.sent, "{failure:?}");
     line.request(2, "initialize");
-    line.asks(&mut peer).await.say("SSH-2.0-OpenSSH_9.2\r\n\r\n").await;
+    line.next_request(&mut peer).await.write_raw("SSH-2.0-OpenSSH_9.2\r\n\r\n").await;
     let failure = line.failed(2).await;
     assert!(matches!(&failure.kind, FailureKind::Broken(_)) && failure.sent, "{failure:?}");
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_begin_in_time_may_have_been_carried_out() {
+async fn a_header_timeout_means_that_the_request_was_sent() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     let limit = Duration::from_millis(50);
     let body = "{}".into();
     line.send(LineOutput::Request { id: 1, body, header_timeout: Some(limit), routing: None });
-    let asked = line.asks(&mut peer).await;
+    let request = line.next_request(&mut peer).await;
     assert_eq!(line.failed(1).await, ExchangeFailure::sent(FailureKind::HeaderTimeout(limit)));
-    line.during(asked.closed()).await;
+    line.drive_until(request.closed()).await;
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_is_told() {
+async fn a_truncated_response_fails_the_request() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     line.request(1, "initialize");
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"jsonrpc\":";
-    drop(line.asks(&mut peer).await.say(head).await);
+    drop(line.next_request(&mut peer).await.write_raw(head).await);
     assert_eq!(line.failed(1).await, ExchangeFailure::sent(FailureKind::Cut));
 }
 
-/// How an answer to a request fails.
+/// A response and the failure that it causes.
 struct Refusal {
     status: u16,
     headers: &'static [(&'static str, &'static str)],
     body: &'static str,
-    /// Without a session, and within one.
+    /// The failure without a session and within a session.
     kinds: [FailureKind; 2],
 }
 
@@ -150,7 +150,7 @@ impl Refusal {
     }
 }
 
-/// With a secret in it, as that is spelled.
+/// A content type that contains a secret in another case.
 const LONG_TYPE: &str = "x/Hush-Hush-Token-yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; charset=x";
 
 const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
@@ -162,9 +162,9 @@ fn refusals() -> Vec<Refusal> {
     let none = FailureKind::NotMcp { content_type: None };
     let json = FailureKind::NotMcp { content_type: Some("application/json".to_owned()) };
     let expired = |status| [FailureKind::from_status(status), FailureKind::session_expired(status)];
-    let in_words = |status, said: &str| {
-        let said = Some(said.to_owned());
-        [FailureKind::Status { status, message: said.clone() }, FailureKind::SessionExpired { status, message: said }]
+    let with_message = |status, message: &str| {
+        let message = Some(message.to_owned());
+        [FailureKind::Status { status, message: message.clone() }, FailureKind::SessionExpired { status, message }]
     };
     let null = r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: No valid session"},"id":null}"#;
     let other =
@@ -180,14 +180,19 @@ fn refusals() -> Vec<Refusal> {
         ),
         Refusal::new(403, &[], "", FailureKind::Forbidden { challenge: None }),
         Refusal { status: 404, headers: &[], body: "Not Found", kinds: expired(404) },
-        Refusal { status: 404, headers: JSON, body: null, kinds: in_words(404, "Bad Request: No valid session") },
-        Refusal { status: 400, headers: JSON, body: null, kinds: in_words(400, "Bad Request: No valid session") },
-        Refusal { status: 400, headers: JSON, body: other, kinds: in_words(400, "[secret] is no key") },
+        Refusal { status: 404, headers: JSON, body: null, kinds: with_message(404, "Bad Request: No valid session") },
+        Refusal { status: 400, headers: JSON, body: null, kinds: with_message(400, "Bad Request: No valid session") },
+        Refusal { status: 400, headers: JSON, body: other, kinds: with_message(400, "[secret] is no key") },
         Refusal::new(400, &[], "No valid session ID provided", FailureKind::from_status(400)),
         Refusal::new(400, &[], "", FailureKind::from_status(400)),
         Refusal::new(400, JSON, r#"{"error":"bad"}"#, FailureKind::from_status(400)),
-        Refusal::new(400, JSON, r#"{"error":{"message":"what is that?"}}"#, in_words(400, "what is that?")[0].clone()),
-        Refusal::new(422, JSON, other, in_words(422, "[secret] is no key")[0].clone()),
+        Refusal::new(
+            400,
+            JSON,
+            r#"{"error":{"message":"what is that?"}}"#,
+            with_message(400, "what is that?")[0].clone(),
+        ),
+        Refusal::new(422, JSON, other, with_message(422, "[secret] is no key")[0].clone()),
         Refusal::new(405, &[], "", FailureKind::from_status(405)),
         Refusal::new(429, &[("retry-after", "60")], "", FailureKind::Throttled { retry_after: minute }),
         Refusal::new(429, &[], "", FailureKind::Throttled { retry_after: None }),
@@ -225,18 +230,18 @@ fn refusals() -> Vec<Refusal> {
 }
 
 #[tokio::test]
-async fn what_an_answer_means_is_told_by_its_status_and_body() {
+async fn status_and_body_of_a_response_determine_the_failure() {
     for session in [None, Some("s-1")] {
         let mut peer = Peer::new().await;
         let mut spec = http(&peer);
         spec.mask = SecretMask::new([SECRET, "Hush-Hush-Token"]);
-        let mut line = Dialed::new(spec);
-        line.greet(&mut peer, session).await.answer(405, &[], "").await;
+        let mut line = TestLine::new(spec);
+        line.handshake(&mut peer, session).await.answer(405, &[], "").await;
         for (id, Refusal { status, headers, body, kinds: [without, within] }) in (1..).zip(refusals()) {
             line.request(id, "tools/call");
-            line.asks(&mut peer).await.answer(status, headers, body).await;
+            line.next_request(&mut peer).await.answer(status, headers, body).await;
             let failure = loop {
-                // What came instead of an answer is for the session to count.
+                // The session counts messages that are not the response.
                 match line.next().await {
                     mcp_satellite_actors::seam::LineEvent::Message { .. } => {}
                     mcp_satellite_actors::seam::LineEvent::Failed { failure, .. } => break failure,
@@ -250,22 +255,22 @@ async fn what_an_answer_means_is_told_by_its_status_and_body() {
 }
 
 #[tokio::test]
-async fn what_a_server_says_of_a_request_is_told_without_the_name_of_the_session_and_not_at_length() {
+async fn the_message_of_a_failure_is_short_and_hides_the_session_id() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
-    line.greet(&mut peer, Some("3b1f-5a2c")).await.answer(405, &[], "").await;
+    let mut line = TestLine::new(http(&peer));
+    line.handshake(&mut peer, Some("3b1f-5a2c")).await.answer(405, &[], "").await;
     line.request(1, "tools/call");
     let why = " unknown".repeat(100);
     let error = format!(r#"{{"jsonrpc":"2.0","id":null,"error":{{"message":"Session 3b1f-5a2c is{why}"}}}}"#);
-    line.asks(&mut peer).await.answer(400, JSON, &error).await;
+    line.next_request(&mut peer).await.answer(400, JSON, &error).await;
     let failure = line.failed(1).await.to_string();
-    let told = "the session has expired (HTTP 400): Session [session] is unknown unknown";
-    assert!(failure.starts_with(told) && failure.len() < 250, "{failure}");
+    let start = "the session has expired (HTTP 400): Session [session] is unknown unknown";
+    assert!(failure.starts_with(start) && failure.len() < 250, "{failure}");
 }
 
 #[tokio::test]
-async fn the_name_of_a_session_that_is_part_of_a_secret_does_not_uncover_it() {
-    for (session, told) in [
+async fn a_session_id_that_is_part_of_a_secret_does_not_reveal_it() {
+    for (session, expected) in [
         ("1", "[secret] in session 1"),
         ("show-this", "[secret] in session [session]"),
         ("[s", "[secret] in session [s"),
@@ -273,96 +278,96 @@ async fn the_name_of_a_session_that_is_part_of_a_secret_does_not_uncover_it() {
         let mut peer = Peer::new().await;
         let mut spec = http(&peer);
         spec.mask = SecretMask::new([SECRET, "sk-1abc"]);
-        let mut line = Dialed::new(spec);
-        line.greet(&mut peer, Some(session)).await.answer(405, &[], "").await;
+        let mut line = TestLine::new(spec);
+        line.handshake(&mut peer, Some(session)).await.answer(405, &[], "").await;
         for (id, secret) in (1..).zip([SECRET, "sk-1abc"]) {
             line.request(id, "tools/call");
             let error = format!(r#"{{"error":{{"message":"{secret} in session {session}"}}}}"#);
-            line.asks(&mut peer).await.answer(422, JSON, &error).await;
-            let message = Some(told.to_owned());
+            line.next_request(&mut peer).await.answer(422, JSON, &error).await;
+            let message = Some(expected.to_owned());
             assert_eq!(line.failed(id).await, ExchangeFailure::sent(FailureKind::Status { status: 422, message }));
         }
     }
 }
 
 #[tokio::test]
-async fn a_redirect_to_the_configured_path_does_not_show_what_may_be_a_credential_in_it() {
+async fn the_failure_of_a_redirect_hides_credentials_in_the_path() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(at(&peer.url("/s/onlylowercaseletters/mcp")));
+    let mut line = TestLine::new(spec_at(&peer.url("/s/onlylowercaseletters/mcp")));
     for (id, location, shown) in [
         (1, "https://elsewhere.example/s/onlylowercaseletters/mcp?key=1", "https://elsewhere.example"),
         (2, "https://elsewhere.example/s/onlylowercaseletters/mcp/", "https://elsewhere.example/s/[secret]/mcp/"),
         (3, "https://elsewhere.example/authorize/mcp", "https://elsewhere.example/authorize/mcp"),
     ] {
         line.request(id, "initialize");
-        line.asks(&mut peer).await.answer(308, &[("location", location)], "").await;
+        line.next_request(&mut peer).await.answer(308, &[("location", location)], "").await;
         let to = Some(shown.to_owned());
         assert_eq!(line.failed(id).await, ExchangeFailure::sent(FailureKind::Redirected { status: 308, to }));
     }
 }
 
 #[tokio::test]
-async fn an_error_with_our_id_is_an_answer_whatever_its_status_is() {
+async fn an_error_with_the_id_of_the_request_is_a_response_with_any_status() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     for (id, status) in (1..).zip([400, 404, 422]) {
         line.request(id, "unknown");
         let error = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32601,"message":"unknown"}}}}"#);
-        line.asks(&mut peer).await.answer(status, JSON, &error).await;
+        line.next_request(&mut peer).await.answer(status, JSON, &error).await;
         assert_eq!(line.text().await, error);
     }
     line.is_silent().await;
 }
 
 #[tokio::test]
-async fn a_session_that_is_not_found_has_expired_whatever_the_status_and_the_id_say() {
+async fn session_not_found_means_an_expired_session_with_any_status_and_id() {
     const TEXT: &[(&str, &str)] = &[("content-type", "text/plain; charset=utf-8")];
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
-    line.greet(&mut peer, Some("s-1")).await.answer(405, &[], "").await;
+    let mut line = TestLine::new(http(&peer));
+    line.handshake(&mut peer, Some("s-1")).await.answer(405, &[], "").await;
     for (id, status, headers) in [(1, 404, JSON), (2, 400, JSON), (3, 400, TEXT)] {
         line.request(id, "tools/call");
         let error = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32001,"message":"Session not found"}}}}"#);
         let body = if headers == JSON { &*error } else { "Session not found" };
-        line.asks(&mut peer).await.answer(status, headers, body).await;
+        line.next_request(&mut peer).await.answer(status, headers, body).await;
         let failure = line.failed(id).await;
         assert!(
-            matches!(failure.kind, FailureKind::SessionExpired { status: said, .. } if said == status),
+            matches!(failure.kind, FailureKind::SessionExpired { status: reported, .. } if reported == status),
             "{failure:?}"
         );
-        assert!(!failure.answering, "it was not carried out");
+        assert!(!failure.answering, "the request counts as executed");
     }
-    // A result is a result, whatever its status is.
+    // A result is a response with any status.
     line.request(4, "tools/call");
     let result = r#"{"jsonrpc":"2.0","id":4,"result":{"text":"session not found"}}"#;
-    line.asks(&mut peer).await.answer(404, JSON, result).await;
+    line.next_request(&mut peer).await.answer(404, JSON, result).await;
     assert_eq!(line.text().await, result);
 }
 
 #[tokio::test]
-async fn an_unknown_method_is_no_expired_session() {
+async fn method_not_found_is_not_an_expired_session() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
-    line.greet(&mut peer, Some("s-1")).await.answer(405, &[], "").await;
+    let mut line = TestLine::new(http(&peer));
+    line.handshake(&mut peer, Some("s-1")).await.answer(405, &[], "").await;
     line.request(1, "tools/call");
     let error = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"Method not found"}}"#;
-    line.asks(&mut peer).await.answer(404, JSON, error).await;
+    line.next_request(&mut peer).await.answer(404, JSON, error).await;
     let answer = line.message().await;
     assert_eq!((&answer["id"], &answer["error"]["code"]), (&1.into(), &(-32601).into()));
 }
 
 #[tokio::test]
-async fn an_address_that_cannot_be_used_is_told_without_showing_it() {
+async fn the_failure_of_an_invalid_address_or_header_hides_its_value() {
     for url in ["", "ftp://example.com/", "http://", "127.0.0.1:1/mcp", "http://exa mple/", "mailto:a@b"] {
-        let mut line = Dialed::new(at(url));
+        let mut line = TestLine::new(spec_at(url));
         line.request(1, "initialize");
         let failure = line.failed(1).await;
         assert!(matches!(&failure.kind, FailureKind::BadAddress(_)) && !failure.sent, "{url}: {failure:?}");
     }
     for (name, value) in [("X Y", "1"), ("X-Y", "sk-do-not-show-this\n")] {
-        let mut spec = at("http://127.0.0.1:9/mcp");
+        let mut spec = spec_at("http://127.0.0.1:9/mcp");
         spec.headers = [(name.to_owned(), value.into())].into();
-        let mut line = Dialed::new(spec);
+        let mut line = TestLine::new(spec);
         line.request(1, "initialize");
         let failure = line.failed(1).await;
         assert!(matches!(&failure.kind, FailureKind::BadAddress(why) if why.contains(name)), "{failure:?}");

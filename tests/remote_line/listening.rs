@@ -1,22 +1,22 @@
-//! The GET that listens for what a server says unasked, and by which its death is noticed.
+//! The GET stream: messages of the server, and the loss of the server.
 
 use mcp_satellite_actors::model::failure::FailureKind;
 
 use super::peer::Peer;
-use super::support::{Dialed, VERSION, http, policy};
+use super::support::{TestLine, VERSION, http, policy};
 
 const NEWS: &str = "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}";
 
 #[tokio::test]
-async fn what_a_server_says_unasked_is_heard() {
+async fn messages_on_the_get_stream_are_received() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
-    let asked = line.greet(&mut peer, Some("s-1")).await;
-    assert_eq!(asked.header("accept"), Some("text/event-stream"));
-    assert_eq!(asked.header("mcp-session-id"), Some("s-1"));
-    assert_eq!(asked.header("mcp-protocol-version"), Some(VERSION));
-    assert_eq!(asked.header("last-event-id"), None);
-    let mut stream = asked.stream(&[]).await;
+    let mut line = TestLine::new(http(&peer));
+    let request = line.handshake(&mut peer, Some("s-1")).await;
+    assert_eq!(request.header("accept"), Some("text/event-stream"));
+    assert_eq!(request.header("mcp-session-id"), Some("s-1"));
+    assert_eq!(request.header("mcp-protocol-version"), Some(VERSION));
+    assert_eq!(request.header("last-event-id"), None);
+    let mut stream = request.stream(&[]).await;
     stream.chunk(&format!("data: {NEWS}\n\nevent: ping\ndata: 1\n\ndata: garbage\n\n")).await;
     assert_eq!(line.text().await, NEWS);
     assert_eq!(line.text().await, "garbage");
@@ -24,64 +24,64 @@ async fn what_a_server_says_unasked_is_heard() {
 }
 
 #[tokio::test]
-async fn a_request_may_be_answered_here_and_its_own_exchange_is_not_waited_for_without_end() {
+async fn a_response_on_the_get_stream_ends_the_exchange_of_its_request() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
-    let mut listening = line.greet(&mut peer, Some("s-1")).await.stream(&[]).await;
+    let mut line = TestLine::new(http(&peer));
+    let mut listening = line.handshake(&mut peer, Some("s-1")).await.stream(&[]).await;
     line.request(1, "tools/call");
-    let unanswered = line.asks(&mut peer).await;
+    let unanswered = line.next_request(&mut peer).await;
     line.request(2, "tools/call");
-    let streaming = line.asks(&mut peer).await.stream(&[]).await;
+    let streaming = line.next_request(&mut peer).await.stream(&[]).await;
     line.request(3, "tools/call");
-    let other = line.asks(&mut peer).await;
+    let other = line.next_request(&mut peer).await;
     let answer = |id| format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{}}}}");
     listening.chunk(&format!("data: [{},{}]\n\n", answer(1), answer(2))).await;
     assert_eq!(line.message().await["id"], 1);
     assert_eq!(line.message().await["id"], 2);
-    line.during(unanswered.closed()).await;
-    line.during(streaming.closed()).await;
+    line.drive_until(unanswered.closed()).await;
+    line.drive_until(streaming.closed()).await;
     other.result().await;
     assert_eq!(line.message().await["id"], 3);
 }
 
 #[tokio::test]
-async fn a_server_that_has_no_such_stream_is_not_asked_again() {
+async fn a_get_stream_that_is_refused_is_not_requested_again() {
     for (status, content_type) in
         [(405, "text/plain"), (404, "text/plain"), (400, "text/plain"), (401, "text/plain"), (200, "text/html")]
     {
         let mut peer = Peer::new().await;
-        let mut line = Dialed::new(http(&peer));
-        let asked = line.greet(&mut peer, Some("s-1")).await;
-        asked.answer(status, &[("content-type", content_type)], "").await;
+        let mut line = TestLine::new(http(&peer));
+        let request = line.handshake(&mut peer, Some("s-1")).await;
+        request.answer(status, &[("content-type", content_type)], "").await;
         line.is_silent().await;
-        assert!(!peer.was_asked(), "{status}");
+        assert!(!peer.has_request(), "{status}");
     }
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_is_opened_again_where_it_was() {
+async fn a_stream_that_ends_is_resumed_after_its_last_event() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
-    let mut stream = line.greet(&mut peer, Some("s-1")).await.stream(&[]).await;
+    let mut line = TestLine::new(http(&peer));
+    let mut stream = line.handshake(&mut peer, Some("s-1")).await.stream(&[]).await;
     stream.chunk(&format!("id: 7\ndata: {NEWS}\n\n")).await;
     line.message().await;
     stream.end().await;
-    let asked = line.asks(&mut peer).await;
-    assert_eq!((asked.line().as_str(), asked.header("last-event-id")), ("GET /mcp", Some("7")));
-    let mut stream = asked.stream(&[]).await;
+    let request = line.next_request(&mut peer).await;
+    assert_eq!((request.line().as_str(), request.header("last-event-id")), ("GET /mcp", Some("7")));
+    let mut stream = request.stream(&[]).await;
     stream.chunk(&format!("data: {NEWS}\n\n")).await;
     line.message().await;
-    // Broken off: and it is not told again what it knows. This time it takes a second.
+    // The broken stream is resumed after the same event, because no later event had an id. This retry takes a second.
     drop(stream);
-    let asked = line.asks(&mut peer).await;
-    assert_eq!(asked.header("last-event-id"), Some("7"));
+    let request = line.next_request(&mut peer).await;
+    assert_eq!(request.header("last-event-id"), Some("7"));
 }
 
 #[tokio::test]
 async fn a_dead_server_is_noticed_at_once() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
-    let stream = line.greet(&mut peer, Some("s-1")).await.stream(&[]).await;
+    let mut line = TestLine::new(http(&peer));
+    let stream = line.handshake(&mut peer, Some("s-1")).await.stream(&[]).await;
     line.is_silent().await;
     peer.die().await;
     drop(stream);
@@ -89,7 +89,7 @@ async fn a_dead_server_is_noticed_at_once() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_started_anew_is_noticed_at_once() {
+async fn a_restarted_server_is_noticed_at_once() {
     let null = r#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no such session"},"id":null}"#;
     let expired = |status| FailureKind::SessionExpired { status, message: Some("no such session".to_owned()) };
     for (status, kind) in [
@@ -99,53 +99,53 @@ async fn a_server_that_was_started_anew_is_noticed_at_once() {
         (403, FailureKind::Forbidden { challenge: None }),
     ] {
         let mut peer = Peer::new().await;
-        let mut line = Dialed::new(http(&peer));
-        line.greet(&mut peer, Some("s-1")).await.stream(&[]).await.end().await;
-        line.asks(&mut peer).await.answer(status, &[("content-type", "application/json")], null).await;
+        let mut line = TestLine::new(http(&peer));
+        line.handshake(&mut peer, Some("s-1")).await.stream(&[]).await.end().await;
+        line.next_request(&mut peer).await.answer(status, &[("content-type", "application/json")], null).await;
         assert_eq!(line.lost().await, kind);
     }
 }
 
 #[tokio::test]
-async fn a_server_that_breaks_off_is_tried_on_another_connection_before_it_is_lost() {
+async fn a_broken_stream_is_retried_on_another_connection_before_the_loss() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
-    line.greet(&mut peer, Some("s-1")).await.stream(&[]).await.end().await;
-    drop(line.asks(&mut peer).await);
-    drop(line.asks(&mut peer).await);
+    let mut line = TestLine::new(http(&peer));
+    line.handshake(&mut peer, Some("s-1")).await.stream(&[]).await.end().await;
+    drop(line.next_request(&mut peer).await);
+    drop(line.next_request(&mut peer).await);
     assert!(matches!(line.lost().await, FailureKind::Broken(_)));
 }
 
 #[tokio::test]
-async fn a_server_that_is_only_busy_is_tried_again_later() {
+async fn a_stream_that_a_busy_server_refuses_is_retried_later() {
     for (status, headers) in [(503, &[][..]), (429, &[("retry-after", "0")]), (409, &[])] {
         let mut peer = Peer::new().await;
-        let mut line = Dialed::new(http(&peer));
-        line.greet(&mut peer, Some("s-1")).await.answer(status, headers, "").await;
-        let asked = line.asks(&mut peer).await;
-        assert_eq!(asked.line(), "GET /mcp", "{status}");
+        let mut line = TestLine::new(http(&peer));
+        line.handshake(&mut peer, Some("s-1")).await.answer(status, headers, "").await;
+        let request = line.next_request(&mut peer).await;
+        assert_eq!(request.line(), "GET /mcp", "{status}");
         line.is_silent().await;
     }
 }
 
 #[tokio::test]
-async fn a_stream_whose_headers_do_not_come_is_no_loss() {
+async fn a_stream_without_response_headers_is_not_a_loss() {
     let mut peer = Peer::new().await;
     let limit = std::time::Duration::from_millis(20);
-    let mut line = Dialed::new(policy(http(&peer), |policy| policy.remote.header_timeout = limit));
-    let asked = line.greet(&mut peer, None).await;
+    let mut line = TestLine::new(policy(http(&peer), |policy| policy.remote.header_timeout = limit));
+    let request = line.handshake(&mut peer, None).await;
     line.is_silent().await;
-    assert!(!peer.was_asked());
-    let mut stream = asked.stream(&[]).await;
+    assert!(!peer.has_request());
+    let mut stream = request.stream(&[]).await;
     stream.chunk(&format!("data: {NEWS}\n\n")).await;
     assert_eq!(line.text().await, NEWS);
 }
 
 #[tokio::test]
-async fn a_line_without_end_is_the_loss() {
+async fn an_endless_line_on_the_stream_loses_the_connection() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(policy(http(&peer), |policy| policy.session.line_max = 100));
-    let mut stream = line.greet(&mut peer, None).await.stream(&[]).await;
-    line.during(stream.endlessly("data: and on and on")).await;
+    let mut line = TestLine::new(policy(http(&peer), |policy| policy.session.line_max = 100));
+    let mut stream = line.handshake(&mut peer, None).await.stream(&[]).await;
+    line.drive_until(stream.endlessly("data: and on and on")).await;
     assert_eq!(line.lost().await, FailureKind::TooLong(100));
 }

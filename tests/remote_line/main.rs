@@ -1,4 +1,4 @@
-//! Lines to remote servers, held against a scripted peer that speaks HTTP byte by byte, over loopback.
+//! Lines to remote servers, tested over loopback with a scripted peer that writes HTTP byte by byte.
 #![cfg(feature = "remote")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! A scripted HTTP/1.1 server: each request is handed to the test, which answers it as it likes, byte by byte.
+//! A scripted HTTP/1.1 server: the test receives each request and writes the response, byte by byte if it wants.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -11,29 +11,29 @@ use tokio::task::JoinHandle;
 /// A server whose requests are answered by the test. Dropping it closes its port.
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
-    asked: mpsc::UnboundedReceiver<Asked>,
+    requests: mpsc::UnboundedReceiver<PendingRequest>,
     connections: watch::Receiver<(usize, usize)>,
-    home: Arc<Home>,
+    shared: Arc<Shared>,
     accepting: JoinHandle<()>,
 }
 
-struct Home {
-    asked: mpsc::UnboundedSender<Asked>,
-    /// Connections that are there, and that ever were.
+struct Shared {
+    requests: mpsc::UnboundedSender<PendingRequest>,
+    /// The numbers of open connections and of all connections so far.
     connections: watch::Sender<(usize, usize)>,
     dead: watch::Sender<bool>,
 }
 
-/// A connection, as long as somebody holds it.
+/// An open connection.
 struct Connection {
     stream: TcpStream,
-    home: Arc<Home>,
+    shared: Arc<Shared>,
     buffer: Vec<u8>,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.home.connections.send_modify(|(there, _)| *there -= 1);
+        self.shared.connections.send_modify(|(open, _)| *open -= 1);
     }
 }
 
@@ -45,47 +45,48 @@ impl Peer {
     pub(crate) async fn on(port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (sender, asked) = mpsc::unbounded_channel();
+        let (sender, requests) = mpsc::unbounded_channel();
         let (count, connections) = watch::channel((0, 0));
-        let home = Arc::new(Home { asked: sender, connections: count, dead: watch::Sender::new(false) });
-        let accepts = Arc::clone(&home);
+        let shared = Arc::new(Shared { requests: sender, connections: count, dead: watch::Sender::new(false) });
+        let accepts = Arc::clone(&shared);
         let accepting = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                accepts.connections.send_modify(|(there, ever)| (*there, *ever) = (*there + 1, *ever + 1));
-                serve(Connection { stream, home: Arc::clone(&accepts), buffer: Vec::new() });
+                accepts.connections.send_modify(|(open, total)| (*open, *total) = (*open + 1, *total + 1));
+                serve(Connection { stream, shared: Arc::clone(&accepts), buffer: Vec::new() });
             }
         });
-        Self { address, asked, connections, home, accepting }
+        Self { address, requests, connections, shared, accepting }
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    /// The next request, whatever its connection.
-    pub(crate) async fn next(&mut self) -> Asked {
-        self.asked.recv().await.unwrap()
+    /// Waits for the next request on any connection.
+    pub(crate) async fn next(&mut self) -> PendingRequest {
+        self.requests.recv().await.unwrap()
     }
 
-    /// Whether a request has come.
-    pub(crate) fn was_asked(&self) -> bool {
-        !self.asked.is_empty()
+    /// Returns whether a request waits.
+    pub(crate) fn has_request(&self) -> bool {
+        !self.requests.is_empty()
     }
 
-    /// How many connections were ever made.
-    pub(crate) fn connections_ever(&self) -> usize {
+    /// Returns the number of connections so far.
+    pub(crate) fn connections_made(&self) -> usize {
         self.connections.borrow().1
     }
 
-    /// Nobody is connected any more.
-    pub(crate) async fn deserted(&mut self) {
-        self.connections.wait_for(|(there, _)| *there == 0).await.unwrap();
+    /// Waits until all connections are closed.
+    pub(crate) async fn wait_disconnected(&mut self) {
+        self.connections.wait_for(|(open, _)| *open == 0).await.unwrap();
     }
 
-    /// Nobody listens there any more, and idle connections are closed. What the test holds is for the test to drop.
+    /// Stops listening and closes idle connections. Connections of pending requests stay open until the test drops
+    /// them.
     pub(crate) async fn die(&mut self) {
-        self.home.dead.send_replace(true);
+        self.shared.dead.send_replace(true);
         self.accepting.abort();
         assert!((&mut self.accepting).await.unwrap_err().is_cancelled());
     }
@@ -97,9 +98,9 @@ impl Drop for Peer {
     }
 }
 
-/// Reads one request and hands it over, unless the peer dies.
+/// Reads one request and passes it to the test, unless the peer dies.
 fn serve(connection: Connection) {
-    let mut dead = connection.home.dead.subscribe();
+    let mut dead = connection.shared.dead.subscribe();
     tokio::spawn(async move {
         tokio::select! {
             _ = dead.wait_for(|dead| *dead) => {}
@@ -134,9 +135,9 @@ async fn read(mut connection: Connection) {
         }
     }
     let body = String::from_utf8(connection.buffer.drain(..length).collect()).unwrap();
-    let home = Arc::clone(&connection.home);
-    // An error says that the test is over.
-    let _ = home.asked.send(Asked { method, target, headers, body, connection });
+    let shared = Arc::clone(&connection.shared);
+    // An error means that the test has ended.
+    let _ = shared.requests.send(PendingRequest { method, target, headers, body, connection });
 }
 
 impl Connection {
@@ -152,13 +153,13 @@ impl Connection {
     }
 
     async fn write(&mut self, bytes: &[u8]) {
-        // An error says that nobody listens: the test will say whether it should.
+        // An error means that the client has disconnected. The test checks whether it may.
         let _ = self.stream.write_all(bytes).await;
     }
 }
 
-/// A request that waits for an answer. Dropping it closes its connection.
-pub(crate) struct Asked {
+/// A request that waits for a response. Dropping it closes its connection.
+pub(crate) struct PendingRequest {
     pub(crate) method: String,
     pub(crate) target: String,
     pub(crate) headers: Vec<(String, String)>,
@@ -166,26 +167,26 @@ pub(crate) struct Asked {
     connection: Connection,
 }
 
-impl Asked {
-    /// A header, if it is there; it must not be there twice.
+impl PendingRequest {
+    /// Returns the value of a header. Panics if the header occurs twice.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        let mut values = self.headers.iter().filter(|(its, _)| its == name).map(|(_, value)| value.as_str());
+        let mut values = self.headers.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str());
         let value = values.next();
-        assert_eq!(values.next(), None, "{name} is there twice");
+        assert_eq!(values.next(), None, "{name} occurs twice");
         value
     }
 
-    /// `method target`.
+    /// Returns `method target`.
     pub(crate) fn line(&self) -> String {
         format!("{} {}", self.method, self.target)
     }
 
-    /// The member of the message.
-    pub(crate) fn says(&self, member: &str) -> serde_json::Value {
+    /// Returns a member of the message.
+    pub(crate) fn member(&self, member: &str) -> serde_json::Value {
         serde_json::from_str::<serde_json::Value>(&self.body).unwrap()[member].clone()
     }
 
-    /// Answers, and waits for the next request on the same connection.
+    /// Responds and waits for the next request on the same connection.
     pub(crate) async fn answer(mut self, status: u16, headers: &[(&str, &str)], body: &str) {
         let headers = head(headers);
         let answer = format!("HTTP/1.1 {status} Said\r\n{headers}content-length: {}\r\n\r\n{body}", body.len());
@@ -197,9 +198,9 @@ impl Asked {
         self.answer(200, &[("content-type", "application/json")], body).await;
     }
 
-    /// The empty result of this request.
+    /// Responds with an empty result.
     pub(crate) async fn result(self) {
-        let body = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, self.says("id"));
+        let body = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, self.member("id"));
         self.json(&body).await;
     }
 
@@ -208,46 +209,46 @@ impl Asked {
         self.answer(202, &[], "").await;
     }
 
-    /// Says this, whatever it is, and nothing else.
-    pub(crate) async fn say(mut self, bytes: &str) -> Saying {
+    /// Writes bytes unchanged.
+    pub(crate) async fn write_raw(mut self, bytes: &str) -> OpenResponse {
         self.connection.write(bytes.as_bytes()).await;
-        Saying(self.connection)
+        OpenResponse(self.connection)
     }
 
     /// Begins a stream of events.
-    pub(crate) async fn stream(self, headers: &[(&str, &str)]) -> Saying {
+    pub(crate) async fn stream(self, headers: &[(&str, &str)]) -> OpenResponse {
         let headers = head(headers);
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n";
-        self.say(&format!("{head}{headers}transfer-encoding: chunked\r\n\r\n")).await
+        self.write_raw(&format!("{head}{headers}transfer-encoding: chunked\r\n\r\n")).await
     }
 
-    /// The client has closed the connection.
+    /// Waits until the client closes the connection.
     pub(crate) async fn closed(mut self) {
         while self.connection.fill().await {}
     }
 }
 
-/// An answer that goes on. Dropping it breaks it off.
-pub(crate) struct Saying(Connection);
+/// An incomplete response. Dropping it closes its connection.
+pub(crate) struct OpenResponse(Connection);
 
-impl Saying {
+impl OpenResponse {
     pub(crate) async fn chunk(&mut self, text: &str) {
         self.0.write(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).await;
     }
 
-    /// Says this for as long as somebody listens.
+    /// Writes a chunk again and again until the client closes the connection.
     pub(crate) async fn endlessly(&mut self, text: &str) {
         let text = format!("{:x}\r\n{text}\r\n", text.len());
         while self.0.stream.write_all(text.as_bytes()).await.is_ok() {}
     }
 
-    /// Ends it as it should be ended, and waits for the next request on the same connection.
+    /// Ends the response regularly and waits for the next request on the same connection.
     pub(crate) async fn end(mut self) {
         self.0.write(b"0\r\n\r\n").await;
         serve(self.0);
     }
 
-    /// The client has closed the connection.
+    /// Waits until the client closes the connection.
     pub(crate) async fn closed(mut self) {
         while self.0.fill().await {}
     }

@@ -1,4 +1,4 @@
-//! Streamable HTTP: messages out, answers back.
+//! Streamable HTTP: requests, responses and notifications.
 
 use std::sync::Arc;
 
@@ -7,62 +7,62 @@ use mcp_satellite_actors::model::spec::ServerTarget;
 use mcp_satellite_actors::seam::{LineEvent, LineOutput};
 
 use super::peer::Peer;
-use super::support::{Dialed, VERSION, http, policy};
+use super::support::{TestLine, VERSION, http, policy};
 
 #[tokio::test]
-async fn nothing_is_connected_before_something_is_sent() {
+async fn no_connection_is_made_before_the_first_message() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     line.is_silent().await;
-    assert_eq!(peer.connections_ever(), 0);
+    assert_eq!(peer.connections_made(), 0);
     line.request(1, "initialize");
-    line.asks(&mut peer).await.result().await;
+    line.next_request(&mut peer).await.result().await;
     assert_eq!(line.message().await["id"], 1);
 }
 
 #[tokio::test]
 async fn every_message_after_the_handshake_names_the_session_and_the_version() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     line.is_silent().await;
     line.request(1, "tools/list");
-    let asked = line.asks(&mut peer).await;
-    assert_eq!(asked.line(), "POST /mcp");
-    assert_eq!(asked.says("method"), "tools/list");
-    assert_eq!(asked.header("accept"), Some("application/json, text/event-stream"));
-    assert_eq!(asked.header("content-type"), Some("application/json"));
-    assert_eq!(asked.header("mcp-session-id"), Some("s-1"));
-    assert_eq!(asked.header("mcp-protocol-version"), Some(VERSION));
-    assert_eq!(asked.header("user-agent"), Some(concat!("mcp-satellite/", env!("CARGO_PKG_VERSION"))));
+    let request = line.next_request(&mut peer).await;
+    assert_eq!(request.line(), "POST /mcp");
+    assert_eq!(request.member("method"), "tools/list");
+    assert_eq!(request.header("accept"), Some("application/json, text/event-stream"));
+    assert_eq!(request.header("content-type"), Some("application/json"));
+    assert_eq!(request.header("mcp-session-id"), Some("s-1"));
+    assert_eq!(request.header("mcp-protocol-version"), Some(VERSION));
+    assert_eq!(request.header("user-agent"), Some(concat!("mcp-satellite/", env!("CARGO_PKG_VERSION"))));
     let answer = "{\"jsonrpc\":\"2.0\", \"id\":1,\n\"result\":{\"unknown\":18446744073709551616}}";
-    asked.json(answer).await;
-    assert_eq!(line.text().await, answer, "as it was sent");
-    assert_eq!(peer.connections_ever(), 1, "connections are used again");
+    request.json(answer).await;
+    assert_eq!(line.text().await, answer, "the response was changed");
+    assert_eq!(peer.connections_made(), 1, "a connection was not reused");
 }
 
 #[tokio::test]
-async fn nothing_overtakes_the_word_that_the_handshake_is_done() {
+async fn messages_wait_until_the_server_has_accepted_initialized() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     line.request(0, "initialize");
-    line.asks(&mut peer).await.result().await;
+    line.next_request(&mut peer).await.result().await;
     line.message().await;
     line.initialized();
     line.request(1, "tools/list");
     line.request(2, "prompts/list");
     line.notify("notifications/roots/list_changed");
     line.send(LineOutput::Abandon { id: 2 });
-    let initialized = line.asks(&mut peer).await;
-    assert_eq!(initialized.says("method"), "notifications/initialized");
+    let initialized = line.next_request(&mut peer).await;
+    assert_eq!(initialized.member("method"), "notifications/initialized");
     line.is_silent().await;
-    assert!(!peer.was_asked(), "something was sent before the server had taken it");
+    assert!(!peer.has_request(), "a message was sent before the server accepted `initialized`");
     initialized.accepted().await;
     let mut methods = Vec::new();
     for _ in 0..3 {
-        let asked = line.asks(&mut peer).await;
-        match asked.method.as_str() {
+        let request = line.next_request(&mut peer).await;
+        match request.method.as_str() {
             "GET" => methods.push("GET".to_owned()),
-            _ => methods.push(asked.says("method").as_str().unwrap().to_owned()),
+            _ => methods.push(request.member("method").as_str().unwrap().to_owned()),
         }
     }
     methods.sort();
@@ -70,65 +70,65 @@ async fn nothing_overtakes_the_word_that_the_handshake_is_done() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_take_the_end_of_the_handshake_is_lost() {
+async fn a_server_that_rejects_initialized_is_lost() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     line.request(0, "initialize");
-    line.asks(&mut peer).await.result().await;
+    line.next_request(&mut peer).await.result().await;
     line.message().await;
     line.initialized();
-    line.asks(&mut peer).await.answer(400, &[], "").await;
+    line.next_request(&mut peer).await.answer(400, &[], "").await;
     assert_eq!(line.lost().await, FailureKind::from_status(400));
 }
 
 #[tokio::test]
-async fn a_server_that_may_speak_the_older_transport_is_said_to() {
+async fn a_rejected_handshake_suggests_the_older_transport() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     for (status, why) in [
         (400, "the server refused the request (HTTP 400)"),
         (404, "there is no MCP server at this address (HTTP 404)"),
         (405, "the server refused the request (HTTP 405)"),
     ] {
         line.request(0, "initialize");
-        line.asks(&mut peer).await.answer(status, &[], "").await;
+        line.next_request(&mut peer).await.answer(status, &[], "").await;
         let hint = "if the server supports only HTTP+SSE, set transport = \"sse\"";
-        let told = FailureKind::Handshake(format!("{why}; {hint}"));
-        assert_eq!(line.failed(0).await, ExchangeFailure::sent(told));
+        let expected = FailureKind::Handshake(format!("{why}; {hint}"));
+        assert_eq!(line.failed(0).await, ExchangeFailure::sent(expected));
     }
     line.request(0, "initialize");
-    line.asks(&mut peer).await.answer(418, &[], "").await;
+    line.next_request(&mut peer).await.answer(418, &[], "").await;
     assert_eq!(line.failed(0).await.kind, FailureKind::Status { status: 418, message: None });
 }
 
 #[tokio::test]
-async fn an_answer_may_come_in_a_batch() {
+async fn a_response_may_be_part_of_a_batch() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     line.request(1, "tools/call");
     let batch = r#"[{"jsonrpc":"2.0","method":"notifications/progress"}, {"jsonrpc":"2.0","id":1,"result":{}}]"#;
-    line.asks(&mut peer).await.json(batch).await;
+    line.next_request(&mut peer).await.json(batch).await;
     assert_eq!(line.message().await["method"], "notifications/progress");
     assert_eq!(line.message().await["id"], 1);
     line.is_silent().await;
 }
 
 #[tokio::test]
-async fn a_stream_brings_what_comes_before_the_answer_and_its_connection_is_used_again() {
+async fn a_response_stream_delivers_messages_and_its_connection_is_reused() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     line.request(1, "tools/call");
-    let mut stream = line.asks(&mut peer).await.stream(&[]).await;
+    let mut stream = line.next_request(&mut peer).await.stream(&[]).await;
     stream.chunk(": ping\n\nevent: message\ndata: {\"jsonrpc\":\"2.0\",\n").await;
     stream.chunk("data: \"method\":\"notifications/progress\"}\n\ndata: what is this?\n\n").await;
     assert_eq!(line.message().await["method"], "notifications/progress");
-    assert_eq!(line.text().await, "what is this?", "the session counts what is malformed");
+    assert_eq!(line.text().await, "what is this?", "a malformed message did not reach the session");
     stream.chunk("event: other\ndata: nothing of ours\n\n").await;
     stream.chunk("data: {\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"sampling/createMessage\"}\n\n").await;
     assert_eq!(line.message().await["method"], "sampling/createMessage");
-    // What the server asks is answered by a message of our own.
+    // The response to a request of the server is a separate POST.
     line.respond(7);
-    line.asks(&mut peer).await.accepted().await;
+    line.next_request(&mut peer).await.accepted().await;
     stream
         .chunk("data: [{\"jsonrpc\":\"2.0\",\"method\":\"m\"},{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}]\n\n")
         .await;
@@ -136,60 +136,60 @@ async fn a_stream_brings_what_comes_before_the_answer_and_its_connection_is_used
     assert_eq!(line.message().await["id"], 1);
     stream.chunk("data: {\"jsonrpc\":\"2.0\",\"method\":\"late\"}\n\n").await;
     assert_eq!(line.message().await["method"], "late");
-    let before = peer.connections_ever();
+    let before = peer.connections_made();
     stream.end().await;
     line.is_silent().await;
     for id in 2..4 {
         line.request(id, "tools/call");
     }
     for _ in 2..4 {
-        line.asks(&mut peer).await.result().await;
+        line.next_request(&mut peer).await.result().await;
     }
-    assert_eq!(peer.connections_ever(), before);
+    assert_eq!(peer.connections_made(), before);
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_is_taken_up_where_it_was() {
+async fn a_broken_response_stream_is_resumed_after_its_last_event() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     line.request(1, "tools/call");
-    let mut stream = line.asks(&mut peer).await.stream(&[]).await;
-    // Only whole events count.
+    let mut stream = line.next_request(&mut peer).await.stream(&[]).await;
+    // Only complete events count.
     stream.chunk("id: e-1\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"one\"}\n\nid: e-2\ndata: {").await;
     assert_eq!(line.message().await["method"], "one");
     drop(stream);
-    let asked = line.asks(&mut peer).await;
-    assert_eq!(asked.line(), "GET /mcp");
-    assert_eq!(asked.header("last-event-id"), Some("e-1"));
-    assert_eq!(asked.header("accept"), Some("text/event-stream"));
-    assert_eq!(asked.header("mcp-session-id"), Some("s-1"));
-    let mut stream = asked.stream(&[]).await;
+    let request = line.next_request(&mut peer).await;
+    assert_eq!(request.line(), "GET /mcp");
+    assert_eq!(request.header("last-event-id"), Some("e-1"));
+    assert_eq!(request.header("accept"), Some("text/event-stream"));
+    assert_eq!(request.header("mcp-session-id"), Some("s-1"));
+    let mut stream = request.stream(&[]).await;
     stream.chunk("id: e-2\nretry: 10\ndata:\n\n").await;
     stream.end().await;
-    let asked = line.asks(&mut peer).await;
-    assert_eq!(asked.header("last-event-id"), Some("e-2"));
-    let mut stream = asked.stream(&[]).await;
+    let request = line.next_request(&mut peer).await;
+    assert_eq!(request.header("last-event-id"), Some("e-2"));
+    let mut stream = request.stream(&[]).await;
     stream.chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n").await;
     assert_eq!(line.message().await["id"], 1);
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_without_a_way_back_is_a_failure() {
+async fn a_broken_response_stream_without_event_ids_fails_the_request() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     line.request(1, "tools/call");
-    let mut stream = line.asks(&mut peer).await.stream(&[]).await;
+    let mut stream = line.next_request(&mut peer).await.stream(&[]).await;
     stream.chunk("data: {\"jsonrpc\":\"2.0\",\"method\":\"one\"}\n\n").await;
     drop(stream);
     assert_eq!(line.message().await["method"], "one");
     assert_eq!(line.failed(1).await, ExchangeFailure::sent(FailureKind::Cut));
     line.request(2, "tools/call");
-    line.asks(&mut peer).await.stream(&[]).await.end().await;
+    line.next_request(&mut peer).await.stream(&[]).await.end().await;
     assert_eq!(line.failed(2).await, ExchangeFailure::sent(FailureKind::Cut));
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_let_a_stream_be_taken_up_says_what_became_of_it() {
+async fn a_rejected_resumption_determines_the_failure_of_the_request() {
     for (status, headers, kind) in [
         (405, &[][..], FailureKind::Cut),
         (500, &[], FailureKind::Cut),
@@ -198,86 +198,90 @@ async fn a_server_that_does_not_let_a_stream_be_taken_up_says_what_became_of_it(
         (401, &[], FailureKind::Unauthorized { challenge: None }),
     ] {
         let mut peer = Peer::new().await;
-        let mut line = Dialed::connected(&mut peer).await;
+        let mut line = TestLine::connected(&mut peer).await;
         line.request(1, "tools/call");
-        let mut stream = line.asks(&mut peer).await.stream(&[]).await;
+        let mut stream = line.next_request(&mut peer).await.stream(&[]).await;
         stream.chunk("id: 1\n\n").await;
         stream.end().await;
-        line.asks(&mut peer).await.answer(status, headers, "").await;
-        // A refusal of the continuation does not mean that the request was not carried out.
+        line.next_request(&mut peer).await.answer(status, headers, "").await;
+        // A rejected resumption does not mean that the request was not executed.
         let expected =
             if kind == FailureKind::Cut { ExchangeFailure::sent(kind) } else { ExchangeFailure::answering(kind) };
         assert_eq!(line.failed(1).await, expected, "{status}");
     }
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     line.request(1, "tools/call");
-    let mut stream = line.asks(&mut peer).await.stream(&[]).await;
+    let mut stream = line.next_request(&mut peer).await.stream(&[]).await;
     stream.chunk("id: 1\n\n").await;
     peer.die().await;
     drop(stream);
-    assert_eq!(line.failed(1).await, ExchangeFailure::answering(FailureKind::Refused), "the request itself was sent");
+    assert_eq!(
+        line.failed(1).await,
+        ExchangeFailure::answering(FailureKind::Refused),
+        "the request does not count as sent"
+    );
 }
 
 #[tokio::test]
-async fn a_message_over_the_limit_ends_its_exchange() {
+async fn a_message_over_the_limit_fails_its_request() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(policy(http(&peer), |policy| policy.session.line_max = 100));
-    line.greet(&mut peer, None).await.answer(405, &[], "").await;
+    let mut line = TestLine::new(policy(http(&peer), |policy| policy.session.line_max = 100));
+    line.handshake(&mut peer, None).await.answer(405, &[], "").await;
     let too_long = ExchangeFailure::sent(FailureKind::TooLong(100));
     let long = format!(r#"{{"jsonrpc":"2.0","id":1,"result":"{}"}}"#, "x".repeat(100));
 
     line.request(1, "tools/call");
-    line.asks(&mut peer).await.json(&long).await;
+    line.next_request(&mut peer).await.json(&long).await;
     assert_eq!(line.failed(1).await, too_long);
     line.request(2, "tools/call");
-    let asked = line.asks(&mut peer).await;
+    let request = line.next_request(&mut peer).await;
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
-    let mut endless = asked.say(head).await;
-    line.during(endless.endlessly("          ")).await;
+    let mut endless = request.write_raw(head).await;
+    line.drive_until(endless.endlessly("          ")).await;
     assert_eq!(line.failed(2).await, too_long);
     line.request(3, "tools/call");
-    let mut endless = line.asks(&mut peer).await.stream(&[]).await;
-    line.during(endless.endlessly("data: and on and on")).await;
+    let mut endless = line.next_request(&mut peer).await.stream(&[]).await;
+    line.drive_until(endless.endlessly("data: and on and on")).await;
     assert_eq!(line.failed(3).await, too_long);
     line.request(4, "tools/call");
-    let mut endless = line.asks(&mut peer).await.stream(&[]).await;
-    line.during(endless.endlessly("data: and\n")).await;
+    let mut endless = line.next_request(&mut peer).await.stream(&[]).await;
+    line.drive_until(endless.endlessly("data: and\n")).await;
     assert_eq!(line.failed(4).await, too_long);
 }
 
 #[tokio::test]
-async fn an_abandoned_request_is_dropped_with_its_connection() {
+async fn an_abandoned_request_closes_its_connection() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     line.request(1, "tools/call");
-    let unanswered = line.asks(&mut peer).await;
+    let unanswered = line.next_request(&mut peer).await;
     line.request(2, "tools/call");
-    let streaming = line.asks(&mut peer).await.stream(&[]).await;
+    let streaming = line.next_request(&mut peer).await.stream(&[]).await;
     line.send(LineOutput::Abandon { id: 1 });
     line.send(LineOutput::Abandon { id: 2 });
-    line.during(unanswered.closed()).await;
-    line.during(streaming.closed()).await;
+    line.drive_until(unanswered.closed()).await;
+    line.drive_until(streaming.closed()).await;
     line.is_silent().await;
 }
 
 #[tokio::test]
-async fn a_request_that_failed_is_not_repeated_by_the_line_and_sent_again_under_another_number() {
+async fn a_failed_request_is_not_repeated_by_the_line() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     line.request(1, "tools/call");
-    drop(line.asks(&mut peer).await);
+    drop(line.next_request(&mut peer).await);
     assert!(matches!(line.failed(1).await.kind, FailureKind::Broken(_)));
     line.is_silent().await;
-    assert!(!peer.was_asked(), "it was repeated, which is not the line's to decide");
+    assert!(!peer.has_request(), "the line repeated the request");
     line.request(2, "tools/call");
-    let again = line.asks(&mut peer).await;
+    let again = line.next_request(&mut peer).await;
     line.send(LineOutput::Abandon { id: 2 });
-    line.during(again.closed()).await;
+    line.drive_until(again.closed()).await;
 }
 
 #[tokio::test]
-async fn headers_and_parameters_of_the_instance_go_with_everything_and_can_be_changed() {
+async fn every_request_has_the_current_headers_and_parameters_of_the_instance() {
     let mut peer = Peer::new().await;
     let mut spec = http(&peer);
     spec.headers = [
@@ -291,20 +295,20 @@ async fn headers_and_parameters_of_the_instance_go_with_everything_and_can_be_ch
     ]
     .into();
     spec.query = [("key".to_owned(), "a b&c".into())].into();
-    let mut line = Dialed::new(spec.clone());
+    let mut line = TestLine::new(spec.clone());
     line.request(0, "initialize");
-    let asked = line.asks(&mut peer).await;
-    assert_eq!(asked.line(), "POST /mcp?key=a+b%26c");
-    assert_eq!(asked.header("authorization"), Some("Bearer one"));
-    assert_eq!(asked.header("accept"), Some("application/json, text/event-stream"));
-    assert_eq!(asked.header("content-type"), Some("application/json"));
-    assert_eq!(asked.header("host"), Some(peer.address.to_string().as_str()));
-    assert_eq!((asked.header("mcp-session-id"), asked.header("mcp-protocol-version")), (None, None));
-    asked.result().await;
+    let request = line.next_request(&mut peer).await;
+    assert_eq!(request.line(), "POST /mcp?key=a+b%26c");
+    assert_eq!(request.header("authorization"), Some("Bearer one"));
+    assert_eq!(request.header("accept"), Some("application/json, text/event-stream"));
+    assert_eq!(request.header("content-type"), Some("application/json"));
+    assert_eq!(request.header("host"), Some(peer.address.to_string().as_str()));
+    assert_eq!((request.header("mcp-session-id"), request.header("mcp-protocol-version")), (None, None));
+    request.result().await;
     line.message().await;
     line.initialized();
-    line.asks(&mut peer).await.accepted().await;
-    let listening = line.asks(&mut peer).await;
+    line.next_request(&mut peer).await.accepted().await;
+    let listening = line.next_request(&mut peer).await;
     assert_eq!(listening.line(), "GET /mcp?key=a+b%26c");
     assert_eq!(listening.header("authorization"), Some("Bearer one"));
     let stream = listening.stream(&[]).await;
@@ -313,21 +317,21 @@ async fn headers_and_parameters_of_the_instance_go_with_everything_and_can_be_ch
     spec.query = [("key".to_owned(), "new".into())].into();
     line.send(LineOutput::Credentials(Arc::new(spec)));
     line.request(1, "tools/call");
-    let asked = line.asks(&mut peer).await;
-    assert_eq!(asked.line(), "POST /mcp?key=new");
-    assert_eq!((asked.header("authorization"), asked.header("x-more")), (Some("Bearer two"), Some("1")));
-    asked.result().await;
+    let request = line.next_request(&mut peer).await;
+    assert_eq!(request.line(), "POST /mcp?key=new");
+    assert_eq!((request.header("authorization"), request.header("x-more")), (Some("Bearer two"), Some("1")));
+    request.result().await;
     line.message().await;
     line.is_silent().await;
-    assert!(!peer.was_asked(), "what is open stays open");
+    assert!(!peer.has_request(), "an open stream was requested again");
     stream.end().await;
-    let listening = line.asks(&mut peer).await;
+    let listening = line.next_request(&mut peer).await;
     assert_eq!(listening.line(), "GET /mcp?key=new");
     assert_eq!(listening.header("authorization"), Some("Bearer two"));
 }
 
 #[tokio::test]
-async fn a_probe_is_a_get_of_the_health_url_with_the_credentials_and_no_part_of_the_session() {
+async fn a_probe_requests_the_health_url_with_credentials_and_without_a_session() {
     let mut peer = Peer::new().await;
     let mut spec = http(&peer);
     if let ServerTarget::Remote { health_url, .. } = &mut spec.target {
@@ -335,104 +339,104 @@ async fn a_probe_is_a_get_of_the_health_url_with_the_credentials_and_no_part_of_
     }
     spec.headers = [("X-Key".to_owned(), "k".into())].into();
     spec.query = [("q".to_owned(), "1".into())].into();
-    let mut line = Dialed::new(spec);
+    let mut line = TestLine::new(spec);
     line.send(LineOutput::Probe { id: 5 });
-    let asked = line.asks(&mut peer).await;
-    assert_eq!(asked.line(), "GET /health?q=1");
-    assert_eq!((asked.header("x-key"), asked.header("cache-control")), (Some("k"), Some("no-cache")));
-    assert_eq!(asked.header("mcp-session-id"), None);
-    asked.answer(204, &[], "").await;
+    let request = line.next_request(&mut peer).await;
+    assert_eq!(request.line(), "GET /health?q=1");
+    assert_eq!((request.header("x-key"), request.header("cache-control")), (Some("k"), Some("no-cache")));
+    assert_eq!(request.header("mcp-session-id"), None);
+    request.answer(204, &[], "").await;
     assert!(matches!(line.next().await, LineEvent::Probed { id: 5 }));
     line.send(LineOutput::Probe { id: 6 });
-    line.asks(&mut peer).await.answer(503, &[("retry-after", "1")], "").await;
+    line.next_request(&mut peer).await.answer(503, &[("retry-after", "1")], "").await;
     assert!(matches!(line.failed(6).await.kind, FailureKind::ServerError { status: 503, .. }));
     line.send(LineOutput::Probe { id: 7 });
-    let asked = line.asks(&mut peer).await;
+    let request = line.next_request(&mut peer).await;
     line.send(LineOutput::Abandon { id: 7 });
-    line.during(asked.closed()).await;
+    line.drive_until(request.closed()).await;
 
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     line.send(LineOutput::Probe { id: 8 });
-    assert!(matches!(line.failed(8).await.kind, FailureKind::BadAddress(_)), "there is no health_url");
+    assert!(matches!(line.failed(8).await.kind, FailureKind::BadAddress(_)), "the probe without a health_url");
 }
 
 #[tokio::test]
-async fn a_session_that_has_a_name_is_ended_at_the_server() {
+async fn closing_a_line_deletes_a_session_with_an_id() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
-    let stream = line.greet(&mut peer, Some("s-1")).await.stream(&[]).await;
+    let mut line = TestLine::new(http(&peer));
+    let stream = line.handshake(&mut peer, Some("s-1")).await.stream(&[]).await;
     line.request(1, "tools/call");
-    let unanswered = line.asks(&mut peer).await;
+    let unanswered = line.next_request(&mut peer).await;
     line.send(LineOutput::Close);
-    let asked = line.asks(&mut peer).await;
-    assert_eq!(asked.line(), "DELETE /mcp");
-    assert_eq!(asked.header("mcp-session-id"), Some("s-1"));
-    assert_eq!(asked.header("mcp-protocol-version"), Some(VERSION));
+    let request = line.next_request(&mut peer).await;
+    assert_eq!(request.line(), "DELETE /mcp");
+    assert_eq!(request.header("mcp-session-id"), Some("s-1"));
+    assert_eq!(request.header("mcp-protocol-version"), Some(VERSION));
     stream.closed().await;
     unanswered.closed().await;
     line.request(2, "tools/call");
-    asked.answer(405, &[], "").await;
+    request.answer(405, &[], "").await;
     assert!(matches!(line.next().await, LineEvent::Closed));
-    assert!(!peer.was_asked(), "nothing is sent after the end");
+    assert!(!peer.has_request(), "a request was sent after the close");
 
-    let mut line = Dialed::new(http(&peer));
-    line.greet(&mut peer, None).await.answer(405, &[], "").await;
+    let mut line = TestLine::new(http(&peer));
+    line.handshake(&mut peer, None).await.answer(405, &[], "").await;
     line.send(LineOutput::Close);
-    assert!(matches!(line.next().await, LineEvent::Closed), "there is nothing to end");
-    assert!(!peer.was_asked());
+    assert!(matches!(line.next().await, LineEvent::Closed), "a DELETE without a session");
+    assert!(!peer.has_request());
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_confirm_the_end_is_not_waited_for() {
+async fn closing_a_line_waits_for_the_delete_only_until_the_close_timeout() {
     let mut peer = Peer::new().await;
     let close_timeout = std::time::Duration::from_millis(100);
-    let mut line = Dialed::new(policy(http(&peer), |policy| policy.remote.close_timeout = close_timeout));
-    line.greet(&mut peer, Some("s-1")).await.answer(405, &[], "").await;
+    let mut line = TestLine::new(policy(http(&peer), |policy| policy.remote.close_timeout = close_timeout));
+    line.handshake(&mut peer, Some("s-1")).await.answer(405, &[], "").await;
     line.send(LineOutput::Close);
-    let asked = line.asks(&mut peer).await;
+    let request = line.next_request(&mut peer).await;
     assert!(matches!(line.next().await, LineEvent::Closed));
-    asked.closed().await;
+    request.closed().await;
 }
 
 #[tokio::test]
 async fn dropping_a_line_closes_all_its_connections_at_once() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
-    let listening = line.greet(&mut peer, Some("s-1")).await.stream(&[]).await;
+    let mut line = TestLine::new(http(&peer));
+    let listening = line.handshake(&mut peer, Some("s-1")).await.stream(&[]).await;
     line.request(1, "tools/call");
-    let unanswered = line.asks(&mut peer).await;
+    let unanswered = line.next_request(&mut peer).await;
     line.request(2, "tools/call");
-    let streaming = line.asks(&mut peer).await.stream(&[]).await;
+    let streaming = line.next_request(&mut peer).await.stream(&[]).await;
     drop(line);
     listening.closed().await;
     unanswered.closed().await;
     streaming.closed().await;
-    // What is idle in the pool is there for others.
+    // Idle connections stay in the pool for other lines.
     peer.die().await;
-    peer.deserted().await;
+    peer.wait_disconnected().await;
 }
 
 #[tokio::test]
-async fn a_notification_that_cannot_be_delivered_is_the_loss_and_one_that_is_not_liked_is_nothing() {
+async fn an_undeliverable_notification_loses_the_connection_a_rejected_one_does_not() {
     for (status, kind) in [
         (404, FailureKind::session_expired(404)),
         (401, FailureKind::Unauthorized { challenge: None }),
         (403, FailureKind::Forbidden { challenge: None }),
     ] {
         let mut peer = Peer::new().await;
-        let mut line = Dialed::connected(&mut peer).await;
+        let mut line = TestLine::connected(&mut peer).await;
         line.notify("notifications/cancelled");
-        line.asks(&mut peer).await.answer(status, &[], "").await;
+        line.next_request(&mut peer).await.answer(status, &[], "").await;
         assert_eq!(line.lost().await, kind);
     }
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     for status in [200, 204, 400, 429, 500] {
         line.notify("notifications/cancelled");
-        line.asks(&mut peer).await.answer(status, &[], "").await;
+        line.next_request(&mut peer).await.answer(status, &[], "").await;
     }
     line.notify("notifications/cancelled");
-    drop(line.asks(&mut peer).await);
+    drop(line.next_request(&mut peer).await);
     line.is_silent().await;
     peer.die().await;
     line.notify("notifications/cancelled");
@@ -440,17 +444,17 @@ async fn a_notification_that_cannot_be_delivered_is_the_loss_and_one_that_is_not
 }
 
 #[tokio::test]
-async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_when_that_is_refused() {
+async fn requests_that_wait_for_initialized_fail_unsent_when_it_is_rejected() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     line.request(0, "initialize");
-    line.asks(&mut peer).await.result().await;
+    line.next_request(&mut peer).await.result().await;
     line.message().await;
     line.initialized();
     line.request(1, "tools/list");
     line.notify("notifications/cancelled");
     line.request(2, "tools/call");
-    line.asks(&mut peer).await.answer(401, &[], "").await;
+    line.next_request(&mut peer).await.answer(401, &[], "").await;
     let refused = FailureKind::Unauthorized { challenge: None };
     for id in [1, 2] {
         assert_eq!(line.failed(id).await, ExchangeFailure::unsent(refused.clone()));
@@ -459,15 +463,15 @@ async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_
 }
 
 #[tokio::test]
-async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_when_the_session_is_ended() {
+async fn requests_that_wait_for_initialized_fail_unsent_when_the_line_closes() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     line.request(0, "initialize");
-    line.asks(&mut peer).await.result().await;
+    line.next_request(&mut peer).await.result().await;
     line.message().await;
     line.initialized();
-    let _untaken = line.asks(&mut peer).await;
-    // The door bounds how many there are, not the line.
+    let _unaccepted = line.next_request(&mut peer).await;
+    // The line itself does not limit the number of waiting requests.
     for id in 1..=5000 {
         line.request(id, "tools/call");
     }
@@ -480,38 +484,38 @@ async fn what_waits_for_the_end_of_the_handshake_is_known_not_to_have_been_sent_
 }
 
 #[tokio::test]
-async fn a_server_that_asks_and_asks_gets_its_answers_a_few_at_a_time() {
+async fn responses_to_server_requests_are_sent_a_few_at_a_time() {
     const MANY: usize = 100;
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     for id in 0..MANY {
         line.respond(id);
     }
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     for _ in 0..4 {
-        asked.push(line.asks(&mut peer).await);
+        pending.push(line.next_request(&mut peer).await);
     }
     line.is_silent().await;
-    assert!(!peer.was_asked(), "more than a few at once");
+    assert!(!peer.has_request(), "more than four messages at once");
     for _ in 4..MANY {
-        asked.remove(0).accepted().await;
-        asked.push(line.asks(&mut peer).await);
+        pending.remove(0).accepted().await;
+        pending.push(line.next_request(&mut peer).await);
     }
-    // Whatever waits, a request does not wait for it.
+    // A request does not wait for responses.
     for id in 0..MANY {
         line.respond(id);
     }
     line.request(1, "tools/list");
-    let request = line.asks(&mut peer).await;
-    assert_eq!(request.says("method"), "tools/list");
+    let request = line.next_request(&mut peer).await;
+    assert_eq!(request.member("method"), "tools/list");
     request.result().await;
     assert_eq!(line.message().await["id"], 1);
 }
 
 #[tokio::test]
-async fn a_server_that_asks_without_end_and_takes_no_answer_is_lost() {
+async fn a_server_that_sends_endless_requests_and_accepts_no_responses_is_lost() {
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     for id in 0..4096 {
         line.respond(id);
     }
@@ -522,52 +526,52 @@ async fn a_server_that_asks_without_end_and_takes_no_answer_is_lost() {
     assert_eq!(line.lost().await, FailureKind::Flooded);
 
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     line.request(0, "initialize");
-    line.asks(&mut peer).await.result().await;
+    line.next_request(&mut peer).await.result().await;
     line.message().await;
     line.initialized();
-    let _untaken = line.asks(&mut peer).await;
+    let _unaccepted = line.next_request(&mut peer).await;
     for id in 0..=4096 {
         line.respond(id);
     }
-    assert_eq!(line.lost().await, FailureKind::Flooded, "also before the session has begun");
+    assert_eq!(line.lost().await, FailureKind::Flooded, "before the end of the handshake");
 }
 
 #[tokio::test]
-async fn a_server_that_takes_no_notifications_loses_the_oldest_of_them_and_nothing_else() {
+async fn a_server_that_accepts_no_notifications_loses_only_the_oldest_ones() {
     const MANY: usize = 5000;
     let mut peer = Peer::new().await;
-    let mut line = Dialed::connected(&mut peer).await;
+    let mut line = TestLine::connected(&mut peer).await;
     for nth in 0..MANY {
         line.notify(&format!("notifications/{nth}"));
     }
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     for _ in 0..4 {
-        asked.push(line.asks(&mut peer).await);
+        pending.push(line.next_request(&mut peer).await);
     }
     line.respond(7);
-    let answer = line.asks(&mut peer).await;
-    assert_eq!(answer.says("id"), 7, "it does not wait for the others");
+    let answer = line.next_request(&mut peer).await;
+    assert_eq!(answer.member("id"), 7, "the response waited for the notifications");
     answer.accepted().await;
     line.is_silent().await;
-    assert!(!peer.was_asked(), "more than a few at once");
+    assert!(!peer.has_request(), "more than four messages at once");
     let newest = format!("notifications/{}", MANY - 1);
-    let mut told = 4;
-    while asked.iter().all(|asked| asked.says("method") != newest.as_str()) {
-        asked.remove(0).accepted().await;
-        asked.push(line.asks(&mut peer).await);
-        told += 1;
+    let mut received = 4;
+    while pending.iter().all(|request| request.member("method") != newest.as_str()) {
+        pending.remove(0).accepted().await;
+        pending.push(line.next_request(&mut peer).await);
+        received += 1;
     }
-    assert_eq!(told, 4 + 256);
+    assert_eq!(received, 4 + 256);
 
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(http(&peer));
+    let mut line = TestLine::new(http(&peer));
     line.request(0, "initialize");
-    line.asks(&mut peer).await.result().await;
+    line.next_request(&mut peer).await.result().await;
     line.message().await;
     line.initialized();
-    let initialized = line.asks(&mut peer).await;
+    let initialized = line.next_request(&mut peer).await;
     line.request(1, "tools/list");
     for nth in 0..MANY {
         line.notify(&format!("notifications/{nth}"));
@@ -577,13 +581,13 @@ async fn a_server_that_takes_no_notifications_loses_the_oldest_of_them_and_nothi
     line.request(2, "tools/list");
     let mut ids = Vec::new();
     while ids.len() < 2 {
-        let asked = line.asks(&mut peer).await;
-        match asked.method.as_str() {
-            "GET" => asked.answer(405, &[], "").await,
-            _ if asked.says("id").is_null() => asked.accepted().await,
-            _ => ids.push(asked.says("id")),
+        let request = line.next_request(&mut peer).await;
+        match request.method.as_str() {
+            "GET" => request.answer(405, &[], "").await,
+            _ if request.member("id").is_null() => request.accepted().await,
+            _ => ids.push(request.member("id")),
         }
     }
     ids.sort_by_key(serde_json::Value::as_u64);
-    assert_eq!(ids, [1, 2], "also before the session has begun");
+    assert_eq!(ids, [1, 2], "before the end of the handshake");
 }

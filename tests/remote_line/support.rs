@@ -1,4 +1,4 @@
-//! A line in the hands of a test, which does what a session would.
+//! A line that the test drives as a session does.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -15,7 +15,7 @@ use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTra
 use mcp_satellite_actors::seam::{Connector, LineEvent, LineOutput, ServerLine};
 use serde_json::Value;
 
-use super::peer::{Asked, Peer};
+use super::peer::{Peer, PendingRequest};
 
 pub(crate) const VERSION: &str = "2025-11-25";
 
@@ -54,18 +54,18 @@ pub(crate) fn policy(mut spec: InstanceSpec, change: impl FnOnce(&mut Policy)) -
 }
 
 /// A line that is polled whenever the test waits for something.
-pub(crate) struct Dialed {
+pub(crate) struct TestLine {
     line: Box<dyn ServerLine>,
-    kept: VecDeque<LineEvent>,
+    queued: VecDeque<LineEvent>,
 }
 
-impl Dialed {
+impl TestLine {
     pub(crate) fn new(spec: InstanceSpec) -> Self {
         Self::with(&RemoteConnector::new().unwrap(), spec)
     }
 
     pub(crate) fn with(connector: &RemoteConnector, spec: InstanceSpec) -> Self {
-        Self { line: connector.dial(&Arc::new(spec), RunNumber(1)), kept: VecDeque::new() }
+        Self { line: connector.dial(&Arc::new(spec), RunNumber(1)), queued: VecDeque::new() }
     }
 
     pub(crate) fn send(&mut self, message: LineOutput) {
@@ -81,7 +81,7 @@ impl Dialed {
         self.send(LineOutput::Notification { body: notification(method) });
     }
 
-    /// Answers a request of the server.
+    /// Responds to a request of the server.
     pub(crate) fn respond(&mut self, id: usize) {
         let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#).into();
         self.send(LineOutput::Response { body });
@@ -92,88 +92,88 @@ impl Dialed {
         self.send(LineOutput::Initialized { version: VERSION.to_owned(), body });
     }
 
-    /// What the line brings next.
+    /// Waits for the next event of the line.
     pub(crate) async fn next(&mut self) -> LineEvent {
-        match self.kept.pop_front() {
-            Some(incoming) => incoming,
+        match self.queued.pop_front() {
+            Some(event) => event,
             None => poll_fn(|cx| self.line.poll_next(cx)).await,
         }
     }
 
-    /// Waits for something else, with the line at work. What it brings is kept.
-    pub(crate) async fn during<T>(&mut self, other: impl Future<Output = T>) -> T {
+    /// Polls the line until another future completes. Queues the events of the line.
+    pub(crate) async fn drive_until<T>(&mut self, other: impl Future<Output = T>) -> T {
         let mut other = std::pin::pin!(other);
         loop {
             tokio::select! {
                 biased;
                 done = &mut other => return done,
-                incoming = poll_fn(|cx| self.line.poll_next(cx)) => self.kept.push_back(incoming),
+                event = poll_fn(|cx| self.line.poll_next(cx)) => self.queued.push_back(event),
             }
         }
     }
 
-    /// The next request that the peer gets.
-    pub(crate) async fn asks(&mut self, peer: &mut Peer) -> Asked {
-        self.during(peer.next()).await
+    /// Waits for the next request that the peer receives.
+    pub(crate) async fn next_request(&mut self, peer: &mut Peer) -> PendingRequest {
+        self.drive_until(peer.next()).await
     }
 
-    /// The line brings nothing by itself.
+    /// Asserts that the line has no event.
     pub(crate) async fn is_silent(&mut self) {
-        // Long enough for what is there to arrive over loopback.
-        self.during(tokio::time::sleep(Duration::from_millis(50))).await;
-        assert!(self.kept.is_empty(), "{:?}", self.kept);
+        // Long enough for pending data to arrive over loopback.
+        self.drive_until(tokio::time::sleep(Duration::from_millis(50))).await;
+        assert!(self.queued.is_empty(), "{:?}", self.queued);
     }
 
     pub(crate) async fn message(&mut self) -> Value {
         serde_json::from_slice(&self.text().await).unwrap()
     }
 
-    /// A message as it was sent.
+    /// Waits for a message and returns it unchanged.
     pub(crate) async fn text(&mut self) -> Bytes {
         match self.next().await {
             LineEvent::Message { message, .. } => message,
-            other => panic!("a message was expected, not {other:?}"),
+            other => panic!("expected a message, not {other:?}"),
         }
     }
 
     pub(crate) async fn failed(&mut self, expected: u64) -> ExchangeFailure {
         match self.next().await {
             LineEvent::Failed { id, failure } if id == expected => failure,
-            other => panic!("a failure of {expected} was expected, not {other:?}"),
+            other => panic!("expected a failure of {expected}, not {other:?}"),
         }
     }
 
     pub(crate) async fn lost(&mut self) -> FailureKind {
         match self.next().await {
             LineEvent::Lost(failure) => failure.kind,
-            other => panic!("the loss was expected, not {other:?}"),
+            other => panic!("expected the loss, not {other:?}"),
         }
     }
 
-    /// The handshake with a server that may name the session: what is left is its GET, which waits for an answer.
-    pub(crate) async fn greet(&mut self, peer: &mut Peer, session: Option<&str>) -> Asked {
+    /// Performs the handshake. Returns the GET of the line, which waits for a response.
+    pub(crate) async fn handshake(&mut self, peer: &mut Peer, session: Option<&str>) -> PendingRequest {
         self.request(0, "initialize");
-        let asked = self.asks(peer).await;
-        assert_eq!(asked.says("method"), "initialize");
-        assert_eq!((asked.header("mcp-session-id"), asked.header("mcp-protocol-version")), (None, None));
+        let request = self.next_request(peer).await;
+        assert_eq!(request.member("method"), "initialize");
+        assert_eq!((request.header("mcp-session-id"), request.header("mcp-protocol-version")), (None, None));
         let mut headers = vec![("content-type", "application/json")];
         headers.extend(session.map(|session| ("Mcp-Session-Id", session)));
-        asked.answer(200, &headers, r#"{"jsonrpc":"2.0","id":0,"result":{}}"#).await;
+        request.answer(200, &headers, r#"{"jsonrpc":"2.0","id":0,"result":{}}"#).await;
         assert_eq!(self.message().await["id"], 0);
         self.initialized();
-        let asked = self.asks(peer).await;
-        assert_eq!(asked.says("method"), "notifications/initialized");
-        assert_eq!(asked.header("mcp-session-id"), session);
-        asked.accepted().await;
-        let listening = self.asks(peer).await;
+        let request = self.next_request(peer).await;
+        assert_eq!(request.member("method"), "notifications/initialized");
+        assert_eq!(request.header("mcp-session-id"), session);
+        request.accepted().await;
+        let listening = self.next_request(peer).await;
         assert_eq!(listening.line(), "GET /mcp");
         listening
     }
 
-    /// A session with a server that names it and has no stream.
+    /// Returns a line with a session after the handshake with a server without a GET stream.
     pub(crate) async fn connected(peer: &mut Peer) -> Self {
         let mut line = Self::new(http(peer));
-        line.greet(peer, Some("s-1")).await.answer(405, &[], "").await;
+        line.handshake(peer, Some("s-1")).await.answer(405, &[], "").await;
         line
     }
 }

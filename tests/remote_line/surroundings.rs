@@ -1,4 +1,4 @@
-//! What a connector takes from the machine and its environment: certificates and proxies.
+//! Certificates and proxies that a connector takes from the machine and its environment.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use super::peer::Peer;
-use super::support::{Dialed, spec};
+use super::support::{TestLine, spec};
 
-/// The environment of a child that none of the machine's may disturb.
+/// The variables that a child must not inherit.
 const NAMES: [&str; 10] = [
     "HTTP_PROXY",
     "http_proxy",
@@ -32,7 +32,7 @@ const NAMES: [&str; 10] = [
     "SSL_CERT_DIR",
 ];
 
-/// Runs an ignored test of this binary with these variables.
+/// Runs an ignored test of this binary in a child process with these variables.
 async fn in_child(test: &'static str, variables: &[(&str, &str)]) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--nocapture"]);
@@ -41,9 +41,9 @@ async fn in_child(test: &'static str, variables: &[(&str, &str)]) {
     }
     command.envs(variables.iter().copied()).env("REMOTE_LINE_CHILD", "1");
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{complained}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}{stderr}");
 }
 
 fn is_child() -> bool {
@@ -54,7 +54,8 @@ fn tls_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/remote_line/tls").join(name)
 }
 
-/// A server for `localhost` whose certificate only our test authority vouches for; it answers each request with its id.
+/// Starts a server for `localhost` with a certificate of the test authority and returns its port. It responds to
+/// request 1.
 async fn secure_server() -> u16 {
     let chain = CertificateDer::pem_file_iter(tls_file("server.pem")).unwrap().map(Result::unwrap).collect();
     let key = PrivateKeyDer::from_pem_file(tls_file("server.key")).unwrap();
@@ -80,9 +81,9 @@ async fn secure_server() -> u16 {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_refused() {
+async fn a_certificate_of_an_unknown_authority_is_rejected() {
     let port = secure_server().await;
-    let mut line = Dialed::new(spec(&format!("https://localhost:{port}/mcp"), RemoteTransport::Http));
+    let mut line = TestLine::new(spec(&format!("https://localhost:{port}/mcp"), RemoteTransport::Http));
     line.request(1, "initialize");
     let failure = line.failed(1).await;
     assert!(!failure.sent);
@@ -90,7 +91,7 @@ async fn a_certificate_that_nobody_vouches_for_is_refused() {
 }
 
 #[tokio::test]
-async fn certificates_are_those_that_the_environment_names() {
+async fn ssl_cert_file_sets_the_trusted_authorities() {
     let ca = tls_file("ca.pem");
     in_child("surroundings::child_with_its_own_authority", &[("SSL_CERT_FILE", ca.to_str().unwrap())]).await;
 }
@@ -102,17 +103,17 @@ async fn child_with_its_own_authority() {
         return;
     }
     let port = secure_server().await;
-    let mut line = Dialed::new(spec(&format!("https://localhost:{port}/mcp"), RemoteTransport::Http));
+    let mut line = TestLine::new(spec(&format!("https://localhost:{port}/mcp"), RemoteTransport::Http));
     line.request(1, "initialize");
     assert_eq!(line.message().await["id"], 1);
-    let mut line = Dialed::new(spec(&format!("https://127.0.0.1:{port}/mcp"), RemoteTransport::Http));
+    let mut line = TestLine::new(spec(&format!("https://127.0.0.1:{port}/mcp"), RemoteTransport::Http));
     line.request(1, "initialize");
     let failure = line.failed(1).await;
     assert!(matches!(&failure.kind, FailureKind::Tls(why) if why.contains("not valid for name")), "{failure:?}");
 }
 
 #[tokio::test]
-async fn a_machine_without_certificates_reaches_servers_that_need_none() {
+async fn without_ca_certificates_plain_http_servers_are_reachable() {
     in_child("surroundings::child_without_certificates", &[("SSL_CERT_FILE", "/nowhere/at/all.pem")]).await;
 }
 
@@ -123,11 +124,11 @@ async fn child_without_certificates() {
         return;
     }
     let mut peer = Peer::new().await;
-    let mut line = Dialed::new(spec(&peer.url("/mcp"), RemoteTransport::Http));
+    let mut line = TestLine::new(spec(&peer.url("/mcp"), RemoteTransport::Http));
     line.request(1, "initialize");
-    line.asks(&mut peer).await.result().await;
+    line.next_request(&mut peer).await.result().await;
     assert_eq!(line.message().await["id"], 1);
-    let mut line = Dialed::new(spec("https://localhost:9/mcp", RemoteTransport::Http));
+    let mut line = TestLine::new(spec("https://localhost:9/mcp", RemoteTransport::Http));
     line.request(1, "initialize");
     let why = "this machine has no CA certificates; install them, or set SSL_CERT_FILE";
     let none = FailureKind::Tls(why.to_owned());
@@ -135,24 +136,24 @@ async fn child_without_certificates() {
 }
 
 #[tokio::test]
-async fn servers_elsewhere_are_reached_through_the_proxies_of_the_environment_and_our_own_are_not() {
+async fn the_proxies_of_the_environment_apply_to_remote_servers_but_not_to_loopback() {
     let mut proxy = Peer::new().await;
     let address = proxy.url("");
     let variables = [("HTTP_PROXY", address.as_str()), ("HTTPS_PROXY", &address), ("NO_PROXY", "direct.invalid")];
     let child = in_child("surroundings::child_behind_a_proxy", &variables);
     let proxied = async {
-        let asked = proxy.next().await;
-        assert_eq!(asked.line(), "POST http://far.invalid/mcp");
-        asked.result().await;
-        let asked = proxy.next().await;
-        assert_eq!(asked.line(), "CONNECT far.invalid:443");
-        asked.answer(407, &[], "").await;
-        let asked = proxy.next().await;
-        assert_eq!(asked.line(), "GET http://far.invalid/health");
-        asked.answer(204, &[], "").await;
+        let request = proxy.next().await;
+        assert_eq!(request.line(), "POST http://far.invalid/mcp");
+        request.result().await;
+        let request = proxy.next().await;
+        assert_eq!(request.line(), "CONNECT far.invalid:443");
+        request.answer(407, &[], "").await;
+        let request = proxy.next().await;
+        assert_eq!(request.line(), "GET http://far.invalid/health");
+        request.answer(204, &[], "").await;
     };
     tokio::join!(child, proxied);
-    assert!(!proxy.was_asked());
+    assert!(!proxy.has_request());
 }
 
 #[tokio::test]
@@ -161,38 +162,38 @@ async fn child_behind_a_proxy() {
     if !is_child() {
         return;
     }
-    let mut line = Dialed::new(spec("http://far.invalid/mcp", RemoteTransport::Http));
+    let mut line = TestLine::new(spec("http://far.invalid/mcp", RemoteTransport::Http));
     line.request(1, "initialize");
     assert_eq!(line.message().await["id"], 1);
-    let mut line = Dialed::new(spec("https://far.invalid/mcp", RemoteTransport::Http));
+    let mut line = TestLine::new(spec("https://far.invalid/mcp", RemoteTransport::Http));
     line.request(1, "initialize");
     let failure = line.failed(1).await;
     assert!(matches!(failure.kind, FailureKind::Broken(_)) && !failure.sent, "{failure:?}");
     let mut peer = Peer::new().await;
     for url in [peer.url("/mcp"), peer.url("/mcp").replace("127.0.0.1", "localhost")] {
-        let mut line = Dialed::new(spec(&url, RemoteTransport::Http));
+        let mut line = TestLine::new(spec(&url, RemoteTransport::Http));
         line.request(1, "initialize");
-        line.asks(&mut peer).await.result().await;
+        line.next_request(&mut peer).await.result().await;
         assert_eq!(line.message().await["id"], 1);
     }
-    // A health_url goes its own way, whatever way the server's is.
+    // The proxy for a health_url depends on the health_url alone.
     let far = "http://far.invalid/health".to_owned();
     for (url, checked) in [("http://far.invalid/mcp".to_owned(), peer.url("/health")), (peer.url("/mcp"), far)] {
         let mut spec = spec(&url, RemoteTransport::Http);
         if let ServerTarget::Remote { health_url, .. } = &mut spec.target {
             *health_url = Some(checked.clone());
         }
-        let mut line = Dialed::new(spec);
+        let mut line = TestLine::new(spec);
         line.send(LineOutput::Probe { id: 1 });
         if checked.contains("127.0.0.1") {
-            let asked = line.asks(&mut peer).await;
-            assert_eq!(asked.line(), "GET /health");
-            asked.answer(204, &[], "").await;
+            let request = line.next_request(&mut peer).await;
+            assert_eq!(request.line(), "GET /health");
+            request.answer(204, &[], "").await;
         }
         assert!(matches!(line.next().await, LineEvent::Probed { id: 1 }), "{checked}");
     }
     let unknown = format!("http://{}.direct.invalid/mcp", "x".repeat(64));
-    let mut line = Dialed::new(spec(&unknown, RemoteTransport::Http));
+    let mut line = TestLine::new(spec(&unknown, RemoteTransport::Http));
     line.request(1, "initialize");
     assert_eq!(line.failed(1).await.kind, FailureKind::Dns);
 }

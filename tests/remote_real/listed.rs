@@ -1,4 +1,4 @@
-//! What real servers offer arrives as they offer it.
+//! The catalogues of real servers, calls of their tools, and reconnects on request.
 
 use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::status::Status;
@@ -6,7 +6,7 @@ use mcp_satellite_actors::model::status::Status;
 use crate::servers::{Kind, Server, Stream};
 use crate::support::satellite;
 
-fn is_listed_called_and_reconnected(kind: Kind) {
+fn assert_listed_called_and_reconnected(kind: Kind) {
     let server = Server::start(kind);
     satellite(async |satellite| {
         let instance = satellite.online(&server, |_| {}).await;
@@ -30,21 +30,21 @@ fn is_listed_called_and_reconnected(kind: Kind) {
         let text = instance.call(tool, arguments).await.unwrap();
         assert!(text.starts_with(answer), "{text}");
 
-        // A person wants another connection: the old one is ended tidily, so that the server need not keep it.
+        // A reconnect on request ends the old session at the server.
         let mark = instance.mark().await;
         assert_eq!(instance.reconnect().await, Status::Online);
         let wanted = [
             "connecting: reconnecting on request",
             "disconnected, intended",
-            // Nothing has recovered: it was never away.
+            // No "recovered" status: the server was never lost.
             "discovering_tools",
             "syncing_tools",
             "tools discovered",
             "online",
             "reconnected at attempt 1",
         ];
-        assert_eq!(instance.all_told(mark).await, wanted);
-        server.logs(server.kind.farewell);
+        assert_eq!(instance.all_events_since(mark).await, wanted);
+        server.wait_log(server.kind.session_end_log);
         instance.assert_callable(&server).await;
     });
 }
@@ -52,29 +52,29 @@ fn is_listed_called_and_reconnected(kind: Kind) {
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn server_everything_over_streamable_http_is_listed_called_and_reconnected() {
-    is_listed_called_and_reconnected(Kind::everything_http(Stream::There));
+    assert_listed_called_and_reconnected(Kind::everything_http(Stream::Present));
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn server_everything_over_http_and_sse_is_listed_called_and_reconnected() {
-    is_listed_called_and_reconnected(Kind::everything_sse());
+    assert_listed_called_and_reconnected(Kind::everything_sse());
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_server_of_the_python_sdk_is_listed_called_and_reconnected() {
-    is_listed_called_and_reconnected(Kind::python_sdk(Stream::There, &[]));
+    assert_listed_called_and_reconnected(Kind::python_sdk(Stream::Present, &[]));
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_server_of_the_python_sdk_that_answers_with_json_is_listed_called_and_reconnected() {
-    is_listed_called_and_reconnected(Kind::python_sdk(Stream::Missing, &["--json"]));
+    assert_listed_called_and_reconnected(Kind::python_sdk(Stream::Missing, &["--json"]));
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn a_server_of_fastmcp_is_listed_called_and_reconnected() {
-    is_listed_called_and_reconnected(Kind::fastmcp(Stream::There, &[]));
+    assert_listed_called_and_reconnected(Kind::fastmcp(Stream::Present, &[]));
 }

@@ -1,4 +1,4 @@
-//! The servers: how each is started, and what it offers.
+//! The real servers: their commands and their catalogues.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpStream};
@@ -12,25 +12,25 @@ use crate::port::free_port;
 use crate::real_servers::installed;
 use crate::support::GIVE_UP;
 
-/// A server that can be started here.
+/// A server to start.
 #[derive(Debug, Clone)]
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
     pub(crate) transport: RemoteTransport,
     command: Vec<String>,
-    /// Where the port goes: an argument, or `PORT` in the environment.
+    /// How the port is passed: as an argument or as `PORT` in the environment.
     port: Port,
     path: &'static str,
-    /// What must be among what it offers.
+    /// Entries that the catalogue must contain.
     pub(crate) offers: Offers,
-    /// A call that may be repeated, and what it answers.
+    /// A repeatable call and its result.
     pub(crate) repeatable: (&'static str, Value, &'static str),
-    /// A call that may not, and what it answers.
+    /// An unrepeatable call and the start of its result.
     pub(crate) unrepeatable: (&'static str, Value, &'static str),
-    /// What it writes when a session is ended by its client.
-    pub(crate) farewell: &'static str,
-    /// What it answers to a session that it does not know.
-    pub(crate) stranger: &'static str,
+    /// The server's log line when the client ends a session.
+    pub(crate) session_end_log: &'static str,
+    /// The error for an unknown session.
+    pub(crate) unknown_session: &'static str,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -48,15 +48,15 @@ pub(crate) struct Offers {
     pub(crate) prompt: &'static str,
 }
 
-/// Whether a server has a GET stream, by which its loss is noticed when nobody calls.
+/// Whether a server has a GET stream, which detects its loss without a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
-    There,
+    Present,
     Missing,
 }
 
-/// A file of this repository.
-fn ours(file: &str) -> String {
+/// Returns the path of a file in `tests/servers`.
+fn test_file(file: &str) -> String {
     format!("{}/tests/servers/{file}", env!("CARGO_MANIFEST_DIR"))
 }
 
@@ -69,7 +69,7 @@ impl Kind {
         };
         let mut command = vec!["node".to_owned()];
         if stream == Stream::Missing {
-            command.extend(["--import".to_owned(), ours("without_get.mjs")]);
+            command.extend(["--import".to_owned(), test_file("without_get.mjs")]);
         }
         command.extend([script, mode.to_owned()]);
         Self {
@@ -87,26 +87,26 @@ impl Kind {
             },
             repeatable: ("get-sum", json!({"a": 2, "b": 40}), "The sum of 2 and 40 is 42."),
             unrepeatable: ("toggle-simulated-logging", json!({}), "Started simulated, random-leveled logging"),
-            farewell: match transport {
+            session_end_log: match transport {
                 RemoteTransport::Http => "Received session termination request",
                 RemoteTransport::Sse => "Client Disconnected",
             },
-            stranger: "(HTTP 400): Bad Request: No valid session ID provided",
+            unknown_session: "(HTTP 400): Bad Request: No valid session ID provided",
         }
     }
 
-    /// server-everything over streamable HTTP.
+    /// Returns server-everything over streamable HTTP.
     pub(crate) fn everything_http(stream: Stream) -> Self {
         Self::everything(RemoteTransport::Http, stream)
     }
 
-    /// server-everything over HTTP+SSE.
+    /// Returns server-everything over HTTP+SSE.
     pub(crate) fn everything_sse() -> Self {
-        Self::everything(RemoteTransport::Sse, Stream::There)
+        Self::everything(RemoteTransport::Sse, Stream::Present)
     }
 
     fn python(name: &'static str, script: &str, stream: Stream, flags: &[&str]) -> Self {
-        let mut command = vec![installed("python3", "venv/bin/python"), "-B".to_owned(), ours(script)];
+        let mut command = vec![installed("python3", "venv/bin/python"), "-B".to_owned(), test_file(script)];
         command.extend(flags.iter().map(ToString::to_string));
         if stream == Stream::Missing {
             command.push("--no-get".to_owned());
@@ -126,23 +126,23 @@ impl Kind {
             },
             repeatable: ("add", json!({"a": 2, "b": 40}), "42"),
             unrepeatable: ("greet", json!({"name": "Ada"}), "Hello, Ada!"),
-            farewell: "\"DELETE /mcp HTTP/1.1\" 200",
-            stranger: "(HTTP 404): Session not found",
+            session_end_log: "\"DELETE /mcp HTTP/1.1\" 200",
+            unknown_session: "(HTTP 404): Session not found",
         }
     }
 
-    /// A server made with the Python SDK.
+    /// Returns a server of the Python SDK.
     pub(crate) fn python_sdk(stream: Stream, flags: &[&str]) -> Self {
         Self::python("python-sdk", "python_sdk.py", stream, flags)
     }
 
-    /// A server made with fastmcp.
+    /// Returns a server of fastmcp.
     pub(crate) fn fastmcp(stream: Stream, flags: &[&str]) -> Self {
         Self::python("fastmcp", "fastmcp_server.py", stream, flags)
     }
 }
 
-/// A server's process, or the place where it was.
+/// A server with its port; the process may have ended.
 pub(crate) struct Server {
     pub(crate) kind: Kind,
     port: u16,
@@ -151,7 +151,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it, and waits until it listens.
+    /// Starts a server and waits until it listens.
     pub(crate) fn start(kind: Kind) -> Self {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut server = Self { kind, port: free_port(), child: None, log };
@@ -159,11 +159,11 @@ impl Server {
         server
     }
 
-    /// Starts it on the port that it had, and waits until it listens.
+    /// Starts the server again on the same port and waits until it listens.
     pub(crate) fn start_again(&mut self) {
-        assert!(self.child.is_none(), "it runs");
+        assert!(self.child.is_none(), "the server already runs");
         let log = || File::options().append(true).open(self.log.path()).unwrap();
-        let [program, arguments @ ..] = &*self.kind.command else { panic!("a command has a program") };
+        let [program, arguments @ ..] = &*self.kind.command else { panic!("the command is empty") };
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(log()).stderr(log());
         match self.kind.port {
@@ -182,13 +182,13 @@ impl Server {
         }
     }
 
-    /// SIGKILL, and gone; and no connection to it is open on our side. A call on one that nobody has looked at yet would be
-    /// sent, for all that we know, and not be repeated.
+    /// Kills the server and waits until no connection to it is open on this side. A call on such a connection would
+    /// count as sent and would not be repeated.
     pub(crate) fn kill(&mut self) {
         self.end();
         let given_up = Instant::now() + GIVE_UP;
         while self.is_connected() {
-            assert!(Instant::now() < given_up, "connections to {} are left", self.kind.name);
+            assert!(Instant::now() < given_up, "connections to {} are still open", self.kind.name);
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -200,7 +200,7 @@ impl Server {
         }
     }
 
-    /// Whether a connection to it is open on this side: `ESTABLISHED`, or `CLOSE_WAIT` where only the other side is closed.
+    /// Returns whether a connection to the server is `ESTABLISHED` or in `CLOSE_WAIT` on this side.
     fn is_connected(&self) -> bool {
         let to = format!(":{:04X}", self.port);
         let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
@@ -211,8 +211,8 @@ impl Server {
         })
     }
 
-    /// Waits until it has written this to its log.
-    pub(crate) fn logs(&self, text: &str) {
+    /// Waits until the server's log contains a text.
+    pub(crate) fn wait_log(&self, text: &str) {
         let given_up = Instant::now() + GIVE_UP;
         loop {
             let log = std::fs::read_to_string(self.log.path()).unwrap();

@@ -1,4 +1,4 @@
-//! A satellite of its own for each test, and what it tells of the instance.
+//! One satellite per test, and the events of its instance.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,19 +20,19 @@ use tokio::sync::watch;
 
 use crate::servers::Server;
 
-/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+/// The time limit of every wait: far longer than a loaded machine needs.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
-/// Runs a test on a satellite of its own, and shuts that down.
+/// Runs a test with its own satellite and shuts the satellite down.
 pub(crate) fn satellite(test: impl AsyncFnOnce(&Satellite)) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let (recorder, events) = watch::channel(Vec::new());
-        // Timestamps are compared, so the clock must not be set meanwhile.
+        // Tests compare timestamps, so changes of the system clock must not affect them.
         let (wall, since) = (Timestamp::now(), Instant::now());
         let wall = Arc::new(move || wall + since.elapsed());
         let mut options =
-            RuntimeOptions::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(Recorder(recorder)), wall);
+            RuntimeOptions::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(RecordingSink(recorder)), wall);
         options.batch =
             BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
         let (handle, _) = mcp_satellite_actors::start(options).await.unwrap();
@@ -42,10 +42,10 @@ pub(crate) fn satellite(test: impl AsyncFnOnce(&Satellite)) {
     });
 }
 
-/// Keeps events in memory, for who waits for them.
-struct Recorder(watch::Sender<Vec<Envelope>>);
+/// A sink that collects events in memory.
+struct RecordingSink(watch::Sender<Vec<Envelope>>);
 
-impl EventSink for Recorder {
+impl EventSink for RecordingSink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.send_modify(|events| events.extend(batch.events.iter().cloned()));
         Box::pin(async { SinkAnswer::Accepted })
@@ -58,7 +58,7 @@ pub(crate) struct Satellite {
 }
 
 impl Satellite {
-    /// Installs the one instance of a test, and waits until it is online.
+    /// Installs the instance of a test and waits until it is online.
     pub(crate) async fn online(&self, server: &Server, tune: impl FnOnce(&mut Policy)) -> Instance {
         let mut policy = Policy::default();
         policy.reconnect.backoff_min = Duration::from_millis(100);
@@ -101,58 +101,58 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    /// What is published of it now.
+    /// Returns the published state of the instance.
     pub(crate) fn view(&self) -> Arc<InstanceView> {
         self.handle.snapshot().get(&self.id).unwrap().clone()
     }
 
-    /// Waits until it is as wanted.
+    /// Waits until the instance has the wanted state.
     pub(crate) async fn until(&self, what: &str, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
         let waiting = tokio::time::timeout(GIVE_UP, self.handle.wait_for(&self.id, wanted));
         let Ok(view) = waiting.await else {
-            panic!("given up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.told(0))
+            panic!("gave up waiting until it is {what}: {:#?}\n{:#?}", self.view(), self.events_since(0))
         };
         view.unwrap()
     }
 
-    /// Waits until it is online and takes calls.
+    /// Waits until the instance is online and accepts calls.
     pub(crate) async fn online(&self) -> Arc<InstanceView> {
         self.until("online", |view| view.status == Status::Online && view.port.is_some()).await
     }
 
-    /// Waits until its loss is known.
+    /// Waits until the loss of the server is detected.
     pub(crate) async fn offline(&self) -> Arc<InstanceView> {
         self.until("offline", |view| view.status == Status::Offline).await
     }
 
-    /// How many events there were so far, all of them sent.
+    /// Flushes all events and returns their number.
     pub(crate) async fn mark(&self) -> usize {
         self.handle.flush().await;
         self.events.borrow().len()
     }
 
-    /// What was told of its life since a mark, short: statuses with their messages, connections, lists.
-    pub(crate) fn told(&self, mark: usize) -> Vec<String> {
-        self.events.borrow()[mark..].iter().filter_map(|envelope| short(&envelope.event)).collect()
+    /// Returns the events since a mark, one line each: statuses with their messages, connections, lists.
+    pub(crate) fn events_since(&self, mark: usize) -> Vec<String> {
+        self.events.borrow()[mark..].iter().filter_map(|envelope| event_line(&envelope.event)).collect()
     }
 
-    /// The same, up to now.
-    pub(crate) async fn all_told(&self, mark: usize) -> Vec<String> {
+    /// Flushes all events and returns those since a mark.
+    pub(crate) async fn all_events_since(&self, mark: usize) -> Vec<String> {
         self.handle.flush().await;
-        self.told(mark)
+        self.events_since(mark)
     }
 
-    /// Waits until something was told since a mark.
-    pub(crate) async fn hears(&self, mark: usize, what: &str) {
+    /// Waits for an event since a mark whose line starts with `what`.
+    pub(crate) async fn wait_event(&self, mark: usize, what: &str) {
         let mut events = self.events.clone();
-        let heard = |events: &Vec<Envelope>| {
-            events[mark..].iter().filter_map(|envelope| short(&envelope.event)).any(|told| told.starts_with(what))
+        let has_event = |events: &Vec<Envelope>| {
+            events[mark..].iter().filter_map(|envelope| event_line(&envelope.event)).any(|line| line.starts_with(what))
         };
-        let waited = tokio::time::timeout(GIVE_UP, events.wait_for(heard)).await.is_ok();
-        assert!(waited, "not told: {what}; but {:#?}", self.told(mark));
+        let waited = tokio::time::timeout(GIVE_UP, events.wait_for(has_event)).await.is_ok();
+        assert!(waited, "no event: {what}; events: {:#?}", self.events_since(mark));
     }
 
-    /// Calls a tool: its text, or why there is none.
+    /// Calls a tool and returns its text or the error.
     pub(crate) async fn call(&self, tool: &str, arguments: &Value) -> Result<String, CallError> {
         let arguments = serde_json::value::to_raw_value(arguments).unwrap();
         let answer = tokio::time::timeout(2 * GIVE_UP, self.handle.call(&self.id, tool, Some(arguments), None)).await;
@@ -160,7 +160,7 @@ impl Instance {
         Ok(result["content"][0]["text"].as_str().unwrap().to_owned())
     }
 
-    /// Calls what may be repeated, and checks the answer.
+    /// Asserts that the repeatable call returns its result.
     pub(crate) async fn assert_callable(&self, server: &Server) {
         let (tool, arguments, answer) = &server.kind.repeatable;
         assert_eq!(self.call(tool, arguments).await.as_deref(), Ok(*answer), "{:#?}", self.view());
@@ -171,7 +171,7 @@ impl Instance {
     }
 }
 
-fn short(event: &Event) -> Option<String> {
+fn event_line(event: &Event) -> Option<String> {
     Some(match event {
         Event::StatusChanged { status, status_message, .. } => match status_message {
             Some(message) => format!("{status}: {message}"),

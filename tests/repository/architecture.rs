@@ -1,5 +1,5 @@
-//! Rules about the code. The compiler proves the boundary between `actors` and the outside world as long as
-//! `actors/Cargo.toml` depends on nothing that touches it; the tests here read the rest.
+//! Rules about the code. The compiler enforces that `actors` does no I/O as long as `actors/Cargo.toml` has no
+//! dependency that does. These tests check the manifest and the rest of the code.
 
 use std::fs;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ impl Source {
 }
 
 #[test]
-fn only_items_that_tests_compile_are_left_out() {
+fn test_items_are_excluded_from_the_checked_code() {
     let text = "\
 fn before() {}
 #[cfg(test)]
@@ -69,57 +69,69 @@ fn places(sources: &[Source], words: &[&str]) -> Vec<String> {
     places
 }
 
-fn nowhere(sources: &[Source], words: &[&str], why: &str) {
+fn assert_absent(sources: &[Source], words: &[&str], why: &str) {
     let found = places(sources, words);
     assert!(found.is_empty(), "{why}\n{}", found.join("\n"));
 }
 
 /// Returns all Rust files of the repository except this one, which contains the forbidden words.
-fn everything() -> Vec<Source> {
+fn all_sources() -> Vec<Source> {
     let folders = ["src", "crates", "tests", "benches", "examples", "actors/src", "actors/tests", "actors/benches"];
     let there = folders.into_iter().filter(|folder| root().join(folder).is_dir());
     there.flat_map(sources).filter(|source| !source.path.ends_with(file!())).collect()
 }
 
 #[test]
-fn rules_and_model_look_at_no_clock_and_touch_no_world() {
+fn rules_and_model_use_no_clock_no_randomness_and_no_io() {
     let pure: Vec<Source> = ["actors/src/rules", "crates/model/src"].into_iter().flat_map(sources).collect();
-    nowhere(&pure, &["Instant::now", "SystemTime", "Timestamp::now", ".elapsed("], "time is an argument");
-    nowhere(&pure, &["rand::", "rng(", "getrandom"], "randomness is an argument");
-    nowhere(&pure, &["tokio::", "ractor::", "async fn", "async move", "async {"], "a rule runs without a runtime");
-    nowhere(&pure, &["std::fs", "std::net", "std::process", "std::thread", "std::env", "std::io"], "no I/O in rules");
-    nowhere(&pure, &["tracing::"], "a rule answers; its actor logs");
+    assert_absent(&pure, &["Instant::now", "SystemTime", "Timestamp::now", ".elapsed("], "time is an argument");
+    assert_absent(&pure, &["rand::", "rng(", "getrandom"], "randomness is an argument");
+    assert_absent(
+        &pure,
+        &["tokio::", "ractor::", "async fn", "async move", "async {"],
+        "a rule runs without a runtime",
+    );
+    assert_absent(
+        &pure,
+        &["std::fs", "std::net", "std::process", "std::thread", "std::env", "std::io"],
+        "no I/O in rules",
+    );
+    assert_absent(&pure, &["tracing::"], "rules do not log; their actors do");
 }
 
 #[test]
-fn actors_have_no_wall_clock_and_no_world() {
+fn actors_use_no_wall_clock_and_no_io() {
     let actors = sources("actors/src");
     let world = ["std::fs", "std::net", "std::process", "std::env", "tokio::net", "tokio::fs", "tokio::process"];
-    nowhere(&actors, &world, "the world begins behind the traits of `seam`");
-    nowhere(&actors, &["thread::spawn", "thread::sleep", "thread::scope", "thread::Builder"], "work is tasks");
-    nowhere(&actors, &["SystemTime", "Timestamp::now"], "the wall clock is the host's");
-    nowhere(
+    assert_absent(&actors, &world, "I/O belongs behind the traits of `seam`");
+    assert_absent(
+        &actors,
+        &["thread::spawn", "thread::sleep", "thread::scope", "thread::Builder"],
+        "actors use tasks, not threads",
+    );
+    assert_absent(&actors, &["SystemTime", "Timestamp::now"], "the host provides the wall clock");
+    assert_absent(
         &actors,
         &["std::time::Instant::now", "Instant::now().elapsed"],
-        "the clock is tokio's, which tests can pause",
+        "use the clock of tokio, which tests can pause",
     );
 }
 
 #[test]
-fn the_actors_name_no_command_of_the_command_line() {
-    nowhere(&sources("actors/src"), &["`satellite "], "the next step is a `Remedy`, which each interface phrases");
+fn actors_mention_no_satellite_commands() {
+    assert_absent(&sources("actors/src"), &["`satellite "], "return a `Remedy`, which each interface words itself");
 }
 
 #[test]
-fn the_package_of_the_actors_depends_on_nothing_that_touches_the_world() {
+fn the_actors_package_has_no_dependency_with_io() {
     let manifest = fs::read_to_string(root().join("actors/Cargo.toml")).unwrap();
     let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
     let (dependencies, _) = dependencies.split_once("\n[").unwrap();
     for line in dependencies.lines().filter(|line| !line.trim().is_empty()) {
         let name = line.split(['.', ' ', '=']).next().unwrap();
-        let worldly =
+        let forbidden =
             ["nix", "rustix", "libc", "reqwest", "hyper", "axum", "socket2", "tempfile", "rand", "mcp-satellite"];
-        assert!(!worldly.contains(&name), "`actors` depends on `{name}`");
+        assert!(!forbidden.contains(&name), "`actors` depends on `{name}`");
         if name == "tokio" {
             for feature in ["process", "net", "fs", "signal", "io-std", "rt-multi-thread", "full"] {
                 assert!(!line.contains(&format!("\"{feature}\"")), "`actors` has tokio's feature `{feature}`");
@@ -141,25 +153,25 @@ fn the_actors_forbid_unsafe_code() {
 }
 
 #[test]
-fn one_actor_one_file() {
+fn each_file_contains_at_most_one_actor() {
     let mut actors = 0;
     for source in sources("actors/src") {
         let count = source.code().filter(|(_, line)| line.starts_with("impl Actor for ")).count();
         assert!(count <= 1, "{} has {count} actors", source.path.display());
         actors += count;
     }
-    assert!(actors >= 5, "the actors are not found any more: {actors}");
+    assert!(actors >= 5, "the search found only {actors} actors");
 }
 
 #[test]
 fn actors_cast_and_never_call() {
     let calls = ["call!(", "call_t!(", "forward!(", "ractor::call", "ractor::rpc", "RpcReplyPort", "multi_call"];
-    nowhere(&sources("actors/src"), &calls, "an actor that waits for another can wait for ever");
+    assert_absent(&sources("actors/src"), &calls, "an actor that waits for another can wait forever");
 }
 
 #[test]
-fn actors_use_no_names_and_groups_that_are_global_to_the_process() {
-    nowhere(
+fn actors_use_no_process_wide_names_or_groups() {
+    assert_absent(
         &sources("actors/src"),
         &["ractor::registry", "ractor::pg", "OutputPort", "where_is("],
         "two satellites may share a process",
@@ -167,25 +179,25 @@ fn actors_use_no_names_and_groups_that_are_global_to_the_process() {
 }
 
 #[test]
-fn tasks_are_spawned_in_one_place_only() {
+fn tasks_are_spawned_only_in_the_tasks_module() {
     let others: Vec<Source> =
         sources("actors/src").into_iter().filter(|source| !source.path.ends_with("tasks.rs")).collect();
-    nowhere(
+    assert_absent(
         &others,
         &["tokio::spawn", "tokio::task::spawn", "spawn_blocking", "JoinSet"],
-        "a task belongs to an actor's state",
+        "tasks belong to the state of an actor",
     );
 }
 
 #[test]
-fn nothing_is_ignored_and_nothing_is_left_to_do() {
-    let everything = everything();
-    nowhere(&everything, &["todo!(", "unimplemented!(", "dbg!(", "FIXME", "XXX"], "nothing is left to do");
-    for source in &everything {
+fn no_test_is_ignored_and_no_code_is_unfinished() {
+    let all_sources = all_sources();
+    assert_absent(&all_sources, &["todo!(", "unimplemented!(", "dbg!(", "FIXME", "XXX"], "unfinished code");
+    for source in &all_sources {
         for line in source.text.lines().filter(|line| line.trim_start().starts_with("#[ignore")) {
-            // It runs, in the process that the test beside it starts.
+            // Such a test runs in the process that the test above it starts.
             let is_a_child = line.contains("the child process of the test above");
-            assert!(is_a_child, "{}: an ignored test proves nothing", source.path.display());
+            assert!(is_a_child, "{}: ignored test", source.path.display());
         }
     }
 }
@@ -214,9 +226,9 @@ const MEMBERS: [(&str, &[&str]); 12] = [
 ];
 
 #[test]
-fn members_depend_on_no_other_members_than_these() {
+fn workspace_members_have_exactly_the_listed_dependencies() {
     let members = files("crates", "toml").len() + 1;
-    assert_eq!(members, MEMBERS.len(), "each member is in the table");
+    assert_eq!(members, MEMBERS.len(), "`MEMBERS` does not list every member");
     for (member, allowed) in MEMBERS {
         let manifest = fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
         let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();

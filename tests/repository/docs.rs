@@ -1,4 +1,4 @@
-//! The documents: their links and sizes, and that they cover the configuration, the events, the messages and the commands.
+//! Rules about the documents: links, sizes, and coverage of configuration, events, messages and commands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -101,7 +101,7 @@ fn the_manual_lists_each_of_its_pages() {
 }
 
 #[test]
-fn documents_are_short() {
+fn documents_stay_within_their_length_limits() {
     for (name, lines_max, bytes_max) in [("README.md", 250, 14 * 1024), ("ARCHITECTURE.md", 350, 40 * 1024)] {
         let text = fs::read_to_string(root().join(name)).unwrap();
         let (lines, bytes) = (text.lines().count(), text.len());
@@ -146,7 +146,7 @@ fn configuration_keys() -> BTreeSet<String> {
 #[test]
 fn every_configuration_key_is_documented() {
     let keys = configuration_keys();
-    assert!(keys.len() > 80, "only {} keys are found: {keys:?}", keys.len());
+    assert!(keys.len() > 80, "the search found only {} keys: {keys:?}", keys.len());
     let documents: String = documents().into_values().map(|document| document.text).collect();
     let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
     let words: BTreeSet<&str> = documents.split(|letter| !is_word(letter)).collect();
@@ -178,7 +178,7 @@ fn every_event_is_documented() {
 
 /// A heading of the page is a message; `…` stands for its variable parts.
 #[test]
-fn every_message_of_the_troubleshooting_page_is_one_of_the_code() {
+fn every_message_on_the_troubleshooting_page_exists_in_the_code() {
     let sources = SOURCES.into_iter().flat_map(|directory| files(directory, "rs"));
     let code: String = sources.map(|path| fs::read_to_string(path).unwrap()).collect();
     let code = code.replace("\\\"", "\"");
@@ -205,7 +205,7 @@ fn help_page() -> String {
     let whole = help(&["--help"]);
     let verbs = whole.lines().skip_while(|line| *line != "Commands:").skip(1);
     let verbs = verbs.take_while(|line| !line.is_empty()).filter_map(|line| {
-        // A description that is wrapped is indented deeper.
+        // A wrapped description is indented deeper.
         let name = line.strip_prefix("  ")?.split(' ').next()?;
         (!name.is_empty() && name != "help").then_some(name)
     });
@@ -221,7 +221,7 @@ fn help_page() -> String {
 }
 
 #[test]
-fn the_page_of_the_command_line_is_the_help() {
+fn the_command_line_page_equals_the_help() {
     let wanted = help_page();
     if std::env::var_os("UPDATE_DOCS").is_some() {
         fs::write(root().join("docs/cli.md"), &wanted).unwrap();

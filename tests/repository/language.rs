@@ -38,7 +38,7 @@ fn declared(line: &str) -> Option<(bool, &str)> {
 }
 
 #[test]
-fn a_public_type_has_a_name_of_its_own() {
+fn public_type_names_are_unique() {
     let mut declarations: BTreeMap<String, Vec<(bool, String)>> = BTreeMap::new();
     for (place, line) in lines() {
         if let Some((is_public, name)) = declared(&line) {
@@ -53,12 +53,12 @@ fn a_public_type_has_a_name_of_its_own() {
             repeated.push(format!("{name}: {}", places.join(", ")));
         }
     }
-    assert!(declarations.len() > 500, "the types are not found any more: {}", declarations.len());
+    assert!(declarations.len() > 500, "the search found only {} types", declarations.len());
     assert!(repeated.is_empty(), "declared more than once:\n{}", repeated.join("\n"));
 }
 
 #[test]
-fn a_doc_comment_is_a_sentence_with_a_head() {
+fn doc_comments_do_not_begin_with_a_headless_word() {
     let mut wrong = Vec::new();
     let mut in_comment = false;
     for (place, line) in lines() {
@@ -79,7 +79,7 @@ fn a_doc_comment_is_a_sentence_with_a_head() {
 }
 
 #[test]
-fn declarations_are_found() {
+fn type_declarations_are_parsed() {
     assert_eq!(declared("    pub(crate) struct Name<T> {"), Some((true, "Name")));
     assert_eq!(declared("pub enum Name {"), Some((true, "Name")));
     assert_eq!(declared("struct Name;"), Some((false, "Name")));

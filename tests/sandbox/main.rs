@@ -1,31 +1,32 @@
-//! The built satellite with real sandboxes: what is in one cannot get out, runs as it should, and ends when it must.
+//! The built satellite with real sandboxes: a server cannot escape, runs as documented, and ends with its sandbox.
 //!
-//! `.ci/install-sandboxes` installs nsjail and bubblewrap; the tests are ignored without them unless `MCP_SANDBOX=required`. Each test runs in each sandbox as whoever runs the tests, and where that is root as nobody,
-//! too.
+//! `.ci/install-sandboxes` installs nsjail and bubblewrap; the tests are ignored without them unless
+//! `MCP_SANDBOX=required`. Each test runs in each sandbox as the user of the tests. If that user is root, it also runs
+//! as `nobody`.
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-/// Each of these tests in each sandbox, as whom the tests run and as nobody.
-macro_rules! everywhere {
+/// Declares each test once per sandbox and user: as the user of the tests and as `nobody`.
+macro_rules! in_each_sandbox {
     ($($(#[$meta:meta])* $test:ident),+ $(,)?) => {
-        everywhere!(in nsjail, Nsjail, Ourselves, unix: $($(#[$meta])* $test),+);
-        everywhere!(in nsjail_as_nobody, Nsjail, Nobody, not(no_root): $($(#[$meta])* $test),+);
-        everywhere!(in bubblewrap, Bubblewrap, Ourselves, unix: $($(#[$meta])* $test),+);
-        everywhere!(in bubblewrap_as_nobody, Bubblewrap, Nobody, not(no_root): $($(#[$meta])* $test),+);
+        in_each_sandbox!(in nsjail, Nsjail, Ourselves, unix: $($(#[$meta])* $test),+);
+        in_each_sandbox!(in nsjail_as_nobody, Nsjail, Nobody, not(no_root): $($(#[$meta])* $test),+);
+        in_each_sandbox!(in bubblewrap, Bubblewrap, Ourselves, unix: $($(#[$meta])* $test),+);
+        in_each_sandbox!(in bubblewrap_as_nobody, Bubblewrap, Nobody, not(no_root): $($(#[$meta])* $test),+);
     };
     (in $module:ident, $sandbox:ident, $user:ident, $possible:meta: $($(#[$meta:meta])* $test:ident),+) => {
-        // Only root runs anything as somebody else.
+        // Only root can start a process as another user.
         #[cfg($possible)]
         mod $module {
-            use crate::yard::{Sandbox, User, Yard};
+            use crate::fixture::{Fixture, Sandbox, User};
 
             $(
                 #[test]
                 $(#[$meta])*
                 #[cfg_attr(no_sandboxes, ignore = "needs nsjail and bubblewrap; install them with .ci/install-sandboxes")]
                 fn $test() {
-                    super::$test(&mut Yard::new(Sandbox::$sandbox, User::$user));
+                    super::$test(&mut Fixture::new(Sandbox::$sandbox, User::$user));
                 }
             )+
         }
@@ -35,9 +36,9 @@ macro_rules! everywhere {
 mod ends;
 mod escapes;
 mod facts;
+mod fixture;
 mod refusals;
 mod servers;
 #[path = "../cli/support.rs"]
 #[allow(dead_code, reason = "shared with the tests of the command line, which need all of it")]
 mod support;
-mod yard;

@@ -1,22 +1,22 @@
-//! What is not started, and what is said instead: a sandbox that is asked for and does not work, what may not be started,
-//! and what cannot be seen.
+//! Starts that fail, and their messages: a missing or broken sandbox, a command that is not allowed, and paths that do
+//! not exist in the sandbox.
 
 use std::fs;
 
 use serde_json::Value;
 
+use crate::fixture::{Fixture, RunningSatellite, quoted};
 use crate::support::{Home, SATELLITE, pid, processes};
-use crate::yard::{Running, Yard, quoted};
 
-everywhere!(
-    a_working_directory_that_cannot_be_seen_is_an_error,
-    a_bind_that_is_not_there_is_an_error,
-    in_production_a_command_is_resolved_once_and_not_by_the_path_of_a_user,
+in_each_sandbox!(
+    a_working_directory_outside_the_sandbox_is_an_error,
+    a_bind_of_a_missing_directory_is_an_error,
+    production_resolves_a_command_once_and_ignores_the_users_path,
 );
 
 const PRODUCTION: &str = "[satellite]\nname = \"sandbox-tests\"\nprofile = \"production\"\n";
 
-/// One server that must not run, by a command of the allow-list that is there.
+/// Returns a production configuration with one server whose command is allowed and exists.
 fn one_server(satellite: &str) -> String {
     format!(
         "{PRODUCTION}{satellite}\nallowed_commands = [\"SATELLITE\"]\n[policy.restart]\nmax_crashes = 1\n\
@@ -25,24 +25,24 @@ fn one_server(satellite: &str) -> String {
     )
 }
 
-/// That nothing is started, and why.
+/// Asserts that the satellite starts no server and that its messages contain `words`.
 #[track_caller]
 fn is_refused(home: &Home, config: &str, words: &[&str]) {
     let check = home.bare(&["check", "--config", config]).exits(1);
     assert!(check.stderr.contains("no server will be started on this machine"), "{check:#?}");
     let satellite = home.run(&["--config", config]);
     let row = home.wait_status("server", "permanently_failed");
-    let told = [&row["last_error"], &row["status_message"]].map(Value::to_string).join(" ");
+    let message = [&row["last_error"], &row["status_message"]].map(Value::to_string).join(" ");
     for word in words.iter().chain(&["`satellite check` shows details", "isolation = \\\"none\\\" under [satellite]"]) {
-        assert!(told.contains(word), "{word:?} is missing: {told}");
+        assert!(message.contains(word), "{word:?} is missing: {message}");
     }
     assert_eq!((&row["pid"], &row["wrapper_pid"]), (&Value::Null, &Value::Null));
-    assert!(home.processes().is_empty(), "it was started");
+    assert!(home.processes().is_empty(), "the server was started");
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn production_without_a_sandbox_starts_nothing_and_says_what_to_do() {
+fn production_without_a_sandbox_starts_no_server_and_names_the_remedy() {
     let mut home = Home::new();
     let empty = home.path().join("empty");
     fs::create_dir(&empty).unwrap();
@@ -57,7 +57,7 @@ fn production_without_a_sandbox_starts_nothing_and_says_what_to_do() {
 }
 
 #[test]
-fn a_sandbox_that_is_there_and_does_not_work_is_not_used() {
+fn a_broken_sandbox_is_not_used() {
     use std::os::unix::fs::PermissionsExt;
     let mut home = Home::new();
     let tools = home.path().join("tools");
@@ -73,7 +73,7 @@ fn a_sandbox_that_is_there_and_does_not_work_is_not_used() {
 }
 
 #[test]
-fn in_development_no_sandbox_is_looked_for() {
+fn development_uses_no_sandbox() {
     let mut home = Home::new();
     let tools = home.path().join("tools");
     fs::create_dir(&tools).unwrap();
@@ -86,7 +86,7 @@ fn in_development_no_sandbox_is_looked_for() {
 }
 
 #[test]
-fn in_production_a_command_that_is_not_allowed_is_refused() {
+fn production_rejects_a_command_that_is_not_allowed() {
     let home = Home::new();
     let config = home.write("satellite.toml", &one_server("").replace("\"SATELLITE\"", ""));
     let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(2);
@@ -95,18 +95,18 @@ fn in_production_a_command_that_is_not_allowed_is_refused() {
 }
 
 #[track_caller]
-fn cannot_start(running: &Running, server: &str, why: &str) {
+fn cannot_start(running: &RunningSatellite, server: &str, why: &str) {
     let row = running.wait_status(server, "permanently_failed");
-    let told = row["last_error"].as_str().unwrap();
-    assert!(told.starts_with("cannot start `") && told.contains(why), "{told}");
+    let error = row["last_error"].as_str().unwrap();
+    assert!(error.starts_with("cannot start `") && error.contains(why), "{error}");
 }
 
-fn a_working_directory_that_cannot_be_seen_is_an_error(yard: &Yard) {
-    let (seen, unseen) = (yard.directory("seen"), yard.directory("unseen"));
+fn a_working_directory_outside_the_sandbox_is_an_error(fixture: &Fixture) {
+    let (seen, unseen) = (fixture.directory("seen"), fixture.directory("unseen"));
     let lines = |cwd: &std::path::Path| format!("command = \"ESCAPE\"\ncwd = {}", quoted(cwd));
     let (good, bad) = (lines(&seen), lines(&unseen));
     let policy = format!("[policy.isolation]\nbinds = [{}]", quoted(&seen));
-    let running = yard.run("", &policy, &[("acme", "good", &good), ("acme", "bad", &bad)]);
+    let running = fixture.run("", &policy, &[("acme", "good", &good), ("acme", "bad", &bad)]);
     running.wait_online("good");
     assert_eq!(running.facts_of("good")["cwd"], seen.to_str().unwrap());
     let why = format!("the working directory `{}` is not visible in the sandbox", unseen.display());
@@ -115,42 +115,43 @@ fn a_working_directory_that_cannot_be_seen_is_an_error(yard: &Yard) {
     running.end();
 }
 
-fn a_bind_that_is_not_there_is_an_error(yard: &Yard) {
+fn a_bind_of_a_missing_directory_is_an_error(fixture: &Fixture) {
     let policy = "[policy.isolation]\nbinds = [\"/no/such/directory\"]";
-    let running = yard.run("", policy, &[("acme", "escape", "command = \"ESCAPE\"")]);
+    let running = fixture.run("", policy, &[("acme", "escape", "command = \"ESCAPE\"")]);
     let why = "cannot bind `/no/such/directory` into the sandbox: it does not exist; check `binds`";
     cannot_start(&running, "escape", why);
     running.end();
 }
 
-fn in_production_a_command_is_resolved_once_and_not_by_the_path_of_a_user(yard: &mut Yard) {
-    let (first, second, of_the_user) = (yard.directory("first"), yard.directory("second"), yard.directory("user"));
-    yard.in_front_of_path(&[&first, &second]);
-    let escape = yard.escape().display().to_string();
-    Yard::script(&second.join("tool"), &format!("#!/bin/sh\nexec {escape}\n"));
-    // Those that must not be started say so by their end.
+fn production_resolves_a_command_once_and_ignores_the_users_path(fixture: &mut Fixture) {
+    let (first, second, of_the_user) =
+        (fixture.directory("first"), fixture.directory("second"), fixture.directory("user"));
+    fixture.prepend_to_path(&[&first, &second]);
+    let escape = fixture.escape().display().to_string();
+    Fixture::script(&second.join("tool"), &format!("#!/bin/sh\nexec {escape}\n"));
+    // The tools that must not be started exit with code 66.
     let wrong = "#!/bin/sh\nexit 66\n";
-    Yard::script(&of_the_user.join("tool"), wrong);
+    Fixture::script(&of_the_user.join("tool"), wrong);
     let lines = format!("command = \"tool\"\nenv = {{ PATH = \"{}:/usr/bin:/bin\" }}", of_the_user.display());
     let binds = [&first, &second, &of_the_user].map(|directory| quoted(directory)).join(", ");
     let policy = format!("[policy.isolation]\nbinds = [{binds}, \"{escape}\"]");
     let running =
-        yard.run("profile = \"production\"\nallowed_commands = [\"tool\"]", &policy, &[("acme", "tool", &lines)]);
+        fixture.run("profile = \"production\"\nallowed_commands = [\"tool\"]", &policy, &[("acme", "tool", &lines)]);
     running.wait_online("tool");
-    // In front of it now.
-    Yard::script(&first.join("tool"), wrong);
+    // From now on a tool exists earlier in PATH.
+    Fixture::script(&first.join("tool"), wrong);
     running.satellite(&["restart", "tool"]).exits(0);
     running.wait_online("tool");
     let sandboxes: Vec<_> = processes()
         .into_iter()
         .filter(|(_, arguments)| arguments.contains(second.join("tool").to_str().unwrap()))
         .collect();
-    assert!(!sandboxes.is_empty(), "the second one runs");
+    assert!(!sandboxes.is_empty(), "the second tool does not run");
     running.end();
 }
 
 #[test]
-fn in_production_a_command_is_resolved_once() {
+fn production_resolves_a_command_once() {
     let mut home = Home::new();
     let [first, second] = ["first", "second"].map(|name| home.path().join(name));
     for directory in [&first, &second] {
@@ -159,15 +160,15 @@ fn in_production_a_command_is_resolved_once() {
     let path = format!("{}:{}:{}", first.display(), second.display(), std::env::var("PATH").unwrap());
     home.env.push(("PATH".to_owned(), path));
     let tool = |which: &str| format!("#!/bin/sh\nexec {SATELLITE} sim-server --name {}-{which}\n", home.mark());
-    Yard::script(&second.join("tool"), &tool("second"));
+    Fixture::script(&second.join("tool"), &tool("second"));
     let config = one_server("isolation = \"none\"").replace("SIM", "command = \"tool\"");
     let config = home.write("satellite.toml", &config.replace("\"SATELLITE\"", "\"tool\""));
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let runs = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
     let before = pid(&home.wait_online("server"));
     assert!(runs(before).contains("-second\0"), "{}", runs(before));
-    // In front of it from now on.
-    Yard::script(&first.join("tool"), &tool("first"));
+    // From now on a tool exists earlier in PATH.
+    Fixture::script(&first.join("tool"), &tool("first"));
     home.satellite(&["restart", "server"]).exits(0);
     let again = home.wait_row("server", "online again", |row| row["status"] == "online" && row["pid"] != before);
     assert!(runs(pid(&again)).contains("-second\0"), "{}", runs(pid(&again)));

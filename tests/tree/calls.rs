@@ -1,4 +1,4 @@
-//! Calls: who waits, who is refused, and what becomes of each when its server dies.
+//! Calls: waiting, refusal, deadlines, and the outcome when the server dies.
 
 use futures::future::join_all;
 use mcp_satellite::connect::sim::{SimPlan, SimScript};
@@ -33,30 +33,30 @@ async fn a_caller_of_a_starting_server_waits_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_server_answers_is_given_as_it_is() {
+async fn errors_and_results_of_the_server_reach_the_caller_unchanged() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     let failed = fleet.call(&id, "fail", json!({"message": "no"})).await.unwrap_err();
     assert!(matches!(&failed, CallError::Server { code: -32603, message, .. } if message == "failed as asked: no"));
     let result = fleet.call(&id, "tool_error", json!({"message": "no"})).await.unwrap();
     assert_eq!(result["isError"], true, "a tool's own error is a result");
-    assert_eq!(fleet.view(&id).status, Status::Online, "neither moves the status");
-    let executed = fleet.told(&id, "mcp.tool.executed").await;
+    assert_eq!(fleet.view(&id).status, Status::Online, "neither changes the status");
+    let executed = fleet.event_data(&id, "mcp.tool.executed").await;
     assert_eq!((&executed[0]["tool_name"], &executed[0]["success"]), (&json!("fail"), &json!(false)));
     assert_eq!((&executed[1]["tool_name"], &executed[1]["success"]), (&json!("tool_error"), &json!(false)));
     assert_eq!(executed[1]["error_message"], "failed as asked: no");
     fleet.finish().await;
 }
 
-/// A server that reads nothing, its stdin full of a call, so that no byte of a second one is sent.
-async fn stuffed(fleet: &Fleet, id: &InstanceId) -> JoinHandle<Result<Value, CallError>> {
+/// Freezes a server and fills its stdin with a call, so that no byte of a second call is sent.
+async fn fill_stdin(fleet: &Fleet, id: &InstanceId) -> JoinHandle<Result<Value, CallError>> {
     fleet.server(id).freeze();
     let first = spawn_call(fleet, id, json!({"text": "x".repeat(16 * 1024)}));
     sleep(seconds(0.1)).await;
     first
 }
 
-/// In a task of its own, which learns of the run's end before the team's supervisor does.
+/// Calls from a separate task, which sees the end of the run before the supervisor of the team does.
 fn spawn_call(fleet: &Fleet, id: &InstanceId, arguments: Value) -> JoinHandle<Result<Value, CallError>> {
     let (runtime, id) = (fleet.runtime.clone(), id.clone());
     tokio::spawn(async move { call(&runtime, &id, "echo", arguments, None).await })
@@ -66,30 +66,30 @@ fn spawn_call(fleet: &Fleet, id: &InstanceId, arguments: Value) -> JoinHandle<Re
 async fn a_call_that_was_not_sent_is_repeated_on_the_next_run() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
-    let first = stuffed(&fleet, &id).await;
+    let first = fill_stdin(&fleet, &id).await;
     let second = spawn_call(&fleet, &id, json!({"text": "second"}));
     sleep(seconds(0.1)).await;
     fleet.server(&id).signal(9);
     let first = first.await.unwrap().unwrap_err();
-    assert_eq!(first.fate(), Some(CallFate::MaybeExecuted), "its first bytes are in the pipe: {first:?}");
+    assert_eq!(first.fate(), Some(CallFate::MaybeExecuted), "the first bytes of the call are in the pipe: {first:?}");
     let second = second.await.unwrap().unwrap();
     assert_eq!(second["structuredContent"]["text"], "second");
     assert_eq!(fleet.world.openings(&id).len(), 2);
-    assert_eq!(fleet.received(&id).await["calls"], 1, "it was executed once");
+    assert_eq!(fleet.received(&id).await["calls"], 1, "the call was executed once");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_was_not_sent_to_a_server_that_exits_cleanly_wakes_it() {
+async fn an_unsent_call_wakes_a_server_that_exited_cleanly() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
-    let first = stuffed(&fleet, &id).await;
+    let first = fill_stdin(&fleet, &id).await;
     let second = spawn_call(&fleet, &id, json!({"text": "second"}));
     sleep(seconds(0.1)).await;
     fleet.server(&id).exit(0);
     assert_eq!(second.await.unwrap().unwrap()["structuredContent"]["text"], "second");
     assert!(first.await.unwrap().is_err());
-    assert_eq!(fleet.told(&id, "mcp.server.respawned").await.len(), 1);
+    assert_eq!(fleet.event_data(&id, "mcp.server.respawned").await.len(), 1);
     fleet.finish().await;
 }
 
@@ -107,20 +107,20 @@ async fn a_call_that_may_have_been_executed_is_not_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_of_a_read_only_tool_is_repeated_once_the_server_is_back() {
+async fn a_read_only_call_is_repeated_after_the_restart() {
     let fleet = Fleet::start().await;
     let deadly = SimScript { exit_on_call: Some(1), exit_code: 1, ..SimScript::default() };
     let id = fleet.online(Server::new("a").plans([deadly.into(), healthy()])).await;
     let began = Instant::now();
     let answer = fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.unwrap();
     assert_eq!(answer["structuredContent"]["result"], 3);
-    assert_eq!(tenths(began.elapsed()), 1.0, "after the restart's delay");
+    assert_eq!(tenths(began.elapsed()), 1.0, "after the restart delay");
     assert_eq!(fleet.received(&id).await["calls"], 1);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_read_only_call_that_put_its_server_to_sleep_wakes_it() {
+async fn a_read_only_call_is_repeated_after_a_clean_exit() {
     let fleet = Fleet::start().await;
     let exiting = SimScript { exit_on_call: Some(1), exit_code: 0, ..SimScript::default() };
     let id = fleet.online(Server::new("a").plans([exiting.into(), healthy()])).await;
@@ -142,7 +142,7 @@ async fn a_call_that_has_killed_two_runs_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_caller_is_answered_when_the_server_dies() {
+async fn every_caller_gets_an_error_when_the_server_dies() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     let calls = (0..100).map(|_| fleet.call(&id, "sleep", json!({"ms": 20_000})));
@@ -168,13 +168,13 @@ async fn a_timeout_cancels_the_call_on_the_server() {
     assert_eq!(error.fate(), Some(CallFate::TimedOut));
     let began = Instant::now();
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_err());
-    assert_eq!(tenths(began.elapsed()), 30.0, "the default");
+    assert_eq!(tenths(began.elapsed()), 30.0, "the default timeout");
     assert_eq!(fleet.received(&id).await["cancelled"].as_array().unwrap().len(), 2);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_answer_is_dropped() {
+async fn a_late_response_is_dropped() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     let late = json!({"ms": 10_000, "ignore_cancel": true});
@@ -182,8 +182,8 @@ async fn a_late_answer_is_dropped() {
     assert!(matches!(error, CallError::TimedOut { .. }));
     let before = fleet.view(&id).counters.messages();
     let next = fleet.call(&id, "sleep", json!({"ms": 20_000})).await.unwrap();
-    assert_eq!(next["content"][0]["text"], "slept 20000 ms", "not the answer that came meanwhile");
-    assert_eq!(fleet.view(&id).counters.messages(), before + 2, "the late answer did come");
+    assert_eq!(next["content"][0]["text"], "slept 20000 ms", "not the late response");
+    assert_eq!(fleet.view(&id).counters.messages(), before + 2, "the late response arrived");
     fleet.finish().await;
 }
 
@@ -202,7 +202,7 @@ async fn progress_extends_a_deadline_up_to_the_cap() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_cancels_its_call_and_no_other() {
+async fn a_caller_that_disconnects_cancels_only_its_own_call() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     let stays = fleet.call(&id, "sleep", json!({"ms": 10_000}));
@@ -211,7 +211,11 @@ async fn a_caller_that_goes_away_cancels_its_call_and_no_other() {
         assert!(tokio::time::timeout(seconds(1.0), call).await.is_err());
         sleep(seconds(0.1)).await;
         assert_eq!(fleet.received(&id).await["cancelled"].as_array().unwrap().len(), 1);
-        assert_eq!(fleet.view(&id).port.as_ref().unwrap().calls_in_flight(), 1, "its place is free again");
+        assert_eq!(
+            fleet.view(&id).port.as_ref().unwrap().calls_in_flight(),
+            1,
+            "the cancelled call is no longer in flight"
+        );
     };
     let (stayed, ()) = futures::join!(stays, goes);
     assert!(stayed.is_ok());
@@ -219,7 +223,7 @@ async fn a_caller_that_goes_away_cancels_its_call_and_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_hundred_concurrent_calls_get_their_own_answers() {
+async fn two_hundred_concurrent_calls_get_their_own_responses() {
     let fleet = Fleet::start().await;
     let script = SimScript { call_delay: seconds(1.0), jitter: 0.9, seed: 7, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
@@ -231,7 +235,7 @@ async fn two_hundred_concurrent_calls_get_their_own_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_call_too_many_in_flight_is_refused_and_room_is_made_by_answers() {
+async fn a_call_beyond_the_in_flight_limit_is_refused_until_others_complete() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a").policy(|policy| policy.session.calls_in_flight_max = 5)).await;
     let calls = join_all((0..6).map(|_| fleet.call(&id, "sleep", json!({"ms": 1000})))).await;
@@ -242,7 +246,7 @@ async fn one_call_too_many_in_flight_is_refused_and_room_is_made_by_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_waiting_caller_too_many_is_refused_and_those_who_gave_up_make_room() {
+async fn a_caller_beyond_the_waiting_limit_is_refused_until_others_time_out() {
     let fleet = Fleet::start().await;
     let server = Server::new("a").script(slow_start(20.0));
     let id = fleet.add(server.policy(|policy| policy.session.callers_waiting_max = 3)).await;
@@ -257,7 +261,7 @@ async fn one_waiting_caller_too_many_is_refused_and_those_who_gave_up_make_room(
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_cannot_be_served_is_refused_at_once_with_what_to_do() {
+async fn a_call_of_an_unavailable_server_is_refused_at_once_with_a_remedy() {
     let fleet = Fleet::start().await;
     let failed = fleet.add(Server::new("failed").script(exits(1.0, 1))).await;
     let waiting = fleet.add(Server::new("waiting").missing("API_KEY")).await;
@@ -271,10 +275,10 @@ async fn who_cannot_be_served_is_refused_at_once_with_what_to_do() {
         (&stopped, Status::Offline, Remedy::Start, ["files-acme-alice-stopped", "is stopped"]),
     ] {
         let error = fleet.call(id, "echo", json!({})).await.unwrap_err();
-        let CallError::Refused { status: told, message, remedy } = error else {
+        let CallError::Refused { status: refused_with, message, remedy } = error else {
             panic!("{id} was not refused");
         };
-        assert_eq!((told, remedy, fleet.view(id).remedy), (status, Some(next), Some(next)));
+        assert_eq!((refused_with, remedy, fleet.view(id).remedy), (status, Some(next), Some(next)));
         for word in words {
             assert!(message.contains(word), "{message}");
         }
@@ -287,7 +291,7 @@ async fn who_cannot_be_served_is_refused_at_once_with_what_to_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_are_refused_when_the_server_fails_for_good_or_is_stopped() {
+async fn waiting_callers_are_refused_when_the_server_fails_permanently_or_is_stopped() {
     let fleet = Fleet::start().await;
     let failing =
         SimScript { handshake_delay: seconds(4.0), handshake_error: Some("no".to_owned()), ..SimScript::default() };
@@ -305,7 +309,7 @@ async fn those_who_wait_are_refused_when_the_server_fails_for_good_or_is_stopped
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deadline_covers_the_waiting() {
+async fn a_deadline_includes_the_wait_for_the_server() {
     let fleet = Fleet::start().await;
     let script = SimScript { hang_calls: true, ..slow_start(20.0) };
     let id = fleet.add(Server::new("a").script(script)).await;
@@ -320,7 +324,7 @@ async fn a_deadline_covers_the_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_of_another_team_is_not_there() {
+async fn a_server_of_another_team_is_not_found() {
     let fleet = Fleet::start().await;
     let theirs = fleet.online(Server::of("umbrella", "a")).await;
     let ours = InstanceId::new("acme".into(), theirs.user.clone(), theirs.installation.clone());

@@ -1,4 +1,4 @@
-//! What people ask for: stop, start, restart, update, uninstall, shut down.
+//! Commands: stop, start, restart, update, uninstall and shutdown.
 
 use std::time::Duration;
 
@@ -21,19 +21,19 @@ fn stubborn() -> SimScript {
     SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() }
 }
 
-/// Handles SIGTERM, and takes its time.
-fn unhurried(delay: f64) -> SimScript {
+/// Handles SIGTERM after a delay.
+fn slow_to_terminate(delay: f64) -> SimScript {
     SimScript { sigterm_delay: Some(seconds(delay)), ..SimScript::default() }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_wins_over_a_restart_under_way() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::new("a").script(unhurried(5.0))).await;
+    let id = fleet.online(Server::new("a").script(slow_to_terminate(5.0))).await;
     fleet.runtime.restart(&id).await.unwrap();
     sleep(seconds(1.0)).await;
     fleet.runtime.stop(&id).await.unwrap();
-    assert_eq!(fleet.world.sim.alive_count(), 0, "a stop answers when the process is gone");
+    assert_eq!(fleet.world.sim.alive_count(), 0, "a stop returns when the process is gone");
     sleep(seconds(3600.0)).await;
     assert_eq!(fleet.world.openings(&id).len(), 1);
     assert_eq!((fleet.view(&id).status, fleet.view(&id).requested_state), (Status::Offline, RequestedState::Stopped));
@@ -41,7 +41,7 @@ async fn a_stop_wins_over_a_restart_under_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_ends_a_restarts_delay_a_queue_and_a_sleep() {
+async fn a_stop_cancels_a_restart_delay_a_queued_start_and_dormancy() {
     let fleet = Fleet::with(|options| options.start_permits = 1).await;
     let crashed = fleet.online(Server::new("crashed")).await;
     let asleep = fleet.online(Server::new("asleep")).await;
@@ -92,18 +92,18 @@ async fn only_a_start_undoes_a_stop() {
     assert_eq!(fleet.runtime.restart(&id).await, Err(ControlError::Refused { message, remedy }));
     assert_eq!(fleet.runtime.install(server.env("NEW", "1").spec).await, Ok(InstallOutcome::Updated));
     sleep(seconds(60.0)).await;
-    assert_eq!(fleet.world.openings(&id).len(), 1, "neither restart nor update nor call starts it");
+    assert_eq!(fleet.world.openings(&id).len(), 1, "neither a restart nor an update nor a call starts it");
     fleet.runtime.start(&id).await.unwrap();
     fleet.until(&id, Status::Online).await;
     let answer = fleet.call(&id, "env", json!({"name": "NEW"})).await.unwrap();
-    assert_eq!(answer["content"][0]["text"], "1", "started with the configuration of meanwhile");
+    assert_eq!(answer["content"][0]["text"], "1", "started with the updated configuration");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_start_during_a_stop_supersedes_it() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::new("a").script(unhurried(5.0))).await;
+    let id = fleet.online(Server::new("a").script(slow_to_terminate(5.0))).await;
     let old = fleet.pid(&id);
     let start = async {
         sleep(seconds(1.0)).await;
@@ -116,7 +116,7 @@ async fn a_start_during_a_stop_supersedes_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_manual_restart_is_immediate_and_no_crash() {
+async fn a_manual_restart_is_immediate_and_does_not_count_as_crash() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     for _ in 0..5 {
@@ -127,15 +127,15 @@ async fn a_manual_restart_is_immediate_and_no_crash() {
         assert_eq!(tenths(began.elapsed()), 0.0);
     }
     assert_eq!(fleet.view(&id).restarts, 5);
-    assert!(fleet.told(&id, "mcp.server.crashed").await.is_empty());
-    let restarted = fleet.told(&id, "mcp.server.restarted").await;
+    assert!(fleet.event_data(&id, "mcp.server.crashed").await.is_empty());
+    let restarted = fleet.event_data(&id, "mcp.server.restarted").await;
     assert_eq!(restarted.len(), 5);
     assert_eq!((&restarted[0]["restart_reason"], &restarted[0]["attempt_number"]), (&json!("manual"), &json!(0)));
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_in_flight_are_answered_before_a_stop_begins_its_grace() {
+async fn calls_in_flight_fail_before_the_grace_of_a_stop_begins() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a").script(stubborn())).await;
     let stop = async {
@@ -163,7 +163,7 @@ async fn a_server_that_ignores_sigterm_is_killed_after_exactly_the_grace() {
         let began = Instant::now();
         fleet.runtime.stop(&id).await.unwrap();
         assert_eq!(tenths(began.elapsed()), grace);
-        let stopped = fleet.told(&id, "mcp.server.stopped").await;
+        let stopped = fleet.event_data(&id, "mcp.server.stopped").await;
         assert_eq!((&stopped[0]["forced"], &stopped[0]["signal"]), (&json!(true), &json!(9)));
     }
     fleet.finish().await;
@@ -172,17 +172,17 @@ async fn a_server_that_ignores_sigterm_is_killed_after_exactly_the_grace() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_ends_within_the_grace_is_not_forced() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::new("a").script(SimScript { exit_code: 143, ..unhurried(9.0) })).await;
+    let id = fleet.online(Server::new("a").script(SimScript { exit_code: 143, ..slow_to_terminate(9.0) })).await;
     let began = Instant::now();
     fleet.runtime.stop(&id).await.unwrap();
     assert_eq!(tenths(began.elapsed()), 9.0);
-    let stopped = fleet.told(&id, "mcp.server.stopped").await;
+    let stopped = fleet.event_data(&id, "mcp.server.stopped").await;
     assert_eq!((&stopped[0]["forced"], &stopped[0]["exit_code"]), (&json!(false), &json!(143)));
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grandchild_that_ignores_sigterm_is_waited_for_and_killed() {
+async fn a_grandchild_that_ignores_sigterm_is_killed_after_the_grace() {
     let fleet = Fleet::start().await;
     let script = SimScript { grandchild: Some(Grandchild::IgnoreTerm), ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
@@ -190,19 +190,19 @@ async fn a_grandchild_that_ignores_sigterm_is_waited_for_and_killed() {
     fleet.runtime.stop(&id).await.unwrap();
     assert_eq!(tenths(began.elapsed()), 10.0);
     assert_eq!(fleet.world.sim.alive_count(), 0);
-    assert_eq!(fleet.told(&id, "mcp.server.stopped").await[0]["forced"], true);
+    assert_eq!(fleet.event_data(&id, "mcp.server.stopped").await[0]["forced"], true);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_crash_leaves_behind_is_killed_before_the_restart() {
+async fn grandchildren_of_a_crashed_server_are_killed_before_the_restart() {
     let fleet = Fleet::start().await;
     let script = SimScript { grandchild: Some(Grandchild::IgnoreTerm), ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
     let old = fleet.pid(&id);
     fleet.server(&id).exit(1);
     fleet.until_replaced(&id, old).await;
-    assert_eq!(fleet.world.sim.alive_count(), 1, "the new one, and no grandchild of the old");
+    assert_eq!(fleet.world.sim.alive_count(), 1, "only the new process, no grandchild of the old one");
     fleet.finish().await;
 }
 
@@ -221,7 +221,7 @@ async fn fifty_stubborn_servers_are_stopped_in_one_grace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_ends_all_teams_in_parallel_and_says_so() {
+async fn a_shutdown_ends_all_teams_in_parallel_and_reports_every_stop() {
     let fleet = Fleet::start().await;
     let mut ids = Vec::new();
     for nth in 0..40 {
@@ -237,28 +237,28 @@ async fn a_shutdown_ends_all_teams_in_parallel_and_says_so() {
         sleep(seconds(1.0)).await;
         fleet.runtime.shutdown().await
     };
-    let (answers, farewell) = futures::join!(calls, shut_down);
-    assert!(farewell.in_time);
+    let (answers, report) = futures::join!(calls, shut_down);
+    assert!(report.in_time);
     assert!(began.elapsed() <= seconds(1.0 + 10.0 + 5.0), "{:?}", began.elapsed());
-    assert!(answers.iter().all(Result::is_err), "every caller was answered");
+    assert!(answers.iter().all(Result::is_err), "every caller got an error");
     assert_eq!(fleet.world.sim.alive_count(), 0);
     let refused = fleet.runtime.install(Server::new("late").spec).await;
     assert_eq!(refused, Err(ControlError::Closing));
-    let told = sink.accepted();
-    let stopped = told.iter().filter(|event| event.event.kind() == "mcp.server.stopped").count();
-    assert_eq!(stopped, 41, "everyone's end is told");
+    let events = sink.accepted();
+    let stopped = events.iter().filter(|event| event.event.kind() == "mcp.server.stopped").count();
+    assert_eq!(stopped, 41, "one event per stopped server");
     fleet.finish_after_shutdown().await;
 }
 
-/// What the events of an instance's removal say: whether it was active, and whether it was asleep.
+/// Returns `(active, dormant)` of each event about the removal of an instance.
 pub(crate) async fn removals(fleet: &Fleet, id: &InstanceId) -> Vec<(bool, bool)> {
-    let stopped = fleet.told(id, "mcp.server.stopped").await;
+    let stopped = fleet.event_data(id, "mcp.server.stopped").await;
     let removed = stopped.iter().filter(|event| event["kind"] == "uninstall");
     removed.map(|event| (event["active"].as_bool().unwrap(), event["dormant"].as_bool().unwrap())).collect()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_removal_is_told_once_of_what_was_at_rest_and_of_a_connection_too() {
+async fn a_removal_emits_one_event_whether_or_not_the_instance_is_active() {
     let fleet = Fleet::start().await;
     let remote = fleet.online(Server::remote("remote")).await;
     let away = fleet.online(Server::remote("away")).await;
@@ -273,14 +273,14 @@ async fn a_removal_is_told_once_of_what_was_at_rest_and_of_a_connection_too() {
         assert_eq!(removals(&fleet, id).await, [(active, false)], "{id}");
     }
     for id in [&remote, &away] {
-        let gone = fleet.told(id, "mcp.server.disconnected").await;
+        let gone = fleet.event_data(id, "mcp.server.disconnected").await;
         assert_eq!(gone.last().unwrap()["was_intentional"], true, "{id}");
     }
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_uninstall_answers_what_it_found_and_leaves_nothing() {
+async fn an_uninstall_returns_the_previous_state_and_clears_the_history() {
     let fleet = Fleet::start().await;
     let running = fleet.online(Server::new("running")).await;
     let asleep = fleet.online(Server::new("asleep").script(exits(1.0, 0))).await;
@@ -293,20 +293,20 @@ async fn an_uninstall_answers_what_it_found_and_leaves_nothing() {
         assert_eq!(fleet.runtime.start(id).await, Err(ControlError::NotFound));
     }
     assert_eq!(fleet.world.sim.alive_count(), 0);
-    assert!(fleet.runtime.snapshot().is_empty(), "who has removed something sees that it is gone");
+    assert!(fleet.runtime.snapshot().is_empty(), "the snapshot is up to date when the uninstall returns");
     for (id, active, dormant) in [(&running, true, false), (&asleep, false, true), (&failed, false, false)] {
         assert_eq!(removals(&fleet, id).await, [(active, dormant)], "{id}");
     }
 
     let again = fleet.online(Server::new("failed")).await;
     let view = fleet.view(&again);
-    assert_eq!((view.exits_in_window(Instant::now().into_std()), view.restarts), (0, 0), "no history is left either");
-    assert_eq!(fleet.told(&again, "mcp.server.started").await.len(), 2, "started, not restarted");
+    assert_eq!((view.exits_in_window(Instant::now().into_std()), view.restarts), (0, 0), "no history is left");
+    assert_eq!(fleet.event_data(&again, "mcp.server.started").await.len(), 2, "started, not restarted");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_install_during_an_uninstall_is_a_new_one_afterwards() {
+async fn an_install_during_an_uninstall_creates_a_new_instance_afterwards() {
     let fleet = Fleet::start().await;
     let server = Server::new("a").script(stubborn());
     let id = fleet.online(server.clone()).await;
@@ -327,33 +327,33 @@ async fn an_update_with_an_equal_configuration_changes_nothing() {
     let fleet = Fleet::start().await;
     let server = Server::new("a").env("KEY", "value");
     let id = fleet.online(server.clone()).await;
-    let (pid, told) = (fleet.pid(&id), fleet.told_of(&id).await.len());
+    let (pid, event_count) = (fleet.pid(&id), fleet.events_of(&id).await.len());
     assert_eq!(fleet.runtime.install(server.spec).await, Ok(InstallOutcome::Unchanged));
     sleep(seconds(60.0)).await;
-    assert_eq!((fleet.pid(&id), fleet.told_of(&id).await.len()), (pid, told));
+    assert_eq!((fleet.pid(&id), fleet.events_of(&id).await.len()), (pid, event_count));
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_update_is_of_what_is_installed_whether_or_not_it_is_in_the_picture_yet() {
+async fn an_update_succeeds_right_after_an_install_and_fails_during_an_uninstall() {
     let fleet = Fleet::start().await;
     let server = Server::new("a");
     let id = server.spec.id.clone();
     assert_eq!(fleet.runtime.update(server.spec.clone()).await, Err(ControlError::NotFound));
     fleet.add(server.clone()).await;
     let update = server.env("NEW", "1").spec;
-    assert_eq!(fleet.runtime.update(update.clone()).await, Ok(InstallOutcome::Updated), "at once after the install");
+    assert_eq!(fleet.runtime.update(update.clone()).await, Ok(InstallOutcome::Updated), "right after the install");
     fleet.until(&id, Status::Online).await;
     let (uninstalled, updated) = futures::join!(fleet.runtime.uninstall(&id), fleet.runtime.update(update));
     assert!(uninstalled.is_ok());
-    assert_eq!(updated, Err(ControlError::NotFound), "what is being removed is not brought back by an update");
+    assert_eq!(updated, Err(ControlError::NotFound), "an update does not restore an instance during its removal");
     sleep(seconds(60.0)).await;
     assert!(fleet.runtime.snapshot().is_empty());
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_update_clears_the_catalogue_and_a_restart_keeps_it_until_the_new_one_is_read() {
+async fn an_update_clears_the_catalogue_and_a_restart_keeps_it() {
     let fleet = Fleet::start().await;
     let slow = SimScript { tools: 5, handshake_delay: seconds(5.0), ..SimScript::default() };
     let server = Server::new("a").plans([SimScript::default().into(), slow.into()]);
@@ -365,7 +365,7 @@ async fn an_update_clears_the_catalogue_and_a_restart_keeps_it_until_the_new_one
     let view = fleet.until_view(&id, |view| view.message.as_deref() == Some("starting")).await;
     assert_eq!((tools(&view), view.offered_catalogue().is_none()), (Some(3), true));
     assert_eq!(tools(&*fleet.until(&id, Status::Online).await), Some(5));
-    let updated = fleet.told(&id, "mcp.tools.updated").await;
+    let updated = fleet.event_data(&id, "mcp.tools.updated").await;
     assert_eq!(updated.len(), 1);
     assert_eq!(updated[0]["added_tools"], json!(["tool_4", "tool_5"]));
     assert_eq!((&updated[0]["removed_tools"], &updated[0]["total_tools"]), (&json!([]), &json!(5)));
@@ -386,9 +386,9 @@ async fn an_announced_change_of_tools_is_read_after_the_debounce() {
     fleet.until_view(&id, |view| view.offered_catalogue().is_some_and(|catalogue| catalogue.tools.len() == 4)).await;
     let after = began.elapsed();
     assert!((Duration::from_millis(5250)..Duration::from_millis(5300)).contains(&after), "{after:?}");
-    let updated = fleet.told(&id, "mcp.tools.updated").await;
+    let updated = fleet.event_data(&id, "mcp.tools.updated").await;
     assert_eq!((&updated[0]["added_tools"], &updated[0]["total_tools"]), (&json!(["tool_4"]), &json!(4)));
-    assert_eq!(fleet.statuses(&id).await.last().unwrap().0, "online", "the status does not move");
+    assert_eq!(fleet.statuses(&id).await.last().unwrap().0, "online", "the status does not change");
     fleet.finish().await;
 }
 
@@ -408,7 +408,7 @@ async fn all_pages_of_the_tools_are_read_in_order_up_to_the_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_without_tools_is_a_server() {
+async fn a_server_without_tools_goes_online() {
     let fleet = Fleet::start().await;
     let script = SimScript { no_tools_capability: true, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
@@ -427,12 +427,12 @@ async fn a_second_shutdown_returns_the_report_of_the_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_an_instance_that_is_not_installed() {
+async fn waiting_for_an_instance_that_is_not_installed_returns_none() {
     let fleet = Fleet::start().await;
     let unknown = Server::new("unknown").spec.id;
     assert!(timeout(LONG, fleet.runtime.wait_for(&unknown, |_| true)).await.unwrap().is_none());
     let id = fleet.add(Server::new("a")).await;
-    assert!(fleet.runtime.wait_for(&id, |_| true).await.is_some(), "one that was installed a moment ago is there");
+    assert!(fleet.runtime.wait_for(&id, |_| true).await.is_some(), "an instance that was just installed is found");
     fleet.until(&id, Status::Online).await;
     let waiting = timeout(LONG, fleet.runtime.wait_for(&id, |view| view.status == Status::Error));
     let (waited, removed) = futures::join!(waiting, fleet.runtime.uninstall(&id));
@@ -443,7 +443,7 @@ async fn nobody_waits_for_an_instance_that_is_not_installed() {
 type PolicyChange = fn(&mut Policy);
 
 #[tokio::test(start_paused = true)]
-async fn a_policy_that_the_runtime_cannot_work_with_is_refused_and_ends_nothing() {
+async fn an_invalid_policy_is_refused_and_leaves_the_server_running() {
     let fleet = Fleet::start().await;
     let online = Server::new("online");
     let id = fleet.online(online.clone()).await;

@@ -1,4 +1,4 @@
-//! What a server offers beside its tools, and the reading of it.
+//! Discovery of tools, resources, resource templates and prompts.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ async fn resources_templates_and_prompts_are_read_over_all_pages_and_kept_as_sen
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_offers_only_tools_is_asked_for_nothing_else() {
+async fn a_server_with_only_tools_gets_no_other_list_requests() {
     let fleet = Fleet::start().await;
     let read = catalogue(&fleet, SimScript::default()).await;
     assert!(read.resources.is_empty() && read.resource_templates.is_empty() && read.prompts.is_empty());
@@ -44,7 +44,7 @@ async fn a_server_that_offers_only_tools_is_asked_for_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resources_that_cannot_be_listed_take_no_tools_away() {
+async fn a_failed_resource_list_leaves_tools_and_prompts_intact() {
     let fleet = Fleet::start().await;
     let read = catalogue(&fleet, SimScript { resources_error: true, prompts: 1, ..SimScript::default() }).await;
     assert_eq!((read.tools.len(), read.resources.len(), read.prompts.len()), (3, 0, 1));
@@ -52,7 +52,7 @@ async fn resources_that_cannot_be_listed_take_no_tools_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_without_tools_whose_resources_cannot_be_listed_is_not_said_to_have_none() {
+async fn a_failed_resource_list_is_marked_unreadable_instead_of_empty() {
     let fleet = Fleet::start().await;
     let script = SimScript { no_tools_capability: true, resources: 1, resources_error: true, ..SimScript::default() };
     let read = catalogue(&fleet, script).await;
@@ -61,7 +61,7 @@ async fn a_server_without_tools_whose_resources_cannot_be_listed_is_not_said_to_
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_pages_than_the_limit_are_left_out() {
+async fn pages_beyond_the_limit_are_not_read() {
     let fleet = Fleet::start().await;
     let script = SimScript { tools: 20, resources: 20, page_size: 2, ..SimScript::default() };
     let server = Server::new("a").script(script).policy(|policy| policy.session.list_pages_max = 3);
@@ -73,7 +73,7 @@ async fn more_pages_than_the_limit_are_left_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_with_too_many_entries_is_not_used_and_the_status_says_which() {
+async fn a_list_with_too_many_entries_is_rejected_and_named_in_the_status() {
     let fleet = Fleet::start().await;
     for (script, list) in [
         (SimScript { tools: 20, page_size: 8, ..SimScript::default() }, "tools/list"),
@@ -92,7 +92,7 @@ async fn a_list_with_too_many_entries_is_not_used_and_the_status_says_which() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_grows_too_long_while_its_server_runs_leaves_what_was_known() {
+async fn a_list_that_grows_too_long_leaves_the_known_catalogue_in_place() {
     let fleet = Fleet::start().await;
     let script = SimScript { list_changed_after: Some(seconds(5.0)), ..SimScript::default() };
     let server = Server::new("a").script(script).policy(|policy| policy.session.list_entries_max = 3);
@@ -104,7 +104,7 @@ async fn a_list_that_grows_too_long_while_its_server_runs_leaves_what_was_known(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_of_the_lists_is_read_after_the_debounce() {
+async fn a_list_change_is_read_after_the_debounce() {
     let fleet = Fleet::start().await;
     let script = SimScript { list_changed_after: Some(seconds(5.0)), ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(script)).await;
@@ -112,6 +112,6 @@ async fn a_change_of_the_lists_is_read_after_the_debounce() {
     fleet.until_view(&id, |view| view.catalogue.as_ref().is_some_and(|read| read.tools.len() == 4)).await;
     assert_eq!(began.elapsed().as_millis(), 5250);
     assert_eq!(fleet.view(&id).status, Status::Online);
-    assert_eq!(fleet.told(&id, "mcp.tools.updated").await.len(), 1);
+    assert_eq!(fleet.event_data(&id, "mcp.tools.updated").await.len(), 1);
     fleet.finish().await;
 }

@@ -1,4 +1,4 @@
-//! Sleep of servers that nobody needs, and how they are woken.
+//! Dormancy of idle servers, and how calls wake them.
 
 use std::task::Poll;
 
@@ -14,88 +14,88 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::{Fleet, LONG, Server, call, seconds, tenths};
 
-/// Handles SIGTERM, and takes its time.
-fn unhurried(delay: f64) -> SimScript {
+/// Handles SIGTERM after a delay.
+fn slow_to_terminate(delay: f64) -> SimScript {
     SimScript { sigterm_delay: Some(seconds(delay)), ..SimScript::default() }
 }
 
-/// Waits until it sleeps, and tells how long that took.
-async fn falls_asleep(fleet: &Fleet, id: &InstanceId) -> f64 {
+/// Waits until the instance is dormant. Returns the time that took, in seconds.
+async fn until_dormant(fleet: &Fleet, id: &InstanceId) -> f64 {
     let began = Instant::now();
     fleet.until_view(id, |view| view.dormant).await;
     tenths(began.elapsed())
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_nobody_calls_sleeps_at_the_sixth_sweep_with_its_tools_listed() {
+async fn an_uncalled_server_becomes_dormant_at_the_sixth_sweep_with_its_tools_listed() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     let pid = fleet.pid(&id);
-    assert_eq!(falls_asleep(&fleet, &id).await, 180.0);
+    assert_eq!(until_dormant(&fleet, &id).await, 180.0);
     let view = fleet.view(&id);
     assert_eq!((view.status, view.requested_state, view.pid), (Status::Online, RequestedState::Running, None));
     assert_eq!(view.offered_catalogue().unwrap().tools.len(), 3);
-    assert_eq!(fleet.world.sim.alive_count(), 0, "its process is gone");
+    assert_eq!(fleet.world.sim.alive_count(), 0, "the process is gone");
     let exits = view.exits_in_window(Instant::now().into_std());
-    assert_eq!((view.restarts, exits), (0, 0), "nothing is held against it");
+    assert_eq!((view.restarts, exits), (0, 0), "dormancy counts no exit");
 
-    let told = fleet.told(&id, "mcp.server.dormant").await;
-    assert_eq!(told.len(), 1);
-    assert_eq!((&told[0]["pid"], &told[0]["idle_duration_seconds"]), (&json!(pid), &json!(180)));
-    assert_eq!(told[0]["last_activity_at"], "2026-11-21T06:33:00.000Z");
+    let events = fleet.event_data(&id, "mcp.server.dormant").await;
+    assert_eq!(events.len(), 1);
+    assert_eq!((&events[0]["pid"], &events[0]["idle_duration_seconds"]), (&json!(pid), &json!(180)));
+    assert_eq!(events[0]["last_activity_at"], "2026-11-21T06:33:00.000Z");
     for other in ["mcp.server.stopped", "mcp.server.exited", "mcp.server.crashed"] {
-        assert!(fleet.told(&id, other).await.is_empty(), "{other}");
+        assert!(fleet.event_data(&id, other).await.is_empty(), "{other}");
     }
     let statuses = fleet.statuses(&id).await;
     assert_eq!(statuses.last().unwrap().0, "online");
     sleep(seconds(3600.0)).await;
-    assert_eq!(fleet.world.openings(&id).len(), 1, "nothing but a request wakes it");
-    assert_eq!(fleet.statuses(&id).await, statuses, "lists do not flap");
+    assert_eq!(fleet.world.openings(&id).len(), 1, "only a call wakes it");
+    assert_eq!(fleet.statuses(&id).await, statuses, "the tools stay listed");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_wakes_it_after_the_handshake_without_reading_its_lists() {
+async fn a_call_wakes_a_dormant_server_without_reading_its_lists() {
     let fleet = Fleet::start().await;
     let slow = SimScript { handshake_delay: seconds(2.0), ..SimScript::default() };
-    // Its lists cannot be read any more: a wake that read them would never answer.
+    // Its lists cannot be read any more: a wake that reads them would never complete.
     let awake = SimScript { list_error: true, ..slow };
     let id = fleet.online(Server::new("a").plans([SimScript::default().into(), awake.into()])).await;
-    falls_asleep(&fleet, &id).await;
+    until_dormant(&fleet, &id).await;
     sleep(seconds(100.0)).await;
     let began = Instant::now();
     let answer = fleet.call(&id, "echo", json!({"text": "hello"})).await.unwrap();
     assert_eq!(answer["structuredContent"]["text"], "hello");
-    assert_eq!(tenths(began.elapsed()), 2.0, "the handshake, and nothing else");
+    assert_eq!(tenths(began.elapsed()), 2.0, "only the handshake takes time");
     let view = fleet.view(&id);
     assert_eq!((view.dormant, view.status), (false, Status::Online));
-    let respawned = fleet.told(&id, "mcp.server.respawned").await;
+    let respawned = fleet.event_data(&id, "mcp.server.respawned").await;
     assert_eq!(respawned.len(), 1);
     assert_eq!(respawned[0]["pid"], json!(view.pid));
     assert_eq!(respawned[0]["dormant_duration_seconds"], 100);
     assert_eq!(respawned[0]["respawn_duration_ms"], 2000);
-    assert_eq!(fleet.told(&id, "mcp.tools.discovered").await.len(), 1);
+    assert_eq!(fleet.event_data(&id, "mcp.tools.discovered").await.len(), 1);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_a_message_and_the_end_of_a_call_each_postpone_it() {
+async fn calls_messages_and_ends_of_calls_postpone_dormancy() {
     let fleet = Fleet::start().await;
     let chatty = SimScript { list_changed_after: Some(seconds(100.0)), ..SimScript::default() };
     let (called, chatty) = (Server::new("called"), Server::new("chatty").script(chatty));
     let id = fleet.online(called.clone()).await;
     sleep(seconds(31.0)).await;
     fleet.call(&id, "echo", json!({"text": 1})).await.unwrap();
-    assert_eq!(falls_asleep(&fleet, &id).await, 209.0, "the sweep at 210 s came a second too early");
+    assert_eq!(until_dormant(&fleet, &id).await, 209.0, "the sweep at 210 s came a second too early");
 
     let id = fleet.online(chatty).await;
-    assert_eq!(falls_asleep(&fleet, &id).await, 300.0, "it said something after 100 s, and was read again");
+    assert_eq!(until_dormant(&fleet, &id).await, 300.0, "its notification after 100 s counts as activity");
 
-    // 400 s in flight; then its end counts.
+    // The call is in flight for 400 s; its end counts as activity, too.
     let long = Server::new("long").policy(|policy| policy.session.request_timeout_max = seconds(1000.0));
     let id = fleet.online(long).await;
     let call = fleet.call_within(&id, "sleep", json!({"ms": 400_000}), Some(seconds(1000.0)));
-    let asleep = falls_asleep(&fleet, &id);
+    let asleep = until_dormant(&fleet, &id);
     let (answer, after) = futures::join!(call, asleep);
     assert!(answer.is_ok(), "a call in flight keeps it awake: {answer:?}");
     assert_eq!(after, 600.0, "180 s after 400 s, at the next sweep");
@@ -103,31 +103,31 @@ async fn a_call_a_message_and_the_end_of_a_call_each_postpone_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_times_out_has_ended_when_it_does() {
+async fn a_timed_out_call_counts_as_activity_until_its_deadline() {
     let fleet = Fleet::start().await;
     let mute = SimScript { hang_calls: true, ..SimScript::default() };
-    // Without a ping of the watchdog, whose answer would count.
+    // No ping of the watchdog: its response would count as activity.
     let server = Server::new("a").script(mute).policy(|policy| policy.watchdog.silence = LONG);
     let id = fleet.online(server).await;
     let call = fleet.call_within(&id, "echo", json!({}), Some(seconds(215.0)));
-    let (answer, after) = futures::join!(call, falls_asleep(&fleet, &id));
+    let (answer, after) = futures::join!(call, until_dormant(&fleet, &id));
     assert!(matches!(answer, Err(CallError::TimedOut { .. })), "{answer:?}");
     assert_eq!(after, 420.0);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_is_asked_for_again_and_again_keeps_no_server_awake() {
+async fn repeated_list_requests_do_not_keep_a_server_awake() {
     let fleet = Fleet::start().await;
     let unread = SimScript { resources_error: true, ..SimScript::default() };
     let server = Server::new("a").script(unread).policy(|policy| policy.reconnect.backoff_max = seconds(60.0));
     let id = fleet.online(server).await;
-    assert_eq!(falls_asleep(&fleet, &id).await, 180.0);
+    assert_eq!(until_dormant(&fleet, &id).await, 180.0);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_numbers_of_the_policy_decide() {
+async fn the_policy_sets_idle_time_grace_and_sweep_interval() {
     let fleet = Fleet::start().await;
     for (name, [idle, grace, sweep], after) in [
         ("idle", [20.0, 0.0, 1.0], 20.0),
@@ -141,7 +141,7 @@ async fn the_numbers_of_the_policy_decide() {
             policy.idle.sweep = seconds(sweep);
         });
         let id = fleet.online(server).await;
-        assert_eq!(falls_asleep(&fleet, &id).await, after, "{name}");
+        assert_eq!(until_dormant(&fleet, &id).await, after, "{name}");
     }
     fleet.finish().await;
 }
@@ -153,55 +153,55 @@ async fn an_always_on_server_never_sleeps() {
     let pid = fleet.pid(&id);
     sleep(seconds(24.0 * 3600.0)).await;
     assert_eq!((fleet.pid(&id), fleet.view(&id).dormant), (pid, false));
-    assert!(fleet.told(&id, "mcp.server.dormant").await.is_empty());
+    assert!(fleet.event_data(&id, "mcp.server.dormant").await.is_empty());
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_while_it_falls_asleep_waits_until_it_is_gone_and_wakes_it() {
+async fn a_call_during_falling_asleep_waits_for_the_exit_and_wakes_the_server() {
     let fleet = Fleet::start().await;
-    let id = fleet.online(Server::new("a").script(unhurried(5.0))).await;
+    let id = fleet.online(Server::new("a").script(slow_to_terminate(5.0))).await;
     let old = fleet.view(&id).port.clone().unwrap();
     sleep(seconds(181.0)).await;
-    assert!(!old.is_open(), "it takes no calls any more");
-    assert_eq!(fleet.world.sim.alive_count(), 1, "and is still there");
+    assert!(!old.is_open(), "the old port takes no calls");
+    assert_eq!(fleet.world.sim.alive_count(), 1, "the process is still alive");
     let began = Instant::now();
     let answers = join_all((0..20).map(|nth| fleet.call(&id, "echo", json!({"text": nth})))).await;
     for (nth, answer) in answers.into_iter().enumerate() {
         assert_eq!(answer.unwrap()["structuredContent"]["text"], nth);
     }
-    assert_eq!(tenths(began.elapsed()), 1.0, "of its grace a second is left to it");
+    assert_eq!(tenths(began.elapsed()), 1.0, "one second of its termination is left");
     assert_eq!(fleet.world.openings(&id).len(), 2);
-    let kinds = |kind| fleet.told(&id, kind);
+    let kinds = |kind| fleet.event_data(&id, kind);
     assert_eq!((kinds("mcp.server.dormant").await.len(), kinds("mcp.server.respawned").await.len()), (1, 1));
     assert_eq!(fleet.view(&id).exits_in_window(Instant::now().into_std()), 0);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_without_much_time_is_not_kept_by_one_that_will_not_end() {
+async fn a_call_with_a_short_deadline_succeeds_although_the_process_ignores_sigterm() {
     let fleet = Fleet::start().await;
     let stubborn = SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(stubborn)).await;
     sleep(seconds(182.0)).await;
-    assert_eq!((fleet.view(&id).dormant, fleet.world.sim.alive_count()), (false, 1), "it is falling asleep");
+    assert_eq!((fleet.view(&id).dormant, fleet.world.sim.alive_count()), (false, 1), "it is still falling asleep");
     let answer = fleet.call_within(&id, "echo", json!({"text": 1}), Some(seconds(5.0))).await;
     assert!(answer.is_ok(), "{answer:?}");
-    assert_eq!(fleet.view(&id).exits_in_window(Instant::now().into_std()), 0, "nothing is held against it");
+    assert_eq!(fleet.view(&id).exits_in_window(Instant::now().into_std()), 0, "dormancy counts no exit");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wake_that_a_panic_of_the_team_interrupts_sleeps_on_until_its_caller_asks_again() {
+async fn a_wake_interrupted_by_a_team_panic_is_repeated_for_its_caller() {
     for permits in [8, 1] {
         let fleet = Fleet::with(|options| options.start_permits = permits).await;
         let slow = SimScript { handshake_delay: seconds(20.0), ..SimScript::default() };
         let plans = [SimScript::default(), slow, SimScript::default()].map(SimPlan::from);
         let id = fleet.online(Server::new("a").plans(plans)).await;
-        falls_asleep(&fleet, &id).await;
+        until_dormant(&fleet, &id).await;
         let before = fleet.statuses(&id).await.len();
         if permits == 1 {
-            // Then the wake waits for its permit, and something about the instance is shown meanwhile.
+            // The wake then waits for a permit, during which the view of the instance is published.
             let mute = SimScript { handshake_never: true, ..SimScript::default() };
             let other = fleet.add(Server::of("other", "mute").script(mute)).await;
             fleet.world.until_openings(&other, 1).await;
@@ -215,20 +215,20 @@ async fn a_wake_that_a_panic_of_the_team_interrupts_sleeps_on_until_its_caller_a
         assert!(answer.is_ok(), "{answer:?}");
         let statuses = fleet.statuses(&id).await;
         assert!(statuses[before..].iter().all(|(status, _)| status == "online"), "{statuses:?}");
-        assert!(fleet.told(&id, "mcp.server.restarted").await.is_empty());
-        assert_eq!(fleet.told(&id, "mcp.tools.discovered").await.len(), 1);
+        assert!(fleet.event_data(&id, "mcp.server.restarted").await.is_empty());
+        assert_eq!(fleet.event_data(&id, "mcp.tools.discovered").await.len(), 1);
         fleet.finish().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn between_two_supervisors_what_sleeps_is_online_and_known_to_sleep() {
+async fn without_a_supervisor_dormant_instances_are_still_shown_online_and_dormant() {
     let fleet = Fleet::start().await;
     let asleep = fleet.online(Server::new("asleep")).await;
     sleep(seconds(60.0)).await;
-    let falling = fleet.online(Server::new("falling").script(unhurried(5.0))).await;
+    let falling = fleet.online(Server::new("falling").script(slow_to_terminate(5.0))).await;
     sleep(seconds(181.0)).await;
-    // The second death in a row is followed by five seconds without a supervisor.
+    // After its second death in a row a supervisor is replaced only after five seconds.
     for _ in 0..2 {
         fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
         sleep(seconds(0.5)).await;
@@ -243,9 +243,9 @@ async fn between_two_supervisors_what_sleeps_is_online_and_known_to_sleep() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn between_two_supervisors_one_that_falls_asleep_does_not_leave_online() {
+async fn without_a_supervisor_an_instance_that_falls_asleep_stays_online() {
     let fleet = Fleet::start().await;
-    let id = fleet.add(Server::new("falling").script(unhurried(5.0))).await;
+    let id = fleet.add(Server::new("falling").script(slow_to_terminate(5.0))).await;
     fleet.until(&id, Status::Online).await;
     fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     fleet.until_view(&id, |view| view.restarts == 1 && view.status == Status::Online).await;
@@ -259,7 +259,7 @@ async fn between_two_supervisors_one_that_falls_asleep_does_not_leave_online() {
     fleet.finish().await;
 }
 
-/// Lets each task that is ready take one step. (tokio's `yield_now` lets them take all that they can.)
+/// Lets each ready task take one step. tokio's `yield_now` would let them run until they wait.
 pub(crate) async fn one_step() {
     let mut stepped = false;
     std::future::poll_fn(|cx| {
@@ -273,10 +273,10 @@ pub(crate) async fn one_step() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_in_the_instant_of_falling_asleep_is_answered() {
+async fn a_call_at_any_step_of_falling_asleep_succeeds() {
     let fleet = Fleet::start().await;
-    // Everything that happens then happens in one millisecond: the caller comes before all of it, behind all of it, and
-    // at each step between, looking at the picture of a moment ago.
+    // Falling asleep takes less than a millisecond of paused time. The call comes before it, after it and at each step
+    // in between, where the caller still sees the previous snapshot.
     for steps in 0..60 {
         let id = fleet.online(Server::new(&format!("s{steps}"))).await;
         let (runtime, its) = (fleet.runtime.clone(), id.clone());
@@ -295,75 +295,75 @@ async fn a_call_in_the_instant_of_falling_asleep_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_hundred_calls_at_once_wake_one_process_once() {
+async fn two_hundred_concurrent_calls_wake_one_process() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
-    falls_asleep(&fleet, &id).await;
+    until_dormant(&fleet, &id).await;
     let answers = join_all((0..200).map(|nth| fleet.call(&id, "echo", json!({"text": nth})))).await;
     for (nth, answer) in answers.into_iter().enumerate() {
         assert_eq!(answer.unwrap()["structuredContent"]["text"], nth);
     }
     assert_eq!(fleet.world.openings(&id).len(), 2);
-    assert_eq!(fleet.told(&id, "mcp.server.respawned").await.len(), 1);
+    assert_eq!(fleet.event_data(&id, "mcp.server.respawned").await.len(), 1);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_sleeps_and_wakes_as_often_as_it_must_and_is_charged_for_none() {
+async fn repeated_sleep_and_wake_cycles_count_no_crash() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     for _ in 0..10 {
-        assert_eq!(falls_asleep(&fleet, &id).await, 180.0);
+        assert_eq!(until_dormant(&fleet, &id).await, 180.0);
         assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     }
     let view = fleet.view(&id);
     assert_eq!((view.restarts, view.exits_in_window(Instant::now().into_std())), (0, 0));
-    assert_eq!(fleet.told(&id, "mcp.server.respawned").await.len(), 10);
-    assert!(fleet.told(&id, "mcp.server.restarted").await.is_empty());
+    assert_eq!(fleet.event_data(&id, "mcp.server.respawned").await.len(), 10);
+    assert!(fleet.event_data(&id, "mcp.server.restarted").await.is_empty());
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wake_that_fails_is_charged_and_waits_out_its_delay() {
+async fn a_failed_wake_counts_as_a_crash_and_waits_for_the_restart_delay() {
     let fleet = Fleet::start().await;
     let broken = SimScript { exit_before_handshake: true, exit_code: 1, ..SimScript::default() };
     let plans = [SimScript::default(), broken.clone(), SimScript::default(), SimScript::default()].map(SimPlan::from);
     let id = fleet.online(Server::new("a").plans(plans)).await;
-    falls_asleep(&fleet, &id).await;
+    until_dormant(&fleet, &id).await;
     let began = Instant::now();
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     assert_eq!(tenths(began.elapsed()), 1.0);
     let view = fleet.view(&id);
     assert_eq!((view.dormant, view.exits_in_window(Instant::now().into_std())), (false, 1));
     let statuses = fleet.statuses(&id).await;
-    assert!(statuses.iter().any(|(status, _)| status == "connecting"), "a failed wake ends the dormancy");
-    assert_eq!(fleet.told(&id, "mcp.server.restarted").await.len(), 1);
+    assert!(statuses.iter().any(|(status, _)| status == "connecting"), "a failed wake ends dormancy");
+    assert_eq!(fleet.event_data(&id, "mcp.server.restarted").await.len(), 1);
 
     let id = fleet.online(Server::new("b").plans([SimScript::default(), broken].map(SimPlan::from))).await;
-    falls_asleep(&fleet, &id).await;
+    until_dormant(&fleet, &id).await;
     let refused = fleet.call(&id, "echo", json!({"text": 1})).await;
     assert!(matches!(refused, Err(CallError::Refused { status: Status::PermanentlyFailed, .. })), "{refused:?}");
-    assert_eq!(fleet.world.openings(&id).len(), 4, "the first, and three that failed");
+    assert_eq!(fleet.world.openings(&id).len(), 4, "the first start and three that failed");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn how_it_ends_when_it_is_put_to_sleep_is_no_crash() {
+async fn a_failing_or_forced_exit_into_dormancy_is_not_a_crash() {
     let fleet = Fleet::start().await;
-    let rude = SimScript { exit_code: 3, ..unhurried(1.0) };
+    let rude = SimScript { exit_code: 3, ..slow_to_terminate(1.0) };
     let stubborn = SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
     for (name, script, after) in [("rude", rude, 181.0), ("stubborn", stubborn, 190.0)] {
         let id = fleet.online(Server::new(name).script(script)).await;
-        assert_eq!(falls_asleep(&fleet, &id).await, after);
-        assert!(fleet.told(&id, "mcp.server.crashed").await.is_empty());
+        assert_eq!(until_dormant(&fleet, &id).await, after);
+        assert!(fleet.event_data(&id, "mcp.server.crashed").await.is_empty());
         assert_eq!(fleet.view(&id).exits_in_window(Instant::now().into_std()), 0);
     }
     assert_eq!(fleet.world.sim.alive_count(), 0);
     fleet.finish().await;
 }
 
-/// What people may ask of one that falls asleep, or sleeps.
-async fn while_it_sleeps(script: SimScript, seconds_after: f64, active: bool) {
+/// Sends every command to instances that fall asleep or are dormant.
+async fn assert_commands_succeed(script: SimScript, seconds_after: f64, active: bool) {
     let fleet = Fleet::start().await;
     let server = |name: &str| Server::new(name).script(script.clone());
     let mut ids = Vec::new();
@@ -380,7 +380,7 @@ async fn while_it_sleeps(script: SimScript, seconds_after: f64, active: bool) {
         assert_eq!(fleet.view(id).port.as_ref().map(|_| ()), None, "it takes no calls");
     }
 
-    assert_eq!(fleet.runtime.start(started).await, Ok(()), "it is there when called: nothing to do");
+    assert_eq!(fleet.runtime.start(started).await, Ok(()), "a dormant server is already started");
     assert_eq!(fleet.runtime.restart(restarted).await, Ok(()));
     let update = server("updated").env("NEW", "1").spec;
     assert_eq!(fleet.runtime.install(update).await, Ok(InstallOutcome::Updated));
@@ -391,7 +391,7 @@ async fn while_it_sleeps(script: SimScript, seconds_after: f64, active: bool) {
     let view = fleet.view(stopped);
     assert_eq!((view.status, view.requested_state, view.dormant), (Status::Offline, RequestedState::Stopped, false));
     let refused = fleet.call(stopped, "echo", json!({})).await;
-    assert!(matches!(refused, Err(CallError::Refused { .. })), "nothing but a start wakes it: {refused:?}");
+    assert!(matches!(refused, Err(CallError::Refused { .. })), "only a start wakes it: {refused:?}");
 
     fleet.until_view(restarted, |view| view.status == Status::Online && view.port.is_some()).await;
     fleet.until_view(updated, |view| view.status == Status::Online && view.port.is_some()).await;
@@ -405,21 +405,21 @@ async fn while_it_sleeps(script: SimScript, seconds_after: f64, active: bool) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn people_are_served_while_it_sleeps() {
-    while_it_sleeps(SimScript::default(), 200.0, false).await;
+async fn commands_are_carried_out_on_a_dormant_server() {
+    assert_commands_succeed(SimScript::default(), 200.0, false).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn people_are_served_while_it_falls_asleep() {
-    while_it_sleeps(unhurried(5.0), 181.0, true).await;
+async fn commands_are_carried_out_while_a_server_falls_asleep() {
+    assert_commands_succeed(slow_to_terminate(5.0), 181.0, true).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_ends_what_falls_asleep_and_what_sleeps() {
+async fn a_shutdown_ends_dormant_servers_and_those_that_fall_asleep() {
     let fleet = Fleet::start().await;
     let asleep = fleet.online(Server::new("asleep")).await;
     sleep(seconds(60.0)).await;
-    fleet.online(Server::new("falling").script(unhurried(5.0))).await;
+    fleet.online(Server::new("falling").script(slow_to_terminate(5.0))).await;
     sleep(seconds(181.0)).await;
     assert!(fleet.view(&asleep).dormant);
     assert_eq!(fleet.world.sim.alive_count(), 1);
@@ -427,11 +427,11 @@ async fn a_shutdown_ends_what_falls_asleep_and_what_sleeps() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_sleeps_or_is_on_its_way_sleeps_on_when_its_supervisor_dies() {
+async fn dormant_instances_stay_dormant_after_the_death_of_their_supervisor() {
     let fleet = Fleet::start().await;
     let asleep = fleet.online(Server::new("asleep")).await;
     sleep(seconds(60.0)).await;
-    let falling = fleet.online(Server::new("falling").script(unhurried(5.0))).await;
+    let falling = fleet.online(Server::new("falling").script(slow_to_terminate(5.0))).await;
     sleep(seconds(181.0)).await;
     fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     for id in [&asleep, &falling] {
@@ -446,9 +446,9 @@ async fn one_that_sleeps_or_is_on_its_way_sleeps_on_when_its_supervisor_dies() {
     fleet.finish().await;
 }
 
-/// On several threads and in real time: sleep is tried all the time, and calls come all the time.
+/// Uses several threads and real time: the server falls asleep and is called continuously.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_call_is_lost_to_sleep() {
+async fn no_call_is_lost_while_a_server_falls_asleep_and_wakes() {
     let fleet = Fleet::start().await;
     let server = Server::new("a").policy(|policy| {
         let millisecond = seconds(0.001);
@@ -462,7 +462,7 @@ async fn no_call_is_lost_to_sleep() {
                 let text = caller * 1000 + nth;
                 let answer = call(&runtime, &id, "echo", json!({"text": text}), None).await.unwrap();
                 assert_eq!(answer["structuredContent"]["text"], text);
-                // Each in its own rhythm, so that calls meet every moment of falling asleep and of waking.
+                // Each caller has its own rhythm, so that calls meet every moment of falling asleep and waking.
                 sleep(seconds(((nth * 7 + caller * 3) % 13) as f64 / 2000.0)).await;
             }
         })
@@ -471,9 +471,9 @@ async fn no_call_is_lost_to_sleep() {
         caller.unwrap();
     }
     fleet.until_view(&id, |view| view.dormant).await;
-    let slept = fleet.told(&id, "mcp.server.dormant").await.len();
+    let slept = fleet.event_data(&id, "mcp.server.dormant").await.len();
     assert!(slept > 1, "it was never woken");
-    assert_eq!(fleet.told(&id, "mcp.server.respawned").await.len(), slept - 1);
+    assert_eq!(fleet.event_data(&id, "mcp.server.respawned").await.len(), slept - 1);
     assert_eq!(fleet.world.openings(&id).len(), slept);
     fleet.finish().await;
 }

@@ -1,4 +1,4 @@
-//! Under an actor of a host.
+//! A runtime that is supervised by an actor of its host.
 
 use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::support::{Fleet, MemorySink, Server, World, alive_tasks, call, nothing_is_left, options, seconds};
+use crate::support::{Fleet, MemorySink, Server, World, alive_tasks, assert_nothing_left, call, options, seconds};
 
-/// An actor that supervises a runtime as it should: every variant by name.
+/// An actor that supervises a runtime and matches every supervision event by name.
 struct Host;
 
 struct HostArgs {
@@ -48,7 +48,7 @@ impl Actor for Host {
     }
 }
 
-struct Embedded {
+struct EmbeddedRuntime {
     tasks_before: usize,
     host: ActorRef<()>,
     host_join: JoinHandle<()>,
@@ -58,8 +58,8 @@ struct Embedded {
     ended: mpsc::UnboundedReceiver<&'static str>,
 }
 
-/// A host with three servers online, one of them deaf to SIGTERM, and one that is starting.
-async fn embedded() -> (Embedded, InstanceId) {
+/// Starts a host with three servers online, one of which ignores SIGTERM, and a fourth one starting.
+async fn embedded() -> (EmbeddedRuntime, InstanceId) {
     let tasks_before = alive_tasks();
     let (options, world, sink) = options();
     let (started, mut starts) = mpsc::unbounded_channel();
@@ -80,11 +80,11 @@ async fn embedded() -> (Embedded, InstanceId) {
     }
     assert_eq!(world.sim.alive_count(), 4);
     let id = Server::new("a").spec.id;
-    (Embedded { tasks_before, host, host_join, runtime, world, sink, ended: ends }, id)
+    (EmbeddedRuntime { tasks_before, host, host_join, runtime, world, sink, ended: ends }, id)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_host_that_does_its_duties_outlives_its_runtime() {
+async fn a_host_that_handles_supervision_events_outlives_its_runtime() {
     let (mut embedded, id) = embedded().await;
     assert!(call(&embedded.runtime, &id, "echo", json!({"text": 1}), None).await.is_ok());
     assert_eq!(embedded.runtime.shutdown().await, ShutdownReport { events_lost: 0, in_time: true });
@@ -92,15 +92,15 @@ async fn a_host_that_does_its_duties_outlives_its_runtime() {
     assert_eq!(embedded.host.get_status(), ActorStatus::Running);
     assert_eq!(embedded.world.sim.alive_count(), 0);
     let stopped = embedded.sink.accepted().iter().filter(|event| event.event.kind() == "mcp.server.stopped").count();
-    assert_eq!(stopped, 4, "each with grace, and told");
+    assert_eq!(stopped, 4, "every server was stopped with an event");
     embedded.host.stop(None);
     embedded.host_join.await.unwrap();
     drop(embedded.runtime);
-    nothing_is_left(&embedded.world, embedded.tasks_before).await;
+    assert_nothing_left(&embedded.world, embedded.tasks_before).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_host_that_simply_stops_leaves_no_server_and_no_task() {
+async fn a_host_that_stops_leaves_no_server_and_no_task() {
     let (embedded, id) = embedded().await;
     let (runtime, theirs) = (embedded.runtime.clone(), id.clone());
     let in_flight = tokio::spawn(async move { call(&runtime, &theirs, "sleep", json!({"ms": 20_000}), None).await });
@@ -109,12 +109,12 @@ async fn a_host_that_simply_stops_leaves_no_server_and_no_task() {
     embedded.host_join.await.unwrap();
     let answer = in_flight.await.unwrap();
     assert!(matches!(answer, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{answer:?}");
-    nothing_is_left(&embedded.world, embedded.tasks_before).await;
+    assert_nothing_left(&embedded.world, embedded.tasks_before).await;
 
     let refused = call(&embedded.runtime, &id, "echo", json!({}), None).await.unwrap_err();
     assert_eq!(refused.fate(), Some(CallFate::NotSent), "{refused:?}");
     assert_eq!(embedded.runtime.restart(&id).await, Err(ControlError::Closing));
-    assert!(!embedded.runtime.shutdown().await.in_time, "it did not end in order");
+    assert!(!embedded.runtime.shutdown().await.in_time, "the runtime did not shut down in order");
 }
 
 #[tokio::test(start_paused = true)]
@@ -123,21 +123,21 @@ async fn a_host_that_is_killed_leaves_no_server_and_no_task() {
     embedded.host.kill();
     let _ = embedded.host_join.await;
     drop(embedded.runtime);
-    nothing_is_left(&embedded.world, embedded.tasks_before).await;
+    assert_nothing_left(&embedded.world, embedded.tasks_before).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_is_killed_ends_at_once_and_its_host_is_told() {
+async fn a_killed_runtime_ends_at_once_and_notifies_its_host() {
     let (mut embedded, _) = embedded().await;
     embedded.runtime.kill();
     assert_eq!(embedded.ended.recv().await, Some("ended"));
     embedded.host.stop(None);
     embedded.host_join.await.unwrap();
-    nothing_is_left(&embedded.world, embedded.tasks_before).await;
+    assert_nothing_left(&embedded.world, embedded.tasks_before).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_runtimes_in_one_process_know_nothing_of_each_other() {
+async fn two_runtimes_in_one_process_do_not_affect_each_other() {
     let (one, other) = (Fleet::start().await, Fleet::start().await);
     let (mine, theirs) = (one.online(Server::new("a")).await, other.online(Server::new("a")).await);
     let pid = other.pid(&theirs);

@@ -1,4 +1,4 @@
-//! Events on their way from whoever tells them to the sink.
+//! Events from the emitter through the batcher to the sink.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +12,9 @@ use serde_json::Value;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use crate::support::{Fleet, Mood, Server, assert_no_gap, seconds, tenths};
+use crate::support::{Fleet, Server, SinkMode, assert_no_gap, seconds, tenths};
 
-/// A marked event.
+/// Returns an event that contains the mark.
 fn event(mark: u64) -> Event {
     let (error_type, error_message) = ("test".to_owned(), String::new());
     Event::ConfigError { error_type, error_message, status_code: None, retry_in: Some(mark) }
@@ -28,7 +28,7 @@ fn mark(envelope: &Envelope) -> Option<u64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cycle_is_three_seconds_and_a_batch_a_hundred_events() {
+async fn events_are_sent_every_three_seconds_in_batches_of_a_hundred() {
     let fleet = Fleet::start().await;
     let began = Instant::now();
     (0..250).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
@@ -38,19 +38,19 @@ async fn a_cycle_is_three_seconds_and_a_batch_a_hundred_events() {
     fleet.sink.until_attempts(4).await;
     let attempts = fleet.sink.attempts();
     let sizes: Vec<_> = attempts.iter().map(|attempt| attempt.batch.events.len()).collect();
-    assert_eq!(sizes, [100, 100, 50, 1], "and nothing is sent where there is nothing");
+    assert_eq!(sizes, [100, 100, 50, 1], "no empty batch is sent");
     let times: Vec<_> = attempts.iter().map(|attempt| tenths(attempt.at - began)).collect();
-    assert_eq!(times[..3], [3.0; 3], "the following batches of a cycle follow at once");
+    assert_eq!(times[..3], [3.0; 3], "the batches of a cycle follow each other at once");
     assert_eq!(times[3], 66.0, "with the next cycle");
     let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
     assert_eq!(marks, (0..=250).collect::<Vec<_>>(), "in order");
     fleet.finish().await;
 }
 
-/// A storm of 25,000 while the sink holds a batch of five: `chunk` at a time, the batcher having its turn between.
-async fn storm(chunk: usize) {
+/// Emits 25,000 events while the sink holds a batch of five. The batcher runs after each `chunk` of them.
+async fn storm_of_events(chunk: usize) {
     let fleet = Fleet::start().await;
-    fleet.sink.is(Mood::Block);
+    fleet.sink.set_mode(SinkMode::Block);
     (0..5).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
     fleet.sink.until_attempts(1).await;
     let marks: Vec<u64> = (5..25_005).collect();
@@ -62,12 +62,12 @@ async fn storm(chunk: usize) {
     }
     let statistics = fleet.runtime.event_statistics();
     assert_eq!((statistics.dropped, statistics.queue_size), (15_000, 10_000));
-    fleet.sink.is(Mood::Accept);
+    fleet.sink.set_mode(SinkMode::Accept);
     fleet.runtime.flush().await;
     let accepted = fleet.sink.accepted();
     let kept: Vec<_> = accepted.iter().filter_map(mark).collect();
     let expected: Vec<_> = (0..5).chain(15_005..25_005).collect();
-    assert!(kept == expected, "the batch in flight and the newest 10,000, in order: {:?}…", &kept[..10]);
+    assert!(kept == expected, "not the batch in flight and the newest 10,000 in order: {:?}…", &kept[..10]);
     let gaps: Vec<_> = accepted.iter().filter(|event| event.event.kind() == "events.dropped").collect();
     assert_eq!(gaps.len(), 1);
     let gap: Value = serde_json::to_value(gaps[0]).unwrap();
@@ -76,106 +76,106 @@ async fn storm(chunk: usize) {
     assert!(seqs.is_sorted());
     seqs.extend(6..=15_005);
     seqs.sort_unstable();
-    assert!(seqs.into_iter().eq(1..=25_006), "the gap is explained to the number");
-    let farewell = fleet.runtime.shutdown().await;
-    assert_eq!(farewell, ShutdownReport { events_lost: 0, in_time: true });
+    assert!(seqs.into_iter().eq(1..=25_006), "the reported gap contains exactly the missing numbers");
+    let report = fleet.runtime.shutdown().await;
+    assert_eq!(report, ShutdownReport { events_lost: 0, in_time: true });
     fleet.finish_after_shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_a_storm_at_the_door_exactly_the_oldest_are_dropped_and_the_gap_is_told() {
-    storm(25_000).await;
+async fn in_a_storm_the_emitter_drops_exactly_the_oldest_and_reports_the_gap() {
+    storm_of_events(25_000).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_a_storm_on_the_queue_exactly_the_oldest_are_dropped_and_the_gap_is_told() {
-    storm(1000).await;
+async fn in_a_storm_the_queue_drops_exactly_the_oldest_and_reports_the_gap() {
+    storm_of_events(1000).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_sees_every_event_in_order_whatever_the_sink_does() {
+async fn a_subscriber_sees_every_event_in_order_while_the_sink_blocks() {
     let fleet = Fleet::start().await;
-    fleet.sink.is(Mood::Block);
-    let mut told = fleet.runtime.subscribe();
+    fleet.sink.set_mode(SinkMode::Block);
+    let mut subscription = fleet.runtime.subscribe();
     let mut seen = 0;
     for nth in 0..25_000 {
         fleet.runtime.emitter().emit(event(nth));
         if nth % 500 == 499 {
             sleep(seconds(0.001)).await;
-            while let Ok(envelope) = told.try_recv() {
+            while let Ok(envelope) = subscription.try_recv() {
                 assert_eq!((envelope.seq, mark(&envelope)), (seen + 1, Some(seen)));
                 seen += 1;
             }
         }
     }
     assert_eq!(seen, 25_000);
-    fleet.sink.is(Mood::Accept);
+    fleet.sink.set_mode(SinkMode::Accept);
     fleet.runtime.shutdown().await;
     fleet.finish_after_shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_sends_what_is_queued_in_full() {
+async fn a_shutdown_sends_all_queued_events() {
     let fleet = Fleet::start().await;
     let began = Instant::now();
     (0..950).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
     let sink = fleet.sink.clone();
     fleet.finish().await;
-    assert!(began.elapsed() < seconds(3.0), "without waiting for the next cycle");
+    assert!(began.elapsed() < seconds(3.0), "a shutdown does not wait for the next cycle");
     assert_eq!(sink.accepted().len(), 950);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_with_a_dead_sink_ends_in_five_seconds_and_says_what_was_lost() {
-    for mood in [Mood::Block, Mood::Panic, Mood::Answer(SinkAnswer::Unavailable("down".to_owned()))] {
+async fn a_shutdown_with_a_dead_sink_takes_five_seconds_and_reports_losses() {
+    for mode in [SinkMode::Block, SinkMode::Panic, SinkMode::Answer(SinkAnswer::Unavailable("down".to_owned()))] {
         let fleet = Fleet::start().await;
         fleet.online(Server::new("a")).await;
         fleet.runtime.flush().await;
         let sent = fleet.sink.accepted().len();
-        fleet.sink.is(mood.clone());
+        fleet.sink.set_mode(mode.clone());
         (0..250).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
         let began = Instant::now();
-        let farewell = fleet.runtime.shutdown().await;
-        assert!(began.elapsed() <= seconds(5.1), "{mood:?}: {:?}", began.elapsed());
+        let report = fleet.runtime.shutdown().await;
+        assert!(began.elapsed() <= seconds(5.1), "{mode:?}: {:?}", began.elapsed());
         assert_eq!(sent, 8);
         assert_eq!(
-            farewell,
+            report,
             ShutdownReport { events_lost: 252, in_time: true },
-            "{mood:?}: the stop of the server, told twice, too"
+            "{mode:?}: 250 and two about the stop of the server"
         );
         fleet.finish_after_shutdown().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sink_that_comes_back_during_the_last_flush_gets_everything() {
+async fn a_sink_that_recovers_during_the_last_flush_receives_every_event() {
     let fleet = Fleet::start().await;
-    fleet.sink.is(Mood::Answer(SinkAnswer::Unavailable("down".to_owned())));
+    fleet.sink.set_mode(SinkMode::Answer(SinkAnswer::Unavailable("down".to_owned())));
     (0..250).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
-    let (farewell, ()) = futures::join!(fleet.runtime.shutdown(), async {
+    let (report, ()) = futures::join!(fleet.runtime.shutdown(), async {
         sleep(seconds(1.0)).await;
-        fleet.sink.is(Mood::Accept);
+        fleet.sink.set_mode(SinkMode::Accept);
     });
-    assert_eq!(farewell, ShutdownReport { events_lost: 0, in_time: true });
+    assert_eq!(report, ShutdownReport { events_lost: 0, in_time: true });
     assert_no_gap(&fleet.sink.accepted());
     fleet.finish_after_shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_sink_does_not_take_now_is_kept_under_its_id_for_the_next_cycle() {
+async fn a_batch_that_the_sink_refuses_is_retried_under_its_id() {
     let fleet = Fleet::start().await;
     let began = Instant::now();
-    fleet.sink.is(Mood::Answer(SinkAnswer::Unauthorized));
+    fleet.sink.set_mode(SinkMode::Answer(SinkAnswer::Unauthorized));
     (0..3).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
     fleet.sink.until_attempts(2).await;
-    fleet.sink.is(Mood::Answer(SinkAnswer::Throttled(None)));
+    fleet.sink.set_mode(SinkMode::Answer(SinkAnswer::Throttled(None)));
     fleet.runtime.emitter().emit(event(3));
     fleet.sink.until_attempts(5).await;
-    fleet.sink.is(Mood::Accept);
+    fleet.sink.set_mode(SinkMode::Accept);
     fleet.sink.until_attempts(7).await;
     let attempts = fleet.sink.attempts();
     let times: Vec<_> = attempts.iter().map(|attempt| tenths(attempt.at - began)).collect();
-    assert_eq!(times, [3.0, 6.0, 9.0, 12.0, 18.0, 30.0, 30.0], "every cycle, then after 3, 6 and 12 s of backoff");
+    assert_eq!(times, [3.0, 6.0, 9.0, 12.0, 18.0, 30.0, 30.0], "one per cycle, then after 3, 6 and 12 s of backoff");
     assert!(attempts[..6].iter().all(|attempt| attempt.batch == attempts[0].batch));
     let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
     assert_eq!(marks, [0, 1, 2, 3]);
@@ -183,23 +183,23 @@ async fn what_the_sink_does_not_take_now_is_kept_under_its_id_for_the_next_cycle
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_that_ends_between_two_cycles_is_not_extended_to_the_next_cycle() {
+async fn a_backoff_that_ends_between_two_cycles_is_not_extended() {
     let fleet = Fleet::start().await;
     let began = Instant::now();
-    fleet.sink.is(Mood::Answer(SinkAnswer::Throttled(None)));
+    fleet.sink.set_mode(SinkMode::Answer(SinkAnswer::Throttled(None)));
     fleet.runtime.emitter().emit(event(0));
     sleep(seconds(1.0)).await;
     fleet.runtime.flush().await;
     fleet.sink.until_attempts(3).await;
-    fleet.sink.is(Mood::Accept);
+    fleet.sink.set_mode(SinkMode::Accept);
     fleet.sink.until_attempts(4).await;
     let times: Vec<_> = fleet.sink.attempts().iter().map(|attempt| tenths(attempt.at - began)).collect();
-    assert_eq!(times, [1.0, 4.0, 10.0, 22.0], "3, 6 and 12 s after a first attempt that was between two cycles");
+    assert_eq!(times, [1.0, 4.0, 10.0, 22.0], "3, 6 and 12 s after a first attempt between two cycles");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn numbering_goes_on_where_the_sink_stands() {
+async fn numbering_starts_at_the_configured_next_number() {
     let fleet = Fleet::with(|options| options.next_seq = 501).await;
     fleet.runtime.emitter().emit(event(0));
     fleet.runtime.flush().await;
@@ -210,10 +210,10 @@ async fn numbering_goes_on_where_the_sink_stands() {
     fleet.finish_after_shutdown().await;
 }
 
-/// A sink that is near by.
-struct Near(Arc<dyn EventSink>);
+/// A sink that accepts events at once, as a local disk does.
+struct PromptSink(Arc<dyn EventSink>);
 
-impl EventSink for Near {
+impl EventSink for PromptSink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.send(batch)
     }
@@ -223,17 +223,17 @@ impl EventSink for Near {
     }
 }
 
-async fn fleet_with_a_sink_near_by(batch_max: usize) -> Fleet {
+async fn fleet_with_prompt_sink(batch_max: usize) -> Fleet {
     Fleet::with(|options| {
-        options.sink = Arc::new(Near(options.sink.clone()));
+        options.sink = Arc::new(PromptSink(options.sink.clone()));
         options.batch.batch_max = batch_max;
     })
     .await
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sink_near_by_is_given_a_lone_event_at_once() {
-    let fleet = fleet_with_a_sink_near_by(2000).await;
+async fn a_prompt_sink_receives_a_single_event_at_once() {
+    let fleet = fleet_with_prompt_sink(2000).await;
     let began = Instant::now();
     for nth in 0..3 {
         sleep(seconds(10.0)).await;
@@ -247,9 +247,9 @@ async fn a_sink_near_by_is_given_a_lone_event_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_comes_while_a_sink_near_by_is_busy_is_its_next_batch() {
-    let fleet = fleet_with_a_sink_near_by(2000).await;
-    fleet.sink.is(Mood::Block);
+async fn events_during_a_send_form_the_next_batches_of_a_prompt_sink() {
+    let fleet = fleet_with_prompt_sink(2000).await;
+    fleet.sink.set_mode(SinkMode::Block);
     fleet.runtime.emitter().emit(event(0));
     fleet.sink.until_attempts(1).await;
     for nth in 1..=4500 {
@@ -258,43 +258,43 @@ async fn what_comes_while_a_sink_near_by_is_busy_is_its_next_batch() {
             yield_now().await;
         }
     }
-    let unblocked = Instant::now();
-    fleet.sink.is(Mood::Accept);
+    let unblocked_at = Instant::now();
+    fleet.sink.set_mode(SinkMode::Accept);
     fleet.sink.until_attempts(4).await;
     let attempts = fleet.sink.attempts();
     let sizes: Vec<_> = attempts.iter().map(|attempt| attempt.batch.events.len()).collect();
     assert_eq!(sizes, [1, 2000, 2000, 500]);
-    assert_eq!(tenths(attempts[3].at - unblocked), 0.0, "one after the other, without the interval");
+    assert_eq!(tenths(attempts[3].at - unblocked_at), 0.0, "the batches do not wait for the interval");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sink_near_by_that_fails_is_asked_once_in_an_interval_whatever_comes_meanwhile() {
-    let fleet = fleet_with_a_sink_near_by(2000).await;
-    fleet.sink.is(Mood::Answer(SinkAnswer::Unavailable("the disk is full".to_owned())));
+async fn a_failing_prompt_sink_is_retried_once_per_interval() {
+    let fleet = fleet_with_prompt_sink(2000).await;
+    fleet.sink.set_mode(SinkMode::Answer(SinkAnswer::Unavailable("the disk is full".to_owned())));
     let began = Instant::now();
     for nth in 0..600 {
         fleet.runtime.emitter().emit(event(nth));
         sleep(seconds(0.1)).await;
     }
     let attempts = fleet.sink.attempts();
-    assert_eq!(attempts.len(), 1 + 19, "one at once, then every three seconds of a minute");
-    assert!(attempts.iter().all(|attempt| attempt.batch == attempts[0].batch), "the same one, under its id");
-    fleet.sink.is(Mood::Accept);
+    assert_eq!(attempts.len(), 1 + 19, "one at once, then one every three seconds of a minute");
+    assert!(attempts.iter().all(|attempt| attempt.batch == attempts[0].batch), "the same batch under the same id");
+    fleet.sink.set_mode(SinkMode::Accept);
     fleet.sink.until_attempts(attempts.len() + 2).await;
     assert_eq!(tenths(began.elapsed()), 60.0);
     let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
-    assert_eq!(marks, (0..600).collect::<Vec<_>>(), "and then it has everything, at once");
+    assert_eq!(marks, (0..600).collect::<Vec<_>>(), "then every event arrives at once");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sink_near_by_that_panicked_gets_everything_all_the_same() {
-    let fleet = fleet_with_a_sink_near_by(2000).await;
-    fleet.sink.is(Mood::Panic);
+async fn a_prompt_sink_receives_every_event_after_a_panic() {
+    let fleet = fleet_with_prompt_sink(2000).await;
+    fleet.sink.set_mode(SinkMode::Panic);
     fleet.runtime.emitter().emit(event(0));
     fleet.sink.until_attempts(1).await;
-    fleet.sink.is(Mood::Accept);
+    fleet.sink.set_mode(SinkMode::Accept);
     fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Batcher);
     fleet.runtime.emitter().emit(event(1));
     fleet.sink.until_attempts(3).await;
@@ -303,14 +303,14 @@ async fn a_sink_near_by_that_panicked_gets_everything_all_the_same() {
     fleet.finish().await;
 }
 
-/// A sink near by that can reserve numbers, or cannot.
+/// A prompt sink that reserves event numbers, or fails to.
 #[derive(Clone)]
-struct Reserving {
+struct ReservingSink {
     sink: Arc<dyn EventSink>,
-    is_well: Arc<AtomicBool>,
+    can_reserve: Arc<AtomicBool>,
 }
 
-impl EventSink for Reserving {
+impl EventSink for ReservingSink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.sink.send(batch)
     }
@@ -324,46 +324,46 @@ impl EventSink for Reserving {
     }
 }
 
-impl NumberStore for Reserving {
+impl NumberStore for ReservingSink {
     fn reserve(&self, _through: u64) -> BoxFuture<'static, Result<(), String>> {
-        let is_well = self.is_well.load(Ordering::Acquire);
-        ready(is_well.then_some(()).ok_or_else(|| "the disk does not answer".to_owned())).boxed()
+        let can_reserve = self.can_reserve.load(Ordering::Acquire);
+        ready(can_reserve.then_some(()).ok_or_else(|| "the disk does not answer".to_owned())).boxed()
     }
 }
 
-async fn fleet_that_reserves(is_well: bool) -> (Fleet, Arc<AtomicBool>) {
-    let is_well = Arc::new(AtomicBool::new(is_well));
-    let switch = is_well.clone();
+async fn fleet_with_reserving_sink(can_reserve: bool) -> (Fleet, Arc<AtomicBool>) {
+    let can_reserve = Arc::new(AtomicBool::new(can_reserve));
+    let switch = can_reserve.clone();
     let fleet = Fleet::with(|options| {
-        options.sink = Arc::new(Reserving { sink: options.sink.clone(), is_well: switch });
+        options.sink = Arc::new(ReservingSink { sink: options.sink.clone(), can_reserve: switch });
     })
     .await;
-    (fleet, is_well)
+    (fleet, can_reserve)
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_are_sent_and_shown_only_when_their_numbers_are_reserved() {
-    let (fleet, is_well) = fleet_that_reserves(false).await;
-    let mut shown = fleet.runtime.subscribe();
+async fn events_are_sent_and_published_only_after_their_numbers_are_reserved() {
+    let (fleet, can_reserve) = fleet_with_reserving_sink(false).await;
+    let mut subscription = fleet.runtime.subscribe();
     (0..3).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
     fleet.runtime.flush().await;
     sleep(seconds(10.0)).await;
-    assert!(shown.try_recv().is_err() && fleet.sink.attempts().is_empty());
+    assert!(subscription.try_recv().is_err() && fleet.sink.attempts().is_empty());
     let statistics = fleet.runtime.event_statistics();
     assert_eq!((statistics.queue_size, statistics.last_error.as_deref()), (3, Some("the disk does not answer")));
-    is_well.store(true, Ordering::Release);
+    can_reserve.store(true, Ordering::Release);
     fleet.runtime.emitter().emit(event(3));
     fleet.runtime.flush().await;
     let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
     assert_eq!(marks, [0, 1, 2, 3]);
-    assert_eq!(shown.try_recv().unwrap().seq, fleet.sink.accepted()[0].seq);
+    assert_eq!(subscription.try_recv().unwrap().seq, fleet.sink.accepted()[0].seq);
     assert_no_gap(&fleet.sink.accepted());
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_does_not_wait_for_numbers_and_counts_what_has_none() {
-    let (fleet, _is_well) = fleet_that_reserves(false).await;
+async fn a_shutdown_counts_unnumbered_events_as_lost_without_waiting() {
+    let (fleet, _can_reserve) = fleet_with_reserving_sink(false).await;
     (0..319).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
     let began = Instant::now();
     assert_eq!(fleet.runtime.shutdown().await, ShutdownReport { events_lost: 319, in_time: true });

@@ -1,4 +1,4 @@
-//! Servers that are started when they are called, and before that only where their tools are not known.
+//! Lazy servers: started by a call, and before that only to discover unknown tools.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::{Fleet, Server, exits, seconds, tenths};
 
-/// The tools of the default script but the last, as they were known once.
-fn known() -> EarlierState {
+/// Returns the state of an earlier run in which the server listed `echo` and `old`.
+fn known_state() -> EarlierState {
     let tool = |name| Tool::parse(RawValue::from_string(format!(r#"{{"name":"{name}"}}"#)).unwrap()).unwrap();
     let catalogue = Catalogue { tools: vec![tool("echo"), tool("old")], ..Catalogue::default() };
     EarlierState { catalogue: Some(Arc::new(catalogue)), memo: None }
@@ -24,12 +24,12 @@ fn known() -> EarlierState {
 async fn add_known(fleet: &Fleet, server: Server) -> InstanceId {
     let id = server.spec.id.clone();
     fleet.world.plan(&server);
-    assert_eq!(fleet.runtime.install_with_state(server.spec, known()).await, Ok(InstallOutcome::New));
+    assert_eq!(fleet.runtime.install_with_state(server.spec, known_state()).await, Ok(InstallOutcome::New));
     id
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lazy_server_is_started_once_to_be_discovered_and_sleeps_at_once() {
+async fn a_lazy_server_is_started_once_for_discovery_and_becomes_dormant() {
     let fleet = Fleet::start().await;
     let id = fleet.add(Server::new("a").lazy()).await;
     let began = Instant::now();
@@ -38,20 +38,20 @@ async fn a_lazy_server_is_started_once_to_be_discovered_and_sleeps_at_once() {
     assert_eq!((view.status, view.offered_catalogue().unwrap().tools.len()), (Status::Online, 3));
     sleep(seconds(3600.0)).await;
     assert_eq!((fleet.world.openings(&id).len(), fleet.world.sim.alive_count()), (1, 0));
-    let dormant = fleet.told(&id, "mcp.server.dormant").await;
+    let dormant = fleet.event_data(&id, "mcp.server.dormant").await;
     assert_eq!((dormant.len(), &dormant[0]["idle_duration_seconds"]), (1, &json!(0)));
-    assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1);
+    assert_eq!(fleet.event_data(&id, "mcp.server.started").await.len(), 1);
 
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     assert_eq!(fleet.world.openings(&id).len(), 2);
     sleep(seconds(170.0)).await;
-    assert!(!fleet.view(&id).dormant, "awake it is like any other");
+    assert!(!fleet.view(&id).dormant, "a woken lazy server stays awake for the usual idle time");
     fleet.until_view(&id, |view| view.dormant).await;
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lazy_server_that_is_called_while_it_is_discovered_stays_awake() {
+async fn a_call_during_discovery_keeps_a_lazy_server_awake() {
     let fleet = Fleet::start().await;
     let slow = SimScript { handshake_delay: seconds(2.0), ..SimScript::default() };
     let id = fleet.add(Server::new("a").lazy().script(slow)).await;
@@ -64,7 +64,7 @@ async fn a_lazy_server_that_is_called_while_it_is_discovered_stays_awake() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lazy_server_whose_tools_are_known_is_not_started_until_it_is_called() {
+async fn a_lazy_server_with_known_tools_is_not_started_before_a_call() {
     let fleet = Fleet::start().await;
     let id = add_known(&fleet, Server::new("a").lazy()).await;
     let view = fleet.until_view(&id, |view| view.dormant).await;
@@ -75,18 +75,18 @@ async fn a_lazy_server_whose_tools_are_known_is_not_started_until_it_is_called()
     assert_eq!(statuses, ["provisioning", "online"]);
 
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
-    let respawned = fleet.told(&id, "mcp.server.respawned").await;
+    let respawned = fleet.event_data(&id, "mcp.server.respawned").await;
     assert_eq!(respawned[0]["dormant_duration_seconds"], 100);
-    // Awake its tools are read again: they may have changed while the satellite was down.
+    // A wake reads the tools again: they may have changed while the satellite was down.
     fleet.until_view(&id, |view| view.offered_catalogue().is_some_and(|catalogue| catalogue.tools.len() == 3)).await;
-    let updated = fleet.told(&id, "mcp.tools.updated").await;
-    assert_eq!(updated[0]["removed_tools"], json!(["echo", "old"]), "they were known by their names only");
+    let updated = fleet.event_data(&id, "mcp.tools.updated").await;
+    assert_eq!(updated[0]["removed_tools"], json!(["echo", "old"]), "only their names were known");
     assert_eq!(fleet.statuses(&id).await.len(), 2);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn known_tools_say_nothing_to_a_server_that_is_not_lazy_or_not_configured() {
+async fn known_tools_do_not_affect_listed_or_unconfigured_servers() {
     let fleet = Fleet::start().await;
     let listed = add_known(&fleet, Server::new("listed")).await;
     let missing = add_known(&fleet, Server::new("missing").lazy().missing("KEY")).await;
@@ -94,14 +94,14 @@ async fn known_tools_say_nothing_to_a_server_that_is_not_lazy_or_not_configured(
     fleet.until(&missing, Status::AwaitingUserConfig).await;
     fleet.world.plan(&Server::new("missing"));
     let complete = Server::new("missing").lazy().env("KEY", "1").spec;
-    assert_eq!(fleet.runtime.install_with_state(complete, known()).await, Ok(InstallOutcome::Updated));
+    assert_eq!(fleet.runtime.install_with_state(complete, known_state()).await, Ok(InstallOutcome::Updated));
     fleet.until_view(&missing, |view| view.dormant).await;
-    assert_eq!(fleet.world.openings(&missing).len(), 1, "an update is discovered");
+    assert_eq!(fleet.world.openings(&missing).len(), 1, "an update starts discovery");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lazy_server_that_cannot_be_woken_is_charged_like_any_other() {
+async fn failed_wakes_of_a_lazy_server_count_as_crashes() {
     let fleet = Fleet::start().await;
     let broken = SimScript { exit_before_handshake: true, exit_code: 1, ..SimScript::default() };
     let id = add_known(&fleet, Server::new("a").lazy().script(broken)).await;
@@ -112,7 +112,7 @@ async fn a_lazy_server_that_cannot_be_woken_is_charged_like_any_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lazy_server_that_crashes_is_started_again_and_sleeps() {
+async fn a_lazy_server_that_crashes_is_restarted_and_becomes_dormant() {
     let fleet = Fleet::start().await;
     let plans = [SimScript::default(), exits(5.0, 1), SimScript::default()].map(SimPlan::from);
     let id = fleet.add(Server::new("a").lazy().plans(plans)).await;
@@ -124,7 +124,7 @@ async fn a_lazy_server_that_crashes_is_started_again_and_sleeps() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn people_can_stop_start_and_restart_a_lazy_server() {
+async fn a_lazy_server_can_be_stopped_started_and_restarted() {
     let fleet = Fleet::start().await;
     let id = add_known(&fleet, Server::new("a").lazy()).await;
     fleet.runtime.stop(&id).await.unwrap();
@@ -132,8 +132,8 @@ async fn people_can_stop_start_and_restart_a_lazy_server() {
     let began = Instant::now();
     fleet.runtime.start(&id).await.unwrap();
     fleet.until_view(&id, |view| view.status == Status::Online && view.dormant).await;
-    assert_eq!(tenths(began.elapsed()), 0.0, "who was refused is nobody to stay awake for");
-    assert_eq!(fleet.world.openings(&id).len(), 1, "a person is told whether it can be started");
+    assert_eq!(tenths(began.elapsed()), 0.0, "the refused call does not keep the server awake");
+    assert_eq!(fleet.world.openings(&id).len(), 1, "a start command starts the process");
     fleet.runtime.restart(&id).await.unwrap();
     fleet.world.until_openings(&id, 2).await;
     fleet.until_view(&id, |view| view.status == Status::Online && view.dormant).await;
@@ -143,7 +143,7 @@ async fn people_can_stop_start_and_restart_a_lazy_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_survives_a_panic_of_the_team() {
+async fn known_tools_survive_a_panic_of_the_team() {
     let fleet = Fleet::start().await;
     let id = add_known(&fleet, Server::new("a").lazy()).await;
     fleet.until_view(&id, |view| view.dormant).await;
@@ -158,7 +158,7 @@ async fn what_is_known_survives_a_panic_of_the_team() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn known_tools_that_cannot_be_read_again_are_read_at_the_next_wake() {
+async fn known_tools_are_read_at_the_next_wake_if_reading_failed() {
     let fleet = Fleet::start().await;
     let plans = [SimScript { list_error: true, ..SimScript::default() }, SimScript::default()].map(SimPlan::from);
     let id = add_known(&fleet, Server::new("a").lazy().plans(plans)).await;
@@ -172,18 +172,18 @@ async fn known_tools_that_cannot_be_read_again_are_read_at_the_next_wake() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_of_one_that_comes_after_one_that_is_leaving_is_not_forgotten() {
+async fn known_tools_of_a_reinstalled_instance_survive_the_uninstall_of_the_old_one() {
     let fleet = Fleet::start().await;
-    let unhurried = SimScript { sigterm_delay: Some(seconds(5.0)), ..SimScript::default() };
-    let server = Server::new("a").lazy().script(unhurried);
+    let slow_to_terminate = SimScript { sigterm_delay: Some(seconds(5.0)), ..SimScript::default() };
+    let server = Server::new("a").lazy().script(slow_to_terminate);
     let id = fleet.add(server.clone()).await;
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     let openings = fleet.world.openings(&id).len();
-    let installs = async {
+    let install = async {
         sleep(seconds(1.0)).await;
-        assert_eq!(fleet.runtime.install_with_state(server.spec.clone(), known()).await, Ok(InstallOutcome::New));
+        assert_eq!(fleet.runtime.install_with_state(server.spec.clone(), known_state()).await, Ok(InstallOutcome::New));
     };
-    let (gone, ()) = futures::join!(fleet.runtime.uninstall(&id), installs);
+    let (gone, ()) = futures::join!(fleet.runtime.uninstall(&id), install);
     assert!(gone.is_ok());
     fleet.until_view(&id, |view| view.dormant).await;
     sleep(seconds(60.0)).await;

@@ -1,6 +1,6 @@
-//! The whole tree — Root, teams, workers, registry, batcher — over simulated servers, in paused time: hours pass in
-//! milliseconds, and at the end of each test nothing may be left.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+//! The whole actor tree — root, teams, workers, registry, batcher — over simulated servers in paused time: hours pass
+//! in milliseconds. Each test checks at its end that no server, connection or task is left.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::float_cmp, reason = "virtual time is rounded to tenths, which compare exactly with tenths")]
 
 mod calls;

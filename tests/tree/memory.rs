@@ -1,4 +1,4 @@
-//! What instances have come to outlives the satellite: one ends, and the next one goes on.
+//! The state of instances outlives the satellite: one ends, and the next one continues.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -18,21 +18,21 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::{Fleet, Server, exits, seconds, tenths};
 
-/// What is kept beside the satellites, and the wall clock that they share.
+/// A state store and a wall clock that several satellites share.
 #[derive(Clone)]
-struct Kept {
+struct SharedStore {
     memos: Arc<Mutex<HashMap<InstanceId, StoredMemo>>>,
     tools: Arc<Mutex<HashMap<InstanceId, Arc<Catalogue>>>>,
-    written: Arc<Mutex<Vec<InstanceId>>>,
+    saved: Arc<Mutex<Vec<InstanceId>>>,
     began: Instant,
-    /// By how much the wall clock was set.
-    off: Arc<Mutex<SignedDuration>>,
+    /// The sum of all changes of the wall clock.
+    clock_offset: Arc<Mutex<SignedDuration>>,
 }
 
-impl StateStore for Kept {
+impl StateStore for SharedStore {
     fn save(&self, spec: &Arc<InstanceSpec>, memo: StoredMemo) {
-        self.written.lock().unwrap().push(spec.id.clone());
-        // As JSON, as a journal has it.
+        self.saved.lock().unwrap().push(spec.id.clone());
+        // Through JSON, as in the journal.
         let memo = serde_json::from_str(&serde_json::to_string(&memo).unwrap()).unwrap();
         self.memos.lock().unwrap().insert(spec.id.clone(), memo);
     }
@@ -42,14 +42,14 @@ impl StateStore for Kept {
     }
 }
 
-impl Kept {
+impl SharedStore {
     fn new() -> Self {
         Self {
             memos: Arc::default(),
             tools: Arc::default(),
-            written: Arc::default(),
+            saved: Arc::default(),
             began: Instant::now(),
-            off: Arc::default(),
+            clock_offset: Arc::default(),
         }
     }
 
@@ -57,27 +57,27 @@ impl Kept {
         self.memos.lock().unwrap().get(id).cloned()
     }
 
-    fn written(&self) -> usize {
-        self.written.lock().unwrap().len()
+    fn save_count(&self) -> usize {
+        self.saved.lock().unwrap().len()
     }
 
-    fn set_the_clock(&self, by: SignedDuration) {
-        *self.off.lock().unwrap() += by;
+    fn shift_clock(&self, by: SignedDuration) {
+        *self.clock_offset.lock().unwrap() += by;
     }
 
     async fn satellite(&self) -> Fleet {
         Fleet::with(|options| {
             options.state_store = Arc::new(self.clone());
-            let kept = self.clone();
+            let store = self.clone();
             options.wall = Arc::new(move || {
                 let epoch: Timestamp = "2026-11-21T06:33:00Z".parse().unwrap();
-                epoch + SignedDuration::try_from(kept.began.elapsed()).unwrap() + *kept.off.lock().unwrap()
+                epoch + SignedDuration::try_from(store.began.elapsed()).unwrap() + *store.clock_offset.lock().unwrap()
             });
         })
         .await
     }
 
-    /// Ends a satellite tidily, keeping the tools of what sleeps, as a host does.
+    /// Shuts a satellite down and keeps the tools of dormant instances, as a host does.
     async fn end(&self, fleet: Fleet) {
         for view in fleet.runtime.snapshot().iter().filter(|view| view.dormant) {
             let tools = view.catalogue.clone().unwrap();
@@ -86,7 +86,7 @@ impl Kept {
         fleet.finish().await;
     }
 
-    /// Installs an instance with what is known of it.
+    /// Installs an instance with its stored state.
     async fn install(&self, fleet: &Fleet, server: Server) -> InstanceId {
         let id = server.spec.id.clone();
         fleet.world.plan(&server);
@@ -101,15 +101,15 @@ fn crashing() -> Server {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_failed_for_good_is_not_started_by_the_next_satellite_and_a_restart_undoes_it() {
-    let kept = Kept::new();
-    let first = kept.satellite().await;
-    let id = kept.install(&first, crashing()).await;
+async fn a_permanent_failure_outlasts_the_satellite_until_a_restart_command() {
+    let store = SharedStore::new();
+    let first = store.satellite().await;
+    let id = store.install(&first, crashing()).await;
     let message = first.until(&id, Status::PermanentlyFailed).await.message.clone();
-    kept.end(first).await;
+    store.end(first).await;
 
-    let second = kept.satellite().await;
-    kept.install(&second, Server::new("a")).await;
+    let second = store.satellite().await;
+    store.install(&second, Server::new("a")).await;
     sleep(seconds(3600.0)).await;
     let view = second.view(&id);
     assert_eq!((view.status, &view.message), (Status::PermanentlyFailed, &message));
@@ -118,25 +118,25 @@ async fn one_that_failed_for_good_is_not_started_by_the_next_satellite_and_a_res
     assert!(refused.contains("permanently_failed"), "{refused}");
     second.runtime.restart(&id).await.unwrap();
     second.until(&id, Status::Online).await;
-    kept.end(second).await;
+    store.end(second).await;
 
-    let third = kept.satellite().await;
-    kept.install(&third, Server::new("a")).await;
+    let third = store.satellite().await;
+    store.install(&third, Server::new("a")).await;
     third.until(&id, Status::Online).await;
-    kept.end(third).await;
+    store.end(third).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_was_stopped_stays_down_until_it_is_started() {
-    let kept = Kept::new();
-    let first = kept.satellite().await;
-    let id = kept.install(&first, Server::new("a")).await;
+async fn a_stopped_instance_stays_stopped_in_the_next_satellite_until_started() {
+    let store = SharedStore::new();
+    let first = store.satellite().await;
+    let id = store.install(&first, Server::new("a")).await;
     first.until(&id, Status::Online).await;
     first.runtime.stop(&id).await.unwrap();
-    kept.end(first).await;
+    store.end(first).await;
 
-    let second = kept.satellite().await;
-    kept.install(&second, Server::new("a")).await;
+    let second = store.satellite().await;
+    store.install(&second, Server::new("a")).await;
     sleep(seconds(60.0)).await;
     let view = second.view(&id);
     assert_eq!((view.status, view.requested_state), (Status::Offline, RequestedState::Stopped));
@@ -144,79 +144,79 @@ async fn one_that_was_stopped_stays_down_until_it_is_started() {
     assert_eq!(second.world.openings(&id).len(), 0);
     second.runtime.start(&id).await.unwrap();
     second.until(&id, Status::Online).await;
-    kept.end(second).await;
-    assert!(!kept.memo(&id).unwrap().stopped);
+    store.end(second).await;
+    assert!(!store.memo(&id).unwrap().stopped);
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_slept_sleeps_on_with_its_tools_listed_and_a_call_wakes_it() {
-    let kept = Kept::new();
-    let first = kept.satellite().await;
-    let id = kept.install(&first, Server::new("a")).await;
+async fn a_dormant_instance_stays_dormant_in_the_next_satellite_until_called() {
+    let store = SharedStore::new();
+    let first = store.satellite().await;
+    let id = store.install(&first, Server::new("a")).await;
     first.until_view(&id, |view| view.dormant).await;
     sleep(seconds(40.0)).await;
-    kept.end(first).await;
+    store.end(first).await;
 
     sleep(seconds(60.0)).await;
-    let second = kept.satellite().await;
-    kept.install(&second, Server::new("a")).await;
+    let second = store.satellite().await;
+    store.install(&second, Server::new("a")).await;
     let view = second.until_view(&id, |view| view.dormant).await;
     assert_eq!((view.status, view.offered_catalogue().unwrap().tools.len()), (Status::Online, 3));
     sleep(seconds(1000.0)).await;
     assert_eq!(second.world.openings(&id).len(), 0);
     assert!(second.call(&id, "echo", json!({"text": "hello"})).await.is_ok());
-    let respawned = second.told(&id, "mcp.server.respawned").await;
-    assert_eq!(respawned[0]["dormant_duration_seconds"], 1100, "all of its sleep");
+    let respawned = second.event_data(&id, "mcp.server.respawned").await;
+    assert_eq!(respawned[0]["dormant_duration_seconds"], 1100, "the dormancy under both satellites");
     sleep(seconds(1.0)).await;
-    assert_eq!(second.told(&id, "mcp.tools.discovered").await.len(), 1, "what it has by now is read again");
-    kept.end(second).await;
+    assert_eq!(second.event_data(&id, "mcp.tools.discovered").await.len(), 1, "its tools are read again");
+    store.end(second).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn exits_count_on_within_their_window() {
-    let kept = Kept::new();
-    let first = kept.satellite().await;
-    let id = kept.install(&first, crashing()).await;
+async fn exits_under_an_earlier_satellite_count_within_their_window() {
+    let store = SharedStore::new();
+    let first = store.satellite().await;
+    let id = store.install(&first, crashing()).await;
     first.world.until_openings(&id, 2).await;
-    kept.end(first).await;
-    assert_eq!(kept.memo(&id).unwrap().exits.len(), 1);
+    store.end(first).await;
+    assert_eq!(store.memo(&id).unwrap().exits.len(), 1);
 
-    // The second one, and it fails for good with its second exit: the first was with another satellite.
-    let second = kept.satellite().await;
-    kept.install(&second, crashing()).await;
+    // The instance fails permanently at its second exit here: the first of three was under the other satellite.
+    let second = store.satellite().await;
+    store.install(&second, crashing()).await;
     second.until(&id, Status::PermanentlyFailed).await;
     assert_eq!(second.world.openings(&id).len(), 2);
-    assert_eq!(second.world.gaps(&id), [6.0], "and the delays went on");
-    kept.end(second).await;
+    assert_eq!(second.world.gaps(&id), [6.0], "the delays continue");
+    store.end(second).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_left_of_a_delay_is_waited_for() {
-    let kept = Kept::new();
-    let first = kept.satellite().await;
-    let id = kept.install(&first, crashing()).await;
+async fn the_next_satellite_waits_for_the_rest_of_a_restart_delay() {
+    let store = SharedStore::new();
+    let first = store.satellite().await;
+    let id = store.install(&first, crashing()).await;
     first.world.until_openings(&id, 2).await;
     first.until_view(&id, |view| view.next_retry_at.is_some()).await;
-    kept.end(first).await;
+    store.end(first).await;
 
     sleep(seconds(2.0)).await;
-    let second = kept.satellite().await;
+    let second = store.satellite().await;
     let began = Instant::now();
-    kept.install(&second, Server::new("a")).await;
+    store.install(&second, Server::new("a")).await;
     let view = second.until_view(&id, |view| view.next_retry_at.is_some()).await;
     assert_eq!(view.attempt, Some(2), "{view:?}");
     second.until(&id, Status::Online).await;
-    assert_eq!(tenths(began.elapsed()), 3.0, "of five seconds");
-    assert_eq!(second.told(&id, "mcp.server.started").await.len(), 1);
-    kept.end(second).await;
+    assert_eq!(tenths(began.elapsed()), 3.0, "the rest of five seconds");
+    assert_eq!(second.event_data(&id, "mcp.server.started").await.len(), 1);
+    store.end(second).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clock_that_was_set_changes_no_more_than_what_is_counted_by_it() {
+async fn a_wall_clock_change_affects_only_the_counted_exits() {
     let decade = SignedDuration::from_hours(10 * 365 * 24);
     for by in [decade, -decade] {
-        let kept = Kept::new();
-        let first = kept.satellite().await;
+        let store = SharedStore::new();
+        let first = store.satellite().await;
         let mut ids = Vec::new();
         for (name, server) in [("failed", 1), ("stopped", 2), ("asleep", 3), ("crashed", 4)] {
             let script = match server {
@@ -224,65 +224,69 @@ async fn a_clock_that_was_set_changes_no_more_than_what_is_counted_by_it() {
                 4 => exits(100.0, 1),
                 _ => SimScript::default(),
             };
-            ids.push(kept.install(&first, Server::new(name).script(script)).await);
+            ids.push(store.install(&first, Server::new(name).script(script)).await);
         }
         let [failed, stopped, asleep, crashed] = ids.try_into().unwrap();
         first.runtime.stop(&stopped).await.unwrap();
         first.until(&failed, Status::PermanentlyFailed).await;
         first.until_view(&asleep, |view| view.dormant).await;
         first.world.until_openings(&crashed, 2).await;
-        kept.end(first).await;
+        store.end(first).await;
 
-        kept.set_the_clock(by);
-        let second = kept.satellite().await;
+        store.shift_clock(by);
+        let second = store.satellite().await;
         for name in ["failed", "stopped", "asleep", "crashed"] {
-            kept.install(&second, Server::new(name)).await;
+            store.install(&second, Server::new(name)).await;
         }
         second.until(&failed, Status::PermanentlyFailed).await;
         second.until_view(&stopped, |view| view.requested_state == RequestedState::Stopped).await;
         second.until_view(&asleep, |view| view.dormant).await;
         let view = second.until(&crashed, Status::Online).await;
         let counted = view.exits_in_window(Instant::now().into_std());
-        assert_eq!(counted, usize::from(by.is_negative()), "long ago, or as if it were now");
+        assert_eq!(
+            counted,
+            usize::from(by.is_negative()),
+            "a clock set forward ages the exit, one set back counts it as now"
+        );
         assert!(second.call(&asleep, "echo", json!({"text": 1})).await.is_ok());
-        kept.set_the_clock(-by);
+        store.shift_clock(-by);
         second.runtime.restart(&failed).await.unwrap();
         second.until(&failed, Status::Online).await;
-        kept.end(second).await;
+        store.end(second).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_changes_of_what_is_kept_are_written() {
-    let kept = Kept::new();
-    let fleet = kept.satellite().await;
-    let id = kept.install(&fleet, Server::new("a").always_on()).await;
+async fn only_changes_of_the_memo_are_saved() {
+    let store = SharedStore::new();
+    let fleet = store.satellite().await;
+    let id = store.install(&fleet, Server::new("a").always_on()).await;
     fleet.until(&id, Status::Online).await;
     for _ in 0..100 {
         assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     }
     sleep(seconds(3600.0)).await;
-    assert_eq!(kept.written(), 0, "it came up and worked: nothing to remember");
+    assert_eq!(store.save_count(), 0, "a run without a failure saves nothing");
     fleet.server(&id).exit(1);
     fleet.until_view(&id, |view| view.restarts == 1 && view.port.is_some()).await;
-    let written = kept.written();
-    assert!((1..=3).contains(&written), "the exit, the delay and its end: {written}");
+    let save_count = store.save_count();
+    assert!((1..=3).contains(&save_count), "the exit, the delay and its end: {save_count}");
     sleep(seconds(3600.0)).await;
-    assert_eq!(kept.written(), written);
+    assert_eq!(store.save_count(), save_count);
     fleet.runtime.panic(RuntimePart::Team(id.team.clone()));
     sleep(seconds(60.0)).await;
-    kept.end(fleet).await;
-    assert_eq!(kept.memo(&id).unwrap().exits.len(), 1, "the end of the satellite is no exit");
+    store.end(fleet).await;
+    assert_eq!(store.memo(&id).unwrap().exits.len(), 1, "the end of the satellite does not count as an exit");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_uninstalled_is_forgotten() {
-    let kept = Kept::new();
-    let fleet = kept.satellite().await;
-    let id = kept.install(&fleet, Server::new("a")).await;
+async fn an_uninstall_deletes_the_memo() {
+    let store = SharedStore::new();
+    let fleet = store.satellite().await;
+    let id = store.install(&fleet, Server::new("a")).await;
     fleet.runtime.stop(&id).await.unwrap();
-    assert!(kept.memo(&id).unwrap().stopped);
+    assert!(store.memo(&id).unwrap().stopped);
     fleet.runtime.uninstall(&id).await.unwrap();
-    assert_eq!(kept.memo(&id), None);
-    kept.end(fleet).await;
+    assert_eq!(store.memo(&id), None);
+    store.end(fleet).await;
 }

@@ -1,4 +1,4 @@
-//! A fault of our own in each part of the tree, and what survives it.
+//! A panic in each part of the actor tree, and the state that survives it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::control::removals;
-use crate::support::{Fleet, LONG, Mood, Server, exits, seconds, tenths};
+use crate::support::{Fleet, LONG, Server, SinkMode, exits, seconds, tenths};
 
-/// Casts the panic after what was cast before it, without a pause.
-#[expect(clippy::unused_async, reason = "joined with others, so that it comes in their midst")]
+/// Sends the panic right after the messages of the joined futures.
+#[expect(clippy::unused_async, reason = "joined with other futures, so that it runs among them")]
 async fn panic(runtime: &RuntimeHandle, part: RuntimePart) {
     runtime.panic(part);
 }
@@ -33,8 +33,8 @@ fn acme() -> RuntimePart {
     RuntimePart::Team("acme".into())
 }
 
-/// The second death in a row of a supervisor is followed by five seconds without one.
-async fn without_supervisor(fleet: &Fleet) {
+/// Ends the supervisor twice in a row: it is then replaced only after five seconds.
+async fn remove_supervisor(fleet: &Fleet) {
     fleet.runtime.panic(acme());
     sleep(seconds(0.5)).await;
     fleet.runtime.panic(acme());
@@ -51,10 +51,10 @@ async fn a_panic_of_a_worker_costs_that_instance_one_run() {
         sleep(seconds(1.0)).await;
         fleet.runtime.panic(RuntimePart::Worker(hurt.clone()));
     });
-    assert_eq!(answer.unwrap_err().fate(), Some(CallFate::MaybeExecuted), "the caller is answered");
+    assert_eq!(answer.unwrap_err().fate(), Some(CallFate::MaybeExecuted), "the caller gets an error");
     fleet.until_replaced(&hurt, hurt_pid).await;
-    assert_eq!(fleet.view(&hurt).exits_in_window(Instant::now().into_std()), 1, "and it is charged");
-    let crashed = fleet.told(&hurt, "mcp.server.crashed").await;
+    assert_eq!(fleet.view(&hurt).exits_in_window(Instant::now().into_std()), 1, "the panic counts as an exit");
+    let crashed = fleet.event_data(&hurt, "mcp.server.crashed").await;
     let reason = crashed[0]["reason"].as_str().unwrap();
     assert!(reason.starts_with("worker panicked") && reason.contains("asked to panic"), "{reason}");
     assert_eq!((fleet.pid(&other), fleet.view(&other).restarts), (other_pid, 0));
@@ -63,7 +63,7 @@ async fn a_panic_of_a_worker_costs_that_instance_one_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_a_team_touches_no_other_team_and_gives_its_own_back_as_they_were() {
+async fn a_panic_of_a_team_leaves_others_alone_and_restores_its_own_instances() {
     let fleet = Fleet::start().await;
     let mut others = Vec::new();
     for nth in 0..5 {
@@ -88,7 +88,7 @@ async fn a_panic_of_a_team_touches_no_other_team_and_gives_its_own_back_as_they_
     fleet.until_replaced(&running, pid).await;
     fleet.until_view(&once, |view| view.status == Status::Online && view.restarts == 2).await;
     sleep(seconds(600.0)).await;
-    assert_eq!(fleet.world.all_openings().len(), starts + 2, "only what ran was started again");
+    assert_eq!(fleet.world.all_openings().len(), starts + 2, "only running instances were started again");
     for (pid, id) in &others {
         assert_eq!((fleet.pid(id), fleet.view(id).restarts), (*pid, 0), "{id}");
     }
@@ -101,14 +101,14 @@ async fn a_panic_of_a_team_touches_no_other_team_and_gives_its_own_back_as_they_
     assert_eq!(fleet.view(&unconfigured).status, Status::AwaitingUserConfig);
     let view = fleet.view(&asleep);
     assert_eq!((view.status, view.dormant, view.offered_catalogue().unwrap().tools.len()), (Status::Online, true, 3));
-    assert!(fleet.call(&asleep, "echo", json!({"text": 1})).await.is_ok(), "and a call wakes it");
+    assert!(fleet.call(&asleep, "echo", json!({"text": 1})).await.is_ok(), "a call wakes it");
     let runs: HashSet<_> = fleet.world.all_openings().iter().map(|opening| opening.run).collect();
     assert_eq!(runs.len(), fleet.world.all_openings().len(), "no number of a run is used twice");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_history_of_crashes_survives_a_panic_of_the_team() {
+async fn the_crash_history_survives_a_panic_of_the_team() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     for restarts in 1..=2 {
@@ -124,7 +124,7 @@ async fn the_history_of_crashes_survives_a_panic_of_the_team() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn callers_of_a_team_that_panics_are_answered_and_those_who_wait_are_served_by_the_next_supervisor() {
+async fn a_panic_of_a_team_fails_running_calls_and_keeps_waiting_ones() {
     let fleet = Fleet::start().await;
     let running = fleet
         .online(Server::new("running").script(SimScript { call_delay: seconds(5.0), ..SimScript::default() }))
@@ -148,7 +148,7 @@ async fn callers_of_a_team_that_panics_are_answered_and_those_who_wait_are_serve
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_just_before_a_panic_of_the_team_is_kept() {
+async fn a_stop_just_before_a_panic_of_the_team_takes_effect() {
     let fleet = Fleet::start().await;
     let id = fleet.add(Server::new("a").script(exits(0.1, 1))).await;
     fleet.until(&id, Status::PermanentlyFailed).await;
@@ -169,7 +169,7 @@ async fn a_stop_just_before_a_panic_of_the_team_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_had_just_failed_for_good_stays_so_when_its_team_panics() {
+async fn a_stop_and_start_just_before_a_panic_of_the_team_take_effect() {
     let fleet = Fleet::start().await;
     let id = fleet.add(Server::new("a").script(exits(0.1, 1))).await;
     fleet.until(&id, Status::PermanentlyFailed).await;
@@ -186,7 +186,7 @@ async fn what_had_just_failed_for_good_stays_so_when_its_team_panics() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_asked_while_a_team_has_no_supervisor_is_done_when_it_has_one() {
+async fn commands_to_a_team_without_supervisor_are_carried_out_by_the_next_one() {
     let fleet = Fleet::start().await;
     let (stop, restart) = (fleet.online(Server::new("stop")).await, fleet.online(Server::new("restart")).await);
     let remove = fleet.online(Server::new("remove")).await;
@@ -195,7 +195,7 @@ async fn what_is_asked_while_a_team_has_no_supervisor_is_done_when_it_has_one() 
     let failing = Server::new("failing").plans(plans);
     let failed = fleet.add(failing.clone()).await;
     fleet.until(&failed, Status::PermanentlyFailed).await;
-    without_supervisor(&fleet).await;
+    remove_supervisor(&fleet).await;
     assert_eq!(fleet.world.sim.alive_count(), 0);
 
     let began = Instant::now();
@@ -229,14 +229,14 @@ async fn an_uninstall_survives_a_panic_of_the_team() {
     let fleet = Fleet::start().await;
     let stubborn = SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() };
     let id = fleet.online(Server::new("a").script(stubborn.clone())).await;
-    let keeps = fleet.online(Server::new("b")).await;
-    let pid = fleet.pid(&keeps);
+    let remains = fleet.online(Server::new("b")).await;
+    let pid = fleet.pid(&remains);
     let (uninstalled, ()) = futures::join!(fleet.runtime.uninstall(&id), async {
         sleep(seconds(1.0)).await;
         fleet.runtime.panic(acme());
     });
     assert!(uninstalled.is_ok(), "{uninstalled:?}");
-    fleet.until_replaced(&keeps, pid).await;
+    fleet.until_replaced(&remains, pid).await;
     sleep(seconds(60.0)).await;
     assert!(fleet.runtime.snapshot().get(&id).is_none());
     assert_eq!((fleet.world.openings(&id).len(), fleet.world.sim.alive_count()), (1, 1));
@@ -245,7 +245,7 @@ async fn an_uninstall_survives_a_panic_of_the_team() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_start_permit_is_lost_with_a_team() {
+async fn no_start_permit_is_lost_when_a_supervisor_dies() {
     let fleet = Fleet::with(|options| options.start_permits = 2).await;
     let ids: Vec<InstanceId> =
         join_all((0..6).map(|nth| fleet.add(Server::new(&format!("s{nth}")).script(exits(0.1, 1))))).await;
@@ -254,7 +254,7 @@ async fn no_start_permit_is_lost_with_a_team() {
     }
     fleet.runtime.panic(acme());
     sleep(seconds(0.5)).await;
-    // They ask for permits, and their supervisor is gone before it gets one.
+    // The restarts request permits, and their supervisor dies before it receives one.
     let restarts = join_all(ids.iter().map(|id| fleet.runtime.restart(id)));
     let (_, ()) = futures::join!(restarts, panic(&fleet.runtime, acme()));
     let began = Instant::now();
@@ -272,7 +272,7 @@ async fn no_start_permit_is_lost_with_a_team() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_team_that_keeps_panicking_comes_back_later_each_time_and_never_gives_up() {
+async fn a_team_that_keeps_panicking_is_restarted_after_growing_delays_forever() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     for delay in [0.0, 5.0, 15.0, 15.0, 15.0] {
@@ -286,7 +286,7 @@ async fn a_team_that_keeps_panicking_comes_back_later_each_time_and_never_gives_
 }
 
 #[tokio::test(start_paused = true)]
-async fn readers_keep_their_receivers_over_a_panic_of_the_registry() {
+async fn snapshot_receivers_stay_valid_over_a_panic_of_the_registry() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     let (pid, mut watch) = (fleet.pid(&id), fleet.runtime.watch());
@@ -294,9 +294,9 @@ async fn readers_keep_their_receivers_over_a_panic_of_the_registry() {
         sleep(seconds(1.0)).await;
         fleet.runtime.panic(RuntimePart::Registry);
     });
-    assert!(answer.is_ok(), "calls go on");
+    assert!(answer.is_ok(), "calls continue");
     let snapshot = watch.borrow_and_update().clone();
-    assert_eq!(snapshot.get(&id).unwrap().pid, pid, "nothing was forgotten meanwhile");
+    assert_eq!(snapshot.get(&id).unwrap().pid, pid, "the new registry has the old state");
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
     fleet.server(&id).exit(1);
     let seen = watch.wait_for(|snapshot| snapshot.get(&id).is_some_and(|view| view.restarts == 1));
@@ -306,7 +306,7 @@ async fn readers_keep_their_receivers_over_a_panic_of_the_registry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_changes_while_the_registry_panics_is_not_lost() {
+async fn changes_during_a_panic_of_the_registry_are_not_lost() {
     let fleet = Fleet::start().await;
     let stays = fleet.online(Server::new("stays")).await;
     let goes = fleet.add(Server::new("goes").script(exits(0.1, 1))).await;
@@ -323,14 +323,14 @@ async fn what_changes_while_the_registry_panics_is_not_lost() {
     fleet.until(&new.spec.id, Status::Online).await;
     sleep(seconds(1.0)).await;
     assert_eq!(fleet.view(&stays).status, Status::Offline);
-    assert!(fleet.runtime.snapshot().get(&goes).is_none(), "no ghost is left in the picture");
+    assert!(fleet.runtime.snapshot().get(&goes).is_none(), "the removed instance is not in the snapshot");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn queued_events_survive_a_panic_of_the_batcher_and_the_batch_in_flight_is_sent_again() {
+async fn queued_and_in_flight_events_survive_a_panic_of_the_batcher() {
     let fleet = Fleet::start().await;
-    fleet.sink.is(Mood::Block);
+    fleet.sink.set_mode(SinkMode::Block);
     let id = fleet.online(Server::new("a")).await;
     fleet.sink.until_attempts(1).await;
     let old = fleet.pid(&id);
@@ -341,7 +341,7 @@ async fn queued_events_survive_a_panic_of_the_batcher_and_the_batch_in_flight_is
     let attempts = fleet.sink.attempts();
     assert_eq!(attempts[0].batch, attempts[1].batch, "the same events under the same id");
     assert!(attempts[1].at > attempts[0].at);
-    fleet.sink.is(Mood::Accept);
+    fleet.sink.set_mode(SinkMode::Accept);
     let kinds: Vec<_> = fleet.events().await.iter().map(|event| event.event.kind()).collect();
     assert!(kinds.contains(&"mcp.server.crashed") && kinds.contains(&"mcp.server.restarted"), "{kinds:?}");
     assert_eq!(fleet.runtime.event_statistics().dropped, 0);
@@ -349,16 +349,16 @@ async fn queued_events_survive_a_panic_of_the_batcher_and_the_batch_in_flight_is
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batcher_may_panic_again_and_again() {
+async fn repeated_panics_of_the_batcher_lose_no_event() {
     let fleet = Fleet::start().await;
-    let mut told = fleet.runtime.subscribe();
+    let mut subscription = fleet.runtime.subscribe();
     for nth in 0..10 {
         fleet.online(Server::new(&format!("s{nth}"))).await;
         fleet.runtime.panic(RuntimePart::Batcher);
     }
     fleet.events().await;
     let mut next = 1;
-    while let Ok(envelope) = told.try_recv() {
+    while let Ok(envelope) = subscription.try_recv() {
         assert_eq!(envelope.seq, next, "a subscriber sees every event once");
         next += 1;
     }
@@ -367,34 +367,34 @@ async fn a_batcher_may_panic_again_and_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_sink_is_a_refusal_like_any_other() {
+async fn a_panic_of_the_sink_counts_as_a_failed_send() {
     let fleet = Fleet::start().await;
-    fleet.sink.is(Mood::Panic);
+    fleet.sink.set_mode(SinkMode::Panic);
     let id = fleet.online(Server::new("a")).await;
     fleet.sink.until_attempts(3).await;
     let error = fleet.runtime.event_statistics().last_error.unwrap();
     assert!(error.contains("the sink panicked"), "{error}");
-    fleet.sink.is(Mood::Accept);
-    assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1);
+    fleet.sink.set_mode(SinkMode::Accept);
+    assert_eq!(fleet.event_data(&id, "mcp.server.started").await.len(), 1);
     let attempts = fleet.sink.attempts();
     assert!(attempts.iter().all(|attempt| attempt.batch == attempts[0].batch));
     fleet.finish().await;
 }
 
-/// Code of a host that panics whenever it is called.
-struct Rude;
+/// Code of a host that panics in every method.
+struct PanickingHost;
 
-impl StateStore for Rude {
+impl StateStore for PanickingHost {
     fn save(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {
-        panic!("the memory panics");
+        panic!("the state store panics");
     }
 
     fn delete(&self, _id: &InstanceId) {
-        panic!("the memory panics");
+        panic!("the state store panics");
     }
 }
 
-impl Audience for Rude {
+impl Audience for PanickingHost {
     fn on_notification(&self, _of: &SessionSource, _cause: MessageCause, _message: RpcMessage) {
         panic!("the audience panics");
     }
@@ -421,10 +421,10 @@ impl Audience for Rude {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_memory_an_audience_and_a_clock_that_panic_end_nothing() {
+async fn panics_of_state_store_audience_and_clock_end_nothing() {
     let fleet = Fleet::with(|options| {
-        options.state_store = Arc::new(Rude);
-        options.audience = Arc::new(Rude);
+        options.state_store = Arc::new(PanickingHost);
+        options.audience = Arc::new(PanickingHost);
         options.wall = Arc::new(|| -> Timestamp { panic!("the clock panics") });
     })
     .await;
@@ -442,12 +442,12 @@ async fn a_memory_an_audience_and_a_clock_that_panic_end_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fault_of_the_root_supervisor_is_the_reason_of_the_end_and_nothing_stays_online() {
+async fn a_failure_of_the_root_supervisor_ends_the_runtime_and_takes_instances_offline() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     let never = fleet.runtime.wait_for(&id, |view| view.status == Status::Error);
     let (waited, ()) = futures::join!(timeout(LONG, never), panic(&fleet.runtime, RuntimePart::Root));
-    assert!(waited.unwrap().is_none(), "who waits is told that it is over");
+    assert!(waited.unwrap().is_none(), "a waiting caller gets `None`");
     let end = RuntimeEnd::Failed("asked to panic".to_owned());
     assert_eq!(fleet.runtime.wait_for_end().await, end);
     assert_eq!(fleet.runtime.snapshot().end(), Some(&end));
@@ -466,7 +466,7 @@ async fn a_fault_of_the_root_supervisor_is_the_reason_of_the_end_and_nothing_sta
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_keeps_panicking_its_team_is_set_aside_and_the_team_goes_on() {
+async fn an_instance_that_keeps_panicking_its_team_fails_permanently() {
     for bad in [Server::new("bad"), Server::remote("bad")] {
         let fleet = Fleet::start().await;
         let (bad, good) = (fleet.online(bad).await, fleet.online(Server::new("good")).await);
@@ -490,7 +490,7 @@ async fn an_instance_that_keeps_panicking_its_team_is_set_aside_and_the_team_goe
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_person_is_answered_although_the_supervisor_of_the_team_keeps_failing() {
+async fn a_command_gets_an_answer_although_the_supervisor_keeps_failing() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     let panics = async {
@@ -505,20 +505,20 @@ async fn a_person_is_answered_although_the_supervisor_of_the_team_keeps_failing(
     };
     let answer = tokio::select! {
         answer = asks => answer.unwrap(),
-        () = panics => unreachable!("it goes on"),
+        () = panics => unreachable!("the loop does not end"),
     };
     assert!(matches!(answer, Err(ControlError::Refused { .. })), "{answer:?}");
     fleet.until(&id, Status::Online).await;
     fleet.finish().await;
 }
 
-/// A sink that panics before there is a future.
-struct Sudden {
+/// A sink that panics before it returns a future.
+struct PanickingSink {
     sink: Arc<dyn EventSink>,
     panics: Arc<AtomicBool>,
 }
 
-impl EventSink for Sudden {
+impl EventSink for PanickingSink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         assert!(!self.panics.load(Ordering::Relaxed), "the sink panics at once");
         self.sink.send(batch)
@@ -531,10 +531,10 @@ impl EventSink for Sudden {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sink_that_panics_at_once_is_a_refusal_like_any_other() {
+async fn a_sink_that_panics_before_its_future_counts_as_a_failed_send() {
     let panics = Arc::new(AtomicBool::new(true));
     let fleet = Fleet::with(|options| {
-        options.sink = Arc::new(Sudden { sink: options.sink.clone(), panics: panics.clone() });
+        options.sink = Arc::new(PanickingSink { sink: options.sink.clone(), panics: panics.clone() });
     })
     .await;
     let id = fleet.online(Server::new("a")).await;
@@ -543,6 +543,6 @@ async fn a_sink_that_panics_at_once_is_a_refusal_like_any_other() {
     assert!(error.contains("the sink panicked"), "{error}");
     panics.store(false, Ordering::Relaxed);
     sleep(seconds(60.0)).await;
-    assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1);
+    assert_eq!(fleet.event_data(&id, "mcp.server.started").await.len(), 1);
     fleet.finish().await;
 }

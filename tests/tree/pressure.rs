@@ -1,4 +1,4 @@
-//! Starts and sleep while the memory of the machine is short.
+//! Starts and dormancy while the machine is short of memory.
 
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::memory::MemoryReading;
@@ -10,7 +10,7 @@ const SHORT: MemoryReading = MemoryReading { pressure_percent: Some(0.0), availa
 const ENOUGH: MemoryReading = MemoryReading { pressure_percent: Some(0.0), available_bytes: 50, total_bytes: 100 };
 
 #[tokio::test(start_paused = true)]
-async fn starts_wait_for_memory_one_goes_on_in_each_interval_and_callers_go_first() {
+async fn while_memory_is_short_one_server_starts_per_interval_called_ones_first() {
     let fleet = Fleet::start().await;
     fleet.runtime.observe_memory(SHORT);
     let (first, second, called) =
@@ -22,7 +22,10 @@ async fn starts_wait_for_memory_one_goes_on_in_each_interval_and_callers_go_firs
     sleep(seconds(9.0)).await;
     fleet.runtime.observe_memory(SHORT);
     fleet.runtime.sync_snapshot().await;
-    assert!([&first, &second, &called].iter().all(|id| fleet.world.openings(id).is_empty()), "none is started");
+    assert!(
+        [&first, &second, &called].iter().all(|id| fleet.world.openings(id).is_empty()),
+        "no server is started yet"
+    );
     let status = fleet.runtime.memory();
     assert_eq!((status.is_short, status.starts_waiting, status.reading), (true, 3, Some(SHORT)));
     assert_eq!(fleet.view(&first).status, Status::CommandReceived);
@@ -32,7 +35,10 @@ async fn starts_wait_for_memory_one_goes_on_in_each_interval_and_callers_go_firs
     calling.await.unwrap().unwrap();
     sleep(seconds(5.0)).await;
     assert_eq!(fleet.world.openings(&called).len(), 1);
-    assert!(fleet.world.openings(&first).is_empty() && fleet.world.openings(&second).is_empty(), "one only");
+    assert!(
+        fleet.world.openings(&first).is_empty() && fleet.world.openings(&second).is_empty(),
+        "only the called server is started"
+    );
 
     fleet.runtime.observe_memory(ENOUGH);
     fleet.until(&first, Status::Online).await;
@@ -42,7 +48,7 @@ async fn starts_wait_for_memory_one_goes_on_in_each_interval_and_callers_go_firs
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_longest_idle_server_falls_asleep_first_and_one_that_never_sleeps_stays() {
+async fn the_longest_idle_server_falls_asleep_first_and_always_on_ones_stay() {
     let fleet = Fleet::start().await;
     let never = |server: Server| server.policy(|policy| policy.idle.idle = Duration::MAX);
     let (old, young) = (fleet.add(Server::new("old")).await, fleet.add(Server::new("young")).await);
@@ -54,7 +60,7 @@ async fn the_longest_idle_server_falls_asleep_first_and_one_that_never_sleeps_st
     fleet.runtime.call(&young, "echo", None, None).await.unwrap();
     fleet.runtime.observe_memory(SHORT);
     fleet.until_view(&old, |view| view.dormant).await;
-    assert!(!fleet.view(&young).dormant, "it was needed just now");
+    assert!(!fleet.view(&young).dormant, "it was called recently");
 
     sleep(seconds(12.0)).await;
     fleet.runtime.observe_memory(SHORT);
@@ -65,10 +71,10 @@ async fn the_longest_idle_server_falls_asleep_first_and_one_that_never_sleeps_st
     for id in &staying {
         assert!(!fleet.view(id).dormant && fleet.view(id).pid.is_some(), "{id}");
     }
-    let asleep = fleet.told(&old, "mcp.server.dormant").await;
+    let asleep = fleet.event_data(&old, "mcp.server.dormant").await;
     assert_eq!(asleep[0]["idle_duration_seconds"], 30);
 
-    // It is woken when it is called, as soon as a start may take place.
+    // A call wakes it as soon as starts are allowed again.
     fleet.runtime.observe_memory(ENOUGH);
     fleet.runtime.call(&old, "echo", None, None).await.unwrap();
     fleet.finish().await;

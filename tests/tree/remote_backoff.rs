@@ -1,4 +1,4 @@
-//! When a remote server that is away is tried again.
+//! Delays between the attempts to reconnect to a remote server.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::remote_support::{REFUSED, until_attempts, until_back, waits, waits_for_its_time};
+use crate::remote_support::{REFUSED, until_attempts, until_reconnected, waits, waits_for_next_attempt};
 use crate::support::{Fleet, Server, seconds, tenths};
 
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// A server that is away from the beginning, after so many attempts.
-async fn tried(fleet: &Fleet, server: Server, attempts: usize) -> Vec<f64> {
+/// Installs a server that is down from the beginning and returns the delays between its first attempts.
+async fn delays_while_down(fleet: &Fleet, server: Server, attempts: usize) -> Vec<f64> {
     let remote = fleet.remote(&server.spec.id);
     remote.take_down(REFUSED);
     fleet.add(server).await;
@@ -25,18 +25,19 @@ async fn tried(fleet: &Fleet, server: Server, attempts: usize) -> Vec<f64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_away_is_tried_after_one_second_then_two_and_at_last_every_three_minutes() {
+async fn an_unreachable_server_is_retried_after_one_second_up_to_three_minutes() {
     let fleet = Fleet::start().await;
-    let waits = tried(&fleet, Server::remote("a"), 12).await;
+    let waits = delays_while_down(&fleet, Server::remote("a"), 12).await;
     assert_eq!(waits, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 180.0, 180.0, 180.0]);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_delay_is_at_most_a_tenth_longer_or_shorter_and_no_two_servers_have_the_same() {
+async fn each_delay_varies_by_at_most_a_tenth_and_differs_between_servers() {
     let fleet = Fleet::start().await;
     let jittered = |name: &str| Server::remote(name).policy(|policy| policy.reconnect = ReconnectPolicy::persistent());
-    let (one, other) = futures::join!(tried(&fleet, jittered("a"), 101), tried(&fleet, jittered("b"), 101));
+    let (one, other) =
+        futures::join!(delays_while_down(&fleet, jittered("a"), 101), delays_while_down(&fleet, jittered("b"), 101));
     for waits in [&one, &other] {
         let exact = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0].into_iter().chain(std::iter::repeat(180.0));
         for (wait, exact) in waits.iter().zip(exact) {
@@ -54,7 +55,7 @@ async fn the_same_seed_gives_the_same_delays_and_another_seed_others() {
     let with_seed = async |seed| {
         let fleet = Fleet::with(|options| options.seed = seed).await;
         let server = Server::remote("a").policy(|policy| policy.reconnect = ReconnectPolicy::persistent());
-        let waits = tried(&fleet, server, 20).await;
+        let waits = delays_while_down(&fleet, server, 20).await;
         fleet.finish().await;
         waits
     };
@@ -64,7 +65,7 @@ async fn the_same_seed_gives_the_same_delays_and_another_seed_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_attempts_are_bounded_five_are_made_and_then_none_until_somebody_calls() {
+async fn bounded_reconnecting_stops_after_five_attempts_until_a_call() {
     let fleet = Fleet::start().await;
     let bounded = ReconnectPolicy { jitter_percent: 0, ..ReconnectPolicy::bounded() };
     let id = fleet.online(Server::remote("a").policy(|policy| policy.reconnect = bounded)).await;
@@ -74,33 +75,35 @@ async fn where_attempts_are_bounded_five_are_made_and_then_none_until_somebody_c
     let view = fleet.until(&id, Status::Error).await;
     assert_eq!(view.message.as_deref(), Some("Connection failed after max retries"));
     assert_eq!((view.connection, view.next_retry_at), (Some(ConnectionState::Error), None));
-    assert_eq!(waits(&remote)[1..], [2.0, 4.0, 8.0, 16.0], "each twice as long as the one before");
+    assert_eq!(waits(&remote)[1..], [2.0, 4.0, 8.0, 16.0], "each is twice the previous one");
     sleep(seconds(3600.0)).await;
-    assert_eq!(remote.attempts().len(), 6, "one, and five after the loss");
+    assert_eq!(remote.attempts().len(), 6, "one before the loss and five after it");
 
-    let Err(error) = fleet.call(&id, "echo", json!({"text": 1})).await else { panic!("it is away") };
+    let Err(error) = fleet.call(&id, "echo", json!({"text": 1})).await else {
+        panic!("the call succeeded although the server is down")
+    };
     let CallError::Reconnecting { next_retry_ms: None, last_error, .. } = &error else { panic!("{error:?}") };
     assert_eq!((&**last_error, remote.attempts().len()), ("connection refused", 7));
     assert_eq!(fleet.view(&id).status, Status::Error);
     remote.bring_up();
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_ok());
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bounded_delay_is_half_a_minute_at_most() {
+async fn bounded_reconnecting_waits_at_most_thirty_seconds() {
     let fleet = Fleet::start().await;
     let eight = ReconnectPolicy { jitter_percent: 0, attempts_max: Some(8), ..ReconnectPolicy::bounded() };
     let server = Server::remote("a").policy(|policy| policy.reconnect = eight);
-    let waits = tried(&fleet, server, 9).await;
+    let waits = delays_while_down(&fleet, server, 9).await;
     assert_eq!(waits, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_bound_it_is_tried_for_a_week_and_more_and_its_events_do_not_pile_up() {
-    // The batcher's cycles are most of what happens in a week of waiting.
+async fn unbounded_reconnecting_continues_for_a_week_with_few_events() {
+    // With the default interval, the cycles of the batcher would dominate the run time of the test.
     let fleet = Fleet::with(|options| options.batch.interval = seconds(3600.0)).await;
     let server = Server::remote("a").policy(|policy| policy.reconnect = ReconnectPolicy::persistent());
     let id = fleet.online(server).await;
@@ -114,18 +117,18 @@ async fn without_a_bound_it_is_tried_for_a_week_and_more_and_its_events_do_not_p
     let view = fleet.view(&id);
     assert_eq!((view.status, view.connection), (Status::Offline, Some(ConnectionState::Reconnecting)));
     assert!(view.attempt.is_some_and(|attempt| attempt >= attempts - 1), "{:?} of {attempts}", view.attempt);
-    let told = fleet.told(&id, "mcp.server.reconnecting").await;
-    assert_eq!(told.len(), 14, "the first five and each doubling");
-    assert_eq!(fleet.told(&id, "mcp.server.status_changed").await.len(), 7, "that it is offline is told once");
+    let events = fleet.event_data(&id, "mcp.server.reconnecting").await;
+    assert_eq!(events.len(), 14, "the first five and one per doubling");
+    assert_eq!(fleet.event_data(&id, "mcp.server.status_changed").await.len(), 7, "one event says offline");
     remote.bring_up();
     let began = Instant::now();
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert!(began.elapsed() < seconds(198.0), "{:?}", began.elapsed());
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_delay_is_counted_from_the_end_of_an_attempt_and_a_success_begins_anew() {
+async fn delays_start_at_the_end_of_an_attempt_and_success_resets_them() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
@@ -138,35 +141,35 @@ async fn the_next_delay_is_counted_from_the_end_of_an_attempt_and_a_success_begi
         until_attempts(&remote, before + 3).await;
         let attempts = &remote.attempts()[before..];
         let began: Vec<f64> = attempts.iter().map(|attempt| tenths(attempt.began - lost)).collect();
-        assert_eq!(began, [1.0, 13.0, 27.0], "round {round}: each takes ten seconds");
+        assert_eq!(began, [1.0, 13.0, 27.0], "round {round}: each attempt takes ten seconds");
         remote.bring_up();
-        until_back(&fleet, &id).await;
+        until_reconnected(&fleet, &id).await;
     }
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_asks_for_patience_is_given_it() {
+async fn retry_after_delays_the_next_attempt_by_at_most_an_hour() {
     let fleet = Fleet::start().await;
     let server = Server::remote("a");
     let (id, remote) = (server.spec.id.clone(), fleet.remote(&server.spec.id));
-    let patience = |seconds| Some(Duration::from_secs(seconds));
+    let retry_after = |seconds| Some(Duration::from_secs(seconds));
     remote.fail_next([
-        FailureKind::Throttled { retry_after: patience(60) },
-        FailureKind::ServerError { status: 503, retry_after: patience(90) },
-        FailureKind::Throttled { retry_after: patience(1) },
+        FailureKind::Throttled { retry_after: retry_after(60) },
+        FailureKind::ServerError { status: 503, retry_after: retry_after(90) },
+        FailureKind::Throttled { retry_after: retry_after(1) },
         FailureKind::Throttled { retry_after: None },
-        // A server may ask for a day; it is tried after an hour.
-        FailureKind::Throttled { retry_after: patience(24 * 3600) },
+        // The maximum is an hour.
+        FailureKind::Throttled { retry_after: retry_after(24 * 3600) },
     ]);
     fleet.add(server).await;
-    let view = fleet.until_view(&id, waits_for_its_time).await;
+    let view = fleet.until_view(&id, waits_for_next_attempt).await;
     assert_eq!(
         (view.status, view.message.as_deref()),
         (Status::Error, Some("too many requests (HTTP 429); try again in 60 s"))
     );
     until_attempts(&remote, 6).await;
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert_eq!(waits(&remote), [60.0, 90.0, 4.0, 8.0, 3600.0]);
     fleet.finish().await;
 }

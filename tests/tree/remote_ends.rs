@@ -1,4 +1,4 @@
-//! Removal and shutdown in each state of a remote instance: nothing of it is left.
+//! Removal, shutdown and stop in each state of a remote instance.
 
 use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::model::exit::CallError;
@@ -8,25 +8,25 @@ use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::remote_support::{REFUSED, UNAUTHORIZED, lose, until_attempting, until_back, until_seen};
+use crate::remote_support::{REFUSED, UNAUTHORIZED, lose_connection, until_attempting, until_reconnected, until_seen};
 use crate::support::{Fleet, LONG, Server, seconds};
 
-/// Where a remote instance can be.
+/// The states of a remote instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     AwaitingConfig,
-    WaitingForAPermit,
+    WaitingForPermit,
     FirstAttempt,
     Discovering,
     Connected,
     CallInFlight,
-    CallInItsPause,
+    CallBetweenAttempts,
     CheckInFlight,
     Degraded,
     Undiscovered,
     Reconnecting,
-    AttemptOfTheSchedule,
-    AttemptOfACall,
+    ScheduledAttempt,
+    AttemptForCall,
     Rediscovering,
     Exhausted,
     Reauth,
@@ -36,18 +36,18 @@ enum State {
 
 const ALL: [State; 18] = [
     State::AwaitingConfig,
-    State::WaitingForAPermit,
+    State::WaitingForPermit,
     State::FirstAttempt,
     State::Discovering,
     State::Connected,
     State::CallInFlight,
-    State::CallInItsPause,
+    State::CallBetweenAttempts,
     State::CheckInFlight,
     State::Degraded,
     State::Undiscovered,
     State::Reconnecting,
-    State::AttemptOfTheSchedule,
-    State::AttemptOfACall,
+    State::ScheduledAttempt,
+    State::AttemptForCall,
     State::Rediscovering,
     State::Exhausted,
     State::Reauth,
@@ -55,11 +55,11 @@ const ALL: [State; 18] = [
     State::Stopped,
 ];
 
-/// An instance in that state, and whether somebody waits for an answer of it.
-async fn brought_to(fleet: &Fleet, state: State) -> InstanceId {
+/// Installs an instance and brings it to the state.
+async fn bring_to(fleet: &Fleet, state: State) -> InstanceId {
     let server = Server::remote("a");
     let remote = fleet.remote(&server.spec.id);
-    let silent = |method: &'static str| remote.change(|manner| manner.silent_on = [method].into());
+    let silent = |method: &'static str| remote.change(|behavior| behavior.silent_on = [method].into());
     let call = |tool: &'static str| {
         let (runtime, id) = (fleet.runtime.clone(), server.spec.id.clone());
         tokio::spawn(async move {
@@ -72,9 +72,9 @@ async fn brought_to(fleet: &Fleet, state: State) -> InstanceId {
             let id = fleet.add(server.clone().missing("KEY")).await;
             fleet.until(&id, Status::AwaitingUserConfig).await;
         }
-        State::WaitingForAPermit => {
+        State::WaitingForPermit => {
             let first = Server::remote_of("other", "first");
-            fleet.remote(&first.spec.id).change(|manner| manner.silent_on = ["initialize"].into());
+            fleet.remote(&first.spec.id).change(|behavior| behavior.silent_on = ["initialize"].into());
             fleet.add(first).await;
             let id = fleet.add(server.clone()).await;
             fleet.until(&id, Status::CommandReceived).await;
@@ -98,18 +98,18 @@ async fn brought_to(fleet: &Fleet, state: State) -> InstanceId {
             let bounded = ReconnectPolicy { jitter_percent: 0, ..ReconnectPolicy::bounded() };
             let server = server.clone().policy(|policy| policy.reconnect = bounded);
             let id = fleet.online(server).await;
-            lose(fleet, &id).await;
+            lose_connection(fleet, &id).await;
             fleet.until(&id, Status::Error).await;
         }
         _ => {
             let id = fleet.online(server.clone()).await;
-            after_online(fleet, &id, state, silent, call).await;
+            bring_online_to(fleet, &id, state, silent, call).await;
         }
     }
     server.spec.id
 }
 
-async fn after_online(
+async fn bring_online_to(
     fleet: &Fleet,
     id: &InstanceId,
     state: State,
@@ -124,7 +124,7 @@ async fn after_online(
             call("echo");
             received("tools/call").await;
         }
-        State::CallInItsPause => {
+        State::CallBetweenAttempts => {
             remote.take_down(REFUSED);
             call("echo");
             until_seen(&remote, |remote| remote.tried_at("tools/call").len() == 2).await;
@@ -137,22 +137,22 @@ async fn after_online(
             silent("ping");
             until_seen(&remote, |remote| remote.received_at("ping").len() == 4).await;
         }
-        State::Reconnecting => lose(fleet, id).await,
-        State::AttemptOfTheSchedule => {
-            lose(fleet, id).await;
+        State::Reconnecting => lose_connection(fleet, id).await,
+        State::ScheduledAttempt => {
+            lose_connection(fleet, id).await;
             remote.bring_up();
             silent("initialize");
             until_attempting(&remote).await;
         }
-        State::AttemptOfACall => {
-            lose(fleet, id).await;
+        State::AttemptForCall => {
+            lose_connection(fleet, id).await;
             remote.bring_up();
             silent("initialize");
             call("echo");
             until_attempting(&remote).await;
         }
         State::Rediscovering => {
-            lose(fleet, id).await;
+            lose_connection(fleet, id).await;
             remote.bring_up();
             silent("tools/list");
             fleet.until(id, Status::DiscoveringTools).await;
@@ -169,29 +169,29 @@ async fn after_online(
         }
         State::Stopped => fleet.runtime.stop(id).await.unwrap(),
         State::Connected => {}
-        _ => unreachable!("{state:?} comes before it is online"),
+        _ => unreachable!("{state:?} is not reached from online"),
     }
 }
 
-/// What a server is told of the end, where it can be told.
-fn says_goodbye(state: State) -> bool {
+/// Returns true if the satellite closes the session of an instance in this state with a request.
+fn closes_session(state: State) -> bool {
     use State::{CallInFlight, CheckInFlight, Connected, Degraded, Discovering, Rediscovering, Undiscovered};
     let connected = [CallInFlight, CheckInFlight, Connected, Degraded, Discovering, Rediscovering, Undiscovered];
     connected.contains(&state)
 }
 
 async fn in_state(state: State) -> (Fleet, InstanceId) {
-    // Only so many as the test needs to have one wait.
+    // One permit makes the second instance wait for it.
     let fleet = Fleet::with(|options| {
-        options.connect_permits = if state == State::WaitingForAPermit { 1 } else { 64 };
+        options.connect_permits = if state == State::WaitingForPermit { 1 } else { 64 };
     })
     .await;
-    let id = brought_to(&fleet, state).await;
+    let id = bring_to(&fleet, state).await;
     (fleet, id)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_removal_in_any_state_leaves_nothing() {
+async fn a_removal_in_any_state_leaves_no_connection_and_no_session() {
     for state in ALL {
         let (fleet, id) = in_state(state).await;
         let remote = fleet.remote(&id);
@@ -199,22 +199,22 @@ async fn a_removal_in_any_state_leaves_nothing() {
         fleet.runtime.uninstall(&id).await.unwrap();
         assert!(began.elapsed() <= seconds(2.1), "{state:?}: {:?}", began.elapsed());
         assert!(fleet.runtime.snapshot().get(&id).is_none(), "{state:?}");
-        let others = usize::from(state == State::WaitingForAPermit);
+        let others = usize::from(state == State::WaitingForPermit);
         assert_eq!(fleet.world.sim.line_count(), others, "{state:?}");
         let attempts = remote.attempts();
         assert!(attempts.iter().all(|attempt| attempt.ended.is_some()), "{state:?}: {attempts:?}");
-        let tried = remote.tried_at("tools/call").len();
+        let tried_calls = remote.tried_at("tools/call").len();
         sleep(seconds(600.0)).await;
         assert_eq!(
             (remote.attempts().len(), remote.tried_at("tools/call").len()),
-            (attempts.len(), tried),
+            (attempts.len(), tried_calls),
             "{state:?}"
         );
         assert_eq!(remote.sessions().open_count(), 0, "{state:?}: {:?}", remote.sessions());
-        if says_goodbye(state) {
+        if closes_session(state) {
             assert_eq!(remote.sessions().dropped, 0, "{state:?}: {:?}", remote.sessions());
         }
-        let last = fleet.told(&id, "mcp.server.disconnected").await;
+        let last = fleet.event_data(&id, "mcp.server.disconnected").await;
         assert!(last.last().is_some_and(|event| event["was_intentional"] == true), "{state:?}");
         let gone = fleet.call(&id, "echo", json!({})).await;
         assert!(matches!(gone, Err(CallError::NotFound { .. })), "{state:?}");
@@ -223,7 +223,7 @@ async fn a_removal_in_any_state_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_in_any_state_leaves_nothing_and_does_not_wait_for_a_server() {
+async fn a_shutdown_in_any_state_ends_quickly_and_leaves_no_session() {
     for state in ALL {
         let (fleet, id) = in_state(state).await;
         let remote = fleet.remote(&id);
@@ -231,14 +231,14 @@ async fn a_shutdown_in_any_state_leaves_nothing_and_does_not_wait_for_a_server()
         fleet.finish().await;
         assert!(began.elapsed() <= seconds(2.1), "{state:?}: {:?}", began.elapsed());
         assert_eq!(remote.sessions().open_count(), 0, "{state:?}: {:?}", remote.sessions());
-        if says_goodbye(state) {
+        if closes_session(state) {
             assert_eq!(remote.sessions().dropped, 0, "{state:?}: {:?}", remote.sessions());
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_in_any_state_is_kept_and_a_start_brings_it_back() {
+async fn a_stop_in_any_state_lasts_until_a_start() {
     for state in ALL {
         let (fleet, id) = in_state(state).await;
         let remote = fleet.remote(&id);
@@ -246,46 +246,46 @@ async fn a_stop_in_any_state_is_kept_and_a_start_brings_it_back() {
         let attempts = remote.attempts().len();
         sleep(seconds(600.0)).await;
         let view = fleet.view(&id);
-        // Its user is still asked for what is missing.
+        // Without a required value the status stays the same.
         let down = if state == State::AwaitingConfig { Status::AwaitingUserConfig } else { Status::Offline };
         assert_eq!((view.status, view.next_retry_at), (down, None), "{state:?}");
         assert_eq!(remote.attempts().len(), attempts, "{state:?}");
         assert_eq!(remote.sessions().open_count(), 0, "{state:?}");
-        remote.change(|manner| {
-            (manner.down, manner.silent_on, manner.script) = (None, [].into(), Some(SimScript::default().into()));
+        remote.change(|behavior| {
+            (behavior.down, behavior.silent_on, behavior.script) = (None, [].into(), Some(SimScript::default().into()));
         });
         let started = fleet.runtime.start(&id).await;
         if state != State::AwaitingConfig {
             started.unwrap();
-            until_back(&fleet, &id).await;
+            until_reconnected(&fleet, &id).await;
         }
         fleet.finish().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_confirms_no_end_delays_a_shutdown_by_no_more_than_its_time_for_that() {
+async fn unresponsive_servers_delay_a_shutdown_by_at_most_the_close_timeout() {
     let fleet = Fleet::start().await;
     for nth in 0..50 {
         let id = fleet.online(Server::remote(&format!("s{nth}"))).await;
-        fleet.remote(&id).change(|manner| manner.silent_on = ["*"].into());
+        fleet.remote(&id).change(|behavior| behavior.silent_on = ["*"].into());
     }
     let began = Instant::now();
     fleet.finish().await;
-    assert!(began.elapsed() <= seconds(2.1), "all at once: {:?}", began.elapsed());
+    assert!(began.elapsed() <= seconds(2.1), "the sessions were not closed in parallel: {:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_leaves_each_session_the_time_that_its_end_may_take() {
+async fn a_shutdown_waits_for_sessions_up_to_their_close_timeout() {
     let fleet = Fleet::start().await;
     let patient = Server::remote("a").policy(|policy| {
         (policy.remote.close_timeout, policy.session.terminate_grace) = (seconds(60.0), seconds(1.0));
     });
     let id = fleet.online(patient).await;
     let remote = fleet.remote(&id);
-    remote.change(|manner| manner.delay = seconds(30.0));
+    remote.change(|behavior| behavior.delay = seconds(30.0));
     let began = Instant::now();
-    // Which sees that nobody was killed.
+    // `finish` also checks that the shutdown was in time.
     fleet.finish().await;
     assert_eq!((began.elapsed().as_secs(), remote.sessions().closed), (30, 1));
 }

@@ -1,4 +1,4 @@
-//! Remote servers of either era of the protocol and of both, exchanged for another behind the same address, in paused time.
+//! Remote servers of either era or of both, and their replacement by another server behind the same address.
 
 use std::sync::Arc;
 
@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use crate::remote_support::{BROKEN_INSIDE, REFUSED, UNAUTHORIZED, story_after_start, until_back, until_seen};
+use crate::remote_support::{
+    INTERNAL_ERROR, REFUSED, UNAUTHORIZED, event_lines_after_start, until_reconnected, until_seen,
+};
 use crate::support::{Fleet, Server, seconds};
 
 const METHODS: [&str; 5] =
@@ -26,8 +28,8 @@ fn script(speaks: SpokenEras) -> SimScript {
     SimScript { speaks, ..SimScript::default() }
 }
 
-/// How often each opening message was sent.
-fn opening(remote: &SimRemote) -> [usize; 5] {
+/// Returns how often each of `METHODS` was sent.
+fn opening_counts(remote: &SimRemote) -> [usize; 5] {
     METHODS.map(|method| remote.tried_at(method).len())
 }
 
@@ -35,15 +37,15 @@ fn era(fleet: &Fleet, id: &InstanceId) -> Era {
     fleet.view(id).server.as_ref().unwrap().era
 }
 
-/// Another server from now on. What it was told in sessions is gone.
-fn becomes(remote: &SimRemote, script: SimScript) {
-    remote.change(|manner| manner.script = Some(Arc::new(script)));
+/// Replaces the server by another one, which does not know the old sessions.
+fn replace_server(remote: &SimRemote, script: SimScript) {
+    remote.change(|behavior| behavior.script = Some(Arc::new(script)));
     remote.expire(404);
     remote.cut();
 }
 
-/// What a client of the stateless era gets.
-async fn relayed(fleet: &Fleet, id: &InstanceId, tool: &str) -> Result<Value, CallError> {
+/// Sends a call as a client of the stateless era.
+async fn relay_stateless(fleet: &Fleet, id: &InstanceId, tool: &str) -> Result<Value, CallError> {
     let meta = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}},
@@ -60,7 +62,7 @@ async fn relayed(fleet: &Fleet, id: &InstanceId, tool: &str) -> Result<Value, Ca
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_server_is_opened_in_its_era_with_as_few_messages_as_that_takes() {
+async fn each_server_is_opened_in_its_era_with_the_fewest_messages() {
     let fleet = Fleet::start().await;
     for (speaks, expected, messages) in [
         (SpokenEras::Sessions, Era::Sessions, [1, 1, 0, 1, 0]),
@@ -69,7 +71,7 @@ async fn each_server_is_opened_in_its_era_with_as_few_messages_as_that_takes() {
     ] {
         let id = fleet.online(Server::remote(&format!("{speaks:?}").to_lowercase()).script(script(speaks))).await;
         assert_eq!(era(&fleet, &id), expected, "{speaks:?}");
-        assert_eq!(opening(&fleet.remote(&id)), messages, "{speaks:?}");
+        assert_eq!(opening_counts(&fleet.remote(&id)), messages, "{speaks:?}");
         let answer = fleet.call(&id, "echo", json!({"text": "hi"})).await.unwrap();
         assert_eq!(answer["content"][0]["text"], "\"hi\"");
         assert_eq!(fleet.view(&id).health, ServerHealth::Healthy);
@@ -78,59 +80,59 @@ async fn each_server_is_opened_in_its_era_with_as_few_messages_as_that_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_upgraded_behind_its_address_is_found_out_without_a_lost_call() {
+async fn a_server_upgraded_to_the_stateless_era_is_detected_by_a_repeatable_call() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").script(script(SpokenEras::Sessions))).await;
     let remote = fleet.remote(&id);
-    becomes(&remote, script(SpokenEras::Stateless));
-    // `add` is idempotent: what may have been carried out is asked again.
+    replace_server(&remote, script(SpokenEras::Stateless));
+    // `add` is idempotent: a call that may have been executed is repeated.
     assert_eq!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.unwrap()["structuredContent"]["result"], 3);
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert_eq!(era(&fleet, &id), Era::Stateless);
-    assert_eq!(opening(&remote), [2, 1, 1, 2, 1]);
-    let story = story_after_start(&fleet, &id).await;
-    assert!(!story.iter().any(|line| line.starts_with("error")), "{story:?}");
+    assert_eq!(opening_counts(&remote), [2, 1, 1, 2, 1]);
+    let event_lines = event_lines_after_start(&fleet, &id).await;
+    assert!(!event_lines.iter().any(|line| line.starts_with("error")), "{event_lines:?}");
 
-    // And back again.
-    becomes(&remote, script(SpokenEras::Sessions));
-    assert!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.is_err(), "it is told what is wrong");
+    // Back to sessions.
+    replace_server(&remote, script(SpokenEras::Sessions));
+    assert!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.is_err(), "the caller gets the error");
     fleet.until_view(&id, |view| view.server.as_ref().is_some_and(|server| server.era == Era::Sessions)).await;
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert_eq!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.unwrap()["structuredContent"]["result"], 3);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_found_out_is_where_the_next_connection_begins() {
+async fn the_next_connection_begins_in_the_known_era() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").script(script(SpokenEras::Stateless))).await;
     let remote = fleet.remote(&id);
     fleet.runtime.reconnect(&id).await.unwrap();
-    until_back(&fleet, &id).await;
-    assert_eq!(opening(&remote), [1, 0, 2, 2, 2]);
-    // It does not end anything that it has not: there are no sessions.
+    until_reconnected(&fleet, &id).await;
+    assert_eq!(opening_counts(&remote), [1, 0, 2, 2, 2]);
+    // There is no session to close or to ping.
     assert_eq!(remote.received_at("DELETE").len() + remote.received_at("ping").len(), 0);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_was_stateless_and_answers_nothing_is_asked_for_a_session_in_time() {
+async fn an_unanswered_server_discover_is_followed_by_initialize() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").script(script(SpokenEras::Stateless))).await;
     let remote = fleet.remote(&id);
-    remote.change(|manner| {
-        manner.script = Some(Arc::new(script(SpokenEras::Both)));
-        manner.silent_on = ["server/discover"].into();
+    remote.change(|behavior| {
+        behavior.script = Some(Arc::new(script(SpokenEras::Both)));
+        behavior.silent_on = ["server/discover"].into();
     });
     let began = Instant::now();
     fleet.runtime.reconnect(&id).await.unwrap();
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert_eq!((began.elapsed(), era(&fleet, &id)), (seconds(15.0), Era::Sessions));
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_lost_without_a_session_is_the_server() {
+async fn a_failure_without_a_session_sets_the_status_by_its_kind() {
     let fleet = Fleet::start().await;
     let table = [
         (REFUSED, Status::Offline),
@@ -138,12 +140,12 @@ async fn what_is_lost_without_a_session_is_the_server() {
         (UNAUTHORIZED, Status::RequiresReauth),
         (FailureKind::Redirected { status: 307, to: None }, Status::Error),
         (FailureKind::from_status(418), Status::Error),
-        // It is asked whether it is there at all, and is.
+        // A check follows and finds the server.
         (FailureKind::Cut, Status::Online),
         (FailureKind::from_status(404), Status::Online),
         (FailureKind::from_status(400), Status::Online),
         (FailureKind::Throttled { retry_after: None }, Status::Online),
-        (BROKEN_INSIDE, Status::Online),
+        (INTERNAL_ERROR, Status::Online),
     ];
     for (nth, (kind, status)) in table.into_iter().enumerate() {
         let id = fleet.online(Server::remote(&format!("a{nth}")).script(script(SpokenEras::Stateless))).await;
@@ -163,28 +165,28 @@ async fn what_is_lost_without_a_session_is_the_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_without_sessions_is_asked_what_it_is_to_see_whether_it_is_there() {
+async fn health_checks_of_a_stateless_server_use_server_discover() {
     let fleet = Fleet::start().await;
     let server = Server::remote("a").script(script(SpokenEras::Stateless));
     let id = fleet.online(server.policy(|policy| policy.health.interval = seconds(100.0))).await;
     let remote = fleet.remote(&id);
     until_seen(&remote, |remote| remote.served_at("server/discover").len() == 4).await;
-    remote.change(|manner| manner.silent_on = ["server/discover"].into());
+    remote.change(|behavior| behavior.silent_on = ["server/discover"].into());
     fleet.until_view(&id, |view| view.health == ServerHealth::Degraded).await;
-    remote.change(|manner| manner.silent_on.clear());
+    remote.change(|behavior| behavior.silent_on.clear());
     fleet.until_view(&id, |view| view.health == ServerHealth::Healthy).await;
     assert_eq!(fleet.view(&id).status, Status::Online);
-    // One that does not know the question any more is not what it was.
-    remote.change(|manner| {
-        manner.script = Some(Arc::new(script(SpokenEras::Sessions)));
-        manner.unknown_methods = ["server/discover"].into();
+    // A server that does not know `server/discover` any more has changed its era.
+    remote.change(|behavior| {
+        behavior.script = Some(Arc::new(script(SpokenEras::Sessions)));
+        behavior.unknown_methods = ["server/discover"].into();
     });
     fleet.until_view(&id, |view| view.server.as_ref().is_some_and(|server| server.era == Era::Sessions)).await;
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_loss_of_the_stream_is_not_the_loss_of_the_server() {
+async fn a_lost_subscription_stream_does_not_take_the_server_offline() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").script(script(SpokenEras::Stateless))).await;
     let remote = fleet.remote(&id);
@@ -193,16 +195,16 @@ async fn the_loss_of_the_stream_is_not_the_loss_of_the_server() {
     remote.cut();
     until_seen(&remote, |remote| remote.served_at("subscriptions/listen").len() == 2).await;
     assert_eq!(fleet.view(&id).status, Status::Online);
-    assert_eq!(remote.served_at("server/discover").len(), checks + 1, "it was looked whether it is there");
+    assert_eq!(remote.served_at("server/discover").len(), checks + 1, "a check followed the loss of the stream");
     until_seen(&remote, |remote| remote.served_at("tools/list").len() == 2).await;
-    // Where nobody is there that is found out by the same look.
+    // The same check detects a server that is down.
     remote.kill(REFUSED);
     fleet.until_view(&id, |view| view.health == ServerHealth::Degraded || view.status == Status::Offline).await;
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_is_told_on_the_stream() {
+async fn a_change_on_the_subscription_stream_updates_the_catalogue() {
     let fleet = Fleet::start().await;
     let changing = SimScript { list_changed_after: Some(seconds(50.0)), ..script(SpokenEras::Stateless) };
     let id = fleet.online(Server::remote("a").script(changing)).await;
@@ -222,18 +224,18 @@ async fn a_server_of_both_eras_serves_clients_of_both_over_one_connection() {
     assert_eq!(info.era, Era::Stateless);
     assert!(Arc::ptr_eq(&info, &other.unwrap().unwrap()));
     fleet.runtime.discover(&id, limit).await.unwrap().unwrap();
-    assert_eq!(remote.received_at("server/discover").len(), 1, "it is asked once");
+    assert_eq!(remote.received_at("server/discover").len(), 1, "one request for both callers");
 
-    assert_eq!(relayed(&fleet, &id, "echo").await.unwrap()["result"]["content"][0]["text"], "\"hi\"");
-    let asked = relayed(&fleet, &id, "ask").await.unwrap();
-    assert_eq!(asked["result"]["resultType"], "input_required", "for its client to see to");
+    assert_eq!(relay_stateless(&fleet, &id, "echo").await.unwrap()["result"]["content"][0]["text"], "\"hi\"");
+    let asked = relay_stateless(&fleet, &id, "ask").await.unwrap();
+    assert_eq!(asked["result"]["resultType"], "input_required", "the client handles the input request");
     assert_eq!(fleet.call(&id, "echo", json!({"text": "ho"})).await.unwrap()["content"][0]["text"], "\"ho\"");
-    // What fails beside the session says nothing of it.
+    // Failures of stateless requests do not affect the session.
     for kind in
         [FailureKind::from_status(404), FailureKind::from_status(418), FailureKind::NotMcp { content_type: None }]
     {
         remote.fail_next([kind]);
-        assert!(relayed(&fleet, &id, "echo").await.is_err());
+        assert!(relay_stateless(&fleet, &id, "echo").await.is_err());
         assert_eq!(fleet.view(&id).status, Status::Online);
     }
     assert_eq!(remote.sessions().opened, 1);
@@ -241,7 +243,7 @@ async fn a_server_of_both_eras_serves_clients_of_both_over_one_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_with_sessions_only_is_asked_once_whether_it_can_do_without() {
+async fn a_server_without_the_stateless_era_gets_one_server_discover() {
     let fleet = Fleet::start().await;
     let limit = seconds(5.0);
     let id = fleet.online(Server::remote("a").script(script(SpokenEras::Sessions))).await;
@@ -249,25 +251,25 @@ async fn a_server_with_sessions_only_is_asked_once_whether_it_can_do_without() {
         assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
     }
     assert_eq!(fleet.remote(&id).received_at("server/discover").len(), 1);
-    // One that leaves it unanswered counts as one that does not know it, after a short while.
+    // After two seconds without a response the server counts as one that does not know the method.
     let id = fleet.online(Server::remote("b").script(script(SpokenEras::Both))).await;
-    fleet.remote(&id).change(|manner| manner.silent_on = ["server/discover"].into());
+    fleet.remote(&id).change(|behavior| behavior.silent_on = ["server/discover"].into());
     let began = Instant::now();
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
     assert_eq!(began.elapsed(), seconds(2.0));
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
     sleep(seconds(60.0)).await;
-    fleet.remote(&id).change(|manner| manner.silent_on.clear());
-    assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_some(), "it may have been chance");
-    // So may a failure; and what is not to be had at all is not known.
+    fleet.remote(&id).change(|behavior| behavior.silent_on.clear());
+    assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_some(), "a timeout is forgotten after a minute");
+    // Failures are forgotten, too; a throttled request returns an error instead.
     let id = fleet.online(Server::remote("c").script(script(SpokenEras::Both))).await;
-    fleet.remote(&id).fail_next([FailureKind::Throttled { retry_after: None }, BROKEN_INSIDE]);
+    fleet.remote(&id).fail_next([FailureKind::Throttled { retry_after: None }, INTERNAL_ERROR]);
     assert!(fleet.runtime.discover(&id, limit).await.is_err());
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
     sleep(seconds(60.0)).await;
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_some());
     assert_eq!(fleet.view(&id).status, Status::Online);
-    // The older transport has sessions and nothing else.
+    // The SSE transport has only sessions.
     let id = fleet.online(Server::remote("d").sse().script(script(SpokenEras::Both))).await;
     assert!(fleet.runtime.discover(&id, limit).await.unwrap().is_none());
     assert_eq!(fleet.remote(&id).received_at("server/discover").len(), 0);
@@ -275,7 +277,7 @@ async fn a_server_with_sessions_only_is_asked_once_whether_it_can_do_without() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_configured_to_have_sessions_is_asked_for_nothing_else() {
+async fn a_server_configured_for_sessions_gets_no_server_discover() {
     let fleet = Fleet::start().await;
     let server = Server::remote("a").script(script(SpokenEras::Both));
     let id = fleet.online(server.policy(|policy| policy.session.protocol = Some(Era::Sessions))).await;
@@ -285,17 +287,17 @@ async fn a_server_that_is_configured_to_have_sessions_is_asked_for_nothing_else(
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_changes_beside_a_session_is_told_on_a_stream_beside_it() {
+async fn a_stateless_client_adds_a_subscription_stream_beside_the_session() {
     let fleet = Fleet::start().await;
     let changing = SimScript { list_changed_after: Some(seconds(50.0)), ..script(SpokenEras::Both) };
     let id = fleet.online(Server::remote("a").script(changing)).await;
     let remote = fleet.remote(&id);
     sleep(seconds(20.0)).await;
-    assert_eq!(remote.served_at("subscriptions/listen").len(), 0, "nobody needs it");
+    assert_eq!(remote.served_at("subscriptions/listen").len(), 0, "no stateless client needs the stream");
     fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().unwrap();
     until_seen(&remote, |remote| remote.served_at("subscriptions/listen").len() == 1).await;
     let lists = remote.served_at("tools/list").len();
-    // The session says so at 50 s, and the stream, which was asked for 20 s later, at 70 s.
+    // The session announces the change at 50 s; the stream, which was opened 20 s later, at 70 s.
     until_seen(&remote, |remote| remote.served_at("tools/list").len() == lists + 2).await;
     remote.cut();
     until_seen(&remote, |remote| remote.served_at("subscriptions/listen").len() == 2).await;
@@ -304,7 +306,7 @@ async fn what_changes_beside_a_session_is_told_on_a_stream_beside_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_breaks_off_is_the_loss_of_that_answer_and_of_no_other() {
+async fn a_truncated_response_fails_only_its_own_call() {
     let fleet = Fleet::start().await;
     for speaks in [SpokenEras::Stateless, SpokenEras::Both] {
         let id = fleet.online(Server::remote(&format!("{speaks:?}").to_lowercase()).script(script(speaks))).await;
@@ -314,11 +316,11 @@ async fn an_answer_that_breaks_off_is_the_loss_of_that_answer_and_of_no_other() 
         let cut = async {
             until_seen(&remote, |remote| remote.served_at("tools/call echo").len() == 1).await;
             remote.fail_next([FailureKind::Cut]);
-            let error = relayed(&fleet, &id, "echo").await.unwrap_err();
+            let error = relay_stateless(&fleet, &id, "echo").await.unwrap_err();
             assert_eq!(error.fate(), Some(CallFate::MaybeExecuted), "{error}");
             for _ in 0..3 {
-                remote.fail_next([BROKEN_INSIDE]);
-                assert!(relayed(&fleet, &id, "echo").await.is_err());
+                remote.fail_next([INTERNAL_ERROR]);
+                assert!(relay_stateless(&fleet, &id, "echo").await.is_err());
                 if speaks == SpokenEras::Stateless {
                     break;
                 }
@@ -332,36 +334,36 @@ async fn an_answer_that_breaks_off_is_the_loss_of_that_answer_and_of_no_other() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_with_a_number_of_the_other_era_is_the_servers_own() {
+async fn error_codes_of_the_other_era_reach_the_caller_as_server_errors() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").script(script(SpokenEras::Sessions))).await;
     for code in [-32020, -32021, -32022] {
         let error = fleet.call(&id, "fail", json!({"code": code, "message": "done"})).await.unwrap_err();
-        assert!(matches!(error, CallError::Server { code: told, .. } if told == code), "{error}");
+        assert!(matches!(error, CallError::Server { code: received, .. } if received == code), "{error}");
     }
     sleep(seconds(1.0)).await;
     let remote = fleet.remote(&id);
-    assert_eq!(remote.served_at("tools/call fail").len(), 3, "each was made once");
+    assert_eq!(remote.served_at("tools/call fail").len(), 3, "each call was sent once");
     assert_eq!((remote.sessions().opened, fleet.view(&id).status), (1, Status::Online));
-    assert!(!remote.served_at("ping").is_empty(), "whether it still has sessions was found out");
+    assert!(!remote.served_at("ping").is_empty(), "a ping checked that the session still exists");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_without_sessions_no_more_is_found_out_by_who_needs_that() {
+async fn the_end_of_stateless_support_is_detected_by_the_next_stateless_call() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").script(script(SpokenEras::Both))).await;
     let remote = fleet.remote(&id);
     fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().unwrap();
-    remote.change(|manner| manner.script = Some(Arc::new(script(SpokenEras::Sessions))));
-    assert!(relayed(&fleet, &id, "echo").await.is_err());
+    remote.change(|behavior| behavior.script = Some(Arc::new(script(SpokenEras::Sessions))));
+    assert!(relay_stateless(&fleet, &id, "echo").await.is_err());
     assert!(fleet.runtime.discover(&id, seconds(5.0)).await.unwrap().is_none());
     assert_eq!((remote.sessions().opened, fleet.view(&id).status), (1, Status::Online));
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn processes_are_opened_in_their_era_too() {
+async fn child_processes_are_opened_in_their_era() {
     let fleet = Fleet::start().await;
     for (speaks, expected) in [
         (SpokenEras::Sessions, Era::Sessions),
@@ -376,13 +378,13 @@ async fn processes_are_opened_in_their_era_too() {
         let known = fleet.runtime.discover(&id, seconds(5.0)).await.unwrap();
         assert_eq!(known.is_some(), expected == Era::Stateless);
     }
-    // One that ends when it was spoken to in the wrong one is started once more, and spoken to in the right one.
+    // A server that exits after a message of the wrong era is started again and opened in its own era.
     let ending = SimScript { exit_on_refusal: true, exit_code: 1, ..script(SpokenEras::Stateless) };
     let id = fleet.online(Server::new("ending").script(ending).always_on()).await;
     assert_eq!((fleet.world.openings(&id).len(), fleet.view(&id).restarts), (2, 1));
     fleet.runtime.restart(&id).await.unwrap();
     fleet.world.until_openings(&id, 3).await;
     fleet.until(&id, Status::Online).await;
-    assert_eq!(fleet.world.openings(&id).len(), 3, "it is remembered");
+    assert_eq!(fleet.world.openings(&id).len(), 3, "the era is remembered");
     fleet.finish().await;
 }

@@ -1,4 +1,4 @@
-//! What became of a call is told as it was, however its session came to its end.
+//! The fate of a call that is reported to the caller, for each end of its session.
 
 use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::CallerRequest;
@@ -7,11 +7,11 @@ use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::remote_support::{REFUSED, lose, until_back, until_seen};
+use crate::remote_support::{REFUSED, lose_connection, until_reconnected, until_seen};
 use crate::support::{Fleet, Server, seconds};
 
 #[tokio::test(start_paused = true)]
-async fn what_was_answered_before_a_loss_is_answered_and_what_was_never_sent_is_repeated() {
+async fn completed_calls_survive_a_loss_and_unsent_calls_are_repeated() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
@@ -21,18 +21,18 @@ async fn what_was_answered_before_a_loss_is_answered_and_what_was_never_sent_is_
         futures::join!(fleet.call(&id, "echo", json!({"text": 1})), fleet.call(&id, "sleep", json!({"ms": 1})));
     assert!(matches!(lost, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{lost:?}");
     assert!(answered.is_ok(), "{answered:?}");
-    assert_eq!(remote.served_at("tools/call echo").len(), 1, "its answer was there already");
-    assert!(unsent.is_ok(), "it harms nobody to send it on the next connection: {unsent:?}");
+    assert_eq!(remote.served_at("tools/call echo").len(), 1, "its response had already arrived");
+    assert!(unsent.is_ok(), "an unsent call is sent on the next connection: {unsent:?}");
     assert_eq!((remote.tried_at("tools/call sleep").len(), remote.attempts().len()), (1, 2));
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_may_have_been_carried_out_once_is_never_said_not_to_have_been_sent() {
+async fn a_call_that_may_have_been_executed_is_never_reported_as_unsent() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    // Its first attempt breaks off, and from the second on nobody is there.
+    // The first attempt breaks off; from the second on, the connection is refused.
     remote.fail_next([FailureKind::Cut]);
     let add = || CallerRequest::Tool { name: "add".to_owned(), arguments: None, repeatable: true };
     let port = fleet.view(&id).port.clone().unwrap();
@@ -43,14 +43,14 @@ async fn a_call_that_may_have_been_carried_out_once_is_never_said_not_to_have_be
     assert!(matches!(answer, Err(CallError::Terminated { fate: CallFate::MaybeExecuted, .. })), "{answer:?}");
     assert_eq!(remote.tried_at("tools/call add").len(), 3);
     remote.bring_up();
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
 
-    // The same where the deadline leaves no time for a third attempt, and where it is stopped before that.
+    // The same if the deadline leaves no time for a third attempt, and if the instance is stopped before it.
     let port = fleet.view(&id).port.clone().unwrap();
     remote.fail_next([FailureKind::Cut, REFUSED]);
     let answer = port.request(add(), seconds(0.9)).await;
     assert_eq!(answer.unwrap_err().fate(), Some(CallFate::MaybeExecuted));
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     let port = fleet.view(&id).port.clone().unwrap();
     remote.fail_next([FailureKind::Cut, REFUSED]);
     let (answer, ()) = futures::join!(port.request(add(), seconds(30.0)), async {
@@ -63,12 +63,12 @@ async fn a_call_that_may_have_been_carried_out_once_is_never_said_not_to_have_be
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_cannot_be_repeated_after_it_may_have_been_carried_out_says_so() {
+async fn a_failed_repeat_reports_the_fate_and_reason_of_the_first_attempt() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
     let slow = SimScript { call_delay: seconds(5.0), ..SimScript::default() };
-    remote.change(|manner| manner.script = Some(slow.into()));
+    remote.change(|behavior| behavior.script = Some(slow.into()));
     fleet.runtime.reconnect(&id).await.unwrap();
     let (read_only, ()) = futures::join!(fleet.call(&id, "add", json!({"a": 1, "b": 2})), async {
         until_seen(&remote, |remote| remote.served_at("tools/call").len() == 1).await;
@@ -79,31 +79,34 @@ async fn a_call_that_cannot_be_repeated_after_it_may_have_been_carried_out_says_
     let Err(CallError::Terminated { fate: CallFate::MaybeExecuted, reason }) = read_only else {
         panic!("{read_only:?}")
     };
-    assert_eq!(reason, "Server disconnected: the session has expired (HTTP 404)", "not that of the second attempt");
+    assert_eq!(
+        reason, "Server disconnected: the session has expired (HTTP 404)",
+        "not the reason of the second attempt"
+    );
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deadline_that_passes_before_a_call_could_be_sent_says_that_it_was_not() {
+async fn a_deadline_before_sending_reports_that_the_request_was_not_sent() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    lose(&fleet, &id).await;
-    remote.change(|manner| (manner.down, manner.silent_on) = (None, ["initialize"].into()));
+    lose_connection(&fleet, &id).await;
+    remote.change(|behavior| (behavior.down, behavior.silent_on) = (None, ["initialize"].into()));
     let late = fleet.call_within(&id, "echo", json!({}), Some(seconds(5.0))).await.unwrap_err();
     assert_eq!((late.fate(), late.kind()), (Some(CallFate::NotSent), "timed_out"));
     assert_eq!(late.to_string(), "server not ready within 5 s; the request was not sent");
     assert!(remote.tried_at("tools/call").is_empty());
-    remote.change(|manner| manner.silent_on.clear());
-    until_back(&fleet, &id).await;
+    remote.change(|behavior| behavior.silent_on.clear());
+    until_reconnected(&fleet, &id).await;
 
-    // Between two attempts of which none has reached anybody.
+    // Between two attempts that both failed to connect.
     remote.fail_next([REFUSED, REFUSED, REFUSED]);
     let port = fleet.view(&id).port.clone().unwrap();
     let ping = CallerRequest::Method { method: "ping".to_owned(), params: None };
     let (late, ()) = futures::join!(port.request(ping, seconds(0.7)), async {
         sleep(seconds(0.6)).await;
-        // The next attempt is not made: it would come after the deadline.
+        // The third attempt would come after the deadline.
         assert_eq!(remote.tried_at("ping").len(), 2);
     });
     assert_eq!(late.unwrap_err().fate(), Some(CallFate::NotSent));
@@ -111,7 +114,7 @@ async fn a_deadline_that_passes_before_a_call_could_be_sent_says_that_it_was_not
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_was_refused_for_what_it_is_was_not_carried_out() {
+async fn a_call_rejected_for_its_content_was_not_executed() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
@@ -121,7 +124,7 @@ async fn a_call_that_was_refused_for_what_it_is_was_not_carried_out() {
         let refused = fleet.call(&id, "echo", json!({})).await.unwrap_err();
         assert_eq!(refused, CallError::Remote { fate: CallFate::NotSent, failure: ExchangeFailure::sent(refusal) });
     }
-    // It came too slowly: who knows how much of it was taken.
+    // HTTP 408, request timeout: the server may have read and executed it.
     remote.fail_next([FailureKind::from_status(408)]);
     let slow = fleet.call(&id, "echo", json!({})).await.unwrap_err();
     assert_eq!(slow.fate(), Some(CallFate::MaybeExecuted));

@@ -10,19 +10,19 @@ use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::remote_support::{FORBIDDEN, REFUSED, UNAUTHORIZED, story, until_back, waits};
+use crate::remote_support::{FORBIDDEN, REFUSED, UNAUTHORIZED, event_lines, until_reconnected, waits};
 use crate::support::{Fleet, Server, seconds, tenths};
 
 #[tokio::test(start_paused = true)]
-async fn a_remote_server_is_connected_discovered_and_online_without_a_process() {
+async fn a_remote_server_goes_online_without_a_process() {
     let fleet = Fleet::start().await;
     let server = Server::remote("a").script(SimScript { resources: 2, prompts: 1, ..SimScript::default() });
     let remote = fleet.remote(&server.spec.id);
-    remote.change(|manner| manner.connect_delay = seconds(2.0));
+    remote.change(|behavior| behavior.connect_delay = seconds(2.0));
     let id = fleet.add(server).await;
     let view = fleet.until(&id, Status::Connecting).await;
     assert_eq!((view.connection, view.health), (Some(ConnectionState::Connecting), ServerHealth::Unknown));
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     let expected = [
         "provisioning",
         "command_received: waiting for a start permit",
@@ -33,10 +33,10 @@ async fn a_remote_server_is_connected_discovered_and_online_without_a_process() 
         "online",
         "started with 3 tools",
     ];
-    assert_eq!(story(&fleet, &id).await, expected);
-    let started = &fleet.told(&id, "mcp.server.started").await[0];
-    let told = (&started["pid"], &started["transport"], &started["spawn_duration_ms"]);
-    assert_eq!(told, (&json!(null), &json!("http"), &json!(2000)));
+    assert_eq!(event_lines(&fleet, &id).await, expected);
+    let started = &fleet.event_data(&id, "mcp.server.started").await[0];
+    let reported = (&started["pid"], &started["transport"], &started["spawn_duration_ms"]);
+    assert_eq!(reported, (&json!(null), &json!("http"), &json!(2000)));
     let view = fleet.view(&id);
     assert_eq!((view.health, view.pid), (ServerHealth::Healthy, None));
     assert_eq!(
@@ -47,11 +47,15 @@ async fn a_remote_server_is_connected_discovered_and_online_without_a_process() 
     assert_eq!((catalogue.tools.len(), catalogue.resources.len(), catalogue.prompts.len()), (3, 2, 1));
     assert_eq!(remote.attempts().len(), 1);
     fleet.finish().await;
-    assert_eq!((remote.sessions().closed, remote.sessions().open_count()), (1, 0), "its end is told to the server");
+    assert_eq!(
+        (remote.sessions().closed, remote.sessions().open_count()),
+        (1, 0),
+        "the session is closed with a request"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its_way_on() {
+async fn each_failure_of_the_first_connection_sets_status_message_and_retry() {
     let timeout = seconds(3.0);
     let error = |status| FailureKind::ServerError { status, retry_after: None };
     let to = Some("https://elsewhere.example".to_owned());
@@ -108,17 +112,21 @@ async fn each_failure_of_the_first_connection_has_its_status_its_message_and_its
         assert_eq!(view.connection, Some(ConnectionState::Reconnecting), "{kind:?}");
         assert_eq!(view.attempt, Some(1), "{kind:?}");
         remote.bring_up();
-        until_back(&fleet, &id).await;
+        until_reconnected(&fleet, &id).await;
         assert_eq!(waits(&remote), [1.0], "{kind:?}");
-        assert_eq!(fleet.told(&id, "mcp.server.started").await.len(), 1, "it is there for the first time: {kind:?}");
-        assert!(fleet.told(&id, "mcp.server.reconnected").await.is_empty(), "{kind:?}");
-        assert!(fleet.told(&id, "mcp.server.disconnected").await.is_empty(), "nothing was connected: {kind:?}");
+        assert_eq!(
+            fleet.event_data(&id, "mcp.server.started").await.len(),
+            1,
+            "the first connection is a start: {kind:?}"
+        );
+        assert!(fleet.event_data(&id, "mcp.server.reconnected").await.is_empty(), "{kind:?}");
+        assert!(fleet.event_data(&id, "mcp.server.disconnected").await.is_empty(), "nothing was connected: {kind:?}");
     }
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_refuses_the_handshake_is_an_error_and_one_that_never_answers_it_is_offline() {
+async fn a_rejected_handshake_is_an_error_and_a_silent_server_is_offline() {
     let fleet = Fleet::start().await;
     let refusing = SimScript { handshake_error: Some("not today".to_owned()), ..SimScript::default() };
     let foreign = SimScript { protocol_version: Some("1999-01-01".to_owned()), ..SimScript::default() };
@@ -141,7 +149,7 @@ async fn a_server_that_refuses_the_handshake_is_an_error_and_one_that_never_answ
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_the_first_connection_is_answered_with_it_or_told_why_there_is_none() {
+async fn a_caller_that_waits_for_the_first_connection_gets_its_outcome() {
     let fleet = Fleet::start().await;
     let server = Server::remote("a");
     let (id, remote) = (server.spec.id.clone(), fleet.remote(&server.spec.id));
@@ -149,12 +157,14 @@ async fn who_waits_for_the_first_connection_is_answered_with_it_or_told_why_ther
     fleet.add(server).await;
     fleet.until(&id, Status::Connecting).await;
     let began = Instant::now();
-    let Err(error) = fleet.call(&id, "echo", json!({"text": 1})).await else { panic!("it is away") };
+    let Err(error) = fleet.call(&id, "echo", json!({"text": 1})).await else {
+        panic!("the call succeeded although the server is down")
+    };
     let CallError::Reconnecting { next_retry_ms, last_error, .. } = &error else { panic!("{error:?}") };
     assert_eq!((*next_retry_ms, &**last_error), (Some(1000), "no connection within 10 s"));
     assert_eq!(tenths(began.elapsed()), 10.0);
 
-    remote.change(|manner| (manner.down, manner.connect_delay) = (None, Duration::from_secs(5)));
+    remote.change(|behavior| (behavior.down, behavior.connect_delay) = (None, Duration::from_secs(5)));
     let answer = fleet.call(&id, "echo", json!({"text": "waited"})).await;
     assert_eq!(answer.unwrap()["structuredContent"]["text"], "waited");
     assert_eq!(tenths(began.elapsed()), 15.0, "the call did not wait for the schedule");
@@ -162,7 +172,7 @@ async fn who_waits_for_the_first_connection_is_answered_with_it_or_told_why_ther
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_its_user_must_give_is_waited_for_and_nothing_is_sent() {
+async fn a_missing_user_value_prevents_every_connection_attempt() {
     let fleet = Fleet::start().await;
     let server = Server::remote("a").missing("Authorization");
     let remote = fleet.remote(&server.spec.id);
@@ -174,6 +184,6 @@ async fn what_its_user_must_give_is_waited_for_and_nothing_is_sent() {
     let mut given = server.header("Authorization", "Bearer key");
     given.spec.missing.clear();
     fleet.runtime.install(given.spec).await.unwrap();
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     fleet.finish().await;
 }

@@ -1,4 +1,4 @@
-//! A connection that is made anew on request, in every state.
+//! Reconnecting on request, in every state.
 
 use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::ControlError;
@@ -11,12 +11,13 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{
-    REFUSED, UNAUTHORIZED, lose, until_attempting, until_attempts, until_back, until_seen, waits, waits_for_its_time,
+    REFUSED, UNAUTHORIZED, lose_connection, until_attempting, until_attempts, until_reconnected, until_seen, waits,
+    waits_for_next_attempt,
 };
 use crate::support::{Fleet, Server, seconds, tenths};
 
 #[tokio::test(start_paused = true)]
-async fn calls_inside_a_connection_that_is_made_anew_learn_their_fate() {
+async fn calls_in_flight_during_a_requested_reconnect_get_their_fate() {
     let fleet = Fleet::start().await;
     let id =
         fleet.online(Server::remote("a").script(SimScript { call_delay: seconds(5.0), ..SimScript::default() })).await;
@@ -35,11 +36,11 @@ async fn calls_inside_a_connection_that_is_made_anew_learn_their_fate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_it_waits_for_its_time_it_is_tried_now_and_the_delays_begin_anew() {
+async fn a_requested_reconnect_tries_at_once_and_restarts_the_delays() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    lose(&fleet, &id).await;
+    lose_connection(&fleet, &id).await;
     until_attempts(&remote, 7).await;
     fleet.until_view(&id, |view| view.attempt == Some(7)).await;
     let outcome = fleet.runtime.reconnect(&id).await.unwrap();
@@ -56,31 +57,31 @@ async fn while_it_waits_for_its_time_it_is_tried_now_and_the_delays_begin_anew()
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_an_attempt_is_under_way_there_is_no_other_and_its_outcome_is_the_answer() {
+async fn a_reconnect_request_during_an_attempt_returns_the_outcome_of_that_attempt() {
     let fleet = Fleet::start().await;
     let (first, again) = (Server::remote("a"), fleet.online(Server::remote("b")).await);
-    fleet.remote(&first.spec.id).change(|manner| manner.connect_delay = seconds(5.0));
+    fleet.remote(&first.spec.id).change(|behavior| behavior.connect_delay = seconds(5.0));
     let first = fleet.add(first).await;
-    lose(&fleet, &again).await;
-    fleet.remote(&again).change(|manner| (manner.down, manner.connect_delay) = (None, seconds(5.0)));
+    lose_connection(&fleet, &again).await;
+    fleet.remote(&again).change(|behavior| (behavior.down, behavior.connect_delay) = (None, seconds(5.0)));
     for (id, attempts) in [(&first, 1), (&again, 3)] {
         let remote = fleet.remote(id);
         until_attempting(&remote).await;
         let (one, other) = futures::join!(fleet.runtime.reconnect(id), fleet.runtime.reconnect(id));
         assert_eq!((one.unwrap().success, other.unwrap().success), (true, true));
         assert_eq!((remote.attempts().len(), remote.overlaps()), (attempts, 0), "{id}");
-        until_back(&fleet, id).await;
+        until_reconnected(&fleet, id).await;
     }
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_given_up_is_tried_again() {
+async fn a_reconnect_request_retries_exhausted_and_rejected_connections() {
     let fleet = Fleet::start().await;
     let bounded = ReconnectPolicy { jitter_percent: 0, ..ReconnectPolicy::bounded() };
     let given_up = fleet.online(Server::remote("a").policy(|policy| policy.reconnect = bounded)).await;
     let refused = fleet.online(Server::remote("b")).await;
-    lose(&fleet, &given_up).await;
+    lose_connection(&fleet, &given_up).await;
     fleet.until(&given_up, Status::Error).await;
     let outcome = fleet.runtime.reconnect(&given_up).await.unwrap();
     assert_eq!((outcome.success, outcome.status), (false, Status::Offline), "it has five attempts again");
@@ -92,32 +93,40 @@ async fn what_was_given_up_is_tried_again() {
     assert!(fleet.call(&refused, "echo", json!({})).await.is_err());
     fleet.until(&refused, Status::RequiresReauth).await;
     let outcome = fleet.runtime.reconnect(&refused).await.unwrap();
-    assert_eq!((outcome.success, outcome.status), (false, Status::RequiresReauth), "and is still refused");
+    assert_eq!(
+        (outcome.success, outcome.status),
+        (false, Status::RequiresReauth),
+        "the credentials are still rejected"
+    );
     for id in [&given_up, &refused] {
         fleet.remote(id).bring_up();
         assert!(fleet.runtime.reconnect(id).await.unwrap().success);
-        until_back(&fleet, id).await;
+        until_reconnected(&fleet, id).await;
     }
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_live_link_whose_tools_cannot_be_read_is_given_up_for_another() {
+async fn a_reconnect_request_replaces_a_connection_without_readable_tools() {
     let fleet = Fleet::start().await;
     let server = Server::remote("a").script(SimScript { list_error: true, ..SimScript::default() });
     let id = fleet.add(server).await;
     fleet.until(&id, Status::Error).await;
     let outcome = fleet.runtime.reconnect(&id).await.unwrap();
-    assert_eq!((outcome.success, outcome.status), (false, Status::Error), "connected, and as useless as before");
+    assert_eq!(
+        (outcome.success, outcome.status),
+        (false, Status::Error),
+        "connected, but the tools are still unreadable"
+    );
     let remote = fleet.remote(&id);
     assert_eq!((remote.sessions().opened, remote.sessions().closed), (2, 1));
-    remote.change(|manner| manner.script = Some(SimScript::default().into()));
+    remote.change(|behavior| behavior.script = Some(SimScript::default().into()));
     assert!(fleet.runtime.reconnect(&id).await.unwrap().success);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_stopped_is_started_by_it_and_what_cannot_be_is_refused() {
+async fn a_reconnect_request_starts_a_stopped_server_and_restarts_a_process() {
     let fleet = Fleet::start().await;
     let stopped = fleet.online(Server::remote("a")).await;
     fleet.runtime.stop(&stopped).await.unwrap();
@@ -139,29 +148,29 @@ async fn what_is_stopped_is_started_by_it_and_what_cannot_be_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_old_connection_is_being_closed_one_new_one_is_made() {
+async fn two_reconnect_requests_during_a_close_open_one_connection() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    remote.change(|manner| manner.silent_on = ["DELETE"].into());
+    remote.change(|behavior| behavior.silent_on = ["DELETE"].into());
     let began = Instant::now();
     let (one, other) = futures::join!(fleet.runtime.reconnect(&id), async {
         until_seen(&remote, |remote| !remote.received_at("DELETE").is_empty()).await;
         fleet.runtime.reconnect(&id).await
     });
     assert_eq!((one.unwrap().success, other.unwrap().success), (true, true));
-    assert_eq!(tenths(began.elapsed()), 2.0, "a server that does not confirm its end is not waited for any longer");
+    assert_eq!(tenths(began.elapsed()), 2.0, "longer or shorter than the close timeout");
     assert_eq!(remote.attempts().len(), 2);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_connection_that_is_removed_or_stopped_instead_is_told() {
+async fn a_reconnect_request_ends_when_the_instance_is_removed_or_stopped() {
     let fleet = Fleet::start().await;
     for remove in [true, false] {
         let id = fleet.online(Server::remote(if remove { "a" } else { "b" })).await;
         let remote = fleet.remote(&id);
-        remote.change(|manner| manner.silent_on = ["initialize"].into());
+        remote.change(|behavior| behavior.silent_on = ["initialize"].into());
         let (outcome, ()) = futures::join!(fleet.runtime.reconnect(&id), async {
             until_attempting(&remote).await;
             if remove {
@@ -180,16 +189,16 @@ async fn who_waits_for_a_connection_that_is_removed_or_stopped_instead_is_told()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_of_a_remote_server_is_a_new_connection() {
+async fn a_restart_of_a_remote_server_opens_a_new_connection() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     fleet.runtime.restart(&id).await.unwrap();
     let remote = fleet.remote(&id);
     until_attempts(&remote, 2).await;
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert_eq!(remote.sessions().closed, 1);
     remote.kill(REFUSED);
     remote.report_session_lost(REFUSED);
-    fleet.until_view(&id, waits_for_its_time).await;
+    fleet.until_view(&id, waits_for_next_attempt).await;
     fleet.finish().await;
 }

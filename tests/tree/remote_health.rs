@@ -1,4 +1,4 @@
-//! The health of a connected remote server, and what is made of it.
+//! Health checks of a connected remote server, and their consequences.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::remote_support::{BROKEN_INSIDE, story_after_start, until_back, until_seen};
+use crate::remote_support::{INTERNAL_ERROR, event_lines_after_start, until_reconnected, until_seen};
 use crate::support::{Fleet, Server, seconds};
 
 fn checked_by(name: &str, check: HealthCheck) -> Server {
     Server::remote(name).policy(|policy| policy.health.check = check)
 }
 
-/// Between two checks, and before the first.
+/// Returns the intervals before the first check and between two checks, in seconds.
 fn intervals(since: Instant, checks: &[Instant]) -> Vec<f64> {
     let times = [&[since], checks].concat();
     times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect()
@@ -33,13 +33,13 @@ fn last_check(fleet: &Fleet, id: &InstanceId) -> Timestamp {
     fleet.view(id).counters.last_check().unwrap()
 }
 
-async fn told_by_health(fleet: &Fleet, id: &InstanceId) -> Vec<String> {
-    let story = story_after_start(fleet, id).await;
-    story.into_iter().filter(|line| line.starts_with("degraded") || line.starts_with("restored")).collect()
+async fn health_event_lines(fleet: &Fleet, id: &InstanceId) -> Vec<String> {
+    let event_lines = event_lines_after_start(fleet, id).await;
+    event_lines.into_iter().filter(|line| line.starts_with("degraded") || line.starts_with("restored")).collect()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connected_server_is_asked_every_two_minutes_more_or_less() {
+async fn a_connected_server_is_checked_about_every_two_minutes() {
     let fleet = Fleet::start().await;
     let methods = [(HealthCheck::Ping, "ping"), (HealthCheck::ToolsList, "tools/list"), (HealthCheck::Get, "GET")];
     for (check, method) in methods {
@@ -52,22 +52,26 @@ async fn a_connected_server_is_asked_every_two_minutes_more_or_less() {
         assert!(intervals.iter().any(|interval| (interval - intervals[0]).abs() > 1.0), "spread: {intervals:?}");
         let view = fleet.view(&id);
         assert_eq!((view.status, view.health), (Status::Online, ServerHealth::Healthy), "{method}");
-        assert!(last_check(&fleet, &id) > first, "when it was last asked is shown");
-        assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new(), "{method}: that it is well is no news");
+        assert!(last_check(&fleet, &id) > first, "the view shows the time of the last check");
+        assert_eq!(
+            event_lines_after_start(&fleet, &id).await,
+            Vec::<String>::new(),
+            "{method}: successful checks emit no event"
+        );
     }
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_know_ping_is_asked_for_its_tools_and_is_none_the_worse_for_it() {
+async fn a_server_without_ping_is_checked_by_listing_its_tools() {
     let fleet = Fleet::start().await;
     let server = Server::remote("a");
     let remote = fleet.remote(&server.spec.id);
-    remote.change(|manner| manner.unknown_methods = ["ping"].into());
+    remote.change(|behavior| behavior.unknown_methods = ["ping"].into());
     let id = fleet.online(server).await;
     let lists = remote.received_at("tools/list").len();
     sleep(seconds(1300.0)).await;
-    assert_eq!(remote.received_at("ping").len(), 1, "it is asked once");
+    assert_eq!(remote.received_at("ping").len(), 1, "ping is tried once");
     let more = remote.received_at("tools/list").len() - lists;
     assert!((9..=12).contains(&more), "{more}");
     assert_eq!((fleet.view(&id).health, fleet.view(&id).status), (ServerHealth::Healthy, Status::Online));
@@ -75,22 +79,22 @@ async fn a_server_that_does_not_know_ping_is_asked_for_its_tools_and_is_none_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_checks_that_fail_in_a_row_degrade_it_which_is_told_once_and_the_next_success_restores_it() {
-    let ways: [fn(&SimRemote); 3] = [
-        |remote| remote.change(|manner| manner.silent_on = ["ping"].into()),
+async fn three_failed_checks_degrade_the_health_and_one_success_restores_it() {
+    let failures: [fn(&SimRemote); 3] = [
+        |remote| remote.change(|behavior| behavior.silent_on = ["ping"].into()),
         |remote| remote.take_down(FailureKind::Refused),
-        |remote| remote.take_down(BROKEN_INSIDE),
+        |remote| remote.take_down(INTERNAL_ERROR),
     ];
     let reasons = ["no answer within 60 s", "connection refused", "the server failed (HTTP 500)"];
-    for (hurt, reason) in ways.into_iter().zip(reasons) {
+    for (cause_failure, reason) in failures.into_iter().zip(reasons) {
         let fleet = Fleet::start().await;
         let id = fleet.online(Server::remote("a")).await;
         let remote = fleet.remote(&id);
-        hurt(&remote);
+        cause_failure(&remote);
         let checks = |count: usize| until_seen(&remote, move |remote| remote.tried_at("ping").len() >= count);
         checks(2).await;
         sleep(seconds(61.0)).await;
-        assert_eq!(fleet.view(&id).health, ServerHealth::Healthy, "two may be chance: {reason}");
+        assert_eq!(fleet.view(&id).health, ServerHealth::Healthy, "two failures are not enough: {reason}");
         until_health(&fleet, &id, ServerHealth::Degraded).await;
         checks(6).await;
         sleep(seconds(61.0)).await;
@@ -98,15 +102,15 @@ async fn three_checks_that_fail_in_a_row_degrade_it_which_is_told_once_and_the_n
         assert_eq!(
             (view.status, view.health),
             (Status::Online, ServerHealth::Degraded),
-            "it is told, and nothing else"
+            "degraded health changes no status"
         );
         assert!(view.offered_catalogue().is_some());
         assert_eq!(view.counters.failed_checks(), 6);
-        assert_eq!(told_by_health(&fleet, &id).await, [format!("degraded after 3: {reason}")]);
-        remote.change(|manner| (manner.down, manner.silent_on) = (None, [].into()));
+        assert_eq!(health_event_lines(&fleet, &id).await, [format!("degraded after 3: {reason}")]);
+        remote.change(|behavior| (behavior.down, behavior.silent_on) = (None, [].into()));
         until_health(&fleet, &id, ServerHealth::Healthy).await;
-        let told = told_by_health(&fleet, &id).await;
-        assert_eq!(told[1..], [format!("restored after 6: {reason}")]);
+        let lines = health_event_lines(&fleet, &id).await;
+        assert_eq!(lines[1..], [format!("restored after 6: {reason}")]);
         assert_eq!(view.counters.failed_checks(), 0);
         assert_eq!(remote.attempts().len(), 1);
         fleet.finish().await;
@@ -114,40 +118,40 @@ async fn three_checks_that_fail_in_a_row_degrade_it_which_is_told_once_and_the_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_success_between_failures_begins_the_count_anew() {
+async fn one_success_resets_the_count_of_failed_checks() {
     let fleet = Fleet::start().await;
     let id = fleet.online(checked_by("a", HealthCheck::Get)).await;
     let remote = fleet.remote(&id);
-    let ill = FailureKind::from_status(503);
+    let failure = FailureKind::from_status(503);
     for _ in 0..5 {
-        remote.fail_next([ill.clone(), ill.clone()]);
+        remote.fail_next([failure.clone(), failure.clone()]);
         let before = remote.received_at("GET").len();
         until_seen(&remote, |remote| remote.received_at("GET").len() == before + 3).await;
     }
     assert_eq!(fleet.view(&id).health, ServerHealth::Healthy);
-    assert_eq!(told_by_health(&fleet, &id).await, Vec::<String>::new());
-    remote.change(|manner| manner.health_failure = Some(ill));
+    assert_eq!(health_event_lines(&fleet, &id).await, Vec::<String>::new());
+    remote.change(|behavior| behavior.health_failure = Some(failure));
     until_health(&fleet, &id, ServerHealth::Degraded).await;
-    remote.change(|manner| manner.health_failure = None);
+    remote.change(|behavior| behavior.health_failure = None);
     until_health(&fleet, &id, ServerHealth::Healthy).await;
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_successful_call_restores_what_checks_had_found_degraded() {
+async fn a_successful_call_restores_degraded_health() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    remote.change(|manner| manner.silent_on = ["ping"].into());
+    remote.change(|behavior| behavior.silent_on = ["ping"].into());
     until_health(&fleet, &id, ServerHealth::Degraded).await;
     let (checked, began) = (last_check(&fleet, &id), Instant::now());
     sleep(seconds(1.0)).await;
     assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
     until_health(&fleet, &id, ServerHealth::Healthy).await;
-    assert!(began.elapsed() < seconds(2.0), "no check had to come first");
+    assert!(began.elapsed() < seconds(2.0), "restored before the next check");
     assert!(last_check(&fleet, &id) > checked);
-    assert_eq!(told_by_health(&fleet, &id).await[1..], ["restored after 3: no answer within 60 s"]);
-    // And three more must fail before it is degraded again.
+    assert_eq!(health_event_lines(&fleet, &id).await[1..], ["restored after 3: no answer within 60 s"]);
+    // The count starts again: three more checks must fail.
     let checks = remote.tried_at("ping").len();
     until_health(&fleet, &id, ServerHealth::Degraded).await;
     assert_eq!(remote.tried_at("ping").len(), checks + 3);
@@ -155,19 +159,19 @@ async fn a_successful_call_restores_what_checks_had_found_degraded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_degraded_means_reconnect_the_connection_is_made_anew() {
+async fn degraded_health_causes_a_reconnect_if_configured() {
     let fleet = Fleet::start().await;
     let closely = HealthPolicy { on_degraded: DegradedAction::Reconnect, ..HealthPolicy::bounded() };
     let id = fleet.online(Server::remote("a").policy(|policy| policy.health = closely)).await;
     let (remote, connected) = (fleet.remote(&id), Instant::now());
-    remote.change(|manner| manner.silent_on = ["ping"].into());
+    remote.change(|behavior| behavior.silent_on = ["ping"].into());
     let view = fleet.until(&id, Status::Offline).await;
     let took = connected.elapsed().as_secs_f64();
     assert!((3.0 * 32.0 - 15.0..=3.0 * 38.0).contains(&took), "three intervals of 30 s and timeouts of 5 s: {took}");
     let message = "Server unreachable: 3 health checks in a row have failed";
     assert_eq!(view.message.as_deref(), Some(message));
-    remote.change(|manner| manner.silent_on.clear());
-    until_back(&fleet, &id).await;
+    remote.change(|behavior| behavior.silent_on.clear());
+    until_reconnected(&fleet, &id).await;
     assert_eq!(fleet.view(&id).health, ServerHealth::Healthy);
     let expected = [
         "degraded after 3: no answer within 5 s",
@@ -177,24 +181,24 @@ async fn where_degraded_means_reconnect_the_connection_is_made_anew() {
         "restored after 3: no answer within 5 s",
         "connecting: Server recovered, re-discovering tools",
     ];
-    assert_eq!(story_after_start(&fleet, &id).await[..6], expected);
+    assert_eq!(event_lines_after_start(&fleet, &id).await[..6], expected);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_finds_the_session_expired_has_found_the_loss() {
+async fn a_check_that_meets_an_expired_session_causes_a_reconnect() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     fleet.remote(&id).expire(404);
     let view = fleet.until(&id, Status::Offline).await;
     assert_eq!(view.message.as_deref(), Some("Server disconnected: the session has expired (HTTP 404)"));
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert_eq!(fleet.remote(&id).attempts().len(), 2);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_busy_with_one_call_is_checked_beside_it() {
+async fn a_server_that_is_busy_with_a_call_is_still_checked() {
     let fleet = Fleet::start().await;
     let closely = Server::remote("a").policy(|policy| {
         policy.health = HealthPolicy::bounded();
@@ -204,6 +208,6 @@ async fn a_server_that_is_busy_with_one_call_is_checked_beside_it() {
     let answer = fleet.call(&id, "sleep", json!({"ms": 200_000})).await;
     assert!(answer.is_ok(), "{answer:?}");
     assert!(fleet.remote(&id).received_at("ping").len() >= 5);
-    assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new());
+    assert_eq!(event_lines_after_start(&fleet, &id).await, Vec::<String>::new());
     fleet.finish().await;
 }

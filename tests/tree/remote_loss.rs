@@ -1,4 +1,4 @@
-//! How the loss of a remote server is found out, what is told of it, and what becomes of the calls.
+//! Loss of a remote server: detection, events, and the fates of calls.
 
 use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::CallerRequest;
@@ -10,28 +10,28 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{
-    BROKEN_INSIDE, FORBIDDEN, REFUSED, UNAUTHORIZED, story_after_start, until_back, until_seen,
+    FORBIDDEN, INTERNAL_ERROR, REFUSED, UNAUTHORIZED, event_lines_after_start, until_reconnected, until_seen,
 };
 use crate::support::{Fleet, Server, seconds, tenths};
 
 const EXPIRED: FailureKind = FailureKind::session_expired(404);
 
 #[tokio::test(start_paused = true)]
-async fn each_status_and_event_of_a_loss_and_a_recovery_comes_in_its_order() {
+async fn a_loss_and_a_recovery_emit_statuses_and_events_in_order() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
     remote.kill(REFUSED);
     sleep(seconds(60.0)).await;
-    assert_eq!(fleet.view(&id).status, Status::Online, "over HTTP a loss is found out by whoever asks");
+    assert_eq!(fleet.view(&id).status, Status::Online, "over HTTP only a request detects a loss");
     assert!(fleet.call(&id, "echo", json!({"text": 1})).await.is_err());
     let view = fleet.view(&id);
     assert_eq!((view.status, view.connection), (Status::Offline, Some(ConnectionState::Reconnecting)));
     assert_eq!((view.health, view.attempt), (ServerHealth::Unknown, Some(1)));
-    assert!(fleet.runtime.tools(&id).is_none() && view.catalogue.is_some(), "kept, and not offered");
+    assert!(fleet.runtime.tools(&id).is_none() && view.catalogue.is_some(), "the tools are kept, but not offered");
     fleet.until_view(&id, |view| view.attempt == Some(3)).await;
     remote.bring_up();
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     let expected = [
         "disconnected",
         "offline: Server unreachable: connection refused",
@@ -43,33 +43,33 @@ async fn each_status_and_event_of_a_loss_and_a_recovery_comes_in_its_order() {
         "syncing_tools",
         "discovered 3 tools",
         "online",
-        // One was made for the call, before its time.
+        // The call itself caused one attempt before the schedule.
         "reconnected at attempt 4",
     ];
-    assert_eq!(story_after_start(&fleet, &id).await, expected);
-    let capabilities = &fleet.told(&id, "mcp.server.reconnected").await[0]["capabilities"];
+    assert_eq!(event_lines_after_start(&fleet, &id).await, expected);
+    let capabilities = &fleet.event_data(&id, "mcp.server.reconnected").await[0]["capabilities"];
     assert_eq!(capabilities, &json!({"tools": {"listChanged": true}}));
     let view = fleet.view(&id);
     assert_eq!((view.health, view.next_retry_at, view.attempt), (ServerHealth::Healthy, None, None));
     fleet.finish().await;
 }
 
-/// What a failure of every exchange comes to, found out by a call of a tool that must not be repeated.
-struct Expected {
+/// A failure of every exchange, and its expected effects on a call of a tool that must not be repeated.
+struct FailureCase {
     kind: FailureKind,
     status: Status,
     message: Option<&'static str>,
-    /// How often the call was sent, of that before the session was given up.
+    /// How often the call was tried before the session was given up.
     tried: usize,
     fate: CallFate,
-    /// Whether the caller is told of an attempt to connect that was made for it.
+    /// Whether the error reports an attempt to connect that was made for the call.
     attempted: bool,
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_fate() {
+async fn each_failure_of_a_connected_server_has_a_status_retries_and_a_fate() {
     use CallFate::{MaybeExecuted, NotSent};
-    let lost = |kind, status, message, tried, fate, attempted| Expected {
+    let lost = |kind, status, message, tried, fate, attempted| FailureCase {
         kind,
         status,
         message: Some(message),
@@ -156,7 +156,7 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
             MaybeExecuted,
             false,
         ),
-        Expected {
+        FailureCase {
             kind: FailureKind::Throttled { retry_after: None },
             status: Status::Online,
             message: None,
@@ -164,8 +164,8 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
             fate: NotSent,
             attempted: false,
         },
-        Expected {
-            kind: BROKEN_INSIDE,
+        FailureCase {
+            kind: INTERNAL_ERROR,
             status: Status::Online,
             message: None,
             tried: 1,
@@ -175,23 +175,23 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
     ];
     let fleet = Fleet::start().await;
     for (nth, expected) in table.into_iter().enumerate() {
-        let Expected { kind, status, message, tried, fate, attempted } = expected;
+        let FailureCase { kind, status, message, tried, fate, attempted } = expected;
         let id = fleet.online(Server::remote(&format!("s{nth}"))).await;
         let remote = fleet.remote(&id);
         remote.take_down(kind.clone());
-        let Err(found) = fleet.call(&id, "echo", json!({"text": 1})).await else { panic!("{kind:?}") };
-        assert_eq!(found.fate(), Some(fate), "{kind:?}: {found:?}");
-        assert_eq!(matches!(found, CallError::Reconnecting { .. }), attempted, "{kind:?}: {found:?}");
+        let Err(call_error) = fleet.call(&id, "echo", json!({"text": 1})).await else { panic!("{kind:?}") };
+        assert_eq!(call_error.fate(), Some(fate), "{kind:?}: {call_error:?}");
+        assert_eq!(matches!(call_error, CallError::Reconnecting { .. }), attempted, "{kind:?}: {call_error:?}");
         assert_eq!(remote.tried_at("tools/call").len(), tried, "{kind:?}");
         let view = fleet.until(&id, status).await;
         assert_eq!(view.message.as_deref(), message, "{kind:?}");
         assert!(remote.served_at("tools/call").is_empty());
         remote.bring_up();
         if status == Status::RequiresReauth {
-            assert!(matches!(found, CallError::Refused { status: Status::RequiresReauth, .. }), "{found:?}");
+            assert!(matches!(call_error, CallError::Refused { status: Status::RequiresReauth, .. }), "{call_error:?}");
             continue;
         }
-        until_back(&fleet, &id).await;
+        until_reconnected(&fleet, &id).await;
         let losses = usize::from(status != Status::Online);
         assert_eq!(remote.attempts().iter().filter(|attempt| attempt.succeeded).count(), 1 + losses, "{kind:?}");
     }
@@ -199,7 +199,7 @@ async fn each_failure_of_a_connected_server_has_its_status_its_retries_and_its_f
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_server_answers_is_no_loss_and_neither_is_a_call_that_takes_too_long() {
+async fn errors_timeouts_and_throttling_do_not_end_the_connection() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").script(SimScript { all_tools: true, ..SimScript::default() })).await;
     let remote = fleet.remote(&id);
@@ -213,29 +213,29 @@ async fn what_a_server_answers_is_no_loss_and_neither_is_a_call_that_takes_too_l
     remote.fail_next([throttled.clone()]);
     let busy = fleet.call(&id, "echo", json!({})).await;
     assert_eq!(busy, Err(CallError::Remote { fate: CallFate::NotSent, failure: ExchangeFailure::sent(throttled) }));
-    assert_eq!(remote.served_at("notifications/cancelled").len(), 1, "the late one is cancelled");
+    assert_eq!(remote.served_at("notifications/cancelled").len(), 1, "the late call is cancelled");
     assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
-    assert_eq!(story_after_start(&fleet, &id).await, Vec::<String>::new());
+    assert_eq!(event_lines_after_start(&fleet, &id).await, Vec::<String>::new());
     assert_eq!(remote.attempts().len(), 1);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_calls_in_a_row_that_a_server_fails_are_a_loss_and_a_success_between_them_counts_anew() {
+async fn three_consecutive_server_failures_end_the_connection() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
     for _ in 0..2 {
         for _ in 0..2 {
-            remote.fail_next([BROKEN_INSIDE]);
+            remote.fail_next([INTERNAL_ERROR]);
             let failed = fleet.call(&id, "echo", json!({})).await;
-            let failure = ExchangeFailure::sent(BROKEN_INSIDE);
+            let failure = ExchangeFailure::sent(INTERNAL_ERROR);
             assert_eq!(failed, Err(CallError::Remote { fate: CallFate::MaybeExecuted, failure }));
         }
         assert_eq!(fleet.view(&id).status, Status::Online);
         assert!(fleet.call(&id, "echo", json!({})).await.is_ok());
     }
-    remote.take_down(BROKEN_INSIDE);
+    remote.take_down(INTERNAL_ERROR);
     for _ in 0..3 {
         let failed = fleet.call(&id, "echo", json!({})).await;
         assert!(matches!(failed, Err(CallError::Remote { fate: CallFate::MaybeExecuted, .. })), "{failed:?}");
@@ -243,12 +243,12 @@ async fn three_calls_in_a_row_that_a_server_fails_are_a_loss_and_a_success_betwe
     let view = fleet.until(&id, Status::Error).await;
     assert_eq!(view.message.as_deref(), Some("the server failed (HTTP 500)"));
     remote.bring_up();
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_fails_what_is_in_flight_with_its_fate_and_what_may_be_repeated_is_repeated_once() {
+async fn a_loss_fails_calls_in_flight_and_repeats_read_only_ones() {
     let fleet = Fleet::start().await;
     let slow = SimScript { call_delay: seconds(5.0), ..SimScript::default() };
     let id = fleet.online(Server::remote("a").script(slow)).await;
@@ -259,7 +259,7 @@ async fn a_loss_fails_what_is_in_flight_with_its_fate_and_what_may_be_repeated_i
         fleet.call(&id, "add", json!({"a": 1, "b": 2})),
         async {
             sleep(seconds(1.0)).await;
-            // It crashes, and is there again at once.
+            // The server crashes and is back at once.
             remote.kill(REFUSED);
             remote.bring_up();
         }
@@ -269,18 +269,14 @@ async fn a_loss_fails_what_is_in_flight_with_its_fate_and_what_may_be_repeated_i
         assert_eq!(reason, "Server disconnected: the response ended before it was complete");
     }
     assert_eq!(read_only.unwrap()["structuredContent"]["result"], 3);
-    assert_eq!(
-        remote.served_at("tools/call add").len(),
-        2,
-        "on the next connection, which it did not have to wait for"
-    );
+    assert_eq!(remote.served_at("tools/call add").len(), 2, "repeated on the next connection without a delay");
     assert_eq!(remote.served_at("tools/call").len(), 4);
     assert_eq!(remote.attempts().len(), 2);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_was_lost_twice_fails_although_it_may_be_repeated() {
+async fn a_repeatable_call_fails_after_two_losses() {
     let fleet = Fleet::start().await;
     let slow = SimScript { call_delay: seconds(5.0), ..SimScript::default() };
     let id = fleet.online(Server::remote("a").script(slow)).await;
@@ -299,7 +295,7 @@ async fn a_call_that_was_lost_twice_fails_although_it_may_be_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_may_be_repeated_is_tried_three_times_within_its_session() {
+async fn a_repeatable_call_is_tried_three_times_within_its_session() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
@@ -307,58 +303,62 @@ async fn what_may_be_repeated_is_tried_three_times_within_its_session() {
     let tried = |tool: &str| -> Vec<f64> { remote.tried_at(tool).iter().map(|at| tenths(*at - began)).collect() };
     remote.fail_next([FailureKind::Cut, FailureKind::Broken("reset".to_owned())]);
     let answer = fleet.call(&id, "add", json!({"a": 1, "b": 2})).await;
-    assert_eq!(answer.unwrap()["structuredContent"]["result"], 3, "read-only: a broken answer harms nobody");
+    assert_eq!(
+        answer.unwrap()["structuredContent"]["result"],
+        3,
+        "a read-only call is repeated after a broken response"
+    );
     assert_eq!(tried("tools/call add"), [0.0, 0.5, 1.5]);
     sleep(seconds(8.5)).await;
     remote.fail_next([REFUSED, FailureKind::Dns]);
-    assert!(fleet.call(&id, "echo", json!({})).await.is_ok(), "nothing was sent: it may be tried again");
+    assert!(fleet.call(&id, "echo", json!({})).await.is_ok(), "an unsent call is tried again");
     assert_eq!(tried("tools/call echo"), [10.0, 10.5, 11.5]);
     assert_eq!(remote.served_at("tools/call").len(), 2);
-    assert_eq!(remote.attempts().len(), 1, "and it was no loss");
+    assert_eq!(remote.attempts().len(), 1, "the connection was not lost");
     sleep(seconds(8.5)).await;
     remote.take_down(REFUSED);
     let short = fleet.call_within(&id, "echo", json!({}), Some(seconds(1.2))).await;
     assert!(short.is_err());
-    assert_eq!(remote.tried_at("tools/call echo").len(), 5, "never beyond the caller's deadline");
+    assert_eq!(remote.tried_at("tools/call echo").len(), 5, "no attempt after the deadline of the caller");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_expired_session_is_made_anew_and_every_call_that_met_it_is_made_once_more() {
+async fn an_expired_session_is_renewed_and_its_calls_are_repeated() {
     for status in [404, 400] {
         let fleet = Fleet::start().await;
         let id = fleet.online(Server::remote("a")).await;
         let remote = fleet.remote(&id);
         remote.expire(status);
         let answer = fleet.call(&id, "add", json!({"a": 1, "b": 2})).await;
-        assert_eq!(answer.unwrap()["structuredContent"]["result"], 3, "nobody has to do anything");
+        assert_eq!(answer.unwrap()["structuredContent"]["result"], 3, "the call is repeated in a new session");
         assert_eq!((remote.received_at("tools/call").len(), remote.served_at("tools/call").len()), (2, 1));
-        until_back(&fleet, &id).await;
+        until_reconnected(&fleet, &id).await;
         remote.expire(status);
         let calls = (0..5).map(|nth| fleet.call(&id, "echo", json!({"text": nth})));
         for (nth, answer) in futures::future::join_all(calls).await.into_iter().enumerate() {
-            assert_eq!(answer.unwrap()["structuredContent"]["text"], nth, "none of them was carried out before");
+            assert_eq!(answer.unwrap()["structuredContent"]["text"], nth, "none of them was executed before");
         }
-        // The first one meets the expired session; the others are not sent in it any more.
+        // The first call meets the expired session; the others are not sent in it any more.
         assert_eq!((remote.received_at("tools/call echo").len(), remote.served_at("tools/call echo").len()), (6, 5));
-        until_back(&fleet, &id).await;
+        until_reconnected(&fleet, &id).await;
         let offline = format!("offline: Server disconnected: the session has expired (HTTP {status})");
-        let story = story_after_start(&fleet, &id).await;
-        assert_eq!(story.iter().filter(|line| **line == offline).count(), 2, "{story:#?}");
-        // Who does not go by the runtime is told that nothing was done.
+        let event_lines = event_lines_after_start(&fleet, &id).await;
+        assert_eq!(event_lines.iter().filter(|line| **line == offline).count(), 2, "{event_lines:#?}");
+        // A request past the runtime is not repeated: its error says that it was not sent.
         remote.expire(status);
         let port = fleet.view(&id).port.clone().unwrap();
         let ping = CallerRequest::Method { method: "ping".to_owned(), params: None };
         let error = port.request(ping, seconds(5.0)).await.unwrap_err();
         assert!(matches!(error, CallError::Terminated { fate: CallFate::NotSent, .. }), "{error:?}");
-        until_back(&fleet, &id).await;
+        until_reconnected(&fleet, &id).await;
         assert_eq!(remote.sessions().opened, 4);
         fleet.finish().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_older_transport_finds_out_at_once_that_its_stream_has_ended() {
+async fn the_sse_transport_detects_the_end_of_its_stream_at_once() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").sse()).await;
     let remote = fleet.remote(&id);
@@ -373,12 +373,12 @@ async fn the_older_transport_finds_out_at_once_that_its_stream_has_ended() {
     assert_eq!(
         view.message.as_deref(),
         Some("Server unreachable: the response ended before it was complete"),
-        "nobody had to call"
+        "detected without a call"
     );
     for id in [&id, &idle] {
         fleet.remote(id).bring_up();
-        until_back(&fleet, id).await;
+        until_reconnected(&fleet, id).await;
     }
-    assert_eq!(fleet.told(&id, "mcp.server.started").await[0]["transport"], "sse");
+    assert_eq!(fleet.event_data(&id, "mcp.server.started").await[0]["transport"], "sse");
     fleet.finish().await;
 }

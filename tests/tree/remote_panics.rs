@@ -1,4 +1,4 @@
-//! Faults of our own, with remote servers: nothing else is touched, and what was scheduled goes on.
+//! Panics with remote servers: other instances are not affected, and retry schedules continue.
 
 use mcp_satellite_actors::RuntimePart;
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{
-    UNAUTHORIZED, lose, story_after_start, until_attempting, until_attempts, until_back, waits,
+    UNAUTHORIZED, event_lines_after_start, lose_connection, until_attempting, until_attempts, until_reconnected, waits,
 };
 use crate::support::{Fleet, Server, seconds, tenths};
 
@@ -18,14 +18,14 @@ fn team(name: &str) -> RuntimePart {
     RuntimePart::Team(name.into())
 }
 
-/// Waits until the next attempt is this one of its schedule.
+/// Waits until the given attempt of the schedule is next. Returns its time.
 async fn until_next(fleet: &Fleet, id: &InstanceId, attempt: usize) -> std::time::Instant {
     until_attempts(&fleet.remote(id), attempt).await;
     fleet.until_view(id, |view| view.attempt == Some(attempt)).await.next_retry_at.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_a_worker_is_a_loss_of_its_connection_and_touches_no_other() {
+async fn a_panic_of_a_worker_loses_only_its_own_connection() {
     let fleet = Fleet::start().await;
     let (hurt, other) = (fleet.online(Server::remote("a")).await, fleet.online(Server::remote("b")).await);
     let (lost, ()) = futures::join!(fleet.call(&hurt, "sleep", json!({"ms": 5000})), async {
@@ -36,18 +36,18 @@ async fn a_panic_of_a_worker_is_a_loss_of_its_connection_and_touches_no_other() 
     let view = fleet.until(&hurt, Status::Error).await;
     let message = view.message.as_deref().unwrap();
     assert!(message.starts_with("worker panicked") && message.contains("asked to panic"), "{message}");
-    until_back(&fleet, &hurt).await;
+    until_reconnected(&fleet, &hurt).await;
     assert_eq!(fleet.remote(&hurt).sessions().opened, 2);
     assert_eq!((fleet.remote(&other).sessions().opened, fleet.view(&other).status), (1, Status::Online));
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_a_team_that_reconnects_goes_on_with_the_schedule() {
+async fn a_reconnect_schedule_continues_after_a_panic_of_the_team() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    lose(&fleet, &id).await;
+    lose_connection(&fleet, &id).await;
     let next = until_next(&fleet, &id, 7).await;
     let message = fleet.view(&id).message.clone();
     fleet.runtime.panic(team("acme"));
@@ -59,20 +59,20 @@ async fn a_panic_of_a_team_that_reconnects_goes_on_with_the_schedule() {
     until_attempts(&remote, 10).await;
     assert_eq!(waits(&remote)[6..], [64.0, 128.0, 180.0]);
     remote.bring_up();
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert!(fleet.view(&id).catalogue.is_some());
-    assert_eq!(fleet.told(&id, "mcp.server.reconnected").await.len(), 1);
+    assert_eq!(fleet.event_data(&id, "mcp.server.reconnected").await.len(), 1);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_attempt_that_a_panic_interrupts_is_made_again_and_the_delays_go_on() {
+async fn an_attempt_interrupted_by_a_panic_is_repeated_and_the_delays_continue() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    lose(&fleet, &id).await;
+    lose_connection(&fleet, &id).await;
     until_next(&fleet, &id, 6).await;
-    remote.change(|manner| manner.connect_delay = seconds(5.0));
+    remote.change(|behavior| behavior.connect_delay = seconds(5.0));
     until_attempting(&remote).await;
     fleet.runtime.panic(team("acme"));
     sleep(seconds(0.1)).await;
@@ -81,30 +81,30 @@ async fn an_attempt_that_a_panic_interrupts_is_made_again_and_the_delays_go_on()
     let view = fleet.until_view(&id, |view| view.next_retry_at.is_some()).await;
     assert!(view.attempt.is_some_and(|attempt| attempt >= 6), "{:?}", view.attempt);
     remote.bring_up();
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_while_a_calls_own_attempt_is_under_way_leaves_the_schedule_and_the_caller_is_answered() {
+async fn a_call_succeeds_although_a_panic_interrupts_its_connection_attempt() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    lose(&fleet, &id).await;
+    lose_connection(&fleet, &id).await;
     until_next(&fleet, &id, 8).await;
-    remote.change(|manner| (manner.down, manner.connect_delay) = (None, seconds(5.0)));
+    remote.change(|behavior| (behavior.down, behavior.connect_delay) = (None, seconds(5.0)));
     let (answer, ()) = futures::join!(fleet.call(&id, "echo", json!({"text": "patient"})), async {
         until_attempting(&remote).await;
         fleet.runtime.panic(team("acme"));
     });
     assert_eq!(answer.unwrap()["structuredContent"]["text"], "patient");
     assert_eq!(remote.overlaps(), 0);
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_a_team_gives_each_of_its_servers_back_as_it_was_and_touches_no_other_team() {
+async fn a_panic_of_a_team_restores_its_servers_and_leaves_others_alone() {
     let fleet = Fleet::start().await;
     let other = fleet.online(Server::remote_of("other", "a")).await;
     let connected = fleet.online(Server::remote("connected")).await;
@@ -114,7 +114,7 @@ async fn a_panic_of_a_team_gives_each_of_its_servers_back_as_it_was_and_touches_
     let blocked = fleet.until(&refused, Status::RequiresReauth).await.message.clone();
     let bounded = ReconnectPolicy { jitter_percent: 0, ..ReconnectPolicy::bounded() };
     let given_up = fleet.online(Server::remote("given-up").policy(|policy| policy.reconnect = bounded)).await;
-    lose(&fleet, &given_up).await;
+    lose_connection(&fleet, &given_up).await;
     fleet.until(&given_up, Status::Error).await;
     let stopped = fleet.online(Server::remote("stopped")).await;
     fleet.runtime.stop(&stopped).await.unwrap();
@@ -123,16 +123,16 @@ async fn a_panic_of_a_team_gives_each_of_its_servers_back_as_it_was_and_touches_
 
     fleet.runtime.panic(team("acme"));
     until_attempts(&fleet.remote(&connected), 2).await;
-    until_back(&fleet, &connected).await;
+    until_reconnected(&fleet, &connected).await;
     sleep(seconds(3600.0)).await;
-    assert_eq!([&refused, &given_up, &stopped, &other].map(counts), before, "nothing of theirs was tried");
+    assert_eq!([&refused, &given_up, &stopped, &other].map(counts), before, "no attempt was made for them");
     let view = fleet.view(&refused);
     assert_eq!((view.status, view.message.clone()), (Status::RequiresReauth, blocked));
     let view = fleet.view(&given_up);
     assert_eq!((view.status, view.connection), (Status::Error, Some(ConnectionState::Error)));
     assert_eq!(view.message.as_deref(), Some("Connection failed after max retries"));
     assert_eq!(fleet.view(&stopped).status, Status::Offline);
-    assert_eq!(story_after_start(&fleet, &other).await, Vec::<String>::new());
+    assert_eq!(event_lines_after_start(&fleet, &other).await, Vec::<String>::new());
     for id in [&given_up, &refused] {
         fleet.remote(id).bring_up();
         assert!(fleet.runtime.reconnect(id).await.unwrap().success, "{id}");
@@ -143,18 +143,18 @@ async fn a_panic_of_a_team_gives_each_of_its_servers_back_as_it_was_and_touches_
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_permit_to_connect_is_lost_with_a_team() {
+async fn no_connect_permit_is_lost_when_a_supervisor_dies() {
     let fleet = Fleet::with(|options| options.connect_permits = 2).await;
     for name in ["a", "b", "c", "d"] {
         let server = Server::remote(name);
-        fleet.remote(&server.spec.id).change(|manner| manner.silent_on = ["initialize"].into());
+        fleet.remote(&server.spec.id).change(|behavior| behavior.silent_on = ["initialize"].into());
         fleet.add(server).await;
     }
     sleep(seconds(1.0)).await;
     fleet.runtime.panic(team("acme"));
     let began = Instant::now();
     let slow = Server::remote_of("other", "a");
-    fleet.remote(&slow.spec.id).change(|manner| manner.connect_delay = seconds(0.5));
+    fleet.remote(&slow.spec.id).change(|behavior| behavior.connect_delay = seconds(0.5));
     let other = fleet.online(slow).await;
     assert!(tenths(began.elapsed()) <= 5.0, "{:?}", began.elapsed());
     assert!(fleet.call(&other, "echo", json!({})).await.is_ok());
@@ -162,11 +162,11 @@ async fn no_permit_to_connect_is_lost_with_a_team() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_registry_loses_nothing_of_what_is_away_or_there() {
+async fn a_panic_of_the_registry_loses_no_connection_and_no_retry_schedule() {
     let fleet = Fleet::start().await;
     let there = fleet.online(Server::remote("a")).await;
     let away = fleet.online(Server::remote("b")).await;
-    lose(&fleet, &away).await;
+    lose_connection(&fleet, &away).await;
     let next = until_next(&fleet, &away, 6).await;
     fleet.runtime.panic(RuntimePart::Registry);
     sleep(seconds(1.0)).await;
@@ -174,7 +174,7 @@ async fn a_panic_of_the_registry_loses_nothing_of_what_is_away_or_there() {
     assert_eq!((view.status, view.next_retry_at, view.attempt), (Status::Offline, Some(next), Some(6)));
     assert!(fleet.call(&there, "echo", json!({})).await.is_ok());
     fleet.remote(&away).bring_up();
-    until_back(&fleet, &away).await;
+    until_reconnected(&fleet, &away).await;
     assert_eq!((fleet.remote(&there).attempts().len(), fleet.remote(&away).overlaps()), (1, 0));
     fleet.finish().await;
 }

@@ -1,4 +1,4 @@
-//! Recovery that is noticed by a call, and the reading of the lists beside it.
+//! Recovery that a call detects, and the repeated discovery after it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,19 +18,20 @@ use tokio::time::{Instant, sleep};
 use tracing::{Level, Metadata, Subscriber, span};
 
 use crate::remote_support::{
-    BROKEN_INSIDE, DAY, REFUSED, lose, story_after_start, until_attempting, until_attempts, until_back, until_seen,
+    DAY, INTERNAL_ERROR, REFUSED, event_lines_after_start, lose_connection, until_attempting, until_attempts,
+    until_reconnected, until_seen,
 };
 use crate::support::{Fleet, Server, seconds, tenths};
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_brings_a_server_back_is_answered_before_its_tools_are_read_again_and_they_are_read_once() {
+async fn a_call_that_reconnects_is_answered_before_the_tools_are_read_again() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    lose(&fleet, &id).await;
+    lose_connection(&fleet, &id).await;
     until_attempts(&remote, 8).await;
     remote.bring_up();
-    remote.change(|manner| manner.silent_on = ["tools/list"].into());
+    remote.change(|behavior| behavior.silent_on = ["tools/list"].into());
     let lists = remote.received_at("tools/list").len();
     let answers = join_all((0..10).map(|nth| fleet.call(&id, "echo", json!({"text": nth})))).await;
     for (nth, answer) in answers.into_iter().enumerate() {
@@ -40,53 +41,53 @@ async fn a_call_that_brings_a_server_back_is_answered_before_its_tools_are_read_
     assert_eq!((view.status, view.connection), (Status::DiscoveringTools, Some(ConnectionState::Connected)));
     assert!(
         view.catalogue.is_some() && view.offered_catalogue().is_none(),
-        "its old tools are kept, and not offered yet"
+        "the old tools are kept, but not offered yet"
     );
-    assert!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.is_ok(), "also who comes meanwhile is answered");
+    assert!(fleet.call(&id, "add", json!({"a": 1, "b": 2})).await.is_ok(), "calls during discovery succeed");
     assert_eq!(remote.received_at("tools/list").len(), lists + 1, "one discovery for all");
-    // It answers after all: the list timed out, and is read again on the schedule.
-    remote.change(|manner| manner.silent_on.clear());
-    until_back(&fleet, &id).await;
+    // The server responds again: the list request timed out and is repeated on the schedule.
+    remote.change(|behavior| behavior.silent_on.clear());
+    until_reconnected(&fleet, &id).await;
     assert_eq!(remote.attempts().len(), 9, "on the same connection");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_discovery_that_fails_after_a_reconnect_keeps_the_tools_and_the_link_and_is_repeated() {
+async fn a_failed_discovery_after_a_reconnect_is_repeated_on_the_same_connection() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").script(SimScript { tools: 5, ..SimScript::default() })).await;
     let remote = fleet.remote(&id);
-    lose(&fleet, &id).await;
-    remote.change(|manner| {
+    lose_connection(&fleet, &id).await;
+    remote.change(|behavior| {
         let script = SimScript { tools: 4, list_error_times: 3, ..SimScript::default() };
-        (manner.down, manner.script) = (None, Some(script.into()));
+        (behavior.down, behavior.script) = (None, Some(script.into()));
     });
     let view = fleet.until(&id, Status::Error).await;
-    assert_eq!(view.connection, Some(ConnectionState::Connected), "the link is kept");
+    assert_eq!(view.connection, Some(ConnectionState::Connected), "the connection is kept");
     let message = view.message.as_deref().unwrap();
     assert!(message.contains("cannot list the tools") && message.contains("next attempt in 1 s"), "{message}");
-    assert_eq!(view.catalogue.as_ref().unwrap().tools.len(), 5, "what was known is known");
+    assert_eq!(view.catalogue.as_ref().unwrap().tools.len(), 5, "the old tools are kept");
     assert!(view.offered_catalogue().is_none());
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert_eq!(fleet.view(&id).offered_catalogue().unwrap().tools.len(), 4);
     let lists = remote.served_at("tools/list");
     let gaps: Vec<f64> = lists.windows(2).map(|pair| tenths(pair[1] - pair[0])).collect();
-    assert_eq!(gaps[gaps.len() - 3..], [1.0, 2.0, 4.0], "on the schedule of a reconnect");
+    assert_eq!(gaps[gaps.len() - 3..], [1.0, 2.0, 4.0], "discovery is retried with the delays of a reconnect");
     assert_eq!((remote.sessions().opened, remote.attempts().len()), (2, 3));
-    assert_eq!(fleet.told(&id, "mcp.server.reconnected").await.len(), 1);
-    assert_eq!(fleet.told(&id, "mcp.tools.updated").await.len(), 1);
+    assert_eq!(fleet.event_data(&id, "mcp.server.reconnected").await.len(), 1);
+    assert_eq!(fleet.event_data(&id, "mcp.tools.updated").await.len(), 1);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_succeeds_where_the_tools_could_not_be_read_has_them_read_at_once_and_once() {
+async fn a_successful_call_repeats_a_failed_discovery_at_once() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    lose(&fleet, &id).await;
-    remote.change(|manner| {
+    lose_connection(&fleet, &id).await;
+    remote.change(|behavior| {
         let script = SimScript { list_error_times: 6, ..SimScript::default() };
-        (manner.down, manner.script) = (None, Some(script.into()));
+        (behavior.down, behavior.script) = (None, Some(script.into()));
     });
     fleet.until(&id, Status::Error).await;
     let lists = remote.received_at("tools/list").len();
@@ -96,47 +97,47 @@ async fn a_call_that_succeeds_where_the_tools_could_not_be_read_has_them_read_at
     let began = Instant::now();
     let answers = join_all((0..5).map(|_| fleet.call(&id, "echo", json!({})))).await;
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert_eq!(tenths(began.elapsed()), 0.0, "not after half a minute");
     assert_eq!(remote.received_at("tools/list").len(), lists + 6);
-    let story = story_after_start(&fleet, &id).await;
+    let event_lines = event_lines_after_start(&fleet, &id).await;
     let recovered = "connecting: Server recovered, re-discovering tools";
-    assert_eq!(story.iter().filter(|line| *line == recovered).count(), 2, "{story:#?}");
+    assert_eq!(event_lines.iter().filter(|line| *line == recovered).count(), 2, "{event_lines:#?}");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_busy_while_its_tools_are_read_keeps_its_connection_and_one_that_is_lost_does_not() {
+async fn a_server_error_during_discovery_keeps_the_connection_and_a_loss_ends_it() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    lose(&fleet, &id).await;
-    remote.change(|manner| (manner.down, manner.delay) = (None, seconds(1.0)));
+    lose_connection(&fleet, &id).await;
+    remote.change(|behavior| (behavior.down, behavior.delay) = (None, seconds(1.0)));
     until_attempting(&remote).await;
-    // The handshake is on its way already: this is for what follows it.
-    remote.fail_next([BROKEN_INSIDE]);
+    // The handshake is in progress already: the failure meets the discovery after it.
+    remote.fail_next([INTERNAL_ERROR]);
     let view = fleet.until(&id, Status::Error).await;
     assert_eq!(view.connection, Some(ConnectionState::Connected));
     let message = view.message.as_deref().unwrap();
     assert!(message.contains("the server failed (HTTP 500)"), "{message}");
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert_eq!(remote.sessions().opened, 2);
 
-    lose(&fleet, &id).await;
-    remote.change(|manner| (manner.down, manner.silent_on) = (None, ["tools/list"].into()));
+    lose_connection(&fleet, &id).await;
+    remote.change(|behavior| (behavior.down, behavior.silent_on) = (None, ["tools/list"].into()));
     let lists = remote.received_at("tools/list").len();
     until_seen(&remote, |remote| remote.received_at("tools/list").len() > lists).await;
     remote.kill(FailureKind::Dns);
     let view = fleet.until(&id, Status::Offline).await;
     assert_eq!(view.message.as_deref(), Some("Server unreachable: the response ended before it was complete"));
     assert!(view.catalogue.is_some());
-    remote.change(|manner| (manner.down, manner.silent_on) = (None, [].into()));
-    until_back(&fleet, &id).await;
+    remote.change(|behavior| (behavior.down, behavior.silent_on) = (None, [].into()));
+    until_reconnected(&fleet, &id).await;
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn tools_that_change_in_a_session_are_read_again_once_however_often_that_is_said() {
+async fn several_change_notifications_cause_one_new_reading_of_the_tools() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
@@ -151,13 +152,13 @@ async fn tools_that_change_in_a_session_are_read_again_once_however_often_that_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_in_flight_while_the_tools_are_read_again_learn_their_fate_like_any_other() {
+async fn a_loss_during_rediscovery_reports_the_fate_of_calls_in_flight() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a")).await;
     let remote = fleet.remote(&id);
-    lose(&fleet, &id).await;
+    lose_connection(&fleet, &id).await;
     remote.bring_up();
-    remote.change(|manner| manner.silent_on = ["tools/list", "tools/call"].into());
+    remote.change(|behavior| behavior.silent_on = ["tools/list", "tools/call"].into());
     let calls = remote.received_at("tools/call").len();
     let (lost, ()) = futures::join!(fleet.call(&id, "echo", json!({})), async {
         until_seen(&remote, |remote| remote.received_at("tools/call").len() > calls).await;
@@ -169,8 +170,8 @@ async fn calls_in_flight_while_the_tools_are_read_again_learn_their_fate_like_an
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_that_cannot_be_read_while_it_is_online_is_read_again_until_it_can_and_the_tools_are_kept() {
-    for failure in [BROKEN_INSIDE, FailureKind::Throttled { retry_after: None }] {
+async fn an_unreadable_list_change_is_retried_and_the_tools_are_kept() {
+    for failure in [INTERNAL_ERROR, FailureKind::Throttled { retry_after: None }] {
         let fleet = Fleet::start().await;
         let id = fleet.online(Server::remote("a")).await;
         let remote = fleet.remote(&id);
@@ -185,12 +186,12 @@ async fn a_change_that_cannot_be_read_while_it_is_online_is_read_again_until_it_
         assert_eq!(
             (view.status, view.offered_catalogue().unwrap().tools.len()),
             (Status::Online, 3),
-            "kept, and offered"
+            "the tools are kept and offered"
         );
         sleep(seconds(1000.0)).await;
-        assert_eq!(remote.tried_at("tools/list").len(), before + 5, "it has succeeded");
-        // The next change is read at once, whatever was before.
-        remote.fail_next([BROKEN_INSIDE]);
+        assert_eq!(remote.tried_at("tools/list").len(), before + 5, "no request after the success");
+        // The next change is read at once, without the delay of the earlier failure.
+        remote.fail_next([INTERNAL_ERROR]);
         for _ in 0..2 {
             remote.say(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string());
             sleep(seconds(0.5)).await;
@@ -201,7 +202,7 @@ async fn a_change_that_cannot_be_read_while_it_is_online_is_read_again_until_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_beside_the_tools_that_cannot_be_read_after_a_reconnect_stays_as_it_was_until_it_can() {
+async fn an_unreadable_resource_list_keeps_its_content_until_it_is_read() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::remote("a").script(SimScript { resources: 2, ..SimScript::default() })).await;
     let remote = fleet.remote(&id);
@@ -209,28 +210,28 @@ async fn a_list_beside_the_tools_that_cannot_be_read_after_a_reconnect_stays_as_
         let catalogue = view.catalogue.clone().unwrap();
         (catalogue.tools.len(), catalogue.resources.len(), catalogue.unreadable.clone())
     };
-    lose(&fleet, &id).await;
-    remote.change(|manner| manner.silent_on = ["resources/list"].into());
+    lose_connection(&fleet, &id).await;
+    remote.change(|behavior| behavior.silent_on = ["resources/list"].into());
     remote.bring_up();
-    until_back(&fleet, &id).await;
+    until_reconnected(&fleet, &id).await;
     assert_eq!(known(&fleet.view(&id)), (3, 2, vec![ListKind::Resources]));
-    let told = &fleet.told(&id, "mcp.server.reconnected").await[0];
-    assert_eq!(told["changed"], json!([]), "nothing is known to have changed");
+    let reconnected = &fleet.event_data(&id, "mcp.server.reconnected").await[0];
+    assert_eq!(reconnected["changed"], json!([]), "no known change");
     let before = remote.tried_at("resources/list").len();
     until_seen(&remote, |remote| remote.tried_at("resources/list").len() == before + 3).await;
-    remote.change(|manner| manner.silent_on = [].into());
+    remote.change(|behavior| behavior.silent_on = [].into());
     let view = fleet.until_view(&id, |view| view.catalogue.as_ref().unwrap().unreadable.is_empty()).await;
     assert_eq!((view.status, known(&view)), (Status::Online, (3, 2, vec![])));
     let asked = remote.tried_at("resources/list").len();
     sleep(DAY).await;
-    assert_eq!(remote.tried_at("resources/list").len(), asked, "it has succeeded");
+    assert_eq!(remote.tried_at("resources/list").len(), asked, "no request after the success");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_beside_the_tools_that_is_refused_for_good_is_asked_for_at_jittered_delays_and_complained_of_once() {
-    let complaints = Complaints::default();
-    let _guard = tracing::subscriber::set_default(complaints.clone());
+async fn a_permanently_failing_resource_list_is_retried_with_jitter_and_logged_once() {
+    let warnings = ListWarnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
     let fleet = Fleet::start().await;
     let script = SimScript { resources: 1, resources_error: true, ..SimScript::default() };
     let jittered = |policy: &mut Policy| policy.reconnect = ReconnectPolicy::persistent();
@@ -242,12 +243,12 @@ async fn a_list_beside_the_tools_that_is_refused_for_good_is_asked_for_at_jitter
     assert!((0.9..=1.1).contains(&gaps[0]) && (1.8..=2.2).contains(&gaps[1]), "{gaps:?}");
     assert!(gaps[8..].iter().all(|gap| (162.0..=198.0).contains(gap)), "{gaps:?}");
     assert!(gaps[8..].windows(2).all(|pair| tenths_of(pair[0]) != tenths_of(pair[1])), "{gaps:?}");
-    assert_eq!(complaints.0.load(Ordering::Relaxed), 1);
+    assert_eq!(warnings.0.load(Ordering::Relaxed), 1);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_asks_to_be_left_alone_is_not_asked_for_its_lists_before_that() {
+async fn list_requests_wait_for_the_retry_after_of_the_server() {
     const LATER: FailureKind = FailureKind::Throttled { retry_after: Some(Duration::from_secs(10)) };
     let gaps = |lists: Vec<Instant>| lists.windows(2).map(|pair| tenths(pair[1] - pair[0])).collect::<Vec<_>>();
     let fleet = Fleet::start().await;
@@ -258,21 +259,25 @@ async fn a_server_that_asks_to_be_left_alone_is_not_asked_for_its_lists_before_t
     remote.say(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string());
     until_seen(&remote, |remote| remote.tried_at("tools/list").len() == before + 3).await;
     assert_eq!(gaps(remote.tried_at("tools/list")[before..].to_vec()), [10.0, 10.0]);
-    // That was while it was online, and this is before that.
-    lose(&fleet, &id).await;
-    remote.change(|manner| (manner.down, manner.delay) = (None, seconds(1.0)));
+    // The requests above came while the server was online; these come before it is online.
+    lose_connection(&fleet, &id).await;
+    remote.change(|behavior| (behavior.down, behavior.delay) = (None, seconds(1.0)));
     until_attempting(&remote).await;
     let before = remote.tried_at("tools/list").len();
     remote.fail_next([LATER, LATER]);
     let view = fleet.until(&id, Status::Error).await;
     assert!(view.message.as_deref().unwrap().ends_with("next attempt in 10 s"), "{:?}", view.message);
-    until_back(&fleet, &id).await;
-    assert_eq!(gaps(remote.tried_at("tools/list")[before..].to_vec()), [11.0, 11.0], "a second of it is the way there");
+    until_reconnected(&fleet, &id).await;
+    assert_eq!(
+        gaps(remote.tried_at("tools/list")[before..].to_vec()),
+        [11.0, 11.0],
+        "10 s of `retry_after` and 1 s of latency"
+    );
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_server_offers_otherwise_after_its_return_is_named_when_that_is_told() {
+async fn the_reconnected_event_names_the_changed_lists() {
     let fleet = Fleet::start().await;
     let first = SimScript { resources: 1, prompts: 1, ..SimScript::default() };
     let id = fleet.online(Server::remote("a").script(first.clone())).await;
@@ -286,11 +291,11 @@ async fn what_a_server_offers_otherwise_after_its_return_is_named_when_that_is_t
         (first, &[]),
     ];
     for (nth, (script, changed)) in changes.into_iter().enumerate() {
-        lose(&fleet, &id).await;
-        remote.change(|manner| (manner.down, manner.script) = (None, Some(script.into())));
-        until_back(&fleet, &id).await;
-        let told = fleet.told(&id, "mcp.server.reconnected").await;
-        assert_eq!((told.len(), &told[nth]["changed"]), (nth + 1, &json!(changed)));
+        lose_connection(&fleet, &id).await;
+        remote.change(|behavior| (behavior.down, behavior.script) = (None, Some(script.into())));
+        until_reconnected(&fleet, &id).await;
+        let reconnected = fleet.event_data(&id, "mcp.server.reconnected").await;
+        assert_eq!((reconnected.len(), &reconnected[nth]["changed"]), (nth + 1, &json!(changed)));
     }
     fleet.finish().await;
 }
@@ -299,11 +304,11 @@ fn tenths_of(seconds: f64) -> f64 {
     tenths(Duration::from_secs_f64(seconds))
 }
 
-/// Counts what is complained of a list.
+/// Counts the warnings about lists in the log.
 #[derive(Clone, Default)]
-struct Complaints(Arc<AtomicUsize>);
+struct ListWarnings(Arc<AtomicUsize>);
 
-impl Subscriber for Complaints {
+impl Subscriber for ListWarnings {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() == Level::WARN && metadata.fields().field("list").is_some()
     }

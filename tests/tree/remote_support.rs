@@ -1,5 +1,4 @@
-//! What the tests of remote instances have in common: their failures, their attempts, and what was told of them, to be
-//! compared as a story.
+//! Helpers of the tests of remote instances: failures, attempts, and their events as text lines.
 
 use std::time::Duration;
 
@@ -17,51 +16,51 @@ use crate::support::{Fleet, tenths};
 pub(crate) const REFUSED: FailureKind = FailureKind::Refused;
 pub(crate) const UNAUTHORIZED: FailureKind = FailureKind::Unauthorized { challenge: None };
 pub(crate) const FORBIDDEN: FailureKind = FailureKind::Forbidden { challenge: None };
-pub(crate) const BROKEN_INSIDE: FailureKind = FailureKind::ServerError { status: 500, retry_after: None };
+pub(crate) const INTERNAL_ERROR: FailureKind = FailureKind::ServerError { status: 500, retry_after: None };
 
-/// From the end of each attempt to the beginning of the next, to a tenth of a second.
+/// Returns the seconds from the end of each attempt to the start of the next, rounded to tenths.
 pub(crate) fn waits(remote: &SimRemote) -> Vec<f64> {
     let attempts = remote.attempts();
     attempts.windows(2).map(|pair| tenths(pair[1].began - pair[0].ended.unwrap())).collect()
 }
 
-/// A virtual day: longer than anything that is waited for here.
+/// A virtual day: longer than anything that these tests wait for.
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Waits until the endpoint has seen what is wanted.
+/// Waits until the condition on the endpoint is true.
 pub(crate) async fn until_seen(remote: &SimRemote, wanted: impl FnMut(&SimRemote) -> bool) {
     assert!(timeout(DAY, remote.wait_until(wanted)).await.is_ok(), "{:?}", remote.attempts());
 }
 
-/// Waits until so many attempts have begun, and the last of them is over.
+/// Waits until this many attempts have begun and the last of them has ended.
 pub(crate) async fn until_attempts(remote: &SimRemote, count: usize) {
     let is_over = |attempts: &[SimHandshake]| attempts.len() >= count && attempts[count - 1].ended.is_some();
     until_seen(remote, |remote| is_over(&remote.attempts())).await;
 }
 
-/// Waits until an attempt is under way.
+/// Waits until an attempt is in progress.
 pub(crate) async fn until_attempting(remote: &SimRemote) {
     until_seen(remote, |remote| remote.attempts().last().is_some_and(|attempt| attempt.ended.is_none())).await;
 }
 
-/// Whether it waits for the time of its next attempt.
-pub(crate) fn waits_for_its_time(view: &InstanceView) -> bool {
+/// Returns true if the instance waits for its next scheduled attempt.
+pub(crate) fn waits_for_next_attempt(view: &InstanceView) -> bool {
     view.next_retry_at.is_some() && view.port.is_none()
 }
 
-/// What was told of an instance, a line for each event but those of calls.
-pub(crate) async fn story(fleet: &Fleet, id: &InstanceId) -> Vec<String> {
-    fleet.told_of(id).await.iter().filter_map(line).collect()
+/// Returns the events of an instance as text lines, without those of calls.
+pub(crate) async fn event_lines(fleet: &Fleet, id: &InstanceId) -> Vec<String> {
+    fleet.events_of(id).await.iter().filter_map(event_line).collect()
 }
 
-/// The same, of what comes after it was first online.
-pub(crate) async fn story_after_start(fleet: &Fleet, id: &InstanceId) -> Vec<String> {
-    let story = story(fleet, id).await;
-    let started = story.iter().position(|line| line.starts_with("started")).unwrap();
-    story[started + 1..].to_vec()
+/// Returns the `event_lines` after the first start.
+pub(crate) async fn event_lines_after_start(fleet: &Fleet, id: &InstanceId) -> Vec<String> {
+    let event_lines = event_lines(fleet, id).await;
+    let started = event_lines.iter().position(|event_line| event_line.starts_with("started")).unwrap();
+    event_lines[started + 1..].to_vec()
 }
 
-fn line(event: &Value) -> Option<String> {
+fn event_line(event: &Value) -> Option<String> {
     let data = &event["data"];
     let text = |key: &str| match &data[key] {
         Value::String(text) => text.clone(),
@@ -90,14 +89,14 @@ fn line(event: &Value) -> Option<String> {
     })
 }
 
-/// Waits until it is online, and sees that it is connected.
-pub(crate) async fn until_back(fleet: &Fleet, id: &InstanceId) {
+/// Waits until the instance is online and asserts that it is connected.
+pub(crate) async fn until_reconnected(fleet: &Fleet, id: &InstanceId) {
     let view = fleet.until(id, Status::Online).await;
     assert_eq!(view.connection, Some(ConnectionState::Connected));
 }
 
-/// Has its server killed, sees that this is found out, and gives the first attempt of its schedule time to fail.
-pub(crate) async fn lose(fleet: &Fleet, id: &InstanceId) {
+/// Kills the server, waits until the loss is detected, and until the first scheduled attempt has failed.
+pub(crate) async fn lose_connection(fleet: &Fleet, id: &InstanceId) {
     let remote = fleet.remote(id);
     let attempts = remote.attempts().len();
     remote.kill(REFUSED);

@@ -1,4 +1,4 @@
-//! Calls of tools, as they are logged.
+//! Request logs: tool calls in events.
 
 use mcp_satellite_actors::RuntimePart;
 use mcp_satellite_actors::model::event::Envelope;
@@ -10,20 +10,21 @@ use crate::support::{Fleet, Server, seconds};
 
 const KIND: &str = "mcp.request.logs";
 
-/// The calls of each of its events, by their tools.
-fn tools(told: &[Value]) -> Vec<Vec<&str>> {
-    told.iter()
+/// Returns the names of the called tools for each event.
+fn tools(events: &[Value]) -> Vec<Vec<&str>> {
+    events
+        .iter()
         .map(|data| data["requests"].as_array().unwrap().iter().map(|one| one["tool_name"].as_str().unwrap()).collect())
         .collect()
 }
 
-/// What the sink has been told by itself.
-fn is_told(fleet: &Fleet) -> usize {
+/// Returns the number of request log events that the sink has accepted.
+fn accepted_count(fleet: &Fleet) -> usize {
     fleet.sink.accepted().iter().filter(|envelope: &&Envelope| envelope.event.kind() == KIND).count()
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_are_logged_together_with_what_went_there_and_back() {
+async fn calls_are_logged_in_one_event_with_parameters_and_results() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     fleet.call(&id, "add", json!({"a": 3, "b": 4})).await.unwrap();
@@ -31,28 +32,28 @@ async fn calls_are_logged_together_with_what_went_there_and_back() {
     fleet.call(&id, "fail", json!({"message": "no"})).await.unwrap_err();
     fleet.call(&id, "tool_error", json!({"message": "no"})).await.unwrap();
     sleep(seconds(10.0)).await;
-    assert_eq!(is_told(&fleet), 1, "without anybody asking for it");
+    assert_eq!(accepted_count(&fleet), 1, "sent without a flush");
 
-    let told = fleet.told(&id, KIND).await;
-    assert_eq!(tools(&told), [["add", "fail", "tool_error"]]);
-    assert_eq!((&told[0]["installation_id"], &told[0]["user_id"]), (&json!("a"), &json!("alice")));
-    let requests = &told[0]["requests"];
+    let events = fleet.event_data(&id, KIND).await;
+    assert_eq!(tools(&events), [["add", "fail", "tool_error"]]);
+    assert_eq!((&events[0]["installation_id"], &events[0]["user_id"]), (&json!("a"), &json!("alice")));
+    let requests = &events[0]["requests"];
     assert_eq!(requests[0]["tool_params"], json!({"a": 3, "b": 4}));
     assert_eq!(requests[0]["tool_response"]["structuredContent"]["result"], 7);
     assert_eq!((&requests[0]["success"], &requests[0]["error_message"]), (&json!(true), &Value::Null));
     assert_eq!((&requests[1]["success"], &requests[1]["tool_response"]), (&json!(false), &Value::Null));
     assert!(requests[1]["error_message"].as_str().unwrap().contains("failed as asked: no"));
     assert_eq!((&requests[2]["success"], &requests[2]["tool_response"]["isError"]), (&json!(false), &json!(true)));
-    let asked = |nth: usize| requests[nth]["timestamp"].as_str().unwrap();
-    assert!(asked(0) < asked(1) && requests[0]["response_time_ms"].is_u64(), "{requests}");
+    let timestamp = |nth: usize| requests[nth]["timestamp"].as_str().unwrap();
+    assert!(timestamp(0) < timestamp(1) && requests[0]["response_time_ms"].is_u64(), "{requests}");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn twenty_calls_are_not_waited_with_and_each_instance_has_its_own() {
+async fn twenty_calls_of_an_instance_are_logged_at_once() {
     let fleet = Fleet::start().await;
     let (a, b) = (fleet.online(Server::new("a")).await, fleet.online(Server::new("b")).await);
-    let mut told = fleet.runtime.subscribe();
+    let mut subscription = fleet.runtime.subscribe();
     for _ in 0..20 {
         fleet.call(&a, "echo", json!({"text": "x"})).await.unwrap();
         fleet.call(&b, "echo", json!({"text": "x"})).await.unwrap();
@@ -60,7 +61,7 @@ async fn twenty_calls_are_not_waited_with_and_each_instance_has_its_own() {
     }
     sleep(seconds(0.5)).await;
     let mut sizes = Vec::new();
-    while let Ok(envelope) = told.try_recv() {
+    while let Ok(envelope) = subscription.try_recv() {
         let json = serde_json::to_value(&*envelope).unwrap();
         if json["type"] == KIND {
             sizes.push((json["data"]["installation_id"].clone(), json["data"]["requests"].as_array().unwrap().len()));
@@ -72,19 +73,19 @@ async fn twenty_calls_are_not_waited_with_and_each_instance_has_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_whose_calls_are_private_has_none_logged() {
+async fn calls_are_not_logged_if_request_logging_is_off() {
     let fleet = Fleet::start().await;
     let mut server = Server::new("a");
     server.spec.request_logging = false;
     let id = fleet.online(server).await;
     fleet.call(&id, "echo", json!({"text": "x"})).await.unwrap();
-    assert_eq!(fleet.told(&id, KIND).await, [] as [Value; 0]);
-    assert_eq!(fleet.told(&id, "mcp.tool.executed").await.len(), 1);
+    assert_eq!(fleet.event_data(&id, KIND).await, [] as [Value; 0]);
+    assert_eq!(fleet.event_data(&id, "mcp.tool.executed").await.len(), 1);
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_logged_holds_no_secret_and_no_more_than_it_may() {
+async fn logged_calls_are_masked_and_truncated() {
     let fleet = Fleet::with(|options| options.batch.request_payload_max = 100).await;
     let mut server = Server::new("a");
     server.spec.mask = SecretMask::new(["hush-hush"]);
@@ -92,31 +93,31 @@ async fn what_is_logged_holds_no_secret_and_no_more_than_it_may() {
     fleet.call(&id, "echo", json!({"text": "hush-hush"})).await.unwrap();
     fleet.call(&id, "echo", json!({"text": format!("{}hush-hush", "x".repeat(85))})).await.unwrap();
     fleet.call(&id, "echo", json!({"text": "y".repeat(100_000)})).await.unwrap();
-    let told = fleet.told(&id, KIND).await;
-    let requests = told[0]["requests"].as_array().unwrap();
+    let events = fleet.event_data(&id, KIND).await;
+    let requests = events[0]["requests"].as_array().unwrap();
     assert_eq!(requests[0]["tool_params"], json!({"text": "[secret]"}));
     let cut = |nth: usize, side: &str| requests[nth][side].as_str().unwrap().to_owned();
     assert_eq!(cut(2, "tool_params"), format!("{{\"text\":\"{}…", "y".repeat(91)));
     assert!(cut(2, "tool_response").ends_with('…'));
-    let all = told[0].to_string();
+    let all = events[0].to_string();
     assert!(!all.contains("hush") && all.len() < 2500, "{all}");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_called_is_told_although_the_batcher_has_died_or_the_satellite_ends() {
+async fn logged_calls_survive_the_death_of_the_batcher_and_a_shutdown() {
     let fleet = Fleet::start().await;
     let id = fleet.online(Server::new("a")).await;
     fleet.call(&id, "echo", json!({"text": "1"})).await.unwrap();
     sleep(seconds(0.1)).await;
     fleet.runtime.panic(RuntimePart::Batcher);
     sleep(seconds(10.0)).await;
-    assert_eq!(is_told(&fleet), 1);
+    assert_eq!(accepted_count(&fleet), 1);
     fleet.call(&id, "echo", json!({"text": "2"})).await.unwrap();
     let sink = fleet.sink.clone();
     fleet.finish().await;
-    let told: Vec<Value> = sink.accepted().iter().map(|envelope| serde_json::to_value(envelope).unwrap()).collect();
-    let told: Vec<_> = told.iter().filter(|event| event["type"] == KIND).collect();
-    let text = |nth: usize| told[nth]["data"]["requests"][0]["tool_params"]["text"].clone();
-    assert_eq!((told.len(), text(0), text(1)), (2, json!("1"), json!("2")));
+    let events: Vec<Value> = sink.accepted().iter().map(|envelope| serde_json::to_value(envelope).unwrap()).collect();
+    let events: Vec<_> = events.iter().filter(|event| event["type"] == KIND).collect();
+    let text = |nth: usize| events[nth]["data"]["requests"][0]["tool_params"]["text"].clone();
+    assert_eq!((events.len(), text(0), text(1)), (2, json!("1"), json!("2")));
 }

@@ -1,4 +1,4 @@
-//! Many at once: the permits hold, no budget is overrun, and no team feels another's trouble.
+//! Storms of crashes and starts: permits and budgets hold, and teams do not affect each other.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn answering_after(delay: f64) -> SimScript {
     SimScript { handshake_delay: seconds(delay), ..SimScript::default() }
 }
 
-/// Waits until every one of these is online after so many restarts.
+/// Waits until all of these are online after this number of restarts.
 async fn until_all_online(fleet: &Fleet, ids: &[InstanceId], restarts: u64) {
     let began = Instant::now();
     loop {
@@ -33,7 +33,7 @@ async fn until_all_online(fleet: &Fleet, ids: &[InstanceId], restarts: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_thousand_servers_that_crash_at_once_come_back_under_the_permits() {
+async fn three_thousand_crashed_servers_restart_within_the_start_permits() {
     let fleet = Fleet::with(|options| {
         options.start_permits = 16;
         options.team_budget.max_exits = 1000;
@@ -46,12 +46,12 @@ async fn three_thousand_servers_that_crash_at_once_come_back_under_the_permits()
         ids.push(fleet.add(Server::of(&team, &name).script(answering_after(0.02))).await);
     }
     until_all_online(&fleet, &ids, 0).await;
-    assert_eq!(fleet.world.take_starting_max("team0").0, 16, "at the first start too");
+    assert_eq!(fleet.world.take_starting_max("team0").0, 16, "the permits limit the first starts, too");
     for id in &ids {
         fleet.server(id).signal(9);
     }
     until_all_online(&fleet, &ids, 1).await;
-    assert_eq!(fleet.world.take_starting_max("team0").0, 16, "as many as allowed, and never more");
+    assert_eq!(fleet.world.take_starting_max("team0").0, 16, "as many starts at once as permits");
     assert!(ids.iter().all(|id| fleet.world.openings(id).len() == 2));
     assert_eq!(fleet.world.sim.alive_count(), 3000);
     let answers = join_all(ids.iter().step_by(100).map(|id| fleet.call(id, "add", json!({"a": 1, "b": 1})))).await;
@@ -60,7 +60,7 @@ async fn three_thousand_servers_that_crash_at_once_come_back_under_the_permits()
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_a_storm_nobody_is_started_beyond_his_budget() {
+async fn in_a_storm_no_server_starts_beyond_its_crash_limit() {
     let fleet = Fleet::start().await;
     let mut ids = Vec::new();
     for nth in 0..300 {
@@ -75,8 +75,8 @@ async fn in_a_storm_nobody_is_started_beyond_his_budget() {
     fleet.finish().await;
 }
 
-/// Ten servers of a calm team crash, alone or beside seventy of a noisy one: how long until they are back?
-async fn recovery_of_the_calm(noisy: usize) -> Duration {
+/// Returns how long ten crashed servers of a calm team take to recover beside `noisy` crashed servers of another team.
+async fn calm_recovery_time(noisy: usize) -> Duration {
     let fleet = Fleet::start().await;
     let add = |team: &'static str, count| {
         let servers = (0..count).map(move |nth| Server::of(team, &format!("s{nth}")).script(answering_after(0.2)));
@@ -94,13 +94,13 @@ async fn recovery_of_the_calm(noisy: usize) -> Duration {
     let took = began.elapsed();
     until_all_online(&fleet, &noisy, 1).await;
     if !noisy.is_empty() {
-        assert_eq!(fleet.world.take_starting_max("noisy").1, 1, "over its budget it starts one at a time");
+        assert_eq!(fleet.world.take_starting_max("noisy").1, 1, "a team over its budget starts one server at a time");
         assert!(began.elapsed() > seconds(0.2 * 70.0));
         sleep(seconds(60.0)).await;
-        let told = fleet.events().await;
-        let told: Vec<_> = told.iter().map(|event| serde_json::to_value(event).unwrap()).collect();
-        let of = |kind: &str| told.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>();
-        let (throttled, unthrottled) = (of("mcp.team.throttled"), of("mcp.team.unthrottled"));
+        let events = fleet.events().await;
+        let events: Vec<_> = events.iter().map(|event| serde_json::to_value(event).unwrap()).collect();
+        let of_kind = |kind: &str| events.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>();
+        let (throttled, unthrottled) = (of_kind("mcp.team.throttled"), of_kind("mcp.team.unthrottled"));
         assert_eq!((throttled.len(), unthrottled.len()), (1, 1));
         let data = json!({"team_id": "noisy", "exits_in_window": 61, "window_seconds": 60});
         assert_eq!(throttled[0]["data"], data);
@@ -110,21 +110,21 @@ async fn recovery_of_the_calm(noisy: usize) -> Duration {
             fleet.server(id).exit(1);
         }
         until_all_online(&fleet, &noisy[..20], 2).await;
-        assert!(fleet.world.take_starting_max("noisy").1 > 1, "within its budget again it is as free as before");
+        assert!(fleet.world.take_starting_max("noisy").1 > 1, "the throttling has ended");
     }
     fleet.finish().await;
     took
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_team_over_its_budget_is_throttled_and_no_other_team_recovers_later_for_it() {
-    let alone = recovery_of_the_calm(0).await;
-    let beside = recovery_of_the_calm(70).await;
+async fn a_team_over_its_budget_is_throttled_without_delaying_other_teams() {
+    let alone = calm_recovery_time(0).await;
+    let beside = calm_recovery_time(70).await;
     assert_eq!(tenths(beside), tenths(alone));
 }
 
 #[tokio::test(start_paused = true)]
-async fn hanging_handshakes_block_nobody_for_more_than_two_seconds() {
+async fn hanging_handshakes_delay_other_starts_by_at_most_two_seconds() {
     let fleet = Fleet::with(|options| options.start_permits = 4).await;
     let mute = SimScript { handshake_never: true, ..SimScript::default() };
     for nth in 0..4 {
@@ -139,7 +139,7 @@ async fn hanging_handshakes_block_nobody_for_more_than_two_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_called_starts_before_who_is_not() {
+async fn a_called_server_starts_before_uncalled_ones() {
     let fleet = Fleet::with(|options| options.start_permits = 1).await;
     let asleep = fleet.online(Server::new("asleep").plans([exits(1.0, 0).into(), SimScript::default().into()])).await;
     fleet.until_view(&asleep, |view| view.dormant).await;
@@ -156,7 +156,7 @@ async fn who_is_called_starts_before_who_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_waited_for_in_a_restarts_delay_starts_before_who_is_not() {
+async fn a_server_called_during_its_restart_delay_starts_before_uncalled_ones() {
     let fleet = Fleet::with(|options| options.start_permits = 1).await;
     let id = fleet.online(Server::new("called").plans([exits(1.0, 1).into(), SimScript::default().into()])).await;
     fleet.until(&id, Status::Connecting).await;
@@ -172,7 +172,7 @@ async fn who_is_waited_for_in_a_restarts_delay_starts_before_who_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_team_over_its_budget_does_not_get_out_of_it_by_a_panic() {
+async fn a_panic_of_a_throttled_team_does_not_end_its_throttling() {
     let fleet = Fleet::with(|options| options.team_budget.max_exits = 5).await;
     let servers = (0..6).map(|nth| Server::new(&format!("s{nth}")).script(answering_after(0.2)));
     let ids = join_all(servers.map(|server| fleet.add(server))).await;
@@ -184,21 +184,21 @@ async fn a_team_over_its_budget_does_not_get_out_of_it_by_a_panic() {
     fleet.world.take_starting_max("acme");
     fleet.runtime.panic(mcp_satellite_actors::RuntimePart::Team("acme".into()));
     until_all_online(&fleet, &ids, 2).await;
-    assert_eq!(fleet.world.take_starting_max("acme").1, 1, "one at a time still");
+    assert_eq!(fleet.world.take_starting_max("acme").1, 1, "still one start at a time");
     sleep(seconds(60.0)).await;
-    let told = fleet.events().await;
-    let count = |kind: &str| told.iter().filter(|envelope| envelope.event.kind() == kind).count();
+    let events = fleet.events().await;
+    let count = |kind: &str| events.iter().filter(|envelope| envelope.event.kind() == kind).count();
     assert_eq!((count("mcp.team.throttled"), count("mcp.team.unthrottled")), (1, 1));
     for id in &ids[..3] {
         fleet.server(id).exit(1);
     }
     until_all_online(&fleet, &ids[..3], 3).await;
-    assert!(fleet.world.take_starting_max("acme").1 > 1, "within its budget again it is as free as before");
+    assert!(fleet.world.take_starting_max("acme").1 > 1, "the throttling has ended");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_for_a_permit_is_not_counted_against_the_handshake() {
+async fn the_wait_for_a_permit_does_not_count_as_handshake_time() {
     let fleet = Fleet::with(|options| options.start_permits = 1).await;
     let servers = (0..40).map(|nth| Server::new(&format!("s{nth}")).script(answering_after(1.5)));
     let ids = join_all(servers.map(|server| fleet.add(server))).await;

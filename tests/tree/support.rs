@@ -1,4 +1,4 @@
-//! A fleet: one runtime over simulated servers, with everything that a test wants to know about it written down.
+//! A fleet: one runtime over simulated servers, with records of starts, batches and events for the tests.
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
@@ -26,19 +26,19 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longer than anything here takes; in paused time it costs little.
+/// Longer than anything that these tests wait for. Paused time makes it cheap.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
 pub(crate) fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-/// To a tenth of a second: timers round up to milliseconds, and several may follow each other.
+/// Rounds to tenths of a second: timers round up to milliseconds, and several may follow each other.
 pub(crate) fn tenths(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 10.0).round() / 10.0
 }
 
-/// An instance to be installed, and what each run of its server does.
+/// An instance to be installed, and the plans of its runs.
 #[derive(Clone)]
 pub(crate) struct Server {
     pub(crate) spec: InstanceSpec,
@@ -46,7 +46,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A healthy server of alice in team acme.
+    /// Returns a healthy server of user alice in team acme.
     pub(crate) fn new(name: &str) -> Self {
         Self::of("acme", name)
     }
@@ -73,8 +73,7 @@ impl Server {
         Self { spec, plans: vec![SimScript::default().into()] }
     }
 
-    /// A healthy server of alice in team acme that is somewhere else. No delay of it is left to chance unless a test
-    /// says so.
+    /// Returns a healthy remote server of user alice in team acme, without jitter.
     pub(crate) fn remote(name: &str) -> Self {
         Self::remote_of("acme", name)
     }
@@ -89,7 +88,7 @@ impl Server {
         server.policy(|policy| policy.reconnect.jitter_percent = 0)
     }
 
-    /// Over the older transport.
+    /// Switches to the SSE transport.
     pub(crate) fn sse(mut self) -> Self {
         if let ServerTarget::Remote { transport, .. } = &mut self.spec.target {
             *transport = RemoteTransport::Sse;
@@ -97,18 +96,17 @@ impl Server {
         self
     }
 
-    /// With another header.
     pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
         self.spec.headers.insert(name.to_owned(), value.into());
         self
     }
 
-    /// Every run follows this script.
+    /// Sets the script of every run.
     pub(crate) fn script(self, script: SimScript) -> Self {
         self.plans([script.into()])
     }
 
-    /// One plan for each run; the last one repeats.
+    /// Sets one plan per run; the last one repeats.
     pub(crate) fn plans(mut self, plans: impl IntoIterator<Item = SimPlan>) -> Self {
         self.plans = plans.into_iter().collect();
         self
@@ -139,7 +137,7 @@ impl Server {
         self
     }
 
-    /// Another configuration of the same instance.
+    /// Sets a variable, which makes another configuration of the same instance.
     pub(crate) fn env(mut self, key: &str, value: &str) -> Self {
         self.spec.env.insert(key.to_owned(), value.into());
         self.spec.missing.retain(|missing| missing != key);
@@ -147,49 +145,49 @@ impl Server {
     }
 }
 
-/// Ends this long after `initialized`, by this code.
+/// Returns a script that exits with `code` this many seconds after `initialized`.
 pub(crate) fn exits(after: f64, code: i32) -> SimScript {
     SimScript { exit_after: Some(seconds(after)), exit_code: code, ..SimScript::default() }
 }
 
-/// What the connector was asked for.
+/// A start or a connection that was requested from the connector.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Opening {
     pub(crate) run: RunNumber,
     pub(crate) at: Instant,
 }
 
-/// The simulated connector, watched.
+/// The simulated connector with records of its use.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) sim: SimConnector,
-    books: Arc<Mutex<Books>>,
+    records: Arc<Mutex<Records>>,
 }
 
 #[derive(Default)]
-struct Books {
+struct Records {
     plans: HashMap<InstanceId, Vec<SimPlan>>,
     openings: HashMap<InstanceId, Vec<Opening>>,
-    /// Starts by team that have not brought a byte.
+    /// By team: starts that have not sent a byte yet.
     starting: BTreeMap<String, usize>,
-    /// The most of them at once: over all teams, and by team.
+    /// The maximum of `starting` over all teams, and by team.
     starting_max: usize,
     starting_max_by_team: BTreeMap<String, usize>,
-    /// How often two servers of one instance are there at once, because it is rolled out.
-    rolled_out: u64,
+    /// The expected number of overlaps of two runs of one instance in rolling updates.
+    rolling_updates: u64,
 }
 
 impl World {
     fn new() -> Self {
-        let books = Arc::<Mutex<Books>>::default();
-        let planned = books.clone();
+        let records = Arc::<Mutex<Records>>::default();
+        let planned_records = records.clone();
         let sim = SimConnector::with_plan(move |spec, run| {
-            let books = planned.lock().unwrap();
-            let nth = books.openings[&spec.id].iter().position(|opening| opening.run == run).unwrap();
-            let plans = &books.plans[&spec.id];
+            let records = planned_records.lock().unwrap();
+            let nth = records.openings[&spec.id].iter().position(|opening| opening.run == run).unwrap();
+            let plans = &records.plans[&spec.id];
             plans[nth.min(plans.len() - 1)].clone()
         });
-        Self { sim, books }
+        Self { sim, records }
     }
 }
 
@@ -197,17 +195,17 @@ impl Connector for World {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let team = spec.id.team.to_string();
         {
-            let mut books = self.books.lock().unwrap();
-            books.openings.entry(spec.id.clone()).or_default().push(Opening { run, at: Instant::now() });
-            let of_team = books.starting.entry(team.clone()).or_default();
+            let mut records = self.records.lock().unwrap();
+            records.openings.entry(spec.id.clone()).or_default().push(Opening { run, at: Instant::now() });
+            let of_team = records.starting.entry(team.clone()).or_default();
             *of_team += 1;
             let of_team = *of_team;
-            let all = books.starting.values().sum();
-            books.starting_max = books.starting_max.max(all);
-            let known = books.starting_max_by_team.entry(team.clone()).or_default();
+            let all = records.starting.values().sum();
+            records.starting_max = records.starting_max.max(all);
+            let known = records.starting_max_by_team.entry(team.clone()).or_default();
             *known = of_team.max(*known);
         }
-        let starting = Starting { books: self.books.clone(), team };
+        let starting = Starting { records: self.records.clone(), team };
         let opening = self.sim.open(spec, run);
         Box::pin(async move {
             let link = opening.await?;
@@ -217,20 +215,20 @@ impl Connector for World {
 
     fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         let opening = Opening { run, at: Instant::now() };
-        self.books.lock().unwrap().openings.entry(spec.id.clone()).or_default().push(opening);
+        self.records.lock().unwrap().openings.entry(spec.id.clone()).or_default().push(opening);
         self.sim.dial(spec, run)
     }
 }
 
-/// A start that has not brought a byte.
+/// A start that has not sent a byte yet. Dropping it ends the count.
 struct Starting {
-    books: Arc<Mutex<Books>>,
+    records: Arc<Mutex<Records>>,
     team: String,
 }
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        *self.books.lock().unwrap().starting.get_mut(&self.team).unwrap() -= 1;
+        *self.records.lock().unwrap().starting.get_mut(&self.team).unwrap() -= 1;
     }
 }
 
@@ -251,17 +249,17 @@ impl AsyncRead for FirstByte {
     }
 }
 
-/// What the sink does with the next batch.
+/// Behavior of the sink for the next batch.
 #[derive(Debug, Clone)]
-pub(crate) enum Mood {
+pub(crate) enum SinkMode {
     Accept,
-    /// Waits until it is in another mood.
+    /// Waits until the mode changes.
     Block,
     Answer(SinkAnswer),
     Panic,
 }
 
-/// A batch that came, and when.
+/// A batch that the sink received.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     pub(crate) at: Instant,
@@ -271,18 +269,18 @@ pub(crate) struct Attempt {
 /// A sink in memory.
 #[derive(Clone)]
 pub(crate) struct MemorySink {
-    mood: watch::Sender<Mood>,
+    mode: watch::Sender<SinkMode>,
     attempts: Arc<Mutex<Vec<Attempt>>>,
     accepted: Arc<Mutex<Vec<Envelope>>>,
 }
 
 impl MemorySink {
     pub(crate) fn new() -> Self {
-        Self { mood: watch::Sender::new(Mood::Accept), attempts: Arc::default(), accepted: Arc::default() }
+        Self { mode: watch::Sender::new(SinkMode::Accept), attempts: Arc::default(), accepted: Arc::default() }
     }
 
-    pub(crate) fn is(&self, mood: Mood) {
-        self.mood.send_replace(mood);
+    pub(crate) fn set_mode(&self, mode: SinkMode) {
+        self.mode.send_replace(mode);
     }
 
     pub(crate) fn attempts(&self) -> Vec<Attempt> {
@@ -293,7 +291,7 @@ impl MemorySink {
         self.accepted.lock().unwrap().clone()
     }
 
-    /// Waits until so many batches have come.
+    /// Waits until the sink has received this many batches.
     pub(crate) async fn until_attempts(&self, count: usize) {
         let enough = async {
             while self.attempts.lock().unwrap().len() < count {
@@ -307,22 +305,22 @@ impl MemorySink {
 impl EventSink for MemorySink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.attempts.lock().unwrap().push(Attempt { at: Instant::now(), batch: batch.clone() });
-        let (mut mood, accepted) = (self.mood.subscribe(), self.accepted.clone());
+        let (mut mode, accepted) = (self.mode.subscribe(), self.accepted.clone());
         Box::pin(async move {
-            let mood = mood.wait_for(|mood| !matches!(mood, Mood::Block)).await.unwrap().clone();
-            match mood {
-                Mood::Accept | Mood::Block => {
+            let mode = mode.wait_for(|mode| !matches!(mode, SinkMode::Block)).await.unwrap().clone();
+            match mode {
+                SinkMode::Accept | SinkMode::Block => {
                     accepted.lock().unwrap().extend(batch.events.iter().cloned());
                     SinkAnswer::Accepted
                 }
-                Mood::Answer(answer) => answer,
-                Mood::Panic => panic!("the sink panics as asked"),
+                SinkMode::Answer(answer) => answer,
+                SinkMode::Panic => panic!("the sink panics on request"),
             }
         })
     }
 }
 
-/// One runtime, and the world around it.
+/// One runtime with its simulated connector and its sink.
 pub(crate) struct Fleet {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) world: World,
@@ -331,7 +329,7 @@ pub(crate) struct Fleet {
     tasks_before: usize,
 }
 
-/// What a runtime needs, for those who start it themselves.
+/// Returns the options of a runtime with their connector and sink, for tests that start it themselves.
 pub(crate) fn options() -> (RuntimeOptions, World, MemorySink) {
     let (world, sink) = (World::new(), MemorySink::new());
     let (epoch, began): (Timestamp, _) = ("2026-11-21T06:33:00Z".parse().unwrap(), Instant::now());
@@ -379,12 +377,12 @@ impl Fleet {
         wanted: impl FnMut(&InstanceView) -> bool,
     ) -> Arc<InstanceView> {
         let Ok(view) = timeout(LONG, self.runtime.wait_for(id, wanted)).await else {
-            panic!("{id} does not come to what is waited for: {:?}", self.runtime.snapshot().get(id));
+            panic!("{id} did not reach the expected view: {:?}", self.runtime.snapshot().get(id));
         };
         view.unwrap()
     }
 
-    /// Waits until it is online with another process than this one.
+    /// Waits until the instance is online with another process than `old_pid`.
     pub(crate) async fn until_replaced(&self, id: &InstanceId, old_pid: Option<u32>) -> Arc<InstanceView> {
         self.until_view(id, |view| view.status == Status::Online && view.pid.is_some() && view.pid != old_pid).await
     }
@@ -397,12 +395,12 @@ impl Fleet {
         self.view(id).pid
     }
 
-    /// Its server, to be hurt.
+    /// Returns the control of the simulated process of the instance.
     pub(crate) fn server(&self, id: &InstanceId) -> SimHandle {
         self.world.sim.handle(id).unwrap()
     }
 
-    /// The far end of a remote one, to be hurt and healed.
+    /// Returns the control of the simulated endpoint of a remote instance.
     pub(crate) fn remote(&self, id: &InstanceId) -> SimRemote {
         self.world.sim.remote(id)
     }
@@ -421,100 +419,100 @@ impl Fleet {
         call(&self.runtime, id, tool, arguments, limit).await
     }
 
-    /// What the server has received: `{calls, cancelled, pings, initialized}`.
+    /// Returns the counts of the server: `{calls, cancelled, pings, initialized}`.
     pub(crate) async fn received(&self, id: &InstanceId) -> Value {
         self.call(id, "received", serde_json::json!({})).await.unwrap()["structuredContent"].clone()
     }
 
-    /// Every event so far.
+    /// Returns all events so far.
     pub(crate) async fn events(&self) -> Vec<Envelope> {
         self.runtime.flush().await;
         self.sink.accepted()
     }
 
-    /// Every event of one instance so far, as it goes over the wire.
-    pub(crate) async fn told_of(&self, id: &InstanceId) -> Vec<Value> {
+    /// Returns all events of an instance so far, as JSON.
+    pub(crate) async fn events_of(&self, id: &InstanceId) -> Vec<Value> {
         let is_its = |envelope: &&Envelope| {
             envelope.event.subject().is_some_and(|of| of.installation_id == id.installation && of.team_id == id.team)
         };
         self.events().await.iter().filter(is_its).map(|envelope| serde_json::to_value(envelope).unwrap()).collect()
     }
 
-    /// The `data` of its events of one type so far.
-    pub(crate) async fn told(&self, id: &InstanceId, kind: &str) -> Vec<Value> {
-        let told = self.told_of(id).await;
-        told.into_iter().filter(|event| event["type"] == kind).map(|event| event["data"].clone()).collect()
+    /// Returns the `data` of all events of one type about an instance.
+    pub(crate) async fn event_data(&self, id: &InstanceId, kind: &str) -> Vec<Value> {
+        let events = self.events_of(id).await;
+        events.into_iter().filter(|event| event["type"] == kind).map(|event| event["data"].clone()).collect()
     }
 
-    /// The statuses that it was said to have, in order, with their messages.
+    /// Returns the statuses of an instance in order, with their messages.
     pub(crate) async fn statuses(&self, id: &InstanceId) -> Vec<(String, Option<String>)> {
         let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
-        let told = self.told(id, "mcp.server.status_changed").await;
-        told.iter().map(|data| (text(&data["status"]).unwrap(), text(&data["status_message"]))).collect()
+        let events = self.event_data(id, "mcp.server.status_changed").await;
+        events.iter().map(|data| (text(&data["status"]).unwrap(), text(&data["status_message"]))).collect()
     }
 
-    /// Shuts down, and sees that nothing is left.
+    /// Shuts down and asserts that nothing is left.
     pub(crate) async fn finish(self) {
-        let farewell = timeout(LONG, self.runtime.shutdown()).await.unwrap();
-        assert_eq!(farewell, ShutdownReport { events_lost: 0, in_time: true });
+        let report = timeout(LONG, self.runtime.shutdown()).await.unwrap();
+        assert_eq!(report, ShutdownReport { events_lost: 0, in_time: true });
         assert_no_gap(&self.sink.accepted());
         self.finish_after_shutdown().await;
     }
 
-    /// Sees that nothing is left of a runtime that is ending already.
+    /// Asserts that nothing is left of a runtime that is already ending.
     pub(crate) async fn finish_after_shutdown(self) -> RuntimeEnd {
         let Self { runtime, world, join, tasks_before, .. } = self;
         let end = timeout(LONG, join).await.unwrap().unwrap();
         drop(runtime);
-        nothing_is_left(&world, tasks_before).await;
+        assert_nothing_left(&world, tasks_before).await;
         end
     }
 }
 
 impl World {
     pub(crate) fn plan(&self, server: &Server) {
-        self.books.lock().unwrap().plans.insert(server.spec.id.clone(), server.plans.clone());
+        self.records.lock().unwrap().plans.insert(server.spec.id.clone(), server.plans.clone());
     }
 
-    /// Its starts so far.
+    /// Returns the starts of an instance so far.
     pub(crate) fn openings(&self, id: &InstanceId) -> Vec<Opening> {
-        self.books.lock().unwrap().openings.get(id).cloned().unwrap_or_default()
+        self.records.lock().unwrap().openings.get(id).cloned().unwrap_or_default()
     }
 
-    /// All starts so far.
+    /// Returns the starts of all instances so far.
     pub(crate) fn all_openings(&self) -> Vec<Opening> {
-        self.books.lock().unwrap().openings.values().flatten().copied().collect()
+        self.records.lock().unwrap().openings.values().flatten().copied().collect()
     }
 
-    /// So often two servers of one instance are there at once in this test.
-    pub(crate) fn rolls_out(&self, times: u64) {
-        self.books.lock().unwrap().rolled_out = times;
+    /// Sets how often two runs of one instance may overlap in this test.
+    pub(crate) fn expect_rolling_updates(&self, times: u64) {
+        self.records.lock().unwrap().rolling_updates = times;
     }
 
-    /// The times between its starts, to a tenth of a second.
+    /// Returns the seconds between the starts of an instance, rounded to tenths.
     pub(crate) fn gaps(&self, id: &InstanceId) -> Vec<f64> {
         self.openings(id).windows(2).map(|pair| tenths(pair[1].at - pair[0].at)).collect()
     }
 
-    /// Waits until it has been started so often.
+    /// Waits until the instance has been started this many times.
     pub(crate) async fn until_openings(&self, id: &InstanceId, count: usize) {
         let enough = async {
             while self.openings(id).len() < count {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        assert!(timeout(LONG, enough).await.is_ok(), "{id} was started {} times only", self.openings(id).len());
+        assert!(timeout(LONG, enough).await.is_ok(), "{id} was started only {} times", self.openings(id).len());
     }
 
-    /// The most starts that were under way at once since this was asked last: over all, and of one team.
+    /// Returns and resets the maximum number of concurrent starts: over all teams, and of one team.
     pub(crate) fn take_starting_max(&self, team: &str) -> (usize, usize) {
-        let mut books = self.books.lock().unwrap();
-        let of_team = books.starting_max_by_team.insert(team.to_owned(), 0).unwrap_or_default();
-        (std::mem::take(&mut books.starting_max), of_team)
+        let mut records = self.records.lock().unwrap();
+        let of_team = records.starting_max_by_team.insert(team.to_owned(), 0).unwrap_or_default();
+        (std::mem::take(&mut records.starting_max), of_team)
     }
 }
 
-/// One call, as a gateway makes it; the answer parsed.
+/// Makes a call as the gateway does and parses the result.
 pub(crate) async fn call(
     runtime: &RuntimeHandle,
     id: &InstanceId,
@@ -531,8 +529,8 @@ pub(crate) fn alive_tasks() -> usize {
     Handle::current().metrics().num_alive_tasks()
 }
 
-/// No server, no line to one, and no task beyond those that were there before.
-pub(crate) async fn nothing_is_left(world: &World, tasks_before: usize) {
+/// Asserts that no server, no connection and no task beyond the earlier ones is left.
+pub(crate) async fn assert_nothing_left(world: &World, tasks_before: usize) {
     let clear = async {
         while alive_tasks() > tasks_before || world.sim.alive_count() + world.sim.line_count() > 0 {
             sleep(Duration::from_millis(1)).await;
@@ -541,16 +539,16 @@ pub(crate) async fn nothing_is_left(world: &World, tasks_before: usize) {
     let cleared = timeout(seconds(60.0), clear).await;
     assert!(
         cleared.is_ok(),
-        "left over: {} servers, {} lines, {} tasks beyond {tasks_before}",
+        "left over: {} servers, {} connections, {} tasks beyond {tasks_before}",
         world.sim.alive_count(),
         world.sim.line_count(),
         alive_tasks().saturating_sub(tasks_before)
     );
-    let rolled_out = world.books.lock().unwrap().rolled_out;
-    assert_eq!(world.sim.overlaps(), rolled_out, "two servers of one instance at once");
+    let rolling_updates = world.records.lock().unwrap().rolling_updates;
+    assert_eq!(world.sim.overlaps(), rolling_updates, "unexpected number of overlapping runs of one instance");
 }
 
-/// `seq` counts up by one from 1.
+/// Asserts that `seq` counts up by one from 1.
 pub(crate) fn assert_no_gap(events: &[Envelope]) {
     for (nth, envelope) in (1..).zip(events) {
         assert_eq!(envelope.seq, nth, "{}", envelope.event.kind());

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn initialize_comes_first_unless_something_else_is_known() {
+    fn initialize_comes_first_unless_another_era_is_known() {
         assert_eq!(first_era(None, None), Era::Sessions);
         assert_eq!(first_era(None, Some(Era::Stateless)), Era::Stateless);
         assert_eq!(first_era(Some(Era::Sessions), Some(Era::Stateless)), Era::Sessions);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_discover_that_may_hang_leaves_time_for_the_other_opening() {
+    fn the_timeout_of_discover_leaves_time_for_initialize() {
         let (left, half) = (Duration::from_secs(30), Duration::from_secs(15));
         assert_eq!(opening_timeout(None, Era::Sessions, false, left), left);
         assert_eq!(opening_timeout(None, Era::Sessions, true, half), half);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_that_initialize_is_not_known_is_known_and_a_fault_is_not_taken_for_it() {
+    fn only_errors_that_suggest_the_other_era_lead_to_its_opening() {
         for code in [-32600, -32601, -32602, -32020, -32021, -32022] {
             assert!(may_be_other(Era::Sessions, &error(code)), "{code}");
         }
@@ -153,12 +153,12 @@ mod tests {
             assert!(!may_be_other(Era::Sessions, &error(code)), "{code}");
             assert!(may_be_other(Era::Stateless, &error(code)), "{code}");
         }
-        let said = Some("no".to_owned());
+        let message = Some("no".to_owned());
         for (kind, stateless, refusal) in [
-            (FailureKind::Status { status: 400, message: said.clone() }, true, true),
-            (FailureKind::Status { status: 404, message: said.clone() }, true, true),
+            (FailureKind::Status { status: 400, message: message.clone() }, true, true),
+            (FailureKind::Status { status: 404, message: message.clone() }, true, true),
             (FailureKind::from_status(404), false, true),
-            (FailureKind::Status { status: 418, message: said }, false, false),
+            (FailureKind::Status { status: 418, message }, false, false),
             (FailureKind::ServerError { status: 500, retry_after: None }, false, false),
             (FailureKind::Refused, false, false),
             (FailureKind::Unauthorized { challenge: None }, false, false),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_a_tool_is_believed_only_if_it_names_the_version() {
+    fn an_error_of_a_call_proves_stateless_support_only_with_the_version() {
         let data = |supported: &str| Some(format!(r#"{{"supported":{supported},"requested":"2025-11-25"}}"#));
         assert!(has_stateless_support(-32022, data(r#"["2026-07-28"]"#).as_deref()));
         for (code, data) in [
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_that_fails_is_not_one_that_is_not_known() {
+    fn only_errors_about_the_method_refute_the_era_of_a_check() {
         for (code, sessions, stateless) in [
             (-32601, false, true),
             (-32602, false, true),

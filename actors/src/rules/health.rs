@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_check_comes_an_interval_after_connecting_and_none_while_one_is_under_way() {
+    fn checks_come_one_interval_apart_and_never_overlap() {
         let (policy, now) = (HealthPolicy::default(), Instant::now());
         let mut checks = checks(&policy, now);
         assert!(near(policy.interval, now, checks.due_at()));
@@ -172,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn a_doubt_is_settled_in_the_session_and_at_once_even_behind_a_check_that_is_under_way() {
+    fn a_requested_session_check_runs_at_once_or_after_the_current_check() {
         let (policy, now) = (HealthPolicy { check: HealthCheck::Get, ..HealthPolicy::default() }, Instant::now());
         let mut checks = checks(&policy, now);
         checks.request_session_check(now);
         assert_eq!((checks.due_at(), checks.begin(&policy)), (Some(now), HealthCheck::Ping));
         checks.request_session_check(now);
-        assert_eq!(checks.due_at(), None, "one at a time");
+        assert_eq!(checks.due_at(), None, "one check at a time");
         assert_eq!(checks.record_success(&policy, now), None);
         assert_eq!((checks.due_at(), checks.begin(&policy)), (Some(now), HealthCheck::Ping));
         assert!(checks.fall_back_from_ping(now));
@@ -189,12 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn the_third_failure_in_a_row_is_degraded_once_and_a_success_restores() {
+    fn three_failures_report_degradation_once_and_a_success_restores() {
         let (policy, now) = (HealthPolicy::default(), Instant::now());
         let mut checks = checks(&policy, now);
         let fail = |checks: &mut HealthChecks| checks.record_failure(&policy, "no answer".to_owned(), now);
         assert_eq!([fail(&mut checks), fail(&mut checks)], [HealthVerdict::Wait, HealthVerdict::Wait]);
-        assert_eq!(checks.record_answer(), None, "it was never degraded");
+        assert_eq!(checks.record_answer(), None, "no degradation was reported");
         assert_eq!([fail(&mut checks), fail(&mut checks)], [HealthVerdict::Wait, HealthVerdict::Wait]);
         assert_eq!(fail(&mut checks), HealthVerdict::Degraded(3));
         assert_eq!(fail(&mut checks), HealthVerdict::Wait, "the degradation is reported once");
@@ -203,21 +203,21 @@ mod tests {
     }
 
     #[test]
-    fn where_degraded_means_reconnect_the_connection_is_given_up() {
+    fn the_reconnect_policy_gives_up_a_degraded_connection() {
         let (policy, now) = (HealthPolicy { threshold: 1, ..HealthPolicy::bounded() }, Instant::now());
         let mut checks = checks(&policy, now);
         assert_eq!(checks.record_failure(&policy, "no answer".to_owned(), now), HealthVerdict::GiveUp(1));
     }
 
     #[test]
-    fn a_server_that_knows_no_ping_is_asked_for_its_tools_from_then_on() {
+    fn a_server_without_ping_is_checked_by_tools_list_from_then_on() {
         let (policy, now) = (HealthPolicy::default(), Instant::now());
         let mut checks = checks(&policy, now);
         assert_eq!(checks.begin(&policy), HealthCheck::Ping);
         assert!(checks.fall_back_from_ping(now));
         assert_eq!(checks.due_at(), Some(now));
         assert_eq!(checks.begin(&policy), HealthCheck::ToolsList);
-        assert!(!checks.fall_back_from_ping(now), "it knows neither, and is not asked without a pause");
+        assert!(!checks.fall_back_from_ping(now), "a server without either method is not checked again at once");
         assert_eq!(checks.record_success(&policy, now), None);
         assert_eq!(checks.begin(&policy), HealthCheck::ToolsList);
     }

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_never_called_is_looked_at_once_and_sleeps_at_the_sixth_sweep() {
+    fn an_uncalled_server_is_idle_at_its_first_check_after_180_seconds() {
         let (policy, ready) = (IdlePolicy::default(), Instant::now());
         let first = first_check(&policy, ready);
         assert_eq!(first, Some(ready + seconds(180)));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn activity_postpones_to_the_first_sweep_after_its_idle_time() {
+    fn activity_postpones_the_check_to_the_first_sweep_after_the_idle_time() {
         let (policy, ready) = (IdlePolicy::default(), Instant::now());
         let now = ready + seconds(180);
         for (last, next) in [(1, 210), (29, 210), (30, 210), (31, 240), (180, 360)] {
@@ -100,14 +100,14 @@ mod tests {
     }
 
     #[test]
-    fn an_open_call_keeps_it_awake_however_old_it_is() {
+    fn an_open_call_of_any_age_keeps_the_server_awake() {
         let (policy, ready) = (IdlePolicy::default(), Instant::now());
         let now = ready + seconds(600);
         assert_eq!(check(&policy, ready, at(1, ready), now), IdleVerdict::CheckAgain(Some(ready + seconds(780))));
     }
 
     #[test]
-    fn it_is_not_put_to_sleep_before_it_is_older_than_a_minute() {
+    fn a_server_does_not_sleep_within_its_first_minute() {
         let policy = IdlePolicy { idle: seconds(1), ..IdlePolicy::default() };
         let ready = Instant::now();
         assert_eq!(first_check(&policy, ready), Some(ready + seconds(90)));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_open_at_a_look_is_looked_at_again_later_than_now() {
+    fn the_next_check_during_an_open_call_is_in_the_future() {
         let policy = IdlePolicy { idle: Duration::ZERO, ..IdlePolicy::default() };
         let ready = Instant::now();
         let busy = check(&policy, ready, at(1, ready), ready + seconds(90));
@@ -125,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_slips_in_costs_one_sweep() {
+    fn a_call_at_the_last_moment_postpones_sleep_by_one_sweep() {
         let (policy, ready) = (IdlePolicy::default(), Instant::now());
         assert_eq!(next_check(&policy, ready, ready + seconds(180)), Some(ready + seconds(210)));
         assert_eq!(next_check(&policy, ready, ready + seconds(181)), Some(ready + seconds(210)));
     }
 
     #[test]
-    fn times_beyond_the_clock_are_never_and_a_sweep_of_nothing_does_not_spin() {
+    fn an_infinite_idle_time_means_never_and_a_zero_sweep_does_not_spin() {
         let ready = Instant::now();
         let never = IdlePolicy { idle: Duration::MAX, ..IdlePolicy::default() };
         assert_eq!(first_check(&never, ready), None);

@@ -42,19 +42,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_delay_is_spread_within_its_bounds_and_over_all_of_them() {
-        let mut dice = JitterRng::new(7, "files-acme-alice-a");
+    fn jitter_spreads_a_delay_over_its_whole_range() {
+        let mut rng = JitterRng::new(7, "files-acme-alice-a");
         let delay = Duration::from_secs(180);
-        let spread: Vec<f64> = (0..1000).map(|_| dice.jitter(delay, 10).as_secs_f64()).collect();
+        let spread: Vec<f64> = (0..1000).map(|_| rng.jitter(delay, 10).as_secs_f64()).collect();
         assert!(spread.iter().all(|seconds| (162.0..=198.0).contains(seconds)));
         assert!(spread.iter().any(|seconds| *seconds < 165.0) && spread.iter().any(|seconds| *seconds > 195.0));
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_delays_and_another_holder_others() {
+    fn the_same_seed_and_holder_give_the_same_delays() {
         let draw = |seed, holder| {
-            let mut dice = JitterRng::new(seed, holder);
-            [(); 5].map(|()| dice.jitter(Duration::from_secs(1), 10))
+            let mut rng = JitterRng::new(seed, holder);
+            [(); 5].map(|()| rng.jitter(Duration::from_secs(1), 10))
         };
         assert_eq!(draw(1, "a"), draw(1, "a"));
         assert_ne!(draw(1, "a"), draw(1, "b"));
@@ -62,10 +62,10 @@ mod tests {
     }
 
     #[test]
-    fn no_jitter_is_no_jitter() {
-        let mut dice = JitterRng::new(1, "a");
-        assert_eq!(dice.jitter(Duration::from_secs(2), 0), Duration::from_secs(2));
-        assert_eq!(dice.jitter(Duration::ZERO, 10), Duration::ZERO);
-        assert!(dice.jitter(Duration::MAX, 10) <= Duration::from_nanos(u64::MAX));
+    fn a_delay_without_jitter_is_unchanged_and_the_longest_does_not_overflow() {
+        let mut rng = JitterRng::new(1, "a");
+        assert_eq!(rng.jitter(Duration::from_secs(2), 0), Duration::from_secs(2));
+        assert_eq!(rng.jitter(Duration::ZERO, 10), Duration::ZERO);
+        assert!(rng.jitter(Duration::MAX, 10) <= Duration::from_nanos(u64::MAX));
     }
 }

@@ -123,28 +123,28 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_short_by_pressure_or_by_what_is_available_and_relieved_by_both() {
+    fn pressure_or_low_available_memory_means_short_until_both_recover() {
         let (policy, now) = (MemoryPolicy::default(), Instant::now());
         let mut gate = MemoryGate::default();
-        let mut sees = |pressure, available| gate.observe(&policy, &reading(pressure, available), now);
-        assert_eq!(sees(Some(40.0), 5), MemoryChange::Enough, "at the limits");
-        assert_eq!(sees(Some(40.1), 90), MemoryChange::BecameShort);
-        assert_eq!(sees(Some(30.0), 90), MemoryChange::StillShort, "below the limit, above its half");
-        assert_eq!(sees(Some(20.0), 90), MemoryChange::Relieved);
-        assert_eq!(sees(None, 4), MemoryChange::BecameShort);
-        assert_eq!(sees(None, 7), MemoryChange::StillShort);
-        assert_eq!(sees(None, 8), MemoryChange::Relieved);
+        let mut observe = |pressure, available| gate.observe(&policy, &reading(pressure, available), now);
+        assert_eq!(observe(Some(40.0), 5), MemoryChange::Enough, "at the limits");
+        assert_eq!(observe(Some(40.1), 90), MemoryChange::BecameShort);
+        assert_eq!(observe(Some(30.0), 90), MemoryChange::StillShort, "below the limit, above its half");
+        assert_eq!(observe(Some(20.0), 90), MemoryChange::Relieved);
+        assert_eq!(observe(None, 4), MemoryChange::BecameShort);
+        assert_eq!(observe(None, 7), MemoryChange::StillShort);
+        assert_eq!(observe(None, 8), MemoryChange::Relieved);
     }
 
     #[test]
-    fn limits_of_nothing_and_of_everything_switch_it_off() {
+    fn extreme_limits_switch_the_memory_gate_off() {
         let policy = MemoryPolicy { pressure_max_percent: 100, available_min_percent: 0, ..MemoryPolicy::default() };
         let mut gate = MemoryGate::default();
         assert_eq!(gate.observe(&policy, &reading(Some(100.0), 0), Instant::now()), MemoryChange::Enough);
     }
 
     #[test]
-    fn while_memory_is_short_one_start_takes_place_in_each_interval() {
+    fn while_memory_is_short_one_start_is_allowed_per_interval() {
         let (policy, began) = (MemoryPolicy::default(), Instant::now());
         let mut gate = MemoryGate::default();
         let seen: Vec<_> = (0..=20)
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_idle_tenth_falls_asleep_and_nothing_that_was_needed_just_now() {
+    fn the_longest_idle_tenth_is_chosen_without_recently_used_ones() {
         let one = |nth: u64, seconds: u64| {
             let id = InstanceId::new("a".into(), "u".into(), format!("{nth:02}").into());
             (id, Duration::from_secs(seconds))

@@ -119,25 +119,25 @@ mod tests {
     }
 
     #[test]
-    fn marked_parameters_are_found_however_deep_and_told_as_they_are_given() {
+    fn marked_parameters_at_any_depth_become_header_values() {
         let schema = r#"{"type":"object","properties":{
             "region":{"type":"string","x-mcp-header":"Region"},"query":{"type":"string"},
             "deep":{"type":"object","properties":{"n":{"type":"integer","x-mcp-header":"N"},"b":{"type":"boolean","x-mcp-header":"B"}}}}}"#;
         let mirrors = tool(schema).unwrap();
-        let said = |arguments: &str| {
-            let mut said: Vec<_> = mirrors.iter().map(|mirror| (&*mirror.header, mirror.value(arguments))).collect();
-            said.sort_unstable();
-            said
+        let values = |arguments: &str| {
+            let mut values: Vec<_> = mirrors.iter().map(|mirror| (&*mirror.header, mirror.value(arguments))).collect();
+            values.sort_unstable();
+            values
         };
         let text = |text: &str| Some(text.to_owned());
         let arguments = r#"{"region":"us\u002dwest1","deep":{"n":-42,"b":true}}"#;
-        assert_eq!(said(arguments), [("B", text("true")), ("N", text("-42")), ("Region", text("us-west1"))]);
-        assert_eq!(said(r#"{"region":null,"deep":3}"#), [("B", None), ("N", None), ("Region", None)]);
-        assert_eq!(said("{}"), [("B", None), ("N", None), ("Region", None)]);
+        assert_eq!(values(arguments), [("B", text("true")), ("N", text("-42")), ("Region", text("us-west1"))]);
+        assert_eq!(values(r#"{"region":null,"deep":3}"#), [("B", None), ("N", None), ("Region", None)]);
+        assert_eq!(values("{}"), [("B", None), ("N", None), ("Region", None)]);
     }
 
     #[test]
-    fn a_tool_with_a_mark_that_must_not_be_is_not_used() {
+    fn a_tool_with_an_invalid_mark_is_rejected() {
         for schema in [
             r#"{"x-mcp-header":"A"}"#,
             r#"{"properties":{"a":{"type":"string","x-mcp-header":""}}}"#,

@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_speaks_for_whom_it_can_only_mean() {
+    fn a_message_is_attributed_to_the_calls_that_can_have_caused_it() {
         let call = origin(1, 1);
         for (of, in_flight, expected) in [
             (None, vec![], MessageCause::NoCall),

@@ -536,7 +536,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_that_an_outage_took_is_given_back_when_it_is_over() {
+    fn memory_of_an_outage_is_released_when_it_is_over() {
         let mut outbox = Outbox::new(BatchPolicy::default(), 1, 1);
         let now = Instant::now();
         for _ in 0..10_000 {

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn an_excerpt_cannot_move_hide_or_forge_text() {
+    fn an_excerpt_contains_no_control_or_bidirectional_characters() {
         let coloured = "\u{1b}[1;31mError:\u{1b}[0m no\tsuch\u{7} \u{202e}table\u{2069}\r";
         assert_eq!(excerpt_of(coloured).as_deref(), Some("Error: no such table"));
         let title = "\u{1b}]0;a title\u{7}one\u{1b}]0;another\u{1b}\\ two";

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn teams_take_turns_and_a_waiting_caller_goes_first() {
+    fn teams_take_turns_and_urgent_requests_go_first() {
         let mut permits = NumberedPermits(StartPermits::new(5), 0);
         for nth in 0..3 {
             permits.0.request(instance("a", nth), StartPriority::Normal);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_the_limit_and_a_release_lets_the_next_go() {
+    fn permits_do_not_exceed_the_limit_and_a_release_grants_the_next() {
         let mut permits = NumberedPermits(StartPermits::new(1), 0);
         permits.0.request(instance("a", 0), StartPriority::Normal);
         permits.0.request(instance("b", 0), StartPriority::Normal);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn with_an_allowance_so_many_start_and_a_waiting_caller_goes_first() {
+    fn an_allowance_limits_grants_and_urgent_requests_go_first() {
         let mut permits = NumberedPermits(StartPermits::new(10), 0);
         permits.0.allow(Some(0));
         for nth in 0..3 {
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_throttled_team_holds_one_and_others_do_not_feel_it() {
+    fn a_throttled_team_holds_one_permit_without_affecting_others() {
         let mut permits = NumberedPermits(StartPermits::new(10), 0);
         permits.0.throttle("a".into(), true);
         for nth in 0..3 {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_withdrawn_or_whose_team_is_gone_is_not_started() {
+    fn withdrawn_requests_and_those_of_a_forgotten_team_get_no_permit() {
         let mut permits = NumberedPermits(StartPermits::new(10), 0);
         permits.0.request(instance("a", 0), StartPriority::Normal);
         permits.0.request(instance("a", 1), StartPriority::Normal);
@@ -313,33 +313,37 @@ mod tests {
         assert_eq!(permits.next(), None);
         assert_eq!(permits.0.load(), (1, 0));
         permits.0.request(instance("a", 0), StartPriority::Normal);
-        assert_eq!(permits.next().as_deref(), Some("a0"), "asking again after a withdrawal works");
+        assert_eq!(permits.next().as_deref(), Some("a0"), "a new request after a withdrawal is granted");
     }
 
     #[test]
-    fn who_becomes_remote_while_waiting_waits_in_one_place() {
+    fn an_instance_that_becomes_remote_waits_in_only_one_pool() {
         let (mut pools, changed, process) = (PermitPools::new(1, 1), instance("a", 0), instance("a", 1));
         pools.request(changed.clone(), StartPriority::Urgent, false);
         pools.request(changed.clone(), StartPriority::Normal, true);
         assert_eq!(pools.grant(RunNumber(1)), Some((changed.clone(), RunNumber(1))));
-        assert_eq!(pools.grant(RunNumber(2)), None, "it has what it asked for");
+        assert_eq!(pools.grant(RunNumber(2)), None, "the instance already holds a permit");
         pools.request(process.clone(), StartPriority::Normal, false);
-        assert_eq!(pools.grant(RunNumber(2)), Some((process, RunNumber(2))), "what it has is a connection's permit");
+        assert_eq!(
+            pools.grant(RunNumber(2)),
+            Some((process, RunNumber(2))),
+            "the instance holds a connect permit, so the start permit is free"
+        );
         pools.request(changed.clone(), StartPriority::Urgent, true);
         pools.request(changed.clone(), StartPriority::Normal, false);
         pools.release(RunNumber(1));
-        assert_eq!(pools.grant(RunNumber(3)), None, "it is a process again, and waits for the other one");
+        assert_eq!(pools.grant(RunNumber(3)), None, "the instance waits for the start permit of the other process");
         pools.release(RunNumber(2));
         assert_eq!(pools.grant(RunNumber(3)), Some((changed.clone(), RunNumber(3))));
         pools.request(changed.clone(), StartPriority::Normal, true);
         pools.withdraw(&changed);
         assert_eq!(pools.grant(RunNumber(4)), None);
         pools.request(changed.clone(), StartPriority::Normal, true);
-        assert_eq!(pools.grant(RunNumber(4)), Some((changed, RunNumber(4))), "the connection's permit was given back");
+        assert_eq!(pools.grant(RunNumber(4)), Some((changed, RunNumber(4))), "the connect permit is free again");
     }
 
     #[test]
-    fn a_throttled_team_connects_as_fast_as_any() {
+    fn throttling_does_not_limit_connect_permits() {
         let mut pools = PermitPools::new(4, 4);
         pools.throttle("a".into(), true);
         for nth in 0..2 {

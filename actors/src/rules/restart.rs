@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn quick_exits_wait_1_5_15_and_the_fourth_is_one_too_many() {
+    fn quick_exits_wait_1_5_and_15_seconds_and_the_fourth_gives_up() {
         let policy = RestartPolicy { max_crashes: 4, ..RestartPolicy::default() };
         let (mut history, now) = (ExitHistory::default(), Instant::now());
         for (nth, delay) in [(1, 1), (2, 5), (3, 15)] {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_third_exit_in_five_minutes_is_one_too_many_by_default() {
+    fn the_third_exit_in_five_minutes_gives_up_by_default() {
         let policy = RestartPolicy::default();
         let (mut history, start) = (ExitHistory::default(), Instant::now());
         let _ = history.charge(&policy, start, false, QUICK);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_more_than_a_minute_restarts_at_once_and_ends_the_streak_but_not_the_count() {
+    fn a_run_longer_than_a_minute_resets_the_delays_but_not_the_count() {
         let policy = RestartPolicy { max_crashes: 5, ..RestartPolicy::default() };
         let (mut history, now) = (ExitHistory::default(), Instant::now());
         let _ = history.charge(&policy, now, true, QUICK);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_double_up_to_the_maximum() {
+    fn reconnect_delays_double_up_to_the_maximum() {
         let policy = ReconnectPolicy::default();
         let delays: Vec<u64> = (1..=10).map(|attempt| reconnect_delay(&policy, attempt).as_secs()).collect();
         assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 180, 180]);

@@ -153,7 +153,7 @@ mod tests {
     const PLENTY: Duration = Duration::from_secs(30);
 
     #[test]
-    fn a_call_that_was_not_sent_is_tried_three_times() {
+    fn an_unsent_call_is_tried_three_times() {
         let policy = RetryPolicy::default();
         let refused = ExchangeFailure::unsent(FailureKind::Refused);
         let delays: Vec<_> = (1..=3).map(|attempts| retry_delay(&policy, &refused, attempts, false, PLENTY)).collect();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_reached_the_server_is_repeated_only_where_the_tool_says_so() {
+    fn a_call_that_may_have_been_executed_is_repeated_only_if_repeatable() {
         let policy = RetryPolicy::default();
         let cut = ExchangeFailure::sent(FailureKind::Cut);
         assert_eq!(retry_delay(&policy, &cut, 1, false, PLENTY), None);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_heal_is_never_repeated() {
+    fn failures_that_a_retry_cannot_heal_are_not_repeated() {
         for kind in [
             FailureKind::Unauthorized { challenge: None },
             FailureKind::Forbidden { challenge: None },
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_refused_for_what_it_is_says_nothing_about_its_server() {
+    fn a_request_rejected_for_its_content_does_not_count_against_the_server() {
         for status in [400, 408, 413, 414, 415, 422, 431] {
             let refused = ExchangeFailure::sent(FailureKind::from_status(status));
             assert_eq!(classify(&refused.kind), FailureClass::Busy, "{status}");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_repeated_beyond_the_deadline() {
+    fn no_call_is_repeated_after_its_deadline() {
         let refused = ExchangeFailure::unsent(FailureKind::Refused);
         let short = Duration::from_millis(500);
         assert_eq!(retry_delay(&RetryPolicy::default(), &refused, 1, false, short), None);

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_exit_over_the_budget_throttles_until_the_window_holds_less_again() {
+    fn an_exit_over_the_budget_throttles_until_the_window_has_room() {
         let policy = TeamBudgetPolicy { window: Duration::from_secs(60), max_exits: 2 };
         let (mut budget, start) = (TeamBudget::default(), Instant::now());
         assert_eq!(budget.charge(&policy, start), None);

@@ -88,36 +88,36 @@ mod tests {
     }
 
     #[test]
-    fn silence_a_timed_out_call_and_an_unanswered_ping_together_are_death() {
+    fn silence_a_timed_out_call_and_an_unanswered_ping_mean_unresponsive() {
         let (policy, start) = (WatchdogPolicy::default(), Instant::now());
-        let mut dog = Watchdog::new(start);
-        let check = |dog: &mut Watchdog, seconds| dog.check(&policy, at(start, seconds), 2, |_| 0);
-        assert_eq!(check(&mut dog, 600), WatchdogVerdict::Wait(None), "idle is not dead");
-        dog.record_call_timeout();
-        assert_eq!(check(&mut dog, 30), WatchdogVerdict::Wait(Some(at(start, 60))));
-        assert_eq!(check(&mut dog, 61), WatchdogVerdict::Ping);
-        assert_eq!(check(&mut dog, 62), WatchdogVerdict::Wait(Some(at(start, 71))), "one ping at a time");
-        assert_eq!(check(&mut dog, 71), WatchdogVerdict::Unresponsive);
+        let mut watchdog = Watchdog::new(start);
+        let check = |watchdog: &mut Watchdog, seconds| watchdog.check(&policy, at(start, seconds), 2, |_| 0);
+        assert_eq!(check(&mut watchdog, 600), WatchdogVerdict::Wait(None), "an idle server is not unresponsive");
+        watchdog.record_call_timeout();
+        assert_eq!(check(&mut watchdog, 30), WatchdogVerdict::Wait(Some(at(start, 60))));
+        assert_eq!(check(&mut watchdog, 61), WatchdogVerdict::Ping);
+        assert_eq!(check(&mut watchdog, 62), WatchdogVerdict::Wait(Some(at(start, 71))), "one ping at a time");
+        assert_eq!(check(&mut watchdog, 71), WatchdogVerdict::Unresponsive);
     }
 
     #[test]
-    fn a_call_inside_its_deadline_speaks_for_a_server_unless_it_was_made_after_all_else_had_come_together() {
+    fn calls_from_before_the_suspicion_postpone_the_ping_but_later_ones_do_not() {
         let (policy, start) = (WatchdogPolicy::default(), Instant::now());
-        let mut dog = Watchdog::new(start);
-        dog.record_call_timeout();
+        let mut watchdog = Watchdog::new(start);
+        watchdog.record_call_timeout();
         let open = |number: u64| move |end: u64| usize::from(number < end);
-        assert_eq!(dog.check(&policy, at(start, 60), 7, open(6)), WatchdogVerdict::Wait(None));
-        assert_eq!(dog.check(&policy, at(start, 80), 8, open(6)), WatchdogVerdict::Wait(None));
-        assert_eq!(dog.check(&policy, at(start, 90), 9, open(7)), WatchdogVerdict::Ping);
+        assert_eq!(watchdog.check(&policy, at(start, 60), 7, open(6)), WatchdogVerdict::Wait(None));
+        assert_eq!(watchdog.check(&policy, at(start, 80), 8, open(6)), WatchdogVerdict::Wait(None));
+        assert_eq!(watchdog.check(&policy, at(start, 90), 9, open(7)), WatchdogVerdict::Ping);
     }
 
     #[test]
-    fn one_byte_clears_a_suspect() {
+    fn received_data_clears_the_suspicion() {
         let (policy, start) = (WatchdogPolicy::default(), Instant::now());
-        let mut dog = Watchdog::new(start);
-        dog.record_call_timeout();
-        assert_eq!(dog.check(&policy, at(start, 60), 2, |_| 0), WatchdogVerdict::Ping);
-        dog.record_activity(at(start, 65));
-        assert_eq!(dog.check(&policy, at(start, 600), 3, |_| 0), WatchdogVerdict::Wait(None));
+        let mut watchdog = Watchdog::new(start);
+        watchdog.record_call_timeout();
+        assert_eq!(watchdog.check(&policy, at(start, 60), 2, |_| 0), WatchdogVerdict::Ping);
+        watchdog.record_activity(at(start, 65));
+        assert_eq!(watchdog.check(&policy, at(start, 600), 3, |_| 0), WatchdogVerdict::Wait(None));
     }
 }

@@ -101,15 +101,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_envelope_is_put_around_what_is_asked_and_takes_nothing_from_it() {
+    fn the_envelope_is_added_to_the_parameters_without_losing_members() {
         let envelope =
             RequestMeta { token: Some("7"), level: Some("\"info\""), ..RequestMeta::new(RequestIdentity::Caller) };
         let params = r#"{"name":"x","_meta":{"progressToken":"theirs","a/b":1e400,"io.modelcontextprotocol/protocolVersion":"1"},"big":98765432109876543210}"#;
-        let around = envelope.wrap_params(Some(params));
-        assert!(around.contains("1e400") && around.contains("98765432109876543210"), "{around}");
-        assert_eq!(around.matches("protocolVersion").count(), 1, "{around}");
+        let wrapped = envelope.wrap_params(Some(params));
+        assert!(wrapped.contains("1e400") && wrapped.contains("98765432109876543210"), "{wrapped}");
+        assert_eq!(wrapped.matches("protocolVersion").count(), 1, "{wrapped}");
         let meta: serde_json::Value =
-            serde_json::from_str(&member(&around, "_meta").unwrap().replace("1e400", "1")).unwrap();
+            serde_json::from_str(&member(&wrapped, "_meta").unwrap().replace("1e400", "1")).unwrap();
         assert_eq!(
             meta,
             json!({
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_name_what_a_request_is_about() {
+    fn routing_headers_contain_method_name_and_marked_parameters() {
         let marked = r#"{"inputSchema":{"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}"#;
         let marked = |_: &str| crate::rules::mirror::header_params(marked).unwrap();
         let of = |method: &str, params: &str| routing_headers(method, Some(params), marked);

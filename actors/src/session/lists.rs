@@ -333,19 +333,19 @@ mod tests {
             (policy(|policy| policy.list_bytes_max = 1000), 40, "more than 1000 bytes (`list_bytes_max`)"),
             (policy(|policy| policy.list_timeout = SECOND * 3), 30, "takes longer than 3 s (`list_timeout`)"),
         ] {
-            let (tools, told) = error(&policy, &memory);
-            assert!(told.starts_with("tools/list ") && told.contains(why), "{told}");
-            assert_eq!(tools, read, "{told}");
-            assert_eq!(memory.used(), 0, "what was read is gone");
+            let (tools, message) = error(&policy, &memory);
+            assert!(message.starts_with("tools/list ") && message.contains(why), "{message}");
+            assert_eq!(tools, read, "{message}");
+            assert_eq!(memory.used(), 0, "the pages that were read are dropped");
         }
         let policy = policy(|policy| policy.list_entries_max = 10);
         let mut reading = ListRead::new(false, &memory, Instant::now());
         let last = reading.add_page(&page(0..10, ""), &policy, Instant::now(), |why| panic!("{why}"));
-        assert!(matches!(last, Ok(PageStep::End)), "as many as may be are not too many");
+        assert!(matches!(last, Ok(PageStep::End)), "exactly the maximum is allowed");
     }
 
     #[test]
-    fn the_lists_of_all_servers_share_their_memory_until_nobody_has_them() {
+    fn all_lists_share_one_memory_budget_until_they_are_dropped() {
         let memory = ByteBudget::new(600);
         let now = Instant::now();
         let read = || {

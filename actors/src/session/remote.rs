@@ -715,7 +715,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_is_answered_when_it_is_to_end_is_answered_and_who_was_never_sent_is_told_so() {
+    fn a_close_delivers_responses_and_reports_the_fate_of_other_requests() {
         let counters = Arc::new(InstanceCounters::default());
         let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone());
         let (control, controlled) = mpsc::unbounded_channel();
@@ -755,8 +755,8 @@ pub(crate) mod tests {
             control.send(SessionControl::Stop).unwrap();
         };
         let all = async { futures::join!(ask("answered"), ask("gated"), ask("lost"), session, stop) };
-        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let (answered, gated, lost, exit, ()) = clock.block_on(all);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (answered, gated, lost, exit, ()) = runtime.block_on(all);
         assert!(answered.is_ok(), "{answered:?}");
         assert_eq!(gated.unwrap_err().fate(), Some(CallFate::NotSent));
         assert_eq!(lost.unwrap_err().fate(), Some(CallFate::MaybeExecuted));

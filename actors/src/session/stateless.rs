@@ -418,7 +418,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_server_tells_by_itself_is_read_from_its_capabilities() {
+    fn notified_changes_are_read_from_the_capabilities() {
         let read = |text: &str| serde_json::from_str::<NotifiedChanges>(text).unwrap();
         let all = read(r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"x":1}"#);
         assert!(all.tools.list_changed && !all.tools.subscribe);

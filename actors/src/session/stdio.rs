@@ -435,8 +435,8 @@ mod tests {
         }
 
         fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
-            let mut told = self.0.subscribe();
-            async move { told.wait_for(|told| *told).await.map(|_| ProcessEnd::default()).unwrap_or_default() }.boxed()
+            let mut is_ended = self.0.subscribe();
+            async move { is_ended.wait_for(|is_ended| *is_ended).await.map(|_| ProcessEnd::default()).unwrap_or_default() }.boxed()
         }
 
         fn wait_all(&mut self) -> BoxFuture<'_, ()> {
@@ -493,8 +493,8 @@ mod tests {
             }
             drop(place);
         };
-        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let (ended, ()) = clock.block_on(async { futures::join!(session, leave) });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (ended, ()) = runtime.block_on(async { futures::join!(session, leave) });
         assert_eq!(ended.unwrap().cause, ExitCause::Requested);
     }
 }

@@ -1,4 +1,4 @@
-//! What the tests of the slot are made of: one instance, its catalogue, and the ways in which a run ends.
+//! Samples for the tests of the slot: an instance, its catalogue, and the exits of its runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use mcp_satellite_actors::model::spec::{
 };
 use serde_json::value::RawValue;
 
-/// The instance `files-acme-alice-abc123` with every default, but for what `change` makes of it.
+/// Returns the instance `files-acme-alice-abc123` with defaults, after `change`.
 pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec> {
     let mut config = InstanceConfig {
         team: "team_acme".into(),
@@ -37,13 +37,13 @@ pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec
     Arc::new(config.merge())
 }
 
-/// Its user has not given `API_KEY`.
+/// Requires the value `API_KEY`, which the user has not given.
 pub(crate) fn incomplete(config: &mut InstanceConfig) {
     config.user_required = vec!["API_KEY".to_owned()];
 }
 
-/// What a server says of itself.
-pub(crate) fn introduced() -> Arc<ServerInfo> {
+/// Returns the server information of a handshake.
+pub(crate) fn server_info() -> Arc<ServerInfo> {
     Arc::new(ServerInfo {
         era: Era::Sessions,
         name: "files".to_owned(),
@@ -55,7 +55,7 @@ pub(crate) fn introduced() -> Arc<ServerInfo> {
     })
 }
 
-/// It is remote.
+/// Makes the server remote.
 pub(crate) fn remote(config: &mut InstanceConfig) {
     config.target = ServerTarget::Remote {
         transport: RemoteTransport::Http,
@@ -64,40 +64,40 @@ pub(crate) fn remote(config: &mut InstanceConfig) {
     };
 }
 
-/// It is remote, and tried again five times.
+/// Makes the server remote, with at most five attempts to reconnect.
 pub(crate) fn bounded(config: &mut InstanceConfig) {
     remote(config);
     let reconnect = ReconnectPolicy::bounded();
     config.policy = Arc::new(Policy { reconnect, ..Policy::default() });
 }
 
-/// It shows its server this token.
+/// Sets the bearer token for the server.
 pub(crate) fn with_token(config: &mut InstanceConfig, token: &str) {
     config.user_tier.headers = [("Authorization".to_owned(), ConfigValue::secret(format!("Bearer {token}")))].into();
 }
 
-/// A connection that could not be made, or was lost `ran` after it was initialized.
+/// Returns the exit of a connection that failed, or was lost `ran` after its handshake.
 pub(crate) fn lost(kind: FailureKind, ran: Option<Duration>) -> WorkerExit {
     WorkerExit { uptime: ran, ..WorkerExit::from_cause(ExitCause::Lost(ExchangeFailure::sent(kind))) }
 }
 
-/// A catalogue of one tool.
+/// Returns a catalogue with one tool.
 pub(crate) fn catalogue(tool: &str) -> Arc<Catalogue> {
     let raw = RawValue::from_string(format!(r#"{{"name":"{tool}"}}"#)).unwrap();
     Arc::new(Catalogue { tools: vec![Tool::parse(raw).unwrap()], ..Catalogue::default() })
 }
 
-/// A process that ended by itself, `ran` after it was initialized.
+/// Returns the exit of a process that ended by itself, `ran` after its handshake.
 pub(crate) fn exited(code: i32, ran: Option<Duration>) -> WorkerExit {
     WorkerExit { code: Some(code), uptime: ran, pid: Some(100), ..WorkerExit::from_cause(ExitCause::Exited) }
 }
 
-/// A process that ended because it was asked to.
+/// Returns the exit of a process that ended on request.
 pub(crate) fn stopped() -> WorkerExit {
     WorkerExit { code: Some(0), pid: Some(100), ..WorkerExit::from_cause(ExitCause::Requested) }
 }
 
-/// One version of a configuration that is rolled out.
+/// Sets a version of a configuration with rolling updates.
 pub(crate) fn rolling(version: u8) -> impl FnOnce(&mut InstanceConfig) {
     move |config| {
         config.update_method = UpdateMethod::Rolling;

@@ -1,12 +1,12 @@
-//! What the world knows of a remote server that is not connected, kept beside the slot and written down from the
-//! specification: which attempt comes next and when, and whether other credentials must come first.
+//! A model of the reconnect rules, written from the specification: which attempt comes next and when, and whether new
+//! credentials are required first.
 
 use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
 
-/// How a connection is lost, or not made.
+/// The failure of a connection or of an attempt to connect.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Loss {
     Refused,
@@ -14,7 +14,7 @@ pub(crate) enum Loss {
     Expired,
     Unauthorized,
     Forbidden,
-    /// 429, and perhaps when to come back, in seconds.
+    /// HTTP 429 with an optional `Retry-After` in seconds.
     Throttled(Option<u64>),
     Unavailable,
     NotFound,
@@ -42,7 +42,7 @@ impl Loss {
         matches!(self, Self::Unauthorized | Self::Forbidden)
     }
 
-    /// Whether its user is told `offline`; the others are `error`.
+    /// Returns true if the status after the failure is `offline`. Otherwise it is `error`.
     pub(crate) fn is_offline(self, connected: bool) -> bool {
         match self {
             Self::Refused | Self::Cut | Self::Unhealthy => true,
@@ -57,30 +57,31 @@ impl Loss {
     }
 }
 
-/// See above.
+/// The reconnect state of a remote server that is not connected.
 #[derive(Debug, Default)]
-pub(crate) struct Away {
-    /// The attempt of the schedule that comes next or is under way, and when it is due.
+pub(crate) struct ReconnectModel {
+    /// The number and the time of the scheduled attempt that comes next or is in progress.
     pub(crate) next: Option<(u32, Instant)>,
-    /// Somebody wants an attempt before its time.
-    pub(crate) wanted: bool,
-    /// Other credentials, a person or another configuration must come before anything is tried.
+    /// True if a call or a command has requested an attempt before its time.
+    pub(crate) attempt_requested: bool,
+    /// True if no attempt may be made before new credentials, a command or another configuration.
     pub(crate) needs_credentials: bool,
 }
 
-/// What a loss must come to.
+/// The required reaction to a loss.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Expected {
-    /// Another attempt, no earlier and no later than this.
+pub(crate) enum ExpectedReaction {
+    /// Another attempt between these times.
     Attempt { number: u32, earliest: Instant, latest: Instant },
-    /// None before somebody asks.
+    /// No attempt before a call or a command.
     GivenUp,
 }
 
-impl Away {
-    /// An attempt for a caller that came before its time leaves the schedule as it is. Whatever else fails is followed by
-    /// the next attempt, or the first if it was connected: 1 s, 2 s, 4 s … up to the cap, ten percent more or less.
-    pub(crate) fn loses(&self, policy: &ReconnectPolicy, loss: Loss, now: Instant) -> Expected {
+impl ReconnectModel {
+    /// Returns the required reaction to a loss. A failed attempt for a caller before its time leaves the schedule
+    /// unchanged. Every other failure is followed by the next attempt, or by the first after a connection: 1 s, 2 s, 4 s …
+    /// up to the maximum, with ten percent of jitter.
+    pub(crate) fn expected_after(&self, policy: &ReconnectPolicy, loss: Loss, now: Instant) -> ExpectedReaction {
         let asked = match loss {
             Loss::Throttled(Some(seconds)) => now + Duration::from_secs(seconds),
             _ => now,
@@ -88,25 +89,25 @@ impl Away {
         let number = match self.next {
             Some((number, due)) if due > now => {
                 let at = due.max(asked);
-                return Expected::Attempt { number, earliest: at, latest: at };
+                return ExpectedReaction::Attempt { number, earliest: at, latest: at };
             }
             Some((number, _)) => number + 1,
             None => 1,
         };
         if policy.attempts_max.is_some_and(|most| number > most) {
-            return Expected::GivenUp;
+            return ExpectedReaction::GivenUp;
         }
         let delay = (1..number).fold(policy.backoff_min, |delay, _| (delay * 2).min(policy.backoff_max));
         let jitter = delay / 10;
-        Expected::Attempt {
+        ExpectedReaction::Attempt {
             number,
             earliest: (now + delay.saturating_sub(jitter)).max(asked),
             latest: (now + delay + jitter).max(asked),
         }
     }
 
-    /// A success, a person or another configuration: the next loss is the first.
-    pub(crate) fn begins_anew(&mut self) {
+    /// Resets the schedule after a success, a command or another configuration: the next loss is the first.
+    pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }
 }

@@ -1,6 +1,6 @@
-//! The slot against a model of its world: a root that grants permits late, twice or after they were withdrawn, servers
-//! that do everything a server can do, people who change their minds, callers, and a supervisor that panics. Whatever
-//! comes in whatever order, the promises in `world.rs` hold after every step, and in the end the dust settles.
+//! The slot against a model of its environment: a root that grants permits late, twice or after their withdrawal,
+//! servers with every possible behavior, commands, callers, and a supervisor that panics. For every sequence of steps
+//! the invariants in `world.rs` hold after each step, and the slot finally comes to rest.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod away;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use away::Loss;
 use proptest::prelude::*;
-use world::{End, Person, Remote, Server, Shape, Step, World};
+use world::{Command, ConfigShape, End, RemoteShape, ServerAction, Step, World};
 
 fn end() -> impl Strategy<Value = End> {
     prop_oneof![
@@ -40,61 +40,61 @@ fn loss() -> impl Strategy<Value = Loss> {
     ]
 }
 
-fn server() -> impl Strategy<Value = Server> {
+fn server() -> impl Strategy<Value = ServerAction> {
     prop_oneof![
-        2 => Just(Server::Appears),
-        2 => Just(Server::FirstByte),
-        2 => Just(Server::Initializes),
-        2 => Just(Server::Lists),
-        1 => Just(Server::CannotList),
-        1 => Just(Server::Answers),
-        1 => prop_oneof![Just(Server::Degrades), Just(Server::Restores)],
-        3 => (end(), loss()).prop_map(|(end, loss)| Server::Ends(end, loss)),
+        2 => Just(ServerAction::Spawns),
+        2 => Just(ServerAction::FirstByte),
+        2 => Just(ServerAction::Initializes),
+        2 => Just(ServerAction::Lists),
+        1 => Just(ServerAction::CannotList),
+        1 => Just(ServerAction::CallSucceeds),
+        1 => prop_oneof![Just(ServerAction::Degrades), Just(ServerAction::Restores)],
+        3 => (end(), loss()).prop_map(|(end, loss)| ServerAction::Ends(end, loss)),
     ]
 }
 
-fn any_shape() -> impl Strategy<Value = Shape> {
+fn any_config() -> impl Strategy<Value = ConfigShape> {
     prop_oneof![
-        4 => Just(Shape::Listed),
-        2 => Just(Shape::AlwaysOn),
-        2 => Just(Shape::Incomplete),
-        2 => Just(Shape::Lazy),
+        4 => Just(ConfigShape::Listed),
+        2 => Just(ConfigShape::AlwaysOn),
+        2 => Just(ConfigShape::Incomplete),
+        2 => Just(ConfigShape::Lazy),
         3 => any_remote(),
-        6 => (0..4_u8).prop_map(Shape::Rolling),
+        6 => (0..4_u8).prop_map(ConfigShape::Rolling),
     ]
 }
 
-fn any_remote() -> impl Strategy<Value = Shape> {
+fn any_remote() -> impl Strategy<Value = ConfigShape> {
     let rarely = || prop::bool::weighted(0.1);
     (any::<bool>(), rarely(), rarely(), 0..2_u8, 0..3_u8).prop_map(|(bounded, lazy, incomplete, address, token)| {
-        Shape::Remote(Remote { bounded, lazy, incomplete, address, token })
+        ConfigShape::Remote(RemoteShape { bounded, lazy, incomplete, address, token })
     })
 }
 
-fn person() -> impl Strategy<Value = Person> {
+fn command() -> impl Strategy<Value = Command> {
     prop_oneof![
-        6 => Just(Person::Start),
-        4 => Just(Person::Stop),
-        3 => Just(Person::Restart),
-        3 => Just(Person::Reconnect),
-        6 => any_shape().prop_map(Person::Update),
-        1 => prop_oneof![Just(Person::Uninstall), Just(Person::Shutdown)],
+        6 => Just(Command::Start),
+        4 => Just(Command::Stop),
+        3 => Just(Command::Restart),
+        3 => Just(Command::Reconnect),
+        6 => any_config().prop_map(Command::Update),
+        1 => prop_oneof![Just(Command::Uninstall), Just(Command::Shutdown)],
     ]
 }
 
-/// `people` is how often a person acts: 3 is now and then, 20 is before anything comes of what they said.
-fn any_step(people: u32) -> impl Strategy<Value = Step> {
+/// `command_weight` is the frequency of commands: 3 is occasional, 20 is more frequent than their effects.
+fn any_step(command_weight: u32) -> impl Strategy<Value = Step> {
     prop_oneof![
-        12 => Just(Step::AllGoesWell),
-        8 => (any::<bool>(), server()).prop_map(|(last, server)| Step::Server(last, server)),
-        people => person().prop_map(Step::Person),
+        12 => Just(Step::Progress),
+        8 => (any::<bool>(), server()).prop_map(|(last, server)| Step::ServerAction(last, server)),
+        command_weight => command().prop_map(Step::Command),
         3 => Just(Step::Call),
         3 => Just(Step::CallEnds),
-        1 => Just(Step::SlipsIn),
+        1 => Just(Step::CallBeforeSleep),
         2 => Just(Step::RootReads),
         2 => Just(Step::RootGrants),
         2 => Just(Step::GrantArrives),
-        2 => (any::<usize>(), server()).prop_map(|(nth, server)| Step::OldNews(nth, server)),
+        2 => (any::<usize>(), server()).prop_map(|(nth, server)| Step::StaleMessage(nth, server)),
         4 => prop_oneof![0..2_000_u64, 0..90_000_u64, 0..400_000_u64].prop_map(|ms| Step::Wait(Duration::from_millis(ms))),
         1 => (0..400_000_u64).prop_map(|ms| Step::Suspended(Duration::from_millis(ms))),
         1 => Just(Step::SpuriousTick),
@@ -102,14 +102,14 @@ fn any_step(people: u32) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Lives through these steps, then comes to rest, then ends.
-fn live(first: Shape, known: bool, steps: Vec<Step>) {
+/// Runs the steps, waits until the slot is at rest, and shuts it down.
+fn run_steps(first: ConfigShape, known: bool, steps: Vec<Step>) {
     let mut world = World::new(first, known);
     for step in steps {
         world.step(step);
     }
     world.settle();
-    world.step(Step::Person(Person::Shutdown));
+    world.step(Step::Command(Command::Shutdown));
     world.settle();
     assert!(world.removed);
 }
@@ -118,25 +118,25 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_comes_in_whatever_order_the_promises_hold(
-        first in any_shape(),
+    fn the_invariants_hold_for_every_sequence_of_inputs(
+        first in any_config(),
         known in any::<bool>(),
         steps in prop::collection::vec(any_step(3), 1..120),
     ) {
-        live(first, known, steps);
+        run_steps(first, known, steps);
     }
 
     #[test]
-    fn the_promises_hold_for_what_is_known_from_another_day(steps in prop::collection::vec(any_step(1), 1..120)) {
-        live(Shape::Lazy, true, steps);
+    fn the_invariants_hold_for_a_lazy_instance_with_known_tools(steps in prop::collection::vec(any_step(1), 1..120)) {
+        run_steps(ConfigShape::Lazy, true, steps);
     }
 
     #[test]
-    fn the_promises_hold_when_people_change_their_minds_before_anything_comes_of_it(
-        first in any_shape(),
+    fn the_invariants_hold_under_frequent_commands(
+        first in any_config(),
         known in any::<bool>(),
         steps in prop::collection::vec(any_step(20), 1..80),
     ) {
-        live(first, known, steps);
+        run_steps(first, known, steps);
     }
 }

@@ -1,4 +1,4 @@
-//! The world of one slot: what happens in it, and what must be true after each step.
+//! The environment of one slot: its possible steps, and the invariants after each of them.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -20,67 +20,66 @@ use mcp_satellite_actors::rules::slot::{
     StartReason,
 };
 
-use crate::away::{Away, Expected, Loss};
+use crate::away::{ExpectedReaction, Loss, ReconnectModel};
 use crate::samples::{
-    bounded, catalogue, exited, incomplete, introduced, lost, remote, rolling, spec, stopped, with_token,
+    bounded, catalogue, exited, incomplete, lost, remote, rolling, server_info, spec, stopped, with_token,
 };
 
-/// One thing that happens in the world. What makes no sense at the moment does not happen.
+/// A step of the environment. A step that is impossible in the current state has no effect.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Step {
-    /// Root reads its next message.
+    /// The root reads its next message.
     RootReads,
-    /// Root grants a permit, if the instance waits for one.
+    /// The root grants a permit if the instance waits for one.
     RootGrants,
     /// The team reads the next grant.
     GrantArrives,
-    /// A person.
-    Person(Person),
+    Command(Command),
     Call,
-    /// One of the callers that were let in has its answer.
+    /// A call in flight ends.
     CallEnds,
-    /// The next time it is to be put to sleep a call slips in.
-    SlipsIn,
-    /// The first server that is there, or the last.
-    Server(bool, Server),
-    /// The server says something of a run that is over.
-    OldNews(usize, Server),
+    /// At the next attempt to put the run to sleep, a call is admitted first.
+    CallBeforeSleep,
+    /// An action of the first run, or of the last if `true`.
+    ServerAction(bool, ServerAction),
+    /// A message about a run that has ended.
+    StaleMessage(usize, ServerAction),
     Wait(Duration),
-    /// The machine sleeps for so long, and no clock of ours sees it.
+    /// The machine is suspended for this time, which the monotonic clock does not count.
     Suspended(Duration),
-    /// A tick that nobody asked for.
+    /// A tick without a deadline.
     SpuriousTick,
-    /// All that is under way goes one step on, as it should.
-    AllGoesWell,
+    /// Everything in progress takes its next regular step.
+    Progress,
     SupervisorPanics,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Person {
+pub(crate) enum Command {
     Start,
     Stop,
     Restart,
     Reconnect,
-    Update(Shape),
+    Update(ConfigShape),
     Uninstall,
     Shutdown,
 }
 
-/// What a configuration is changed to.
+/// A kind of configuration.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Shape {
+pub(crate) enum ConfigShape {
     Listed,
     AlwaysOn,
     Lazy,
     Incomplete,
-    Remote(Remote),
-    /// In one of several versions, each rolled out.
+    Remote(RemoteShape),
+    /// One of several versions with rolling updates.
     Rolling(u8),
 }
 
-/// One of several remote servers.
+/// A configuration of a remote server.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Remote {
+pub(crate) struct RemoteShape {
     pub(crate) bounded: bool,
     pub(crate) lazy: bool,
     pub(crate) incomplete: bool,
@@ -89,18 +88,17 @@ pub(crate) struct Remote {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Server {
-    Appears,
+pub(crate) enum ServerAction {
+    Spawns,
     FirstByte,
     Initializes,
     Lists,
     CannotList,
-    /// A call succeeds.
-    Answers,
-    /// What health checks find.
+    CallSucceeds,
+    /// Three health checks have failed.
     Degrades,
     Restores,
-    /// How it ends if it is a process, and how if it is a connection.
+    /// The end of a process, or the loss of a connection.
     Ends(End, Loss),
 }
 
@@ -113,13 +111,13 @@ pub(crate) enum End {
     Panicked,
 }
 
-fn shape(shape: Shape) -> Arc<InstanceSpec> {
+fn shaped_spec(shape: ConfigShape) -> Arc<InstanceSpec> {
     match shape {
-        Shape::Listed => spec(|_| {}),
-        Shape::AlwaysOn => spec(|config| config.lifetime = ProcessLifetime::AlwaysOn),
-        Shape::Lazy => spec(|config| config.lifetime = ProcessLifetime::Lazy),
-        Shape::Incomplete => spec(incomplete),
-        Shape::Remote(of) => spec(|config| {
+        ConfigShape::Listed => spec(|_| {}),
+        ConfigShape::AlwaysOn => spec(|config| config.lifetime = ProcessLifetime::AlwaysOn),
+        ConfigShape::Lazy => spec(|config| config.lifetime = ProcessLifetime::Lazy),
+        ConfigShape::Incomplete => spec(incomplete),
+        ConfigShape::Remote(of) => spec(|config| {
             if of.bounded {
                 bounded(config);
             } else {
@@ -135,73 +133,72 @@ fn shape(shape: Shape) -> Arc<InstanceSpec> {
             config.target = ServerTarget::Remote { transport: RemoteTransport::Http, url, health_url: None };
             with_token(config, &of.token.to_string());
         }),
-        Shape::Rolling(version) => spec(rolling(version)),
+        ConfigShape::Rolling(version) => spec(rolling(version)),
     }
 }
 
-fn dice() -> JitterRng {
+fn jitter_rng() -> JitterRng {
     JitterRng::new(0, "")
 }
 
-/// A worker as the team started it.
+/// A worker that the team has started.
 #[derive(Debug)]
 struct Worker {
     run: RunNumber,
-    /// It is a connection, not a process.
+    /// True for a connection, false for a process.
     dialled: bool,
     discovers: bool,
-    /// The last attempt to read its lists has failed.
+    /// True if the last reading of its lists has failed.
     cannot_list: bool,
-    /// Its credentials have changed since it was started.
-    newer_credentials: Option<Instant>,
-    appeared: bool,
+    /// Time of the last change of its credentials since its start.
+    credentials_changed_at: Option<Instant>,
+    spawned: bool,
     initialized: Option<Instant>,
     listed: bool,
-    told_to_stop: bool,
-    hurried: bool,
-    /// Takes no calls any more.
+    is_stopping: bool,
+    grace_shortened: bool,
+    /// True if the run takes no new calls.
     drains: bool,
-    /// Calls in flight.
-    inside: usize,
+    calls_in_flight: usize,
 }
 
 pub(crate) struct World {
     now: Instant,
     slot: Slot,
     memo: SlotMemo,
-    // Root.
+    // State of the root.
     to_root: VecDeque<SlotEffect>,
-    /// It waits for a permit, in one place, whatever it has become since it asked.
-    waits: bool,
+    /// True if the instance waits for a permit, at most once even after a change of its kind.
+    waits_for_permit: bool,
     held: BTreeSet<RunNumber>,
     grants: VecDeque<RunNumber>,
     runs: u64,
-    // The workers that are there, two at most, and those that were.
+    // At most two live workers, and the runs that have ended.
     workers: Vec<Worker>,
-    over: Vec<RunNumber>,
-    // What people were promised.
+    ended_runs: Vec<RunNumber>,
+    // Expectations of users.
     want: RequestedState,
     caller_waits: bool,
-    /// When a call began or ended or a server said something.
+    /// Time of the last start or end of a call, or of the last message of a server.
     last_activity: Instant,
-    /// The configuration, and whether it is known that it does not come up.
+    /// The latest configuration, and below, whether its start has failed.
     desired: Arc<InstanceSpec>,
-    not_taken: bool,
-    /// Its tools are from another day, and were not read since.
-    recalled: bool,
+    update_rejected: bool,
+    /// True if the tools are from an earlier run and were not read since.
+    tools_restored: bool,
     ready_since: Option<Instant>,
-    slips_in: bool,
+    call_before_sleep: bool,
     ending: bool,
     pub(crate) removed: bool,
-    /// Of its connection.
-    away: Away,
-    /// It was told that it is degraded, and not that it is well again.
+    /// Model of the reconnect schedule.
+    away: ReconnectModel,
+    /// True after a reported degradation, until the report of its end.
     degraded: bool,
-    /// A connection was told to be there, and not to be gone.
+    /// True after a reported connection, until the report of its end.
     connected: bool,
-    /// And was once, under this configuration.
+    /// True after the first connection under this configuration.
     was_connected: bool,
-    /// Since it was last there.
+    /// Attempts since the last connection.
     attempts: u32,
     exits: Vec<Instant>,
     quick: usize,
@@ -209,36 +206,36 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `known` says that its tools are known from another day.
-    pub(crate) fn new(first: Shape, known: bool) -> Self {
+    /// `known` means that the tools are known from an earlier run.
+    pub(crate) fn new(first: ConfigShape, known: bool) -> Self {
         let (slot, effects) = if known {
-            let (spec, stored, tools) = (shape(first), StoredMemo::default(), Some(catalogue("read")));
+            let (spec, stored, tools) = (shaped_spec(first), StoredMemo::default(), Some(catalogue("read")));
             let memo = SlotMemo::from_stored(&spec, &stored, tools, Instant::now(), Timestamp::UNIX_EPOCH);
-            Slot::from_memo(spec, dice(), &memo)
+            Slot::from_memo(spec, jitter_rng(), &memo)
         } else {
-            Slot::new(shape(first), dice())
+            Slot::new(shaped_spec(first), jitter_rng())
         };
         let mut world = Self {
             now: Instant::now(),
             memo: slot.memo(),
             to_root: VecDeque::new(),
-            waits: false,
+            waits_for_permit: false,
             held: BTreeSet::new(),
             grants: VecDeque::new(),
             runs: 0,
             workers: Vec::new(),
-            over: Vec::new(),
+            ended_runs: Vec::new(),
             want: RequestedState::Running,
             caller_waits: false,
             desired: slot.spec.clone(),
-            not_taken: false,
-            recalled: known && matches!(first, Shape::Lazy),
+            update_rejected: false,
+            tools_restored: known && matches!(first, ConfigShape::Lazy),
             last_activity: Instant::now(),
             ready_since: None,
-            slips_in: false,
+            call_before_sleep: false,
             ending: false,
             removed: false,
-            away: Away::default(),
+            away: ReconnectModel::default(),
             degraded: false,
             connected: false,
             was_connected: false,
@@ -258,53 +255,53 @@ impl World {
             Step::RootReads => self.root_reads(),
             Step::RootGrants => self.root_grants(),
             Step::GrantArrives => self.grant_arrives(),
-            Step::Person(person) => self.person(person),
-            Step::Call => self.calls(),
+            Step::Command(command) => self.command(command),
+            Step::Call => self.call(),
             Step::CallEnds => {
-                if let Some(worker) = self.workers.iter_mut().find(|worker| worker.inside > 0) {
-                    worker.inside -= 1;
+                if let Some(worker) = self.workers.iter_mut().find(|worker| worker.calls_in_flight > 0) {
+                    worker.calls_in_flight -= 1;
                     self.last_activity = self.now;
                 }
             }
-            Step::SlipsIn => self.slips_in = true,
-            Step::Server(last, server) => {
+            Step::CallBeforeSleep => self.call_before_sleep = true,
+            Step::ServerAction(last, server) => {
                 let worker = if last { self.workers.last() } else { self.workers.first() };
                 if let Some(run) = worker.map(|worker| worker.run) {
-                    self.server(run, server);
+                    self.act(run, server);
                 }
             }
-            Step::OldNews(nth, server) => self.old_news(nth, server),
+            Step::StaleMessage(nth, server) => self.handle_stale_message(nth, server),
             Step::Wait(time) => self.wait(time),
-            Step::Suspended(time) => self.suspended(time),
+            Step::Suspended(time) => self.suspend(time),
             Step::SpuriousTick => drop(self.handle(SlotInput::Tick(self.activity()))),
-            Step::AllGoesWell => self.all_goes_well(),
+            Step::Progress => self.progress(),
             Step::SupervisorPanics => self.supervisor_panics(),
         }
         self.check_schedule();
     }
 
-    fn calls(&mut self) {
+    fn call(&mut self) {
         if self.removed {
             return;
         }
         self.caller_waits = true;
-        self.away.wanted = true;
+        self.away.attempt_requested = true;
         self.handle(SlotInput::Call);
         let waits = matches!(self.slot.phase, SlotPhase::Reconnecting { .. } | SlotPhase::Exhausted { .. });
-        assert!(!waits, "a call does not wait for the schedule");
+        assert!(!waits, "a call waits for the schedule");
     }
 
     fn root_reads(&mut self) {
         match self.to_root.pop_front() {
-            Some(SlotEffect::RequestPermit { .. }) => self.waits = true,
-            Some(SlotEffect::WithdrawPermit) => self.waits = false,
-            Some(SlotEffect::ReleasePermit(run)) => assert!(self.held.remove(&run), "{run:?} is given back twice"),
+            Some(SlotEffect::RequestPermit { .. }) => self.waits_for_permit = true,
+            Some(SlotEffect::WithdrawPermit) => self.waits_for_permit = false,
+            Some(SlotEffect::ReleasePermit(run)) => assert!(self.held.remove(&run), "{run:?} is released twice"),
             _ => {}
         }
     }
 
     fn root_grants(&mut self) {
-        if std::mem::take(&mut self.waits) {
+        if std::mem::take(&mut self.waits_for_permit) {
             self.runs += 1;
             self.held.insert(RunNumber(self.runs));
             self.grants.push_back(RunNumber(self.runs));
@@ -314,43 +311,43 @@ impl World {
     fn grant_arrives(&mut self) {
         let Some(run) = self.grants.pop_front() else { return };
         if self.removed {
-            // The team gives it back: there is no slot to ask.
+            // The team releases the permit: the slot is gone.
             self.held.remove(&run);
         } else {
             self.handle(SlotInput::Granted(run));
         }
     }
 
-    fn person(&mut self, person: Person) {
+    fn command(&mut self, command: Command) {
         if self.removed {
             return;
         }
-        match person {
-            Person::Start => {
-                // What is removed is not brought back.
+        match command {
+            Command::Start => {
+                // A start does not restore an instance during its removal.
                 if !self.ending && self.want == RequestedState::Stopped {
                     self.want = RequestedState::Running;
                     self.forget_exits();
                 }
                 if matches!(self.slot.phase, SlotPhase::Exhausted { .. }) {
-                    self.away.begins_anew();
+                    self.away.reset();
                 }
                 self.handle(SlotInput::Start);
             }
-            Person::Stop => {
+            Command::Stop => {
                 if !self.ending {
                     self.want = RequestedState::Stopped;
-                    self.away.begins_anew();
+                    self.away.reset();
                 }
                 self.handle(SlotInput::Stop);
             }
-            Person::Restart | Person::Reconnect => self.restart(matches!(person, Person::Reconnect)),
-            Person::Update(to) => self.update(&shape(to)),
-            Person::Uninstall => {
+            Command::Restart | Command::Reconnect => self.restart(matches!(command, Command::Reconnect)),
+            Command::Update(to) => self.update(&shaped_spec(to)),
+            Command::Uninstall => {
                 self.ending = true;
                 self.handle(SlotInput::Uninstall);
             }
-            Person::Shutdown => {
+            Command::Shutdown => {
                 self.ending = true;
                 self.handle(SlotInput::Shutdown);
             }
@@ -360,69 +357,72 @@ impl World {
     fn restart(&mut self, reconnect: bool) {
         let before = (self.slot.phase.clone(), self.slot.status);
         let (remote, stopped) = (self.slot.spec.is_remote(), self.want == RequestedState::Stopped);
-        // What is not connected is connected, also where it was to stay down.
+        // A reconnect request starts a stopped remote server, too.
         if reconnect && remote && stopped && !self.ending {
             self.want = RequestedState::Running;
         }
         let away = std::mem::take(&mut self.away);
         let denied = self.handle(if reconnect { SlotInput::Reconnect } else { SlotInput::Restart });
         if denied.iter().any(|effect| matches!(effect, SlotEffect::RejectCommand { .. })) {
-            assert_eq!(before, (self.slot.phase.clone(), self.slot.status), "a denied request does nothing");
+            assert_eq!(before, (self.slot.phase.clone(), self.slot.status), "a rejected command changed the slot");
             self.away = away;
         } else {
             self.forget_exits();
-            assert!(self.want == RequestedState::Running, "a stopped instance is not restarted");
+            assert!(self.want == RequestedState::Running, "a stopped instance was restarted");
             let waits = matches!(
                 self.slot.phase,
                 SlotPhase::Reconnecting { .. } | SlotPhase::Exhausted { .. } | SlotPhase::Reauth
             );
-            assert!(!waits, "a person does not wait for the schedule");
+            assert!(!waits, "a command waits for the schedule");
         }
     }
 
     fn update(&mut self, to: &Arc<InstanceSpec>) {
         let before = self.slot.spec.clone();
-        // Root knows that nothing has changed, and what may be tried again.
+        // The root ignores an unchanged configuration unless a failed one may be retried.
         let again = *to == self.desired;
         if self.ending || (again && !self.memo.can_retry(to)) {
             return;
         }
         self.desired = Arc::clone(to);
-        if self.goes_on_under(to) {
-            self.in_place(to);
+        if self.can_continue_under(to) {
+            self.update_in_place(to);
             return;
         }
         let (ready, process) = (matches!(self.slot.phase, SlotPhase::Ready { .. }), !before.is_remote());
         let rolls = to.update_method == UpdateMethod::Rolling && ready && process;
         let stays = again && !rolls;
-        self.not_taken &= stays;
+        self.update_rejected &= stays;
         let phase = self.slot.phase.clone();
         if !rolls && !stays {
-            self.away.begins_anew();
+            self.away.reset();
         }
         self.handle(SlotInput::Update(Arc::clone(to)));
         if rolls {
-            assert!(matches!(self.slot.phase, SlotPhase::Ready { .. }), "nothing happens to what takes calls");
+            assert!(
+                matches!(self.slot.phase, SlotPhase::Ready { .. }),
+                "an update with a new run disturbed the run that takes calls"
+            );
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
         } else if stays {
-            assert_eq!(phase, self.slot.phase, "nothing happens to what stays as it is");
+            assert_eq!(phase, self.slot.phase, "a repeated configuration changed the phase");
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
         } else {
-            assert!(self.slot.catalogue.is_none(), "a new configuration has no catalogue yet");
+            assert!(self.slot.catalogue.is_none(), "a new configuration has a catalogue already");
             assert_eq!(&self.slot.spec, to);
         }
     }
 
-    /// Whether this configuration needs no other run than there is.
-    fn goes_on_under(&self, to: &InstanceSpec) -> bool {
+    /// Returns true if this configuration does not need a new run.
+    fn can_continue_under(&self, to: &InstanceSpec) -> bool {
         let before = &*self.slot.spec;
         let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, SlotPhase::FallingAsleep { .. });
         let wakes = sleeps && to.lifetime == ProcessLifetime::AlwaysOn && before.lifetime != ProcessLifetime::AlwaysOn;
         before.can_continue_as(to) && !wakes
     }
 
-    /// Nothing is another that its run was started with.
-    fn in_place(&mut self, to: &Arc<InstanceSpec>) {
+    /// Applies an update that does not change the arguments of the run.
+    fn update_in_place(&mut self, to: &Arc<InstanceSpec>) {
         let (before, spec) = ((self.slot.phase.clone(), self.slot.catalogue.clone()), self.slot.spec.clone());
         let are_newer = to.is_remote() && !to.has_same_credentials(&spec);
         let waits = match before.0 {
@@ -431,27 +431,30 @@ impl World {
             _ => false,
         };
         if waits {
-            self.away.begins_anew();
+            self.away.reset();
         }
         self.handle(SlotInput::Update(Arc::clone(to)));
         assert_eq!(&self.slot.spec, to);
-        assert_eq!(before.1.is_some(), self.slot.catalogue.is_some(), "its tools are the same");
+        assert_eq!(before.1.is_some(), self.slot.catalogue.is_some(), "an update in place changed the catalogue");
         let now = self.now;
         match (before.0, self.slot.phase.clone()) {
             (_, after) if waits => {
-                assert!(matches!(after, SlotPhase::Queued { .. }), "what waited for it is not tried");
+                assert!(
+                    matches!(after, SlotPhase::Queued { .. }),
+                    "no attempt follows the update for which the instance waited"
+                )
             }
-            (SlotPhase::Ready { run, since, .. }, SlotPhase::Ready { run: goes_on, since: still, .. }) => {
-                assert_eq!((run, since), (goes_on, still), "what is well is left alone");
+            (SlotPhase::Ready { run, since, .. }, SlotPhase::Ready { run: continues, since: still, .. }) => {
+                assert_eq!((run, since), (continues, still), "an update in place changed the phase");
             }
-            (before, after) => assert_eq!(before, after, "what is well is left alone"),
+            (before, after) => assert_eq!(before, after, "an update in place changed the phase"),
         }
         if are_newer && let Some(worker) = self.slot.run().and_then(|run| self.worker(run)) {
-            worker.newer_credentials = (!worker.told_to_stop).then_some(now).or(worker.newer_credentials);
+            worker.credentials_changed_at = (!worker.is_stopping).then_some(now).or(worker.credentials_changed_at);
         }
     }
 
-    /// A person's request or a new configuration is a clean slate.
+    /// A command or a new configuration clears the exit history.
     fn forget_exits(&mut self) {
         self.exits.clear();
         self.quick = 0;
@@ -460,77 +463,77 @@ impl World {
 
     fn activity(&self) -> Option<RunActivity> {
         let worker = self.workers.iter().find(|worker| Some(worker.run) == self.slot.open_run())?;
-        Some(RunActivity { user_count: worker.inside, last: self.last_activity })
+        Some(RunActivity { user_count: worker.calls_in_flight, last: self.last_activity })
     }
 
     fn worker(&mut self, run: RunNumber) -> Option<&mut Worker> {
         self.workers.iter_mut().find(|worker| worker.run == run)
     }
 
-    fn server(&mut self, run: RunNumber, server: Server) {
+    fn act(&mut self, run: RunNumber, server: ServerAction) {
         let now = self.now;
         self.last_activity = now;
         let Some(worker) = self.worker(run) else { return };
         let input = match server {
-            Server::Appears if !worker.appeared => {
-                worker.appeared = true;
+            ServerAction::Spawns if !worker.spawned => {
+                worker.spawned = true;
                 SlotInput::Spawned(run, (!worker.dialled).then_some(100))
             }
-            Server::FirstByte if worker.appeared => SlotInput::FirstByte(run),
-            Server::Initializes if worker.appeared && worker.initialized.is_none() => {
+            ServerAction::FirstByte if worker.spawned => SlotInput::FirstByte(run),
+            ServerAction::Initializes if worker.spawned && worker.initialized.is_none() => {
                 worker.initialized = Some(now);
-                SlotInput::Initialized(run, introduced())
+                SlotInput::Initialized(run, server_info())
             }
-            Server::Lists if worker.initialized.is_some() && (worker.discovers || worker.listed) => {
+            ServerAction::Lists if worker.initialized.is_some() && (worker.discovers || worker.listed) => {
                 (worker.listed, worker.cannot_list) = (true, false);
                 SlotInput::Discovered(run, catalogue("read"))
             }
-            // What does not discover by itself is ready, and may announce a change at any time.
-            Server::Lists if worker.initialized.is_some() => SlotInput::Discovered(run, catalogue("write")),
-            Server::CannotList if worker.initialized.is_some() => {
-                // It is not asked again by itself.
+            // A run without discovery is ready and may announce a change at any time.
+            ServerAction::Lists if worker.initialized.is_some() => SlotInput::Discovered(run, catalogue("write")),
+            ServerAction::CannotList if worker.initialized.is_some() => {
+                // Discovery is not repeated automatically.
                 (worker.discovers, worker.cannot_list) = (false, true);
                 SlotInput::DiscoveryFailed(run, "tools/list timed out".to_owned(), Duration::ZERO)
             }
-            // The session says so once, and not while it reads them.
-            Server::Answers if worker.cannot_list && !worker.discovers => {
+            // The session reports this once, and not during a reading.
+            ServerAction::CallSucceeds if worker.cannot_list && !worker.discovers => {
                 worker.cannot_list = false;
                 SlotInput::Recovered(run)
             }
-            Server::Degrades if worker.dialled && worker.initialized.is_some() => {
+            ServerAction::Degrades if worker.dialled && worker.initialized.is_some() => {
                 SlotInput::Health(run, HealthChange::Degraded { failures: 3, last_error: "no answer".to_owned() })
             }
-            Server::Restores if worker.dialled && worker.initialized.is_some() => {
+            ServerAction::Restores if worker.dialled && worker.initialized.is_some() => {
                 SlotInput::Health(run, HealthChange::Restored { failures: 3, last_error: None })
             }
-            Server::Ends(_, loss) if worker.dialled => {
-                self.loses(run, loss);
+            ServerAction::Ends(_, loss) if worker.dialled => {
+                self.lose_connection(run, loss);
                 return;
             }
-            Server::Ends(end, _) => {
+            ServerAction::Ends(end, _) => {
                 let exit = self.exit(run, end);
-                self.ends(run, exit);
+                self.end_process(run, exit);
                 return;
             }
-            Server::Appears
-            | Server::FirstByte
-            | Server::Initializes
-            | Server::Lists
-            | Server::CannotList
-            | Server::Answers
-            | Server::Degrades
-            | Server::Restores => return,
+            ServerAction::Spawns
+            | ServerAction::FirstByte
+            | ServerAction::Initializes
+            | ServerAction::Lists
+            | ServerAction::CannotList
+            | ServerAction::CallSucceeds
+            | ServerAction::Degrades
+            | ServerAction::Restores => return,
         };
         let reconnects = matches!(self.slot.phase, SlotPhase::Starting { run: its, why: StartReason::Reconnect { .. }, .. } if its == run);
         self.handle(input);
         let current = self.slot.run() == Some(run) && self.slot.spec.is_remote();
         match server {
-            Server::Initializes if reconnects => {
+            ServerAction::Initializes if reconnects => {
                 assert_eq!(self.slot.open_run(), Some(run));
-                assert!(!self.caller_waits, "a caller waits although it is back");
+                assert!(!self.caller_waits, "a caller waits although the connection is back");
             }
-            // It has succeeded when its lists are read.
-            Server::Lists if current => self.away.begins_anew(),
+            // A reconnect has succeeded when the lists are read.
+            ServerAction::Lists if current => self.away.reset(),
             _ => {}
         }
     }
@@ -540,9 +543,9 @@ impl World {
         let ran = worker.and_then(|worker| worker.initialized).map(|since| self.now.duration_since(since));
         let because = |cause| WorkerExit { uptime: ran, ..WorkerExit::from_cause(cause) };
         match end {
-            // It may as well crash while it is being stopped.
-            End::Code(0) if worker.is_some_and(|worker| worker.told_to_stop || worker.drains) => stopped(),
-            _ if worker.is_some_and(|worker| !worker.appeared) => {
+            // Other ends are possible during a stop, too.
+            End::Code(0) if worker.is_some_and(|worker| worker.is_stopping || worker.drains) => stopped(),
+            _ if worker.is_some_and(|worker| !worker.spawned) => {
                 because(ExitCause::Spawn("cannot start `files`: not found".to_owned()))
             }
             End::Code(code) => exited(code, ran),
@@ -556,12 +559,12 @@ impl World {
 
     fn take_worker(&mut self, run: RunNumber) -> Option<Worker> {
         let at = self.workers.iter().position(|worker| worker.run == run)?;
-        self.over.push(run);
+        self.ended_runs.push(run);
         Some(self.workers.remove(at))
     }
 
-    /// A run is gone. The team's supervisor calls again for those who still wait.
-    fn tell_end(&mut self, run: RunNumber, exit: WorkerExit) -> Vec<SlotEffect> {
+    /// Reports the end of a run. The supervisor repeats the call for callers that still wait.
+    fn report_end(&mut self, run: RunNumber, exit: WorkerExit) -> Vec<SlotEffect> {
         let waits = std::mem::take(&mut self.caller_waits);
         let effects = self.handle(SlotInput::Ended(run, exit));
         let answered = effects.iter().any(|effect| {
@@ -571,103 +574,103 @@ impl World {
         effects
     }
 
-    /// A connection is over.
-    fn loses(&mut self, run: RunNumber, loss: Loss) {
+    /// Ends a connection and checks the effects.
+    fn lose_connection(&mut self, run: RunNumber, loss: Loss) {
         let Some(worker) = self.take_worker(run) else { return };
         let connected = worker.initialized.is_some();
         let ran = worker.initialized.map(|since| self.now.duration_since(since));
         let kind = loss.kind();
         let exit = match loss {
-            _ if worker.told_to_stop && matches!(loss, Loss::Refused) => {
+            _ if worker.is_stopping && matches!(loss, Loss::Refused) => {
                 WorkerExit { uptime: ran, ..WorkerExit::from_cause(ExitCause::Requested) }
             }
-            // A panic tells nothing but itself.
-            Loss::Panicked if !worker.told_to_stop => {
+            // A panic has no failure kind.
+            Loss::Panicked if !worker.is_stopping => {
                 WorkerExit::from_cause(ExitCause::Panicked("a fault of ours".to_owned()))
             }
             _ => lost(kind, ran),
         };
-        assert_eq!(self.slot.run(), Some(run), "a connection is never beside another");
+        assert_eq!(self.slot.run(), Some(run), "a second run is never a connection");
         let uninstalled = matches!(self.slot.phase, SlotPhase::Stopping { kind: StopKind::Uninstall, .. });
         let Slot { phase, status, message, .. } = &self.slot;
-        let (before, said) = (phase.clone(), (*status, message.clone()));
-        let was_told = self.connected;
-        let effects = self.tell_end(run, exit);
-        let told = effects.iter().filter_map(|effect| match effect {
+        let (before, known) = (phase.clone(), (*status, message.clone()));
+        let was_reported = self.connected;
+        let effects = self.report_end(run, exit);
+        let reported = effects.iter().filter_map(|effect| match effect {
             SlotEffect::Emit(SlotEvent::Disconnected { intentional }) => Some(*intentional),
             SlotEffect::Emit(SlotEvent::Stopped { .. } | SlotEvent::Crashed { .. } | SlotEvent::Exited { .. }) => {
-                panic!("a connection is no process")
+                panic!("an event of a process about a connection")
             }
             _ => None,
         });
-        let disconnected = was_told || (worker.told_to_stop && uninstalled);
-        let expected: Vec<bool> = disconnected.then_some(worker.told_to_stop).into_iter().collect();
-        assert_eq!(told.collect::<Vec<_>>(), expected, "what is told of the end of a connection that was there");
+        let disconnected = was_reported || (worker.is_stopping && uninstalled);
+        let expected: Vec<bool> = disconnected.then_some(worker.is_stopping).into_iter().collect();
+        assert_eq!(reported.collect::<Vec<_>>(), expected, "unexpected events about the end of a connection");
         let reconnecting =
             effects.iter().any(|effect| matches!(effect, SlotEffect::Emit(SlotEvent::Reconnecting { .. })));
-        if worker.told_to_stop {
+        if worker.is_stopping {
             assert!(!reconnecting);
         } else if loss.is_about_credentials() {
-            self.away.begins_anew();
-            let patience = self.slot.spec.policy.session.request_timeout_max;
-            if worker.newer_credentials.is_some_and(|since| self.now.duration_since(since) < patience) {
-                assert!(matches!(self.slot.phase, SlotPhase::Queued { .. }), "the new ones were never tried");
+            self.away.reset();
+            let window = self.slot.spec.policy.session.request_timeout_max;
+            if worker.credentials_changed_at.is_some_and(|since| self.now.duration_since(since) < window) {
+                assert!(matches!(self.slot.phase, SlotPhase::Queued { .. }), "new credentials must be tried");
             } else {
                 assert_eq!(self.slot.phase, SlotPhase::Reauth);
                 self.away.needs_credentials = true;
             }
         } else {
-            self.comes_to(loss, connected, reconnecting);
+            self.check_loss(loss, connected, reconnecting);
             let again = effects.iter().any(
-                |effect| matches!(effect, SlotEffect::Status { status, message, .. } if (*status, message.clone()) == said),
+                |effect| matches!(effect, SlotEffect::Status { status, message, .. } if (*status, message.clone()) == known),
             );
-            assert!(!again, "the same is told twice");
+            assert!(!again, "the same status was reported twice");
         }
-        // Whoever waited for this attempt knows what came of it, or shares the one that comes at once.
-        if self.caller_waits && !worker.told_to_stop && matches!(before, SlotPhase::Starting { .. }) {
-            assert!(matches!(self.slot.phase, SlotPhase::Queued { .. }), "a caller waits for nothing");
+        // Callers of this attempt get its outcome, or share an attempt that follows at once.
+        if self.caller_waits && !worker.is_stopping && matches!(before, SlotPhase::Starting { .. }) {
+            assert!(matches!(self.slot.phase, SlotPhase::Queued { .. }), "a caller waits without an attempt");
         }
         if self.caller_waits {
-            self.calls();
+            self.call();
         }
     }
 
-    /// A connection was lost, or not made: whether and when it is tried again.
-    fn comes_to(&mut self, loss: Loss, connected: bool, reconnecting: bool) {
+    /// Checks whether and when the next attempt follows a loss.
+    fn check_loss(&mut self, loss: Loss, connected: bool, reconnecting: bool) {
         let policy = &self.slot.spec.policy.reconnect;
         let early = self.away.next.filter(|(_, due)| *due > self.now);
-        match self.away.loses(policy, loss, self.now) {
-            Expected::GivenUp => {
+        match self.away.expected_after(policy, loss, self.now) {
+            ExpectedReaction::GivenUp => {
                 assert_eq!(self.slot.phase, SlotPhase::Exhausted { attempts: policy.attempts_max.unwrap() });
                 assert_eq!(self.slot.status, Status::Error);
                 assert!(!reconnecting);
             }
-            Expected::Attempt { number, earliest, latest } => {
+            ExpectedReaction::Attempt { number, earliest, latest } => {
                 let SlotPhase::Reconnecting { until, attempt } = self.slot.phase else {
-                    panic!("it is given up: {:?}", self.slot.phase)
+                    panic!("no attempt is scheduled: {:?}", self.slot.phase)
                 };
                 assert_eq!(attempt, number);
                 assert!((earliest..=latest).contains(&until), "attempt {number} comes {:?} from now", until - self.now);
                 let expected = if loss.is_offline(connected) { Status::Offline } else { Status::Error };
                 assert_eq!(self.slot.status, expected, "{loss:?}");
-                assert_eq!(reconnecting, early != Some((attempt, until)), "each that is scheduled is told");
-                self.away = Away { next: Some((attempt, until)), ..Away::default() };
+                assert_eq!(reconnecting, early != Some((attempt, until)), "an event for each newly scheduled attempt");
+                self.away = ReconnectModel { next: Some((attempt, until)), ..ReconnectModel::default() };
             }
         }
     }
 
-    fn ends(&mut self, run: RunNumber, exit: WorkerExit) {
+    fn end_process(&mut self, run: RunNumber, exit: WorkerExit) {
         let Some(worker) = self.take_worker(run) else { return };
         if self.slot.run() != Some(run) {
-            // It took no calls yet, or none any more: what becomes of it is its own affair.
+            // A second run takes no calls: its end is not counted as an exit.
             let exits = self.exits.len();
             self.handle(SlotInput::Ended(run, exit));
-            assert_eq!(self.exits.len(), exits, "it is charged to another");
+            assert_eq!(self.exits.len(), exits, "the exit of a second run was counted");
             return;
         }
-        // One that ends by itself in the moment in which it is to sleep has ended by itself.
+        // A run that ends by itself while it falls asleep counts as an exit.
         let falls_asleep = matches!(self.slot.phase, SlotPhase::FallingAsleep { .. });
-        let charged = !worker.told_to_stop || (falls_asleep && exit.cause != ExitCause::Requested);
+        let charged = !worker.is_stopping || (falls_asleep && exit.cause != ExitCause::Requested);
         if charged {
             let policy = &self.slot.spec.policy.restart;
             self.exits.push(self.now);
@@ -683,14 +686,14 @@ impl World {
             && self.slot.status == Status::Online
             && self.slot.spec.lifetime != ProcessLifetime::AlwaysOn
             && !exit.is_crash();
-        let effects = self.tell_end(run, exit);
+        let effects = self.report_end(run, exit);
         let connection = effects.iter().any(|effect| {
             matches!(effect, SlotEffect::Emit(SlotEvent::Disconnected { .. } | SlotEvent::Reconnecting { .. }))
         });
-        assert!(!connection, "a process is no connection");
+        assert!(!connection, "an event of a connection about a process");
         if !Arc::ptr_eq(&before, &self.slot.spec) {
             let starts = matches!(self.slot.phase, SlotPhase::Queued { .. } | SlotPhase::Starting { .. });
-            assert!(charged && starts, "the new configuration is what is started now: {:?}", self.slot.phase);
+            assert!(charged && starts, "the new configuration is not started: {:?}", self.slot.phase);
         } else if charged {
             let policy = &self.slot.spec.policy.restart;
             let spent = self.exits_that_count() >= policy.max_crashes;
@@ -709,38 +712,40 @@ impl World {
         self.exits.iter().filter(|at| self.now.duration_since(**at) < window).count()
     }
 
-    /// News about an old run changes no decision; and what was its own is settled already.
-    fn old_news(&mut self, nth: usize, server: Server) {
-        let Some(run) = (!self.over.is_empty()).then(|| self.over[nth % self.over.len()]) else { return };
+    /// A message about an ended run has no effect.
+    fn handle_stale_message(&mut self, nth: usize, server: ServerAction) {
+        let Some(run) = (!self.ended_runs.is_empty()).then(|| self.ended_runs[nth % self.ended_runs.len()]) else {
+            return;
+        };
         let input = match server {
-            Server::Appears => SlotInput::Spawned(run, Some(7)),
-            Server::FirstByte => SlotInput::FirstByte(run),
-            Server::Initializes => SlotInput::Initialized(run, introduced()),
-            Server::Lists => SlotInput::Discovered(run, catalogue("old")),
-            Server::CannotList => SlotInput::DiscoveryFailed(run, "old".to_owned(), Duration::ZERO),
-            Server::Answers => SlotInput::Recovered(run),
-            Server::Degrades => {
+            ServerAction::Spawns => SlotInput::Spawned(run, Some(7)),
+            ServerAction::FirstByte => SlotInput::FirstByte(run),
+            ServerAction::Initializes => SlotInput::Initialized(run, server_info()),
+            ServerAction::Lists => SlotInput::Discovered(run, catalogue("old")),
+            ServerAction::CannotList => SlotInput::DiscoveryFailed(run, "old".to_owned(), Duration::ZERO),
+            ServerAction::CallSucceeds => SlotInput::Recovered(run),
+            ServerAction::Degrades => {
                 SlotInput::Health(run, HealthChange::Degraded { failures: 3, last_error: "no answer".to_owned() })
             }
-            Server::Restores => SlotInput::Health(run, HealthChange::Restored { failures: 3, last_error: None }),
-            Server::Ends(_, loss) if self.slot.spec.is_remote() => SlotInput::Ended(run, lost(loss.kind(), None)),
-            Server::Ends(..) => SlotInput::Ended(run, exited(1, None)),
+            ServerAction::Restores => SlotInput::Health(run, HealthChange::Restored { failures: 3, last_error: None }),
+            ServerAction::Ends(_, loss) if self.slot.spec.is_remote() => SlotInput::Ended(run, lost(loss.kind(), None)),
+            ServerAction::Ends(..) => SlotInput::Ended(run, exited(1, None)),
         };
         let before = format!("{:?}", self.slot);
         let effects = self.handle(input);
-        assert!(effects.is_empty(), "old news has effects: {effects:?}");
-        assert_eq!(before, format!("{:?}", self.slot), "old news changes something");
+        assert!(effects.is_empty(), "a stale message has effects: {effects:?}");
+        assert_eq!(before, format!("{:?}", self.slot), "a stale message changed the slot");
     }
 
     fn wait(&mut self, time: Duration) {
         self.now += time;
         if self.slot.deadline().is_some_and(|at| at <= self.now) {
             self.handle(SlotInput::Tick(self.activity()));
-            assert!(self.slot.deadline().is_none_or(|at| at > self.now), "what was due is not done");
+            assert!(self.slot.deadline().is_none_or(|at| at > self.now), "a deadline that has passed remains");
         }
     }
 
-    fn suspended(&mut self, time: Duration) {
+    fn suspend(&mut self, time: Duration) {
         if self.removed {
             return;
         }
@@ -750,11 +755,14 @@ impl World {
         let away = matches!(self.slot.phase, SlotPhase::Reconnecting { .. });
         let overdue = self.away.next.is_some_and(|(_, due)| due <= self.now);
         self.handle(SlotInput::ResumedAfterSuspend(time));
-        assert!(!(away && overdue) || matches!(self.slot.phase, SlotPhase::Queued { .. }), "it is overdue");
-        assert!(self.slot.deadline().is_none_or(|at| at > self.now), "what was due is not done");
+        assert!(
+            !(away && overdue) || matches!(self.slot.phase, SlotPhase::Queued { .. }),
+            "an overdue attempt was not made"
+        );
+        assert!(self.slot.deadline().is_none_or(|at| at > self.now), "a deadline that has passed remains");
     }
 
-    fn all_goes_well(&mut self) {
+    fn progress(&mut self) {
         while !self.to_root.is_empty() {
             self.root_reads();
         }
@@ -764,38 +772,40 @@ impl World {
         }
         for run in self.workers.iter().map(|worker| worker.run).collect::<Vec<_>>() {
             let next = match self.worker(run) {
-                Some(worker) if worker.told_to_stop => Server::Ends(End::Code(0), Loss::Refused),
-                Some(worker) if worker.drains && worker.inside == 0 => Server::Ends(End::Code(0), Loss::Refused),
-                Some(worker) if !worker.appeared => Server::Appears,
-                Some(worker) if worker.initialized.is_none() => {
-                    self.server(run, Server::FirstByte);
-                    Server::Initializes
+                Some(worker) if worker.is_stopping => ServerAction::Ends(End::Code(0), Loss::Refused),
+                Some(worker) if worker.drains && worker.calls_in_flight == 0 => {
+                    ServerAction::Ends(End::Code(0), Loss::Refused)
                 }
-                Some(worker) if worker.discovers && !worker.listed => Server::Lists,
+                Some(worker) if !worker.spawned => ServerAction::Spawns,
+                Some(worker) if worker.initialized.is_none() => {
+                    self.act(run, ServerAction::FirstByte);
+                    ServerAction::Initializes
+                }
+                Some(worker) if worker.discovers && !worker.listed => ServerAction::Lists,
                 Some(_) | None => continue,
             };
-            self.server(run, next);
+            self.act(run, next);
         }
     }
 
-    /// Its workers die with it, Root forgets its permits, and a new supervisor goes on from the memo.
+    /// The workers die, the root forgets the permits, and a new supervisor continues from the memo.
     fn supervisor_panics(&mut self) {
         if self.ending {
             return;
         }
-        self.over.extend(self.workers.drain(..).map(|worker| worker.run));
-        self.over.extend(self.grants.drain(..));
+        self.ended_runs.extend(self.workers.drain(..).map(|worker| worker.run));
+        self.ended_runs.extend(self.grants.drain(..));
         self.to_root.clear();
-        self.waits = false;
+        self.waits_for_permit = false;
         self.held.clear();
         self.caller_waits = false;
         let before = self.slot.phase.clone();
         let under_way = self.slot.connection() == Some(ConnectionState::Reconnecting);
         if !under_way && !matches!(before, SlotPhase::Reauth | SlotPhase::Exhausted { .. }) {
-            self.away.begins_anew();
+            self.away.reset();
         }
-        self.away.wanted = false;
-        let (slot, effects) = Slot::from_memo(self.slot.spec.clone(), dice(), &self.memo);
+        self.away.attempt_requested = false;
+        let (slot, effects) = Slot::from_memo(self.slot.spec.clone(), jitter_rng(), &self.memo);
         self.slot = slot;
         self.memo = self.slot.memo();
         self.perform(effects);
@@ -803,14 +813,14 @@ impl World {
         match (&before, &self.slot.phase) {
             (SlotPhase::Reauth, after) => assert_eq!(*after, SlotPhase::Reauth),
             (SlotPhase::Exhausted { .. }, after) => assert_eq!(before, *after),
-            (SlotPhase::Reconnecting { .. }, after) => assert_eq!(before, *after, "its schedule is another"),
+            (SlotPhase::Reconnecting { .. }, after) => assert_eq!(before, *after, "the retry schedule changed"),
             (_, after) if under_way => {
-                let goes_on = matches!(after, SlotPhase::Reconnecting { .. } | SlotPhase::Queued { .. });
-                assert!(goes_on, "{before:?} has come to {after:?}");
+                let continues = matches!(after, SlotPhase::Reconnecting { .. } | SlotPhase::Queued { .. });
+                assert!(continues, "{before:?} became {after:?}");
             }
             _ => {}
         }
-        // An update of which it had not told the memo died with it.
+        // An update that was not in the memo is lost with the supervisor; the team repeats it.
         if self.desired != self.slot.spec {
             self.handle(SlotInput::Update(self.desired.clone()));
         }
@@ -831,24 +841,25 @@ impl World {
                 | SlotInput::Call
         );
         let was_ready = matches!(self.slot.phase, SlotPhase::Ready { .. });
-        let person = matches!(input, SlotInput::Start | SlotInput::Stop | SlotInput::Restart | SlotInput::Reconnect);
+        let command = matches!(input, SlotInput::Start | SlotInput::Stop | SlotInput::Restart | SlotInput::Reconnect);
         let before = self.slot.spec.clone();
-        let in_place = matches!(&input, SlotInput::Update(to) if self.goes_on_under(to));
+        let update_in_place = matches!(&input, SlotInput::Update(to) if self.can_continue_under(to));
         let effects = self.slot.handle(self.now, input);
         if !Arc::ptr_eq(&before, &self.slot.spec) {
-            self.not_taken = false;
-            if !in_place {
-                // What is started anew is a clean slate, from when it is taken on.
+            self.update_rejected = false;
+            if !update_in_place {
+                // A new run clears the exit history when its configuration is adopted.
                 self.forget_exits();
-                (self.recalled, self.was_connected) = (false, false);
+                (self.tools_restored, self.was_connected) = (false, false);
             }
         }
-        self.recalled &= !effects.iter().any(|effect| matches!(effect, SlotEffect::Emit(SlotEvent::Discovered { .. })));
-        if self.recalled && !was_ready && matches!(self.slot.phase, SlotPhase::Ready { .. }) {
+        self.tools_restored &=
+            !effects.iter().any(|effect| matches!(effect, SlotEffect::Emit(SlotEvent::Discovered { .. })));
+        if self.tools_restored && !was_ready && matches!(self.slot.phase, SlotPhase::Ready { .. }) {
             let reads = effects.iter().any(|effect| matches!(effect, SlotEffect::Discover(_)));
-            assert!(reads, "its tools are never read");
+            assert!(reads, "the restored tools are not read again");
         }
-        if shows || person || effects.iter().any(SlotEffect::is_visible) {
+        if shows || command || effects.iter().any(SlotEffect::is_visible) {
             self.memo = self.slot.memo();
         }
         self.perform(effects.clone());
@@ -860,47 +871,47 @@ impl World {
         for effect in effects {
             match effect {
                 SlotEffect::RequestPermit { urgent: false } if self.caller_waits => {
-                    panic!("nobody knows that a caller waits")
+                    panic!("a permit is requested without urgency although a caller waits")
                 }
                 SlotEffect::RequestPermit { .. } | SlotEffect::WithdrawPermit | SlotEffect::ReleasePermit(_) => {
                     self.to_root.push_back(effect);
                 }
                 SlotEffect::Spawn { run, spec, discover } => self.spawn(run, &spec, discover),
                 SlotEffect::Drain(run) => {
-                    assert_ne!(self.slot.open_run(), Some(run), "calls have nowhere to go");
+                    assert_ne!(self.slot.open_run(), Some(run), "the run that takes calls must not drain");
                     assert!(!std::mem::replace(&mut self.worker(run).unwrap().drains, true));
                 }
                 SlotEffect::Stop(run) => {
                     let worker = self.worker(run).unwrap();
-                    assert!(!std::mem::replace(&mut worker.told_to_stop, true), "it is stopped twice");
+                    assert!(!std::mem::replace(&mut worker.is_stopping, true), "the run is stopped twice");
                 }
                 SlotEffect::ShortenGrace(run) => {
-                    assert!(self.caller_waits, "nobody waits for its end");
+                    assert!(self.caller_waits, "no caller waits for the end of the run");
                     let worker = self.worker(run).unwrap();
-                    assert!(worker.told_to_stop && !std::mem::replace(&mut worker.hurried, true));
+                    assert!(worker.is_stopping && !std::mem::replace(&mut worker.grace_shortened, true));
                 }
                 SlotEffect::Discover(run) => {
                     let worker = self.worker(run).unwrap();
-                    assert!(!worker.told_to_stop && worker.initialized.is_some());
+                    assert!(!worker.is_stopping && worker.initialized.is_some());
                     (worker.discovers, worker.listed, worker.cannot_list) = (true, false, false);
                 }
-                SlotEffect::Emit(SlotEvent::UpdateRejected { .. }) => self.not_taken = true,
+                SlotEffect::Emit(SlotEvent::UpdateRejected { .. }) => self.update_rejected = true,
                 SlotEffect::LogInvalidTransition { status, cause } => {
-                    panic!("a transition is refused: {cause:?} in {status}")
+                    panic!("invalid transition: {cause:?} in {status}")
                 }
                 SlotEffect::Admit(run) => {
                     assert_eq!(self.slot.open_run(), Some(run));
-                    let comes_in = usize::from(std::mem::take(&mut self.caller_waits));
+                    let admitted = usize::from(std::mem::take(&mut self.caller_waits));
                     let worker = self.worker(run).unwrap();
-                    assert!(!worker.drains, "it takes no calls any more");
-                    worker.inside += comes_in;
+                    assert!(!worker.drains, "a call was admitted to a draining run");
+                    worker.calls_in_flight += admitted;
                     self.last_activity = self.now;
                 }
                 SlotEffect::TrySleep { run, idle } => self.try_sleep(run, idle),
                 SlotEffect::RefuseCallers { .. } => self.caller_waits = false,
                 SlotEffect::Remove => {
                     assert!(self.ending && !self.removed);
-                    assert!(self.workers.is_empty(), "something is left: {:?}", self.workers);
+                    assert!(self.workers.is_empty(), "workers are left: {:?}", self.workers);
                     self.removed = true;
                 }
                 SlotEffect::FailCallers { retry_at, .. } => {
@@ -909,32 +920,35 @@ impl World {
                 }
                 SlotEffect::Check(run) => {
                     assert_eq!(self.slot.open_run(), Some(run));
-                    assert!(self.worker(run).unwrap().dialled, "a process is looked after by itself");
+                    assert!(self.worker(run).unwrap().dialled, "health checks are only for connections");
                 }
                 SlotEffect::Adopt { run, spec } => {
                     assert_eq!(spec, self.desired);
-                    assert!(!self.worker(run).unwrap().told_to_stop);
+                    assert!(!self.worker(run).unwrap().is_stopping);
                 }
                 SlotEffect::Emit(SlotEvent::Started { .. }) if self.slot.spec.is_remote() => {
-                    assert!(!self.connected && !self.was_connected, "it is started a second time");
+                    assert!(!self.connected && !self.was_connected, "a second started event");
                     (self.connected, self.was_connected, self.attempts) = (true, true, 0);
                 }
                 SlotEffect::Emit(SlotEvent::Reconnected { attempts, changed }) => {
-                    assert!(self.was_connected, "it is there again and never was before");
-                    assert!(!self.connected, "it is there again and was never gone");
+                    assert!(self.was_connected, "reconnected without an earlier connection");
+                    assert!(!self.connected, "reconnected without a loss");
                     assert_eq!(attempts, std::mem::take(&mut self.attempts));
-                    assert!(!changed.contains(&CatalogueAspect::Capabilities), "it can do what it always could");
+                    assert!(
+                        !changed.contains(&CatalogueAspect::Capabilities),
+                        "unchanged capabilities are reported as changed"
+                    );
                     self.connected = true;
                 }
                 SlotEffect::Emit(SlotEvent::Disconnected { .. }) => {
                     let there = std::mem::take(&mut self.connected);
-                    assert!(there || self.ending, "it is gone and never was there");
+                    assert!(there || self.ending, "disconnected without a connection");
                 }
                 SlotEffect::Emit(SlotEvent::Health(news)) => {
                     self.degraded = matches!(news, HealthChange::Degraded { .. });
                 }
                 SlotEffect::Emit(SlotEvent::PermanentlyFailed { .. }) => {
-                    assert!(!self.slot.spec.is_remote(), "a remote one never fails for good");
+                    assert!(!self.slot.spec.is_remote(), "a remote server never fails permanently");
                 }
                 SlotEffect::Status { .. }
                 | SlotEffect::ChargeTeam
@@ -946,27 +960,27 @@ impl World {
 
     fn try_sleep(&mut self, run: RunNumber, idle: Duration) {
         let policy = self.slot.spec.policy.idle.clone();
-        assert_ne!(self.slot.spec.lifetime, ProcessLifetime::AlwaysOn, "it must never sleep");
-        assert!(!self.slot.spec.is_remote(), "nothing is saved by a connection that sleeps");
-        // A call may have been tried on it before its tools could be read: then its door stays open.
-        let used = self.worker(run).unwrap().inside > 0;
-        assert!(!used || idle.is_zero(), "it has a call in flight");
+        assert_ne!(self.slot.spec.lifetime, ProcessLifetime::AlwaysOn, "an always-on server must not sleep");
+        assert!(!self.slot.spec.is_remote(), "a remote server does not sleep");
+        // A call may have been sent before the tools were read: the run then stays awake.
+        let used = self.worker(run).unwrap().calls_in_flight > 0;
+        assert!(!used || idle.is_zero(), "a call is in flight");
         if idle.is_zero() {
-            assert_eq!(self.slot.spec.lifetime, ProcessLifetime::Lazy, "only a lazy one sleeps at once");
-            assert!(self.ready_since.is_none(), "it is at once when it is ready, or by idleness");
+            assert_eq!(self.slot.spec.lifetime, ProcessLifetime::Lazy, "only a lazy server sleeps at once");
+            assert!(self.ready_since.is_none(), "a lazy server sleeps right after discovery or when it is idle");
         } else {
             assert_eq!(idle, self.now.duration_since(self.last_activity));
-            assert!(idle >= policy.idle, "somebody needed it just now");
+            assert!(idle >= policy.idle, "shorter than the idle time");
             assert!(
                 self.ready_since.is_some_and(|since| self.now.duration_since(since) > policy.grace),
-                "it is too young"
+                "within the grace after the start"
             );
         }
         if used {
             return;
         }
-        if std::mem::take(&mut self.slips_in) {
-            self.worker(run).unwrap().inside += 1;
+        if std::mem::take(&mut self.call_before_sleep) {
+            self.worker(run).unwrap().calls_in_flight += 1;
             self.last_activity = self.now;
         } else {
             self.handle(SlotInput::Sleep { run, idle });
@@ -978,46 +992,52 @@ impl World {
         let others: Vec<RunNumber> = self.workers.iter().map(|worker| worker.run).collect();
         match (&others[..], &self.slot.phase) {
             ([], SlotPhase::Starting { run: current, .. }) => assert_eq!(*current, run),
-            // It starts beside the one that takes calls, or beside one that goes.
+            // A run starts beside the one that takes calls, or beside one that ends.
             ([other], SlotPhase::Ready { run: current, .. }) => assert_eq!((*other, run), (*current, beside.unwrap())),
             ([other], SlotPhase::Starting { run: current, .. }) => {
                 assert_eq!((*other, run), (beside.unwrap(), *current));
                 assert!(matches!(self.slot.second_run, Some(SecondRun::Ending { .. })));
             }
-            (others, phase) => panic!("{run:?} is one too many: {others:?}, {phase:?}"),
+            (others, phase) => panic!("unexpected start of {run:?} beside {others:?} in {phase:?}"),
         }
         assert!(self.held.contains(&run), "{run:?} has no permit");
-        assert_eq!(self.want, RequestedState::Running, "it was stopped and nobody has started it");
-        assert!(!self.ending, "it starts on its way out");
-        assert!(spec.missing.is_empty(), "it starts without what its user must give");
+        assert_eq!(self.want, RequestedState::Running, "a stopped instance starts");
+        assert!(!self.ending, "an instance starts during its removal");
+        assert!(spec.missing.is_empty(), "an instance starts without a required value");
         if spec.is_remote() {
-            assert!(!self.away.needs_credentials, "it is tried with what was not accepted");
+            assert!(!self.away.needs_credentials, "an attempt with rejected credentials");
             let due = self.away.next.is_none_or(|(_, due)| due <= self.now);
-            assert!(due || self.away.wanted, "an attempt before its time, and nobody wants it");
-            assert_eq!(*spec, *self.desired, "it is tried with what it was, not what it is");
+            assert!(due || self.away.attempt_requested, "an attempt before its time without a request");
+            assert_eq!(*spec, *self.desired, "an attempt with an outdated configuration");
         }
-        assert!(discover || self.slot.catalogue.is_some(), "nothing is known of its tools");
-        assert!(self.exits_that_count() < self.slot.spec.policy.restart.max_crashes, "a restart beyond the budget");
+        assert!(discover || self.slot.catalogue.is_some(), "a start without discovery and without known tools");
+        assert!(
+            self.exits_that_count() < self.slot.spec.policy.restart.max_crashes,
+            "a restart beyond the crash limit"
+        );
         let succeeds = *spec != *self.slot.spec;
-        assert!(succeeds || self.not_before.is_none_or(|at| self.now >= at), "a restart's delay is cut short");
+        assert!(
+            succeeds || self.not_before.is_none_or(|at| self.now >= at),
+            "a start before the end of the restart delay"
+        );
         self.attempts += u32::from(spec.is_remote());
         self.workers.push(Worker {
             run,
             dialled: spec.is_remote(),
             cannot_list: false,
-            newer_credentials: None,
+            credentials_changed_at: None,
             discovers: discover,
-            appeared: false,
+            spawned: false,
             initialized: None,
             listed: false,
-            told_to_stop: false,
-            hurried: false,
+            is_stopping: false,
+            grace_shortened: false,
             drains: false,
-            inside: 0,
+            calls_in_flight: 0,
         });
     }
 
-    /// What holds after every step.
+    /// Checks the invariants after every step.
     fn check(&mut self) {
         let is_ready = matches!(self.slot.phase, SlotPhase::Ready { .. });
         self.ready_since = is_ready.then(|| self.ready_since.unwrap_or(self.now));
@@ -1051,7 +1071,7 @@ impl World {
                     | SlotPhase::FallingAsleep { .. }
                     | SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. }
             );
-            assert!(waits_for_something, "a caller is forgotten in {phase:?}");
+            assert!(waits_for_something, "a caller waits without a start in {phase:?}");
         }
         let expected: &[Status] = match phase {
             SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. } => {
@@ -1088,7 +1108,7 @@ impl World {
         assert!(expected.contains(status), "{status} in {phase:?}");
         if *status == Status::Online {
             let says_so = self.slot.message.as_ref().is_some_and(|message| message.contains("the old one stays"));
-            assert_eq!(says_so, self.not_taken, "{:?} in {phase:?}", self.slot.message);
+            assert_eq!(says_so, self.update_rejected, "{:?} in {phase:?}", self.slot.message);
         }
         let must_wake = match phase {
             SlotPhase::Backoff { until, .. } | SlotPhase::Reconnecting { until, .. } => Some(*until),
@@ -1098,17 +1118,17 @@ impl World {
         };
         if let SlotPhase::Ready { idle_check_at: look_at, .. } = phase {
             let sleeps = self.slot.spec.lifetime != ProcessLifetime::AlwaysOn && !self.slot.spec.is_remote();
-            assert_eq!(look_at.is_some(), sleeps, "who looks whether it is needed?");
+            assert_eq!(look_at.is_some(), sleeps, "idle checks exist exactly for servers that may sleep");
         }
         self.check_connection();
         assert!(must_wake.is_none_or(|at| self.slot.deadline().is_some_and(|deadline| deadline <= at)), "{phase:?}");
     }
 
-    /// What holds of a connection after every step.
+    /// Checks the invariants of a connection.
     fn check_connection(&self) {
         let Slot { phase, status, health, spec, .. } = &self.slot;
         if *health != ServerHealth::Unknown {
-            assert_eq!(*health == ServerHealth::Degraded, self.degraded, "what was told of its health is not so");
+            assert_eq!(*health == ServerHealth::Degraded, self.degraded, "the reported health differs");
         }
         match phase {
             SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. } => assert_ne!(*health, ServerHealth::Unknown),
@@ -1119,14 +1139,14 @@ impl World {
         if !spec.is_remote() {
             let remote =
                 matches!(phase, SlotPhase::Reconnecting { .. } | SlotPhase::Reauth | SlotPhase::Exhausted { .. });
-            assert!(!remote && connection.is_none(), "a process in {phase:?}");
+            assert!(!remote && connection.is_none(), "a process is in {phase:?}");
             return;
         }
         let process = matches!(
             phase,
             SlotPhase::Failed | SlotPhase::Dormant { .. } | SlotPhase::FallingAsleep { .. } | SlotPhase::Backoff { .. }
         );
-        assert!(!process, "a connection in {phase:?}");
+        assert!(!process, "a connection is in {phase:?}");
         let expected = match (status, phase) {
             _ if self.ending => ConnectionState::Disconnected,
             (Status::AwaitingUserConfig, _) => ConnectionState::Disconnected,
@@ -1138,11 +1158,11 @@ impl World {
             (Status::Error, SlotPhase::Exhausted { .. }) | (Status::RequiresReauth, _) => ConnectionState::Error,
             (Status::Offline, _) if self.want == RequestedState::Stopped => ConnectionState::Disconnected,
             (Status::Offline | Status::Error, _) => ConnectionState::Reconnecting,
-            (Status::PermanentlyFailed, _) => panic!("a remote one never fails for good"),
+            (Status::PermanentlyFailed, _) => panic!("a remote server never fails permanently"),
         };
         assert_eq!(connection, Some(expected), "{status} in {phase:?}");
-        // Nothing is ever the end of it, but what the policy, a person or the server's refusal say.
-        let goes_on = self.slot.deadline().is_some() || self.slot.run().is_some();
+        // A connection is given up only by the policy, by a command, or after a rejection by the server.
+        let continues = self.slot.deadline().is_some() || self.slot.run().is_some();
         let asks = matches!(phase, SlotPhase::Queued { .. });
         let rests = matches!(
             phase,
@@ -1152,10 +1172,10 @@ impl World {
                 | SlotPhase::Stopped
                 | SlotPhase::Ended
         );
-        assert!(goes_on || asks || rests, "nothing comes after {phase:?}");
+        assert!(continues || asks || rests, "no next step in {phase:?}");
     }
 
-    /// Where it is in the schedule of its attempts, and what the world knows of that.
+    /// Compares the schedule of attempts with the model.
     fn check_schedule(&self) {
         let Slot { phase, spec, .. } = &self.slot;
         match phase {
@@ -1170,14 +1190,14 @@ impl World {
         }
     }
 
-    /// Nobody does anything any more and all goes well: it comes to rest, with nothing held and nobody waiting.
+    /// Lets everything progress without new commands. Checks that the slot rests, without permits or waiting callers.
     pub(crate) fn settle(&mut self) {
-        self.slips_in = false;
+        self.call_before_sleep = false;
         for _ in 0..50 {
             for _ in 0..20 {
                 self.step(Step::CallEnds);
             }
-            self.all_goes_well();
+            self.progress();
             if let Some(at) = self.slot.deadline() {
                 self.wait(at.saturating_duration_since(self.now));
             }
@@ -1195,10 +1215,10 @@ impl World {
         );
         assert!(rests, "{:?}", self.slot.phase);
         assert_eq!(self.slot.second_run, None);
-        assert!(self.ending || self.not_taken || self.slot.spec == self.desired, "an update was forgotten");
+        assert!(self.ending || self.update_rejected || self.slot.spec == self.desired, "an update was lost");
         assert!(!self.caller_waits);
         assert!(self.held.is_empty(), "permits are still held: {:?}", self.held);
-        assert!(!self.waits, "a permit is still asked for");
+        assert!(!self.waits_for_permit, "a permit is still requested");
         assert_eq!(self.removed, self.ending);
     }
 }

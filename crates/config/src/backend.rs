@@ -18,28 +18,21 @@ use mcp_satellite_http::client::is_loopback;
 /// Name of the document in errors. It is not a path, so nothing in the document is relative to a folder.
 const NAME: &str = "the backend's configuration";
 
-/// Validated configuration of the link to a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendPlan {
     /// URL of the backend: `https`, or `http` on this machine only, without a trailing slash.
     pub url: String,
     /// Registration token, which is valid once.
     pub token: Option<Secret>,
-    /// Timeout of a request, including its response.
     pub request_timeout: Duration,
-    /// Interval between heartbeats.
     pub heartbeat_interval: Duration,
     /// Interval between requests for the configuration. A command can request it earlier.
     pub config_interval: Duration,
-    /// Timeout for the effect of a command.
     pub command_timeout: Duration,
-    /// Maximum delay after errors.
     pub backoff_max: Duration,
-    /// Poll intervals by mode.
     pub poll: PollIntervals,
 }
 
-/// Interval between polls, for each poll mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the modes, by name")]
 pub struct PollIntervals {
@@ -61,7 +54,6 @@ impl Default for PollIntervals {
 }
 
 impl BackendPlan {
-    /// Creates the default configuration for the backend at `url`.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -194,17 +186,12 @@ impl BackendTable {
 /// The configuration that a backend provides. It contains secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendDocument {
-    /// Identifies the version of the configuration.
     pub hash: String,
     /// JSON with one key per line, so that errors have useful places.
     text: Secret,
 }
 
 impl BackendDocument {
-    /// Creates a document of the servers and teams that a backend has sent.
-    ///
-    /// # Errors
-    /// Returns an error if they cannot be serialized as JSON.
     pub fn new(hash: String, servers: &impl Serialize, teams: &impl Serialize) -> serde_json::Result<Self> {
         #[derive(Serialize)]
         struct BackendDocumentJson<'a, S, T> {

@@ -91,7 +91,6 @@ fn boundary(text: &str, at: usize) -> usize {
 #[derive(Debug, Clone)]
 pub struct ConfigErrors(Vec<PlacedError>);
 
-/// An error in machine-readable form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ConfigErrorItem {
     /// Name of the file as given; empty for an error between two files.
@@ -100,9 +99,7 @@ pub struct ConfigErrorItem {
     pub line: usize,
     /// Column in characters, counted from 1; 0 if the error has no place in a file.
     pub column: usize,
-    /// Description of the problem.
     pub message: String,
-    /// Advice on how to fix it.
     pub hint: String,
 }
 
@@ -114,7 +111,6 @@ impl ConfigErrors {
         Self(errors.into_iter().map(problem).collect())
     }
 
-    /// Adds the errors of another file, to report all at once.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.0.extend(other.0);
@@ -133,12 +129,10 @@ impl ConfigErrors {
         self.items().into_iter().map(item).collect::<Vec<_>>().join("; ")
     }
 
-    /// Returns the number of errors; never 0.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns the errors as plain data, in the order of the file.
     pub fn items(&self) -> Vec<ConfigErrorItem> {
         let item = |problem: &PlacedError| {
             let (line, column) = problem.place.as_ref().map_or((0, 0), |place| (place.line, place.column));

@@ -21,12 +21,10 @@ pub const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 
 /// Minimum length of a token: 128 random bits in base64.
 const TOKEN_LETTERS_MIN: usize = 22;
 
-/// Validated configuration of the MCP endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GatewayPlan {
     /// True if the endpoint is requested: by `[gateway]`, a user with a token, an `mcp.json` or `--listen`.
     pub requested: bool,
-    /// Listen address.
     pub listen: ListenSetting,
     /// Base URL for clients if it differs from the listen address, without a trailing slash.
     pub public_url: Option<String>,
@@ -35,7 +33,6 @@ pub struct GatewayPlan {
     /// Web origins that are accepted in addition to those of loopback: `scheme://host:port`, in lower case. The port
     /// `*` matches every port.
     pub origins: Vec<String>,
-    /// Authentication of clients.
     pub auth: EndpointAuth,
     /// URLs of authorization servers for the OAuth metadata of the endpoint. If empty, it publishes no metadata.
     pub authorization_servers: Vec<String>,
@@ -43,11 +40,8 @@ pub struct GatewayPlan {
     pub trusted_proxies: Vec<IpAddr>,
     /// Certificate and key for TLS; `None` is plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Response format where the protocol permits both.
     pub response_style: ResponseStyle,
-    /// Numeric limits.
     pub limits: GatewayLimits,
-    /// Users of all teams, in the order of the files.
     pub users: Vec<GatewayUser>,
 }
 
@@ -62,35 +56,28 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     local.or_else(|| text.parse().ok()).ok_or_else(|| "write an address and a port, such as 127.0.0.1:7300".to_owned())
 }
 
-/// Listen address of the endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ListenSetting {
-    /// The endpoint is off.
     Off,
     /// The address [`LISTEN`], or another port if that one is in use.
     #[default]
     DefaultAddress,
-    /// Exactly this address.
     Address(SocketAddr),
 }
 
-/// Authentication of clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum EndpointAuth {
-    /// Bearer authentication: the token identifies the user.
     #[default]
     Bearer,
     /// No authentication: every process of this machine acts as the user `TEAM/USER`, or as the only user.
     None(Option<String>),
 }
 
-/// Response format of the endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ResponseStyle {
     /// A JSON response, unless other messages precede it.
     #[default]
     Json,
-    /// A stream of server-sent events.
     Sse,
 }
 
@@ -99,11 +86,9 @@ pub enum ResponseStyle {
 pub struct TlsFiles {
     /// Path of the certificate chain, with the server's own certificate first.
     pub cert: PathBuf,
-    /// Path of the private key.
     pub key: PathBuf,
 }
 
-/// Numeric limits of the endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayLimits {
     /// Maximum size of a request body, in bytes.
@@ -113,15 +98,10 @@ pub struct GatewayLimits {
     /// Maximum size of the unread messages to all clients, in bytes. If the messages for disconnected clients exceed
     /// half of it, those of the client that has been away longest are dropped first.
     pub streams_max: usize,
-    /// Idle time after which a session ends.
     pub session_idle: Duration,
-    /// Age at which every session ends.
     pub session_age_max: Duration,
-    /// Maximum number of sessions.
     pub sessions_max: usize,
-    /// Maximum number of sessions per user.
     pub sessions_per_user_max: usize,
-    /// Maximum number of connections.
     pub connections_max: usize,
     /// Maximum number of connections that have not yet sent a valid token; at most three quarters of `connections_max`.
     /// If it is exceeded, the oldest of them is closed.
@@ -133,15 +113,12 @@ pub struct GatewayLimits {
     pub header_timeout: Duration,
     /// Average number of requests per second and user; 0 is no limit, written as `"off"`.
     pub requests_per_second: u32,
-    /// Maximum burst of requests per user.
     pub burst: u32,
     /// Maximum number of calls in flight per user; 0 is no limit, written as `"off"`.
     pub calls_per_user_max: usize,
     /// Timeout for a response; `None` is the `request_timeout` of the instance.
     pub request_timeout: Option<Duration>,
-    /// Time in which a client can resume a broken stream.
     pub resume_grace: Duration,
-    /// Timeout for calls in flight at shutdown.
     pub drain_timeout: Duration,
 }
 
@@ -169,16 +146,11 @@ impl Default for GatewayLimits {
     }
 }
 
-/// A user of the MCP endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayUser {
-    /// Id of the team.
     pub team: TeamId,
-    /// Slug of the team.
     pub team_slug: Slug,
-    /// Id of the user.
     pub user: UserId,
-    /// Slug of the user.
     pub slug: Slug,
     /// Hashes of the user's tokens. Without a token the user cannot connect.
     pub tokens: Vec<TokenHash>,
@@ -193,7 +165,6 @@ pub struct GatewayUser {
 pub struct TokenHash(pub [u8; 32]);
 
 impl TokenHash {
-    /// Hashes a token.
     pub fn from_token(token: &str) -> Self {
         let mut hash = [0; 32];
         hash.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, token.as_bytes()).as_ref());
@@ -226,7 +197,6 @@ impl fmt::Debug for TokenHash {
 }
 
 impl GatewayPlan {
-    /// Returns the address to listen on; `None` if the endpoint is off or not requested.
     pub fn address(&self) -> Option<SocketAddr> {
         match self.listen {
             ListenSetting::Off => None,
@@ -235,7 +205,6 @@ impl GatewayPlan {
         }
     }
 
-    /// Returns the URL for clients, for an endpoint that listens on `address`.
     pub fn url(&self, address: SocketAddr) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let base = self.public_url.clone().unwrap_or_else(|| format!("{scheme}://{address}"));
@@ -276,14 +245,12 @@ impl GatewayPlan {
         }
     }
 
-    /// Adds the hash of `kept`, the token that the satellite stores, to the users with [`GatewayUser::has_stored_token`].
     pub fn add_stored_token(&mut self, kept: &Secret) {
         let hash = TokenHash::from_token(kept.expose());
         let users = self.users.iter_mut().filter(|user| user.has_stored_token && !user.tokens.contains(&hash));
         users.for_each(|user| user.tokens.push(hash));
     }
 
-    /// Makes the satellite create and store a token for a user.
     pub fn enable_stored_token(&mut self, team: &str, user: &str) {
         let users = self.users.iter_mut().filter(|one| one.team.as_str() == team && one.user.as_str() == user);
         users.for_each(|user| user.has_stored_token = true);
@@ -298,7 +265,6 @@ impl GatewayPlan {
         }
     }
 
-    /// Returns the users that have a token.
     pub fn users_with_token(&self) -> impl Iterator<Item = &GatewayUser> {
         self.users.iter().filter(|user| !user.tokens.is_empty() || user.has_stored_token)
     }
@@ -316,7 +282,6 @@ impl GatewayPlan {
         }
     }
 
-    /// Returns the reason why the endpoint must not listen on `address`, as message and hint.
     fn listen_error(&self, address: SocketAddr) -> Option<(&'static str, &'static str)> {
         if address.ip().is_loopback() {
             None

@@ -45,10 +45,6 @@ use errors::{ConfigFindings, ConfigText};
 use origin::{ConfigDocumentKind, SecretFiles};
 use secrets::SecretSources;
 
-/// Loads a TOML file.
-///
-/// # Errors
-/// Returns all errors of the file, or the reason why it cannot be read.
 pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
     load_from_content(file, &read_content(file))
 }
@@ -100,17 +96,10 @@ fn content_text<'a>(file: &Path, held: &'a ConfigFileContent) -> Result<&'a str,
 }
 
 /// Parses TOML from `text`. `name` is the file's name for errors; `file:` references are relative to its folder.
-///
-/// # Errors
-/// Returns all errors of the text.
 pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Plan, ConfigErrors> {
     parse_toml(name, text, environment, SecretFiles::default())
 }
 
-/// Parses an `mcp.json` from `text`. See [`parse`] and [`load_mcp_json`].
-///
-/// # Errors
-/// Returns all errors of the text.
 pub fn parse_mcp_json(
     name: &str,
     text: &str,

@@ -390,7 +390,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn a_file_that_changes_is_taken_on_and_nothing_else_is() {
+    fn a_changed_secret_file_updates_only_its_value() {
         let folder = Folder::new();
         let plan = folder.plan();
         let mut origin = plan.origin.clone();
@@ -405,7 +405,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn a_file_that_is_exchanged_behind_a_link_is_noticed() {
+    fn a_file_replaced_behind_a_symbolic_link_is_detected() {
         let folder = Folder::new();
         let link = |target: &str| {
             let fresh = folder.secret("fresh");
@@ -422,7 +422,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn what_changes_between_the_reading_and_the_first_look_is_not_missed() {
+    fn a_change_between_loading_and_the_first_poll_is_detected() {
         let folder = Folder::new();
         let mut origin = folder.plan().origin;
         folder.write("a", "a-other");
@@ -430,7 +430,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn a_file_that_is_gone_or_empty_keeps_what_it_held_and_is_complained_of_once() {
+    fn a_missing_or_empty_file_keeps_its_value_and_is_reported_once() {
         let folder = Folder::new();
         let mut origin = folder.plan().origin;
         for spoil in [|path: &Path| fs::remove_file(path).unwrap(), |path: &Path| fs::write(path, "").unwrap()] {
@@ -447,7 +447,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn a_file_that_cannot_be_used_keeps_what_it_held_and_holds_no_other_back() {
+    fn an_unusable_file_keeps_its_value_and_does_not_block_other_files() {
         let folder = Folder::new();
         let mut origin = folder.plan().origin;
         folder.write("a", "two\nlines");
@@ -460,7 +460,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn of_many_files_that_change_at_once_only_those_that_cannot_be_used_keep_what_they_held() {
+    fn of_many_changed_files_only_unusable_ones_keep_their_values() {
         let folder = Folder::new();
         let names: Vec<String> = (0..20).map(|at| format!("n{at:02}")).collect();
         let installation = |name: &String| {
@@ -498,7 +498,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn tokens_that_two_users_exchange_are_taken_on_together() {
+    fn tokens_swapped_between_two_users_are_applied_together() {
         let folder = Folder::new();
         let mut origin = users(&folder);
         folder.write("a", "b-first\n");
@@ -508,7 +508,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn tokens_that_two_users_exchange_are_taken_on_beside_a_file_that_cannot_be_used() {
+    fn swapped_tokens_are_applied_despite_another_unusable_file() {
         let folder = Folder::new();
         let mut origin = users(&folder);
         folder.write("a", "b-first");
@@ -521,7 +521,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn a_token_that_another_user_still_had_is_taken_on_with_what_that_one_gets() {
+    fn a_token_of_another_user_is_rejected_until_that_user_changes() {
         let folder = Folder::new();
         let mut origin = users(&folder);
         folder.write("a", "b-first");
@@ -543,7 +543,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn a_file_that_is_written_without_a_pause_is_taken_on_all_the_same() {
+    fn a_continuously_written_file_is_applied_from_time_to_time() {
         let folder = Folder::new();
         let mut origin = folder.plan().origin;
         let mut looks = (1..=12).map(|at| {
@@ -559,7 +559,7 @@ env = { KEY = "file:secrets/c" }
     }
 
     #[test]
-    fn the_texts_of_two_files_are_resolved_together_and_shown_nowhere() {
+    fn values_of_both_configuration_files_are_updated_and_never_shown() {
         let folder = Folder::new();
         let name = folder.0.path().join("mcp.json");
         let json = r#"{"mcpServers": {"x": {"command": "x", "env": {"KEY": "file:secrets/a"}}}}"#;

@@ -25,31 +25,22 @@ use mcp_satellite_model::settings::{Isolation, UidRange};
 pub struct Plan {
     /// Name of the satellite: 10–32 characters of `a-z 0-9 - _`.
     pub name: String,
-    /// Restrictions on the commands that may be started.
     pub profile: Profile,
-    /// Sandbox of the servers.
     pub isolation: Isolation,
-    /// Use of a cgroup for each run.
     pub cgroups: CgroupMode,
     /// User ids for servers without a sandbox; each team gets one of them.
     pub uid_range: Option<UidRange>,
-    /// True if the configuration files are watched and changes are applied.
     pub watch: bool,
     /// Retention time for the data of an instance that was removed from the configuration.
     pub retention: Duration,
-    /// Configuration of the MCP endpoint.
     pub gateway: GatewayPlan,
     /// Backend that configures the instances and receives the events; `None` if the files configure the instances.
     pub backend: Option<BackendPlan>,
-    /// Limits for stored events and logs.
     pub journal: JournalLimits,
     /// Destination of events if there is no backend.
     pub sink: SinkPlan,
-    /// Batching of events.
     pub batch: BatchPolicy,
-    /// Limit of unwanted exits per team.
     pub team_budget: TeamBudgetPolicy,
-    /// Thresholds at which memory counts as short and starts are delayed.
     pub memory: MemoryPolicy,
     /// Maximum number of concurrent process starts; `None` is twice the number of cores, at least 4.
     pub start_permits: Option<usize>,
@@ -58,15 +49,12 @@ pub struct Plan {
     /// Instances, one for each installation and user, in the order of the file. Instances with equal policies share
     /// one.
     pub instances: Vec<InstanceConfig>,
-    /// OAuth settings of the instances that have some.
     pub oauth: BTreeMap<InstanceId, Arc<OAuthPlan>>,
-    /// Number of teams.
     pub teams: usize,
     /// Number of users, each counted once per team.
     pub users: usize,
     /// Environment variables that the satellite read as secrets. Servers must not inherit them.
     pub secret_variables: BTreeSet<String>,
-    /// Restrictions for the servers of further configuration files.
     pub base: PlanRestrictions,
     /// Warnings about settings that work and are probably unintended, each with its place in front.
     pub warnings: Vec<String>,
@@ -76,33 +64,27 @@ pub struct Plan {
 /// Restrictions on the commands that may be started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// Every command may be started.
     #[default]
     Development,
     /// Only commands on the allow-list may be started, and only in a sandbox unless that is switched off.
     Production,
 }
 
-/// Destination of events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum SinkPlan {
     /// No destination beyond the journal.
     #[default]
     Journal,
-    /// Files in the data directory.
     File {
         /// Size in bytes at which a file is closed and the next one is started.
         rotate_bytes: u64,
         /// Number of closed files to keep.
         keep: usize,
     },
-    /// Lines on stdout.
     Stdout,
-    /// Batches to an HTTP endpoint.
     Http {
         /// URL with the scheme `http` or `https`, without credentials.
         url: String,
-        /// Bearer token of the requests.
         token: Option<Secret>,
     },
 }
@@ -157,10 +139,6 @@ impl Plan {
         self.instances.iter().map(id).collect()
     }
 
-    /// Returns this plan with the MCP endpoint at exactly this address, regardless of the files.
-    ///
-    /// # Errors
-    /// Returns an error if the endpoint must not listen on this address.
     pub fn with_listen_address(mut self, address: SocketAddr) -> Result<Self, ConfigErrors> {
         match self.gateway.set_listen_address(address) {
             Ok(()) => Ok(self),

@@ -340,7 +340,6 @@ impl PolicyTier {
         idle.is_some() || grace.is_some() || sweep.is_some()
     }
 
-    /// Returns the sections that have no effect on this kind of server, with their places.
     pub(crate) fn unused_sections(&self, target: &ServerTarget) -> impl Iterator<Item = (&'static str, Span)> {
         let Self { restart, session: _, idle, watchdog, reconnect: _, health, retry, remote, logs, isolation } = self;
         let sections = match target {
@@ -356,7 +355,6 @@ impl PolicyTier {
         sections.into_iter().filter(|(_, at)| is_present(*at))
     }
 
-    /// Merges this tier over the effective policy of the tiers above.
     pub(crate) fn merge_over(self, above: &EffectivePolicy, findings: &mut ConfigFindings) -> EffectivePolicy {
         let mut held = above.clone();
         // First, because the mode sets the defaults of `health`.

@@ -273,14 +273,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_cannot_be_read_shows_its_keys_and_no_value() {
+    fn masking_an_unparsable_text_keeps_keys_and_hides_values() {
         let text = "API_KEY = \"a\n  \"c2VjcmV0LXZhbHVl=\",\n\"user:pass\"\n\"quoted\": x\n[teams.env]\n";
         let shown = "API_KEY = \"*\n  \"****************=\",\n\"****:****\"\n\"quoted\": *\n[teams.env]\n";
         assert_eq!(mask_unparsed(text), shown);
     }
 
     #[test]
-    fn a_value_is_secret_by_its_name_or_by_its_looks() {
+    fn a_secret_is_recognized_by_its_name_or_its_value() {
         for (name, value) in [
             ("API_KEY", "1"),
             ("github_token", "x"),
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_is_told_from_a_value() {
+    fn references_are_distinguished_from_values() {
         assert_eq!(parse_reference("env:TOKEN"), Some(SecretReference::Env("TOKEN")));
         assert_eq!(parse_reference("file:secrets/token"), Some(SecretReference::File("secrets/token")));
         assert_eq!(parse_reference("file:///srv/db.sqlite"), None);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_is_shown_without_its_values() {
+    fn masking_an_invalid_file_hides_unquoted_and_quoted_values() {
         let shown = mask_unparsed("[teams]\nid = hunter2\ntoken = \"ghp_secret\"\nnaked\n");
         assert_eq!(shown, "[teams]\nid = *******\ntoken = \"***_******\"\n*****\n");
     }

@@ -112,7 +112,6 @@ struct ConfigPlanBuilder<'a, 's> {
     slugs: UniqueNames,
     /// Tokens of all users. A token identifies the team and the user, so it must be unique.
     tokens: UniqueNames,
-    /// Users of all teams, for the MCP endpoint.
     gateway_users: Vec<GatewayUser>,
     names: BTreeMap<String, [String; 3]>,
     policies: Vec<Arc<Policy>>,

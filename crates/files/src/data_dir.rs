@@ -57,56 +57,35 @@ const OWN_DIRECTORIES: [(&str, NameTest); 3] = [
     ("journal", |name| name == "seq" || name.starts_with("journal.db")),
 ];
 
-/// Reasons why a file or directory is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// The path is a symbolic link.
     #[error("`{}` is a symbolic link, which the satellite does not follow here; remove it: rm {}", .0.display(), quoted(.0))]
     Link(PathBuf),
-    /// The file has another type than the one that belongs there.
     #[error("`{}` is not {expected}; move it away: mv {} {}", .path.display(), quoted(.path), quoted(&suffixed(.path, ".old")))]
     Kind {
-        /// Path of the file.
         path: PathBuf,
         /// The kind of file that belongs there, with its article.
         expected: &'static str,
     },
-    /// The file belongs to another user.
     #[error(
         "`{}` belongs to user {owner}, and this process runs as user {user}; run it as the owner, or change the \
          owner: sudo chown {user} {}", .path.display(), quoted(.path)
     )]
-    Owner {
-        /// Path of the file.
-        path: PathBuf,
-        /// The user id of its owner.
-        owner: u32,
-        /// The user id of this process.
-        user: u32,
-    },
-    /// Group or others have permissions.
+    Owner { path: PathBuf, owner: u32, user: u32 },
     #[error(
         "`{}` is accessible to group or others (mode {mode:04o}); make it private: chmod {:o} {}",
         .path.display(), .mode & 0o700, quoted(.path)
     )]
-    Mode {
-        /// Path of the file.
-        path: PathBuf,
-        /// Permission bits of the file.
-        mode: u32,
-    },
-    /// The default directory contains files, and no satellite of this user created it.
+    Mode { path: PathBuf, mode: u32 },
     #[error(
         "`{}` contains files, and no satellite of this user created it on this machine: it may have come with a \
          repository; if it is yours, name it: --data-dir {}", .path.display(), .named.display()
     )]
     Unknown {
-        /// Path of the directory.
         path: PathBuf,
         /// The path by which a person names it.
         named: PathBuf,
     },
-    /// Several problems, each with its command.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n  "))]
     Several(Vec<DataDirError>),
 }
@@ -124,23 +103,20 @@ enum DataFileKind {
     Socket,
 }
 
-/// Modes of opening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenMode {
-    /// Opens for reading; the file must exist.
+    /// The file must exist.
     Read,
-    /// Opens for reading and for writing at any position; creates a missing file.
+    /// Creates a missing file.
     Write,
-    /// Opens for reading and for writing at the end; creates a missing file.
+    /// Writes at the end; creates a missing file.
     Append,
 }
 
-/// Device, inode and length of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileStat {
     /// Device and inode. Two files never share them at the same time.
     pub identity: (u64, u64),
-    /// Length in bytes.
     pub len: u64,
 }
 
@@ -165,7 +141,7 @@ impl DataDir {
         Ok(Self { descriptor: Arc::new(descriptor), path })
     }
 
-    /// Opens a directory, which is created for its owner only if it does not exist.
+    /// Creates a missing directory for its owner only.
     ///
     /// # Errors
     ///
@@ -204,10 +180,6 @@ impl DataDir {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.descriptor.as_raw_fd()))
     }
 
-    /// Opens the directory `name` in this one, which is created if it does not exist.
-    ///
-    /// # Errors
-    ///
     /// Fails as [`DataDir::open_subdirectory`] does, or if the directory cannot be created.
     pub fn create_or_open_subdirectory(&self, name: &str) -> io::Result<Self> {
         match self.open_subdirectory(name) {
@@ -220,10 +192,6 @@ impl DataDir {
         }
     }
 
-    /// Opens the directory `name` in this one.
-    ///
-    /// # Errors
-    ///
     /// Fails if `name` does not exist, is a link, or has an unsafe owner or unsafe permissions.
     pub fn open_subdirectory(&self, name: &str) -> io::Result<Self> {
         let (descriptor, path) = (self.open_at(name, OPEN_DIRECTORY, DataFileKind::Directory)?, self.path.join(name));
@@ -259,10 +227,6 @@ impl DataDir {
         }
     }
 
-    /// Opens the file `name`.
-    ///
-    /// # Errors
-    ///
     /// Fails if `name` is a link or no regular file, or has an unsafe owner or unsafe permissions.
     pub fn open_file(&self, name: &str, access: OpenMode) -> io::Result<File> {
         let flags = match access {
@@ -273,7 +237,7 @@ impl DataDir {
         self.open_at(name, flags, DataFileKind::File).map(File::from)
     }
 
-    /// Reads the whole file `name`; `None` if it does not exist. A file of more than `max` bytes is an error.
+    /// Returns `None` if the file does not exist. A file of more than `max` bytes is an error.
     pub fn read(&self, name: &str, max: u64) -> io::Result<Option<Vec<u8>>> {
         let file = match self.open_file(name, OpenMode::Read) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -289,7 +253,7 @@ impl DataDir {
         Ok(Some(bytes))
     }
 
-    /// Creates the file `name` for writing in place of an existing one.
+    /// Replaces an existing file.
     pub fn create_file(&self, name: &str) -> io::Result<File> {
         // Remove the file that a satellite left when it was killed while writing.
         self.remove(name)?;
@@ -315,12 +279,11 @@ impl DataDir {
         Ok(())
     }
 
-    /// Renames a file in this directory and replaces the file at `to`.
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(rustix::fs::renameat(&self.descriptor, from, &self.descriptor, to)?)
     }
 
-    /// Removes the file `name`, or the link of that name and not its target. Returns whether it existed.
+    /// Removes a link and not its target. Returns whether `name` existed.
     pub fn remove(&self, name: &str) -> io::Result<bool> {
         match rustix::fs::unlinkat(&self.descriptor, name, AtFlags::empty()) {
             Ok(()) => Ok(true),
@@ -347,13 +310,11 @@ impl DataDir {
         Ok(names)
     }
 
-    /// Returns device, inode and length of a file, or `None` if it cannot be found.
     pub fn stat(&self, name: impl AsRef<Path>) -> Option<FileStat> {
         let stat = rustix::fs::statat(&self.descriptor, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some(FileStat { identity: (stat.st_dev, stat.st_ino), len: u64::try_from(stat.st_size).unwrap_or(0) })
     }
 
-    /// Returns device and inode of the directory itself.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         let stat = rustix::fs::fstat(&self.descriptor)?;
         Ok((stat.st_dev, stat.st_ino))
@@ -375,7 +336,7 @@ impl DataDir {
         Ok(path.join(name))
     }
 
-    /// Checks the control socket, if it exists.
+    /// A missing socket is not an error.
     pub fn check_socket(&self, name: &str) -> io::Result<()> {
         Ok(self.check(name, DataFileKind::Socket)?)
     }
@@ -530,7 +491,7 @@ mod tests {
     }
 
     fn unwrap_refusal(outcome: io::Result<impl Sized>) -> String {
-        let Err(error) = outcome else { panic!("it was not refused") };
+        let Err(error) = outcome else { panic!("the operation was not refused") };
         assert!(error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<DataDirError>), "{error}");
         error.to_string()
     }
@@ -562,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_removed_without_following_the_links_in_it() {
+    fn removing_a_tree_follows_no_links() {
         let home = private_tempdir();
         fs::create_dir(home.path().join("victim")).unwrap();
         fs::write(home.path().join("victim/file"), "precious").unwrap();
@@ -579,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_access_is_refused_with_the_command_that_repairs_it() {
+    fn files_that_others_can_access_are_refused_with_a_chmod_command() {
         let home = private_tempdir();
         let directory = DataDir::open(home.path()).unwrap();
         directory.replace("token", b"secret").unwrap();
@@ -601,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_another_user_is_refused() {
+    fn files_of_another_user_are_refused_with_a_chown_command() {
         let stat = rustix::fs::stat(std::env::temp_dir()).unwrap();
         let user = nix::unistd::geteuid().as_raw();
         let mut other = stat;
@@ -613,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_is_refused_and_blocks_nobody() {
+    fn a_fifo_is_refused_without_blocking() {
         let home = private_tempdir();
         nix::unistd::mkfifo(&home.path().join("token"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let directory = DataDir::open(home.path()).unwrap();
@@ -625,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_somebody_else_in_the_directory_are_left_alone() {
+    fn foreign_files_in_the_directory_are_left_unchanged() {
         let home = private_tempdir();
         fs::write(home.path().join("satellite.toml"), "").unwrap();
         fs::create_dir(home.path().join("src")).unwrap();
@@ -639,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_is_not_looked_for_where_another_directory_is_now() {
+    fn the_database_path_follows_a_moved_directory() {
         let home = private_tempdir();
         let path = home.path().join("data");
         let directory = DataDir::create(&path).unwrap();

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_requested_is_saved_and_an_error_is_returned() {
+    fn a_save_returns_its_error_and_the_next_one_retries() {
         let attempts = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&attempts);
         let saver = DiskSaver::start("test", move || match counted.fetch_add(1, Ordering::AcqRel) {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_disk_that_hangs_and_it_is_saved_later() {
+    fn a_hanging_disk_blocks_no_caller_and_the_save_completes_later() {
         let (answers, waits) = mpsc::channel::<()>();
         let saver = DiskSaver::start("test", move || waits.recv().map_err(io::Error::other)).unwrap();
         let first = saver.request();

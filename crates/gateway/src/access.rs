@@ -63,15 +63,10 @@ struct AccessTable {
 
 /// A user and the used part of its limits. A reload keeps the value as long as the user's configuration is unchanged.
 pub struct User {
-    /// Team id.
     pub team: TeamId,
-    /// Team slug.
     pub team_slug: Slug,
-    /// User id.
     pub user: UserId,
-    /// User slug.
     pub slug: Slug,
-    /// True if `/mcp` lists the tools of all instances unless the client requests the other mode.
     pub flat: bool,
     allowance: UserLimits,
 }
@@ -89,37 +84,28 @@ struct UserLimits {
 /// An authenticated client.
 #[derive(Clone)]
 pub struct Permission {
-    /// The user that the token belongs to.
     pub user: Arc<User>,
     // Token that admitted the client; `None` without authentication.
     token: Option<TokenHash>,
 }
 
-/// Reason for rejecting a client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AccessDenied {
-    /// Missing token.
     #[error("a bearer token is required")]
     NoToken,
-    /// Unknown or malformed token.
     #[error("the bearer token is not valid")]
     WrongToken,
-    /// Too many attempts with wrong tokens; the value is the time to wait.
     #[error("too many requests with a wrong token; wait a moment")]
     TooManyAttempts(Duration),
-    /// Authentication is off and the client is not on this machine.
     #[error("without authentication only clients on this machine are served")]
     NotLocal,
 }
 
-/// Error: the user exceeded a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitExceeded {
     /// Either `rate_limited` or `busy`.
     pub kind: &'static str,
-    /// Value of the limit.
     pub limit: u64,
-    /// Time to wait before the next attempt.
     pub retry_after: Duration,
 }
 
@@ -136,10 +122,6 @@ impl fmt::Display for LimitExceeded {
 }
 
 impl Access {
-    /// Creates the table for the users of `plan`.
-    ///
-    /// # Errors
-    /// The system provides no random numbers.
     pub fn new(plan: &GatewayPlan) -> io::Result<Self> {
         let no_chance = |_| io::Error::other("the system provides no random numbers");
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map_err(no_chance)?;
@@ -249,10 +231,6 @@ impl User {
         self.team == other.team && self.user == other.user
     }
 
-    /// Counts a request.
-    ///
-    /// # Errors
-    /// The user sends more requests per second than allowed.
     pub fn count_request(&self) -> Result<(), LimitExceeded> {
         let Some(limiter) = &self.allowance.requests else { return Ok(()) };
         limiter.check().map_err(|early| LimitExceeded {
@@ -267,9 +245,6 @@ impl User {
     }
 
     /// Counts a call until the permit is dropped; `None` means that calls are not limited.
-    ///
-    /// # Errors
-    /// The user has too many open calls.
     pub fn acquire_call_permit(&self) -> Result<Option<OwnedSemaphorePermit>, LimitExceeded> {
         let Some(calls) = &self.allowance.calls else { return Ok(None) };
         let limit = self.allowance.calls_max as u64;
@@ -321,10 +296,6 @@ fn body_budget_per_user(limits: &GatewayLimits) -> usize {
     (limits.bodies_max / 4).max(limits.body_max)
 }
 
-/// Creates a token of 256 random bits.
-///
-/// # Errors
-/// The system provides no random numbers.
 pub fn new_token() -> io::Result<Secret> {
     let mut bits = [0; 32];
     SystemRandom::new().fill(&mut bits).map_err(|_| io::Error::other("the system provides no random numbers"))?;
@@ -398,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_who_its_bearer_is() {
+    fn a_token_identifies_its_user() {
         let access = Access::new(&plan()).unwrap();
         for (authorization, who) in
             [("Bearer alice-1", "alice"), ("bearer alice-2", "alice"), ("BEARER  bob-1 ", "bob")]
@@ -414,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_digests_that_meet_in_the_table_only_the_right_one_opens() {
+    fn a_table_key_collision_does_not_admit_a_wrong_token() {
         let access = Access::new(&plan()).unwrap();
         let bob = access.admit(&authorization_headers(&["Bearer bob-1"]), HERE).unwrap().user;
         let by_token =
@@ -424,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn who_tries_many_tokens_is_slowed_and_keeps_nobody_out() {
+    fn many_wrong_tokens_are_throttled_and_a_valid_one_is_admitted() {
         let access = Access::new(&plan()).unwrap();
         let answers: Vec<_> = (0..1000).map(|nth| admit_user(&access, &[&format!("Bearer {nth}")])).collect();
         assert!(answers[..50].iter().all(|answer| *answer == Err(AccessDenied::WrongToken)));
@@ -434,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_lets_in_who_is_new_and_ends_what_the_others_had() {
+    fn a_reload_admits_new_tokens_and_revokes_removed_ones() {
         let access = Access::new(&plan()).unwrap();
         let pass = |token: &str| access.admit(&authorization_headers(&[&format!("Bearer {token}")]), HERE);
         let (first, second, bob) = (pass("alice-1").unwrap(), pass("alice-2").unwrap(), pass("bob-1").unwrap());
@@ -451,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_so_many_requests_a_second_and_another_has_his_own() {
+    fn the_request_rate_is_limited_per_user() {
         let limits = GatewayLimits { requests_per_second: 1, burst: 3, ..GatewayLimits::default() };
         let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
         let pass = |token: &str| access.admit(&authorization_headers(&[token]), HERE).unwrap();
@@ -465,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_so_many_calls_at_once() {
+    fn concurrent_calls_are_limited_per_user() {
         let limits = GatewayLimits { calls_per_user_max: 2, ..GatewayLimits::default() };
         let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
         let user = access.admit(&authorization_headers(&["Bearer bob-1"]), HERE).unwrap().user;
@@ -477,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_zero_is_none() {
+    fn a_limit_of_zero_means_unlimited() {
         let limits = GatewayLimits { requests_per_second: 0, calls_per_user_max: 0, ..GatewayLimits::default() };
         let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
         let user = access.admit(&authorization_headers(&["Bearer bob-1"]), HERE).unwrap().user;
@@ -489,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn without_authentication_this_machine_is_one_user_and_others_are_nobody() {
+    fn without_authentication_only_local_clients_are_admitted() {
         let auth = EndpointAuth::None(Some("acme/bob".to_owned()));
         let access = Access::new(&GatewayPlan { auth, ..plan() }).unwrap();
         for peer in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
@@ -510,14 +481,14 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_kept_in_the_data_directory_for_its_owner_only() {
+    fn the_token_file_is_private_and_reused() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let data_dir = DataDir::open(home.path()).unwrap();
         let token = load_or_create_token(&data_dir).unwrap();
         assert!(token.expose().len() == 68 && token != new_token().unwrap());
         let file = home.path().join("token");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{}\n", token.expose()));
-        assert_eq!(load_or_create_token(&data_dir).unwrap(), token, "the same again");
+        assert_eq!(load_or_create_token(&data_dir).unwrap(), token, "the stored token is reused");
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         let refused = load_or_create_token(&data_dir).unwrap_err().to_string();
@@ -526,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weak_token_in_the_data_directory_is_refused() {
+    fn a_weak_token_file_is_rejected() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let data_dir = DataDir::open(home.path()).unwrap();
         for weak in ["\n", "short\n", &"x".repeat(31), &"two words ".repeat(10), "\u{fc}".repeat(40).as_str()] {
@@ -540,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_of_those_who_come_in_is_no_token() {
+    fn debug_output_contains_no_token() {
         let access = Access::new(&plan()).unwrap();
         let pass = access.admit(&authorization_headers(&["Bearer alice-1"]), HERE).unwrap();
         let shown = format!("{access:?} {pass:?} {:?}", TokenHash::from_token("alice-1"));

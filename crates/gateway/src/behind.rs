@@ -21,7 +21,6 @@ use super::subscription::SubscriptionFilter;
 use super::tools::face::handle_notification;
 use super::tools::{CallerCache, MetaTools};
 
-/// The satellite's implementation of [`EndpointHandler`].
 #[derive(Debug)]
 pub struct EndpointDispatcher {
     runtime: RuntimeHandle,
@@ -31,7 +30,6 @@ pub struct EndpointDispatcher {
 }
 
 impl EndpointDispatcher {
-    /// Creates the implementation for the instances of `runtime`, whose audience is `rooms`.
     pub fn new(runtime: &RuntimeHandle, rooms: Arc<GatewayAudience>) -> Self {
         let callers = Arc::<CallerCache>::default();
         Self {

@@ -36,7 +36,6 @@ pub(crate) struct ResponseSettings {
     pub timeout: Option<Duration>,
 }
 
-/// An open call. Dropping it closes the call.
 pub(crate) struct OpenCallGuard {
     pub session: Arc<ClientSession>,
     pub call: u64,
@@ -191,9 +190,10 @@ mod tests {
     use super::*;
     use mcp_satellite_config::GatewayLimits;
 
-    struct One(Mutex<Option<oneshot::Receiver<String>>>);
+    /// A handler whose single request is answered when a message arrives.
+    struct SingleResponseHandler(Mutex<Option<oneshot::Receiver<String>>>);
 
-    impl EndpointHandler for One {
+    impl EndpointHandler for SingleResponseHandler {
         fn instance(&self, _: &User, _: &str) -> Option<InstanceId> {
             None
         }
@@ -236,17 +236,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_is_work_until_its_answer_is_read_and_counts_for_its_user_until_it_is_there() {
+    async fn a_stream_frees_its_permit_on_response_and_its_work_guard_when_read() {
         let (sessions, alice) = (Sessions::new(), user("alice"));
         let now = tokio::time::Instant::now();
         let opened = sessions.open(session_facts(&alice, EndpointId::Tools), &GatewayLimits::default(), now);
         let (session, _) = opened.unwrap();
         let (release, answer) = oneshot::channel();
-        let faces = One(Mutex::new(Some(answer)));
+        let faces = SingleResponseHandler(Mutex::new(Some(answer)));
         let request = br#"{"jsonrpc":"2.0","id":5,"method":"x"}"#;
         let message = RpcMessage::parse(Bytes::from_static(request)).unwrap();
         let long = Duration::from_secs(3600);
-        let manner = ResponseSettings {
+        let settings = ResponseSettings {
             format: ResponseFormat::Stream,
             sse_after: long,
             keep_alive: long,
@@ -255,7 +255,7 @@ mod tests {
         };
         let (admission, work, memory) = (Arc::new(()), Arc::new(()), Arc::new(()));
         let held = (admission.clone(), work.clone(), memory.clone());
-        let response = super::answer(&faces, &session, message, manner, held).await;
+        let response = super::answer(&faces, &session, message, settings, held).await;
         let mut body = response.into_body().into_data_stream();
         assert!(body.next().await.unwrap().unwrap().starts_with(b"id: 1-0"));
         release.send("1".to_owned()).unwrap();

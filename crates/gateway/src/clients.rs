@@ -23,15 +23,10 @@ const NAME_MAX: usize = 64;
 /// Client entry of `satellite clients --json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientStatus {
-    /// Team slug.
     pub team: String,
-    /// User slug.
     pub user: String,
-    /// Client name, as sent by the client.
     pub client: String,
-    /// Client version, as sent by the client.
     pub client_version: String,
-    /// Protocol version.
     pub protocol: String,
     /// Endpoint of the last request: `tools`, `flat`, or the instance of `/i/{instance}/mcp`.
     pub endpoint: String,
@@ -39,7 +34,6 @@ pub struct ClientStatus {
     pub session_id: Option<String>,
     /// Number of open requests and streams.
     pub open: usize,
-    /// Number of tool calls.
     pub tool_calls: u64,
     /// Seconds since the first request.
     pub connected_seconds: u64,
@@ -193,12 +187,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_session_counts_while_something_is_open_and_a_minute_longer() {
+    async fn a_session_counts_as_connected_until_a_minute_after_its_last_activity() {
         let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
         let limits = GatewayLimits::default();
         let (session, _) = sessions.open(session_facts(&alice, EndpointId::Flat), &limits, start).unwrap();
         let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
-        assert_eq!((count(0), count(59), count(61)), (1, 1, 0), "its client is gone and did not say so");
+        assert_eq!((count(0), count(59), count(61)), (1, 1, 0), "the client disappeared without ending its session");
         let listening = session.listen(super::super::stream::UNASKED, None, PRESENT_FOR).unwrap();
         assert_eq!(count(3600), 1, "a listening client counts");
         drop(listening);
@@ -210,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_sessions_a_client_is_a_user_and_what_its_client_says_of_itself() {
+    async fn stateless_clients_are_identified_by_user_and_client_name() {
         let (sessions, start) = (Sessions::new(), Instant::now());
         let open = |name: &str, client: &str| sessions.open_guest(stateless_facts(name, client), start).unwrap();
         let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
@@ -219,19 +213,19 @@ mod tests {
         assert_eq!((sessions.clients(start)[0].open, sessions.clients(start)[0].tool_calls), (2, 2));
         let (other, bobs) = (open("alice", "claude"), open("bob", "cursor"));
         assert_eq!(count(0), 3);
-        for guest in [first, second, other, bobs] {
-            sessions.close_guest(&guest);
+        for request in [first, second, other, bobs] {
+            sessions.close_guest(&request);
         }
         assert_eq!((count(50), count(120)), (3, 0));
     }
 
     #[test]
-    fn names_that_cost_nothing_are_not_kept_without_a_limit() {
-        let (mut visitors, now) = (StatelessClients::default(), Instant::now());
+    fn the_number_and_length_of_stateless_client_names_are_limited() {
+        let (mut clients, now) = (StatelessClients::default(), Instant::now());
         for number in 0..VISITORS_MAX + 10 {
-            visitors.open_request(&stateless_facts("alice", &number.to_string()), false, now);
+            clients.open_request(&stateless_facts("alice", &number.to_string()), false, now);
         }
-        assert_eq!(visitors.list(now).count(), VISITORS_MAX);
+        assert_eq!(clients.list(now).count(), VISITORS_MAX);
         assert_eq!(sanitize_name(&"\u{1b}x".repeat(100)), "x".repeat(NAME_MAX));
     }
 }

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_connection_without_a_token_makes_room_and_one_with_a_token_stays() {
+    fn only_the_oldest_unauthenticated_connection_is_evicted() {
         let (connections, now) = (Connections::new(limits(4, 2, 9)), Instant::now());
         let admit = |port| connections.admit(peer(1, port), LOW, now);
         let known = admit(1).unwrap();
@@ -325,14 +325,14 @@ mod tests {
         }
         let fourth = admit(5).unwrap();
         connections.mark_authenticated(peer(1, 5));
-        assert!(admit(6).is_none(), "all of them have shown a token");
+        assert!(admit(6).is_none(), "all connections are authenticated");
         drop((known, second, third, fourth));
         let table = connections.table();
         assert_eq!((table.open, table.unauthenticated.len(), table.numbers.len()), (0, 0, 0));
     }
 
     #[test]
-    fn one_address_has_a_few_connections_without_a_token_unless_many_share_it() {
+    fn unauthenticated_connections_are_limited_per_address_except_shared_ones() {
         let (connections, now) = (Connections::new(limits(100, 70, 2)), Instant::now());
         let admit = |peer| connections.admit(peer, LOW, now).unwrap();
         let places: Vec<_> = [1, 2, 3].map(|port| admit(peer(1, port))).into();
@@ -340,7 +340,7 @@ mod tests {
         let of_v6 = |number: u16| SocketAddr::from(([0x2001, 0xdb8, 0, 1, 0, 0, 0, number], 443));
         let first = admit(of_v6(1));
         let _others = [admit(of_v6(2)), admit(of_v6(3))];
-        assert!(is_evicted(&first), "all of them are of one network");
+        assert!(is_evicted(&first), "all addresses are of one network");
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let others: Vec<_> =
             [1, 2, 3].into_iter().flat_map(|port| [admit(peer(9, port)), admit(local(port))]).collect();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_are_left_to_the_satellite_itself() {
+    fn descriptors_are_reserved_for_the_satellite() {
         let (connections, now) = (Connections::new(limits(5000, 3000, 9000)), Instant::now());
         let first = connections.admit(peer(1, 1), 767, now).unwrap();
         let second = connections.admit(peer(1, 2), 768, now).unwrap();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_new_connection_can_wait_for_the_descriptor_of_the_one_that_it_replaces() {
+    async fn a_new_connection_waits_for_the_descriptor_of_the_evicted_one() {
         let (connections, now) = (Connections::new(limits(2, 2, 9)), Instant::now());
         connections.wait_evicted_closed().await;
         let places: Vec<_> = (1..=4).map(|port| connections.admit(peer(1, port), LOW, now).unwrap()).collect();
@@ -375,6 +375,6 @@ mod tests {
         assert!(!connections.evict_for_descriptor(767));
         assert!(connections.evict_for_descriptor(768));
         connections.wait_evicted_closed().await;
-        assert_eq!(now.elapsed(), CLOSING_MAX, "a connection that does not close delays the others only so long");
+        assert_eq!(now.elapsed(), CLOSING_MAX, "a connection that does not close delays the others at most this long");
     }
 }

@@ -37,15 +37,10 @@ pub enum EndpointId {
 pub struct ClientDescription {
     /// Protocol version that the client offers.
     pub version: String,
-    /// Client name.
     pub name: String,
-    /// Client version.
     pub client_version: String,
-    /// True if the client answers `sampling/createMessage`.
     pub sampling: bool,
-    /// True if the client answers `elicitation/create`.
     pub elicitation: bool,
-    /// True if the client answers `roots/list`.
     pub roots: bool,
     /// Capabilities and client info as sent.
     pub facts: Arc<ClientFacts>,
@@ -90,19 +85,15 @@ impl ClientDescription {
     }
 }
 
-/// JSON-RPC error created by the satellite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RpcError {
-    /// JSON-RPC error code.
     pub code: i64,
-    /// Cause and next step.
     pub message: String,
-    /// Optional `data` member, as JSON text.
+    /// JSON text.
     pub data: Option<String>,
 }
 
 impl RpcError {
-    /// Creates an error without data.
     pub fn new(code: i64, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), data: None }
     }
@@ -115,39 +106,30 @@ pub enum CallAnswer {
     Message(RpcMessage),
     /// Result created by the satellite, as JSON text.
     Result(String),
-    /// Error created by the satellite.
     Error(RpcError),
     /// No answer, because the client cancelled the request.
     Cancelled,
 }
 
-/// Answer to `initialize`.
 #[derive(Debug, Clone)]
 pub struct InitializeAnswer {
     /// Result, as JSON text.
     pub result: String,
-    /// Protocol version in the result.
     pub version: String,
 }
 
-/// Client request that is being answered.
 #[derive(Debug)]
 pub struct EndpointCall {
-    /// Request as received.
     pub message: RpcMessage,
-    /// Numbers of the client and of the call, assigned by the satellite.
     pub origin: CallOrigin,
     /// Receiver of the client's `notifications/cancelled`.
     pub cancellation: oneshot::Receiver<RpcMessage>,
     /// Time limit; `None` leaves it to the instance.
     pub timeout: Option<Duration>,
-    /// Protocol era of the request.
     pub era: Era,
-    /// Description that the client gives of itself.
     pub client: Arc<ClientFacts>,
 }
 
-/// Implementation that answers the requests of the endpoint.
 pub trait EndpointHandler: Send + Sync + 'static {
     /// Returns the instance that a path names; `None` also if it belongs to another user.
     fn instance(&self, user: &User, name: &str) -> Option<InstanceId>;

@@ -1,10 +1,8 @@
 //! Checks the `Host` and `Origin` headers before any other part of a request. A web page in the user's browser can
 //! reach loopback through its own host name (DNS rebinding), but it cannot forge these headers.
 
-/// Message for the client whose request was rejected.
 pub type GuardError = &'static str;
 
-/// Allowed hosts and origins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OriginGuard {
     /// True if loopback names are allowed under any port: the endpoint listens on loopback.
@@ -16,10 +14,7 @@ pub struct OriginGuard {
 }
 
 impl OriginGuard {
-    /// Checks the `Host` header of a request; `several` means that the request has more than one.
-    ///
-    /// # Errors
-    /// The header is missing, repeated or malformed, or the host is not allowed.
+    /// `several` is true if the request has more than one `Host` header.
     pub fn check_host(&self, host: Option<&str>, several: bool) -> Result<(), GuardError> {
         let Some(host) = host.filter(|_| !several) else { return Err("a request needs exactly one Host header") };
         let Some((name, port)) = split(host) else { return Err("the Host header is malformed") };
@@ -34,10 +29,7 @@ impl OriginGuard {
         }
     }
 
-    /// Checks the `Origin` header of a request. A request without one does not come from a browser and is allowed.
-    ///
-    /// # Errors
-    /// The header is repeated or malformed, or the origin is not allowed.
+    /// A request without an `Origin` header does not come from a browser and is allowed.
     pub fn check_origin(&self, origin: Option<&str>, several: bool) -> Result<(), GuardError> {
         const NO: GuardError = "this Origin is not allowed; add it to `origins` in [gateway]";
         if several {
@@ -111,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_ours_or_refused() {
+    fn only_known_hosts_are_accepted() {
         for host in [
             "localhost",
             "LOCALHOST:7300",
@@ -157,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_is_listed_or_loopback_or_refused() {
+    fn only_listed_or_loopback_origins_are_accepted() {
         for origin in [
             "http://localhost",
             "http://localhost:5173",

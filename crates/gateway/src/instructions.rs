@@ -48,17 +48,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_instructions_of_each_server_stand_under_its_name_and_within_limits() {
-        let of = |given: &[(&'static str, usize)]| {
+    fn server_instructions_are_joined_under_their_names_within_limits() {
+        let join = |given: &[(&'static str, usize)]| {
             join_instructions("Own.", given.iter().map(|(label, count)| (*label, "ä".repeat(*count))))
         };
-        assert_eq!(of(&[]), "Own.");
-        let text = of(&[("files", 3), ("mail", EACH_MAX + 1)]);
+        assert_eq!(join(&[]), "Own.");
+        let text = join(&[("files", 3), ("mail", EACH_MAX + 1)]);
         assert!(
             text.starts_with("Own.\n\nInstructions of the server `files`:\näää\n\nInstructions of the server `mail`:")
         );
         assert!(text.ends_with("ä…") && text.matches('ä').count() == EACH_MAX + 3);
-        let text = of(&[("one", EACH_MAX); 10]);
+        let text = join(&[("one", EACH_MAX); 10]);
         assert_eq!(text.matches('ä').count(), ALL_MAX);
         assert!(text.ends_with("\n\nThe instructions of 2 more servers are left out."), "{text}");
     }

@@ -68,30 +68,21 @@ use session::SessionEnd;
 use sessions::Sessions;
 use visit::StatelessRequest;
 
-/// Callback that receives the events about clients.
 pub type ClientEventSink = Box<dyn Fn(Event) + Send + Sync>;
 
 const SSE_AFTER: Duration = Duration::from_secs(1);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Settings of the endpoint.
 #[derive(Debug, Clone)]
 pub struct GatewaySettings {
     /// Name of the satellite, for metadata.
     pub name: String,
-    /// Public base URL, if it differs from the address that clients connect to (behind a proxy, for example).
     pub public_url: Option<String>,
-    /// Allowed hosts and origins.
     pub guard: OriginGuard,
-    /// Authorization servers, for metadata. If empty, the endpoint serves no such metadata.
     pub authorization_servers: Vec<String>,
-    /// Addresses of proxies, which many clients share: the limit of connections per address does not apply to them.
     pub trusted_proxies: Vec<IpAddr>,
-    /// Certificate chain and key; `None` for plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Default format of answers: JSON or event streams.
     pub answers: ResponseStyle,
-    /// Limits of sizes, counts and times.
     pub limits: GatewayLimits,
     /// Time without an answer after which a response becomes an event stream: proxies close silent connections.
     pub sse_after: Duration,
@@ -100,7 +91,6 @@ pub struct GatewaySettings {
 }
 
 impl GatewaySettings {
-    /// Derives the settings from `plan` for an endpoint that listens at `address`.
     pub fn new(name: &str, plan: &GatewayPlan, address: SocketAddr) -> Self {
         Self {
             name: name.to_owned(),
@@ -128,10 +118,6 @@ impl GatewaySettings {
         }
     }
 
-    /// Loads certificate and key to find out whether the endpoint can be served.
-    ///
-    /// # Errors
-    /// The certificate or the key cannot be read or used.
     pub fn check_certificate(&self) -> io::Result<()> {
         self.load_identity().map(drop)
     }
@@ -182,18 +168,11 @@ impl Drop for Gateway {
 }
 
 /// Binds the address, so that a conflict is known before anything else starts.
-///
-/// # Errors
-/// The address is in use or cannot be bound.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     listen::bind(address)
 }
 
 impl Gateway {
-    /// Starts the endpoint. `sessions` is the table in which messages from servers find their clients.
-    ///
-    /// # Errors
-    /// The certificate cannot be used or the listener has no local address.
     pub fn start(
         listener: TcpListener,
         settings: GatewaySettings,
@@ -212,22 +191,18 @@ impl Gateway {
         Ok(Self { front, terms, listeners: Mutex::new(doors), sweeper })
     }
 
-    /// Returns the address that the endpoint listens on.
     pub fn address(&self) -> SocketAddr {
         self.listeners().address
     }
 
-    /// Returns the configured certificate and key paths.
     pub fn tls(&self) -> Option<TlsFiles> {
         self.front.settings().tls.clone()
     }
 
-    /// Returns the number of sessions.
     pub fn session_count(&self) -> usize {
         self.front.sessions.len()
     }
 
-    /// Returns the connected clients.
     pub fn clients(&self) -> Vec<ClientStatus> {
         self.front.sessions.clients(Instant::now())
     }
@@ -287,7 +262,6 @@ impl Gateway {
         Ok(())
     }
 
-    /// Ends the sessions and stateless requests whose token is no longer accepted.
     pub fn end_revoked_sessions(&self) {
         for session in self.front.sessions.all() {
             if !self.front.access.is_valid(&session.facts.permission) {
@@ -306,7 +280,6 @@ impl Gateway {
         self.front.parked.sweep(Instant::now(), StatelessRequest::is_over);
     }
 
-    /// Ends the sessions and requests of an instance that was removed.
     pub fn end_endpoint_sessions(&self, endpoint: &EndpointId) {
         for session in self.front.sessions.all() {
             if session.facts.endpoint == *endpoint {

@@ -81,7 +81,6 @@ impl EndpointListener {
     }
 }
 
-/// Admits connections within the limits, and starts TLS if there is a certificate.
 #[derive(Debug)]
 struct EndpointAdmission {
     terms: Arc<ListenerTerms>,
@@ -126,7 +125,6 @@ impl EndpointAdmission {
     }
 }
 
-/// A connection, its place, and the deadline for a valid token.
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
@@ -135,7 +133,6 @@ struct Connection {
 }
 
 impl Connection {
-    /// Returns true if the connection must end: it was evicted or had no valid token in time.
     fn poll_should_close(&mut self, context: &mut Context<'_>) -> bool {
         let Some(deadline) = &mut self.deadline else { return false };
         if self.place.is_authenticated() {

@@ -14,9 +14,7 @@ const FLAT_MAX: usize = 64;
 pub struct ServerNames<'a> {
     /// Server slug; not unique, because a caller may have two installations of one server.
     pub server: &'a str,
-    /// Installation id.
     pub installation: &'a str,
-    /// Full name of the instance.
     pub full: &'a str,
 }
 
@@ -25,7 +23,6 @@ impl ServerNames<'_> {
         format!("{}-{}", self.server, self.installation)
     }
 
-    /// Returns true if `text` is one of the names.
     pub fn has_name(&self, text: &str) -> bool {
         let rest = || text.strip_prefix(self.server).and_then(|rest| rest.strip_prefix('-'));
         self.full == text || self.server == text || rest() == Some(self.installation)
@@ -52,15 +49,11 @@ pub fn labels(own: &[ServerNames<'_>]) -> Vec<String> {
 /// Result of a lookup: positions among the caller's servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NameLookup {
-    /// Exactly this server.
     One(usize),
-    /// Several servers; the caller must name one.
     Several(Vec<usize>),
-    /// No server.
     None,
 }
 
-/// Index from names to a caller's servers.
 #[derive(Debug)]
 pub struct ServerNameIndex {
     by_name: HashMap<Box<str>, NameLookup>,
@@ -69,7 +62,6 @@ pub struct ServerNameIndex {
 }
 
 impl ServerNameIndex {
-    /// Indexes all names of the servers.
     pub fn new(own: &[ServerNames<'_>]) -> Self {
         let mut by_name: HashMap<Box<str>, NameLookup> = HashMap::new();
         for (at, names) in own.iter().enumerate() {
@@ -88,7 +80,6 @@ impl ServerNameIndex {
         Self { by_name, longest }
     }
 
-    /// Returns the servers that a text names.
     pub fn find(&self, text: &str) -> &NameLookup {
         self.by_name.get(text).unwrap_or(&NameLookup::None)
     }
@@ -111,7 +102,6 @@ impl ServerNameIndex {
     }
 }
 
-/// Returns the prefix of the names of a server's tools in the list of all tools.
 pub fn flat_prefix(label: &str) -> String {
     label.chars().map(to_legal).chain("__".chars()).collect()
 }
@@ -221,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_called_by_its_slug_and_by_more_only_where_it_is_there_twice() {
+    fn labels_are_slugs_and_longer_only_for_duplicates() {
         assert_eq!(labels(&own()), ["files-a", "files-b", "git"]);
         // The longer name of one server may equal the slug of another.
         let third = names("files-a", "d", "files-a-acme-alice-d");
@@ -230,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_found_by_each_of_its_names_and_never_by_one_that_means_two() {
+    fn a_server_is_found_by_each_of_its_unambiguous_names() {
         let register = ServerNameIndex::new(&own());
         let find = |text: &str| register.find(text).clone();
         assert_eq!(find("git"), NameLookup::One(2));
@@ -246,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_taken_apart_where_a_name_ends_that_means_something() {
+    fn a_path_is_split_after_a_known_server_name() {
         let register = ServerNameIndex::new(&own());
         let split = |text, separator| register.split(text, separator);
         assert_eq!(split("git:log", ':'), Some((&NameLookup::One(2), "git", "log")));
@@ -265,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_keeps_its_name_in_the_list_of_all_where_every_client_takes_it() {
+    fn a_portable_tool_name_is_kept_in_flat_mode() {
         let long = "t".repeat(60);
         let flat =
             flat_names(&[("files", "read_file"), ("files", "read.file"), ("files", &long), ("a.b", "c"), ("a", "ü")]);
@@ -277,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_that_come_to_the_same_name_are_all_told_apart_and_the_same_tool_twice_is_not() {
+    fn colliding_flat_names_are_disambiguated_but_duplicates_are_not() {
         let same = flat_names(&[("a__b", "c"), ("a", "b__c"), ("a", "c"), ("a", "c")]);
         assert!(same[0].starts_with("a__b__c_") && same[1].starts_with("a__b__c_"), "{same:?}");
         assert_ne!(same[0], same[1]);
@@ -290,7 +280,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_there_is_has_a_name_of_its_own_that_depends_on_no_order(
+        fn flat_names_are_unique_and_independent_of_the_order(
             pairs in proptest::collection::hash_set(("[ab_]{1,4}", "[ab_.ü]{1,70}|[ab_]{1,3}"), 1..20),
         ) {
             let mut pairs: Vec<(&str, &str)> = pairs.iter().map(|(label, name)| (&**label, &**name)).collect();
@@ -306,7 +296,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_server_is_called_in_lists_finds_it(
+        fn every_label_finds_its_server(
             slugs in proptest::collection::hash_set(("[ab]{1,2}(-[ab])?", "[ab](-[ab])?"), 1..12),
         ) {
             let full: Vec<String> = slugs.iter().map(|(server, id)| format!("{server}-t-u-{id}")).collect();

@@ -186,7 +186,7 @@ mod tests {
     const CALL: &str = r#""method":"tools/call","params":{"name":"a","arguments":{"x":1}}"#;
 
     #[test]
-    fn a_state_is_good_once_for_the_same_request_of_the_same_user() {
+    fn a_state_is_valid_once_for_the_same_user_and_request() {
         let (parked, now) = (ParkedCalls::default(), Instant::now());
         let alices = identity("alice", &EndpointId::Tools, CALL);
         let state = parked.put(alices.clone(), 1, ROOM, now, "call").unwrap();
@@ -207,11 +207,11 @@ mod tests {
         // Changed metadata and another order of members do not matter.
         let again = r#""method":"tools/call","params":{"requestState":"s","arguments":{"x":1},"inputResponses":{},"_meta":{},"name":"a"}"#;
         assert_eq!(parked.take(&state, &identity("alice", &EndpointId::Tools, again), now), Some("call"));
-        assert_eq!(parked.take(&state, &alices, now), None, "it was used");
+        assert_eq!(parked.take(&state, &alices, now), None, "the state was used");
     }
 
     #[test]
-    fn who_does_not_come_back_is_not_waited_for() {
+    fn a_parked_call_expires() {
         let (parked, now) = (ParkedCalls::default(), Instant::now());
         let alices = identity("alice", &EndpointId::Tools, CALL);
         let (one, other) = (
@@ -220,7 +220,7 @@ mod tests {
         );
         parked.sweep(now + PATIENCE - Duration::from_millis(1), |what| *what == 2);
         assert_eq!(parked.take(&other, &alices, now), None);
-        assert_eq!(parked.take(&one, &alices, now + PATIENCE), None, "it is too late");
+        assert_eq!(parked.take(&one, &alices, now + PATIENCE), None, "the state has expired");
         parked.sweep(now + PATIENCE, |_| false);
         assert_eq!(parked.take(&one, &alices, now), None);
         parked.put(alices, 1, ROOM, now, 3).unwrap();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_some_of_each_user_and_for_some_of_all() {
+    fn parked_calls_are_limited_per_user_and_in_total() {
         let (parked, now) = (ParkedCalls::default(), Instant::now());
         let put = |name: &str| parked.put(identity(name, &EndpointId::Tools, CALL), 1, ROOM, now, ()).is_ok();
         assert!((0..OF_ONE_MAX).all(|_| put("alice")) && !put("alice"));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_keeps_a_part_of_what_there_is_for_bodies_of_each_user_and_of_all() {
+    fn the_memory_of_parked_calls_is_limited_per_user_and_in_total() {
         let (parked, now) = (ParkedCalls::default(), Instant::now());
         let room = ParkedLimits::from_budgets(1600, 1000);
         let put = |name: &str, bytes| parked.put(identity(name, &EndpointId::Tools, CALL), bytes, room, now, ());

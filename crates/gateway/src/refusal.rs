@@ -15,7 +15,6 @@ use crate::remedy::command;
 
 /// JSON-RPC code for errors of the satellite that have no code of their own.
 pub const SERVER_ERROR: i64 = -32000;
-/// JSON-RPC code for invalid params.
 pub const INVALID_PARAMS: i64 = -32602;
 
 /// An error that replaces the result of a request.
@@ -23,34 +22,27 @@ pub const INVALID_PARAMS: i64 = -32602;
 pub struct CallRefusal {
     /// Stable identifier, as in the answers of the control socket.
     pub kind: &'static str,
-    /// Description of the cause.
     pub message: String,
-    /// Instruction for the caller, as a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
-    /// Further facts.
     #[serde(flatten)]
     pub state: Box<RefusalFacts>,
     #[serde(skip)]
     code: i64,
 }
 
-/// Facts about the call and its server, as far as they apply.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RefusalFacts {
     /// Status of the instance, if it prevented the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<&'static str>,
-    /// Outcome of the call at the server: not sent, maybe executed or timed out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fate: Option<CallFate>,
-    /// Error of the last attempt to reach the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// Time at which that attempt ended, RFC 3339.
+    /// End of the last attempt to reach the server, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_attempt: Option<String>,
-    /// Milliseconds until the next automatic attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_retry_ms: Option<u64>,
 }
@@ -60,7 +52,6 @@ pub struct RefusalFacts {
 pub struct CallTarget<'a> {
     /// Server name within the six tools; `None` on other endpoints.
     pub label: Option<&'a str>,
-    /// Full name of the instance, for commands.
     pub name: &'a str,
     /// Names of the configuration values that the user has not given yet.
     pub missing: &'a [String],
@@ -73,12 +64,10 @@ impl CallTarget<'_> {
 }
 
 impl CallRefusal {
-    /// Creates an error without a next step.
     pub fn new(kind: &'static str, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), next_step: None, state: Box::default(), code: SERVER_ERROR }
     }
 
-    /// Sets the next step.
     #[must_use]
     pub fn with_next_step(mut self, next_step: impl Into<String>) -> Self {
         self.next_step = Some(next_step.into());
@@ -130,7 +119,6 @@ impl CallRefusal {
         Self::from_call_error(error, view.as_ref().map(|view| view.status), &target)
     }
 
-    /// Returns the error for a failed call; `status` is the current status of its instance.
     pub fn from_call_error(error: &CallError, status: Option<Status>, target: &CallTarget<'_>) -> Self {
         let status = status.filter(|_| error.fate() == Some(CallFate::NotSent));
         let mut refusal = Self::new(error.kind(), error.to_string()).with_next_step(next_step(error, status, target));
@@ -184,7 +172,6 @@ impl CallRefusal {
         }
     }
 
-    /// Converts to a JSON-RPC error.
     pub fn to_rpc_error(&self) -> RpcError {
         RpcError { code: self.code, message: self.text(), data: Some(to_json(self)) }
     }
@@ -338,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_says_what_to_do_next_in_both_forms() {
+    fn every_refusal_has_a_next_step_in_both_formats() {
         let (mut table, missing) = (String::new(), ["API_KEY".to_owned()]);
         for error in errors() {
             for label in [Some("files"), None] {
@@ -360,19 +347,19 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_told_where_the_call_did_not_get_past_it() {
+    fn a_refusal_names_the_status_that_stopped_the_call() {
         let target = CallTarget { label: Some("a"), name: "a-acme-alice-a", missing: &[] };
-        let told =
+        let status_of =
             |error: &CallError| CallRefusal::from_call_error(error, Some(Status::Connecting), &target).state.status;
         let late = CallError::TimedOut { after: Duration::from_secs(1), fate: CallFate::NotSent };
-        assert_eq!(told(&late), Some("connecting"));
+        assert_eq!(status_of(&late), Some("connecting"));
         let stopped = CallError::Refused { status: Status::Offline, message: String::new(), remedy: None };
-        assert_eq!(told(&stopped), Some("offline"));
-        assert_eq!(told(&CallError::BadInput(String::new())), None);
+        assert_eq!(status_of(&stopped), Some("offline"));
+        assert_eq!(status_of(&CallError::BadInput(String::new())), None);
     }
 
     #[test]
-    fn only_what_a_tool_answers_is_shown_to_a_model() {
+    fn only_tool_calls_get_refusals_as_tool_results() {
         let refusal = CallRefusal::not_found("tool", "x");
         assert!(matches!(refusal.to_answer("tools/call"), CallAnswer::Result(text) if text.contains("isError")));
         assert!(matches!(refusal.to_answer("prompts/get"), CallAnswer::Error(error) if error.code == INVALID_PARAMS));

@@ -56,7 +56,6 @@ pub(crate) fn too_many_requests(id: Option<&str>, error: RpcError, retry_after: 
     retry_later(StatusCode::TOO_MANY_REQUESTS, id, error, retry_after)
 }
 
-/// Returns 503: the shared memory for messages is exhausted.
 pub(crate) fn overloaded(retry_after: Duration) -> Response {
     let why = "requests in progress use all memory for messages; send this one again in a moment";
     let error = RpcError::new(super::refusal::SERVER_ERROR, why);
@@ -174,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_goes_out_under_the_id_of_its_client() {
+    fn a_response_is_sent_with_the_id_of_the_client() {
         let message =
             RpcMessage::parse(Bytes::from_static(b"{\"x\":1e400, \"id\":7,\"jsonrpc\":\"2.0\",\"result\":{}}"))
                 .unwrap();

@@ -269,7 +269,6 @@ impl AudienceState {
 }
 
 impl GatewayAudience {
-    /// Creates an audience without clients. Clients are found in `sessions`.
     pub fn new(sessions: Arc<Sessions>) -> Self {
         Self { sessions, state: Arc::new(AudienceState { runtime: OnceLock::new(), instances: Mutex::default() }) }
     }

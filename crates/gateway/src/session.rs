@@ -36,24 +36,17 @@ const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
 
 pub const ENDED: &str = "the session has ended";
 
-/// Reason for the end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionEnd {
     /// The client sent `DELETE`, or its stateless request ended.
     Closed,
-    /// No request for longer than the idle timeout.
     Idle,
-    /// The session reached its maximum age.
     Age,
     /// The limit of sessions was reached and this one was idle longest.
     Evicted,
-    /// The client reads too slowly.
     Slow,
-    /// The token is no longer valid.
     Revoked,
-    /// The instance was removed.
     Removed,
-    /// The endpoint stops.
     Drained,
 }
 
@@ -73,32 +66,23 @@ impl SessionEnd {
     }
 }
 
-/// The immutable facts of a session.
 #[derive(Debug)]
 pub struct SessionFacts {
-    /// The user and the token that admitted it.
     pub permission: Permission,
-    /// The endpoint that the session is bound to.
     pub endpoint: EndpointId,
     /// Name of the instance in the request path; empty for `/mcp`.
     pub name: Box<str>,
-    /// The client's description of itself.
     pub client: ClientDescription,
     /// The negotiated protocol version.
     pub version: String,
-    /// `User-Agent` of the request that opened the session.
     pub user_agent: Option<String>,
     pub lifetime: ClientLifetime,
 }
 
-/// The endpoint that a request path names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndpointPath<'a> {
-    /// Path `/i/{name}/mcp`.
     Instance(&'a str),
-    /// Path `/mcp`: the tools that find tools.
     Tools,
-    /// Path `/mcp?mode=flat`: all tools in one list.
     Flat,
 }
 
@@ -120,7 +104,6 @@ pub struct RequestIdInUse;
 pub struct ClientSession {
     number: u64,
     secret: [u8; 16],
-    /// Facts that do not change.
     pub facts: SessionFacts,
     started_at: Instant,
     tool_calls: AtomicU64,
@@ -325,12 +308,11 @@ impl ClientSession {
         }
     }
 
-    /// Returns the session's number: `client` of an [`ConfigOrigin`](mcp_satellite_actors::audience::CallOrigin).
+    /// Returns the session's number: `client` of a [`CallOrigin`](mcp_satellite_actors::audience::CallOrigin).
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Returns the user of the session.
     pub fn user(&self) -> &Arc<User> {
         &self.facts.permission.user
     }
@@ -357,7 +339,6 @@ impl ClientSession {
         self.tool_calls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of tool calls of this client.
     pub fn tool_call_count(&self) -> u64 {
         self.tool_calls.load(Ordering::Relaxed)
     }
@@ -370,7 +351,6 @@ impl ClientSession {
         &self.end_token
     }
 
-    /// Returns the reason for the end; `None` while the session is open.
     pub fn end_reason(&self) -> Option<SessionEnd> {
         self.state().ended
     }
@@ -476,7 +456,6 @@ impl ClientSession {
         self.state().session_stream.stream.has_listener()
     }
 
-    /// Returns true if a request of the client is open.
     pub fn has_calls(&self) -> bool {
         !self.state().calls.is_empty()
     }
@@ -551,7 +530,6 @@ impl ClientSession {
         withdraw.is_some_and(|withdraw| withdraw.send(words).is_ok())
     }
 
-    /// Waits until a message is sent on the stream of a call or the session ends.
     pub async fn wait_for_event(&self, call: u64) -> CallEvent {
         poll_fn(|context| {
             let mut state = self.state();

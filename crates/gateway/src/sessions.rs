@@ -18,14 +18,12 @@ use super::session::{ClientSession, EndpointPath, SessionEnd, SessionFacts};
 use super::stream::is_crowded;
 use mcp_satellite_config::GatewayLimits;
 
-/// Reason for rejecting a new session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionLimitError {
     /// The user has the maximum number of sessions, and none is idle.
     User(usize),
     /// The endpoint has the maximum number of sessions, and none is idle.
     All(usize),
-    /// The system provides no random numbers.
     NoRandomNumbers,
 }
 
@@ -85,12 +83,10 @@ impl SessionTable {
 }
 
 impl Sessions {
-    /// Creates an empty table without a memory limit.
     pub fn new() -> Self {
         Self::with_memory(ByteBudget::unlimited())
     }
 
-    /// Creates an empty table whose buffers count as part of `memory`.
     pub fn with_memory(memory: Arc<ByteBudget>) -> Self {
         let streams = memory.part(usize::MAX);
         Self { table: Mutex::default(), random: SystemRandom::new(), memory, streams }
@@ -100,7 +96,6 @@ impl Sessions {
         &self.memory
     }
 
-    /// Returns the budget of the streams of all clients.
     pub fn stream_budget(&self) -> &ByteBudget {
         &self.streams
     }
@@ -189,7 +184,6 @@ impl Sessions {
     }
 
     /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
-    /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
     pub fn find(&self, id: &str, user: &User, place: EndpointPath<'_>, now: Instant) -> Option<Arc<ClientSession>> {
         let (number, secret) = parse_key(id)?;
         let session = self.table().sessions.get(&number)?.clone();
@@ -205,17 +199,14 @@ impl Sessions {
         table.sessions.get(&number).or_else(|| table.guests.get(&number)).cloned()
     }
 
-    /// Returns the number of sessions, without those of stateless requests.
     pub fn len(&self) -> usize {
         self.table().sessions.len()
     }
 
-    /// Returns true if there is no session.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the sessions, without those of stateless requests.
     pub fn all(&self) -> Vec<Arc<ClientSession>> {
         self.table().sessions.values().cloned().collect()
     }
@@ -339,7 +330,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_session_is_found_by_its_user_at_its_endpoint_and_by_nobody_else() {
+    fn a_session_is_found_only_by_its_user_at_its_endpoint() {
         let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
         let (session, _) =
             sessions.open(session_facts(&alice, EndpointId::Tools), &GatewayLimits::default(), now).unwrap();
@@ -369,7 +360,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_kept_for_who_was_away_longest_is_forgotten_first() {
+    async fn the_buffer_of_the_longest_inactive_session_is_dropped_first() {
         let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
         let open = |seconds| {
             let opened = sessions.open(
@@ -389,7 +380,7 @@ pub(super) mod tests {
         let lost = || away.each_ref().map(|session| session.lost_count());
         sessions.stream_budget().set_max(2 * used);
         sessions.free_stream_memory();
-        assert_eq!(lost(), [0, 0, 0, 0], "there is room");
+        assert_eq!(lost(), [0, 0, 0, 0], "the budget is not exceeded");
         sessions.stream_budget().set_max(2 * used - 10);
         sessions.free_stream_memory();
         assert_eq!(lost(), [0, 1, 1, 0]);
@@ -401,7 +392,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn over_the_limit_the_longest_idle_session_goes_and_one_at_work_stays() {
+    fn the_limit_evicts_the_longest_idle_session_but_not_a_busy_one() {
         let (sessions, alice, bob, start) = (Sessions::new(), user("alice"), user("bob"), Instant::now());
         let limits = GatewayLimits { sessions_max: 4, sessions_per_user_max: 3, ..GatewayLimits::default() };
         let open = |user: &Permission, seconds| {
@@ -427,7 +418,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_session_ends_when_it_is_idle_or_old_and_not_while_it_works() {
+    fn an_idle_or_old_session_ends_but_not_a_busy_one() {
         let (sessions, alice, start) = (Sessions::new(), user("alice"), Instant::now());
         let second = Duration::from_secs(1);
         let limits =
@@ -446,7 +437,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_said_after_an_answer_is_not_lost() {
+    async fn a_message_after_a_response_is_not_lost() {
         let (sessions, alice, now) = (Sessions::new(), user("alice"), Instant::now());
         let (session, _) =
             sessions.open(session_facts(&alice, EndpointId::Tools), &GatewayLimits::default(), now).unwrap();
@@ -466,9 +457,9 @@ pub(super) mod tests {
             }
             session.close_call(call);
         }
-        let mut heard = session.listen(UNASKED, Some(0), Duration::from_secs(60)).unwrap();
+        let mut listener = session.listen(UNASKED, Some(0), Duration::from_secs(60)).unwrap();
         for expected in expected {
-            let Some(Ok(event)) = heard.next().await else { panic!("{expected:?} is lost") };
+            let Some(Ok(event)) = listener.next().await else { panic!("{expected:?} is lost") };
             assert_eq!(event, expected);
         }
     }

@@ -14,12 +14,9 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 
-/// Limits of a stream's buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct BufferLimits {
-    /// Number of events.
     pub events: usize,
-    /// Size in bytes.
     pub bytes: usize,
 }
 
@@ -37,28 +34,21 @@ pub const UNASKED: u64 = 0;
 // Reconnection time for clients, in ms.
 const RETRY_MS: u32 = 1000;
 
-/// Error: the listener reads too slowly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlowListener;
 
-/// Handle of a listener: its number within the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenerId(u64);
 
-/// Result of [`EventStream::take`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamItem {
     /// The next event in wire format.
     Event(Bytes),
-    /// No event yet.
     Pending,
-    /// The stream has ended and was read completely.
     Ended,
-    /// Another listener has replaced this one.
     Replaced,
 }
 
-/// The event stream and its buffer.
 #[derive(Debug)]
 pub struct EventStream {
     number: u64,
@@ -84,7 +74,6 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// Creates an empty stream that shares `budget` with others.
     pub fn new(number: u64, budget: &Arc<ByteBudget>) -> Self {
         Self {
             number,
@@ -129,7 +118,6 @@ impl EventStream {
         Ok(())
     }
 
-    /// Ends the stream: no more messages are accepted.
     pub fn end(&mut self) {
         self.ended = true;
     }
@@ -139,17 +127,14 @@ impl EventStream {
         self.ended && self.unread == self.next_number()
     }
 
-    /// Returns true if there is an unread event.
     pub fn has_unread(&self) -> bool {
         self.unread < self.next_number()
     }
 
-    /// Returns true if a listener is attached.
     pub fn has_listener(&self) -> bool {
         self.listener.is_some()
     }
 
-    /// Returns true if a listener is attached or expected.
     pub fn has_or_expects_listener(&self) -> bool {
         self.listener.is_some() || self.listener_expected
     }
@@ -159,7 +144,6 @@ impl EventStream {
         self.resumable
     }
 
-    /// Returns the number of events that were dropped because there was no listener.
     pub fn lost_count(&self) -> u64 {
         self.lost
     }
@@ -189,7 +173,6 @@ impl EventStream {
         format!("id: {}-{}\nretry: {RETRY_MS}\ndata: \n\n", self.number, self.unread - 1).into()
     }
 
-    /// Returns the next event that `listener` has not read.
     pub fn take(&mut self, listener: ListenerId) -> StreamItem {
         if self.listener != Some(listener) {
             return StreamItem::Replaced;
@@ -225,7 +208,6 @@ impl EventStream {
         self.bytes_unread >= if full { ASSURED } else { BEHIND }
     }
 
-    /// Returns the number of the next event to be appended.
     pub fn next_number(&self) -> u64 {
         self.first + self.events.len() as u64
     }
@@ -299,18 +281,14 @@ fn format_event(id: Option<(u64, u64)>, parts: &[&str]) -> Bytes {
     event.freeze()
 }
 
-/// Parses an event id into the numbers of the stream and the event.
 pub fn parse_id(id: &str) -> Option<(u64, u64)> {
     let (stream, number) = id.split_once('-')?;
     Some((stream.parse().ok()?, number.parse().ok()?))
 }
 
-/// Stream for a message that a server sends to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamChoice {
-    /// The stream of this call.
     Call(u64),
-    /// The session's own stream.
     Session,
 }
 
@@ -345,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_one_message_with_an_id_and_no_line_break_ends_it() {
+    fn an_event_is_one_message_with_an_id_and_without_line_breaks() {
         let mut stream = stream(5);
         let listener = stream.attach(None);
         assert_eq!(stream.priming_event(), "id: 5-0\nretry: 1000\ndata: \n\n");
@@ -358,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_gets_what_it_does_not_have() {
+    fn a_resumed_listener_gets_the_events_after_its_last_id() {
         let mut stream = stream(0);
         let listener = stream.attach(None);
         for text in ["a", "b", "c"] {
@@ -367,18 +345,21 @@ mod tests {
         assert_eq!(texts(&mut stream, listener).len(), 3);
         assert!(stream.detach(listener));
         assert_eq!(stream.append(&["d"]), Ok(()));
-        let back = stream.attach(Some(1));
-        assert_eq!(texts(&mut stream, back), ["id: 0-2\ndata: b\n\n", "id: 0-3\ndata: c\n\n", "id: 0-4\ndata: d\n\n"]);
+        let resumed = stream.attach(Some(1));
+        assert_eq!(
+            texts(&mut stream, resumed),
+            ["id: 0-2\ndata: b\n\n", "id: 0-3\ndata: c\n\n", "id: 0-4\ndata: d\n\n"]
+        );
         // A listener that claims an event beyond the end receives the next events.
         let liar = stream.attach(Some(u64::MAX));
-        assert_eq!(stream.take(back), StreamItem::Replaced);
-        assert!(!stream.detach(back));
+        assert_eq!(stream.take(resumed), StreamItem::Replaced);
+        assert!(!stream.detach(resumed));
         assert_eq!(stream.append(&["e"]), Ok(()));
         assert_eq!(texts(&mut stream, liar), ["id: 0-5\ndata: e\n\n"]);
     }
 
     #[test]
-    fn without_a_listener_the_oldest_goes_and_is_counted() {
+    fn without_a_listener_the_oldest_event_is_dropped_and_counted() {
         let mut stream = stream(0);
         for _ in 0..KEPT.events + 10 {
             assert_eq!(stream.append(&["x"]), Ok(()));
@@ -395,23 +376,23 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_does_not_read_is_slow_and_what_it_has_not_read_is_not_dropped() {
+    fn unread_events_of_a_slow_listener_are_not_dropped() {
         let mut stream = stream(0);
         let listener = stream.attach(None);
-        let mut said = 0;
+        let mut appended = 0;
         while stream.append(&["x"]) == Ok(()) {
-            said += 1;
+            appended += 1;
         }
-        assert!((20_000..BEHIND / OVERHEAD).contains(&said), "the number of small messages is limited: {said}");
+        assert!((20_000..BEHIND / OVERHEAD).contains(&appended), "the number of small messages is limited: {appended}");
         assert_eq!(stream.append(&["x"]), Err(SlowListener));
-        assert_eq!(texts(&mut stream, listener).len(), said);
+        assert_eq!(texts(&mut stream, listener).len(), appended);
         assert_eq!(stream.lost_count(), 0);
         assert_eq!(stream.append(&[&"x".repeat(2 * BEHIND)]), Ok(()));
         assert_eq!(stream.append(&["x"]), Err(SlowListener));
     }
 
     #[test]
-    fn a_call_is_heard_from_its_beginning_until_its_listener_goes() {
+    fn a_call_stream_keeps_all_events_until_its_listener_leaves() {
         let mut call = stream(1);
         for _ in 0..3 * KEPT.events {
             assert_eq!(call.append(&["x"]), Ok(()));
@@ -431,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_told_once() {
+    fn dropped_events_are_reported_once() {
         let mut stream = stream(0);
         let listener = stream.attach(None);
         assert_eq!(stream.append(&["read"]), Ok(()));
@@ -446,15 +427,15 @@ mod tests {
     }
 
     #[test]
-    fn all_streams_together_keep_so_much_and_who_speaks_then_keeps_nothing() {
+    fn streams_share_a_budget_and_drop_new_messages_over_it() {
         let budget = ByteBudget::new(8 * ASSURED);
         let large = "x".repeat(ASSURED);
-        let mut hoards = EventStream::new(0, &budget);
+        let mut first = EventStream::new(0, &budget);
         for _ in 0..8 {
-            assert_eq!(hoards.append(&[&large]), Ok(()));
+            assert_eq!(first.append(&[&large]), Ok(()));
         }
-        assert!((3..=4).contains(&hoards.events.len()), "half of the budget: {}", hoards.events.len());
-        assert_eq!(hoards.lost_count(), 8 - hoards.events.len() as u64);
+        assert!((3..=4).contains(&first.events.len()), "half of the budget: {}", first.events.len());
+        assert_eq!(first.lost_count(), 8 - first.events.len() as u64);
         let (mut late, mut call) = (EventStream::new(0, &budget), EventStream::new(1, &budget));
         assert_eq!((late.append(&[&large]), late.append(&["x"])), (Ok(()), Ok(())));
         // A small message may still fit; one that does not is lost, even if it is the newest.
@@ -462,15 +443,15 @@ mod tests {
         // The answer of a call waits for a listener that returns.
         assert_eq!(call.append(&[&large]), Ok(()));
         assert_eq!((call.events.len(), call.lost_count()), (1, 0));
-        hoards.drop_buffered_events();
-        assert_eq!((hoards.events.len(), hoards.share.bytes()), (0, 0));
+        first.drop_buffered_events();
+        assert_eq!((first.events.len(), first.share.bytes()), (0, 0));
         assert_eq!((late.append(&[&large]), !late.events.is_empty()), (Ok(()), true));
-        drop((hoards, late, call));
+        drop((first, late, call));
         assert_eq!(budget.used(), 0);
     }
 
     #[test]
-    fn when_all_have_too_much_who_is_behind_is_slow_and_who_is_not_hears_on() {
+    fn over_the_budget_only_a_listener_with_a_backlog_is_slow() {
         let budget = ByteBudget::new(2 * ASSURED);
         let mut behind = EventStream::new(0, &budget);
         let listener = behind.attach(None);
@@ -490,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_finds_its_way() {
+    fn the_stream_choice_follows_this_table() {
         let none = &[][..];
         let table = [
             (Some(1), &[1, 2][..], none, true, StreamChoice::Call(1)),
@@ -517,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_two_numbers() {
+    fn an_event_id_is_two_numbers() {
         assert_eq!(parse_id("5-12"), Some((5, 12)));
         for id in ["", "5", "5-", "-1", "a-b", "1-2-3", "1--2", "99999999999999999999-1"] {
             assert_eq!(parse_id(id), None, "{id}");

@@ -8,16 +8,11 @@ use serde::Deserialize;
 use super::tools::raw::to_json;
 use super::wishes::{SUBSCRIPTIONS_MAX, URI_BYTES_MAX, covers, uri_of};
 
-/// Notifications that a client subscribes to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SubscriptionFilter {
-    /// True for changes of the tools list.
     pub tools: bool,
-    /// True for changes of the prompts list.
     pub prompts: bool,
-    /// True for changes of the resources list.
     pub resources: bool,
-    /// URIs of the resources whose updates are sent.
     pub uris: BTreeSet<String>,
 }
 
@@ -104,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_is_told_what_it_asks_for_and_what_there_is() {
+    fn a_filter_is_restricted_to_the_requested_and_available_kinds() {
         let all = r#"{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true,"resourceSubscriptions":["a:b"]}"#;
         let filter = read(all).unwrap();
         assert_eq!(filter.to_json(), all);
@@ -121,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_that_was_not_asked_for() {
+    fn only_subscribed_notifications_pass_the_filter() {
         let filter = read(r#"{"promptsListChanged":true,"resourceSubscriptions":["file:///a/"]}"#).unwrap();
-        let told = |method: &str, params: &str| {
+        let passes = |method: &str, params: &str| {
             let text = format!(r#"{{"jsonrpc":"2.0","method":"notifications/{method}","params":{params}}}"#);
             filter.is_subscribed_to(&RpcMessage::parse(text.into()).unwrap())
         };
-        assert!(told("prompts/list_changed", "{}") && !told("tools/list_changed", "{}"));
-        assert!(told("resources/updated", r#"{"uri":"file:///a/b"}"#));
-        assert!(!told("resources/updated", r#"{"uri":"file:///b"}"#) && !told("message", "{}"));
+        assert!(passes("prompts/list_changed", "{}") && !passes("tools/list_changed", "{}"));
+        assert!(passes("resources/updated", r#"{"uri":"file:///a/b"}"#));
+        assert!(!passes("resources/updated", r#"{"uri":"file:///b"}"#) && !passes("message", "{}"));
     }
 }

@@ -219,7 +219,6 @@ fn session_ended_response(id: &str) -> Response {
     reply::rpc_error(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(change::INTERNAL_ERROR, ENDED))
 }
 
-/// Converts an answer to the stateless era. Returns it with its HTTP status.
 pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCode, CallAnswer) {
     match answer {
         CallAnswer::Message(message) => {

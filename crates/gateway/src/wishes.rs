@@ -155,7 +155,6 @@ pub(super) struct SharedSessionState {
 }
 
 impl SharedSessionState {
-    /// Records a wish. `run` is the run that accepts calls now.
     pub(super) fn record_request(
         &mut self,
         client: u64,
@@ -299,7 +298,7 @@ impl SharedSessionState {
         Some(SharedSessionRequest::Subscribe(uri))
     }
 
-    /// Records that a request from `owed` did not reach this run, so that it is returned again.
+    /// Records that a request from `take_owed_request` did not reach this run, so that it is returned again.
     pub(super) fn record_not_sent(&mut self, wish: &SharedSessionRequest, run: RunNumber) {
         if self.run_settings.run != Some(run) {
             return;
@@ -341,7 +340,8 @@ impl SharedSessionState {
         subscriptions.flat_map(|(_, subscription)| subscription.clients.iter().copied()).collect()
     }
 
-    /// Sets the level of a stateless client. The server receives it through `owed`, not through a client's request.
+    /// Sets the level of a stateless client. The server receives it through `take_owed_request`, not through a client's
+    /// request.
     pub(super) fn set_level(&mut self, client: u64, level: McpLogLevel) {
         self.levels.insert(client, level);
     }
@@ -395,49 +395,49 @@ mod tests {
     }
 
     fn record_pending(
-        wishes: &mut SharedSessionState,
+        state: &mut SharedSessionState,
         client: u64,
         wish: &SharedSessionRequest,
         run: Option<RunNumber>,
     ) -> PendingSessionRequest {
-        match wishes.record_request(client, wish, run) {
+        match state.record_request(client, wish, run) {
             RequestDisposition::Pending(asked) => asked,
-            other => panic!("{wish:?} of {client} does not reach the server: {other:?}"),
+            other => panic!("{wish:?} of {client} is not sent to the server: {other:?}"),
         }
     }
 
-    fn record_done(wishes: &mut SharedSessionState, client: u64, wish: &SharedSessionRequest, run: Option<RunNumber>) {
-        let asked = record_pending(wishes, client, wish, run);
-        wishes.record_outcome(asked, SessionRequestOutcome::Done(run));
+    fn record_done(state: &mut SharedSessionState, client: u64, wish: &SharedSessionRequest, run: Option<RunNumber>) {
+        let asked = record_pending(state, client, wish, run);
+        state.record_outcome(asked, SessionRequestOutcome::Done(run));
     }
 
-    fn take_owed_requests(wishes: &mut SharedSessionState) -> Vec<SharedSessionRequest> {
-        std::iter::from_fn(|| wishes.take_owed_request()).collect()
+    fn take_owed_requests(state: &mut SharedSessionState) -> Vec<SharedSessionRequest> {
+        std::iter::from_fn(|| state.take_owed_request()).collect()
     }
 
     #[test]
-    fn the_server_is_subscribed_to_by_the_first_and_let_go_by_the_last() {
-        let mut wishes = SharedSessionState::default();
-        record_done(&mut wishes, 1, &subscribe("a"), ONE);
-        assert_eq!(wishes.record_request(2, &subscribe("a"), ONE), RequestDisposition::Granted);
+    fn the_first_subscriber_subscribes_and_the_last_one_unsubscribes() {
+        let mut state = SharedSessionState::default();
+        record_done(&mut state, 1, &subscribe("a"), ONE);
+        assert_eq!(state.record_request(2, &subscribe("a"), ONE), RequestDisposition::Granted);
         // A repeated subscription is answered by the server, as if this client were alone.
-        record_done(&mut wishes, 3, &subscribe("b"), ONE);
-        record_done(&mut wishes, 3, &subscribe("b"), ONE);
-        assert_eq!(wishes.subscribers("a"), [1, 2].into());
-        assert_eq!(wishes.record_request(1, &unsubscribe("a"), ONE), RequestDisposition::Granted);
-        assert!(wishes.has_subscriptions());
-        record_done(&mut wishes, 2, &unsubscribe("a"), ONE);
-        assert_eq!(take_owed_requests(&mut wishes), []);
-        wishes.remove_client(3);
-        assert_eq!(take_owed_requests(&mut wishes), [unsubscribe("b")]);
-        assert!(!wishes.has_subscriptions());
+        record_done(&mut state, 3, &subscribe("b"), ONE);
+        record_done(&mut state, 3, &subscribe("b"), ONE);
+        assert_eq!(state.subscribers("a"), [1, 2].into());
+        assert_eq!(state.record_request(1, &unsubscribe("a"), ONE), RequestDisposition::Granted);
+        assert!(state.has_subscriptions());
+        record_done(&mut state, 2, &unsubscribe("a"), ONE);
+        assert_eq!(take_owed_requests(&mut state), []);
+        state.remove_client(3);
+        assert_eq!(take_owed_requests(&mut state), [unsubscribe("b")]);
+        assert!(!state.has_subscriptions());
     }
 
     #[test]
-    fn a_subscription_covers_what_is_below_it_and_not_what_is_beside_it() {
-        let mut wishes = SharedSessionState::default();
-        record_done(&mut wishes, 1, &subscribe("file:///a"), ONE);
-        record_done(&mut wishes, 2, &subscribe("file:///"), ONE);
+    fn a_subscription_covers_sub_resources_but_not_siblings() {
+        let mut state = SharedSessionState::default();
+        record_done(&mut state, 1, &subscribe("file:///a"), ONE);
+        record_done(&mut state, 2, &subscribe("file:///"), ONE);
         for (uri, subscribers) in [
             ("file:///a", vec![1, 2]),
             ("file:///a/b", vec![1, 2]),
@@ -445,116 +445,116 @@ mod tests {
             ("file:///ab", vec![2]),
             ("file:/", vec![]),
         ] {
-            assert_eq!(wishes.subscribers(uri), subscribers.into_iter().collect(), "{uri}");
+            assert_eq!(state.subscribers(uri), subscribers.into_iter().collect(), "{uri}");
         }
     }
 
     #[test]
-    fn another_run_is_told_everything_again_but_what_a_client_tells_it_just_now() {
-        let mut wishes = SharedSessionState::default();
-        record_done(&mut wishes, 1, &subscribe("a"), ONE);
-        record_done(&mut wishes, 1, &SharedSessionRequest::Level(McpLogLevel::Info), ONE);
-        wishes.end_run(RunNumber(1));
-        let asking = record_pending(&mut wishes, 2, &subscribe("b"), None);
+    fn a_new_run_gets_all_requests_again_except_those_in_progress() {
+        let mut state = SharedSessionState::default();
+        record_done(&mut state, 1, &subscribe("a"), ONE);
+        record_done(&mut state, 1, &SharedSessionRequest::Level(McpLogLevel::Info), ONE);
+        state.end_run(RunNumber(1));
+        let asking = record_pending(&mut state, 2, &subscribe("b"), None);
         // There is no run, so the first request starts one.
-        let again = record_pending(&mut wishes, 2, &subscribe("a"), None);
-        wishes.set_run(TWO);
-        assert_eq!(take_owed_requests(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Info)]);
-        wishes.record_outcome(again, SessionRequestOutcome::Done(TWO));
+        let again = record_pending(&mut state, 2, &subscribe("a"), None);
+        state.set_run(TWO);
+        assert_eq!(take_owed_requests(&mut state), [SharedSessionRequest::Level(McpLogLevel::Info)]);
+        state.record_outcome(again, SessionRequestOutcome::Done(TWO));
         // It is unknown which run received it, so this run gets it, perhaps twice.
-        assert_eq!(take_owed_requests(&mut wishes), [subscribe("a")]);
-        wishes.record_outcome(asking, SessionRequestOutcome::Refused);
-        assert_eq!(take_owed_requests(&mut wishes), []);
-        assert_eq!(wishes.subscribers("b"), [].into());
+        assert_eq!(take_owed_requests(&mut state), [subscribe("a")]);
+        state.record_outcome(asking, SessionRequestOutcome::Refused);
+        assert_eq!(take_owed_requests(&mut state), []);
+        assert_eq!(state.subscribers("b"), [].into());
         // An outdated end of a run changes nothing.
-        wishes.end_run(RunNumber(1));
-        assert_eq!(take_owed_requests(&mut wishes), []);
+        state.end_run(RunNumber(1));
+        assert_eq!(take_owed_requests(&mut state), []);
     }
 
     #[test]
-    fn what_may_have_been_carried_out_for_nobody_is_taken_back() {
-        let mut wishes = SharedSessionState::default();
-        let asking = record_pending(&mut wishes, 1, &subscribe("a"), ONE);
-        wishes.remove_client(1);
-        wishes.record_outcome(asking, SessionRequestOutcome::Unknown);
-        assert_eq!(take_owed_requests(&mut wishes), [unsubscribe("a")]);
+    fn a_possibly_executed_subscription_without_a_client_is_undone() {
+        let mut state = SharedSessionState::default();
+        let asking = record_pending(&mut state, 1, &subscribe("a"), ONE);
+        state.remove_client(1);
+        state.record_outcome(asking, SessionRequestOutcome::Unknown);
+        assert_eq!(take_owed_requests(&mut state), [unsubscribe("a")]);
 
         // A client that left before the answer.
-        let asking = record_pending(&mut wishes, 1, &subscribe("a"), ONE);
-        wishes.remove_client(1);
-        wishes.record_outcome(asking, SessionRequestOutcome::Done(ONE));
-        assert_eq!(take_owed_requests(&mut wishes), [unsubscribe("a")]);
+        let asking = record_pending(&mut state, 1, &subscribe("a"), ONE);
+        state.remove_client(1);
+        state.record_outcome(asking, SessionRequestOutcome::Done(ONE));
+        assert_eq!(take_owed_requests(&mut state), [unsubscribe("a")]);
 
         // A client that subscribes while the unsubscription is on its way may have been first.
-        record_done(&mut wishes, 2, &subscribe("a"), ONE);
-        wishes.record_unsubscribed("a");
-        assert_eq!(take_owed_requests(&mut wishes), [subscribe("a")]);
+        record_done(&mut state, 2, &subscribe("a"), ONE);
+        state.record_unsubscribed("a");
+        assert_eq!(take_owed_requests(&mut state), [subscribe("a")]);
     }
 
     #[test]
-    fn what_did_not_reach_the_server_is_owed_again() {
-        let mut wishes = SharedSessionState::default();
-        record_done(&mut wishes, 1, &subscribe("a"), ONE);
-        record_done(&mut wishes, 2, &subscribe("b"), ONE);
-        record_done(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
-        wishes.remove_client(1);
-        wishes.set_run(TWO);
-        wishes.set_run(ONE);
+    fn an_unsent_request_is_owed_again() {
+        let mut state = SharedSessionState::default();
+        record_done(&mut state, 1, &subscribe("a"), ONE);
+        record_done(&mut state, 2, &subscribe("b"), ONE);
+        record_done(&mut state, 2, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
+        state.remove_client(1);
+        state.set_run(TWO);
+        state.set_run(ONE);
         for owed in [SharedSessionRequest::Level(McpLogLevel::Error), subscribe("b")] {
             for _ in 0..2 {
-                assert_eq!(wishes.take_owed_request().as_ref(), Some(&owed));
-                wishes.record_not_sent(&owed, RunNumber(1));
+                assert_eq!(state.take_owed_request().as_ref(), Some(&owed));
+                state.record_not_sent(&owed, RunNumber(1));
             }
-            assert_eq!(wishes.take_owed_request(), Some(owed));
+            assert_eq!(state.take_owed_request(), Some(owed));
         }
-        wishes.remove_client(2);
-        assert_eq!(wishes.take_owed_request(), Some(unsubscribe("b")));
-        wishes.record_not_sent(&unsubscribe("b"), RunNumber(1));
-        assert_eq!(take_owed_requests(&mut wishes), [unsubscribe("b")]);
+        state.remove_client(2);
+        assert_eq!(state.take_owed_request(), Some(unsubscribe("b")));
+        state.record_not_sent(&unsubscribe("b"), RunNumber(1));
+        assert_eq!(take_owed_requests(&mut state), [unsubscribe("b")]);
         // Another run does not have this subscription.
-        wishes.record_not_sent(&unsubscribe("b"), RunNumber(2));
-        assert_eq!(take_owed_requests(&mut wishes), []);
+        state.record_not_sent(&unsubscribe("b"), RunNumber(2));
+        assert_eq!(take_owed_requests(&mut state), []);
     }
 
     #[test]
-    fn the_server_logs_as_much_as_the_client_that_wants_most_and_each_hears_its_own() {
-        let mut wishes = SharedSessionState::default();
-        let asking = record_pending(&mut wishes, 1, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
+    fn the_server_has_the_lowest_log_level_and_each_client_its_own() {
+        let mut state = SharedSessionState::default();
+        let asking = record_pending(&mut state, 1, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
         // A request that is still on its way may be refused, so the second client's request is sent, too.
-        let other = record_pending(&mut wishes, 3, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
+        let other = record_pending(&mut state, 3, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
         for asked in [asking, other] {
-            wishes.record_outcome(asked, SessionRequestOutcome::Done(ONE));
+            state.record_outcome(asked, SessionRequestOutcome::Done(ONE));
         }
-        record_done(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
+        record_done(&mut state, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
         assert_eq!(
-            wishes.record_request(3, &SharedSessionRequest::Level(McpLogLevel::Info), ONE),
+            state.record_request(3, &SharedSessionRequest::Level(McpLogLevel::Info), ONE),
             RequestDisposition::Granted
         );
-        assert_eq!(take_owed_requests(&mut wishes), []);
-        let hears = |wishes: &SharedSessionState, level| {
-            (1..=4).filter(|client| wishes.is_level_enabled(*client, level)).collect::<Vec<_>>()
+        assert_eq!(take_owed_requests(&mut state), []);
+        let enabled_clients = |state: &SharedSessionState, level| {
+            (1..=4).filter(|client| state.is_level_enabled(*client, level)).collect::<Vec<_>>()
         };
-        assert_eq!(hears(&wishes, Some(McpLogLevel::Debug)), [2, 4]);
-        assert_eq!(hears(&wishes, Some(McpLogLevel::Info)), [2, 3, 4]);
-        assert_eq!(hears(&wishes, Some(McpLogLevel::Emergency)), [1, 2, 3, 4]);
-        assert_eq!(hears(&wishes, None), [1, 2, 3, 4]);
+        assert_eq!(enabled_clients(&state, Some(McpLogLevel::Debug)), [2, 4]);
+        assert_eq!(enabled_clients(&state, Some(McpLogLevel::Info)), [2, 3, 4]);
+        assert_eq!(enabled_clients(&state, Some(McpLogLevel::Emergency)), [1, 2, 3, 4]);
+        assert_eq!(enabled_clients(&state, None), [1, 2, 3, 4]);
         // The client with the lowest level raises it: the other levels count at once.
         assert_eq!(
-            wishes.record_request(2, &SharedSessionRequest::Level(McpLogLevel::Alert), ONE),
+            state.record_request(2, &SharedSessionRequest::Level(McpLogLevel::Alert), ONE),
             RequestDisposition::Granted
         );
-        assert_eq!(take_owed_requests(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Info)]);
-        wishes.remove_client(3);
-        assert_eq!(take_owed_requests(&mut wishes), [SharedSessionRequest::Level(McpLogLevel::Error)]);
+        assert_eq!(take_owed_requests(&mut state), [SharedSessionRequest::Level(McpLogLevel::Info)]);
+        state.remove_client(3);
+        assert_eq!(take_owed_requests(&mut state), [SharedSessionRequest::Level(McpLogLevel::Error)]);
         // A refused level does not count.
-        let asking = record_pending(&mut wishes, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
-        wishes.record_outcome(asking, SessionRequestOutcome::Refused);
-        assert_eq!(hears(&wishes, Some(McpLogLevel::Error)), [1, 3, 4]);
-        assert_eq!(take_owed_requests(&mut wishes), []);
+        let asking = record_pending(&mut state, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
+        state.record_outcome(asking, SessionRequestOutcome::Refused);
+        assert_eq!(enabled_clients(&state, Some(McpLogLevel::Error)), [1, 3, 4]);
+        assert_eq!(take_owed_requests(&mut state), []);
     }
 
     #[test]
-    fn a_request_says_what_it_wishes_or_is_the_servers_to_refuse() {
+    fn only_valid_session_requests_are_recognised() {
         let wish = |text: &str| {
             RpcMessage::parse(text.to_owned().into()).ok().as_ref().and_then(SharedSessionRequest::from_message)
         };

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_after_is_read_as_seconds_or_as_a_date_and_has_a_limit() {
+    fn retry_after_is_parsed_as_seconds_or_as_a_date_with_a_limit() {
         let now = Timestamp::from_second(1_445_412_420).unwrap_or_default();
         let seconds = |value| parse_retry_after(value, now).map(|pause| pause.as_secs());
         assert_eq!(seconds("120"), Some(120));

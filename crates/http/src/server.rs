@@ -30,11 +30,8 @@ const READ_AHEAD: usize = 64 * 1024;
 /// Pause after a failed `accept(2)`, which fails again at once while descriptors are missing.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Admission of connections.
 pub trait Admission: Send + Sync + 'static {
-    /// An admitted connection.
     type Admitted: Send + 'static;
-    /// An admitted connection that is ready for HTTP.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     /// Admits or refuses a connection. The next one is not accepted before.
@@ -82,9 +79,6 @@ impl Drop for HttpServer {
 impl HttpServer {
     /// Serves a nonblocking listener. Each request has the address of its client as the extension
     /// `ConnectInfo<SocketAddr>`.
-    ///
-    /// # Errors
-    /// The listener cannot be registered with the runtime.
     pub fn start<A, S>(listener: TcpListener, admission: A, service: S) -> io::Result<Self>
     where
         A: Admission,

@@ -63,13 +63,13 @@ impl LoadCaller for MixedUpCaller {
 }
 
 #[test]
-fn an_answer_to_another_caller_is_caught() {
+fn a_response_to_another_caller_is_detected() {
     let seams = TestHooks { caller: |caller| MixedUpCaller::wrap(caller, false), ..default_hooks() };
     assert_eq!(violated_by(seams), [Invariant::OwnAnswer]);
 }
 
 #[test]
-fn an_answer_that_is_given_twice_and_another_never_is_caught() {
+fn a_repeated_response_in_place_of_another_is_detected() {
     let seams = TestHooks { caller: |caller| MixedUpCaller::wrap(caller, true), ..default_hooks() };
     assert_eq!(violated_by(seams), [Invariant::OwnAnswer]);
 }
@@ -133,7 +133,7 @@ impl LoadCaller for HangingCaller {
 }
 
 #[test]
-fn an_answer_that_never_comes_is_caught_in_a_closed_loop() {
+fn a_missing_response_in_a_closed_loop_is_detected() {
     let text = r#"
 about = "Callers that wait for their answers."
 seconds = 20
@@ -149,7 +149,7 @@ limits = { growth = 100.0 }"#;
 }
 
 #[test]
-fn giving_up_too_early_is_caught() {
+fn giving_up_a_server_too_early_is_detected() {
     let seams = TestHooks {
         spec: |mut spec| {
             Arc::make_mut(&mut spec.policy).restart.max_crashes = 1;
@@ -162,7 +162,7 @@ fn giving_up_too_early_is_caught() {
 }
 
 #[test]
-fn an_event_that_is_gone_is_caught() {
+fn a_missing_event_is_detected() {
     let seams = TestHooks {
         sink: |sink| LossySink::wrap(sink, |it| it.seq >= 500 && matches!(it.event, Event::ToolExecuted { .. }), false),
         ..default_hooks()
@@ -171,7 +171,7 @@ fn an_event_that_is_gone_is_caught() {
 }
 
 #[test]
-fn a_status_that_is_skipped_is_caught() {
+fn a_skipped_status_is_detected() {
     let seams = TestHooks {
         sink: |sink| {
             let is_it =
@@ -184,7 +184,7 @@ fn a_status_that_is_skipped_is_caught() {
 }
 
 #[test]
-fn a_restart_too_many_is_caught() {
+fn a_restart_beyond_the_budget_is_detected() {
     let seams = TestHooks {
         spec: |mut spec| {
             let restart = &mut Arc::make_mut(&mut spec.policy).restart;
@@ -300,7 +300,7 @@ impl ServerProcess for UnkillableProcess {
 }
 
 #[test]
-fn a_server_that_is_online_and_deaf_is_caught() {
+fn an_online_server_that_answers_no_calls_is_detected() {
     let seams = TestHooks {
         connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::UnansweredCalls),
         ..default_hooks()
@@ -309,7 +309,7 @@ fn a_server_that_is_online_and_deaf_is_caught() {
 }
 
 #[test]
-fn a_process_that_is_left_is_caught() {
+fn a_leftover_process_is_detected() {
     let seams = TestHooks {
         connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::SurvivingProcess),
         ..default_hooks()
@@ -318,7 +318,7 @@ fn a_process_that_is_left_is_caught() {
 }
 
 #[test]
-fn a_second_server_of_an_instance_is_caught() {
+fn a_second_server_of_an_instance_is_detected() {
     let seams = TestHooks {
         connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::SecondServer),
         ..default_hooks()
@@ -327,7 +327,7 @@ fn a_second_server_of_an_instance_is_caught() {
 }
 
 #[test]
-fn memory_that_every_start_keeps_is_caught() {
+fn a_memory_leak_at_each_start_is_detected() {
     let seams = TestHooks {
         connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::MemoryLeak),
         ..default_hooks()

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn distributions_are_read_as_they_are_written() {
+    fn distributions_are_parsed() {
         let read = |text: &str| text.parse::<DurationDistribution>();
         assert_eq!(read("1s 500ms"), Ok(DurationDistribution::Fixed(millis(1500))));
         assert_eq!(read("uniform 1ms 10ms"), Ok(DurationDistribution::Uniform(millis(1), millis(10))));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_have_the_middle_that_was_asked_for() {
+    fn drawn_durations_have_the_configured_median_or_mean() {
         let mut rng = RunSeed(1).stream("test", 0);
         let mut middle = |text: &str| {
             let spread: DurationDistribution = text.parse().unwrap();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_skewed_favours_the_first_and_what_is_not_nobody() {
+    fn a_skewed_distribution_favours_the_first_indexes() {
         let mut rng = RunSeed(1).stream("test", 0);
         let mut counts = |exponent| {
             let skewed = ZipfIndexes::new(10, exponent);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stream_is_its_own_and_the_same_each_time() {
+    fn streams_are_independent_and_reproducible() {
         let mut rng = RunSeed(42).stream("calls", 3);
         let first: u64 = rng.random();
         assert_eq!(first, RunSeed(42).derive("calls", 3));
@@ -243,7 +243,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_distribution_is_read_back_as_it_is_shown(
+        fn a_displayed_distribution_is_parsed_back(
             from in 0..100_000_u64, more in 0..100_000_u64, factor in 1.0..9.0_f64, which in 0..4,
         ) {
             let (from, to) = (millis(from), millis(from + more));

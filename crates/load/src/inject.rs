@@ -45,7 +45,6 @@ pub(crate) struct FaultInjector {
     pub stop: CancellationToken,
 }
 
-/// Results of the injection.
 #[derive(Debug, Default)]
 pub(crate) struct InjectionResults {
     pub injected: BTreeMap<FaultKind, u64>,

@@ -294,19 +294,22 @@ mod tests {
     }
 
     #[test]
-    fn the_bars_of_a_histogram_hold_everything_once_and_have_no_gap() {
+    fn the_bars_of_a_histogram_are_contiguous_and_count_every_value_once() {
         let latency = latency_of((1..=1000).chain([60_000]));
         let bars = latency.bars();
         assert_eq!(bars.iter().map(|bar| bar.count).sum::<u64>(), 1001);
         assert!(bars.windows(2).all(|pair| pair[0].until == pair[1].from), "{bars:?}");
-        assert!(bars.iter().any(|bar| bar.count == 0), "between a second and a minute there is nothing: {bars:?}");
+        assert!(
+            bars.iter().any(|bar| bar.count == 0),
+            "there must be empty bars between a second and a minute: {bars:?}"
+        );
         let first = bars.first().unwrap();
         assert!(first.from <= Duration::from_millis(1) && Duration::from_millis(1) < first.until, "{first:?}");
         assert!(Latency::default().bars().is_empty());
     }
 
     #[test]
-    fn what_is_told_of_a_latency_is_off_by_less_than_a_hundredth() {
+    fn quantiles_have_an_error_below_one_percent() {
         let micros = |n: u32| 1.07_f64.powi(i32::try_from(n).unwrap()).round();
         for took in (0..300).map(micros) {
             let mut latency = Latency::default();
@@ -317,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn a_latency_takes_little_memory() {
+    fn a_latency_histogram_uses_little_memory() {
         // Dozens of histograms exist while the memory of the fleet is measured.
         let counts = Latency::default().0.distinct_values();
         assert!(counts * size_of::<u64>() < 32 * 1024, "{counts}");
     }
 
     #[test]
-    fn latencies_are_merged_and_told_in_milliseconds() {
+    fn latencies_are_merged_and_serialized_in_milliseconds() {
         let mut latency = latency_of(1..=100);
         latency.merge(&latency_of(901..=1000));
         let shown = serde_json::to_value(&latency).unwrap();
@@ -341,12 +344,12 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_memory_descriptors_and_used_its_time() {
+    fn memory_descriptors_and_cpu_time_of_this_process_are_measured() {
         let memory = ProcessMemory::now();
         assert!(memory.resident >= memory.anonymous && memory.peak >= memory.resident && memory.anonymous > 0);
         let before = descriptors();
         let file = fs::File::open("/proc/self/status").unwrap();
-        assert!(before > 0 && descriptors() > 0, "they can be counted");
+        assert!(before > 0 && descriptors() > 0, "descriptors must be countable");
         drop(file);
         assert!(cpu() > Duration::ZERO);
         assert!(cpu_of(std::process::id()).unwrap() > Duration::ZERO);

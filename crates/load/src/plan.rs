@@ -465,7 +465,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
         #[test]
-        fn the_same_seed_gives_the_same_plan_and_calls_and_another_does_not(seed: u64) {
+        fn the_seed_determines_the_plan_and_the_calls(seed: u64) {
             let (scenario, seed) = (mixed(200), RunSeed(seed));
             let drawn = plan(&scenario, seed, ServerEnvironment::Simulated);
             prop_assert_eq!(&drawn, &plan(&scenario, seed, ServerEnvironment::Simulated));
@@ -477,7 +477,7 @@ mod tests {
         }
 
         #[test]
-        fn one_more_fault_shifts_neither_calls_nor_rarer_faults(seed: u64, left_out in 0..23_usize) {
+        fn an_additional_fault_changes_neither_calls_nor_rarer_faults(seed: u64, left_out in 0..23_usize) {
             let (whole, seed) = (mixed(2000), RunSeed(seed));
             let mut less = whole.clone();
             let left_out = less.faults.remove(left_out);
@@ -493,11 +493,11 @@ mod tests {
                 let of_servers = without_serials(plan, &all).into_iter().filter(|it| it.kind.victim_class() != VictimClass::Satellite);
                 of_servers.map(|it| (it.at, it.kind)).collect::<Vec<_>>()
             };
-            prop_assert_eq!(times(&whole), times(&with_less), "in a large fleet there is always somebody");
+            prop_assert_eq!(times(&whole), times(&with_less), "a large fleet must always have a victim");
         }
 
         #[test]
-        fn in_a_small_fleet_every_kind_of_fault_happens(seed: u64) {
+        fn every_kind_of_fault_occurs_in_a_small_fleet(seed: u64) {
             let overrides = ScenarioOverrides { instances: Some(150), duration: Some(Duration::from_secs(60)), ..ScenarioOverrides::default() };
             let scenario = load("mixed").unwrap().with_overrides(overrides).unwrap();
             let drawn = plan(&scenario, RunSeed(seed), ServerEnvironment::Simulated);
@@ -505,12 +505,12 @@ mod tests {
             for (kind, count) in drawn.impossible.iter().filter(|(kind, _)| kind.victim_class() != VictimClass::Satellite) {
                 let name = fault_name(*kind);
                 let happened = drawn.injections.iter().any(|injection| injection.kind == *kind);
-                prop_assert!(happened, "{name} never, and {count} times nobody was well");
+                prop_assert!(happened, "{name} never occurred; {count} times no instance was available");
             }
         }
 
         #[test]
-        fn nobody_is_ill_twice_at_a_time(seed: u64) {
+        fn faults_of_an_instance_do_not_overlap(seed: u64) {
             // A small fleet, so that faults meet.
             let scenario = mixed(60);
             let drawn = plan(&scenario, RunSeed(seed), ServerEnvironment::Simulated);
@@ -518,11 +518,11 @@ mod tests {
             for injection in &drawn.injections {
                 if let FaultVictim::Instance(nth) = injection.victim {
                     let well = until.entry(nth).or_default();
-                    prop_assert!(*well <= injection.at, "{injection:?} while it is ill until {well:?}");
+                    prop_assert!(*well <= injection.at, "{injection:?} overlaps a fault that ends at {well:?}");
                     *well = injection.at + injection.duration;
                 }
             }
-            prop_assert!(!drawn.impossible.is_empty(), "with so few somebody is not well");
+            prop_assert!(!drawn.impossible.is_empty(), "in a small fleet some faults must be impossible");
             let serials: Vec<u32> = drawn.injections.iter().map(|injection| injection.serial).collect();
             prop_assert!(serials.into_iter().eq(0..u32::try_from(drawn.injections.len()).unwrap()));
             prop_assert!(drawn.injections.is_sorted_by_key(|injection| injection.at));
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_befall_only_those_whom_they_fit_within_their_times() {
+    fn faults_hit_only_suitable_victims_within_their_time() {
         let scenario = mixed(400);
         let drawn = plan(&scenario, RunSeed(5), ServerEnvironment::Simulated);
         assert!(drawn.injections.len() > 150, "{}", drawn.injections.len());
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn what_real_servers_cannot_be_made_to_do_is_counted() {
+    fn faults_that_are_impossible_on_real_servers_are_counted() {
         let drawn = plan(&mixed(400), RunSeed(5), ServerEnvironment::Real);
         let cannot = |kind: &FaultKind| !kind.is_possible(ServerEnvironment::Real);
         assert!(drawn.injections.iter().all(|injection| !cannot(&injection.kind)));
@@ -571,7 +571,7 @@ faults = [{{ kind = "crash", at = "50 %", {whom} }}]
     }
 
     #[test]
-    fn a_third_of_ten_thousand_are_3333_all_different() {
+    fn a_third_of_ten_thousand_are_3333_different_victims() {
         let drawn = shares(&format!("share = {}", 1.0 / 3.0));
         let victims: std::collections::HashSet<_> =
             drawn.injections.iter().map(|it| format!("{:?}", it.victim)).collect();
@@ -580,7 +580,7 @@ faults = [{{ kind = "crash", at = "50 %", {whom} }}]
     }
 
     #[test]
-    fn a_share_of_teams_is_all_of_their_members() {
+    fn a_share_of_teams_includes_all_their_members() {
         let drawn = shares("teams = 0.33");
         let mut teams: BTreeMap<u32, usize> = BTreeMap::new();
         for injection in &drawn.injections {
@@ -592,7 +592,7 @@ faults = [{{ kind = "crash", at = "50 %", {whom} }}]
     }
 
     #[test]
-    fn at_most_eight_write_huge_lines_at_a_time() {
+    fn at_most_eight_instances_write_huge_lines_at_a_time() {
         let text = r#"
 about = "Huge."
 seconds = 10
@@ -607,7 +607,7 @@ faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
     }
 
     #[test]
-    fn every_call_says_what_no_other_says_to_somebody_who_is_there() {
+    fn every_call_has_a_unique_token_and_an_existing_instance() {
         let scenario = load("flap").unwrap();
         let of_all = kinds(&scenario, RunSeed(9));
         let mut said = std::collections::HashSet::new();
@@ -622,11 +622,11 @@ faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
         for call in CallSource::closed_loop(&scenario, RunSeed(9), 0, &of_all).take(5000) {
             by_team[scenario.fleet.team_of(call.nth).0 as usize] += 1;
         }
-        assert!(by_team[0] > 3 * by_team[10], "teams are called unevenly: {by_team:?}");
+        assert!(by_team[0] > 3 * by_team[10], "calls must be skewed between teams: {by_team:?}");
     }
 
     #[test]
-    fn arrivals_come_at_the_rate_that_was_asked_for() {
+    fn calls_arrive_at_the_configured_rate() {
         let scenario = mixed(200);
         let pauses: Duration = calls(&scenario, RunSeed(2), 10_000).iter().map(|call| call.pause).sum();
         let rate = 10_000.0 / pauses.as_secs_f64();
@@ -634,7 +634,7 @@ faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
     }
 
     #[test]
-    fn kinds_of_server_are_as_frequent_as_their_weights() {
+    fn kinds_of_servers_are_distributed_by_weight() {
         let scenario = mixed(10_000);
         let mut counts = [0_u32; 3];
         kinds(&scenario, RunSeed(4)).iter().for_each(|kind| counts[*kind as usize] += 1);

@@ -56,7 +56,6 @@ impl RunClock {
     }
 }
 
-/// Behavior of the sink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SinkBehavior {
     Accept,
@@ -209,7 +208,6 @@ impl RecorderState {
         }
     }
 
-    /// Returns a hash of the event order of all instances.
     pub(crate) fn order_hash(&self) -> u64 {
         let bytes = self.order.iter().flat_map(|order| order.to_le_bytes());
         bytes.fold(FNV_BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME))

@@ -104,12 +104,12 @@ pub(super) fn violated_under(change: fn(&mut Scenario), seams: TestHooks) -> Vec
     let mut broken: Vec<_> = violations.iter().map(|violation| violation.invariant).collect();
     broken.sort_unstable();
     broken.dedup();
-    assert!(broken.len() <= 1, "more than one promise is broken: {violations:#?}");
+    assert!(broken.len() <= 1, "more than one invariant is violated: {violations:#?}");
     broken
 }
 
 #[test]
-fn an_honest_runtime_breaks_no_promise() {
+fn a_correct_runtime_violates_no_invariant() {
     let found = run_mixed(seed(), 200, 300, |_| (), default_hooks());
     assert_eq!(found.violations, []);
     assert!(found.calls.answered > 4000, "{:?}", found.calls);
@@ -122,7 +122,7 @@ fn seed() -> u64 {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_order_of_events_of_each_instance_and_another_does_not() {
+fn the_seed_determines_the_order_of_events_of_each_instance() {
     let order = |seed| run_mixed(seed, 100, 120, |_| (), default_hooks()).order;
     let first = order(3);
     assert_eq!(order(3), first);
@@ -151,7 +151,7 @@ fn assert_all_accounted(found: &RunFindings) {
 }
 
 #[test]
-fn those_who_are_given_up_are_pardoned_however_late_that_is_told_and_wait_for_no_one_else() {
+fn permanently_failed_instances_are_pardoned_without_waiting_for_others() {
     let found = run_text(
         &scenario_of_ten(
             r#"
@@ -166,12 +166,17 @@ faults = [{ kind = "crash", at = "20 %", share = 1.0 }, { kind = "worker_panic",
     assert_eq!(found.violations, []);
     assert_eq!(found.pardons, 10);
     assert_eq!(found.outcomes[&FaultKind::Crash].given_up, 10);
-    assert_eq!(found.impossible[&FaultKind::WorkerPanic], 10, "no worker was available: {:?}", found.injected);
+    assert_eq!(
+        found.impossible[&FaultKind::WorkerPanic],
+        10,
+        "worker panics must be impossible without workers: {:?}",
+        found.injected
+    );
     assert_all_accounted(&found);
 }
 
 #[test]
-fn those_who_hang_and_whom_nobody_calls_are_asked_at_the_end_and_load_lasts_its_time() {
+fn hanging_instances_without_calls_are_probed_at_the_end() {
     let found = run_text(
         &scenario_of_ten(
             r#"
@@ -190,7 +195,7 @@ faults = [{ kind = "hang", at = "99 %", share = 1.0 }]"#,
 }
 
 #[test]
-fn a_supervisor_that_dies_again_and_again_is_waited_for_by_its_own_delays() {
+fn recovery_of_a_repeatedly_failing_team_allows_its_restart_delays() {
     let found = run_text(
         &scenario_of_ten(
             r#"
@@ -208,11 +213,11 @@ faults = [
     );
     assert_eq!(found.violations, []);
     let longest = found.recoveries[&FaultKind::TeamPanic].quantile(1.0);
-    assert!(longest > Duration::from_secs(2), "the restart delay of a team was used: {longest:?}");
+    assert!(longest > Duration::from_secs(2), "the restart delay of a team was not used: {longest:?}");
 }
 
 #[test]
-fn who_is_given_up_while_events_are_dropped_is_pardoned_all_the_same() {
+fn failed_instances_are_pardoned_even_if_their_events_are_dropped() {
     let found = run_text(
         &scenario_of_ten(
             r#"
@@ -234,7 +239,7 @@ faults = [
 }
 
 #[test]
-fn what_lasts_longer_than_the_load_ends_with_it() {
+fn a_fault_longer_than_the_load_ends_with_it() {
     let found = run_text(
         &scenario_of_ten(
             r#"
@@ -250,7 +255,7 @@ faults = [{ kind = "crash_loop", at = "50 %", share = 0.5, lasts = "1h" }]"#,
 }
 
 #[test]
-fn every_fault_of_a_mixed_run_comes_to_something() {
+fn every_fault_of_a_mixed_run_has_an_outcome() {
     let found = run_mixed(7, 300, 60, |_| (), default_hooks());
     assert_eq!(found.violations, []);
     assert_all_accounted(&found);
@@ -259,7 +264,7 @@ fn every_fault_of_a_mixed_run_comes_to_something() {
 }
 
 #[test]
-fn a_fleet_that_flaps_is_judged_by_its_policy_alone() {
+fn a_flapping_fleet_violates_no_invariant() {
     for seed in 1..=2 {
         let scenario = scenario::load("flap").unwrap();
         let overrides = ScenarioOverrides { instances: Some(200), teams: Some(10), duration: None };

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_counted_over_all_shares_and_free_when_a_share_is_dropped() {
+    fn bytes_of_all_shares_count_until_a_share_is_dropped() {
         let budget = ByteBudget::new(100);
         let (mut one, mut other) = (budget.share(), budget.share());
         assert!(one.try_take(60) && !other.try_take(41) && other.try_take(40));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_budget_has_its_own_limit_and_that_of_the_whole() {
+    fn a_part_has_its_own_limit_and_that_of_the_whole_budget() {
         let whole = ByteBudget::new(100);
         let (one, other) = (whole.part(80), whole.part(80));
         let (mut of_one, mut of_other) = (one.share(), other.share());

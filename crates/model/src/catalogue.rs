@@ -306,13 +306,13 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_is_kept_as_it_was_sent_unknown_fields_and_all() {
+    fn a_definition_is_kept_unchanged_with_unknown_fields() {
         let sent = r#"{"_meta": {"a":1},"name":"read",  "x-unknown":[null]}"#;
         assert_eq!(tool(sent).raw.get(), sent);
     }
 
     #[test]
-    fn a_tool_is_estimated_at_a_quarter_of_its_characters() {
+    fn the_tokens_of_a_tool_are_a_quarter_of_its_characters() {
         // 4 + 5 + 17 characters, one of which has two bytes.
         let read = tool(r#"{"name":"read","description":"Füße.","inputSchema":{"type":"object"}}"#);
         assert_eq!(read.tokens, 6);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_is_found_by_its_name_and_of_two_of_one_name_the_first() {
+    fn a_tool_is_found_by_name_and_the_first_of_duplicates_is_returned() {
         let many = catalogue(&[r#"{"name":"b"}"#, r#"{"name":"a","n":1}"#, r#"{"name":"c"}"#, r#"{"name":"a","n":2}"#]);
         let text = |name: &str| many.tool(name).map(Tool::text);
         assert_eq!(text("a"), Some(r#"{"name":"a","n":1}"#));
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_that_is_defined_anew_is_removed_and_added() {
+    fn a_changed_definition_counts_as_removed_and_added() {
         let before = catalogue(&[r#"{"name":"same"}"#, r#"{"name":"old"}"#, r#"{"name":"changed"}"#]);
         let after = catalogue(&[r#"{"name":"changed","title":"!"}"#, r#"{"name":"new"}"#, r#"{"name":"same"}"#]);
         let difference = after.difference(&before);

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn every_unasked_end_is_a_crash_but_an_exit_with_code_0() {
+    fn every_unrequested_end_except_exit_code_0_is_a_crash() {
         assert!(!exited(Some(0), None).is_crash());
         assert!(exited(Some(1), None).is_crash());
         assert!(exited(None, Some(15)).is_crash());
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_says_in_a_few_words_what_happened() {
+    fn the_reason_of_an_exit_is_a_short_text() {
         assert_eq!(exited(Some(1), None).reason(), "exited with code 1");
         assert_eq!(exited(None, Some(9)).reason(), "killed by SIGKILL");
         assert_eq!(exited(None, Some(34)).reason(), "killed by signal 34");
@@ -372,17 +372,17 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_is_told_as_it_was_given() {
-        let told = |micros| {
+    fn a_timeout_is_displayed_in_rounded_seconds() {
+        let displayed = |micros| {
             let (after, fate) = (Duration::from_micros(micros), CallFate::TimedOut);
             CallError::TimedOut { after, fate }.to_string()
         };
-        assert_eq!(told(29_999_997), "no answer within 30 s");
-        assert_eq!(told(300_000), "no answer within 0.3 s");
+        assert_eq!(displayed(29_999_997), "no answer within 30 s");
+        assert_eq!(displayed(300_000), "no answer within 0.3 s");
     }
 
     #[test]
-    fn the_fate_of_a_call_is_known_unless_it_was_answered() {
+    fn every_call_error_except_a_server_response_has_a_fate() {
         let refused = CallError::Refused { status: Status::PermanentlyFailed, message: String::new(), remedy: None };
         let terminated = CallError::Terminated { fate: CallFate::MaybeExecuted, reason: String::new() };
         let answered = CallError::Server { code: -32000, message: String::new(), data: None };

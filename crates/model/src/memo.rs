@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_version_wrote_is_read_as_far_as_it_is_known() {
+    fn unknown_fields_of_a_stored_memo_are_ignored() {
         let text = r#"{"stopped":true,"mood":{"of":"tomorrow"},"exits":[{"at":"2026-11-21T06:33:00.000Z","crash":true,"why":"?"}]}"#;
         let memo: StoredMemo = serde_json::from_str(text).unwrap();
         let at = "2026-11-21T06:33:00Z".parse().unwrap();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn another_configuration_has_a_clean_slate_and_a_stop_stays() {
+    fn another_configuration_clears_the_memo_except_a_stop() {
         let exits = vec![StoredExit { at: Timestamp::UNIX_EPOCH, crash: true }];
         let failed = Some("Process crashed".to_owned());
         let memo = StoredMemo { stopped: true, failed, exits, quick: 1, restarts: 7, ..StoredMemo::default() };

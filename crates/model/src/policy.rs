@@ -587,7 +587,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_valid_and_what_no_clock_or_memory_can_hold_is_not() {
+    fn default_policies_are_valid_and_overflowing_values_are_not() {
         assert_eq!(Policy::default().check(), Ok(()));
         assert_eq!((BatchPolicy::default().check(), TeamBudgetPolicy::default().check()), (Ok(()), Ok(())));
         let broken: [fn(&mut Policy); 8] = [
@@ -609,6 +609,6 @@ mod tests {
         assert!(TeamBudgetPolicy { window: Duration::MAX, ..TeamBudgetPolicy::default() }.check().is_err());
         let mut never = Policy::default();
         never.idle.idle = Duration::MAX;
-        assert_eq!(never.check(), Ok(()), "it means never");
+        assert_eq!(never.check(), Ok(()), "`Duration::MAX` means never");
     }
 }

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_masked_whole_by_line_and_inside_json() {
+    fn secrets_are_masked_whole_by_line_and_inside_json() {
         let mask = SecretMask::new(["pass\"word-1", "first-line\nsecond-line", "pass"]);
         assert_eq!(mask.apply(r#"{"env":"pass\"word-1"} pass"word-1"#), r#"{"env":"[secret]"} [secret]"#);
         assert_eq!(mask.apply("got second-line"), "got [secret]");
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(format!("{mask:?} {:?}", Secret::from("hidden")), "Mask(6 secrets) [secret]");
     }
     #[test]
-    fn what_was_replaced_is_hidden_too_and_is_no_part_of_the_configuration() {
+    fn replaced_secrets_are_masked_without_affecting_equality() {
         let (old, new) = (SecretMask::new(["token-one"]), SecretMask::new(["token-two", "token-one-and-more"]));
         let both = new.with_secrets_of(&old);
         assert_eq!(both.apply("token-one token-two token-one-and-more"), "[secret] [secret] [secret]");

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_two_numbers_of_users_of_nobody_else() {
+    fn only_valid_uid_ranges_are_parsed() {
         assert_eq!("200000-200999".parse(), Ok(UidRange { first: 200_000, last: 200_999 }));
         for wrong in ["", "5", "0-10", "999-2000", "3000-2000", "90000-100000", "1000-4294967295", "a-b", "1000-"] {
             assert!(wrong.parse::<UidRange>().is_err(), "{wrong}");

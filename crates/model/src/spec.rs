@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_appended_server_team_user() {
+    fn arguments_of_server_team_and_user_are_appended_in_order() {
         let mut config = config();
         config.user_tier.args = vec!["user".into()];
         config.server_tier.args = vec!["-y".into(), "server".into()];
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_required_of_the_user_is_given_by_the_user_alone() {
+    fn only_values_of_the_user_satisfy_required_keys() {
         let mut config = config();
         config.user_required = ["A", "B", "C", "D", "E"].map(str::to_owned).to_vec();
         config.server_tier.env = tier([("D", ConfigValue::plain("from the server"))]);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_masked_where_a_server_echoes_them_and_so_is_a_credential_without_its_scheme() {
+    fn echoed_secrets_are_masked_with_and_without_their_auth_scheme() {
         let mut config = config();
         config.server_tier.env =
             tier([("OLD", ConfigValue::secret("overridden")), ("PLAIN", ConfigValue::plain("not-hidden"))]);
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_configuration_nor_its_spec_shows_a_value_when_printed() {
+    fn debug_output_of_configuration_and_spec_contains_no_values() {
         let mut config = config();
         config.server_tier.args = vec!["hush-args".into()];
         config.team_tier.env = tier([("KEY", ConfigValue::plain("hush-env"))]);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_named_for_people_and_identified_by_its_parts() {
+    fn an_instance_has_a_readable_name_and_a_structured_id() {
         let spec = config().merge();
         assert_eq!(&*spec.name, "sequential-thinking-acme-alice-abc123");
         assert_eq!(spec.id, InstanceId::new("team_acme".into(), "user_alice".into(), "abc123".into()));
@@ -440,9 +440,9 @@ mod tests {
     }
 
     #[test]
-    fn a_run_goes_on_under_another_policy_and_not_under_what_its_process_sees() {
+    fn a_run_continues_with_a_new_policy_but_not_with_new_process_settings() {
         let started = config().merge();
-        let goes_on = |change: fn(&mut InstanceConfig)| {
+        let can_continue = |change: fn(&mut InstanceConfig)| {
             let mut other = config();
             change(&mut other);
             started.can_continue_as(&other.merge())
@@ -456,7 +456,7 @@ mod tests {
             |config| config.update_method = UpdateMethod::Rolling,
             |config| config.request_logging = false,
         ];
-        assert!(in_place.into_iter().all(goes_on));
+        assert!(in_place.into_iter().all(can_continue));
         let seen_by_the_process: [fn(&mut InstanceConfig); 6] = [
             |config| policy(config).isolation.network = false,
             |config| policy(config).session.protocol = Some(crate::era::Era::Stateless),
@@ -465,7 +465,7 @@ mod tests {
             |config| config.target = ServerTarget::Stdio { command: "npx".to_owned(), cwd: Some("/".to_owned()) },
             |config| config.user_required = vec!["KEY".to_owned()],
         ];
-        assert!(!seen_by_the_process.into_iter().any(goes_on));
+        assert!(!seen_by_the_process.into_iter().any(can_continue));
     }
 
     #[test]

@@ -54,7 +54,6 @@ pub fn sandbox_environment(
     environment(basic, &[], given)
 }
 
-/// Default `PATH` in a sandbox.
 pub const SANDBOX_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 #[cfg(test)]
@@ -65,7 +64,7 @@ mod tests {
         names.iter().map(|name| (name.into(), "inherited".into())).collect()
     }
 
-    fn given(pairs: &[(&str, &str)]) -> BTreeMap<String, Secret> {
+    fn configured(pairs: &[(&str, &str)]) -> BTreeMap<String, Secret> {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), Secret::from(*value))).collect()
     }
 
@@ -74,28 +73,29 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_overrides_what_is_inherited() {
-        let environment = environment(inherited(&["PATH", "HOME"]), &[], &given(&[("HOME", "/h"), ("KEY", "k")]));
+    fn a_configured_variable_overrides_an_inherited_one() {
+        let environment = environment(inherited(&["PATH", "HOME"]), &[], &configured(&[("HOME", "/h"), ("KEY", "k")]));
         assert_eq!(environment, Ok(variables(&[("HOME", "/h"), ("KEY", "k"), ("PATH", "inherited")])));
     }
 
     #[test]
-    fn denied_names_are_neither_inherited_nor_given() {
+    fn denied_names_are_neither_inherited_nor_configured() {
         let wanted: Vec<_> = DENIED.iter().map(|name| (*name, "x")).collect();
-        assert_eq!(environment(inherited(&DENIED), &[], &given(&wanted)), Ok(BTreeMap::new()));
+        assert_eq!(environment(inherited(&DENIED), &[], &configured(&wanted)), Ok(BTreeMap::new()));
     }
 
     #[test]
-    fn secrets_of_the_satellite_are_not_inherited_but_may_be_given() {
+    fn secrets_of_the_satellite_are_not_inherited_but_may_be_configured() {
         let withheld = ["ALICE_TOKEN".to_owned(), "API_KEY".to_owned()];
-        let environment = environment(inherited(&["ALICE_TOKEN", "API_KEY"]), &withheld, &given(&[("API_KEY", "own")]));
+        let environment =
+            environment(inherited(&["ALICE_TOKEN", "API_KEY"]), &withheld, &configured(&[("API_KEY", "own")]));
         assert_eq!(environment, Ok(variables(&[("API_KEY", "own")])));
     }
 
     #[test]
-    fn a_name_that_smuggles_a_denied_one_is_refused_and_not_shown() {
+    fn an_invalid_name_is_rejected_and_not_shown() {
         for name in ["LD_PRELOAD=/evil.so:", "=", ""] {
-            let refused = environment([], &[], &given(&[(name, "x")]));
+            let refused = environment([], &[], &configured(&[(name, "x")]));
             assert_eq!(refused, Err(InvalidVariableName));
         }
         assert!(!InvalidVariableName.to_string().contains("evil"));

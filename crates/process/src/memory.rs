@@ -23,7 +23,6 @@ pub async fn watch(mut tell: impl FnMut(MemoryReading)) {
     }
 }
 
-/// Kernel files that contain memory sizes and pressure.
 #[derive(Debug, Clone)]
 pub struct MemorySources {
     proc: PathBuf,
@@ -32,7 +31,6 @@ pub struct MemorySources {
 }
 
 impl MemorySources {
-    /// Returns `/proc` and the cgroups of this process.
     pub fn detect() -> Self {
         Self::new("/proc", own_cgroup().as_deref())
     }
@@ -44,7 +42,7 @@ impl MemorySources {
         Self { proc: proc.into(), cgroups: cgroups.map(Path::to_owned).collect() }
     }
 
-    /// Takes one reading. Returns `None` if the kernel does not report memory sizes.
+    /// Returns `None` if the kernel does not report memory sizes.
     pub fn read(&self) -> Option<MemoryReading> {
         let info = fs::read_to_string(self.proc.join("meminfo")).ok()?;
         let bytes = |key| Some(kibibytes(&info, key)? << 10);
@@ -95,16 +93,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_files_of_this_machine_are_read() {
+    fn the_memory_of_this_machine_is_read() {
         let reading = MemorySources::detect().read().unwrap();
         assert!(reading.available_bytes > 0 && reading.available_bytes <= reading.total_bytes, "{reading:?}");
-        let tells = Path::new("/proc/pressure/memory").exists();
-        assert_eq!(reading.pressure_percent.is_some(), tells, "{reading:?}");
+        let has_pressure = Path::new("/proc/pressure/memory").exists();
+        assert_eq!(reading.pressure_percent.is_some(), has_pressure, "{reading:?}");
         assert!(reading.pressure_percent.is_none_or(|percent| (0.0..=100.0).contains(&percent)), "{reading:?}");
     }
 
     #[test]
-    fn the_tightest_limit_and_the_highest_pressure_count() {
+    fn the_lowest_limit_and_the_highest_pressure_count() {
         let home = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| {
             let path = home.path().join(file);

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_limit_counts_and_a_quarter_of_it_is_used() {
+    fn the_budget_is_a_quarter_of_the_lowest_limit() {
         assert_eq!(budget_bytes([Some(4 << 30), Some(512 << 20), None]), 128 << 20);
         assert_eq!(budget_bytes([Some(4 << 30), None, Some(1 << 20)]), LEAST);
         assert_eq!(kibibytes("MemFree: 1 kB\nMemTotal:       16 kB\n", "MemTotal:"), Some(16 << 10));
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_has_the_least_limit_of_itself_and_those_above_it() {
+    fn the_limit_of_a_cgroup_is_the_lowest_of_itself_and_its_parents() {
         let top = tempfile::tempdir().unwrap();
         let own = top.path().join("a/b");
         fs::create_dir_all(&own).unwrap();

@@ -145,7 +145,6 @@ fn receive_signals(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
     std::process::exit(1);
 }
 
-/// Forwards signals and waits for the satellite until it has ended; then ends the processes that it left.
 fn supervise_satellite(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &SignalFd) -> ExitCode {
     // Dropped after the exit code was read.
     let mut last_word = Some(last_word);

@@ -25,7 +25,6 @@ pub struct StdioConnector {
     withheld: Arc<RwLock<BTreeSet<String>>>,
 }
 
-/// Options of a [`StdioConnector`].
 #[derive(Debug, Clone, Default)]
 pub struct StdioOptions {
     /// Environment variables that contain secrets of the host: no server inherits them.
@@ -33,11 +32,8 @@ pub struct StdioOptions {
     /// Directory of the ledger and of the homes of sandboxed servers. The caller ensures exclusive use. Without a data
     /// directory there is no ledger, and no server can be started in a sandbox.
     pub data_dir: Option<DataDir>,
-    /// Sandbox of servers.
     pub isolation: Isolation,
-    /// Development or production mode, see [`OperatingMode`].
     pub strictness: OperatingMode,
-    /// Use of cgroups, one for each run.
     pub cgroups: CgroupMode,
     /// User ids from which each team gets one for its servers without a sandbox. Needs root and a data directory. The
     /// homes of these users are in `DATA_DIR.homes` beside the data directory.
@@ -54,8 +50,6 @@ impl StdioConnector {
         Self::with_options(StdioOptions { withheld, ..StdioOptions::default() })
     }
 
-    /// Creates a connector with these options.
-    ///
     /// # Errors
     ///
     /// Fails as [`StdioConnector::new`] does, and if the data directory cannot be written, or cgroups are required and
@@ -106,25 +100,20 @@ impl StdioConnector {
 
     /// Sets the home of an instance aside, so that a new instance with the same id gets an empty one. The content
     /// remains until [`Self::erase_set_aside_homes`].
-    ///
-    /// # Errors
-    ///
-    /// Fails if the home cannot be renamed.
     pub fn set_aside_home(&self, id: &InstanceId) -> io::Result<()> {
         self.launchers.set_aside_home(id)
     }
 
-    /// Erases the homes that were set aside. Blocks for as long as the file system takes.
+    /// Blocks for as long as the file system takes.
     pub fn erase_set_aside_homes(&self) {
         self.launchers.erase_set_aside_homes();
     }
 
-    /// Returns which sandboxes work on this machine, and why others do not. The first call makes a trial run of each.
+    /// Returns the results of the trial runs, which the first call makes.
     pub async fn sandboxes(&self) -> Vec<SandboxFinding> {
         self.launchers.findings(&self.processes).await
     }
 
-    /// Describes the means that hold the process trees of servers, for people.
     pub fn describe_containment(&self) -> String {
         self.processes.describe_containment()
     }

@@ -37,7 +37,6 @@ pub fn total_suspended() -> Duration {
     (since_boot + OFFSET_MAX).saturating_sub(awake)
 }
 
-/// Values of the two clocks at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockReading {
     /// Time since boot, including suspended time.
@@ -60,7 +59,6 @@ impl ClockReading {
     }
 }
 
-/// Detector of suspends, by the difference between the two clocks.
 #[derive(Debug, Default)]
 pub struct SuspendDetector {
     last: Option<ClockReading>,
@@ -90,9 +88,9 @@ mod tests {
     }
 
     #[test]
-    fn a_suspend_is_noticed_once_and_by_its_length() {
+    fn a_suspend_is_reported_once_with_its_length() {
         let mut suspends = SuspendDetector::default();
-        assert_eq!(suspends.observe(at(100_000, 60_000)), None, "what was before our time is no news");
+        assert_eq!(suspends.observe(at(100_000, 60_000)), None, "a suspend before the first reading was reported");
         assert_eq!(suspends.observe(at(102_000, 62_000)), None);
         assert_eq!(suspends.observe(at(3_704_000, 64_000)), Some(Duration::from_secs(3600)));
         assert_eq!(suspends.observe(at(3_706_000, 66_000)), None);
@@ -100,16 +98,16 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_stopped_or_starved_was_not_suspended() {
+    fn a_stopped_or_starved_process_was_not_suspended() {
         let mut suspends = SuspendDetector::default();
         suspends.observe(at(1_000, 1_000));
-        assert_eq!(suspends.observe(at(500_000, 500_000)), None, "both clocks went on");
+        assert_eq!(suspends.observe(at(500_000, 500_000)), None, "both clocks advanced");
         assert_eq!(suspends.observe(at(500_900, 500_000)), None, "read a moment apart");
-        assert_eq!(suspends.observe(at(502_000, 502_000)), None, "and together again");
+        assert_eq!(suspends.observe(at(502_000, 502_000)), None, "read at the same time again");
     }
 
     #[test]
-    fn clocks_that_began_at_different_times_are_as_good() {
+    fn clocks_with_different_starts_detect_a_suspend() {
         let mut suspends = SuspendDetector::default();
         suspends.observe(at(1_000, 900_000));
         assert_eq!(suspends.observe(at(2_000, 901_000)), None);
@@ -117,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_is_awake_was_suspended_no_longer_a_moment_later() {
+    fn the_total_suspended_time_of_an_awake_machine_does_not_grow() {
         let before = total_suspended();
         let after = total_suspended();
         assert!(after.abs_diff(before) <= AT_ONCE * 2, "{before:?} {after:?}");

@@ -188,14 +188,14 @@ mod tests {
 
     fn decode(text: &[u8], size: usize, limit: usize) -> Result<(Vec<(String, String)>, SseDecoder), SseError> {
         let mut events = SseDecoder::new(limit, &ByteBudget::unlimited());
-        let mut seen = Vec::new();
+        let mut decoded = Vec::new();
         for chunk in text.chunks(size) {
             events.push(Bytes::copy_from_slice(chunk));
             while let Some(SseEvent { kind, data }) = events.next()? {
-                seen.push((kind.unwrap_or_default(), String::from_utf8_lossy(&data).into_owned()));
+                decoded.push((kind.unwrap_or_default(), String::from_utf8_lossy(&data).into_owned()));
             }
         }
-        Ok((seen, events))
+        Ok((decoded, events))
     }
 
     fn pair(kind: &str, data: &str) -> (String, String) {
@@ -203,14 +203,18 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_a_stream_is_read_the_same_whatever_its_chunks_are() {
+    fn every_form_of_a_stream_is_decoded_alike_with_any_chunk_size() {
         let text = "\u{feff}event: message\ndata: {\"a\":\ndata:1}\n\n: ping\r\n\r\nid: 7\rdata:  two\r\rdata\n\nretry: 250\n\
                     event:x\nnonsense\nfoo: bar\ndata: z\r\n\r\ndata: unfinished\n";
         for ends in ["\n", "\r", "\r\n"] {
             let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\n', ends);
             for size in 1..=text.len() {
-                let (seen, events) = decode(text.as_bytes(), size, 1000).expect("the text is within the limit");
-                assert_eq!(seen, [pair("message", "{\"a\":\n1}"), pair("", " two"), pair("x", "z")], "{size} {ends:?}");
+                let (decoded, events) = decode(text.as_bytes(), size, 1000).expect("the text is within the limit");
+                assert_eq!(
+                    decoded,
+                    [pair("message", "{\"a\":\n1}"), pair("", " two"), pair("x", "z")],
+                    "{size} {ends:?}"
+                );
                 assert_eq!(events.last_id(), Some(&b"7"[..]));
                 assert_eq!(events.retry(), Some(Duration::from_millis(250)));
             }
@@ -218,15 +222,17 @@ mod tests {
     }
 
     #[test]
-    fn mixed_line_ends_are_read() {
-        let (seen, _) = decode(b"data: a\r\n\rdata: b\n\r\ndata: c\r\r", 3, 100).expect("the text is within the limit");
-        assert_eq!(seen, [pair("", "a"), pair("", "b"), pair("", "c")]);
+    fn mixed_line_ends_are_decoded() {
+        let (decoded, _) =
+            decode(b"data: a\r\n\rdata: b\n\r\ndata: c\r\r", 3, 100).expect("the text is within the limit");
+        assert_eq!(decoded, [pair("", "a"), pair("", "b"), pair("", "c")]);
     }
 
     #[test]
-    fn an_id_counts_when_its_event_is_whole_and_an_empty_one_forgets_it() {
-        let (seen, events) = decode(b"id: 1\ndata\n\nid: 2\ndata: cut", 5, 100).expect("the text is within the limit");
-        assert!(seen.is_empty(), "an event without data says only its id");
+    fn an_id_counts_after_its_complete_event_and_an_empty_id_clears_it() {
+        let (decoded, events) =
+            decode(b"id: 1\ndata\n\nid: 2\ndata: cut", 5, 100).expect("the text is within the limit");
+        assert!(decoded.is_empty(), "an event without data was returned");
         assert_eq!(events.last_id(), Some(&b"1"[..]));
         let (_, events) = decode(b"id: 1\n\nid\n\n", 5, 100).expect("the text is within the limit");
         assert_eq!(events.last_id(), None);
@@ -235,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_line_nor_an_event_grows_beyond_the_limit() {
+    fn a_line_or_an_event_over_the_limit_is_an_error() {
         let endless = [b'x'; 101];
         assert_eq!(decode(&endless, 10, 100).err(), Some(SseError::TooLong));
         assert_eq!(decode(&endless, 200, 100).err(), Some(SseError::TooLong));
@@ -248,13 +254,13 @@ mod tests {
     #[test]
     fn an_idle_stream_holds_no_memory() {
         let text = [b"data: ", "y".repeat(5000).as_bytes(), b"\n\n"].concat();
-        let (seen, events) = decode(&text, 999, 10_000).expect("the text is within the limit");
-        assert_eq!(seen.len(), 1);
+        let (decoded, events) = decode(&text, 999, 10_000).expect("the text is within the limit");
+        assert_eq!(decoded.len(), 1);
         assert_eq!((events.line.capacity(), events.chunk.len(), events.data.is_some()), (0, 0, false));
     }
 
     #[test]
-    fn an_event_for_which_there_is_no_memory_is_not_read() {
+    fn an_event_over_the_memory_budget_is_an_error() {
         let budget = ByteBudget::new(100_000);
         let event = [b"data: ", &vec![b'z'; 150_000][..], b"\n\n"].concat();
         let read = |chunk: usize| {
@@ -271,7 +277,7 @@ mod tests {
             let event = read(chunk).expect("the budget has room for one event");
             assert_eq!(event.data.len(), 150_000);
             assert!((84_000..=100_000).contains(&budget.used()), "{}", budget.used());
-            assert_eq!(read(chunk), Err(SseError::NoMemory), "and not for two");
+            assert_eq!(read(chunk), Err(SseError::NoMemory), "the budget has room for two events");
             drop(event);
             assert_eq!(budget.used(), 0);
         }

@@ -64,7 +64,6 @@ impl ExchangeSender {
             .await;
     }
 
-    /// Sends any other text of the server.
     pub(super) async fn send_unsolicited(&mut self, text: Bytes) {
         self.send_messages(text, ExchangeMessage::Unsolicited).await;
     }

@@ -86,7 +86,6 @@ pub(super) fn not_mcp(content_type: Option<&HeaderValue>, access: &ServerAccess)
     FailureKind::NotMcp { content_type: media_type.map(|shown| shown.chars().take(CONTENT_TYPE_MAX).collect()) }
 }
 
-/// Masks secrets in a foreign text and shortens it to one line.
 pub(super) fn mask_line(text: &str, access: &ServerAccess) -> String {
     one_line(&access.mask.apply(text))
 }

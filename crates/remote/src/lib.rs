@@ -50,8 +50,7 @@ pub struct RemoteConnector {
 }
 
 impl RemoteConnector {
-    /// Creates a connector that trusts the machine's certificates. A machine without certificates can still reach
-    /// servers without TLS.
+    /// A machine without certificates can still reach servers without TLS.
     ///
     /// # Errors
     ///
@@ -61,7 +60,6 @@ impl RemoteConnector {
         Ok(Self { clients, tokens: Arc::new(NoTokens), memory: ByteBudget::unlimited() })
     }
 
-    /// Sets the source of tokens for instances without a credential of their own.
     #[must_use]
     pub fn with_tokens(self, tokens: Arc<dyn TokenSource>) -> Self {
         Self { tokens, ..self }

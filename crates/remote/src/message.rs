@@ -33,7 +33,6 @@ impl<'a> MessageEnvelope<'a> {
     }
 }
 
-/// Returns the id of the request that this message answers.
 pub(super) fn answered_id(message: &[u8]) -> Option<u64> {
     MessageEnvelope::parse(message).filter(|outside| outside.method.is_none())?.id?.get().parse().ok()
 }
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_has_our_id_and_no_method() {
+    fn a_response_has_the_id_of_the_request_and_no_method() {
         assert!(is_answer_to(br#" {"jsonrpc":"2.0","id":7,"result":{}}"#, 7));
         assert!(is_answer_to(br#"{"id":7,"jsonrpc":"2.0","error":{"code":1,"message":"no"}}"#, 7));
         for other in [
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_about_nothing_has_no_id() {
+    fn an_error_without_an_id_is_recognized() {
         assert!(is_error_without_id(br#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no"},"id":null}"#));
         assert!(is_error_without_id(br#"{"jsonrpc":"2.0","error":{"code":-32000,"message":"no"}}"#));
         assert!(!is_error_without_id(br#"{"jsonrpc":"2.0","error":{},"id":1}"#));
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_method_becomes_the_answer_to_the_request_that_was_refused() {
+    fn method_not_found_becomes_the_response_to_the_rejected_request() {
         let error = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"Method not found"}}"#;
         let answer = method_not_found_answer(error, 7).unwrap();
         assert_eq!(&answer[..], br#"{"jsonrpc":"2.0","id":7,"error":{"code":-32601,"message":"Method not found"}}"#);
@@ -145,13 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_taken_apart_and_a_message_left_as_it_is() {
-        let of = |text: &'static str| split_messages(&Bytes::from_static(text.as_bytes()));
-        assert_eq!(of(" {\"a\": 1}\n").unwrap(), ["{\"a\": 1}"]);
-        assert_eq!(of("[{\"a\":1}, {\"b\" :2}]").unwrap(), ["{\"a\":1}", "{\"b\" :2}"]);
-        assert_eq!(of("[]").unwrap(), Vec::<Bytes>::new());
+    fn a_batch_is_split_and_a_single_message_stays_unchanged() {
+        let split = |text: &'static str| split_messages(&Bytes::from_static(text.as_bytes()));
+        assert_eq!(split(" {\"a\": 1}\n").unwrap(), ["{\"a\": 1}"]);
+        assert_eq!(split("[{\"a\":1}, {\"b\" :2}]").unwrap(), ["{\"a\":1}", "{\"b\" :2}"]);
+        assert_eq!(split("[]").unwrap(), Vec::<Bytes>::new());
         for other in ["", "<html>", "{\"a\":", "[1,", "null", "{} {}"] {
-            assert!(of(other).is_none(), "{other}");
+            assert!(split(other).is_none(), "{other}");
         }
     }
 }

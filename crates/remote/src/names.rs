@@ -141,16 +141,16 @@ mod tests {
 
     use super::*;
 
-    fn slow() -> (DnsResolver, UnboundedReceiver<String>, mpsc::Sender<()>) {
-        slower_than(Duration::MAX)
+    fn slow_resolver() -> (DnsResolver, UnboundedReceiver<String>, mpsc::Sender<()>) {
+        slow_resolver_with(Duration::MAX)
     }
 
-    fn slower_than(patience: Duration) -> (DnsResolver, UnboundedReceiver<String>, mpsc::Sender<()>) {
-        let (asked, asking) = unbounded_channel();
-        let (go, gate) = mpsc::channel();
+    fn slow_resolver_with(slow_after: Duration) -> (DnsResolver, UnboundedReceiver<String>, mpsc::Sender<()>) {
+        let (requests, lookups) = unbounded_channel();
+        let (release, gate) = mpsc::channel();
         let gate = Mutex::new(gate);
-        let names = DnsResolver::with_lookup(patience, move |host| {
-            asked.send(host.to_owned()).unwrap();
+        let names = DnsResolver::with_lookup(slow_after, move |host| {
+            requests.send(host.to_owned()).unwrap();
             gate.lock().unwrap().recv().unwrap();
             if host.starts_with("bad") {
                 Err(io::ErrorKind::NotFound.into())
@@ -158,49 +158,49 @@ mod tests {
                 Ok(vec![(Ipv4Addr::LOCALHOST, 0).into()])
             }
         });
-        (names, asking, go)
+        (names, lookups, release)
     }
 
     #[tokio::test]
-    async fn a_slow_resolver_takes_a_few_threads_and_no_more() {
-        let (names, mut asking, go) = slow();
+    async fn a_slow_resolver_uses_a_limited_number_of_threads() {
+        let (names, mut lookups, release) = slow_resolver();
         let all = (0..100).map(|host| tokio::spawn(names.clone().addresses(format!("h{host}"))));
         let all: Vec<_> = all.collect();
         for _ in 0..LOOKUPS_MAX {
-            asking.recv().await.unwrap();
+            lookups.recv().await.unwrap();
         }
-        // This task gets a thread; a further lookup would have got one before it.
+        // This task gets a thread only after all lookups that were started before it.
         spawn_blocking(|| {}).await.unwrap();
-        assert!(asking.try_recv().is_err(), "more than {LOOKUPS_MAX} at once");
+        assert!(lookups.try_recv().is_err(), "more than {LOOKUPS_MAX} at once");
         for _ in 0..100 {
-            go.send(()).unwrap();
+            release.send(()).unwrap();
         }
         assert!(join_all(all).await.into_iter().all(|answer| answer.unwrap().is_ok()));
     }
 
     #[tokio::test]
-    async fn names_that_have_failed_or_were_slow_keep_no_others_waiting() {
-        for (patience, kind) in [(Duration::MAX, "bad"), (Duration::ZERO, "slow")] {
-            let (names, mut asking, go) = slower_than(patience);
+    async fn names_that_failed_or_were_slow_do_not_block_other_names() {
+        for (slow_after, kind) in [(Duration::MAX, "bad"), (Duration::ZERO, "slow")] {
+            let (names, mut lookups, release) = slow_resolver_with(slow_after);
             let suspects: Vec<_> = (0..2 * LOOKUPS_MAX).map(|at| format!("{kind}{at}")).collect();
             let all = || suspects.iter().map(|host| tokio::spawn(names.clone().addresses(host.clone())));
             let before: Vec<_> = all().collect();
             for _ in &suspects {
-                asking.recv().await.unwrap();
-                go.send(()).unwrap();
+                lookups.recv().await.unwrap();
+                release.send(()).unwrap();
             }
             join_all(before).await;
 
             let again: Vec<_> = all().collect();
             for _ in 0..SUSPECT_LOOKUPS_MAX {
-                assert!(asking.recv().await.unwrap().starts_with(kind));
+                assert!(lookups.recv().await.unwrap().starts_with(kind));
             }
             spawn_blocking(|| {}).await.unwrap();
-            assert!(asking.try_recv().is_err(), "more than {SUSPECT_LOOKUPS_MAX} at once");
+            assert!(lookups.try_recv().is_err(), "more than {SUSPECT_LOOKUPS_MAX} at once");
             let good = tokio::spawn(names.clone().addresses("good".to_owned()));
-            assert_eq!(asking.recv().await.as_deref(), Some("good"));
+            assert_eq!(lookups.recv().await.as_deref(), Some("good"));
             for _ in 0..=suspects.len() {
-                go.send(()).unwrap();
+                release.send(()).unwrap();
             }
             assert!(good.await.unwrap().is_ok());
             join_all(again).await;
@@ -208,50 +208,50 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_is_found_again_waits_with_the_others() {
-        let (names, mut asking, go) = slow();
+    async fn a_name_that_is_found_again_is_no_longer_suspect() {
+        let (names, mut lookups, release) = slow_resolver();
         names.suspects().insert("good".to_owned());
-        go.send(()).unwrap();
+        release.send(()).unwrap();
         assert!(names.clone().addresses("good".to_owned()).await.is_ok());
-        asking.recv().await.unwrap();
+        lookups.recv().await.unwrap();
         assert!(names.suspects().is_empty());
     }
 
     #[tokio::test]
-    async fn a_name_is_looked_up_once_for_all_who_ask_meanwhile() {
-        let (names, mut asking, go) = slow();
+    async fn concurrent_requests_for_a_name_share_one_lookup() {
+        let (names, mut lookups, release) = slow_resolver();
         let all = (0..100).map(|at| names.clone().addresses(["good", "bad"][at % 2].to_owned()));
         let all = tokio::spawn(join_all(all));
-        asking.recv().await.unwrap();
-        asking.recv().await.unwrap();
+        lookups.recv().await.unwrap();
+        lookups.recv().await.unwrap();
         for _ in 0..101 {
-            go.send(()).unwrap();
+            release.send(()).unwrap();
         }
         let answers = all.await.unwrap();
         assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 50);
-        assert!(asking.try_recv().is_err());
-        assert!(names.clone().addresses("good".to_owned()).await.is_ok(), "and nothing is kept");
-        assert_eq!(asking.recv().await.as_deref(), Some("good"));
+        assert!(lookups.try_recv().is_err());
+        assert!(names.clone().addresses("good".to_owned()).await.is_ok(), "the lookup after the shared one failed");
+        assert_eq!(lookups.recv().await.as_deref(), Some("good"));
     }
 
     #[tokio::test]
-    async fn a_lookup_that_nobody_waits_for_any_more_is_found_by_the_next_who_asks() {
-        let (names, mut asking, go) = slow();
+    async fn an_abandoned_lookup_is_reused_by_the_next_request() {
+        let (names, mut lookups, release) = slow_resolver();
         let gave_up = tokio::spawn(names.clone().addresses("h".to_owned()));
-        asking.recv().await.unwrap();
+        lookups.recv().await.unwrap();
         gave_up.abort();
         assert!(gave_up.await.unwrap_err().is_cancelled());
         let mut next = pin!(names.clone().addresses("h".to_owned()));
         assert!(next.as_mut().now_or_never().is_none());
-        go.send(()).unwrap();
-        go.send(()).unwrap();
+        release.send(()).unwrap();
+        release.send(()).unwrap();
         assert!(next.await.is_ok());
-        assert!(asking.try_recv().is_err());
+        assert!(lookups.try_recv().is_err());
     }
 
     #[tokio::test]
-    async fn who_gives_up_before_there_was_a_place_leaves_nothing() {
-        let (names, _asking, _go) = slow();
+    async fn a_request_that_is_dropped_without_a_permit_leaves_nothing() {
+        let (names, _lookups, _release) = slow_resolver();
         let all = Arc::clone(&names.permits).acquire_many_owned(u32::try_from(LOOKUPS_MAX).unwrap()).await.unwrap();
         assert!(names.clone().addresses("gone".to_owned()).now_or_never().is_none());
         assert!(names.clone().addresses("here".to_owned()).now_or_never().is_none());

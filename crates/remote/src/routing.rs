@@ -48,8 +48,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_that_is_no_plain_text_is_spelled_in_base64() {
-        for (value, spelling) in [
+    fn a_value_that_is_not_plain_ascii_is_encoded_in_base64() {
+        for (value, encoded) in [
             ("us-west1", "us-west1"),
             ("", ""),
             ("two words", "two words"),
@@ -58,25 +58,25 @@ mod tests {
             ("line1\nline2", "=?base64?bGluZTEKbGluZTI=?="),
             ("=?base64?literal?=", "=?base64?PT9iYXNlNjQ/bGl0ZXJhbD89?="),
         ] {
-            assert_eq!(encode_value(value).unwrap(), spelling, "{value}");
+            assert_eq!(encode_value(value).unwrap(), encoded, "{value}");
         }
     }
 
     #[test]
-    fn headers_say_what_a_request_is_about() {
+    fn the_headers_contain_version_method_name_and_parameters() {
         let routing = RequestHeaders {
             version: "2026-07-28",
             method: "tools/call".to_owned(),
             name: Some("sql".to_owned()),
             params: vec![("Region".into(), "eu".to_owned()), ("no header".into(), "x".to_owned())],
         };
-        let said: Vec<_> = headers(&routing).map(|(name, value)| format!("{name}: {value:?}")).collect();
+        let written: Vec<_> = headers(&routing).map(|(name, value)| format!("{name}: {value:?}")).collect();
         let expected = [
             "mcp-protocol-version: \"2026-07-28\"",
             "mcp-method: \"tools/call\"",
             "mcp-name: Sensitive",
             "mcp-param-region: Sensitive",
         ];
-        assert_eq!(said, expected);
+        assert_eq!(written, expected);
     }
 }

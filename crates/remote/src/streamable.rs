@@ -294,16 +294,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_is_opened_again_at_once_and_then_later_and_later_while_it_ends_quickly() {
+    fn a_stream_is_reopened_at_once_and_with_backoff_while_it_ends_quickly() {
         let (quick, long) = (Duration::from_secs(1), Duration::from_secs(60));
-        let mut pace = ReopenBackoff::default();
-        let pauses: Vec<_> = (0..10).map(|_| pace.delay_after_end(quick, None).as_secs()).collect();
+        let mut backoff = ReopenBackoff::default();
+        let pauses: Vec<_> = (0..10).map(|_| backoff.delay_after_end(quick, None).as_secs()).collect();
         assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 64, 128, 180]);
-        assert_eq!(pace.delay_after_end(long, None), Duration::ZERO);
-        assert_eq!(pace.delay_after_end(long, Some(Duration::from_secs(3))), Duration::from_secs(3));
-        assert_eq!(pace.delay_after_end(long, Some(Duration::from_secs(9999))), BACKOFF_MAX);
-        let refusals: Vec<_> = (0..3).map(|_| pace.delay_after_refusal(None).as_secs()).collect();
+        assert_eq!(backoff.delay_after_end(long, None), Duration::ZERO);
+        assert_eq!(backoff.delay_after_end(long, Some(Duration::from_secs(3))), Duration::from_secs(3));
+        assert_eq!(backoff.delay_after_end(long, Some(Duration::from_secs(9999))), BACKOFF_MAX);
+        let refusals: Vec<_> = (0..3).map(|_| backoff.delay_after_refusal(None).as_secs()).collect();
         assert_eq!(refusals, [1, 2, 4]);
-        assert_eq!(pace.delay_after_refusal(Some(Duration::from_secs(600))), Duration::from_secs(600));
+        assert_eq!(backoff.delay_after_refusal(Some(Duration::from_secs(600))), Duration::from_secs(600));
     }
 }

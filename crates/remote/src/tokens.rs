@@ -15,18 +15,15 @@ use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
 pub struct TokenHolder {
     /// Id of the instance. The token is never used for another one.
     pub id: InstanceId,
-    /// Name of the instance.
     pub name: Arc<str>,
     /// Address of the server, without query.
     pub url: String,
 }
 
-/// A request that a server has refused because of its token.
 #[derive(Debug)]
 pub struct TokenRefusal {
     /// HTTP status: 401 or 403.
     pub status: u16,
-    /// Token of the request, if it had one.
     pub token: Option<Secret>,
     /// Value of `WWW-Authenticate`, unmasked: it may echo the token.
     pub challenge: Option<String>,
@@ -74,7 +71,6 @@ impl InstanceTokens {
     }
 }
 
-/// A source without any tokens.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoTokens;
 

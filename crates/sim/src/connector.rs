@@ -26,7 +26,6 @@ const PIPE_SIZE: usize = 4096;
 // Simulated process ids start at a number that real processes rarely have.
 static NEXT_PID: AtomicU32 = AtomicU32::new(1_000_000);
 
-/// Implementation of a simulated server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ServerKind {
     /// The hand-written server, which supports the whole script, in one task.
@@ -40,28 +39,22 @@ pub enum ServerKind {
 /// Plan for one start of an instance. For a remote instance only the script applies; the rest is set at its endpoint.
 #[derive(Debug, Clone)]
 pub struct SimPlan {
-    /// Behaviour of the server.
     pub script: Arc<SimScript>,
-    /// Implementation of the server.
     pub kind: ServerKind,
-    /// Error of the start, as for a missing command.
     pub open_error: Option<String>,
     /// Duration of the start, successful or not.
     pub open_delay: Duration,
 }
 
 impl SimPlan {
-    /// Creates a plan that starts the script at once.
     pub fn new(script: impl Into<Arc<SimScript>>) -> Self {
         Self { script: script.into(), kind: ServerKind::Responder, open_error: None, open_delay: Duration::ZERO }
     }
 
-    /// Creates a plan that starts the script at once, served by rmcp.
     pub fn rmcp(script: impl Into<Arc<SimScript>>) -> Self {
         Self { kind: ServerKind::Rmcp, ..Self::new(script) }
     }
 
-    /// Creates a plan without a server: the start fails for this reason.
     pub fn with_open_error(why: impl Into<String>) -> Self {
         Self { open_error: Some(why.into()), ..Self::new(SimScript::default()) }
     }
@@ -85,13 +78,11 @@ pub struct SimConnector {
 }
 
 impl SimConnector {
-    /// Creates a connector with the same script for every instance.
     pub fn new(script: impl Into<Arc<SimScript>>) -> Self {
         let plan = SimPlan::new(script);
         Self::with_plan(move |_, _| plan.clone())
     }
 
-    /// Creates a connector with a plan for each run of each instance.
     pub fn with_plan(plan: impl Fn(&InstanceSpec, RunNumber) -> SimPlan + Send + Sync + 'static) -> Self {
         Self { plan: Arc::new(plan), registry: Arc::default(), remote: Arc::default() }
     }
@@ -107,7 +98,6 @@ impl SimConnector {
         self.registry.state().alive
     }
 
-    /// Returns the number of servers ever started.
     pub fn opened_count(&self) -> u64 {
         self.registry.state().opened
     }
@@ -212,12 +202,10 @@ impl Connector for SimConnector {
 pub struct SimHandle(Arc<SimProcessState>);
 
 impl SimHandle {
-    /// Ends the server with this exit code.
     pub fn exit(&self, code: i32) {
         self.0.finish(ProcessEnd { code: Some(code), signal: None });
     }
 
-    /// Ends the server by this signal.
     pub fn signal(&self, signal: i32) {
         self.0.finish(ProcessEnd { code: None, signal: Some(signal) });
     }

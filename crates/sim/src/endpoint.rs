@@ -34,7 +34,6 @@ pub struct SimBehavior {
     pub delay: Duration,
     /// Random variation of both delays, as a fraction from 0 to 1 either way.
     pub jitter: f64,
-    /// Seed of the random variation.
     pub seed: u64,
     /// Header and value that every exchange must contain.
     pub required_header: Option<(String, Secret)>,
@@ -42,9 +41,7 @@ pub struct SimBehavior {
     pub refusal: Option<FailureKind>,
     /// Methods that are accepted and never answered. `*` means every method, the health check and the end of a session.
     pub silent_on: BTreeSet<&'static str>,
-    /// Methods that are answered with a method-not-found error.
     pub unknown_methods: BTreeSet<&'static str>,
-    /// Failure of a GET of the `health_url`, if it fails.
     pub health_failure: Option<FailureKind>,
 }
 
@@ -95,23 +92,16 @@ pub(super) fn failure(kind: FailureKind) -> ExchangeFailure {
     }
 }
 
-/// A handshake of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SimHandshake {
-    /// Run that sent it.
     pub run: RunNumber,
-    /// Time of sending.
     pub began: Instant,
-    /// Time of its end, if it has ended.
     pub ended: Option<Instant>,
-    /// True if it succeeded.
     pub succeeded: bool,
 }
 
-/// Session counters of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SimSessionCounts {
-    /// Sessions created.
     pub opened: u64,
     /// Sessions ended by the client with DELETE.
     pub closed: u64,
@@ -122,7 +112,6 @@ pub struct SimSessionCounts {
 }
 
 impl SimSessionCounts {
-    /// Returns the number of sessions that exist now, with their client.
     pub fn open_count(self) -> u64 {
         self.opened - self.closed - self.dropped - self.forgotten
     }
@@ -263,7 +252,6 @@ impl SimEndpoint {
         of(&mut self.state().behavior)
     }
 
-    /// Returns the configured failure of the next exchange, if there is one.
     pub(super) fn next_failure(&self, is_asked: bool) -> Option<FailureKind> {
         let manner = &mut self.state().behavior;
         let next = if is_asked { manner.next_failures.pop_front() } else { None };
@@ -362,7 +350,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct SimRemote(pub(super) Arc<SimEndpoint>);
 
 impl SimRemote {
-    /// Changes the behaviour from now on.
     pub fn change(&self, change: impl FnOnce(&mut SimBehavior)) {
         self.0.with_behavior(change);
     }
@@ -372,7 +359,6 @@ impl SimRemote {
         self.change(|manner| manner.down = Some(kind));
     }
 
-    /// Makes the endpoint reachable again.
     pub fn bring_up(&self) {
         self.change(|manner| manner.down = None);
     }
@@ -405,12 +391,10 @@ impl SimRemote {
         self.0.broadcast(&EndpointEvent::Message(message.into()));
     }
 
-    /// Sets the failures of the next requests and health checks, one each.
     pub fn fail_next(&self, kinds: impl IntoIterator<Item = FailureKind>) {
         self.change(|manner| manner.next_failures = kinds.into_iter().collect());
     }
 
-    /// Waits until `seen` returns true.
     pub async fn wait_until(&self, mut seen: impl FnMut(&Self) -> bool) {
         loop {
             // Created before the check, so that a change in between is not missed.
@@ -422,7 +406,6 @@ impl SimRemote {
         }
     }
 
-    /// Returns the handshakes so far.
     pub fn attempts(&self) -> Vec<SimHandshake> {
         self.0.state().attempts.clone()
     }
@@ -432,7 +415,6 @@ impl SimRemote {
         self.0.state().overlaps
     }
 
-    /// Returns the session counters.
     pub fn sessions(&self) -> SimSessionCounts {
         self.0.state().sessions
     }

@@ -48,12 +48,10 @@ const UNASKED_MAX: usize = 64;
 // Maximum size of a message in bytes; a longer one gets status 413.
 const BODY_MAX: usize = 64 * 1024 * 1024;
 
-/// Options of the HTTP server.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// Address to listen on; port 0 takes a free one.
+    /// Port 0 takes a free port.
     pub address: SocketAddr,
-    /// Path of the endpoint.
     pub path: String,
     /// Form of the answer to a POST.
     pub answers: AnswerFormat,
@@ -81,7 +79,6 @@ pub struct HttpStats {
     pub streams: u64,
     /// Number of POSTs without a complete answer.
     pub posts_open: u64,
-    /// Number of `initialize` requests.
     pub initializes: usize,
     /// Arrival time of each `initialize`, in milliseconds since the server listens.
     pub initialized_at_ms: Vec<u64>,

@@ -322,9 +322,9 @@ mod tests {
 
     #[cfg(feature = "cli")]
     #[test]
-    fn without_flags_it_is_the_default_and_each_flag_sets_its_field() {
+    fn without_flags_the_script_is_the_default_and_each_flag_sets_its_field() {
         assert_eq!(flags(&[]), SimScript::default());
-        let given = flags(&[
+        let parsed = flags(&[
             "--tools=5",
             "--exit-after=1m30s",
             "--handshake-delay=500ms",
@@ -333,7 +333,7 @@ mod tests {
             "--grandchild=ignore-term",
             "--server-version=2",
         ]);
-        let meant = SimScript {
+        let expected = SimScript {
             tools: 5,
             exit_after: Some(Duration::from_secs(90)),
             handshake_delay: Duration::from_millis(500),
@@ -343,11 +343,11 @@ mod tests {
             version: "2".to_owned(),
             ..SimScript::default()
         };
-        assert_eq!(given, meant);
+        assert_eq!(parsed, expected);
     }
 
     #[test]
-    fn a_script_survives_json_and_a_short_one_is_completed() {
+    fn a_script_survives_json_and_missing_fields_get_their_defaults() {
         let script = SimScript { exit_after: Some(Duration::from_millis(1500)), ..SimScript::default() };
         let json = serde_json::to_string(&script).unwrap();
         assert_eq!(serde_json::from_str::<SimScript>(&json).unwrap(), script);
@@ -357,11 +357,11 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_and_run_draw_the_same_and_another_run_does_not() {
+    fn only_the_same_seed_and_run_draw_the_same_numbers() {
         let second = Duration::from_secs(1);
         let draw = |seed, run| {
-            let mut dice = RunRng::new(seed, RunNumber(run));
-            [dice.vary(second, 0.5), dice.vary(second, 0.5)]
+            let mut rng = RunRng::new(seed, RunNumber(run));
+            [rng.vary(second, 0.5), rng.vary(second, 0.5)]
         };
         assert_eq!(draw(1, 7), draw(1, 7));
         assert_ne!(draw(1, 7), draw(1, 8));

@@ -50,7 +50,6 @@ pub struct DeliveryStatus {
     /// Sequence number of the last settled event: all events up to it were accepted, rejected for good, or dropped for
     /// lack of space.
     pub settled: u64,
-    /// Number of events that the sink accepted.
     pub sent: u64,
     /// Number of events that the sink rejected for good.
     pub failed: u64,
@@ -112,7 +111,6 @@ impl Delivery {
         Self { orders, status, appended, task }
     }
 
-    /// Returns the current status.
     pub fn status(&self) -> DeliveryStatus {
         let status = self.status.borrow().clone();
         let stored = *self.appended.borrow();

@@ -15,7 +15,6 @@ const GOODBYE: &str = "<!doctype html><meta charset=utf-8><title>satellite</titl
     <p>The satellite received the response. You can close this page.";
 
 pub(super) enum BrowserResponse {
-    /// Address of the browser's redirect.
     Redirect(String),
     /// Address or code that was pasted into the terminal.
     Pasted(String),

@@ -1,29 +1,29 @@
-//! As much of HTTP/1.1 as a server needs that wants to break it at every point.
+//! A minimal HTTP/1.1 server side that can break the protocol at every point.
 
 use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// A request's head or body beyond this is no request of ours.
+/// The maximum size of a request's head and body.
 const REQUEST_MAX: usize = 4 << 20;
 
-/// Names in lower case when they came from a client, in the order in which they came.
+/// Headers in their order; received names are in lower case.
 pub(super) type Headers = Vec<(String, String)>;
 
-/// What carries a connection, in the clear or not.
+/// The transport of a connection, with or without TLS.
 pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<W: AsyncRead + AsyncWrite + Send + Unpin> Wire for W {}
 
-/// A connection, as the server sees it.
+/// The server side of a connection.
 pub(super) struct Exchange {
     wire: Box<dyn Wire>,
     read: Vec<u8>,
-    /// Whether it ends with the answer, which says so.
+    /// Whether the connection closes after the response, which announces it.
     pub(super) closes: bool,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) method: String,
@@ -33,16 +33,16 @@ pub(super) struct Request {
     pub(super) body: Vec<u8>,
 }
 
-/// What came instead of a request.
+/// The reason why there is no request.
 #[derive(Debug)]
-pub(super) enum NoRequest {
-    /// The client has closed.
+pub(super) enum ReadError {
+    /// The client has closed the connection.
     Closed,
-    /// It is not HTTP.
+    /// The bytes are not HTTP.
     Malformed,
 }
 
-impl From<io::Error> for NoRequest {
+impl From<io::Error> for ReadError {
     fn from(_: io::Error) -> Self {
         Self::Closed
     }
@@ -53,24 +53,24 @@ impl Exchange {
         Self { wire, read: Vec::new(), closes: false }
     }
 
-    /// The next request, whole.
-    pub(super) async fn request(&mut self) -> Result<Request, NoRequest> {
+    /// Reads the next request completely.
+    pub(super) async fn request(&mut self) -> Result<Request, ReadError> {
         let head_end = loop {
             if let Some(at) = self.read.windows(4).position(|four| four == b"\r\n\r\n") {
                 break at;
             }
-            // Somebody speaks TLS, or nothing that we know.
+            // The client uses TLS or an unknown protocol.
             if self.read.first().is_some_and(|byte| !byte.is_ascii_uppercase()) || self.read.len() > REQUEST_MAX {
-                return Err(NoRequest::Malformed);
+                return Err(ReadError::Malformed);
             }
             self.more().await?;
         };
-        let head = std::str::from_utf8(&self.read[..head_end]).map_err(|_| NoRequest::Malformed)?;
-        let (method, target, headers) = parsed(head).ok_or(NoRequest::Malformed)?;
+        let head = std::str::from_utf8(&self.read[..head_end]).map_err(|_| ReadError::Malformed)?;
+        let (method, target, headers) = parsed(head).ok_or(ReadError::Malformed)?;
         let length = headers.iter().find(|(name, _)| name == "content-length");
-        let length: usize = length.map_or(Ok(0), |(_, value)| value.parse()).map_err(|_| NoRequest::Malformed)?;
+        let length: usize = length.map_or(Ok(0), |(_, value)| value.parse()).map_err(|_| ReadError::Malformed)?;
         if length > REQUEST_MAX || headers.iter().any(|(name, _)| name == "transfer-encoding") {
-            return Err(NoRequest::Malformed);
+            return Err(ReadError::Malformed);
         }
         let body_at = head_end + 4;
         while self.read.len() < body_at + length {
@@ -92,23 +92,23 @@ impl Exchange {
         Ok(())
     }
 
-    /// Resolves when the client closes. What it says before stays to be read.
+    /// Resolves when the client closes the connection. Bytes received before stay in the buffer.
     pub(super) async fn closed(&mut self) {
         while self.more().await.is_ok() {}
     }
 
-    /// Writes as it is, and sees it off.
+    /// Writes and flushes bytes unchanged.
     pub(super) async fn write(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         self.wire.write_all(bytes.as_ref()).await?;
         self.wire.flush().await
     }
 
-    /// Only the head, for a body that says itself where it ends: `transfer-encoding` or the end of the connection.
+    /// Writes only the head. The body ends by `transfer-encoding` or with the connection.
     pub(super) async fn head(&mut self, status: u16, headers: &[(String, String)]) -> io::Result<()> {
         self.write(head(status, &self.with_connection(headers))).await
     }
 
-    /// One chunk of a chunked body.
+    /// Writes one chunk of a chunked body.
     pub(super) async fn chunk(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut chunk = format!("{:x}\r\n", bytes.len()).into_bytes();
         chunk.extend_from_slice(bytes);
@@ -116,12 +116,12 @@ impl Exchange {
         self.write(chunk).await
     }
 
-    /// The end of a chunked body.
+    /// Writes the end of a chunked body.
     pub(super) async fn last_chunk(&mut self) -> io::Result<()> {
         self.write("0\r\n\r\n").await
     }
 
-    /// A whole answer.
+    /// Writes a complete response.
     pub(super) async fn answer(&mut self, status: u16, headers: &[(String, String)], body: &[u8]) -> io::Result<()> {
         self.write(whole(status, &self.with_connection(headers), body)).await
     }
@@ -149,7 +149,7 @@ fn head(status: u16, headers: &[(String, String)]) -> String {
     format!("HTTP/1.1 {status} As-Told\r\n{}\r\n", lines.concat())
 }
 
-/// A whole answer, as bytes.
+/// Returns a complete response as bytes.
 pub(super) fn whole(status: u16, headers: &[(String, String)], body: &[u8]) -> Vec<u8> {
     let length = ("content-length".to_owned(), body.len().to_string());
     let mut bytes = head(status, &[headers, &[length]].concat()).into_bytes();
@@ -157,12 +157,12 @@ pub(super) fn whole(status: u16, headers: &[(String, String)], body: &[u8]) -> V
     bytes
 }
 
-/// Headers from literals.
+/// Returns headers from literals.
 pub(super) fn headers(pairs: &[(&str, &str)]) -> Headers {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-/// One event of a stream.
+/// Returns one event of a stream.
 pub(super) fn event(name: &str, data: &str) -> Vec<u8> {
     format!("event: {name}\ndata: {data}\n\n").into_bytes()
 }

@@ -1,4 +1,4 @@
-//! The peer at its best: a small MCP server, without a socket.
+//! The regular behavior of the peer: a small MCP server, without sockets.
 
 use std::collections::BTreeMap;
 
@@ -6,105 +6,105 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::record::Record;
-use super::script::Answers;
+use super::script::ResponseFormat;
 
-/// What goes out on a stream that a GET has opened.
+/// An item for a stream that a GET has opened.
 #[derive(Debug)]
 pub(super) enum Push {
     Message(Value),
-    /// The stream ends tidily.
+    /// The regular end of the stream.
     End,
 }
 
-/// How it says that it does not know a session.
+/// The response to a request with an unknown session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expiry {
-    /// 404, as the specification says and Python servers do.
+    /// 404, as in the specification and in Python servers.
     NotFound,
-    /// 400 with an error that answers nothing, as TypeScript servers do.
+    /// 400 with an error without an id, as in TypeScript servers.
     BadRequest,
-    /// 400 and nothing more, as gateways do that have forgotten where it is.
-    Plainly,
+    /// 400 with an empty body, as from gateways that have lost the session.
+    EmptyBadRequest,
 }
 
-/// How it behaves where nothing in the script says otherwise.
+/// The behavior for requests that no rule of the script matches.
 #[derive(Debug, Clone)]
-pub(crate) struct Manners {
-    /// How it answers requests.
-    pub(crate) answers: Answers,
-    /// Whether it gives sessions, and insists on them.
+pub(crate) struct Behavior {
+    /// The format of responses.
+    pub(crate) format: ResponseFormat,
+    /// Whether the peer creates sessions and requires them.
     pub(crate) sessions: bool,
-    /// Whether a GET opens a stream; 405 otherwise.
+    /// Whether a GET opens a stream; otherwise the response is 405.
     pub(crate) streams: bool,
-    /// Whether a connection is kept after an answer.
+    /// Whether a connection stays open after a response.
     pub(crate) keeps_alive: bool,
-    /// Whether a DELETE ends a session; 405 otherwise.
+    /// Whether a DELETE ends a session; otherwise the response is 405.
     pub(crate) deletes: bool,
     pub(crate) expiry: Expiry,
-    /// The `Authorization` that everybody needs; 401 otherwise.
-    pub(crate) lets_in: Option<&'static str>,
-    /// Its tools, by name, with their annotations.
+    /// The required `Authorization`; otherwise the response is 401.
+    pub(crate) required_authorization: Option<&'static str>,
+    /// The tools by name, with their annotations.
     pub(crate) tools: Vec<(&'static str, Value)>,
-    /// Whether each page of tools names another one, for ever.
+    /// Whether each page of tools has a next page.
     pub(crate) endless_pages: bool,
 }
 
-impl Default for Manners {
+impl Default for Behavior {
     fn default() -> Self {
         Self {
-            answers: Answers::Json,
+            format: ResponseFormat::Json,
             sessions: true,
             streams: true,
             keeps_alive: true,
             deletes: true,
             expiry: Expiry::NotFound,
-            lets_in: None,
+            required_authorization: None,
             tools: vec![("echo", json!({})), ("read", json!({"readOnlyHint": true})), ("sleep", json!({}))],
             endless_pages: false,
         }
     }
 }
 
-/// What it knows.
+/// The state of the MCP server.
 #[derive(Debug, Default)]
 pub(super) struct Server {
-    pub(super) manners: Manners,
+    pub(super) behavior: Behavior,
     sessions: BTreeMap<String, Option<mpsc::UnboundedSender<Push>>>,
     sessions_made: usize,
-    /// Those that are open and belong to no session that it knows.
+    /// Open streams of forgotten sessions.
     forgotten: Vec<mpsc::UnboundedSender<Push>>,
-    /// Tools that were carried out, in order.
+    /// The executed tools, in order.
     pub(super) executed: Vec<String>,
 }
 
-/// Why a request goes no further.
+/// The reason why a request is rejected.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Without the right `Authorization`.
+    /// The `Authorization` of the request is missing or wrong.
     Unauthorized,
-    /// Without the session that it needs.
+    /// The request names no session.
     NoSession,
-    /// With a session that nobody knows.
+    /// The request names an unknown session.
     Expired(Expiry),
 }
 
 impl Server {
-    /// Lets a request in, or not.
+    /// Checks authorization and session of a request.
     pub(super) fn admit(&self, record: &Record) -> Result<(), Refusal> {
-        if self.manners.lets_in.is_some_and(|wanted| record.header("authorization") != Some(wanted)) {
+        if self.behavior.required_authorization.is_some_and(|wanted| record.header("authorization") != Some(wanted)) {
             return Err(Refusal::Unauthorized);
         }
         let is_first = record.rpc.as_deref() == Some("initialize");
-        let needs_none = !self.manners.sessions || is_first || matches!(record.path.as_str(), "/sse" | "/health");
+        let needs_none = !self.behavior.sessions || is_first || matches!(record.path.as_str(), "/sse" | "/health");
         match &record.session {
             _ if needs_none => Ok(()),
             None => Err(Refusal::NoSession),
             Some(session) if self.sessions.contains_key(session) => Ok(()),
-            Some(_) => Err(Refusal::Expired(self.manners.expiry)),
+            Some(_) => Err(Refusal::Expired(self.behavior.expiry)),
         }
     }
 
-    /// A new session.
+    /// Creates a session.
     pub(super) fn session(&mut self) -> String {
         self.sessions_made += 1;
         let name = format!("session-{}", self.sessions_made);
@@ -112,7 +112,7 @@ impl Server {
         name
     }
 
-    /// The stream of a session; the one that it had ends.
+    /// Opens the stream of a session. An earlier stream of the session ends.
     pub(super) fn stream(&mut self, session: &str) -> mpsc::UnboundedReceiver<Push> {
         let (pushes, stream) = mpsc::unbounded_channel();
         self.sessions.insert(session.to_owned(), Some(pushes));
@@ -131,16 +131,16 @@ impl Server {
         self.sessions.len()
     }
 
-    /// Tells all who listen.
-    pub(super) fn tell(&self, message: &Value) {
+    /// Sends a message on all streams.
+    pub(super) fn broadcast(&self, message: &Value) {
         for stream in self.sessions.values().flatten() {
-            // Who has gone is told nothing.
+            // An error means that the client has disconnected.
             let _ = stream.send(Push::Message(message.clone()));
         }
     }
 
-    /// Tells one session.
-    pub(super) fn tell_one(&self, session: &str, message: Value) {
+    /// Sends a message on the stream of one session.
+    pub(super) fn send_to(&self, session: &str, message: Value) {
         if let Some(Some(stream)) = self.sessions.get(session) {
             let _ = stream.send(Push::Message(message));
         }
@@ -152,7 +152,7 @@ impl Server {
         }
     }
 
-    /// The answer to a JSON-RPC message; none to a notification or a response.
+    /// Returns the response to a JSON-RPC message; `None` for a notification or a response.
     pub(super) fn answer(&mut self, body: &Value) -> Option<Value> {
         let id = body.get("id").filter(|_| body["method"].is_string())?;
         let params = &body["params"];
@@ -187,8 +187,8 @@ impl Server {
             let name = if page == 0 { (*name).to_owned() } else { format!("{name}-{page}") };
             json!({"name": name, "inputSchema": {"type": "object"}, "annotations": annotations})
         };
-        let tools: Vec<Value> = self.manners.tools.iter().map(tool).collect();
-        if self.manners.endless_pages {
+        let tools: Vec<Value> = self.behavior.tools.iter().map(tool).collect();
+        if self.behavior.endless_pages {
             json!({"tools": tools, "nextCursor": (page + 1).to_string()})
         } else {
             json!({"tools": tools})
@@ -197,7 +197,7 @@ impl Server {
 
     fn call(&mut self, id: &Value, params: &Value) -> Value {
         let name = params["name"].as_str().unwrap_or_default();
-        if !self.manners.tools.iter().any(|(known, _)| *known == name) {
+        if !self.behavior.tools.iter().any(|(known, _)| *known == name) {
             return error(id, -32602, "Unknown tool");
         }
         self.executed.push(name.to_owned());

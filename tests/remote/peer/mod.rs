@@ -1,11 +1,10 @@
-//! The scripted HTTP peer: at its best a complete small MCP server, over streamable HTTP (`/mcp`) and over the older
-//! HTTP+SSE (`/sse`), with a page at `/health`. A script makes it misbehave, by request and by count, and everything
-//! that came is written down.
+//! The scripted HTTP peer: a small but complete MCP server over streamable HTTP (`/mcp`) and over the older HTTP+SSE
+//! (`/sse`), with a page at `/health`. A script makes it misbehave, by request and by count. It records all requests.
 //!
-//! It writes HTTP by hand, because a server that is meant to break off in the middle of a chunk must own its bytes.
+//! It writes HTTP itself: only this way can it break off in the middle of a chunk.
 //!
 //! ```text
-//! Peer ── accepting task ──┬── connection task ── script, manners ── bytes
+//! Peer ── accepting task ──┬── connection task ── script, behavior ── bytes
 //!                          └── connection task
 //! ```
 
@@ -30,32 +29,32 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use self::connection::{Counted, serve};
+use self::connection::{CountGuard, serve};
 use self::mcp::Server;
-pub(crate) use self::mcp::{Expiry, Manners};
-pub(crate) use self::record::{Record, Seen};
+pub(crate) use self::mcp::{Behavior, Expiry};
+pub(crate) use self::record::{PeerLog, Record};
 use self::script::Script;
-pub(crate) use self::script::{Answers, Deed, When};
+pub(crate) use self::script::{Action, ResponseFormat, When};
 use super::GIVE_UP;
 
 const BACKLOG: u32 = 1024;
 
-/// A server of ours on a port of its own.
+/// A scripted server on its own port.
 pub(crate) struct Peer {
     port: u16,
     tls: Option<TlsAcceptor>,
     shared: Arc<Shared>,
     network: Mutex<Network>,
-    /// Bound and never listening: while nobody else listens the port is refused, and nobody can take it.
+    /// Bound but not listening: reserves the port while the peer is closed; connections are refused then.
     _reserved: TcpSocket,
 }
 
-/// What a client meets at the port.
+/// The state of the port.
 enum Network {
-    /// Nobody: refused.
+    /// Connections are refused.
     Closed,
     Open(JoinHandle<()>),
-    /// A listener that has not room for one more: what comes is dropped on the floor by the kernel.
+    /// The backlog of the listener is full: the kernel drops further connections.
     Full {
         _listener: TcpListener,
         _first: TcpStream,
@@ -65,21 +64,21 @@ enum Network {
 struct Shared {
     script: Mutex<Script>,
     server: Mutex<Server>,
-    seen: watch::Sender<Seen>,
+    log: watch::Sender<PeerLog>,
     frozen: watch::Sender<bool>,
-    /// How many calls of `sleep` may be answered.
+    /// Whether calls of `sleep` are answered.
     released: watch::Sender<bool>,
-    /// Set when it is to die, by the script or by a test; unset before it lives again.
+    /// Set by the script or by a test to close everything; unset before the peer listens again.
     dying: watch::Sender<bool>,
 }
 
 impl Peer {
-    /// Listens, in the clear.
+    /// Starts a peer without TLS.
     pub(crate) async fn start() -> Self {
         Self::with(None).await
     }
 
-    /// Listens with a certificate that nobody has signed.
+    /// Starts a peer with a self-signed certificate.
     pub(crate) async fn start_tls() -> Self {
         let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
@@ -98,7 +97,7 @@ impl Peer {
         let shared = Shared {
             script: Mutex::default(),
             server: Mutex::default(),
-            seen: watch::Sender::default(),
+            log: watch::Sender::default(),
             frozen: watch::Sender::default(),
             released: watch::Sender::default(),
             dying: watch::Sender::default(),
@@ -109,50 +108,50 @@ impl Peer {
         peer
     }
 
-    /// Where it says that it is: `http://127.0.0.1:PORT`.
+    /// Returns the origin: `http://127.0.0.1:PORT`.
     pub(crate) fn origin(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         format!("{scheme}://127.0.0.1:{}", self.port)
     }
 
-    /// Its endpoint for streamable HTTP.
+    /// Returns the URL for streamable HTTP.
     pub(crate) fn url(&self) -> String {
         format!("{}/mcp", self.origin())
     }
 
-    /// Its endpoint for HTTP+SSE.
+    /// Returns the URL for HTTP+SSE.
     pub(crate) fn sse_url(&self) -> String {
         format!("{}/sse", self.origin())
     }
 
-    /// A page that says whether it is well.
+    /// Returns the URL of the health page.
     pub(crate) fn health_url(&self) -> String {
         format!("{}/health", self.origin())
     }
 
-    /// Changes how it behaves when it behaves.
-    pub(crate) fn manners(&self, change: impl FnOnce(&mut Manners)) {
-        change(&mut self.shared.server.lock().unwrap().manners);
+    /// Changes the behavior for requests that no rule matches.
+    pub(crate) fn configure(&self, change: impl FnOnce(&mut Behavior)) {
+        change(&mut self.shared.server.lock().unwrap().behavior);
     }
 
-    /// Such requests come to this from now on.
-    pub(crate) fn on(&self, when: When, deed: Deed) {
-        self.shared.script.lock().unwrap().push(when, None, deed);
+    /// Performs an action on all matching requests from now on.
+    pub(crate) fn on(&self, when: When, action: Action) {
+        self.shared.script.lock().unwrap().push(when, None, action);
     }
 
-    /// So many of such requests come to this.
-    pub(crate) fn on_next(&self, times: usize, when: When, deed: Deed) {
-        self.shared.script.lock().unwrap().push(when, Some(times), deed);
+    /// Performs an action on the next `times` matching requests.
+    pub(crate) fn on_next(&self, times: usize, when: When, action: Action) {
+        self.shared.script.lock().unwrap().push(when, Some(times), action);
     }
 
-    /// It behaves, whatever was scripted, and is there.
+    /// Clears the script, thaws the peer and listens again.
     pub(crate) async fn heal(&self) {
         self.shared.script.lock().unwrap().clear();
         self.thaw();
         self.open().await;
     }
 
-    /// Everything closes, and nobody listens; the port stays its own.
+    /// Closes all connections and stops listening. The port stays reserved.
     pub(crate) async fn close(&self) {
         let network = std::mem::replace(&mut *self.network.lock().unwrap(), Network::Closed);
         if let Network::Open(accepting) = network {
@@ -161,9 +160,9 @@ impl Peer {
         }
     }
 
-    /// Listens, if it does not.
+    /// Listens unless the peer listens already.
     pub(crate) async fn open(&self) {
-        // It may be dying by the script.
+        // The script may be closing the peer.
         if matches!(*self.network.lock().unwrap(), Network::Open(_)) && !*self.shared.dying.borrow() {
             return;
         }
@@ -174,14 +173,14 @@ impl Peer {
         *self.network.lock().unwrap() = Network::Open(accepting);
     }
 
-    /// Dies and comes back on its port, and knows no session.
+    /// Closes all connections, forgets all sessions and listens again.
     pub(crate) async fn restart(&self) {
         self.close().await;
         self.forget_sessions();
         self.open().await;
     }
 
-    /// Everything closes, and who comes is not even refused.
+    /// Closes all connections. New connections are neither accepted nor refused.
     pub(crate) async fn fill(&self) {
         self.close().await;
         let listener = listen(self.port, 0).await;
@@ -189,57 +188,57 @@ impl Peer {
         *self.network.lock().unwrap() = Network::Full { _listener: listener, _first: first };
     }
 
-    /// Stops as a machine does whose network cable is pulled: nothing is read, answered or closed.
+    /// Stops as if the network cable were pulled: nothing is read, answered or closed.
     pub(crate) fn freeze(&self) {
         self.shared.frozen.send_replace(true);
     }
 
-    /// Goes on where it stopped.
+    /// Continues after `freeze`.
     pub(crate) fn thaw(&self) {
         self.shared.frozen.send_replace(false);
     }
 
-    /// Knows no session any more, and keeps its connections.
+    /// Forgets all sessions and keeps the connections.
     pub(crate) fn forget_sessions(&self) {
         self.shared.server.lock().unwrap().forget_sessions();
     }
 
-    /// How many sessions it knows.
+    /// Returns the number of sessions.
     pub(crate) fn sessions(&self) -> usize {
         self.shared.server.lock().unwrap().sessions()
     }
 
-    /// Tells everybody who listens that a list has changed: `tools`, `resources`, `prompts`.
+    /// Sends a `list_changed` notification on all streams, for `tools`, `resources` or `prompts`.
     pub(crate) fn list_changed(&self, of: &str) {
         let method = format!("notifications/{of}/list_changed");
-        self.shared.server.lock().unwrap().tell(&json!({"jsonrpc": "2.0", "method": method}));
+        self.shared.server.lock().unwrap().broadcast(&json!({"jsonrpc": "2.0", "method": method}));
     }
 
-    /// Ends every stream tidily.
+    /// Ends every stream regularly.
     pub(crate) fn end_streams(&self) {
         self.shared.server.lock().unwrap().end_streams();
     }
 
-    /// Answers all calls of `sleep`, and those to come.
+    /// Answers all current and later calls of `sleep`.
     pub(crate) fn release(&self) {
         self.shared.released.send_replace(true);
     }
 
-    /// How often this tool was carried out.
+    /// Returns how often a tool was executed.
     pub(crate) fn executed(&self, tool: &str) -> usize {
         self.shared.server.lock().unwrap().executed.iter().filter(|executed| *executed == tool).count()
     }
 
-    /// What it has seen so far.
-    pub(crate) fn seen<T>(&self, look: impl FnOnce(&Seen) -> T) -> T {
-        look(&self.shared.seen.borrow())
+    /// Passes the log so far to a function.
+    pub(crate) fn log<T>(&self, look: impl FnOnce(&PeerLog) -> T) -> T {
+        look(&self.shared.log.borrow())
     }
 
-    /// Waits until it has seen this.
-    pub(crate) async fn until(&self, what: &str, wanted: impl FnMut(&Seen) -> bool) {
-        let mut seen = self.shared.seen.subscribe();
-        let in_time = timeout(GIVE_UP, seen.wait_for(wanted)).await;
-        assert!(in_time.is_ok(), "given up waiting until {what}: {:#?}", *self.shared.seen.borrow());
+    /// Waits until the log meets a condition.
+    pub(crate) async fn until(&self, what: &str, wanted: impl FnMut(&PeerLog) -> bool) {
+        let mut log = self.shared.log.subscribe();
+        let in_time = timeout(GIVE_UP, log.wait_for(wanted)).await;
+        assert!(in_time.is_ok(), "gave up waiting until {what}: {:#?}", *self.shared.log.borrow());
     }
 }
 
@@ -255,7 +254,7 @@ fn address(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 
-/// Bound to a port that others of ours may be bound to as well, as long as one listens at most.
+/// Binds a port. Several sockets of the peer may bind it as long as at most one listens.
 fn socket(port: u16) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
@@ -263,13 +262,13 @@ fn socket(port: u16) -> TcpSocket {
     socket
 }
 
-/// Listens at a port where somebody may have listened a moment ago.
+/// Listens at a port that an earlier listener may just have released.
 async fn listen(port: u16, backlog: u32) -> TcpListener {
     let again = async {
         loop {
             match socket(port).listen(backlog) {
                 Ok(listener) => return listener,
-                // The kernel has not done with the last one.
+                // The kernel has not released the last listener.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => sleep(Duration::from_millis(5)).await,
                 Err(error) => panic!("cannot listen at port {port}: {error}"),
             }
@@ -278,7 +277,7 @@ async fn listen(port: u16, backlog: u32) -> TcpListener {
     timeout(GIVE_UP, again).await.unwrap()
 }
 
-/// Takes connections until the peer dies; with this task end all of them.
+/// Accepts connections until the peer closes. All connections end with this task.
 async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     let mut dying = shared.dying.subscribe();
@@ -289,9 +288,9 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Sha
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => {
                 let Ok((stream, _)) = accepted else { continue };
-                // Whoever is connected counts, even where nobody looks after him.
-                let counted = Counted::new(shared.clone(), connected, |seen| seen.connections -= 1);
-                let nth = shared.seen.borrow().connections_made;
+                // A connection counts from its acceptance, before its task runs.
+                let counted = CountGuard::new(shared.clone(), connected, |log| log.connections -= 1);
+                let nth = shared.log.borrow().connections_made;
                 let connection = serve(nth, stream, tls.clone(), shared.clone());
                 let connection = unless_frozen(connection, shared.frozen.subscribe());
                 connections.spawn(async move {
@@ -305,12 +304,12 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Sha
     connections.shutdown().await;
 }
 
-fn connected(seen: &mut Seen) {
-    seen.connections_made += 1;
-    seen.connections += 1;
+fn connected(log: &mut PeerLog) {
+    log.connections_made += 1;
+    log.connections += 1;
 }
 
-/// Runs a connection, and leaves it as it is for as long as the peer is frozen.
+/// Runs a connection and pauses it while the peer is frozen.
 async fn unless_frozen(connection: impl Future<Output = ()>, mut frozen: watch::Receiver<bool>) {
     let mut connection = pin!(connection);
     loop {
@@ -319,7 +318,7 @@ async fn unless_frozen(connection: impl Future<Output = ()>, mut frozen: watch::
             Ok(_) = frozen.wait_for(|frozen| *frozen) => {}
             () = &mut connection => return,
         }
-        // An error says that the peer is gone; so is this task.
+        // An error means that the peer is dropped; this task ends then.
         let _ = frozen.wait_for(|frozen| !*frozen).await;
     }
 }

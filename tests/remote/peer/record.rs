@@ -1,25 +1,25 @@
-//! What the peer has seen, so that tests can count.
+//! The log of the peer: requests and counters.
 
 use serde_json::Value;
 
 use super::http::Request;
 
-/// A request that came.
+/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Record {
-    /// Which connection it came on, counted from 1.
+    /// The number of the connection, from 1.
     pub(crate) connection: usize,
     pub(crate) http: String,
     pub(crate) path: String,
     pub(crate) query: Option<String>,
     pub(crate) headers: Vec<(String, String)>,
-    /// The session that it names.
+    /// The session of the request.
     pub(crate) session: Option<String>,
-    /// Its body where that is JSON, else null.
+    /// The body if it is JSON, else null.
     pub(crate) body: Value,
     /// The JSON-RPC method.
     pub(crate) rpc: Option<String>,
-    /// The tool that it calls.
+    /// The called tool.
     pub(crate) tool: Option<String>,
 }
 
@@ -50,8 +50,8 @@ impl Record {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// In a few words: `tools/call echo`, `GET /mcp`.
-    pub(crate) fn what(&self) -> String {
+    /// Returns a short description: `tools/call echo`, `GET /mcp`.
+    pub(crate) fn label(&self) -> String {
         match (&self.rpc, &self.tool) {
             (Some(rpc), Some(tool)) => format!("{rpc} {tool}"),
             (Some(rpc), None) => rpc.clone(),
@@ -61,44 +61,44 @@ impl Record {
     }
 }
 
-/// All that the peer has seen.
+/// The requests and counters of the peer.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
-    /// Every request, in the order in which they came.
+pub(crate) struct PeerLog {
+    /// All requests, in their order.
     pub(crate) requests: Vec<Record>,
-    /// Connections that are there.
+    /// The number of open connections.
     pub(crate) connections: usize,
-    /// Connections that ever were there.
+    /// The number of connections so far.
     pub(crate) connections_made: usize,
-    /// Connections that never came to a request: no HTTP, no TLS that both sides know.
-    pub(crate) misunderstood: usize,
-    /// Streams that a GET has opened.
+    /// The number of connections without a valid request: no HTTP, or a failed TLS handshake.
+    pub(crate) malformed: usize,
+    /// The number of open streams.
     pub(crate) streams: usize,
-    /// `initialize` requests that are not answered.
+    /// The number of `initialize` requests in progress.
     pub(crate) initializing: usize,
-    /// The most of them at once.
+    /// The maximum of `initializing`.
     pub(crate) initializing_max: usize,
-    /// Bytes of an endless line that went out.
+    /// The sent bytes of endless lines.
     pub(crate) endless: usize,
 }
 
-impl Seen {
-    /// How many requests were such.
-    pub(crate) fn count(&self, is_such: impl Fn(&Record) -> bool) -> usize {
-        self.requests.iter().filter(|record| is_such(record)).count()
+impl PeerLog {
+    /// Returns the number of matching requests.
+    pub(crate) fn count(&self, matches: impl Fn(&Record) -> bool) -> usize {
+        self.requests.iter().filter(|record| matches(record)).count()
     }
 
-    /// How often this JSON-RPC method came.
+    /// Returns the number of requests with a JSON-RPC method.
     pub(crate) fn rpc(&self, method: &str) -> usize {
         self.count(|record| record.rpc.as_deref() == Some(method))
     }
 
-    /// How often this tool was called.
+    /// Returns the number of calls of a tool.
     pub(crate) fn calls(&self, tool: &str) -> usize {
         self.count(|record| record.tool.as_deref() == Some(tool))
     }
 
-    /// How often this HTTP method came.
+    /// Returns the number of requests with an HTTP method.
     pub(crate) fn http(&self, method: &str) -> usize {
         self.count(|record| record.http == method)
     }

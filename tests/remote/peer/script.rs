@@ -1,10 +1,10 @@
-//! What the peer does with a request instead of what it should.
+//! The script of the peer: actions that replace the regular response to a request.
 
 use std::time::Duration;
 
 use super::record::Record;
 
-/// Which requests. What is not said does not matter.
+/// A filter for requests. A field that is `None` matches all requests.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct When {
     http: Option<&'static str>,
@@ -14,27 +14,27 @@ pub(crate) struct When {
 }
 
 impl When {
-    /// Every request.
+    /// Matches every request.
     pub(crate) fn any() -> Self {
         Self::default()
     }
 
-    /// By HTTP method.
+    /// Matches an HTTP method.
     pub(crate) fn http(method: &'static str) -> Self {
         Self { http: Some(method), ..Self::default() }
     }
 
-    /// By path.
+    /// Matches a path.
     pub(crate) fn path(path: &'static str) -> Self {
         Self { path: Some(path), ..Self::default() }
     }
 
-    /// By the JSON-RPC method in its body.
+    /// Matches the JSON-RPC method of the body.
     pub(crate) fn rpc(method: &'static str) -> Self {
         Self { rpc: Some(method), ..Self::default() }
     }
 
-    /// A call of this tool.
+    /// Matches calls of a tool.
     pub(crate) fn tool(tool: &'static str) -> Self {
         Self { tool: Some(tool), ..Self::rpc("tools/call") }
     }
@@ -47,66 +47,66 @@ impl When {
     }
 }
 
-/// What is done.
+/// An action on a request.
 #[derive(Debug, Clone)]
-pub(crate) enum Deed {
-    /// This answer, whatever was asked.
-    Answer { status: u16, headers: Vec<(&'static str, String)>, body: String },
-    /// A JSON-RPC error with the id of the request.
+pub(crate) enum Action {
+    /// Sends this response.
+    Respond { status: u16, headers: Vec<(&'static str, String)>, body: String },
+    /// Sends a JSON-RPC error with the id of the request.
     RpcError { code: i64, message: &'static str },
-    /// Reads, and never answers; the connection stays.
+    /// Reads the request and never responds; the connection stays open.
     Silence,
-    /// Closes the connection without an answer.
+    /// Closes the connection without a response.
     HangUp,
-    /// The whole server dies at this moment: every connection closes, nobody listens.
+    /// Closes all connections and stops listening.
     Die,
-    /// The whole server stops at this moment: nothing is read, answered or closed any more.
+    /// Freezes the whole peer: nothing is read, answered or closed any more.
     Freeze,
-    /// Carries the request out, and breaks off in the middle of the answer: of a body whose length was told, or of an
-    /// event stream.
-    Cut(Answers),
-    /// An event stream with nothing in it that can be understood, that ends tidily.
+    /// Executes the request and breaks off in the middle of the response: of a body with a length, or of an event
+    /// stream.
+    Cut(ResponseFormat),
+    /// Sends an event stream of invalid events that ends regularly.
     GarbageSse,
-    /// The right answer, a byte at a time.
+    /// Sends the regular response, one byte at a time.
     Drip { pause: Duration },
-    /// An event stream that is alive and never comes to an answer: a comment at a time.
+    /// Sends an event stream of comments without a response.
     DripForever { pause: Duration },
-    /// A line that does not end.
-    EndlessLine(Answers),
-    /// Takes the message, and ends every stream tidily.
+    /// Sends an endless line.
+    EndlessLine(ResponseFormat),
+    /// Accepts the message and ends every stream regularly.
     EndStreams,
-    /// HTTP+SSE: names this address as the endpoint.
+    /// Sends this address as the endpoint of HTTP+SSE.
     Endpoint(String),
 }
 
-/// The two forms of an answer over streamable HTTP.
+/// The two formats of a response over streamable HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answers {
+pub(crate) enum ResponseFormat {
     Json,
     Sse,
 }
 
-impl Deed {
-    /// An answer without a body.
+impl Action {
+    /// Responds without a body.
     pub(crate) fn status(status: u16) -> Self {
-        Self::Answer { status, headers: Vec::new(), body: String::new() }
+        Self::Respond { status, headers: Vec::new(), body: String::new() }
     }
 
-    /// An answer with a header and no body.
+    /// Responds with a header and without a body.
     pub(crate) fn status_with(status: u16, header: &'static str, value: &str) -> Self {
-        Self::Answer { status, headers: vec![(header, value.to_owned())], body: String::new() }
+        Self::Respond { status, headers: vec![(header, value.to_owned())], body: String::new() }
     }
 
-    /// What a proxy, a captive portal or a wrong address shows: a page, and success.
+    /// Responds with 200 and a page, as proxies, captive portals and wrong addresses do.
     pub(crate) fn html() -> Self {
-        Self::Answer {
+        Self::Respond {
             status: 200,
             headers: vec![("content-type", "text/html; charset=utf-8".to_owned())],
             body: "<!doctype html><title>Welcome</title>".to_owned(),
         }
     }
 
-    /// The TypeScript SDK's way to say that it does not know a session: 400, and an error that answers nothing.
+    /// Responds as the TypeScript SDK does to an unknown session: 400 and an error without an id.
     pub(crate) fn expired_400() -> Self {
         let body = serde_json::json!({
             "jsonrpc": "2.0",
@@ -114,34 +114,34 @@ impl Deed {
             "id": null,
         });
         let headers = vec![("content-type", "application/json".to_owned())];
-        Self::Answer { status: 400, headers, body: body.to_string() }
+        Self::Respond { status: 400, headers, body: body.to_string() }
     }
 }
 
-/// One line of a script. The first that matches and is not used up decides.
+/// One rule of a script. The first rule that matches and is not used up applies.
 #[derive(Debug, Clone)]
 pub(super) struct Rule {
     when: When,
     left: Option<usize>,
-    deed: Deed,
+    action: Action,
 }
 
-/// What is done instead of the right thing.
+/// The rules that replace the regular behavior.
 #[derive(Debug, Default)]
 pub(super) struct Script(Vec<Rule>);
 
 impl Script {
-    pub(super) fn push(&mut self, when: When, times: Option<usize>, deed: Deed) {
-        self.0.push(Rule { when, left: times, deed });
+    pub(super) fn push(&mut self, when: When, times: Option<usize>, action: Action) {
+        self.0.push(Rule { when, left: times, action });
     }
 
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 
-    pub(super) fn decide(&mut self, record: &Record) -> Option<Deed> {
+    pub(super) fn decide(&mut self, record: &Record) -> Option<Action> {
         let rule = self.0.iter_mut().find(|rule| rule.left != Some(0) && rule.when.matches(record))?;
         rule.left = rule.left.map(|left| left - 1);
-        Some(rule.deed.clone())
+        Some(rule.action.clone())
     }
 }

@@ -21,7 +21,6 @@ use mcp_satellite_config::{BackendDocument, ConfigErrors};
 use mcp_satellite_files::data_dir::DataDir;
 use mcp_satellite_files::disk::run_with_timeout;
 
-/// Name of the stored configuration in the data directory.
 pub const CONFIG_FILE: &str = "backend-config.json";
 
 // A response has at most 16 MiB, and is stored with indentation.
@@ -283,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_configuration_is_kept_for_its_owner_only_and_of_its_backend_only() {
+    fn the_last_configuration_is_stored_privately_and_per_backend() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
         let config = SatelliteConfig { hash: "h1".to_owned(), ..SatelliteConfig::default() };

@@ -15,10 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 // Older commands are forgotten: the backend has not delivered them for a long time.
 const KNOWN_MAX: usize = 10_000;
 
-/// Progress of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandProgress {
-    /// The command was never started.
     Unknown,
     /// The command was started, but the satellite ended before the result was recorded.
     Started,
@@ -28,15 +26,11 @@ pub enum CommandProgress {
 
 /// Persistent record of commands. An error means that the record is currently unavailable.
 pub trait CommandLog: Send + Sync + 'static {
-    /// Returns the progress of the command `id`.
     fn progress(&self, id: &str) -> BoxFuture<'_, Result<CommandProgress, String>>;
-    /// Records that the command `id` was started.
     fn record_start(&self, id: &str) -> BoxFuture<'_, Result<(), String>>;
-    /// Records that the command `id` has finished with `result`, as JSON.
     fn record_result(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>>;
 }
 
-/// Record in memory, which ends with the satellite.
 #[derive(Debug, Default)]
 pub struct InMemoryCommandLog(Mutex<CommandLogEntries>);
 
@@ -189,29 +183,29 @@ mod tests {
 
         fn record_result(&self, id: &str, result: String) -> BoxFuture<'_, Result<(), String>> {
             if self.is_full.load(std::sync::atomic::Ordering::Relaxed) {
-                return ready(Err("it is full".to_owned())).boxed();
+                return ready(Err("disk full".to_owned())).boxed();
             }
             self.memory.record_result(id, result)
         }
     }
 
     #[tokio::test]
-    async fn results_are_kept_in_memory_only_where_the_disk_does_not_take_them() {
+    async fn results_are_kept_in_memory_only_if_the_disk_rejects_them() {
         let disk = std::sync::Arc::new(Disk::default());
         let both = FallbackCommandLog::new(disk.clone());
-        for (id, is_full, here) in [("a", false, 0), ("b", true, 1)] {
+        for (id, is_full, in_memory) in [("a", false, 0), ("b", true, 1)] {
             disk.is_full.store(is_full, std::sync::atomic::Ordering::Relaxed);
             both.record_start(id).await;
             assert_eq!(both.progress(id).await, CommandProgress::Started);
             both.record_result(id, "{}".to_owned()).await;
             assert_eq!(both.progress(id).await, CommandProgress::Done("{}".to_owned()));
             let known = both.memory.entries();
-            assert_eq!((known.progress.len(), known.order.len()), (here, here), "{id}");
+            assert_eq!((known.progress.len(), known.order.len()), (in_memory, in_memory), "{id}");
         }
     }
 
     #[test]
-    fn the_memory_knows_how_far_a_command_is_and_forgets_the_oldest() {
+    fn the_memory_log_tracks_progress_and_drops_the_oldest_commands() {
         let memory = InMemoryCommandLog::default();
         assert_eq!(expect_ready(memory.progress("a")), CommandProgress::Unknown);
         expect_ready(memory.record_start("a"));

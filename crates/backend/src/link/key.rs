@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use mcp_satellite_files::data_dir::DataDir;
 
-/// Name of the key file in the data directory.
 pub const KEY_FILE: &str = "backend.json";
 
 const KEY_MAX: u64 = 64 << 10;
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_kept_for_its_owner_only_and_found_again_and_replaced() {
+    fn a_key_is_stored_privately_and_can_be_loaded_and_replaced() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
         assert_eq!(load(&dir, URL), StoredKey::Missing);
@@ -108,7 +107,7 @@ mod tests {
         assert_eq!(load(&dir, URL), StoredKey::Key(key()));
         store(&dir, &SatelliteKey { satellite_id: "sat-2".to_owned(), ..key() }).unwrap();
         assert!(matches!(load(&dir, URL), StoredKey::Key(key) if key.satellite_id == "sat-2"));
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_holds_something_else_is_told_without_what_it_holds() {
+    fn a_damaged_key_file_is_reported_without_its_content() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
         let long = "x".repeat(100_000);
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_a_key_can_be_kept_is_known_before_and_leaves_nothing() {
+    fn check_writable_detects_a_missing_directory_and_leaves_no_file() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let dir = DataDir::open(home.path()).unwrap();
         check_writable(&dir).unwrap();
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_not_shown() {
+    fn the_debug_output_of_a_key_hides_the_secret() {
         assert!(!format!("{:?}", key()).contains("0123456789abcdef"));
     }
 }

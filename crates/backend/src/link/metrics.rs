@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_of_this_machine_are_real() {
+    fn the_metrics_of_this_machine_are_plausible() {
         let metrics = SystemMonitor::new(Path::new("/"));
         metrics.measure();
         let until = std::time::Instant::now() + sysinfo::MINIMUM_CPU_UPDATE_INTERVAL;
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_between_nothing_and_all() {
+    fn a_percentage_is_clamped_to_0_and_100() {
         for (measured, wanted) in [(-1.0, 0.0), (50.0, 50.0), (100.1, 100.0), (f32::NAN, 0.0), (f32::INFINITY, 0.0)] {
             assert!((percent(measured) - wanted).abs() < f32::EPSILON, "{measured}");
         }

@@ -72,12 +72,10 @@ const BEGIN_AGAIN_AFTER: Duration = Duration::from_secs(5);
 // Poll responses that wait for the command desk.
 const INBOX: usize = 4;
 
-/// Specs of all configured instances.
 pub type SpecsById = HashMap<InstanceId, InstanceSpec>;
 
 /// Operations of the satellite that the link uses.
 pub trait LinkHost: Send + Sync {
-    /// Returns the runtime of the satellite.
     fn runtime(&self) -> &RuntimeHandle;
     /// Applies the differences between the current and the new configuration and returns the resulting specs, which the
     /// snapshot then shows. A document with errors changes nothing. `since` is the time at which the document was
@@ -91,31 +89,22 @@ pub trait LinkHost: Send + Sync {
     /// Erases the data of all instances in `removed` that are no longer configured, without waiting for their
     /// retention.
     fn erase<'a>(&'a self, removed: &'a InstanceScope) -> BoxFuture<'a, ()>;
-    /// Returns the progress of the event delivery.
     fn event_progress(&self) -> EventProgress;
 }
 
-/// Parameters of a link.
 pub struct LinkOptions {
-    /// Name of the satellite.
     pub name: String,
-    /// Settings of the backend from the configuration file.
     pub plan: BackendPlan,
-    /// Directory in which key and configuration are stored.
     pub data_dir: DataDir,
-    /// Record of executed commands.
     pub command_log: Arc<dyn CommandLog>,
-    /// Seed of the random delays.
     pub seed: u64,
     /// Returns the time that the machine has spent suspended, from an arbitrary origin:
     /// `suspended` of the process crate.
     pub suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
-/// Error that prevents the creation of a link.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The URL cannot be used.
     #[error("cannot use the URL of the backend: {0}")]
     Url(String),
     /// The HTTP client could not be created, for example because the machine has no CA certificates.
@@ -159,10 +148,6 @@ struct LinkShared {
 
 impl BackendLink {
     /// Creates a link. Requests start with [`BackendLink::run`].
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the URL or the HTTP client cannot be used.
     pub fn new(options: LinkOptions) -> Result<Self, LinkError> {
         let LinkOptions { name, plan, data_dir, command_log: done, seed, suspended } = options;
         let backend = BackendClient::new(&plan.url, plan.request_timeout)?;
@@ -196,13 +181,11 @@ impl BackendLink {
         document::load(data_dir, url)
     }
 
-    /// Records that the document with this hash is already applied.
     pub async fn set_applied_config(&self, hash: String) {
         self.0.reachability.set_config_hash(Some(hash.clone()));
         *self.0.applied_config.lock().await = AppliedConfig::from_hash(hash);
     }
 
-    /// Runs the link until it is dropped.
     pub async fn run(&self, fleet: &dyn LinkHost) {
         let link = &*self.0;
         loop {
@@ -225,7 +208,6 @@ impl BackendLink {
         }
     }
 
-    /// Sends the last heartbeat when the satellite ends, with a timeout.
     pub async fn send_last_heartbeat(&self, fleet: &dyn LinkHost) {
         heartbeat::send_last(&self.0, fleet).await;
     }
@@ -255,7 +237,6 @@ impl BackendLink {
         way::BackendEventSink::new(self.0.clone())
     }
 
-    /// Returns the state of the link for `satellite status`.
     pub fn status(&self, backlog: u64) -> BackendStatus {
         let link = &self.0;
         let now = link.reachability.snapshot();
@@ -290,7 +271,6 @@ impl fmt::Debug for BackendLink {
 }
 
 impl LinkShared {
-    /// Waits until the satellite is registered and returns its key.
     async fn wait_for_key(&self) -> Arc<SatelliteKey> {
         let mut keys = self.key.subscribe();
         loop {

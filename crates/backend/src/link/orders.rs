@@ -96,8 +96,8 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_read_keeps_no_other_one_out() {
-        let orders = read(
+    fn an_invalid_command_does_not_hide_the_others() {
+        let parsed = read(
             json!({"polling_mode": "frantic", "next_poll_interval": null, "commands": [
                 {"id": "good", "command_type": "restart"},
                 {"id": "no-type"},
@@ -111,20 +111,20 @@ mod tests {
             ]}),
             100,
         );
-        let ids: Vec<_> = orders.answer.commands.iter().map(|command| (&*command.id, command.priority)).collect();
+        let ids: Vec<_> = parsed.answer.commands.iter().map(|command| (&*command.id, command.priority)).collect();
         assert_eq!(
             ids,
             [("good", CommandPriority::Normal), ("null", CommandPriority::Normal), ("word", CommandPriority::Normal)]
         );
-        let unreadable: Vec<_> = orders.invalid.iter().map(|one| (&*one.id, one.why.contains("time"))).collect();
-        assert_eq!(unreadable, [("no-type", false), ("wrong", false), ("late", true)]);
-        assert_eq!((orders.without_id, orders.answer.polling_mode), (3, PollingMode::Normal));
+        let invalid: Vec<_> = parsed.invalid.iter().map(|one| (&*one.id, one.why.contains("time"))).collect();
+        assert_eq!(invalid, [("no-type", false), ("wrong", false), ("late", true)]);
+        assert_eq!((parsed.without_id, parsed.answer.polling_mode), (3, PollingMode::Normal));
     }
 
     #[test]
-    fn no_more_are_taken_than_were_asked_for() {
+    fn commands_over_the_limit_are_ignored() {
         let many: Vec<_> = (0..50).map(|id| json!({"id": id.to_string(), "command_type": "kill"})).collect();
-        let orders = read(json!({"commands": many}), 10);
-        assert_eq!((orders.answer.commands.len(), orders.without_id), (10, 0));
+        let parsed = read(json!({"commands": many}), 10);
+        assert_eq!((parsed.answer.commands.len(), parsed.without_id), (10, 0));
     }
 }

@@ -18,7 +18,6 @@ const INTERVAL_MIN: Duration = Duration::from_millis(10);
 const ASKED_MIN: Duration = Duration::from_millis(50);
 const ASKED_MAX: Duration = Duration::from_secs(300);
 
-/// Exponential backoff with jitter.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     first: Duration,
@@ -41,7 +40,6 @@ impl Backoff {
         self.jitter.jitter(delay, JITTER_PERCENT).max(capped_retry_after(retry_after, self.max))
     }
 
-    /// Resets the delay to the first one.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
@@ -57,7 +55,6 @@ fn backoff_delay(first: Duration, times: u32, max: Duration) -> Duration {
     first.checked_mul(factor).unwrap_or(max).min(max).max(INTERVAL_MIN)
 }
 
-/// Interval between polls for commands.
 #[derive(Debug, Clone)]
 pub struct PollPacer {
     intervals: PollIntervals,
@@ -68,17 +65,14 @@ pub struct PollPacer {
 }
 
 impl PollPacer {
-    /// Creates a pace in the default mode. `max` is the longest delay after errors.
     pub fn new(intervals: PollIntervals, max: Duration, jitter: JitterRng) -> Self {
         Self { intervals, max, mode: PollingMode::default(), failures: 0, jitter }
     }
 
-    /// Returns the mode that the backend requested last.
     pub fn mode(&self) -> PollingMode {
         self.mode
     }
 
-    /// Returns true if the last poll failed.
     pub fn is_failing(&self) -> bool {
         self.failures > 0
     }
@@ -99,7 +93,6 @@ impl PollPacer {
         urgent.chain(full).fold(usual, Duration::min).max(INTERVAL_MIN)
     }
 
-    /// Returns the delay after a failed poll.
     pub fn delay_after_failure(&mut self, retry_after: Option<Duration>) -> Duration {
         self.failures = self.failures.saturating_add(1);
         let delay = backoff_delay(self.interval(self.mode), self.failures, self.max);
@@ -134,7 +127,6 @@ pub struct InstanceScope {
 }
 
 impl InstanceScope {
-    /// Returns true if an instance can match both scopes.
     pub fn overlaps(&self, other: &Self) -> bool {
         let may_be = |one: &Option<String>, other: &Option<String>| match (one, other) {
             (Some(one), Some(other)) => one == other,
@@ -145,7 +137,6 @@ impl InstanceScope {
             && may_be(&self.user, &other.user)
     }
 
-    /// Returns true if the instance matches.
     pub fn matches(&self, installation: &str, team: &str, user: &str) -> bool {
         let is = |wanted: &Option<String>, id: &str| wanted.as_ref().is_none_or(|wanted| wanted == id);
         is(&self.installation, installation) && is(&self.team, team) && is(&self.user, user)
@@ -176,33 +167,27 @@ struct CommandLaneEntry {
 }
 
 impl CommandLanes {
-    /// Creates a queue that runs at most `beside_max` commands at a time.
     pub fn new(concurrent_max: usize) -> Self {
         Self { concurrent_max, waiting: Vec::new(), running: Vec::new() }
     }
 
-    /// Returns true if the command waits or runs.
     pub fn contains(&self, id: &str) -> bool {
         self.waiting.iter().chain(&self.running).any(|entry| entry.id == id)
     }
 
-    /// Returns the number of waiting and running commands.
     pub fn len(&self) -> usize {
         self.waiting.len() + self.running.len()
     }
 
-    /// Returns true if no command waits or runs.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds a waiting command.
     pub fn push(&mut self, id: &str, scope: InstanceScope, priority: CommandPriority) {
         let at = self.waiting.partition_point(|entry| entry.priority <= priority);
         self.waiting.insert(at, CommandLaneEntry { id: id.to_owned(), scope, priority });
     }
 
-    /// Moves the next command that may run to the running ones and returns its id.
     pub fn start_next(&mut self) -> Option<String> {
         let full = self.running.len() >= self.concurrent_max;
         let free = |at: &usize| {
@@ -220,24 +205,19 @@ impl CommandLanes {
         Some(id)
     }
 
-    /// Removes a running command.
     pub fn finish(&mut self, id: &str) {
         self.running.retain(|entry| entry.id != id);
     }
 }
 
-/// Desired effect of a command on an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommandEffect {
-    /// The instance is online.
     Up,
     /// As configured: online, stopped by a person, or waiting for values of its user.
     Configured,
-    /// The instance is stopped.
     Down,
 }
 
-/// Observed state of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "of the snapshot, by name")]
 pub struct ObservedInstance {
@@ -248,18 +228,14 @@ pub struct ObservedInstance {
     pub is_new: bool,
 }
 
-/// Progress of an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EffectProgress {
-    /// The effect is visible.
     Visible,
-    /// The effect may still follow.
     Pending,
     /// The effect cannot follow without another change.
     Impossible,
 }
 
-/// Compares the observed state with the desired effect.
 pub fn effect_progress(effect: CommandEffect, seen: ObservedInstance) -> EffectProgress {
     match (effect, seen.status) {
         (CommandEffect::Down, _) if !seen.wants_to_run && !seen.has_process => EffectProgress::Visible,
@@ -323,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_says_when_to_ask_again_and_the_backend_may_say_it_in_seconds() {
+    fn the_poll_delay_follows_the_mode_or_the_requested_seconds() {
         use PollingMode::{High, Idle, Immediate, Normal};
         for (mode, asked, wanted) in [
             (Immediate, None, 2_000),
@@ -346,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn urgent_commands_and_full_answers_bring_the_next_poll_forward() {
+    fn urgent_commands_and_full_responses_shorten_the_poll_delay() {
         use CommandPriority::{High, Immediate, Low, Normal};
         for (priorities, limit, wanted) in [
             (&[Low, Normal][..], 10, 60),
@@ -360,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_double_the_interval_up_to_its_limit_each_time_a_little_different() {
+    fn failures_double_the_delay_up_to_the_limit_with_jitter() {
         let mut pace = pacer();
         pace.delay_after_response(&answer(PollingMode::Immediate, None, &[]), 10);
         let delays: Vec<f64> = (0..10).map(|_| pace.delay_after_failure(None).as_secs_f64()).collect();
@@ -371,11 +347,11 @@ mod tests {
         assert!(pace.is_failing());
         assert_eq!(pace.delay_after_response(&answer(PollingMode::Immediate, None, &[]), 10).as_secs(), 2);
         assert!(!pace.is_failing());
-        assert!(pace.delay_after_failure(None) < Duration::from_secs(5), "the first failure again");
+        assert!(pace.delay_after_failure(None) < Duration::from_secs(5), "the backoff starts again");
     }
 
     #[test]
-    fn failures_without_end_overflow_nothing() {
+    fn a_maximal_failure_count_does_not_overflow() {
         let mut pace = pacer();
         pace.failures = u32::MAX;
         assert!(pace.delay_after_failure(None) <= Duration::from_secs(330));
@@ -385,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_that_the_backend_requests_is_honoured_up_to_the_longest_delay() {
+    fn a_requested_pause_is_honoured_up_to_the_maximum_delay() {
         let asked = Some(Duration::from_secs(200));
         assert_eq!(pacer().delay_after_failure(asked).as_secs(), 200);
         assert!(pacer().delay_after_failure(Some(Duration::from_secs(1))) > Duration::from_secs(50));
@@ -398,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backoff_begins_again_after_a_success() {
+    fn a_success_resets_the_backoff() {
         let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
         let delays = [(); 4].map(|()| backoff.delay_after_failure(None).as_secs());
         assert!(delays[0] <= 2 && delays[3] >= 14, "{delays:?}");
@@ -429,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_overlap_where_an_instance_could_be_in_both() {
+    fn scopes_overlap_if_an_instance_can_be_in_both() {
         for (one, other, wanted) in [
             (scope("a", "", ""), scope("b", "", ""), false),
             (scope("a", "", ""), scope("a", "t", "u"), true),
@@ -449,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_one_instance_runs_one_after_the_other_and_the_rest_beside_it() {
+    fn commands_of_one_instance_run_in_sequence_and_others_in_parallel() {
         let mut lanes = CommandLanes::new(8);
         for (id, installation) in [("1", "a"), ("2", "a"), ("3", "b"), ("4", "a")] {
             lanes.push(id, scope(installation, "", ""), CommandPriority::Normal);
@@ -467,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_urgent_runs_first_and_equals_in_the_order_in_which_they_came() {
+    fn commands_run_by_priority_and_then_in_order_of_arrival() {
         use CommandPriority::{High, Immediate, Low, Normal};
         let mut lanes = CommandLanes::new(1);
         for (id, priority) in [("l", Low), ("n1", Normal), ("n2", Normal), ("i", Immediate), ("h", High)] {
@@ -475,7 +451,7 @@ mod tests {
         }
         let mut order = Vec::new();
         while let Some(id) = lanes.start_next() {
-            assert_eq!(lanes.start_next(), None, "no more than one at once");
+            assert_eq!(lanes.start_next(), None, "one command at a time");
             lanes.finish(&id);
             order.push(id);
         }
@@ -483,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn an_immediate_command_waits_for_no_running_command_that_is_less_urgent() {
+    fn an_immediate_command_does_not_wait_for_less_urgent_running_ones() {
         let mut lanes = CommandLanes::new(1);
         lanes.push("spawn", scope("a", "", ""), CommandPriority::Normal);
         assert_eq!(start_all(&mut lanes), ["spawn"]);
@@ -499,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_everything_waits_for_all_before_it_and_holds_back_all_after_it() {
+    fn a_command_for_all_instances_waits_for_earlier_and_delays_later_ones() {
         let mut lanes = CommandLanes::new(8);
         lanes.push("1", scope("a", "", ""), CommandPriority::Normal);
         lanes.push("all", scope("", "", ""), CommandPriority::Normal);
@@ -512,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn every_status_is_or_is_not_the_effect_of_every_command() {
+    fn the_effects_of_commands_in_every_status_match_the_snapshot() {
         let row = |status: Status| {
             let seen = ObservedInstance { status, wants_to_run: true, has_process: false, is_new: true };
             let [up, configured, down] = [CommandEffect::Up, CommandEffect::Configured, CommandEffect::Down]
@@ -529,12 +505,12 @@ mod tests {
         assert_eq!(
             effect_progress(CommandEffect::Up, seen(true, true, false)),
             EffectProgress::Pending,
-            "still the run of before"
+            "the old run is still online"
         );
         assert_eq!(
             effect_progress(CommandEffect::Down, seen(false, true, true)),
             EffectProgress::Pending,
-            "its process is still there"
+            "the process still runs"
         );
         assert_eq!(effect_progress(CommandEffect::Down, seen(false, false, true)), EffectProgress::Visible);
         assert_eq!(

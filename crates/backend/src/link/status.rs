@@ -4,28 +4,21 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Status of the link to a backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackendStatus {
     /// True if the last request to the backend succeeded.
     pub connected: bool,
-    /// URL of the backend.
     pub url: String,
     /// Id that the backend assigned to this satellite; `None` before the registration.
     pub satellite_id: Option<String>,
     /// Time of the last response of any kind, in RFC 3339.
     pub last_contact: Option<String>,
-    /// Current error.
     pub last_error: Option<String>,
     /// Poll mode: `immediate`, `high`, `normal`, `idle`, `registering` or `backing_off`.
     pub mode: String,
-    /// Milliseconds until the next poll.
     pub next_poll_ms: Option<u64>,
-    /// Number of commands that wait or are being executed.
     pub commands: usize,
-    /// Number of events to be sent.
     pub backlog: u64,
-    /// Hash of the backend's configuration that is applied.
     pub config_hash: Option<String>,
 }
 

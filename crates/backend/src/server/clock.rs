@@ -10,7 +10,6 @@ use jiff::Timestamp;
 pub struct BackendClock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
 
 impl BackendClock {
-    /// Creates a clock that reads the time from `now`.
     pub fn new(now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }

@@ -47,7 +47,6 @@ fn etag_matches(value: &HeaderValue, hash: &str) -> bool {
     tags.map(|tag| tag.trim().trim_start_matches("W/").trim_matches('"')).any(|tag| tag == "*" || tag == hash)
 }
 
-/// Returns the satellite's own configuration, otherwise the shared one.
 pub(super) fn effective_config(db: &Transaction<'_>, satellite: &str) -> Result<Option<SatelliteConfig>, ApiError> {
     let own = stored_config(db, satellite)?;
     Ok(if own.is_some() { own } else { stored_config(db, FOR_ALL)? })

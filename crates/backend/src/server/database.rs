@@ -32,23 +32,17 @@ struct DatabaseThread {
     thread: JoinHandle<()>,
 }
 
-/// Error that prevents the use of a database.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
-    /// The database cannot be opened.
     #[error("cannot open the database {path}: {why}")]
     Open {
-        /// Path of the database.
         path: PathBuf,
         /// Cause of the failure.
         why: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A newer backend wrote the database.
     #[error("the database {path} has the schema {found}, but this backend supports {known}; use a newer backend")]
     Newer {
-        /// Path of the database.
         path: PathBuf,
-        /// Schema version of the database.
         found: usize,
         /// Newest version that this backend supports.
         known: usize,
@@ -163,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_database_has_the_newest_schema_and_opening_it_again_changes_nothing() {
+    fn opening_a_database_applies_all_migrations_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("backend.db");
         for _ in 0..2 {
@@ -173,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_of_a_newer_backend_is_refused_and_not_touched() {
+    fn a_newer_database_is_rejected_and_not_changed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("backend.db");
         Connection::open(&path).unwrap().pragma_update(None, "user_version", 77).unwrap();
@@ -183,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_database_is_refused_with_its_path() {
+    fn a_file_that_is_not_a_database_is_rejected_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("backend.db");
         std::fs::write(&path, "this is no database, and long enough to be seen as none at the first look").unwrap();
@@ -192,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_half_way_is_taken_back_and_the_next_request_is_served() {
+    async fn a_failed_request_is_rolled_back_and_the_next_one_is_served() {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(&dir.path().join("backend.db")).unwrap();
         let insert = "INSERT INTO registration_tokens (hash, created_at, expires_at) VALUES (x'00', 0, 0)";

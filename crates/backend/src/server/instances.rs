@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn whatever_is_asked_of_instances_is_found_by_an_index_and_in_order() {
+    async fn every_instance_filter_uses_an_ordered_index() {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(&dir.path().join("backend.db")).unwrap();
         for asked in 0..16_u8 {

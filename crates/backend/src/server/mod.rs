@@ -63,23 +63,18 @@ pub const EVENTS_BODY_MAX: usize = 4 * 1024 * 1024;
 /// Default number of stored events: a few gigabytes at half a kilobyte per event.
 pub const EVENTS_MAX: usize = 10_000_000;
 
-/// Settings of a backend.
 #[derive(Debug, Clone)]
 pub struct BackendSettings {
-    /// Directory of the database, the admin token and a registration token.
     pub data_dir: PathBuf,
     /// Seconds between the polls of satellites; without it 2, 10, 30 or 60.
     pub poll_interval: Option<f64>,
-    /// Limit of a batch of events in bytes.
     pub events_body_max: usize,
     /// Number of stored events of all satellites. Beyond it the oldest are deleted, even before they are 30 days old.
     pub events_max: usize,
-    /// Clock of the backend.
     pub clock: BackendClock,
 }
 
 impl BackendSettings {
-    /// Returns the default settings for `data_dir`.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         let (poll_interval, clock) = (None, BackendClock::default());
         Self {
@@ -92,29 +87,21 @@ impl BackendSettings {
     }
 }
 
-/// Error that prevents a backend from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendOpenError {
-    /// Another backend uses the data directory.
     #[error("a backend is already running on `{0}`; stop it first, or give this one another --data-dir")]
     InUse(PathBuf),
-    /// The data directory cannot be used.
     #[error("cannot {what} `{path}`: {why}")]
     DataDir {
         /// Failed operation, a verb.
         what: &'static str,
-        /// Affected file or directory.
         path: PathBuf,
-        /// Cause of the failure.
         why: io::Error,
     },
-    /// The database cannot be used.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// A published schema cannot be used.
     #[error(transparent)]
     Schema(#[from] PublishedSchemaError),
-    /// The first registration token cannot be created.
     #[error("cannot create a registration token; the log contains the reason")]
     Token,
 }
@@ -159,7 +146,6 @@ impl BackendState {
     }
 }
 
-/// Opened backend, ready to serve.
 pub struct BackendServer {
     app: Arc<BackendState>,
     data_dir: home::BackendDataDir,
@@ -201,21 +187,14 @@ impl BackendServer {
         self.data_dir.curl_file()
     }
 
-    /// Returns the path of the file that contains an unused registration token.
     pub fn registration_token_file(&self) -> PathBuf {
         self.data_dir.registration_token_file()
     }
 
-    /// Returns the absolute path of the data directory.
     pub fn data_dir(&self) -> &Path {
         self.data_dir.path()
     }
 
-    /// Serves requests on `listener` in the background.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the listener cannot be used.
     pub fn serve(self, listener: TcpListener) -> io::Result<RunningBackend> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
@@ -235,7 +214,6 @@ pub struct RunningBackend {
 }
 
 impl RunningBackend {
-    /// Returns the local address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -15,14 +15,12 @@ const REASON_MAX: usize = 300;
 
 macro_rules! forms {
     ($($(#[$doc:meta])* $form:ident, $name:literal, $type:ty;)*) => {
-        /// Messages that have a schema file.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum MessageSchema {
             $($(#[$doc])* $form,)*
         }
 
         impl MessageSchema {
-            /// Forms in order of declaration.
             pub const ALL: &[Self] = &[$(Self::$form,)*];
 
             /// Returns the name of the schema file below `schemas/`.
@@ -32,14 +30,12 @@ macro_rules! forms {
                 }
             }
 
-            /// Returns the published schema as JSON.
             pub fn published(self) -> &'static str {
                 match self {
                     $(Self::$form => include_str!(concat!("../../../../schemas/", $name, ".json")),)*
                 }
             }
 
-            /// Generates the schema of the current type as JSON.
             pub fn generated(self) -> String {
                 match self {
                     $(Self::$form => text(&generate_schema::<$type>()),)*
@@ -50,57 +46,32 @@ macro_rules! forms {
 }
 
 forms! {
-    /// Registration of a satellite.
     Registration, "registration", wire::Registration;
-    /// Response to a registration.
     Registered, "registered", wire::RegistrationResponse;
-    /// Commands for a satellite.
     Commands, "commands", wire::PollCommands;
     /// Payload of `restart`, `spawn` and `kill`.
     Target, "payload-target", wire::CommandTarget;
-    /// Payload of `configure`.
     Configure, "payload-configure", wire::ConfigurePayload;
-    /// Payload of `health_check`.
     HealthCheck, "payload-health-check", wire::HealthCheckPayload;
-    /// Result of a command.
     CommandResult, "command-result", wire::CommandResult;
-    /// Response without data.
     Received, "received", wire::EmptyResponse;
-    /// Configuration of a satellite.
     Config, "config", wire::SatelliteConfig;
-    /// Batch of events.
     Events, "events", wire::EventBatch;
-    /// Single event with its data, by type.
     Event, "event", Envelope;
-    /// Response to a batch of events.
     EventsTaken, "events-taken", wire::EventBatchResult;
-    /// Heartbeat of a satellite.
     Heartbeat, "heartbeat", wire::Heartbeat;
-    /// Error response.
     Error, "error", wire::ErrorBody;
-    /// Request for a registration token.
     TokenWanted, "admin-token-wanted", api::TokenRequest;
-    /// New registration token.
     TokenMade, "admin-token-made", api::IssuedToken;
-    /// New configuration.
     ConfigWanted, "admin-config-wanted", api::ConfigUpdate;
-    /// Response to a new configuration.
     ConfigKept, "admin-config-kept", api::ConfigUpdateResult;
-    /// List of satellites.
     Satellites, "admin-satellites", api::SatelliteList;
-    /// Single satellite.
     Satellite, "admin-satellite", api::SatelliteView;
-    /// Command to queue.
     CommandWanted, "admin-command-wanted", api::CommandRequest;
-    /// Single command with its state.
     CommandState, "admin-command", api::CommandRecordView;
-    /// List of commands with their states.
     CommandStates, "admin-commands", api::CommandList;
-    /// List of stored events.
     StoredEvents, "admin-events", api::StoredEventList;
-    /// List of instances.
     Instances, "admin-instances", api::InstanceList;
-    /// Single instance.
     Instance, "admin-instance", api::InstanceState;
 }
 
@@ -151,7 +122,6 @@ impl Transform for IntegerRangeTransform {
     }
 }
 
-/// Compiled validators of all schemas.
 #[derive(Debug)]
 pub struct SchemaValidators {
     // In the order of `MessageSchema::ALL`.
@@ -160,7 +130,6 @@ pub struct SchemaValidators {
     data: Vec<(String, Validator)>,
 }
 
-/// Violation of a schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchemaViolation {
     /// JSON pointer to the invalid value; empty for the whole document.
@@ -191,7 +160,6 @@ impl std::fmt::Display for SchemaViolation {
     }
 }
 
-/// Error in a published schema.
 #[derive(Debug, thiserror::Error)]
 #[error("the schema {file} cannot be used: {why}")]
 pub struct PublishedSchemaError {
@@ -200,11 +168,6 @@ pub struct PublishedSchemaError {
 }
 
 impl SchemaValidators {
-    /// Compiles the published schemas.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a published schema is invalid.
     pub fn new() -> Result<Self, PublishedSchemaError> {
         let broken = |form: MessageSchema| {
             move |why: &dyn std::fmt::Display| PublishedSchemaError { file: form.file(), why: why.to_string() }
@@ -225,11 +188,6 @@ impl SchemaValidators {
         Ok(Self { forms, data: data.collect::<Result<_, _>>()? })
     }
 
-    /// Validates `value` against the schema of `form`.
-    ///
-    /// # Errors
-    ///
-    /// Returns the first violation.
     pub fn check(&self, form: MessageSchema, value: &Value) -> Result<(), SchemaViolation> {
         self.forms[form as usize].validate(value).map_err(|error| SchemaViolation::from_error(&error))
     }
@@ -249,7 +207,6 @@ impl SchemaValidators {
         })
     }
 
-    /// Returns all known types of events.
     pub fn event_types(&self) -> impl Iterator<Item = &str> {
         self.data.iter().map(|(kind, _)| &**kind)
     }

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn however_much_is_old_all_of_it_goes_a_part_at_a_time() {
+    async fn old_events_are_deleted_completely_in_chunks() {
         let dir = tempfile::tempdir().unwrap();
         let database = database(&dir);
         let events = "INSERT INTO satellites (id, name, key_hash, registration, registered_at) VALUES ('s', 's', x'00', '', 0);
@@ -102,12 +102,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_asked_often_is_found_by_an_index() {
+    async fn frequent_queries_use_an_index() {
         let dir = tempfile::tempdir().unwrap();
         let database = database(&dir);
-        for asked in [commands::LAST, satellites::COUNTS, OLD_EVENTS, OLD_BATCHES, OLD_COMMANDS, MANY_CHANGES] {
+        for query in [commands::LAST, satellites::COUNTS, OLD_EVENTS, OLD_BATCHES, OLD_COMMANDS, MANY_CHANGES] {
             let plan = database.run(move |db| {
-                let mut explain = db.prepare(&format!("EXPLAIN QUERY PLAN {asked}"))?;
+                let mut explain = db.prepare(&format!("EXPLAIN QUERY PLAN {query}"))?;
                 // The values of the parameters do not change the plan.
                 for parameter in 1..=explain.parameter_count() {
                     explain.raw_bind_parameter(parameter, 1)?;
@@ -121,7 +121,7 @@ mod tests {
             let plan = plan.await.unwrap();
             let sought = plan.iter().any(|step| step.starts_with("SEARCH"));
             let scans = plan.iter().any(|step| step.starts_with("SCAN") || step.contains("TEMP B-TREE"));
-            assert!(sought && !scans, "{asked}: {plan:?}");
+            assert!(sought && !scans, "{query}: {plan:?}");
         }
     }
 }

@@ -55,7 +55,6 @@ pub(crate) fn discovery_result(server: &ServerInfo) -> String {
     complete_result(&told.to_json(), "server/discover", None)
 }
 
-/// Builds the result of `initialize` from a server's description in either era, with the negotiated version.
 pub(crate) fn initialize_result(server: &ServerInfo, version: &str) -> String {
     if server.era == Era::Sessions {
         return map_string(server.handshake_result.get(), &["protocolVersion"], |_| version.to_owned());
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_for_a_server_of_sessions_is_without_what_only_the_other_era_says() {
+    fn a_session_request_omits_the_members_of_the_stateless_era() {
         let asked = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"requestState":"s","name":"n","_meta":{"progressToken":7,"io.modelcontextprotocol/clientInfo":{},"a/b":1e400,"io.modelcontextprotocol/related-task":{},"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{}},"inputResponses":{}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
         let changed = to_session_request(&read(asked)).unwrap();
         let expected = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"name":"n","_meta":{"progressToken":7,"a/b":1e400,"io.modelcontextprotocol/related-task":{}}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
@@ -206,12 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_introduced_to_either_era_by_what_it_said_in_the_other() {
+    fn a_handshake_result_is_converted_between_the_eras() {
         let old = r#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"tasks":{}},"serverInfo":{"name":"o","x":1.50},"instructions":"i","x":[ 1.50 ],"_meta":{"y":1}}"#;
-        let told = discovery_result(&server(Era::Sessions, old));
-        assert!(told.contains(r#""x":[ 1.50 ]"#) && told.contains(r#"{"name":"o","x":1.50}"#), "{told}");
+        let converted = discovery_result(&server(Era::Sessions, old));
+        assert!(converted.contains(r#""x":[ 1.50 ]"#) && converted.contains(r#"{"name":"o","x":1.50}"#), "{converted}");
         assert_eq!(
-            value(&told),
+            value(&converted),
             json!({
                 "resultType": "complete", "supportedVersions": SERVED, "capabilities": {"tools": {}}, "instructions": "i",
                 "ttlMs": 0, "cacheScope": "private", "x": [1.5], "_meta": {"y": 1, SERVER_INFO: {"name": "o", "x": 1.5}},
@@ -223,19 +222,19 @@ mod tests {
         );
 
         let new = r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"ttlMs":9,"cacheScope":"public","x":1.50,"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"w"},"y":1}}"#;
-        let told = discovery_result(&server(Era::Stateless, new));
-        assert_eq!(told, new.replace(r#"["2026-07-28"]"#, &to_json(&SERVED)));
-        let told = value(&initialize_result(&server(Era::Stateless, new), "2025-11-25"));
+        let converted = discovery_result(&server(Era::Stateless, new));
+        assert_eq!(converted, new.replace(r#"["2026-07-28"]"#, &to_json(&SERVED)));
+        let converted = value(&initialize_result(&server(Era::Stateless, new), "2025-11-25"));
         let (name, meta) = (json!({"name": "w"}), json!({SERVER_INFO: {"name": "w"}, "y": 1}));
         let all = json!({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": name, "x": 1.5, "_meta": meta});
-        assert_eq!(told, all);
+        assert_eq!(converted, all);
         // A server without a name.
-        let told = value(&initialize_result(&server(Era::Stateless, r#"{"capabilities":{}}"#), "2025-11-25"));
-        assert_eq!(told["serverInfo"], json!({"name": "n", "version": "1"}));
+        let converted = value(&initialize_result(&server(Era::Stateless, r#"{"capabilities":{}}"#), "2025-11-25"));
+        assert_eq!(converted["serverInfo"], json!({"name": "n", "version": "1"}));
     }
 
     #[test]
-    fn a_result_has_all_that_it_must_have_and_keeps_what_it_has() {
+    fn a_result_gets_missing_members_and_keeps_existing_ones() {
         let listed = complete_result(r#"{"tools":[1.50],"ttlMs":5}"#, "tools/list", None);
         assert_eq!(listed, r#"{"tools":[1.50],"ttlMs":5,"resultType":"complete","cacheScope":"private"}"#);
         assert_eq!(complete_result("{}", "tools/call", None), r#"{"resultType":"complete"}"#);
@@ -245,19 +244,19 @@ mod tests {
         assert_eq!(value(&signed)["_meta"], json!({"a": 1, SERVER_INFO: {"name": "n"}}));
         assert_eq!(complete_result(&signed, "x", Some("{}")), signed);
         assert_eq!(complete_result("[1]", "tools/list", None), "[1]");
-        for (told, of_ours, code) in [
+        for (code, of_ours, expected) in [
             (-32002, false, INVALID_PARAMS),
             (-32042, false, INTERNAL_ERROR),
             (-32000, false, -32000),
             (-32000, true, INTERNAL_ERROR),
             (-7, true, -7),
         ] {
-            assert_eq!(stateless_error_code(told, of_ours), code);
+            assert_eq!(stateless_error_code(code, of_ours), expected);
         }
     }
 
     #[test]
-    fn news_is_marked_with_who_listens_for_it() {
+    fn a_notification_is_tagged_with_the_subscription_id() {
         let tag = |text: &str| tag_with_subscription(&read(text), "\"i\"").unwrap();
         let meta = r#""_meta":{"io.modelcontextprotocol/subscriptionId":"i"}"#;
         assert_eq!(
@@ -270,7 +269,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_taken_out_the_rest_stays(
+        fn removing_members_keeps_all_others(
             names in prop::collection::vec("[a-z]{1,3}|requestState|_meta|\\PC{0,3}", 0..6),
             values in prop::collection::vec("-?[1-9][0-9]{0,30}|\"[a-z]{0,3}\"|\\[\\]|\\{\\}", 6),
         ) {

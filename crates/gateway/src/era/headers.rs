@@ -40,7 +40,6 @@ fn name_member(method: &str) -> Option<&'static str> {
     }
 }
 
-/// Compares the headers that every request must have with its body. The error describes the difference.
 pub(super) fn check(method: &str, params: &JsonMembers<'_>, headers: &HeaderMap) -> Result<(), String> {
     match single_value(headers, &METHOD)? {
         None => return Err("the header Mcp-Method is missing".to_owned()),
@@ -103,47 +102,53 @@ mod tests {
     }
 
     #[test]
-    fn method_and_name_are_in_the_headers_as_they_are_in_the_body() {
-        let fits = |method: &str, params: &'static str, given: &[(&'static str, &'static str)]| {
+    fn the_method_and_name_headers_must_match_the_body() {
+        let is_valid = |method: &str, params: &'static str, given: &[(&'static str, &'static str)]| {
             check(method, &JsonMembers::read(params).unwrap(), &headers(given)).is_ok()
         };
         let (list, call) = (("mcp-method", "tools/list"), ("mcp-method", "tools/call"));
         let named = |name| ("mcp-name", name);
-        assert!(fits("tools/list", "{}", &[list]));
-        assert!(!fits("tools/list", "{}", &[]));
-        assert!(!fits("tools/list", "{}", &[("mcp-method", "TOOLS/LIST")]));
-        assert!(fits("tools/call", r#"{"name":"a"}"#, &[call, named("a")]));
-        assert!(!fits("tools/call", r#"{"name":"a"}"#, &[call, named("b")]));
-        assert!(!fits("tools/call", r#"{"name":"a"}"#, &[call]));
-        assert!(!fits("tools/call", r#"{"name":"a","name":"a"}"#, &[call, named("a")]));
-        assert!(fits("tools/call", r#"{"name":"\u00e4"}"#, &[call, named("=?base64?w6Q=?=")]));
-        assert!(!fits("tools/call", r#"{"name":"\u00e4"}"#, &[call, named("=?base64?w6Q?=")]));
-        assert!(fits("tools/call", r#"{"name":1}"#, &[call]));
-        assert!(fits("resources/read", r#"{"uri":"a:b"}"#, &[("mcp-method", "resources/read"), named("a:b")]));
+        assert!(is_valid("tools/list", "{}", &[list]));
+        assert!(!is_valid("tools/list", "{}", &[]));
+        assert!(!is_valid("tools/list", "{}", &[("mcp-method", "TOOLS/LIST")]));
+        assert!(is_valid("tools/call", r#"{"name":"a"}"#, &[call, named("a")]));
+        assert!(!is_valid("tools/call", r#"{"name":"a"}"#, &[call, named("b")]));
+        assert!(!is_valid("tools/call", r#"{"name":"a"}"#, &[call]));
+        assert!(!is_valid("tools/call", r#"{"name":"a","name":"a"}"#, &[call, named("a")]));
+        assert!(is_valid("tools/call", r#"{"name":"\u00e4"}"#, &[call, named("=?base64?w6Q=?=")]));
+        assert!(!is_valid("tools/call", r#"{"name":"\u00e4"}"#, &[call, named("=?base64?w6Q?=")]));
+        assert!(is_valid("tools/call", r#"{"name":1}"#, &[call]));
+        assert!(is_valid("resources/read", r#"{"uri":"a:b"}"#, &[("mcp-method", "resources/read"), named("a:b")]));
         let mut twice = headers(&[list]);
         twice.append(METHOD, HeaderValue::from_static("tools/list"));
         assert!(check("tools/list", &JsonMembers::default(), &twice).is_err());
     }
 
     #[test]
-    fn arguments_are_in_the_headers_that_their_schema_names() {
+    fn argument_headers_must_match_the_arguments_that_the_schema_names() {
         let definition = r#"{"name":"t","inputSchema":{"properties":{"a":{"type":"string","x-mcp-header":"A"},"deep":{"properties":{"n":{"type":"integer","x-mcp-header":"Number"}}},"plain":{}}}}"#;
-        let fits = |arguments: &str, given: &[(&'static str, &'static str)]| {
+        let is_valid = |arguments: &str, given: &[(&'static str, &'static str)]| {
             let params = format!(r#"{{"arguments":{arguments}}}"#);
             check_arguments(definition, Some(&params), &headers(given)).is_ok()
         };
         let text = |value| ("mcp-param-a", value);
-        assert!(fits(r#"{"a":"Hello"}"#, &[text("Hello")]));
-        assert!(fits(r#"{"a":"Hello"}"#, &[text("=?base64?SGVsbG8=?=")]));
+        assert!(is_valid(r#"{"a":"Hello"}"#, &[text("Hello")]));
+        assert!(is_valid(r#"{"a":"Hello"}"#, &[text("=?base64?SGVsbG8=?=")]));
         for wrong in ["=?base64?SGVsbG8?=", "=?base64?SGVs!!!bG8=?=", "hello", "SGVsbG8="] {
-            assert!(!fits(r#"{"a":"Hello"}"#, &[text(wrong)]), "{wrong}");
+            assert!(!is_valid(r#"{"a":"Hello"}"#, &[text(wrong)]), "{wrong}");
         }
-        assert!(fits(r#"{"a":"=?base64?SGVsbG8="}"#, &[text("=?base64?SGVsbG8=")]));
-        assert!(!fits(r#"{"a":"Hello"}"#, &[]) && !fits("{}", &[text("x")]) && !fits(r#"{"a":null}"#, &[text("x")]));
-        assert!(fits(r#"{"a":null,"plain":"x"}"#, &[]) && fits("{}", &[]));
+        assert!(is_valid(r#"{"a":"=?base64?SGVsbG8="}"#, &[text("=?base64?SGVsbG8=")]));
+        assert!(
+            !is_valid(r#"{"a":"Hello"}"#, &[])
+                && !is_valid("{}", &[text("x")])
+                && !is_valid(r#"{"a":null}"#, &[text("x")])
+        );
+        assert!(is_valid(r#"{"a":null,"plain":"x"}"#, &[]) && is_valid("{}", &[]));
         let number = |value| ("mcp-param-number", value);
-        assert!(fits(r#"{"deep":{"n":42}}"#, &[number("42.0")]) && fits(r#"{"deep":{"n":-7}}"#, &[number("-7")]));
-        assert!(!fits(r#"{"deep":{"n":42}}"#, &[number("43")]));
+        assert!(
+            is_valid(r#"{"deep":{"n":42}}"#, &[number("42.0")]) && is_valid(r#"{"deep":{"n":-7}}"#, &[number("-7")])
+        );
+        assert!(!is_valid(r#"{"deep":{"n":42}}"#, &[number("43")]));
         assert!(check_arguments(r#"{"name":"t","inputSchema":{}}"#, None, &headers(&[text("x")])).is_ok());
     }
 }

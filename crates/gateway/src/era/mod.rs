@@ -82,7 +82,6 @@ pub(crate) fn is_removed(method: &str) -> bool {
     matches!(method, "initialize" | "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe")
 }
 
-/// Returns true for methods that a server may answer with questions.
 pub(crate) fn can_require_input(method: &str) -> bool {
     matches!(method, "tools/call" | "prompts/get" | "resources/read")
 }
@@ -103,31 +102,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_of_the_era_that_it_says() {
-        let of = |headers: &[(HeaderName, &'static str)], method: &str, params: &str| {
+    fn the_era_of_a_request_follows_its_metadata_and_headers() {
+        let is_stateless_request = |headers: &[(HeaderName, &'static str)], method: &str, params: &str| {
             let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#);
             let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect();
             is_stateless(&RpcMessage::parse(text.into()).unwrap(), &headers)
         };
         let (version, session) = (|version| (PROTOCOL_VERSION, version), (SESSION_ID, "x"));
         let meta = |version| format!(r#"{{"_meta":{{"io.modelcontextprotocol/protocolVersion":{version}}}}}"#);
-        assert!(of(&[], "tools/list", &meta(r#""2026-07-28""#)));
-        assert!(of(std::slice::from_ref(&session), "tools/list", &meta(r#""2026-07-28""#)));
-        assert!(of(&[], "initialize", &meta(r#""2026-07-28""#)));
-        assert!(of(&[], "tools/list", &meta("1")));
-        assert!(!of(std::slice::from_ref(&session), "tools/list", &meta(r#""2025-11-25""#)));
-        assert!(of(&[version("2026-07-28")], "tools/list", "{}"));
-        assert!(of(&[version("v999")], "tools/list", "{}"));
-        assert!(!of(&[version("2025-11-25")], "tools/list", "{}"));
-        assert!(!of(&[version("2026-07-28"), session.clone()], "tools/list", "{}"));
-        assert!(!of(&[version("2026-07-28")], "initialize", r#"{"protocolVersion":"2026-07-28"}"#));
-        assert!(!of(&[], "tools/list", "{}"));
-        assert!(of(&[], "server/discover", "{}"));
-        assert!(!of(&[session], "server/discover", "{}"));
+        assert!(is_stateless_request(&[], "tools/list", &meta(r#""2026-07-28""#)));
+        assert!(is_stateless_request(std::slice::from_ref(&session), "tools/list", &meta(r#""2026-07-28""#)));
+        assert!(is_stateless_request(&[], "initialize", &meta(r#""2026-07-28""#)));
+        assert!(is_stateless_request(&[], "tools/list", &meta("1")));
+        assert!(!is_stateless_request(std::slice::from_ref(&session), "tools/list", &meta(r#""2025-11-25""#)));
+        assert!(is_stateless_request(&[version("2026-07-28")], "tools/list", "{}"));
+        assert!(is_stateless_request(&[version("v999")], "tools/list", "{}"));
+        assert!(!is_stateless_request(&[version("2025-11-25")], "tools/list", "{}"));
+        assert!(!is_stateless_request(&[version("2026-07-28"), session.clone()], "tools/list", "{}"));
+        assert!(!is_stateless_request(&[version("2026-07-28")], "initialize", r#"{"protocolVersion":"2026-07-28"}"#));
+        assert!(!is_stateless_request(&[], "tools/list", "{}"));
+        assert!(is_stateless_request(&[], "server/discover", "{}"));
+        assert!(!is_stateless_request(&[session], "server/discover", "{}"));
     }
 
     #[test]
-    fn the_older_of_two_versions_with_sessions_is_spoken() {
+    fn the_older_of_two_session_versions_is_negotiated() {
         assert_eq!(negotiate_version("2025-03-26", "2025-11-25"), "2025-03-26");
         assert_eq!(negotiate_version("2025-11-25", "2025-06-18"), "2025-06-18");
         assert_eq!(negotiate_version("1999-01-01", "2025-06-18"), "2025-06-18");

@@ -87,7 +87,6 @@ fn unsupported_version_error(version: &str) -> StatelessErrorResponse {
     wrong
 }
 
-/// Returns the capability that the client lacks to answer a question; `None` if it can answer.
 pub(crate) fn missing_capability(client: &ClientDescription, question: &RpcMessage) -> Option<&'static str> {
     let capabilities = &*client.facts.capabilities;
     let has = |path: &[&str]| path.iter().try_fold(capabilities, |json, name| member(json, name)).is_some();
@@ -131,13 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_its_code_in_this_order() {
+    fn invalid_terms_are_rejected_with_codes_in_this_order() {
         let code = |version, meta: Value| read(version, &meta).err().map(|wrong| wrong.error.code);
         let new = Some("2026-07-28");
-        let whole = json!({VERSION: "2026-07-28", CAPABILITIES: {}});
-        assert_eq!(code(new, whole.clone()), None);
-        assert_eq!(code(None, whole.clone()), Some(HEADER_MISMATCH));
-        assert_eq!(code(Some("v999"), whole), Some(HEADER_MISMATCH));
+        let complete = json!({VERSION: "2026-07-28", CAPABILITIES: {}});
+        assert_eq!(code(new, complete.clone()), None);
+        assert_eq!(code(None, complete.clone()), Some(HEADER_MISMATCH));
+        assert_eq!(code(Some("v999"), complete), Some(HEADER_MISMATCH));
         assert_eq!(code(new, json!({VERSION: "v999", CAPABILITIES: {}})), Some(HEADER_MISMATCH));
         assert_eq!(code(Some("v999"), json!({VERSION: "v999", CAPABILITIES: {}})), Some(UNSUPPORTED_VERSION));
         assert_eq!(code(new, json!({CAPABILITIES: {}})), Some(INVALID_PARAMS));
@@ -148,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_is_not_spoken_is_answered_with_those_that_are() {
+    fn an_unsupported_version_error_lists_the_supported_ones() {
         let wrong = read(Some("v999"), &json!({VERSION: "v999", CAPABILITIES: {}})).unwrap_err();
         let data: Value = serde_json::from_str(&wrong.error.data.unwrap()).unwrap();
         assert_eq!(data, json!({"supported": SERVED, "requested": "v999"}));
     }
 
     #[test]
-    fn the_client_is_known_by_what_the_request_says() {
+    fn the_client_description_comes_from_the_request_metadata() {
         let meta = json!({VERSION: "2026-07-28", CAPABILITIES: {"sampling": {}}, INFO: {"name": "n", "version": "1"}, LEVEL: "info"});
         let RequestTerms { client, level } = read(Some("2026-07-28"), &meta).unwrap();
         assert_eq!((&*client.name, &*client.client_version, level), ("n", "1", Some(McpLogLevel::Info)));
@@ -166,11 +165,11 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_asked_what_it_has_said_that_it_answers() {
-        let asked = |capabilities: Value, method: &str, params: Value| {
+    fn missing_client_capabilities_are_detected_for_each_server_request() {
+        let missing = |capabilities: Value, method: &str, params: Value| {
             let client = ClientDescription::new(String::new(), Some(&capabilities.to_string()), None);
-            let question = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
-            missing_capability(&client, &RpcMessage::parse(question.into()).unwrap())
+            let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+            missing_capability(&client, &RpcMessage::parse(request.into()).unwrap())
         };
         for (capabilities, method, params, lacking) in [
             (json!({"elicitation": {}}), "elicitation/create", json!({}), None),
@@ -184,7 +183,7 @@ mod tests {
             (json!({}), "roots/list", json!({}), Some("roots")),
             (json!({"x": {}}), "x/unknown", json!({}), Some("this method")),
         ] {
-            assert_eq!(asked(capabilities, method, params), lacking, "{method}");
+            assert_eq!(missing(capabilities, method, params), lacking, "{method}");
         }
     }
 }

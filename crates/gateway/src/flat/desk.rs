@@ -180,7 +180,6 @@ impl FlatUserStates {
         desk
     }
 
-    /// Returns the state for a stateless request, and keeps it for [`LINGERS`].
     pub(super) fn keep_for_request(
         self: &Arc<Self>,
         user: &User,

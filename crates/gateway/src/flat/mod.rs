@@ -47,7 +47,6 @@ The name of a tool or a prompt begins with its server's name and two underscores
 server's name and a bar. Only servers that are online are included. When a call fails, the last sentence of the error \
 text is the next step.";
 
-/// The flat endpoint, for all users.
 #[derive(Debug)]
 pub struct FlatEndpoint {
     runtime: RuntimeHandle,
@@ -56,7 +55,6 @@ pub struct FlatEndpoint {
 }
 
 impl FlatEndpoint {
-    /// Creates the endpoint for the instances of `runtime`.
     pub fn new(runtime: RuntimeHandle, callers: Arc<CallerCache>) -> Self {
         Self { runtime, callers, states: Arc::default() }
     }

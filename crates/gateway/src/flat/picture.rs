@@ -11,14 +11,11 @@ use crate::tools::raw::map_string;
 use crate::tools::resources::{SEPARATOR, UI, qualify_definition, qualify_uri};
 use crate::tools::{CallerSnapshot, OfferedCatalogues};
 
-/// Kinds of items that clients list and get change notifications for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ItemKind {
-    /// The tools.
     Tools,
     /// Resources and resource templates.
     Resources,
-    /// The prompts.
     Prompts,
 }
 
@@ -27,7 +24,6 @@ impl ItemKind {
     pub const ALL: [Self; 3] = [Self::Tools, Self::Resources, Self::Prompts];
 }
 
-/// The merged lists of a caller at one moment.
 #[derive(Debug)]
 pub struct MergedLists {
     offered: OfferedCatalogues,
@@ -35,7 +31,6 @@ pub struct MergedLists {
     lists: [Arc<MergedList>; 3],
 }
 
-/// The items of one kind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct MergedList {
     // Results of the list requests.
@@ -64,7 +59,6 @@ impl MergedList {
         bars.take_while(|at| *at <= self.longest).find_map(whose)
     }
 
-    /// Returns true if the lists differ.
     pub fn is_different_from(&self, other: &Self) -> bool {
         self.results != other.results
     }
@@ -90,32 +84,26 @@ impl MergedLists {
         Self { offered, lists }
     }
 
-    /// Returns true if a new picture for this caller would be equal.
     pub fn is_current_for(&self, caller: &CallerSnapshot) -> bool {
         self.offered.is_current_for(caller)
     }
 
-    /// Returns the items of one kind.
     pub fn list(&self, thing: ItemKind) -> &Arc<MergedList> {
         &self.lists[thing as usize]
     }
 
-    /// Returns the result of `tools/list`.
     pub fn tools(&self) -> &str {
         &self.list(ItemKind::Tools).results[0]
     }
 
-    /// Returns the result of `prompts/list`.
     pub fn prompts(&self) -> &str {
         &self.list(ItemKind::Prompts).results[0]
     }
 
-    /// Returns the result of `resources/list`.
     pub fn resources(&self) -> &str {
         &self.list(ItemKind::Resources).results[0]
     }
 
-    /// Returns the result of `resources/templates/list`.
     pub fn resource_templates(&self) -> &str {
         &self.list(ItemKind::Resources).results[1]
     }
@@ -179,17 +167,17 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_taken_apart_where_a_label_ends() {
+    fn an_address_is_split_after_a_known_label() {
         let part = merged_list(&["git", "a|b"]);
         assert_eq!(split(&part, "git|file:///a|b"), Some(("git".to_owned(), "file:///a|b")));
         assert_eq!(split(&part, "a|b|c"), Some(("a|b".to_owned(), "c")));
-        for nobodys in ["git", "a|c", "gi|git|x", "|git|x", ""] {
-            assert_eq!(split(&part, nobodys), None, "{nobodys}");
+        for unknown in ["git", "a|c", "gi|git|x", "|git|x", ""] {
+            assert_eq!(split(&part, unknown), None, "{unknown}");
         }
     }
 
     #[test]
-    fn an_address_that_is_nothing_but_bars_is_not_looked_up_at_each_of_them() {
+    fn an_address_of_many_bars_is_not_looked_up_at_each_bar() {
         // A lookup at each bar would take hours.
         assert_eq!(split(&merged_list(&["git", "a|b"]), &"|".repeat(4 * 1024 * 1024)), None);
     }

@@ -39,7 +39,6 @@ const MEANT_MAX: usize = 16;
 // Number of indexed tools at which all indexes are dropped, to be created again on demand.
 const INDEXED_TOOLS_MAX: usize = 200_000;
 
-/// Index of the words in one server's tools.
 #[derive(Debug)]
 pub struct CatalogueIndex {
     // Sorted by text.
@@ -64,7 +63,6 @@ struct IndexedTool {
 }
 
 impl CatalogueIndex {
-    /// Indexes the names and descriptions of all tools.
     pub fn new(catalogue: &Catalogue) -> Self {
         let mut places: HashMap<String, (Vec<u32>, Vec<u32>)> = HashMap::new();
         let mut tools = Vec::with_capacity(catalogue.tools.len());
@@ -103,7 +101,6 @@ impl CatalogueIndex {
         Self { terms, tools }
     }
 
-    /// Calls `tell` with each indexed word that is similar to `asked`, and the similarity.
     fn find_related(&self, asked: &str, tell: &mut dyn FnMut(&Term, f32)) {
         // All similar words share this prefix, the shortest that a stem or prefix match requires.
         let letters = asked.chars().count();
@@ -118,7 +115,6 @@ impl CatalogueIndex {
         }
     }
 
-    /// Calls `tell` with each indexed word of which `asked` may be a misspelling, and the similarity.
     fn find_misspelled(&self, asked: (&str, WordShape), tell: &mut dyn FnMut(&Term, f32)) {
         for term in &self.terms {
             let near = misspelling_similarity(asked, (&term.text, term.shape));
@@ -159,7 +155,6 @@ struct IndexCache {
 }
 
 impl CatalogueIndexes {
-    /// Returns the index of a catalogue; creates it if necessary.
     pub fn get_or_create(&self, catalogue: &Arc<Catalogue>) -> Arc<CatalogueIndex> {
         if let Some(index) = self.cached(catalogue) {
             return index;
@@ -193,12 +188,10 @@ impl CatalogueIndexes {
         self.cache().by_address.get(&address(catalogue)).map(|(_, index)| index.clone())
     }
 
-    /// Returns the number of cached indexes.
     pub fn len(&self) -> usize {
         self.cache().by_address.len()
     }
 
-    /// Returns true if no index is cached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -228,32 +221,25 @@ impl IndexCache {
     }
 }
 
-/// A server of the caller with its tools.
 #[derive(Debug, Clone)]
 pub struct SearchedServer<'a> {
-    /// Label of the server.
     pub label: &'a str,
-    /// Index of its tools.
     pub index: Arc<CatalogueIndex>,
 }
 
-/// A tool that matches a query.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ToolHit {
     /// Position of the server among the shelves.
     pub server_index: usize,
-    /// Position of the tool in the catalogue.
     pub tool: usize,
     /// Score from 0 to 1.
     pub score: f32,
 }
 
-/// Result of a search.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolHits {
     /// The best hits, in descending order.
     pub best: Vec<ToolHit>,
-    /// Number of all hits.
     pub total: usize,
 }
 
@@ -464,7 +450,6 @@ fn corrections(text: &str, shelves: &[SearchedServer<'_>], labels: &[Vec<Word>])
 }
 
 impl QueryWord {
-    /// Returns the similarity of the whole word or the average of its parts, whichever is larger.
     fn similarity(&self, text: impl Fn(usize) -> f32) -> f32 {
         let whole = text(self.whole);
         if self.parts.is_empty() {

@@ -88,7 +88,6 @@ const STEM: f32 = 0.8;
 const ONE_SLIP: f32 = 0.8;
 const TWO_SLIPS: f32 = 0.6;
 
-/// Returns the minimum length of a prefix that counts as similar to a word of `letters` letters.
 pub(super) fn min_prefix_len(letters: usize) -> usize {
     letters.div_ceil(2).max(3)
 }
@@ -139,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_comes_apart_at_what_is_no_letter_and_where_its_writing_changes() {
+    fn text_is_split_at_non_letters_and_at_changes_of_case() {
         assert_eq!(flat("read_file.v2/now"), ["read", "file", "v2", "v", "2", "now"]);
         assert_eq!(flat("GitHub"), ["github", "git", "hub"]);
         assert_eq!(flat("parseHTTPServer"), ["parsehttpserver", "parse", "http", "server"]);
@@ -149,14 +148,14 @@ mod tests {
     }
 
     #[test]
-    fn the_words_that_say_nothing_are_in_order() {
+    fn the_stop_words_are_sorted() {
         assert!(STOP_WORDS.is_sorted());
         assert!(is_stop_word("the") && is_stop_word("a") && is_stop_word("with") && !is_stop_word("file"));
     }
 
     #[test]
-    fn a_word_is_near_to_itself_to_its_beginning_and_to_its_family() {
-        for (asked, word, near) in [
+    fn words_match_exactly_by_prefix_and_by_stem() {
+        for (asked, word, expected) in [
             ("file", "file", SAME),
             ("file", "files", BEGINNING),
             ("files", "file", BEGINNING),
@@ -169,7 +168,7 @@ mod tests {
             ("commit", "comment", 0.0),
         ] {
             assert!(
-                (word_similarity(asked, word) - near).abs() < f32::EPSILON,
+                (word_similarity(asked, word) - expected).abs() < f32::EPSILON,
                 "{asked}, {word}: {}",
                 word_similarity(asked, word)
             );
@@ -177,8 +176,8 @@ mod tests {
     }
 
     #[test]
-    fn a_slip_is_forgiven_in_a_word_and_two_in_a_long_one() {
-        for (asked, word, near) in [
+    fn one_typo_is_tolerated_and_two_in_long_words() {
+        for (asked, word, expected) in [
             ("serach", "search", ONE_SLIP),
             ("comit", "commit", ONE_SLIP),
             ("brannch", "branch", ONE_SLIP),
@@ -191,13 +190,15 @@ mod tests {
             ("brunhc", "branch", 0.0),
         ] {
             let found = misspelling_similarity((asked, WordShape::new(asked)), (word, WordShape::new(word)));
-            assert!((found - near).abs() < f32::EPSILON, "{asked}, {word}: {found}");
+            assert!((found - expected).abs() < f32::EPSILON, "{asked}, {word}: {found}");
         }
     }
 
     proptest! {
         #[test]
-        fn a_glance_never_hides_what_a_slip_away(word in "[a-z0-9äß日]{4,12}", at in 0usize..12, with in "[a-zé7]") {
+        fn the_shape_filter_keeps_every_word_within_the_allowed_typos(
+            word in "[a-z0-9äß日]{4,12}", at in 0usize..12, with in "[a-zé7]",
+        ) {
             let mut letters: Vec<char> = word.chars().collect();
             let at = at % letters.len();
             letters.splice(at..at, with.chars());
@@ -210,7 +211,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_too_strange(text in any::<String>()) {
+        fn any_text_can_be_split_and_compared(text in any::<String>()) {
             for word in words(&text) {
                 let _ = word_similarity(&word.whole, "word");
             }

@@ -24,7 +24,6 @@ impl<'a> MetaToolArguments<'a> {
         Ok(Self(members))
     }
 
-    /// Returns a member as sent; null counts as absent.
     pub(super) fn raw(&self, name: &str) -> Option<&'a RawValue> {
         self.0.get(name).copied().filter(|value| value.get() != "null")
     }

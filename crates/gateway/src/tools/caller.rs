@@ -11,7 +11,6 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use crate::names::{self, NameLookup, ServerNameIndex, ServerNames};
 use crate::refusal::CallRefusal;
 
-/// A user together with a snapshot.
 #[derive(Debug, Clone)]
 pub struct CallerSnapshot {
     snapshot: Arc<Snapshot>,
@@ -45,7 +44,6 @@ impl Directory {
 }
 
 impl CallerSnapshot {
-    /// Creates a caller from a user and a snapshot.
     pub fn new(snapshot: Arc<Snapshot>, team: &TeamId, user: &UserId) -> Self {
         let directory = Arc::new(Directory::new(&snapshot, team, user));
         Self { snapshot, directory }
@@ -57,10 +55,6 @@ impl CallerSnapshot {
         labels.iter().zip(own).filter_map(|(label, spec)| Some((&**label, self.snapshot.get(&spec.id)?)))
     }
 
-    /// Returns the server of this name.
-    ///
-    /// # Errors
-    /// No server or several servers have this name.
     pub fn server(&self, name: &str) -> Result<&Arc<InstanceView>, CallRefusal> {
         self.resolve_lookup(self.directory.name_index.find(name), name)
     }
@@ -81,7 +75,6 @@ impl CallerSnapshot {
         Ok((self.resolve_lookup(found, label)?, label, rest))
     }
 
-    /// Returns the catalogues of the user's servers in this snapshot.
     pub fn offered_catalogues(&self) -> OfferedCatalogues {
         let catalogue = |view: &Arc<InstanceView>| view.offered_catalogue().cloned();
         let catalogues =
@@ -131,7 +124,6 @@ impl OfferedCatalogues {
         servers.filter_map(|((label, spec), catalogue)| Some((&**label, &**spec, catalogue.as_ref()?)))
     }
 
-    /// Returns true if the caller's snapshot offers the same.
     pub fn is_current_for(&self, caller: &CallerSnapshot) -> bool {
         let address = |catalogue: Option<&Arc<Catalogue>>| catalogue.map(Arc::as_ptr);
         let now =
@@ -158,7 +150,6 @@ struct CachedDirectories {
 }
 
 impl CallerCache {
-    /// Returns the caller for a user and a snapshot.
     pub fn caller(&self, snapshot: Arc<Snapshot>, team: &TeamId, user: &UserId) -> CallerSnapshot {
         let key = (team.clone(), user.clone());
         let known = self.directories().by_user.get(&key).cloned();
@@ -176,12 +167,10 @@ impl CallerCache {
         CallerSnapshot { snapshot, directory }
     }
 
-    /// Returns the number of cached users.
     pub fn len(&self) -> usize {
         self.directories().by_user.len()
     }
 
-    /// Returns true if no user is cached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -41,7 +41,6 @@ pub(crate) fn unknown_method(method: Option<&str>) -> CallAnswer {
     CallAnswer::Error(RpcError::new(METHOD_NOT_FOUND, format!("this endpoint has no method `{method}`")))
 }
 
-/// Returns a list that has a single page; any cursor is unknown.
 pub(crate) fn single_page(params: Option<&str>, list: impl FnOnce() -> String) -> CallAnswer {
     match params.and_then(|params| member(params, "cursor")) {
         None | Some("null") => CallAnswer::Result(list()),

@@ -36,7 +36,6 @@ use super::face::{CallAnswer, EndpointCall, RpcError};
 use super::refusal::INVALID_PARAMS;
 use super::search::CatalogueIndexes;
 
-/// The six tools, for all users.
 #[derive(Debug)]
 pub struct MetaTools {
     runtime: RuntimeHandle,
@@ -46,7 +45,6 @@ pub struct MetaTools {
 }
 
 impl MetaTools {
-    /// Creates the tools for the instances of `runtime`.
     pub fn new(runtime: RuntimeHandle, callers: Arc<CallerCache>) -> Self {
         Self { runtime, callers, indexes: Arc::default(), notices: ServerNotices::default() }
     }
@@ -93,7 +91,6 @@ impl MetaTools {
         answered.unwrap_or_else(|refusal| CallAnswer::Result(refusal.to_tool_result()))
     }
 
-    /// Indexes the tools of this user in the background, before the first search.
     fn prepare_indexes(&self, team: &TeamId, user: &UserId) {
         let (indexes, caller) = (self.indexes.clone(), self.caller(team, user));
         let catalogues = caller.offered_catalogues().servers().map(|(_, _, catalogue)| catalogue.clone()).collect();

@@ -252,14 +252,14 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_lost_after_two_seconds_and_returns_at_once() {
+    fn a_loss_is_announced_after_two_seconds_and_a_return_at_once() {
         use Status::{Connecting, Offline, Online};
         let (mut known, start) = (AnnouncedStates::default(), Instant::now());
         let mut look = |ms, status| observe(&mut known, start, ms, &[("a", status)]);
         let lost = |status| vec![("a".to_owned(), status)];
         assert_eq!(look(0, Online), (vec![], None), "the first status is not announced");
         assert_eq!(look(1000, Connecting), (vec![], Some(3000)));
-        assert_eq!(look(2500, Online), (vec![], None), "it was never away");
+        assert_eq!(look(2500, Online), (vec![], None), "the outage was too short");
         assert_eq!(look(4000, Connecting), (vec![], Some(6000)));
         assert_eq!(look(5000, Offline), (vec![], Some(6000)));
         assert_eq!(look(6000, Offline), (lost(Offline), None));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_start_is_no_news_and_what_was_away_at_first_returns() {
+    fn a_first_start_is_not_announced_but_a_later_return_is() {
         use Status::{Connecting, Offline, Online};
         let (mut known, start) = (AnnouncedStates::default(), Instant::now());
         for (ms, status) in [(0, Connecting), (60_000, Connecting), (61_000, Online)] {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_so_many_notices_a_minute_and_the_rest_after_that() {
+    fn notices_are_limited_per_minute_and_the_rest_is_delayed() {
         let (mut known, start) = (AnnouncedStates::default(), Instant::now());
         let names: Vec<String> = (0..NOTICES_MAX + 5).map(|number| number.to_string()).collect();
         let all = |status| names.iter().map(|name| (name.as_str(), status)).collect::<Vec<_>>();

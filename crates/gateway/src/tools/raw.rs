@@ -156,25 +156,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_string_is_spelled_anew_and_all_else_stays_as_it_is() {
-        let spell = |text: &str| format!("git|{text}");
+    fn map_string_changes_one_string_and_nothing_else() {
+        let prefix = |text: &str| format!("git|{text}");
         let sent =
             "{ \"uri\" : \"a\\u0062\" , \"n\":1e400,\n\"_meta\":{\"ui\":{\"resourceUri\":\"ui:\\\\x\"},\"y\":[ ]}}";
-        let once = map_string(sent, &["uri"], spell);
+        let once = map_string(sent, &["uri"], prefix);
         assert_eq!(once, sent.replace("a\\u0062", "git|ab"));
-        let twice = map_string(&once, &["_meta", "ui", "resourceUri"], spell);
+        let twice = map_string(&once, &["_meta", "ui", "resourceUri"], prefix);
         assert_eq!(twice, once.replace("ui:", "git|ui:"));
     }
 
     #[test]
-    fn a_name_that_is_no_text_hides_nothing_beside_it() {
+    fn an_invalid_member_name_does_not_hide_other_members() {
         let odd = r#"{"\ud800":1,"na\u006de":"a","name":"b","params":{"name":[]}}"#;
         assert_eq!(map_string(odd, &["name"], |name| format!("{name}{name}")), odd.replace(r#""b""#, r#""bb""#));
         assert_eq!(find_string(odd, &["params", "name"]), None);
     }
 
     #[test]
-    fn what_is_put_in_or_taken_out_leaves_the_rest_as_it_is() {
+    fn setting_and_removing_members_keeps_the_rest_unchanged() {
         let sent = "{ \"a\\u0062\" : 1e400 ,\n\"\\ud800\":[ ], \"x\":1,\"y\":{ } ,\"x\":2 }";
         let mut pairs = JsonMembers::read(sent).unwrap();
         assert_eq!(
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_spelled() {
+    fn a_missing_string_changes_nothing() {
         for sent in ["{}", "[]", "{\"uri\":1}", "{\"uri\":{\"a\":1}}", "{\"_meta\":\"uri\"}"] {
             assert_eq!(map_string(sent, &["uri"], |_| String::new()), sent);
             assert_eq!(map_string(sent, &["_meta", "ui", "resourceUri"], |_| String::new()), sent);

@@ -1,6 +1,5 @@
 //! Instructions and definitions of the six tools.
 
-/// Instructions for the model.
 pub const INSTRUCTIONS: &str = "This endpoint combines several MCP servers. \
 1. Find a tool: call discover_mcp_tools with a few words of what you want to do; spelling need not be exact. \
 2. Run it: call execute_mcp_tool with the tool_path that was found and arguments that fit its input_schema. \
@@ -9,7 +8,6 @@ When a call fails, read the last sentence of its text, or next_step in _meta[\"m
 When a server or its tools are missing, list_servers returns their status, and reconnect_server starts one again. \
 Tools of servers that are not online are not found until they are back.";
 
-/// The result of `tools/list`.
 pub const TOOLS: &str = r#"{"tools":[
 {"name":"discover_mcp_tools","title":"Find tools","description":"Finds tools of all connected MCP servers by a few words that describe the task. Misspelled words are understood. Returns the best matches, each with the tool_path and the input_schema that execute_mcp_tool needs. An empty query lists all tools.",
 "inputSchema":{"type":"object","properties":{"query":{"type":"string","maxLength":512,"description":"A few words: what the tool does, its name, its server"},"limit":{"type":"integer","minimum":1,"maximum":50,"default":10,"description":"Maximum number of tools"}},"required":["query"],"additionalProperties":false},
@@ -46,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sdk_reads_what_the_tools_say_of_themselves() {
+    fn the_sdk_can_parse_the_tool_definitions() {
         let list: ListToolsResult = serde_json::from_str(TOOLS).unwrap();
         let names: Vec<&str> = list.tools.iter().map(|tool| &*tool.name).collect();
         assert_eq!(
@@ -65,13 +63,13 @@ mod tests {
             assert!(annotations.read_only_hint.is_some() && annotations.open_world_hint.is_some(), "{}", tool.name);
             assert!(tool.description.is_some(), "{}", tool.name);
             assert_eq!(tool.input_schema["additionalProperties"], json!(false), "{}", tool.name);
-            // Results of a server's own tool follow no schema of ours.
+            // Results of a server's own tool have no schema of the satellite.
             assert_eq!(tool.output_schema.is_none(), tool.name == "execute_mcp_tool");
         }
     }
 
     #[test]
-    fn every_status_is_one_that_the_schema_knows() {
+    fn the_schema_lists_every_status() {
         let list: Value = serde_json::from_str(TOOLS).unwrap();
         let known = list["tools"][4].pointer("/outputSchema/properties/servers/items/properties/status/enum").unwrap();
         assert_eq!(*known, json!(Status::ALL.map(Status::as_str)));

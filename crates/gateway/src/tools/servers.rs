@@ -149,14 +149,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_shown_without_its_secrets() {
-        for (url, told) in [
+    fn a_url_is_shown_without_its_secrets() {
+        for (url, shown) in [
             ("https://mcp.example/v1/mcp?key=hush", "https://mcp.example/v1/mcp"),
             ("https://me:hush@mcp.example:8443/a@b", "https://mcp.example:8443/a@b"),
             ("http://127.0.0.1:80#hush", "http://127.0.0.1:80"),
             ("nothing", "nothing"),
         ] {
-            assert_eq!(redact_url(url), told);
+            assert_eq!(redact_url(url), shown);
         }
     }
 }

@@ -30,14 +30,14 @@ impl SimulatedHistory {
 
     // All three instances are online.
     fn all_online() -> Self {
-        let mut told = Self::new();
+        let mut history = Self::new();
         for nth in 0..3 {
-            told.start(nth);
+            history.start(nth);
             for status in UP {
-                told.status(nth, status);
+                history.status(nth, status);
             }
         }
-        told
+        history
     }
 
     fn now(&self) -> Duration {
@@ -111,19 +111,19 @@ impl SimulatedHistory {
 }
 
 fn single_violation(broken: &[(Invariant, String)], invariant: Invariant) -> &str {
-    let [(of, what)] = broken else { panic!("one promise is broken once: {broken:#?}") };
+    let [(of, what)] = broken else { panic!("expected exactly one violation: {broken:#?}") };
     assert_eq!(*of, invariant);
     what
 }
 
 #[test]
-fn nothing_is_said_of_a_run_in_which_all_is_well() {
-    let mut told = SimulatedHistory::all_online();
-    told.restart(0);
+fn a_correct_run_has_no_violations() {
+    let mut history = SimulatedHistory::all_online();
+    history.restart(0);
     let answer = CallOutcome::Text("x".to_owned());
-    told.checks.record_probe(&ProbeResult {
+    history.checks.record_probe(&ProbeResult {
         nth: InstanceNo(1),
-        at: told.now(),
+        at: history.now(),
         answer,
         token: "x".into(),
         changed: false,
@@ -135,86 +135,86 @@ fn nothing_is_said_of_a_run_in_which_all_is_well() {
     answers.record_response("b", "b");
     answers.record_error("a");
     answers.record_response("c", "c");
-    told.checks.add_responses(answers);
-    told.seq += 10;
-    told.dropped(told.seq - 10, told.seq - 1);
-    told.status(2, Offline);
-    assert_eq!(told.checks.violation_count(), 0);
-    assert_eq!(told.violations(), []);
+    history.checks.add_responses(answers);
+    history.seq += 10;
+    history.dropped(history.seq - 10, history.seq - 1);
+    history.status(2, Offline);
+    assert_eq!(history.checks.violation_count(), 0);
+    assert_eq!(history.violations(), []);
 }
 
 #[test]
-fn the_answer_of_another_call_is_caught() {
-    let mut told = SimulatedHistory::all_online();
+fn a_response_to_another_call_is_detected() {
+    let mut history = SimulatedHistory::all_online();
     let mut answers = ResponseCheck::new();
     answers.record_call("a");
     answers.record_call("b");
     answers.record_response("a", "b");
     answers.record_response("b", "b");
-    told.checks.add_responses(answers);
-    assert_eq!(single_violation(&told.violations(), Invariant::OwnAnswer), "the call a got the answer `b`");
+    history.checks.add_responses(answers);
+    assert_eq!(single_violation(&history.violations(), Invariant::OwnAnswer), "the call a got the answer `b`");
 }
 
 #[test]
-fn a_second_answer_and_one_that_never_comes_are_caught() {
-    let mut told = SimulatedHistory::all_online();
+fn repeated_and_missing_responses_are_detected() {
+    let mut history = SimulatedHistory::all_online();
     let mut answers = ResponseCheck::new();
     answers.record_call("a");
     answers.record_response("a", "a");
     answers.record_error("a");
-    told.checks.add_responses(answers);
-    assert_eq!(single_violation(&told.violations(), Invariant::OwnAnswer), "the call a was answered more than once");
+    history.checks.add_responses(answers);
+    assert_eq!(single_violation(&history.violations(), Invariant::OwnAnswer), "the call a was answered more than once");
 
-    let mut told = SimulatedHistory::all_online();
+    let mut history = SimulatedHistory::all_online();
     let mut answers = ResponseCheck::new();
     answers.record_call("a");
-    told.checks.add_responses(answers);
-    assert_eq!(single_violation(&told.violations(), Invariant::OwnAnswer), "the call a was never answered");
+    history.checks.add_responses(answers);
+    assert_eq!(single_violation(&history.violations(), Invariant::OwnAnswer), "the call a was never answered");
 }
 
 #[test]
-fn a_number_that_is_missing_is_caught_and_one_that_is_explained_is_not() {
-    let mut told = SimulatedHistory::all_online();
-    told.seq += 1;
-    told.restart(0);
-    let missing = told.violations();
+fn a_missing_event_is_detected_unless_reported_as_dropped() {
+    let mut history = SimulatedHistory::all_online();
+    history.seq += 1;
+    history.restart(0);
+    let missing = history.violations();
     assert_eq!(single_violation(&missing, Invariant::NoGap), "event 19 is missing, and no event reports it as dropped");
 
     // Drop events right after the gap, later, and in two parts.
-    let mut told = SimulatedHistory::all_online();
-    told.seq = 24;
-    told.dropped(19, 23);
-    told.restart(0);
-    told.seq += 10;
-    told.restart(0);
-    let gap = told.seq - 14;
-    told.dropped(gap, gap + 3);
-    told.dropped(gap + 4, gap + 9);
-    assert_eq!(told.violations(), []);
+    let mut history = SimulatedHistory::all_online();
+    history.seq = 24;
+    history.dropped(19, 23);
+    history.restart(0);
+    history.seq += 10;
+    history.restart(0);
+    let gap = history.seq - 14;
+    history.dropped(gap, gap + 3);
+    history.dropped(gap + 4, gap + 9);
+    assert_eq!(history.violations(), []);
 }
 
 #[test]
-fn a_gap_that_is_explained_in_part_is_caught_for_the_rest() {
-    let mut told = SimulatedHistory::all_online();
-    told.seq = 34;
-    told.dropped(19, 24);
-    told.dropped(27, 33);
+fn the_unreported_part_of_a_gap_is_detected() {
+    let mut history = SimulatedHistory::all_online();
+    history.seq = 34;
+    history.dropped(19, 24);
+    history.dropped(27, 33);
     assert_eq!(
-        single_violation(&told.violations(), Invariant::NoGap),
+        single_violation(&history.violations(), Invariant::NoGap),
         "events 25 to 26 (2) are missing, and no event reports them as dropped"
     );
 }
 
 #[test]
-fn a_number_that_comes_again_is_caught() {
-    let mut told = SimulatedHistory::all_online();
-    told.seq -= 1;
-    told.status(0, Online);
-    assert_eq!(single_violation(&told.violations(), Invariant::NoGap), "event 18 came after event 18");
+fn a_repeated_event_number_is_detected() {
+    let mut history = SimulatedHistory::all_online();
+    history.seq -= 1;
+    history.status(0, Online);
+    assert_eq!(single_violation(&history.violations(), Invariant::NoGap), "event 18 came after event 18");
 }
 
 #[test]
-fn events_that_are_lost_at_the_end_are_caught() {
+fn events_lost_at_the_end_are_detected() {
     let lost = |end: &mut RunEndState| (end.events_lost, end.events_emitted) = (3, end.events_emitted + 3);
     assert_eq!(
         single_violation(&SimulatedHistory::all_online().violations_at(lost), Invariant::NoGap),
@@ -229,43 +229,43 @@ fn events_that_are_lost_at_the_end_are_caught() {
 }
 
 #[test]
-fn an_event_that_is_missing_before_all_others_is_caught() {
-    let mut told = SimulatedHistory::new();
-    told.seq = 3;
-    told.start(0);
-    told.status(0, Provisioning);
+fn a_missing_first_event_is_detected() {
+    let mut history = SimulatedHistory::new();
+    history.seq = 3;
+    history.start(0);
+    history.status(0, Provisioning);
     assert_eq!(
-        single_violation(&told.violations(), Invariant::NoGap),
+        single_violation(&history.violations(), Invariant::NoGap),
         "events 1 to 2 (2) are missing, and no event reports them as dropped"
     );
 }
 
 #[test]
-fn a_drop_event_is_believed_of_nothing_that_came_and_of_nothing_to_come() {
-    let mut told = SimulatedHistory::all_online();
-    told.seq = 24;
-    told.dropped(17, 23);
+fn a_drop_event_for_delivered_or_future_events_is_detected() {
+    let mut history = SimulatedHistory::all_online();
+    history.seq = 24;
+    history.dropped(17, 23);
     let what = "events 17 to 23 are reported as dropped, but 2 of them were delivered or reported before";
-    assert_eq!(single_violation(&told.violations(), Invariant::NoGap), what);
+    assert_eq!(single_violation(&history.violations(), Invariant::NoGap), what);
 
-    let mut told = SimulatedHistory::all_online();
-    told.seq = 20;
-    told.dropped(19, u64::MAX);
-    told.seq = 30;
-    told.status(0, Offline);
-    let broken = told.violations();
+    let mut history = SimulatedHistory::all_online();
+    history.seq = 20;
+    history.dropped(19, u64::MAX);
+    history.seq = 30;
+    history.status(0, Offline);
+    let broken = history.violations();
     assert_eq!(broken.len(), 2, "{broken:#?}");
     assert!(broken[0].1.ends_with("which is not a range of earlier events"), "{broken:#?}");
     assert!(broken[1].1.starts_with("events 21 to 29 (9) are missing"), "{broken:#?}");
 }
 
 #[test]
-fn a_status_that_is_skipped_is_caught() {
-    let mut told = SimulatedHistory::all_online();
+fn a_skipped_status_is_detected() {
+    let mut history = SimulatedHistory::all_online();
     for status in [Connecting, SyncingTools, Online] {
-        told.status(1, status);
+        history.status(1, status);
     }
-    let broken = told.violations();
+    let broken = history.violations();
     assert_eq!(
         single_violation(&broken, Invariant::LegalTransitions),
         "the status changed from connecting to syncing_tools, which is not a legal transition"
@@ -273,24 +273,24 @@ fn a_status_that_is_skipped_is_caught() {
 }
 
 #[test]
-fn a_life_that_begins_in_the_middle_is_caught() {
-    let mut told = SimulatedHistory::new();
-    told.status(0, AwaitingUserConfig);
-    told.status(1, Connecting);
+fn an_illegal_first_status_is_detected() {
+    let mut history = SimulatedHistory::new();
+    history.status(0, AwaitingUserConfig);
+    history.status(1, Connecting);
     assert_eq!(
-        single_violation(&told.violations(), Invariant::LegalTransitions),
+        single_violation(&history.violations(), Invariant::LegalTransitions),
         "the first reported status is connecting"
     );
 }
 
 #[test]
-fn statuses_that_are_told_in_the_wrong_order_are_caught() {
-    let mut told = SimulatedHistory::all_online();
-    told.advance(1);
-    told.status(0, Offline);
-    told.now_ms -= 500;
-    told.status(0, Connecting);
-    let broken = told.violations();
+fn statuses_reported_out_of_order_are_detected() {
+    let mut history = SimulatedHistory::all_online();
+    history.advance(1);
+    history.status(0, Offline);
+    history.now_ms -= 500;
+    history.status(0, Connecting);
+    let broken = history.violations();
     assert_eq!(
         single_violation(&broken, Invariant::LegalTransitions),
         "connecting was reported after offline and has a timestamp 499 ms before it"
@@ -298,88 +298,88 @@ fn statuses_that_are_told_in_the_wrong_order_are_caught() {
 }
 
 #[test]
-fn a_team_that_panicked_is_shown_anew_once_and_another_team_is_not() {
-    let mut told = SimulatedHistory::all_online();
-    told.status(0, Offline);
-    told.status(1, Offline);
-    told.checks.record_reset(BudgetReset::Team(TeamNo(0)), told.now());
-    told.status(0, Online);
-    told.status(1, Online);
-    told.status(0, Offline);
-    told.status(0, Online);
-    let broken = told.violations();
-    assert_eq!(broken.len(), 2, "the other team's, and the second one: {broken:#?}");
+fn a_team_panic_permits_one_repeated_status_of_that_team_only() {
+    let mut history = SimulatedHistory::all_online();
+    history.status(0, Offline);
+    history.status(1, Offline);
+    history.checks.record_reset(BudgetReset::Team(TeamNo(0)), history.now());
+    history.status(0, Online);
+    history.status(1, Online);
+    history.status(0, Offline);
+    history.status(0, Online);
+    let broken = history.violations();
+    assert_eq!(broken.len(), 2, "expected violations of the other team and of the second repetition: {broken:#?}");
 }
 
 #[test]
-fn after_a_gap_nobody_knows_what_came_before() {
-    let mut told = SimulatedHistory::all_online();
-    told.status(0, Offline);
-    told.seq += 1;
-    told.dropped(told.seq - 1, told.seq - 1);
-    told.status(0, Online);
-    assert_eq!(told.violations(), []);
+fn a_gap_suspends_the_check_of_the_next_transition() {
+    let mut history = SimulatedHistory::all_online();
+    history.status(0, Offline);
+    history.seq += 1;
+    history.dropped(history.seq - 1, history.seq - 1);
+    history.status(0, Online);
+    assert_eq!(history.violations(), []);
 }
 
 #[test]
-fn what_is_legal_here_is_what_is_legal_in_the_runtime() {
+fn the_transition_table_equals_that_of_the_runtime() {
     for (from, legal) in transitions::LEGAL {
         let by_cause = |to: &Status| StatusCause::ALL.into_iter().any(|cause| next(from, cause) == Some(*to));
         let of_the_runtime: Vec<_> = Status::ALL.into_iter().filter(by_cause).collect();
         assert_eq!(legal, of_the_runtime, "from {from}");
     }
-    assert!(transitions::LEGAL.iter().map(|(from, _)| *from).eq(Status::ALL), "each has its line");
+    assert!(transitions::LEGAL.iter().map(|(from, _)| *from).eq(Status::ALL), "every status must have a row");
 }
 
 #[test]
-fn a_restart_too_many_is_caught() {
-    let mut told = SimulatedHistory::all_online();
-    told.restart(0);
-    told.restart(0);
-    told.advance(10);
-    told.status(1, Online);
-    assert_eq!(told.checks.violation_count(), 0, "three starts follow at most two crashes");
-    told.restart(0);
-    told.advance(11);
-    told.status(1, Online);
-    assert_eq!(told.checks.violation_count(), 1, "caught while it runs");
+fn a_restart_beyond_the_budget_is_detected() {
+    let mut history = SimulatedHistory::all_online();
+    history.restart(0);
+    history.restart(0);
+    history.advance(10);
+    history.status(1, Online);
+    assert_eq!(history.checks.violation_count(), 0, "three starts follow at most two crashes");
+    history.restart(0);
+    history.advance(11);
+    history.status(1, Online);
+    assert_eq!(history.checks.violation_count(), 1, "the violation must be detected during the run");
     assert_eq!(
-        single_violation(&told.violations(), Invariant::RestartBudget),
+        single_violation(&history.violations(), Invariant::RestartBudget),
         "start number 4 within 5m; 3 are allowed"
     );
 }
 
 #[test]
-fn a_restart_is_not_too_many_once_the_window_is_over() {
-    let mut told = SimulatedHistory::all_online();
+fn restarts_outside_the_window_do_not_count() {
+    let mut history = SimulatedHistory::all_online();
     for _ in 0..10 {
-        told.advance(151);
-        told.restart(0);
+        history.advance(151);
+        history.restart(0);
     }
-    assert_eq!(told.violations(), []);
+    assert_eq!(history.violations(), []);
 }
 
 #[test]
-fn who_is_pardoned_has_a_new_budget_and_nobody_else() {
+fn a_pardon_resets_the_budget_of_that_instance_only() {
     let run = |pardoned: u32| {
-        let mut told = SimulatedHistory::all_online();
-        (0..2).for_each(|_| told.restart(0));
-        told.checks.record_reset(BudgetReset::Instance(InstanceNo(pardoned)), told.now());
-        (0..3).for_each(|_| told.restart(0));
-        told.violations()
+        let mut history = SimulatedHistory::all_online();
+        (0..2).for_each(|_| history.restart(0));
+        history.checks.record_reset(BudgetReset::Instance(InstanceNo(pardoned)), history.now());
+        (0..3).for_each(|_| history.restart(0));
+        history.violations()
     };
     assert_eq!(run(0), []);
     assert_eq!(run(1).len(), 3);
 }
 
 #[test]
-fn a_start_after_sleep_or_a_stop_or_a_panic_of_the_team_is_charged_to_nobody() {
+fn starts_after_dormancy_a_stop_or_a_team_panic_do_not_count() {
     let run = |excuse: &dyn Fn(&mut SimulatedHistory)| {
-        let mut told = SimulatedHistory::all_online();
-        (0..2).for_each(|_| told.restart(0));
-        excuse(&mut told);
-        told.restart(0);
-        told.violations().len()
+        let mut history = SimulatedHistory::all_online();
+        (0..2).for_each(|_| history.restart(0));
+        excuse(&mut history);
+        history.restart(0);
+        history.violations().len()
     };
     assert_eq!(run(&|_| ()), 1);
     let of = SimulatedHistory::subject(0);
@@ -392,17 +392,17 @@ fn a_start_after_sleep_or_a_stop_or_a_panic_of_the_team_is_charged_to_nobody() {
         active: None,
         dormant: None,
     };
-    assert_eq!(run(&|told| told.record(stopped.clone())), 0);
+    assert_eq!(run(&|history| history.record(stopped.clone())), 0);
     let last_activity_at = Timestamp::UNIX_EPOCH;
     let dormant = Event::Dormant { of, pid: None, idle_duration_seconds: 1, last_activity_at };
-    assert_eq!(run(&|told| told.record(dormant.clone())), 0);
-    assert_eq!(run(&|told| told.checks.record_reset(BudgetReset::Team(TeamNo(0)), told.now())), 0);
-    assert_eq!(run(&|told| told.checks.record_reset(BudgetReset::Team(TeamNo(1)), told.now())), 1);
+    assert_eq!(run(&|history| history.record(dormant.clone())), 0);
+    assert_eq!(run(&|history| history.checks.record_reset(BudgetReset::Team(TeamNo(0)), history.now())), 0);
+    assert_eq!(run(&|history| history.checks.record_reset(BudgetReset::Team(TeamNo(1)), history.now())), 1);
 }
 
 #[test]
-fn one_that_is_online_and_deaf_is_caught_and_one_that_moved_is_not() {
-    let mut told = SimulatedHistory::all_online();
+fn a_failed_probe_is_detected_unless_the_status_changed() {
+    let mut history = SimulatedHistory::all_online();
     let failed = CallOutcome::Failed { fate: Some("timed_out".to_owned()), why: "no answer within 5s".to_owned() };
     let probe = |answer: &CallOutcome, moved| ProbeResult {
         nth: InstanceNo(2),
@@ -411,11 +411,11 @@ fn one_that_is_online_and_deaf_is_caught_and_one_that_moved_is_not() {
         token: "p".into(),
         changed: moved,
     };
-    told.checks.record_probe(&probe(&failed, true));
-    told.checks.record_probe(&probe(&CallOutcome::ServerError("no such tool".to_owned()), false));
-    assert_eq!(told.checks.violation_count(), 0);
-    told.checks.record_probe(&probe(&failed, false));
-    let broken = told.violations();
+    history.checks.record_probe(&probe(&failed, true));
+    history.checks.record_probe(&probe(&CallOutcome::ServerError("no such tool".to_owned()), false));
+    assert_eq!(history.checks.violation_count(), 0);
+    history.checks.record_probe(&probe(&failed, false));
+    let broken = history.violations();
     assert_eq!(
         single_violation(&broken, Invariant::OnlineIsCallable),
         "the instance is shown as online, but a call to it failed: no answer within 5s"
@@ -423,21 +423,21 @@ fn one_that_is_online_and_deaf_is_caught_and_one_that_moved_is_not() {
 }
 
 #[test]
-fn a_probe_that_gets_the_answer_of_another_is_caught() {
-    let mut told = SimulatedHistory::all_online();
+fn a_probe_with_the_response_to_another_is_detected() {
+    let mut history = SimulatedHistory::all_online();
     let answer = CallOutcome::Text("q".to_owned());
-    told.checks.record_probe(&ProbeResult {
+    history.checks.record_probe(&ProbeResult {
         nth: InstanceNo(2),
         at: Duration::ZERO,
         answer,
         token: "p".into(),
         changed: false,
     });
-    assert_eq!(single_violation(&told.violations(), Invariant::OwnAnswer), "the probe p got the answer `q`");
+    assert_eq!(single_violation(&history.violations(), Invariant::OwnAnswer), "the probe p got the answer `q`");
 }
 
 #[test]
-fn it_is_told_how_much_was_looked_at_and_what_was_not() {
+fn coverage_counts_checks_and_states_why_others_were_not_made() {
     let looks = |judge: &InvariantChecks, end: &RunEndState| -> BTreeMap<_, _> {
         judge.coverage(end).into_iter().map(|it| (it.invariant, (it.looks, it.not_checked))).collect()
     };
@@ -452,12 +452,12 @@ fn it_is_told_how_much_was_looked_at_and_what_was_not() {
         "these limits are not set"
     );
 
-    let mut told = SimulatedHistory::all_online();
-    told.checks.limits = ScenarioLimits { neighbours: Some(2.0), flat: Some(0.02), ..ScenarioLimits::default() };
+    let mut history = SimulatedHistory::all_online();
+    history.checks.limits = ScenarioLimits { neighbours: Some(2.0), flat: Some(0.02), ..ScenarioLimits::default() };
     let calls = CallFindings { answered: 12, neighbours_failed: 75, ..CallFindings::default() };
-    told.checks.check_calls(told.now(), &calls, &Latency::default());
-    told.checks.check_samples(&[RunSample { at_ms: 900_000, ..RunSample::default() }], Duration::from_secs(90));
-    let much = looks(&told.checks, &told.end_state());
+    history.checks.check_calls(history.now(), &calls, &Latency::default());
+    history.checks.check_samples(&[RunSample { at_ms: 900_000, ..RunSample::default() }], Duration::from_secs(90));
+    let much = looks(&history.checks, &history.end_state());
     assert_eq!(much[&Invariant::OwnAnswer], (12, None));
     assert_eq!(much[&Invariant::RestartBudget], (3, None));
     assert_eq!((&much[&Invariant::LegalTransitions], &much[&Invariant::NoGap]), (&(18, None), &(18, None)));
@@ -468,7 +468,7 @@ fn it_is_told_how_much_was_looked_at_and_what_was_not() {
 }
 
 #[test]
-fn each_thing_that_is_left_is_caught() {
+fn every_kind_of_leftover_is_detected() {
     let broken = SimulatedHistory::all_online().violations_at(|end| end.left.processes = 1);
     assert_eq!(single_violation(&broken, Invariant::NothingLeft), "1 process is left");
     let broken = SimulatedHistory::all_online().violations_at(|end| end.left.tasks = 2);
@@ -478,7 +478,7 @@ fn each_thing_that_is_left_is_caught() {
 }
 
 #[test]
-fn memory_that_is_kept_is_caught() {
+fn memory_growth_above_the_limit_is_detected() {
     let broken = SimulatedHistory::all_online().violations_at(|end| end.memory_after = 1201 << 20);
     assert!(
         single_violation(&broken, Invariant::MemoryBack).starts_with("an instance uses 409941.3 KiB after the faults"),
@@ -488,7 +488,7 @@ fn memory_that_is_kept_is_caught() {
 }
 
 #[test]
-fn memory_of_a_small_fleet_is_not_judged_by_a_multiple_but_a_leak_is_caught() {
+fn a_small_fleet_may_grow_by_a_fixed_amount_of_memory() {
     let small = |after: u64| RunEndState {
         memory_before: 30 << 20,
         memory_after: after << 20,
@@ -505,7 +505,7 @@ fn memory_of_a_small_fleet_is_not_judged_by_a_multiple_but_a_leak_is_caught() {
 }
 
 #[test]
-fn who_is_back_too_late_is_caught() {
+fn a_late_recovery_is_detected() {
     let millis = Duration::from_millis;
     let late = |took| {
         check_recovery(&ScenarioLimits::default(), InstanceNo(4), millis(100), millis(took), millis(1000), millis(50))
@@ -517,12 +517,12 @@ fn who_is_back_too_late_is_caught() {
 }
 
 #[test]
-fn who_is_late_on_a_starved_machine_is_not_counted_and_the_report_says_so() {
+fn a_late_recovery_on_a_starved_machine_is_excused_and_reported() {
     let millis = Duration::from_millis;
     let judged = |foreign_cpu_percent: u8| {
-        let mut told = SimulatedHistory::all_online();
-        told.checks.add_checks(Invariant::Recovery, 1);
-        told.checks.add_violations(check_recovery(
+        let mut history = SimulatedHistory::all_online();
+        history.checks.add_checks(Invariant::Recovery, 1);
+        history.checks.add_violations(check_recovery(
             &ScenarioLimits::default(),
             InstanceNo(4),
             millis(60_000),
@@ -536,10 +536,10 @@ fn who_is_late_on_a_starved_machine_is_not_counted_and_the_report_says_so() {
             foreign_cpu_percent: if (55..=67).contains(&at) { foreign_cpu_percent } else { 0 },
             ..RunSample::default()
         };
-        told.checks.excuse_starved(&(0..200).map(sample).collect::<Vec<_>>());
-        let checked = told.checks.coverage(&told.end_state());
+        history.checks.excuse_starved(&(0..200).map(sample).collect::<Vec<_>>());
+        let checked = history.checks.coverage(&history.end_state());
         let recovery = checked.into_iter().find(|checked| checked.invariant == Invariant::Recovery).unwrap();
-        (told.checks.violation_count(), recovery.not_checked)
+        (history.checks.violation_count(), recovery.not_checked)
     };
     assert_eq!(judged(50), (1, None));
     let why = "1 violation is not counted: other programs used up to 97 % of the CPU time meanwhile";
@@ -547,7 +547,7 @@ fn who_is_late_on_a_starved_machine_is_not_counted_and_the_report_says_so() {
 }
 
 #[test]
-fn neighbours_that_are_slowed_are_caught_if_enough_of_them_were_asked() {
+fn slow_neighbours_are_detected_if_there_are_enough_calls() {
     let limits = ScenarioLimits { neighbours: Some(2.0), ..ScenarioLimits::default() };
     let calls = |count: u64, millis| {
         let mut latency = Latency::default();
@@ -567,7 +567,7 @@ fn neighbours_that_are_slowed_are_caught_if_enough_of_them_were_asked() {
 }
 
 #[test]
-fn neighbours_whose_calls_fail_are_slower_than_any() {
+fn failed_calls_count_as_slowest_calls_of_neighbours() {
     let limits = ScenarioLimits { neighbours: Some(2.0), ..ScenarioLimits::default() };
     let mut storm = Latency::default();
     (0..1000).for_each(|_| storm.record(Duration::from_millis(10)));
@@ -580,7 +580,7 @@ fn neighbours_whose_calls_fail_are_slower_than_any() {
 }
 
 #[test]
-fn memory_and_descriptors_that_grow_with_time_are_caught() {
+fn growth_of_memory_and_descriptors_over_time_is_detected() {
     let limits = ScenarioLimits { flat: Some(0.02), ..ScenarioLimits::default() };
     let run = |rss: fn(u64) -> u64, descriptors: fn(u64) -> u32| {
         let sample = |at: u64| RunSample {

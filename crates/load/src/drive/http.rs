@@ -119,7 +119,6 @@ impl EndpointParts {
     }
 }
 
-/// Running endpoint and its clients.
 pub(crate) struct LoadEndpoint {
     gateway: Gateway,
     clients: Arc<EndpointClients>,
@@ -360,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_the_servers_text_its_error_or_why_there_is_none() {
+    fn a_response_is_parsed_as_text_server_error_or_failure() {
         let text = |said: &str| CallOutcome::Text(said.to_owned());
         let echo = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"\"a-1\""}]}}"#;
         assert_eq!(parse_response(echo.as_bytes()), text("a-1"));

@@ -25,7 +25,6 @@ pub(crate) use direct::RuntimeCaller;
 pub(crate) use http::{EndpointParts, LoadEndpoint};
 pub(crate) use prober::Prober;
 
-/// Path of calls to the servers.
 pub trait LoadCaller: Send + Sync {
     fn call<'a>(&'a self, call: &'a PlannedCall) -> BoxFuture<'a, CallOutcome>;
 }
@@ -75,7 +74,6 @@ impl LoadPeriods {
     }
 }
 
-/// Task that makes all calls and collects their results.
 pub(crate) struct LoadGenerator {
     pub caller: Arc<dyn LoadCaller>,
     pub clock: RunClock,

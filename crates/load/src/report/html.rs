@@ -325,18 +325,18 @@ mod tests {
     use crate::types::CallFindings;
 
     #[test]
-    fn the_page_needs_nothing_from_anywhere() {
+    fn the_page_has_no_external_resources() {
         let page = html(&findings_without_violations());
         for foreign in ["http:", "https:", "<script", "<link", "url(", "@import", "src="] {
             assert!(!page.contains(foreign), "{foreign}");
         }
         assert_eq!(page.matches("<svg ").count(), page.matches("</svg>").count());
-        assert_eq!(page.matches("<figure").count(), 12, "each plot is there");
+        assert_eq!(page.matches("<figure").count(), 12, "number of plots");
         assert!(!page.contains("could not be drawn"));
     }
 
     #[test]
-    fn the_verdict_comes_before_everything_else() {
+    fn the_verdict_comes_first() {
         let held = html(&findings_without_violations());
         assert!(held.find("HELD").unwrap() < held.find("class=\"tiles\"").unwrap());
         assert!(!held.contains("promises broken") && !held.contains("class=\"verdict broke\""));
@@ -347,14 +347,14 @@ mod tests {
     }
 
     #[test]
-    fn what_servers_and_files_say_is_text_and_no_markup() {
+    fn text_of_servers_and_files_is_escaped() {
         let page = html(&findings_with_violations());
         assert!(page.contains("got the answer &lt;b&gt;`2a-3-49`&lt;/b&gt;"));
         assert!(page.contains("in servers &amp; in our own parts"));
     }
 
     #[test]
-    fn a_long_run_makes_no_larger_page() {
+    fn a_long_run_does_not_enlarge_the_page() {
         let mut rng = StdRng::seed_from_u64(1);
         let findings = RunFindings { samples: samples(30_000, &mut rng), ..findings_without_violations() };
         let page = html(&findings);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_ended_at_once_has_a_page() {
+    fn a_run_without_samples_has_a_page() {
         let nothing = RunFindings {
             samples: Vec::new(),
             recoveries: BTreeMap::default(),
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_look_of_many_is_shown() {
+    fn the_worst_sample_of_a_group_is_shown() {
         let mut all: Vec<RunSample> =
             (0..10).map(|_| RunSample { by_status: [0; 12], ..RunSample::default() }).collect();
         for sample in &mut all {

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_of_a_run_says_how_many_are_online_and_whether_a_promise_was_broken() {
+    fn the_status_line_shows_online_servers_and_violations() {
         let mut sample =
             RunSample { at_ms: 12_340, calls: 4412, failed: 12, in_flight: 7, rss: 20 << 20, ..RunSample::default() };
         sample.by_status[6] = 996;

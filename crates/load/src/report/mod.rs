@@ -74,7 +74,7 @@ mod tests {
     use crate::types::{FaultKind, InvariantCoverage};
 
     #[test]
-    fn a_verdict_says_in_one_line_which_promises_were_broken() {
+    fn the_verdict_names_the_violated_invariants_in_one_line() {
         assert_eq!(verdict(&findings_without_violations()), "HELD: every promise that was checked was kept");
         assert_eq!(
             verdict(&findings_with_violations()),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_are_one_json_object() {
+    fn findings_are_serialized_as_one_json_object() {
         let json: serde_json::Value = serde_json::from_str(&json(&findings_with_violations()).unwrap()).unwrap();
         assert_eq!(json["violations"][0]["invariant"], "own_answer");
         assert_eq!(json["recoveries"]["exit_0"]["n"], 60);

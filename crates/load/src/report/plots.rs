@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_on_an_axis_are_few_and_round() {
+    fn ticks_of_a_time_axis_are_few_and_round() {
         let written = |until| ticks(0.0, until).into_iter().map(format_seconds).collect::<Vec<_>>();
         assert_eq!(written(30.0), ["0 s", "5 s", "10 s", "15 s", "20 s", "25 s", "30 s"]);
         assert_eq!(written(1800.0), ["0 s", "5 min", "10 min", "15 min", "20 min", "25 min", "30 min"]);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_on_an_axis_are_round() {
+    fn ticks_of_a_number_axis_are_round() {
         assert_eq!(round_numbers(1000.0, 1.0), [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]);
         assert_eq!(round_numbers(7.0, 1.0), [0.0, 2.0, 4.0, 6.0]);
         let memory = 70.0 * 1024.0 * 1024.0;
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_on_a_logarithmic_axis_are_powers_of_ten() {
+    fn ticks_of_a_logarithmic_axis_are_decades() {
         let written = |low: u64, high: u64| {
             let range = range([low, high].map(Duration::from_micros).into_iter());
             decades(range).into_iter().map(format_log_duration).collect::<Vec<_>>()
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_can_be_drawn() {
+    fn plots_without_data_can_be_drawn() {
         let times = TimeAxis { seconds: &[], marks: &[] };
         let empty = PlotCurve { name: String::new(), colour: (0, 0, 0), values: Vec::new() };
         let drawn = [

@@ -18,7 +18,6 @@ pub struct ReportTable {
     pub rows: Vec<Vec<String>>,
 }
 
-/// Headline figure and its caption.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HeadlineFigure {
     pub name: &'static str,
@@ -244,7 +243,7 @@ mod tests {
     use crate::types::Invariant;
 
     #[test]
-    fn the_first_line_says_what_was_run() {
+    fn the_headline_describes_the_run() {
         assert_eq!(
             headline(&findings_without_violations()),
             "mixed · seed 42 · 1,000 simulated servers in 50 teams · 60.0 s of run time in 63.2 s of real time"
@@ -266,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_that_nobody_could_look_at_is_no_promise_that_was_kept() {
+    fn an_unchecked_invariant_is_not_reported_as_kept() {
         let checked = |invariant, not_checked: Option<&str>| InvariantCoverage {
             invariant,
             looks: 1200,
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_a_fault_stands_beside_it() {
+    fn the_fault_table_shows_the_outcomes() {
         let outcome = FaultOutcomes { back: 7, unharmed: 1, given_up: 2, missing: 3 };
         let table =
             faults(&RunFindings { outcomes: [(FaultKind::Hang, outcome)].into(), ..findings_without_violations() });
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_or_left_over_is_bad_by_itself() {
+    fn lost_events_and_leftovers_are_highlighted() {
         assert!(headlines(&findings_without_violations()).iter().all(|one| !one.bad));
         let bad: Vec<&str> =
             headlines(&findings_with_violations()).iter().filter(|one| one.bad).map(|one| one.name).collect();
@@ -306,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_read_by_thousands() {
+    fn counts_have_thousands_separators() {
         assert_eq!(
             [0, 12, 123, 1234, 123_456, 1_234_567].map(format_count),
             ["0", "12", "123", "1,234", "123,456", "1,234,567"]

@@ -16,7 +16,7 @@ fn errors(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn those_that_are_built_in_can_be_read_and_are_found_by_name() {
+fn built_in_scenarios_are_valid_and_found_by_name() {
     for (name, text) in SHIPPED {
         let scenario = load(name).unwrap_or_else(|errors| panic!("{name}: {:?}", errors.items()));
         assert_eq!(scenario.name, name);
@@ -27,7 +27,7 @@ fn those_that_are_built_in_can_be_read_and_are_found_by_name() {
 }
 
 #[test]
-fn every_kind_of_fault_has_a_name_and_one_scenario_has_them_all() {
+fn every_kind_of_fault_has_a_name_and_occurs_in_one_scenario() {
     for kind in FaultKind::ALL {
         assert_eq!(serde_json::to_value(kind).unwrap(), fault_name(kind));
     }
@@ -36,7 +36,7 @@ fn every_kind_of_fault_has_a_name_and_one_scenario_has_them_all() {
 }
 
 #[test]
-fn what_a_file_does_not_say_has_a_default() {
+fn missing_keys_have_defaults() {
     let scenario = parse("dir/small.toml", SMALL).unwrap();
     assert_eq!(scenario.name, "small");
     assert_eq!(scenario.fleet, FleetShape { instances: 10, teams: 1, users: 1 });
@@ -53,7 +53,7 @@ fn what_a_file_does_not_say_has_a_default() {
 }
 
 #[test]
-fn all_that_a_file_says_is_meant() {
+fn every_key_of_a_file_is_read() {
     let text = r#"
 about = "All."
 seconds = 100
@@ -139,7 +139,7 @@ flat = 0.02
     assert_eq!((restart.max_crashes, restart.window, restart.quick), (9, seconds(60), seconds(3)));
     assert_eq!(restart.delays, [1, 2].map(Duration::from_millis));
     assert_eq!((session.handshake_timeout, session.request_timeout), (seconds(4), seconds(600)));
-    assert_eq!(session.request_timeout_max, seconds(600), "what includes it follows");
+    assert_eq!(session.request_timeout_max, seconds(600), "the maximum must follow `request_timeout`");
     assert_eq!((session.terminate_grace, session.line_max), (seconds(6), 1 << 20));
     assert_eq!((watchdog.silence, watchdog.ping_timeout, idle.idle), (seconds(7), seconds(8), seconds(9)));
     assert_eq!((remote.connect_timeout, remote.header_timeout), (seconds(60), seconds(60)));
@@ -168,7 +168,7 @@ flat = 0.02
 }
 
 #[test]
-fn all_errors_are_told_at_once_each_with_its_place_and_what_to_do() {
+fn all_errors_are_reported_with_position_and_hint() {
     let text = r#"about = "Wrong."
 seconds = 0
 [fleet]
@@ -221,7 +221,7 @@ growth = "much"
 }
 
 #[test]
-fn what_is_missing_is_asked_for() {
+fn missing_required_keys_are_reported() {
     insta::assert_snapshot!(errors("").join("\n"), @r#"
     1:1: `about` is missing (describe the scenario in one sentence: about = "…")
     1:1: `seconds` is missing (set the duration of the load: seconds = 60)
@@ -236,7 +236,7 @@ fn what_is_missing_is_asked_for() {
 }
 
 #[test]
-fn a_fault_that_nobody_can_have_and_one_beyond_the_run_are_errors() {
+fn faults_without_victims_or_beyond_the_run_are_errors() {
     let text = format!(
         "{SMALL}
 [[faults]]
@@ -263,7 +263,7 @@ every = \"1ns\"
 }
 
 #[test]
-fn more_than_a_machine_can_hold_is_an_error_and_not_tried() {
+fn values_beyond_the_maximum_are_errors() {
     let many = SMALL.replace("per_second = 5", "per_second = 1e12, in_flight_max = 2_000_000");
     assert_ne!(many, SMALL);
     insta::assert_snapshot!(errors(&many).join("\n"), @r"
@@ -285,7 +285,7 @@ fn more_than_a_machine_can_hold_is_an_error_and_not_tried() {
 }
 
 #[test]
-fn a_file_that_is_not_there_and_one_that_is_no_toml_are_told() {
+fn a_missing_file_and_invalid_toml_are_errors() {
     let near = load("mixd").unwrap_err().items().remove(0);
     assert_eq!(near.hint, "did you mean `mixed`?");
     let far = load("/nowhere/at-all.toml").unwrap_err().items().remove(0);
@@ -294,11 +294,11 @@ fn a_file_that_is_not_there_and_one_that_is_no_toml_are_told() {
 }
 
 #[test]
-fn the_command_line_overrides_the_file_and_is_checked_as_well() {
+fn the_command_line_overrides_the_file_and_is_validated() {
     let scenario = load("storm").unwrap();
     let few = ScenarioOverrides { instances: Some(20), ..ScenarioOverrides::default() };
     let fleet = scenario.clone().with_overrides(few).unwrap().fleet;
-    assert_eq!((fleet.instances, fleet.teams), (20, 20), "no team is empty");
+    assert_eq!((fleet.instances, fleet.teams), (20, 20), "teams must not be empty");
     let teams = ScenarioOverrides { teams: Some(5), duration: Some(Duration::from_secs(7)), ..few };
     let with = scenario.clone().with_overrides(teams).unwrap();
     assert_eq!((with.fleet.teams, with.duration), (5, Duration::from_secs(7)));
@@ -317,7 +317,7 @@ fn the_command_line_overrides_the_file_and_is_checked_as_well() {
 }
 
 #[test]
-fn callers_that_never_wait_cannot_be_in_paused_time() {
+fn callers_without_think_time_are_rejected_in_virtual_time() {
     let closed = SMALL.replace(r#"loop = "open", per_second = 5"#, r#"loop = "closed", callers = 5"#);
     assert!(parse("closed.toml", &closed).unwrap().check_virtual_time().is_err());
     let thinking = closed.replace("callers = 5", "callers = 5, think = \"1ms\"");
@@ -325,7 +325,7 @@ fn callers_that_never_wait_cannot_be_in_paused_time() {
 }
 
 #[test]
-fn instances_are_dealt_out_to_teams_and_users_in_turn() {
+fn instances_are_distributed_to_teams_and_users_in_turn() {
     let fleet = FleetShape { instances: 11, teams: 3, users: 2 };
     let mut all = BTreeSet::new();
     for team in (0..3).map(TeamNo) {

@@ -41,7 +41,7 @@ const POKE: Duration = Duration::from_millis(20);
 // The error contains the reason why a fault could not be injected.
 type InjectionFuture<'a> = BoxFuture<'a, Result<(), String>>;
 
-/// Servers and the basic actions that faults consist of. [`Hand`] combines these actions.
+/// Servers and the basic actions that faults consist of. [`ServerFaults`] combines these actions.
 pub(crate) trait ServerWorld: Send + Sync {
     fn connector(&self) -> Arc<dyn Connector>;
     fn target(&self, nth: InstanceNo, kind: usize) -> LoadTarget;
@@ -149,7 +149,6 @@ pub(crate) fn is_healed_by_restart(kind: FaultKind) -> bool {
     matches!(kind, CrashLoop | StderrFlood | Garbage | StrayAnswers | Unauthorized)
 }
 
-/// Connector that counts every start.
 pub(crate) struct CountingConnector {
     pub connector: Arc<dyn Connector>,
     pub recorder: Arc<RunRecorder>,

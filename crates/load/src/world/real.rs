@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_child_has_started_and_left_behind_is_counted_too() {
+    fn descendants_include_processes_that_a_child_started() {
         // The child prints the id of its own child, which reads stdin until it is closed. The extra descriptor is
         // necessary because a shell redirects the stdin of background processes.
         let mut child = Command::new("sh")

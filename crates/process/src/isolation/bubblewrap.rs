@@ -12,7 +12,6 @@ const OWN_WORDS: [&str; 2] = ["bwrap: ", "setpriv: "];
 
 pub(super) struct Bubblewrap {
     pub(super) path: PathBuf,
-    /// Path of the tool that drops the rights of root, inside.
     pub(super) setpriv: PathBuf,
 }
 
@@ -86,15 +85,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_own_failure_is_told_from_that_of_a_server() {
+    fn a_failure_of_bubblewrap_is_distinguished_from_one_of_the_server() {
         let launcher = Bubblewrap { path: "bwrap".into(), setpriv: "setpriv".into() };
         let is_own = launcher.own_failure_predicate();
         assert!(is_own(Some(1), "bwrap: Creating new namespace failed\n"));
         assert!(is_own(Some(127), "setpriv: failed to execute /x: No such file or directory\n"));
-        for (code, said) in
+        for (code, stderr) in
             [(Some(1), ""), (Some(139), ""), (Some(1), "Traceback:\n"), (Some(0), "bwrap: "), (None, "")]
         {
-            assert!(!is_own(code, said), "{code:?} {said:?}");
+            assert!(!is_own(code, stderr), "{code:?} {stderr:?}");
         }
     }
 }

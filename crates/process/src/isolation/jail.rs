@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_system_is_read_only_and_the_home_is_not() {
+    fn only_the_home_is_writable() {
         let jail = jail(&[]);
         assert_eq!(jail.hostname, "mcp-team_acme");
         let writable: Vec<&Path> =
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bind_is_seen_under_its_target() {
+    fn a_bind_is_visible_at_its_target() {
         let jail = jail(&[("/srv/acme", "/data"), ("/opt/tools", "/opt/tools")]);
         assert!(jail.is_visible(Path::new("/opt/tools/bin/server")));
         assert!(!jail.is_visible(Path::new("/srv/acme")));
@@ -184,16 +184,16 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_made_outermost_first_and_not_in_what_is_mounted() {
+    fn directories_are_created_outermost_first_and_not_inside_of_mounts() {
         let jail = jail(&[("/a/b/c", "/a/b/c"), ("/usr/local/x", "/usr/local/x")]);
-        let made: Vec<String> = jail.directories().iter().map(|path| path.display().to_string()).collect();
-        let of_a: Vec<&str> = made.iter().map(String::as_str).filter(|path| path.starts_with("/a")).collect();
-        assert_eq!(of_a, ["/a", "/a/b"]);
-        assert!(!made.iter().any(|path| path.starts_with("/usr")), "{made:?}");
+        let created: Vec<String> = jail.directories().iter().map(|path| path.display().to_string()).collect();
+        let below_a: Vec<&str> = created.iter().map(String::as_str).filter(|path| path.starts_with("/a")).collect();
+        assert_eq!(below_a, ["/a", "/a/b"]);
+        assert!(!created.iter().any(|path| path.starts_with("/usr")), "{created:?}");
     }
 
     #[test]
-    fn a_hostname_is_no_longer_than_the_kernel_allows() {
+    fn a_hostname_is_cut_at_the_limit_of_the_kernel() {
         let jail =
             SandboxSpec::new(&IsolationPolicy::standard(), &"t".repeat(100), Path::new("/h"), SandboxUser::Outside);
         assert_eq!(jail.hostname.len(), 64);

@@ -48,7 +48,6 @@ pub use mcp_satellite_actors::model::settings::{Isolation, OperatingMode, UidRan
 
 trait SandboxLauncher: Send + Sync {
     fn name(&self) -> &'static str;
-    /// Returns the number of generations from the started process to the server.
     fn depth(&self) -> usize;
     /// Builds the command line that runs `program` in `jail`. Arguments come last, so that none is read as an option of
     /// the sandbox.
@@ -68,7 +67,6 @@ struct SandboxCommand {
 /// Result of the trial run of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxFinding {
-    /// Name of the sandbox.
     pub sandbox: &'static str,
     /// Path of the tool, or the reason why it cannot be used.
     pub usable: Result<PathBuf, String>,
@@ -270,7 +268,6 @@ impl LaunchFactory {
         names.iter().filter_map(|name| parse_home_name(name)).collect()
     }
 
-    /// Renames the home of an instance, so that the instance gets a new one.
     pub(super) fn set_aside_home(&self, id: &InstanceId) -> io::Result<()> {
         let Some(data_dir) = &self.data_dir else { return Ok(()) };
         let homes = match data_dir.open_subdirectory(HOMES) {
@@ -429,7 +426,6 @@ impl LaunchFactory {
     }
 }
 
-/// Describes the kernel's settings for user namespaces, which sandboxes need.
 pub fn describe_user_namespaces() -> String {
     let says = |file: &str| fs::read_to_string(file).ok().map(|text| text.trim().to_owned());
     let mut words = match says("/proc/sys/user/max_user_namespaces").as_deref() {
@@ -637,7 +633,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_resolved_by_path_and_in_production_once() {
+    fn a_command_is_resolved_by_path_and_in_production_only_once() {
         let directory = tempfile::tempdir().unwrap();
         let (first, second) = (directory.path().join("first"), directory.path().join("second"));
         for place in [&first, &second] {
@@ -659,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_instances_share_a_home_and_none_leaves_the_directory_of_homes() {
+    fn the_home_name_of_each_instance_is_unique_and_stays_in_the_directory() {
         let name = |team: &str, user: &str| home_name(&InstanceId::new(team.into(), user.into(), "i".into()));
         assert_eq!(name("team_acme", "alice"), "team_acme+alice+i");
         assert_ne!(name("a-b", "c"), name("a", "b-c"));
@@ -675,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn a_home_is_taken_away_at_once_and_erased_without_following_its_links() {
+    fn a_removed_home_is_set_aside_at_once_and_erased_without_following_links() {
         let data_dir = mcp_satellite_files::data_dir::private_tempdir();
         let opened = DataDir::open(data_dir.path()).unwrap();
         let launchers = LaunchFactory::new(Isolation::None, OperatingMode::Development, Some(opened), None).unwrap();
@@ -699,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sandboxes_own_processes_come_on_top_where_they_are_counted() {
+    fn the_process_limit_includes_the_sandboxs_processes_if_they_count() {
         let policy = IsolationPolicy::strict();
         let inside = SandboxUser::Inside { user: 1000, group: 1000 };
         assert_eq!(limits(&policy, 2, SandboxUser::Outside, CgroupControllers::default()).0.processes, Some(1));

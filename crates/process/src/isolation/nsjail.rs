@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_files_of_tmp_are_limited() {
+    fn the_number_of_files_in_tmp_is_limited() {
         let policy = mcp_satellite_actors::model::policy::IsolationPolicy::standard();
         let jail = SandboxSpec::new(&policy, "t", Path::new("/h"), SandboxUser::Outside);
         let wrapped = Nsjail { path: "nsjail".into() }.wrap(&jail, Path::new("/bin/true"), Vec::new());
@@ -87,12 +87,12 @@ mod tests {
     }
 
     #[test]
-    fn its_own_failure_is_told_from_that_of_a_server() {
+    fn a_failure_of_nsjail_is_distinguished_from_one_of_the_server() {
         let is_own = Nsjail { path: "nsjail".into() }.own_failure_predicate();
         assert!(is_own(Some(255), ""));
         assert!(is_own(Some(255), "[F][2026-11-21T11:13:54+0000][1] runChild():506 Launching child process failed\n"));
-        for (code, said) in [(Some(1), ""), (Some(139), ""), (Some(255), "Traceback:\n"), (None, "")] {
-            assert!(!is_own(code, said), "{code:?} {said:?}");
+        for (code, stderr) in [(Some(1), ""), (Some(139), ""), (Some(255), "Traceback:\n"), (None, "")] {
+            assert!(!is_own(code, stderr), "{code:?} {stderr:?}");
         }
     }
 }

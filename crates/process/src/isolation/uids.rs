@@ -159,19 +159,19 @@ mod tests {
 
     fn uids(data_dir: &Path, range: &str) -> TeamUids {
         let (range, directory) = (range.parse().unwrap(), DataDir::open(data_dir).unwrap());
-        let given = directory.read(FILE, FILE_MAX).unwrap();
-        let given = given.map_or_else(BTreeMap::new, |text| serde_json::from_slice(&text).unwrap());
+        let stored = directory.read(FILE, FILE_MAX).unwrap();
+        let stored = stored.map_or_else(BTreeMap::new, |text| serde_json::from_slice(&text).unwrap());
         TeamUids {
             range,
             directory,
             homes: data_dir.join("homes"),
-            assigned_ids: Mutex::new(given),
+            assigned_ids: Mutex::new(stored),
             write_lock: Mutex::default(),
         }
     }
 
     #[test]
-    fn a_number_is_given_once_and_kept_over_restarts_and_for_no_other_team() {
+    fn each_team_gets_its_own_uid_and_keeps_it_after_a_restart() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
         let id = |uids: &TeamUids, team: &str| uids.ensure_id(&team.into()).map_err(|error| error.reason);
         let before = uids(directory.path(), "2000-2001");

@@ -28,7 +28,6 @@ pub struct ProcessStat {
 }
 
 impl ProcessStat {
-    /// Reads a process; returns `None` once it is reaped.
     pub fn read(pid: u32) -> Option<Self> {
         Self::parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
     }
@@ -201,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stat_is_read_by_its_places() {
+    fn the_fields_of_stat_are_parsed_by_position() {
         let expected = ProcessStat {
             pid: 7,
             parent: 1,
@@ -216,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_alive_until_it_is_a_zombie_and_while_a_thread_of_it_is() {
+    fn a_process_is_alive_while_it_or_one_of_its_threads_runs() {
         assert_eq!(alive(&stat("sh", "T", 1)), Some(true));
         assert_eq!(alive(&stat("sh", "Z", 1)), Some(false));
         assert_eq!(alive(&stat("server", "Z", 2)), Some(true));
     }
 
     #[test]
-    fn a_name_cannot_pose_as_the_fields_after_it() {
+    fn parentheses_in_a_name_do_not_change_the_fields_after_it() {
         assert_eq!(ProcessStat::parse(7, &stat("a) Z 1 7 (", "S", 1)).map(|stat| stat.group), Some(42));
         assert_eq!(ProcessStat::parse(7, b"7 (torn"), None);
     }
@@ -248,10 +247,10 @@ mod tests {
             (1, 0, 1, 1),
             (10, 1, 10, 10),
             (11, 10, 10, 10), // a child
-            (12, 1, 10, 10),  // an orphan that stayed in the group
-            (13, 1, 13, 10),  // one that left the group, not the session
-            (14, 11, 14, 14), // one that left both, with its parent alive
-            (15, 14, 14, 14), // and its child
+            (12, 1, 10, 10),  // an orphan in the group
+            (13, 1, 13, 10),  // left the group, not the session
+            (14, 11, 14, 14), // left both, its parent is alive
+            (15, 14, 14, 14), // the child of 14
             (20, 1, 20, 20),
             (21, 20, 20, 20),
         ]);
@@ -262,10 +261,10 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_known_and_its_number_with_another_start_is_not() {
+    fn a_process_is_opened_only_with_its_pid_and_start_time() {
         let own = std::process::id();
         let stat = ProcessStat::read(own).unwrap();
-        assert!(PidfdProcess::open(own, stat.start_time).is_some_and(|known| known.is_alive()));
+        assert!(PidfdProcess::open(own, stat.start_time).is_some_and(|process| process.is_alive()));
         assert!(PidfdProcess::open(own, stat.start_time + 1).is_none());
         assert!(ProcessCensus::take().is_ok_and(|census| census.get(own).is_some_and(|stat| stat.alive)));
     }

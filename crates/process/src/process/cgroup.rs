@@ -361,7 +361,7 @@ mod tests {
                           32 30 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
 
     #[test]
-    fn our_own_cgroup_is_found_where_version_2_is_mounted() {
+    fn the_own_cgroup_is_found_below_the_mount_of_version_2() {
         let own = "9:memory:/a\n0::/user.slice/x.service\n";
         let expected = Path::new("/sys/fs/cgroup/unified/user.slice/x.service");
         assert_eq!(own_directory(HYBRID, own).as_deref(), Some(expected));
@@ -371,28 +371,28 @@ mod tests {
     }
 
     #[test]
-    fn a_container_sees_its_part_of_the_tree() {
+    fn in_a_container_the_own_cgroup_is_below_the_mounted_part_of_the_tree() {
         let mounts = "31 30 0:27 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup rw";
         assert_eq!(own_directory(mounts, "0::/docker/abc/app\n").as_deref(), Some(Path::new("/sys/fs/cgroup/app")));
         assert_eq!(own_directory(mounts, "0::/elsewhere\n"), None);
     }
 
     #[test]
-    fn a_cgroup_is_known_by_its_name_and_only_once_its_satellite_has_ended() {
+    fn only_the_cgroup_of_an_ended_satellite_is_recognized_by_its_name() {
         let own = std::process::id();
         let start_time = ProcessStat::read(own).unwrap().start_time;
-        let was_of = |name: String, id| is_of_dead_satellite(&Path::new("/sys/fs/cgroup").join(name), id);
-        assert!(!was_of(format!("mcp-satellite-{own}-{start_time}-feed"), "feed"), "it runs");
-        assert!(was_of(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "feed"));
-        assert!(!was_of(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "beef"));
+        let is_dead = |name: String, id| is_of_dead_satellite(&Path::new("/sys/fs/cgroup").join(name), id);
+        assert!(!is_dead(format!("mcp-satellite-{own}-{start_time}-feed"), "feed"), "the satellite still runs");
+        assert!(is_dead(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "feed"));
+        assert!(!is_dead(format!("mcp-satellite-{own}-{}-feed", start_time + 1), "beef"));
         for name in ["", "system.slice", "mcp-satellite-feed", "mcp-satellite-1-feed", "mcp-satellite--1-1-feed"] {
-            assert!(!was_of(name.to_owned(), "feed"), "{name}");
+            assert!(!is_dead(name.to_owned(), "feed"), "{name}");
         }
     }
 
     // Skipped on machines where no cgroup can be created.
     #[test]
-    fn who_ends_all_runs_does_not_end_itself() {
+    fn killing_all_runs_does_not_kill_the_leaf_of_the_satellite() {
         let Ok(cgroups) = Cgroups::detect("of-a-test").map(Arc::new) else { return };
         let sleeper = |directory: &Path| {
             let mut sleeper = Command::new("sleep").arg("3600").spawn().unwrap();
@@ -403,19 +403,19 @@ mod tests {
         let leaf = cgroups.base.join(LEAF);
         fs::create_dir_all(&leaf).unwrap();
         let run = cgroups.create(1, CgroupLimits::default()).unwrap();
-        let (mut ours, mut of_run) = (sleeper(&leaf), sleeper(&run.path));
+        let (mut own, mut of_run) = (sleeper(&leaf), sleeper(&run.path));
         assert!(cgroups.is_populated());
         cgroups.kill();
         of_run.wait().unwrap();
         assert!(!cgroups.is_populated());
-        let lives = ours.try_wait().unwrap().is_none();
-        ours.kill().unwrap();
-        ours.wait().unwrap();
+        let lives = own.try_wait().unwrap().is_none();
+        own.kill().unwrap();
+        own.wait().unwrap();
         assert!(lives);
     }
 
     #[test]
-    fn a_number_is_read_by_its_key() {
+    fn a_number_is_parsed_by_its_key() {
         assert_eq!(number_after("populated 1\nfrozen 0\n", "populated"), Some(1));
         assert_eq!(number_after("oom 3\noom_kill 2\n", "oom_kill"), Some(2));
         assert_eq!(number_after("", "populated"), None);

@@ -12,10 +12,6 @@ static AT_START: OnceLock<rlim_t> = OnceLock::new();
 
 /// Raises this process's soft limit of open files to the hard one and returns the limit in force. Children started
 /// later get the original soft limit. Call it once, early.
-///
-/// # Errors
-///
-/// Fails if the limit cannot be read or set.
 pub fn raise_descriptor_limit() -> io::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     AT_START.get_or_init(|| soft);

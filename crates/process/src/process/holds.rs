@@ -17,12 +17,10 @@ use super::tree::ProcessTree;
 pub use mcp_satellite_actors::model::settings::CgroupMode;
 use mcp_satellite_files::data_dir::DataDir;
 
-/// Resource usage of a whole process tree, as measured by the kernel.
+/// Resource usage of a whole process tree, as measured by the kernel. Processor time is user and system time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TreeUsage {
-    /// Resident memory of all its processes, in bytes.
     pub rss_bytes: u64,
-    /// Processor time, user and system, in seconds.
     pub cpu_seconds: f64,
 }
 

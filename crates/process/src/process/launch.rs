@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_of_the_machine_are_told_from_those_of_the_command() {
+    fn faults_of_the_machine_are_distinguished_from_those_of_the_command() {
         let of = |errno: Errno| io::Error::from(errno);
         for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::EAGAIN, Errno::ENOSPC, Errno::EIO] {
             assert!(LaunchError::System(of(errno)).is_machine_fault(), "{errno}");
@@ -292,11 +292,11 @@ mod tests {
     }
 
     #[test]
-    fn a_lack_of_resources_is_told_with_its_cure() {
-        let told = |errno: Errno| LaunchError::from(io::Error::from(errno)).to_string();
-        assert_eq!(told(Errno::ENOENT), "No such file or directory");
-        assert!(told(Errno::EAGAIN).contains("ulimit -u"));
-        assert!(told(Errno::ENOMEM).contains("out of memory"));
-        assert!(told(Errno::EMFILE).contains("ulimit -n"));
+    fn the_error_of_a_lack_of_resources_names_the_remedy() {
+        let message = |errno: Errno| LaunchError::from(io::Error::from(errno)).to_string();
+        assert_eq!(message(Errno::ENOENT), "No such file or directory");
+        assert!(message(Errno::EAGAIN).contains("ulimit -u"));
+        assert!(message(Errno::ENOMEM).contains("out of memory"));
+        assert!(message(Errno::EMFILE).contains("ulimit -n"));
     }
 }

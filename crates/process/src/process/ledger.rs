@@ -70,9 +70,7 @@ struct SandboxRow {
 /// Processes left by a killed satellite and ended by this one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReclaimedProcesses {
-    /// Number of processes that were killed.
     pub processes: usize,
-    /// Names of the instances that the processes belonged to.
     pub instances: Vec<String>,
     /// Process id of the killed satellite.
     pub satellite_pid: u32,
@@ -396,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_is_not_left_and_a_torn_line_harms_nothing() {
+    fn ended_runs_are_removed_and_an_incomplete_line_is_ignored() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
         ledger.record_start(1, "one", 101);
@@ -412,11 +410,11 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_cannot_be_written_holds_up_nothing_and_is_written_later() {
+    fn a_row_that_cannot_be_written_blocks_nothing_and_is_written_later() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
         // Every write fails while a directory has the name of the unfinished file.
-        let in_the_way = directory.path().join(format!("{FILE}.new"));
-        fs::create_dir(&in_the_way).unwrap();
+        let obstacle = directory.path().join(format!("{FILE}.new"));
+        fs::create_dir(&obstacle).unwrap();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
         ledger.record_start(1, "one", 101);
         assert!(!ledger.is_recorded(1));
@@ -424,7 +422,7 @@ mod tests {
             ledger.record_start(run, "comes and goes", 102);
             ledger.record_end(run);
         }
-        fs::remove_dir(&in_the_way).unwrap();
+        fs::remove_dir(&obstacle).unwrap();
         ledger.save();
         assert!(ledger.is_recorded(1));
         let text = fs::read_to_string(directory.path().join(FILE)).unwrap();
@@ -432,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_of_a_long_life_stays_short() {
+    fn a_ledger_stays_short_after_many_runs() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
         ledger.record_start(0, "stays", 100);
@@ -447,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_of_another_boot_or_another_namespace_reclaims_nothing() {
+    fn a_ledger_of_another_boot_or_namespace_reclaims_nothing() {
         let own = std::process::id();
         let start_time = ProcessStat::read(own).unwrap().start_time;
         for other in [

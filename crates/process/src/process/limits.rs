@@ -126,13 +126,13 @@ mod tests {
         code: Option<i32>,
         signal: Option<i32>,
         cpu: u64,
-        complained: bool,
+        memory_error: bool,
     ) -> Option<String> {
-        limits.exceeded_limit(ProcessEnd { code, signal }, cpu, complained).map(|limit| limit.to_string())
+        limits.exceeded_limit(ProcessEnd { code, signal }, cpu, memory_error).map(|limit| limit.to_string())
     }
 
     #[test]
-    fn a_signal_of_a_limit_names_it() {
+    fn the_end_of_a_process_names_the_exceeded_limit() {
         assert_eq!(exceeded_limit(ALL, None, Some(libc::SIGXCPU), 60, false).as_deref(), Some("limit: cpu"));
         assert_eq!(exceeded_limit(ALL, None, Some(libc::SIGKILL), 61, false).as_deref(), Some("limit: cpu"));
         assert_eq!(exceeded_limit(ALL, None, Some(libc::SIGXFSZ), 0, false).as_deref(), Some("limit: file size"));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_or_a_sign_none_is_blamed() {
+    fn without_a_limit_or_a_sign_of_it_no_limit_is_named() {
         for signal in [libc::SIGXCPU, libc::SIGKILL, libc::SIGXFSZ, libc::SIGABRT] {
             assert_eq!(exceeded_limit(ResourceLimits::default(), None, Some(signal), 99, true), None);
         }
@@ -154,13 +154,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_complaint_is_heard_though_it_comes_in_pieces() {
+    async fn a_memory_error_in_stderr_is_detected_across_chunks() {
         use tokio::io::AsyncReadExt;
-        let heard = Arc::new(AtomicBool::new(false));
+        let detected = Arc::new(AtomicBool::new(false));
         let pieces = (&b"Traceback: Mem"[..]).chain(&b"oryError"[..]);
         let mut text = String::new();
-        StderrMonitor::new(pieces, Arc::clone(&heard)).read_to_string(&mut text).await.unwrap();
+        StderrMonitor::new(pieces, Arc::clone(&detected)).read_to_string(&mut text).await.unwrap();
         assert_eq!(text, "Traceback: MemoryError");
-        assert!(heard.load(Ordering::Relaxed));
+        assert!(detected.load(Ordering::Relaxed));
     }
 }

@@ -106,26 +106,26 @@ mod tests {
     const OTHER: &str = "fedcba9876543210fedcba9876543210";
 
     #[test]
-    fn a_limit_names_its_satellite_and_its_run() {
+    fn a_limit_identifies_satellite_and_run() {
         let mark = RunMark::new(ONE, 7);
-        let carried = ObservedMark { variable: None, limit: mark.limit() };
-        assert!(carried.matches(&mark));
-        assert!(!carried.matches(&RunMark::new(ONE, 8)) && !carried.matches(&RunMark::new(OTHER, 7)));
-        assert_eq!(carried.run_of(ONE), Some(Some(7)));
-        assert_eq!(carried.run_of(OTHER), None);
+        let observed = ObservedMark { variable: None, limit: mark.limit() };
+        assert!(observed.matches(&mark));
+        assert!(!observed.matches(&RunMark::new(ONE, 8)) && !observed.matches(&RunMark::new(OTHER, 7)));
+        assert_eq!(observed.run_of(ONE), Some(Some(7)));
+        assert_eq!(observed.run_of(OTHER), None);
     }
 
     #[test]
-    fn a_variable_names_its_satellite_and_its_run() {
-        let carried = |variable: &str| ObservedMark { variable: Some(variable.to_owned()), limit: None };
-        assert!(carried(&format!("{ONE}.7")).matches(&RunMark::new(ONE, 7)));
-        assert_eq!(carried(&format!("{ONE}.7")).run_of(ONE), Some(Some(7)));
-        assert_eq!(carried(&format!("{ONE}.x")).run_of(ONE), Some(None));
-        assert_eq!(carried(&format!("{ONE}0.7")).run_of(ONE), None);
+    fn a_variable_identifies_satellite_and_run() {
+        let observed = |variable: &str| ObservedMark { variable: Some(variable.to_owned()), limit: None };
+        assert!(observed(&format!("{ONE}.7")).matches(&RunMark::new(ONE, 7)));
+        assert_eq!(observed(&format!("{ONE}.7")).run_of(ONE), Some(Some(7)));
+        assert_eq!(observed(&format!("{ONE}.x")).run_of(ONE), Some(None));
+        assert_eq!(observed(&format!("{ONE}0.7")).run_of(ONE), None);
     }
 
     #[test]
-    fn a_limit_is_read_from_the_file_of_the_kernel() {
+    fn a_limit_is_parsed_from_the_file_of_the_kernel() {
         let file = |hard: &str| {
             format!(
                 "Limit                     Soft Limit           Hard Limit           Units     \n\
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_that_is_in_use_is_a_mark() {
+    fn no_common_limit_is_a_mark() {
         for limit in [0, 200_000, u64::from(u32::MAX), u64::MAX >> 1, u64::MAX] {
             assert!(!is_limit_of(limit, ONE), "{limit}");
         }

@@ -2,7 +2,6 @@
 
 use nix::sys::signal::Signal;
 
-/// Returns true if this process ignores the signal, for example because of `nohup` or an embedding host.
 pub fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -119,7 +119,7 @@ impl ExecImage {
     }
 }
 
-/// Pointers into an [`Image`], collected before the fork because the child may not allocate.
+/// Pointers into an [`ExecImage`], collected before the fork because the child may not allocate.
 struct ExecPointers {
     standard: [RawFd; 3],
     failure: RawFd,
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_says_what_it_failed_at() {
+    fn a_failed_spawn_reports_its_stage_and_error() {
         assert_eq!(spawn_error(spawn(&["/missing"], None)), (SpawnStage::Exec, Some(libc::ENOENT)));
         assert_eq!(
             spawn_error(spawn(&["/bin/sh"], Some("/missing"))),
@@ -277,12 +277,12 @@ mod tests {
     }
 
     #[test]
-    fn a_word_with_a_nul_is_refused() {
+    fn an_argument_with_a_nul_is_rejected() {
         assert!(ExecImage::new([OsStr::new("a\0b")].into_iter(), std::iter::empty(), None).is_err());
     }
 
     #[test]
-    fn its_output_and_its_error_are_apart() {
+    fn stdout_and_stderr_are_separate_pipes() {
         let child =
             spawn(&["/bin/sh", "-c", "read -r line; echo \"$line\"; echo wrong >&2"], None).map_err(drop).unwrap();
         io::Write::write_all(&mut std::fs::File::from(child.stdin), b"hello\n").unwrap();

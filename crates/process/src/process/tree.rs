@@ -213,7 +213,7 @@ impl ProcessTree {
         self.ledger.record_end(self.run);
     }
 
-    /// Returns true after [`Tree::reap`]. False if other code in this process has reaped the leader.
+    /// Returns false if other code in this process has reaped the leader.
     pub(super) fn is_reaped(&self) -> bool {
         self.final_stats.get().is_some()
     }

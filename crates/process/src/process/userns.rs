@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_a_map_is_written_without_an_allocation() {
+    fn a_line_of_an_id_map_is_formatted_correctly() {
         for id in [0, 7, 1000, 99999, u32::MAX] {
             assert_eq!(IdMapLine::map_to_root(id).bytes(), format!("0 {id} 1").as_bytes());
         }

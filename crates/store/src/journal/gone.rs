@@ -52,14 +52,12 @@ impl LostRanges {
         }
     }
 
-    /// Returns the unreported ranges and marks them as reported.
     pub(super) fn take_unreported(&mut self) -> Vec<(u64, u64)> {
         let now = std::mem::take(&mut self.unreported);
         self.reported.extend(&now);
         now
     }
 
-    /// Removes the ranges that a stored `events.dropped` event covers. Returns true if there were any.
     pub(super) fn remove_covered(&mut self, from: u64, to: u64) -> bool {
         let before = self.reported.len() + self.unreported.len();
         for ranges in [&mut self.reported, &mut self.unreported] {
@@ -74,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_told_once_and_forgotten_when_that_is_stored() {
+    fn a_range_is_reported_once_and_removed_when_the_report_is_stored() {
         let mut gone = LostRanges::default();
         gone.add(5, 7);
         gone.add(8, 9);
@@ -94,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_ranges_become_one() {
+    fn too_many_ranges_are_merged_into_one() {
         let mut gone = LostRanges::default();
         for at in 0..=RANGES_MAX as u64 {
             gone.add(at * 10, at * 10);

@@ -405,7 +405,7 @@ impl JournalWriter {
         Err(JournalError::Closed)
     }
 
-    /// Runs `act` as [`Self::with`] does, and clears the recorded error after success.
+    /// Runs `act` as [`Self::with_database`] does, and clears the recorded error after success.
     fn write<T>(&mut self, act: impl FnMut(&mut JournalDatabase) -> rusqlite::Result<T>) -> Result<T, JournalError> {
         let done = self.with_database(act)?;
         if !self.batch_failed {
@@ -414,7 +414,6 @@ impl JournalWriter {
         Ok(done)
     }
 
-    /// Opens the database unless it is open and still at its path.
     fn ensure_open(&mut self, facts: &mut Option<StoredState>) -> Result<(), JournalError> {
         if self.closed {
             return Err(JournalError::Closed);
@@ -486,7 +485,6 @@ impl JournalWriter {
         }
     }
 
-    /// Replaces a damaged database with a new one, and copies its readable rows.
     fn replace_damaged(&mut self, error: &rusqlite::Error) -> Result<(), JournalError> {
         // Closes the database before it is renamed, to release its locks and its log.
         if let Some(store) = self.store.take() {
@@ -690,7 +688,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_jumps_forward_makes_nothing_old_and_one_that_goes_back_is_believed() {
+    fn the_age_clock_ignores_jumps_forward_and_follows_jumps_back() {
         let began = Timestamp::from_second(1_780_000_000).unwrap();
         let hour = jiff::SignedDuration::from_secs(3600);
         for (jump, expected) in [(24 * 365, hour), (1, hour), (0, jiff::SignedDuration::ZERO), (-48, hour * -48)] {

@@ -40,7 +40,7 @@ const BOOT_LEN: usize = 36;
 pub(super) struct SeqFile {
     home: JournalHome,
     record: SeqRecord,
-    /// True if the file contains `says`.
+    /// True if the file contains `record`.
     written: bool,
     boot: String,
     reserved_at: Option<Instant>,
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_read_as_it_was_written_and_a_torn_one_says_nothing() {
+    fn a_seq_file_is_read_back_and_a_truncated_one_is_ignored() {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         assert_eq!(mark.last_used(None), 0);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_may_have_been_seen_are_told_from_those_that_were_reserved_only() {
+    fn possibly_used_numbers_are_distinguished_from_reserved_ones() {
         let here = "bcdd54da-c541-4144-a403-ff5dee86d4ae";
         let other = "00000000-0000-0000-0000-000000000000";
         // Line of the file, last number in the database, last used number.
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_an_event_had_is_used_also_when_the_event_was_not_stored() {
+    fn a_granted_number_counts_as_used_without_a_stored_event() {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         mark.record_used(5, false);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_cannot_be_written_down_is_not_granted() {
+    fn a_number_is_not_granted_if_the_write_fails() {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         std::fs::create_dir(dir.path().join("journal/seq")).unwrap();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_to_be_stored_is_reserved_from_where_the_database_ends() {
+    fn a_reservation_starts_at_the_end_of_the_database() {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         mark.record_used(5, false);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_database_takes_nothing_what_waits_in_memory_is_reserved_as_well() {
+    fn a_reservation_includes_events_that_wait_in_memory() {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         mark.record_used(100, true);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_not_raised_for_each_event() {
+    fn reservations_are_extended_in_large_steps() {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         let mut reserved = std::collections::BTreeSet::new();

@@ -58,52 +58,40 @@ const DATABASE: &str = "journal.db";
 
 pub use mcp_satellite_actors::model::settings::JournalLimits;
 
-/// Storage of events: on disk, or in memory while the disk does not accept them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JournalState {
-    /// Events are stored on disk.
     #[default]
     Ok,
     /// The disk accepts nothing; events stay in memory and the journal retries.
     Memory,
 }
 
-/// Status of the journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalStatus {
-    /// Path of the database.
     pub path: PathBuf,
-    /// Storage of events.
     pub state: JournalState,
-    /// Reason why events cannot be stored.
     pub reason: Option<String>,
     /// Last event up to which all events are stored, or were stored before they were pruned; 0 if there is none.
     pub journalled_through: u64,
-    /// Number of the oldest stored event.
     pub first_seq: Option<u64>,
-    /// Number of the newest stored event.
     pub last_seq: Option<u64>,
     /// Number of events still to be delivered, estimated by their numbers; 0 if there is no delivery.
     pub backlog: u64,
-    /// Size on disk, in bytes.
     pub bytes: u64,
     /// Path of the last damaged database that was put aside.
     pub damaged: Option<PathBuf>,
-    /// Number of events that were pruned before their delivery, since the start.
     pub pruned_unsent: u64,
     /// Number of instances whose history could not be read when they were installed and was not taken into account.
     #[serde(default)]
     pub memos_missed: u64,
 }
 
-/// Error of a journal operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
     /// The disk does not accept the operation at present. The next call tries again.
     #[error("{0}")]
     Unavailable(String),
-    /// The journal has been closed.
     #[error("the journal is closed")]
     Closed,
 }
@@ -112,41 +100,32 @@ pub enum JournalError {
 /// id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchInFlight {
-    /// Id of the batch.
     pub id: u64,
-    /// Number of the first event.
     pub first: u64,
-    /// Number of the last event.
     pub last: u64,
     /// Numbers in this range that are not part of the batch, because the backend refused the events permanently.
     #[serde(default)]
     pub refused: Vec<u64>,
 }
 
-/// Progress of the delivery.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeliveryState {
     /// Last event up to which all events are accepted, permanently refused or lost.
     pub cursor: u64,
-    /// Batch in flight.
     pub sending: Option<BatchInFlight>,
 }
 
-/// Stored state of a command of the backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandRecord {
-    /// Execution was started; the result is unknown.
     Started,
     /// Execution is complete; contains the result as JSON.
     Done(String),
 }
 
-/// Returns the path of the journal's directory in a data directory.
 pub fn directory(data_dir: &Path) -> PathBuf {
     data_dir.join(DIRECTORY)
 }
 
-/// Returns the path of the database in a data directory.
 pub fn database(data_dir: &Path) -> PathBuf {
     directory(data_dir).join(DATABASE)
 }
@@ -186,14 +165,12 @@ impl JournalHome {
     }
 }
 
-/// Function that returns the current time.
 pub type JournalClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// Hook for memos that could not be read at the start. Returns the memos to store in their place, and the number of
 /// instances whose history was not taken into account.
 type OnMemos = Box<dyn Fn(HashMap<InstanceId, String>) -> (Memos, u64) + Send>;
 
-/// Hook for lost events, with the first and the last number.
 type OnDropped = Box<dyn Fn(u64, u64) + Send>;
 
 /// Handle to the journal of a data directory. Clones are cheap; the thread stops in an orderly way when the last one is
@@ -211,9 +188,7 @@ struct JournalShared {
     appended: watch::Sender<u64>,
     next_seq: u64,
     memos: HashMap<InstanceId, String>,
-    /// Latest unwritten memo of each instance; `None` deletes the memo.
     pending_memos: Mutex<HashMap<InstanceId, Option<String>>>,
-    /// True if the thread has already been notified of pending memos.
     memo_job_queued: AtomicBool,
     has_delivery: AtomicBool,
     on_dropped: Mutex<Option<OnDropped>>,
@@ -232,19 +207,12 @@ impl Journal {
         Self::open_with_clock(data_dir, limits, Arc::new(Timestamp::now))
     }
 
-    /// Opens the journal as [`Journal::open`] does, with another clock.
-    ///
-    /// # Errors
-    /// See [`Journal::open`].
     pub fn open_with_clock(data_dir: &Path, limits: JournalLimits, clock: JournalClock) -> io::Result<Self> {
         Self::open_home(JournalHome::Named(data_dir.to_owned()), limits, clock)
     }
 
     /// Opens the journal as [`Journal::open`] does, in a data directory that is already open. Its path is not resolved
     /// again.
-    ///
-    /// # Errors
-    /// See [`Journal::open`].
     pub fn open_in(data_dir: DataDir, limits: JournalLimits) -> io::Result<Self> {
         Self::open_home(JournalHome::Open(data_dir), limits, Arc::new(Timestamp::now))
     }
@@ -260,12 +228,10 @@ impl Journal {
         self.shared.next_seq
     }
 
-    /// Returns the current status.
     pub fn status(&self) -> JournalStatus {
         self.shared.status.borrow().clone()
     }
 
-    /// Returns a receiver of the number of the last stored event.
     pub fn watch_appended(&self) -> watch::Receiver<u64> {
         self.shared.appended.subscribe()
     }
@@ -333,10 +299,6 @@ impl Journal {
         Ok(bodies.iter().filter_map(parse).collect())
     }
 
-    /// Returns the progress of the delivery.
-    ///
-    /// # Errors
-    /// See [`Journal::outbox`].
     pub async fn delivery(&self) -> Result<DeliveryState, JournalError> {
         self.run_job(JournalWriter::delivery).await
     }
@@ -374,7 +336,6 @@ impl Journal {
         self.set_memo(instance, Some(memo));
     }
 
-    /// Deletes the memo of an instance.
     pub fn forget(&self, instance: &InstanceId) {
         self.set_memo(instance, None);
     }
@@ -404,19 +365,11 @@ impl Journal {
         self.run_job(move |keeper| keeper.command(&id)).await
     }
 
-    /// Stores that a command was started.
-    ///
-    /// # Errors
-    /// See [`Journal::outbox`].
     pub async fn record_command_start(&self, id: &str) -> Result<(), JournalError> {
         let id = id.to_owned();
         self.run_job(move |keeper| keeper.record_command(&id, None)).await
     }
 
-    /// Stores the result of a command, as JSON.
-    ///
-    /// # Errors
-    /// See [`Journal::outbox`].
     pub async fn record_command_result(&self, id: &str, result: String) -> Result<(), JournalError> {
         let id = id.to_owned();
         self.run_job(move |keeper| keeper.record_command(&id, Some(&result))).await

@@ -38,7 +38,6 @@ pub struct StoredEventQuery {
 }
 
 impl StoredEventQuery {
-    /// Returns true if the event passes the filter.
     pub fn matches(&self, envelope: &Envelope) -> bool {
         self.since.is_none_or(|since| envelope.seq > since)
             && self.matches_facets(&EventFacets::from_event(&envelope.event))
@@ -93,7 +92,6 @@ pub fn read(data_dir: impl Into<PathBuf>, query: StoredEventQuery) -> io::Result
     Ok(JournalEvents { follow, error: None })
 }
 
-/// Iterator over stored events, created by [`read`].
 #[derive(Debug)]
 pub struct JournalEvents {
     follow: EventFollower,
@@ -107,12 +105,10 @@ impl JournalEvents {
         self.follow.skipped
     }
 
-    /// Returns the error that ended the iteration early, if any.
     pub fn take_error(&mut self) -> Option<io::Error> {
         self.error.take()
     }
 
-    /// Returns the number of the last event that was read; see [`EventFollower::last_read`].
     pub fn last_read(&self) -> Option<u64> {
         self.follow.last_read()
     }
@@ -175,13 +171,11 @@ impl EventFollower {
         }
     }
 
-    /// Returns the number of the last event that was read, whether it passed the filter or not.
     pub fn last_read(&self) -> Option<u64> {
         // Events in `waiting` were not returned yet.
         self.waiting.front().map_or(self.last_read, |next| next.seq.checked_sub(1))
     }
 
-    /// Returns the number of unreadable events skipped so far; see [`JournalEvents::skipped`].
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
@@ -198,7 +192,6 @@ impl EventFollower {
         Ok(())
     }
 
-    /// Reads the next rows. Returns true if there were any.
     fn fill(&mut self) -> io::Result<bool> {
         self.open()?;
         let Some((connection, _)) = &self.open else { return Ok(false) };
@@ -248,7 +241,6 @@ impl EventRow<'_> {
         self.row.get_ref(6)?.as_str().map_err(Into::into)
     }
 
-    /// Returns the time of the event, in milliseconds since 1970.
     pub(super) fn timestamp_ms(&self) -> rusqlite::Result<i64> {
         self.row.get(7)
     }
@@ -303,40 +295,26 @@ pub(super) fn next_readable(connection: &Connection, after: u64) -> Option<u64> 
     Some(good)
 }
 
-/// A log line of an instance, or a call that it processed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredLine<T> {
-    /// Number of the event that contained it.
     pub seq: u64,
-    /// The instance.
     pub subject: EventSubject,
-    /// The log line or call.
     pub line: T,
 }
 
 /// Stored log lines or calls, in order of their arrival.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredLines<T> {
-    /// The log lines or calls.
     pub lines: Vec<StoredLine<T>>,
     /// Number of the last event stored at that time. Later lines are in the events after it.
     pub through: u64,
-    /// Number of unreadable lines that were skipped.
     pub skipped: u64,
 }
 
-/// Reads the log lines of the instances for which `wanted` returns true.
-///
-/// # Errors
-/// Returns an error if the data directory or its journal cannot be read.
 pub fn server_logs(data_dir: &Path, wanted: impl Fn(&EventSubject) -> bool) -> io::Result<StoredLines<LogLine>> {
     logs(data_dir, "server_logs", wanted)
 }
 
-/// Reads the calls of the instances for which `wanted` returns true.
-///
-/// # Errors
-/// Returns an error if the data directory or its journal cannot be read.
 pub fn request_logs(data_dir: &Path, wanted: impl Fn(&EventSubject) -> bool) -> io::Result<StoredLines<RequestLine>> {
     logs(data_dir, "request_logs", wanted)
 }

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_is_done_once_and_keeps_what_was_there() {
+    fn each_migration_is_applied_once_and_keeps_data() {
         let mut connection = Connection::open_in_memory().unwrap();
         apply_migrations(&mut connection, 0, &[ONE]).unwrap();
         assert_eq!(version_of(&connection), 1);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_fails_in_its_middle_leaves_the_version_before_it() {
+    fn a_failed_migration_is_rolled_back() {
         let mut connection = Connection::open_in_memory().unwrap();
         let broken = "ALTER TABLE one ADD COLUMN b INTEGER; UPDATE one SET c = 1;";
         assert!(matches!(apply_migrations(&mut connection, 0, &[ONE, broken]), Err(SchemaError::Sqlite(_))));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_is_not_known_is_refused() {
+    fn an_unknown_version_is_rejected() {
         let mut connection = Connection::open_in_memory().unwrap();
         for (set, found) in [(i64::try_from(latest_version()).unwrap() + 1, latest_version() + 1), (-1, usize::MAX)] {
             connection.pragma_update(None, "user_version", set).unwrap();

@@ -15,8 +15,8 @@ pub struct JournalSink {
 }
 
 impl JournalSink {
-    /// Creates a sink for `journal`. `way` receives events while the disk accepts none. It accepts them only after the
-    /// older, stored events were delivered.
+    /// Creates a sink for `journal`. `fallback` receives events while the disk accepts none. It accepts them only after
+    /// the older, stored events were delivered.
     pub fn new(journal: Journal, fallback: Option<Arc<dyn EventSink>>) -> Self {
         Self { journal, fallback }
     }

@@ -330,7 +330,6 @@ impl JournalDatabase {
         self.lost_ranges
     }
 
-    /// Moves the WAL into the database after the WAL file was deleted.
     pub(super) fn checkpoint_deleted_wal(&mut self) {
         if let Err(error) = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
             tracing::warn!(%error, "cannot save the content of the deleted write-ahead log");
@@ -346,7 +345,6 @@ impl JournalDatabase {
         Ok(StoredExtent { first: first.map(i64::unsigned_abs), last: last.map(i64::unsigned_abs), bytes })
     }
 
-    /// Returns the number of pages of the file, and of its free pages.
     fn pages(&self) -> rusqlite::Result<(u64, u64)> {
         let value = |sql: &str| {
             self.connection.prepare_cached(sql)?.query_row([], |row| row.get::<_, i64>(0)).map(i64::unsigned_abs)

@@ -51,7 +51,6 @@ impl FileSink {
         Self::open_in(DataDir::create(&dir).map_err(|error| path_error("create", &dir, &error))?, rotate_bytes, keep)
     }
 
-    /// Opens the files in an open directory, like [`FileSink::open`] and with the same errors.
     pub fn open_in(dir: DataDir, rotate_bytes: u64, keep: usize) -> io::Result<(Self, u64)> {
         let mut store = EventFiles { dir, rotate_bytes, keep, last: None, current: None };
         store.current = match store.recover() {
@@ -200,7 +199,6 @@ struct EventFileScan {
 // Remainder of a file after the last newline.
 enum EventFileTail {
     None,
-    /// Incomplete event.
     Torn,
     /// Complete event without its newline.
     Unterminated {

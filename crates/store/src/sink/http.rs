@@ -43,10 +43,8 @@ pub struct HttpSink {
 /// Error that prevents the creation of a sink. Shows neither the token nor credentials in the URL.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpSinkError {
-    /// The URL cannot be used.
     #[error("cannot send events to this URL: {0}; give an http:// or https:// URL")]
     Url(String),
-    /// The token cannot be sent in a header.
     #[error("cannot send events with this token: it contains a character that is not allowed in a header")]
     Token,
     /// The HTTP client could not be created, for example because the machine has no CA certificates.
@@ -82,7 +80,6 @@ impl HttpSink {
         Ok(Self { client: client(&url).map_err(HttpSinkError::Client)?, url, headers, timeout: TIMEOUT, mask })
     }
 
-    /// Returns the same sink with another timeout per request.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

@@ -15,11 +15,6 @@ pub struct StdoutSink {
 }
 
 impl StdoutSink {
-    /// Starts the writer thread.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the thread cannot be started.
     pub fn new() -> io::Result<Self> {
         let mut last = None;
         Ok(Self { writer: WriterThread::start(move |batch| write(batch, &mut last))? })

