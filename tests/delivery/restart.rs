@@ -184,19 +184,19 @@ async fn a_new_sink_receives_only_later_events() {
 async fn a_batch_that_is_larger_than_a_restart_reads_at_once_is_delivered_completely() {
     const EVENTS: u64 = 12_000;
     let (peer, url) = Peer::start();
-    peer.does(|_| Reply::Stuck);
+    peer.reply_with(|_| Reply::Stall);
     let rig = Rig::new();
     rig.append(1..=EVENTS).await;
     let policy = BatchPolicy { batch_max: 20_000, queue_max: 100_000, ..quick() };
     let sink = || Arc::new(http(&url).with_timeout(Duration::from_secs(30)));
     let delivery = Delivery::start(rig.journal.clone(), "there", sink(), &policy);
-    peer.until_came(1).await;
+    peer.wait_for_batches(1).await;
     drop(delivery);
-    assert_eq!(peer.came()[0].seqs.len(), usize::try_from(EVENTS).unwrap());
+    assert_eq!(peer.batches()[0].seqs.len(), usize::try_from(EVENTS).unwrap());
 
-    peer.does(|_| Reply::Take);
+    peer.reply_with(|_| Reply::Accept);
     let rig = rig.restarted().await;
     let delivery = Delivery::start(rig.journal.clone(), "there", sink(), &policy);
     until_settled(&delivery, EVENTS).await;
-    assert!(peer.has() == range(1..=EVENTS), "{} events", peer.has().len());
+    assert!(peer.stored_seqs() == range(1..=EVENTS), "{} events", peer.stored_seqs().len());
 }

@@ -130,7 +130,7 @@ impl Home {
         self
     }
 
-    /// A separate SQLite connection to the database.
+    /// A separate database connection to the database.
     pub(crate) fn sqlite(&self) -> rusqlite::Connection {
         rusqlite::Connection::open(self.database()).unwrap()
     }

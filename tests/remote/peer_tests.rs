@@ -323,7 +323,7 @@ async fn a_frozen_peer_neither_responds_nor_closes_until_it_thaws() {
     peer.freeze();
     assert!(timeout(Duration::from_millis(50), test_client.call("echo")).await.is_err());
     peer.log(|log| {
-        assert_eq!((log.calls("echo"), log.connections), (0, 1), "a request was read or a connection was closed")
+        assert_eq!((log.calls("echo"), log.connections), (0, 1), "a request was read or a connection was closed");
     });
     peer.thaw();
     assert_eq!(test_client.call("echo").await.unwrap().status(), StatusCode::OK);

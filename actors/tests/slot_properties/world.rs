@@ -442,7 +442,7 @@ impl World {
                 assert!(
                     matches!(after, SlotPhase::Queued { .. }),
                     "no attempt follows the update for which the instance waited"
-                )
+                );
             }
             (SlotPhase::Ready { run, since, .. }, SlotPhase::Ready { run: continues, since: still, .. }) => {
                 assert_eq!((run, since), (continues, still), "an update in place changed the phase");

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 
 use super::Shared;
-use super::http::{self, Exchange, Headers, NoRequest, Request, event, headers};
+use super::http::{self, Exchange, Headers, ReadError, Request, event, headers};
 use super::mcp::{self, Expiry, Push, Refusal};
 use super::record::{PeerLog, Record};
 use super::script::{Action, ResponseFormat};
@@ -52,8 +52,8 @@ pub(super) async fn serve(nth: usize, stream: TcpStream, tls: Option<TlsAcceptor
     loop {
         let request = match exchange.request().await {
             Ok(request) => request,
-            Err(NoRequest::Closed) => return,
-            Err(NoRequest::Malformed) => {
+            Err(ReadError::Closed) => return,
+            Err(ReadError::Malformed) => {
                 shared.log.send_modify(|log| log.malformed += 1);
                 let _ = exchange.answer(400, &headers(&[("connection", "close")]), b"Bad Request").await;
                 return;
@@ -323,7 +323,7 @@ async fn refuse(exchange: &mut Exchange, refusal: &Refusal) -> io::Result<NextSt
             exchange.answer(401, &challenge, b"").await?;
         }
         Refusal::NoSession => {
-            exchange.answer(400, &json, without_id("Bad Request: session required").as_bytes()).await?
+            exchange.answer(400, &json, without_id("Bad Request: session required").as_bytes()).await?;
         }
         Refusal::Expired(Expiry::NotFound) => {
             exchange.answer(404, &json, without_id("Session not found").as_bytes()).await?;
