@@ -1,6 +1,6 @@
-//! The search for tools, measured: on the tools of sixteen servers, with sixty queries and what each of them means.
+//! The quality of the tool search, measured with sixty labelled queries on the tools of sixteen servers.
 #![cfg(feature = "cli")]
-#![allow(clippy::print_stdout, reason = "the numbers are what it is about")]
+#![allow(clippy::print_stdout, reason = "the test prints the measured quality")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeMap;
@@ -49,24 +49,28 @@ fn queries() -> Vec<Query> {
     file.pointer("/query").unwrap().as_array().unwrap().iter().map(read).collect()
 }
 
-fn shelves(servers: &BTreeMap<String, Arc<Catalogue>>) -> Vec<SearchedServer<'_>> {
+fn searched_servers(servers: &BTreeMap<String, Arc<Catalogue>>) -> Vec<SearchedServer<'_>> {
     servers
         .iter()
         .map(|(label, catalogue)| SearchedServer { label, index: Arc::new(CatalogueIndex::new(catalogue)) })
         .collect()
 }
 
-/// The paths that a query finds, the best first.
-fn found(servers: &BTreeMap<String, Arc<Catalogue>>, shelves: &[SearchedServer<'_>], text: &str) -> Vec<String> {
+/// The tool paths that a query finds, best first.
+fn found(
+    servers: &BTreeMap<String, Arc<Catalogue>>,
+    searched_servers: &[SearchedServer<'_>],
+    text: &str,
+) -> Vec<String> {
     let catalogues: Vec<_> = servers.values().collect();
     let path = |hit: &mcp_satellite::gateway::search::ToolHit| {
-        format!("{}:{}", shelves[hit.server_index].label, catalogues[hit.server_index].tools[hit.tool].name)
+        format!("{}:{}", searched_servers[hit.server_index].label, catalogues[hit.server_index].tools[hit.tool].name)
     };
-    search(text, shelves, 50).best.iter().map(path).collect()
+    search(text, searched_servers, 50).best.iter().map(path).collect()
 }
 
-/// What is found without a search of our own: every tool whose path or description has the `needles` in it, ordered by
-/// how many they are, how many are in the path, and how short that is.
+/// The baseline: every tool whose path or description contains a needle, ordered by the number of needles, the number
+/// of needles in the path, and the length of the path.
 fn by_substring(servers: &BTreeMap<String, Arc<Catalogue>>, needles: &[&str]) -> Vec<String> {
     #[derive(Deserialize)]
     struct Known {
@@ -97,7 +101,7 @@ struct Score {
 }
 
 impl Score {
-    fn take(&mut self, rank: Option<usize>) {
+    fn add_rank(&mut self, rank: Option<usize>) {
         self.queries += 1;
         self.reciprocal_ranks += rank.map_or(0.0, |rank| 1.0 / rank as f64);
         self.in_first_five += usize::from(rank.is_some_and(|rank| rank <= 5));
@@ -117,83 +121,83 @@ fn rank(paths: &[String], wants: &[String]) -> Option<usize> {
 }
 
 #[test]
-fn what_people_ask_for_is_found_better_than_by_substring() {
+fn search_ranks_wanted_tools_better_than_substring_matching() {
     let servers = servers();
-    let shelves = shelves(&servers);
+    let searched_servers = searched_servers(&servers);
     let mut scores = BTreeMap::<(String, &str), Score>::new();
     for query in queries() {
         let text = &*query.text;
-        let ours = found(&servers, &shelves, text);
+        let ours = found(&servers, &searched_servers, text);
         if rank(&ours, &query.wants) != Some(1) {
             println!("{:?}: {:?}", text, ours.iter().take(5).collect::<Vec<_>>());
         }
         let words: Vec<&str> = text.split(' ').collect();
-        let ways =
+        let methods =
             [("ours", ours), ("substring", by_substring(&servers, &[text])), ("words", by_substring(&servers, &words))];
-        for (way, paths) in ways {
+        for (method, paths) in methods {
             for kind in [&*query.kind, "all"] {
-                scores.entry((kind.to_owned(), way)).or_default().take(rank(&paths, &query.wants));
+                scores.entry((kind.to_owned(), method)).or_default().add_rank(rank(&paths, &query.wants));
             }
         }
     }
-    for ((kind, way), score) in &scores {
-        println!("{kind:11} {way:9} MRR {:.3}, recall@5 {:.3}", score.mrr(), score.recall());
+    for ((kind, method), score) in &scores {
+        println!("{kind:11} {method:9} MRR {:.3}, recall@5 {:.3}", score.mrr(), score.recall());
     }
-    let all = |way| &scores[&("all".to_owned(), way)];
+    let all = |method| &scores[&("all".to_owned(), method)];
     assert_eq!(all("ours").queries, 60);
     assert!(all("ours").mrr() >= 0.97 && all("ours").recall() >= 0.98, "{:?}", all("ours"));
-    // The whole question as one text, and, better, each of its words.
+    // Both baselines: the query as one needle, and each of its words.
     assert!(all("ours").mrr() >= all("substring").mrr() + 0.25, "{:?}", all("substring"));
     assert!(all("ours").mrr() >= all("words").mrr() + 0.20, "{:?}", all("words"));
 }
 
 #[test]
-fn a_tool_is_found_first_by_its_very_name() {
+fn a_query_with_the_exact_path_ranks_its_tool_first() {
     let servers = servers();
-    let shelves = shelves(&servers);
+    let searched_servers = searched_servers(&servers);
     for (server, catalogue) in &servers {
         for tool in &catalogue.tools {
             let path = format!("{server}:{}", tool.name);
-            assert_eq!(found(&servers, &shelves, &path)[0], path);
-            let hits = search(&tool.name, &shelves, 50);
+            assert_eq!(found(&servers, &searched_servers, &path)[0], path);
+            let hits = search(&tool.name, &searched_servers, 50);
             assert!((hits.best[0].score - 1.0).abs() < f32::EPSILON, "{path}: {hits:?}");
         }
     }
 }
 
 #[test]
-fn a_question_without_a_word_finds_everything_in_order() {
+fn a_query_without_words_returns_all_tools_in_order() {
     let servers = servers();
-    let shelves = shelves(&servers);
+    let searched_servers = searched_servers(&servers);
     let all: usize = servers.values().map(|catalogue| catalogue.tools.len()).sum();
     for question in ["", "  ", "* . :"] {
-        let hits = search(question, &shelves, 3);
+        let hits = search(question, &searched_servers, 3);
         assert_eq!((hits.best.len(), hits.total), (3, all));
         assert_eq!(
-            found(&servers, &shelves, question)[..3],
+            found(&servers, &searched_servers, question)[..3],
             ["calendar:create-event", "calendar:delete-event", "calendar:get-freebusy"]
         );
     }
-    assert_eq!(search("zzzzqqqq", &shelves, 10).total, 0);
+    assert_eq!(search("zzzzqqqq", &searched_servers, 10).total, 0);
     assert_eq!(search("file", &[], 10).total, 0);
 }
 
 #[test]
-fn scores_are_between_0_and_1_and_never_rise() {
+fn scores_are_between_0_and_1_in_descending_order() {
     let servers = servers();
-    let shelves = shelves(&servers);
+    let searched_servers = searched_servers(&servers);
     for query in queries() {
-        let hits = search(&query.text, &shelves, usize::MAX);
+        let hits = search(&query.text, &searched_servers, usize::MAX);
         assert!(hits.best.iter().all(|hit| (0.05..=1.0).contains(&hit.score)), "{}", query.text);
         assert!(hits.best.is_sorted_by(|one, other| one.score >= other.score), "{}", query.text);
-        // A limit cuts, and changes nothing else.
-        let few = search(&query.text, &shelves, 5);
+        // A limit only truncates the hits.
+        let few = search(&query.text, &searched_servers, 5);
         assert_eq!((few.total, &few.best[..]), (hits.total, &hits.best[..hits.best.len().min(5)]));
     }
 }
 
 #[test]
-fn a_catalogue_is_indexed_once_and_its_index_goes_with_it() {
+fn a_catalogue_is_indexed_once_and_its_index_is_dropped_with_it() {
     let (indexes, servers) = (CatalogueIndexes::default(), servers());
     let catalogue = servers["git"].clone();
     assert!(Arc::ptr_eq(&indexes.get_or_create(&catalogue), &indexes.get_or_create(&catalogue)));
@@ -201,11 +205,11 @@ fn a_catalogue_is_indexed_once_and_its_index_goes_with_it() {
     for _ in 0..2_000 {
         drop(indexes.get_or_create(&Arc::new(Catalogue::clone(&catalogue))));
     }
-    assert!(indexes.len() < 200, "{} indexes of catalogues that are gone", indexes.len());
+    assert!(indexes.len() < 200, "{} indexes of dropped catalogues", indexes.len());
 }
 
 #[test]
-fn ten_thousand_tools_with_long_descriptions_are_read_once_and_found() {
+fn ten_thousand_tools_with_long_descriptions_are_searchable() {
     let long = "word ".repeat(20_000);
     let servers: BTreeMap<String, Arc<Catalogue>> = (0..100)
         .map(|server| {
@@ -219,8 +223,8 @@ fn ten_thousand_tools_with_long_descriptions_are_read_once_and_found() {
             (format!("server-{server}"), Arc::new(Catalogue { tools, ..Catalogue::default() }))
         })
         .collect();
-    let shelves = shelves(&servers);
-    assert_eq!(found(&servers, &shelves, "tool 42 of 17")[0], "server-17:tool_42_of_17");
-    assert_eq!(search("work", &shelves, 10).total, 9_900);
-    assert_eq!(search("wrok", &shelves, 10).best.len(), 10);
+    let searched_servers = searched_servers(&servers);
+    assert_eq!(found(&servers, &searched_servers, "tool 42 of 17")[0], "server-17:tool_42_of_17");
+    assert_eq!(search("work", &searched_servers, 10).total, 9_900);
+    assert_eq!(search("wrok", &searched_servers, 10).best.len(), 10);
 }

@@ -1,4 +1,4 @@
-//! The reference backend over real HTTP: what it takes, what it refuses, and what it keeps.
+//! The reference backend over real HTTP: requests, rejections and storage.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! `schemas/` says what the types say.
+//! The published schemas in `schemas/` match the types.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,16 +15,16 @@ use serde_json::{Value, json};
 use super::events::one_of_each;
 use super::support::{SCHEMAS, heartbeat, registration};
 
-fn folder() -> PathBuf {
+fn schema_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas")
 }
 
 #[test]
-fn the_published_schemas_are_those_of_the_types() {
+fn the_published_schemas_match_the_types() {
     let update = std::env::var_os("UPDATE_SCHEMAS").is_some();
     let mut stale = Vec::new();
     for form in MessageSchema::ALL {
-        let (path, now) = (folder().join(form.file()), form.generated());
+        let (path, now) = (schema_dir().join(form.file()), form.generated());
         if fs::read_to_string(&path).unwrap_or_default() != now {
             stale.push(form.file());
             if update {
@@ -32,17 +32,17 @@ fn the_published_schemas_are_those_of_the_types() {
             }
         }
     }
-    assert!(stale.is_empty() || update, "stale: {stale:?}; UPDATE_SCHEMAS=1 writes them anew");
+    assert!(stale.is_empty() || update, "stale: {stale:?}; run with UPDATE_SCHEMAS=1");
 }
 
 #[test]
-fn every_file_of_the_folder_is_a_schema_that_is_used() {
+fn the_directory_contains_exactly_the_used_schemas() {
     let used: BTreeSet<String> = MessageSchema::ALL.iter().map(|form| form.file().to_owned()).collect();
-    let files = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let files = fs::read_dir(schema_dir()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(files.collect::<BTreeSet<_>>(), used);
 }
 
-/// One of each form that a satellite or an administrator sends.
+/// A sample of each message that a satellite or an administrator sends.
 fn samples() -> Vec<(MessageSchema, Value)> {
     let command = json!({"id": "c", "command_type": "kill", "payload": {"installation_id": "a"}});
     vec![
@@ -71,8 +71,8 @@ fn samples() -> Vec<(MessageSchema, Value)> {
     ]
 }
 
-/// What the types write again when they have read `value`, or nothing if they do not read it.
-fn through_the_types(form: MessageSchema, value: Value) -> Option<Value> {
+/// Deserializes and serializes a value; `None` if it cannot be deserialized.
+fn round_trip(form: MessageSchema, value: Value) -> Option<Value> {
     fn through<T: Serialize + DeserializeOwned>(value: Value) -> Option<Value> {
         Some(serde_json::to_value(serde_json::from_value::<T>(value).ok()?).unwrap())
     }
@@ -93,40 +93,40 @@ fn through_the_types(form: MessageSchema, value: Value) -> Option<Value> {
         MessageSchema::TokenWanted => through::<api::TokenRequest>(value),
         MessageSchema::ConfigWanted => through::<api::ConfigUpdate>(value),
         MessageSchema::CommandWanted => through::<api::CommandRequest>(value),
-        _ => unreachable!("it is only sent by the backend, and held against its schema wherever a test reads it"),
+        _ => unreachable!("only sent by the backend, and validated wherever a test reads it"),
     }
 }
 
 #[test]
-fn what_the_types_write_has_the_form_that_was_published() {
+fn serialized_types_match_their_published_schema() {
     for (form, sample) in samples() {
         SCHEMAS.check(form, &sample).unwrap_or_else(|invalid| panic!("{form:?} {invalid}"));
-        let written = through_the_types(form, sample).unwrap_or_else(|| panic!("{form:?} is not read"));
+        let written = round_trip(form, sample).unwrap_or_else(|| panic!("{form:?} cannot be deserialized"));
         SCHEMAS.check(form, &written).unwrap_or_else(|invalid| panic!("{form:?} {invalid}"));
     }
 }
 
 #[test]
-fn a_hash_that_cannot_stand_in_a_header_and_half_a_document_are_no_configuration() {
+fn a_configuration_with_an_invalid_hash_or_missing_members_is_rejected() {
     let long = "h".repeat(129);
     for hash in ["", "a b", "a\nb", "\u{e9}", "a\"b", "\u{7f}", &long] {
         let wrong = json!({"hash": hash, "servers": {}, "teams": []});
-        assert!(SCHEMAS.check(MessageSchema::Config, &wrong).is_err(), "the schema takes {hash:?}");
-        assert!(through_the_types(MessageSchema::Config, wrong).is_none(), "the type takes {hash:?}");
+        assert!(SCHEMAS.check(MessageSchema::Config, &wrong).is_err(), "the schema accepts {hash:?}");
+        assert!(round_trip(MessageSchema::Config, wrong).is_none(), "the type accepts {hash:?}");
     }
     for wrong in [json!({"hash": "h"}), json!({"hash": "h", "servers": {}}), json!({"hash": "h", "teams": []})] {
-        assert!(SCHEMAS.check(MessageSchema::Config, &wrong).is_err(), "the schema takes {wrong}");
-        assert!(through_the_types(MessageSchema::Config, wrong).is_none());
+        assert!(SCHEMAS.check(MessageSchema::Config, &wrong).is_err(), "the schema accepts {wrong}");
+        assert!(round_trip(MessageSchema::Config, wrong).is_none());
     }
     for hash in ["!", &"~".repeat(128), "#,/+=:abc"] {
         let fine = json!({"hash": hash, "servers": {}, "teams": []});
         SCHEMAS.check(MessageSchema::Config, &fine).unwrap();
-        assert!(through_the_types(MessageSchema::Config, fine).is_some(), "the type does not take {hash:?}");
+        assert!(round_trip(MessageSchema::Config, fine).is_some(), "the type rejects {hash:?}");
     }
 }
 
-/// All values that differ from `value` in one place by what this place may hardly hold.
-fn mutilated(value: &Value) -> Vec<Value> {
+/// All values that differ from `value` in one place, by a value of another type or a missing member.
+fn mutations(value: &Value) -> Vec<Value> {
     let mut all: Vec<Value> =
         [json!(null), json!(7), json!(-3), json!(0.5), json!("x"), json!([]), json!({}), json!(true)]
             .into_iter()
@@ -140,7 +140,7 @@ fn mutilated(value: &Value) -> Vec<Value> {
                     members.insert(name.clone(), other);
                     Value::Object(members)
                 };
-                all.extend(mutilated(member).into_iter().map(with));
+                all.extend(mutations(member).into_iter().map(with));
                 let mut without = members.clone();
                 without.remove(name);
                 all.push(Value::Object(without));
@@ -148,7 +148,7 @@ fn mutilated(value: &Value) -> Vec<Value> {
         }
         Value::Array(items) => {
             for (at, item) in items.iter().enumerate().take(2) {
-                all.extend(mutilated(item).into_iter().map(|other| {
+                all.extend(mutations(item).into_iter().map(|other| {
                     let mut items = items.clone();
                     items[at] = other;
                     Value::Array(items)
@@ -161,33 +161,33 @@ fn mutilated(value: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn what_the_types_do_not_read_does_not_have_the_form_that_was_published() {
+fn values_that_the_types_reject_do_not_match_the_published_schema() {
     let mut refused = 0;
     for (form, sample) in samples() {
-        for wrong in mutilated(&sample) {
+        for wrong in mutations(&sample) {
             let by_schema = SCHEMAS.check(form, &wrong).is_ok();
-            let by_type = through_the_types(form, wrong.clone()).is_some();
-            // A schema may say more than a type: lengths, ranges, that an object is no list.
-            assert!(by_type || !by_schema, "{form:?}: the schema takes what the type does not: {wrong}");
+            let by_type = round_trip(form, wrong.clone()).is_some();
+            // A schema may be stricter than a type: lengths, ranges, lists in place of objects.
+            assert!(by_type || !by_schema, "{form:?}: the schema accepts a value that the type rejects: {wrong}");
             refused += usize::from(!by_schema);
         }
     }
-    assert!(refused > 300, "only {refused}");
+    assert!(refused > 300, "only {refused} rejected");
 }
 
 #[test]
-fn the_data_of_every_event_is_held_against_its_type() {
+fn the_data_of_every_event_is_validated_against_its_type() {
     let mut refused = 0;
     for event in one_of_each() {
         let kind = event["type"].as_str().unwrap();
         SCHEMAS.check_event(kind, &event["data"]).unwrap();
         SCHEMAS.check(MessageSchema::Event, &event).unwrap();
-        for wrong in mutilated(&event["data"]) {
+        for wrong in mutations(&event["data"]) {
             let by_type = serde_json::from_value::<Event>(json!({"type": kind, "data": wrong})).is_ok();
             let by_schema = SCHEMAS.check_event(kind, &wrong).is_ok();
-            assert!(by_type || !by_schema, "{kind}: the schema takes what the type does not: {wrong}");
+            assert!(by_type || !by_schema, "{kind}: the schema accepts a value that the type rejects: {wrong}");
             refused += usize::from(!by_schema);
         }
     }
-    assert!(refused > 1000, "only {refused}");
+    assert!(refused > 1000, "only {refused} rejected");
 }

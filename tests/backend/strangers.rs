@@ -1,12 +1,12 @@
-//! Nobody sees what is another's, and who shows nothing sees nothing.
+//! Isolation of satellites, and authentication.
 
 use mcp_satellite::backend::server::schema::MessageSchema;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::support::{Answer, Satellite, World, heartbeat, numbered};
+use super::support::{Answer, Satellite, TestBackend, heartbeat, numbered};
 
-const OF_A_SATELLITE: [(Method, &str); 5] = [
+const SATELLITE_PATHS: [(Method, &str); 5] = [
     (Method::GET, "commands"),
     (Method::POST, "commands/c1/result"),
     (Method::GET, "config"),
@@ -14,7 +14,7 @@ const OF_A_SATELLITE: [(Method, &str); 5] = [
     (Method::POST, "heartbeat"),
 ];
 
-const OF_THE_ADMINISTRATOR: [(Method, &str); 18] = [
+const ADMIN_PATHS: [(Method, &str); 18] = [
     (Method::POST, "registration-tokens"),
     (Method::GET, "config"),
     (Method::PUT, "config"),
@@ -35,7 +35,7 @@ const OF_THE_ADMINISTRATOR: [(Method, &str); 18] = [
     (Method::GET, "events?limit=nonsense"),
 ];
 
-/// A body that each of them would take.
+/// A valid body for each path.
 fn body(path: &str) -> Value {
     match path {
         "events" => json!({"events": numbered([1])}),
@@ -45,78 +45,81 @@ fn body(path: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_satellite_on_the_path_of_another_hears_the_same_as_on_one_of_nobody() {
-    let world = World::new().await;
-    let (one, other) = (world.satellite("first-satellite").await, world.satellite("second-satellite").await);
+async fn the_path_of_another_satellite_looks_nonexistent() {
+    let backend = TestBackend::new().await;
+    let (one, other) = (backend.satellite("first-satellite").await, backend.satellite("second-satellite").await);
     let command = json!({"id": "c1", "command_type": "kill", "payload": {"installation_id": "a"}});
-    world.queue(&other, &command).await.is(201, MessageSchema::CommandState);
-    for (method, path) in OF_A_SATELLITE {
+    backend.queue(&other, &command).await.is(201, MessageSchema::CommandState);
+    for (method, path) in SATELLITE_PATHS {
         let ask = async |id: &str| {
-            let on = Satellite { id: id.to_owned(), key: one.key.clone() };
-            world.of(&on, method.clone(), path).json(&body(path)).await
+            let attacker = Satellite { id: id.to_owned(), key: one.key.clone() };
+            backend.as_satellite(&attacker, method.clone(), path).json(&body(path)).await
         };
         let (others, nobodys) = (ask(&other.id).await, ask("sat-000000000000000000000000").await);
         assert_eq!(others.body, nobodys.body);
         assert_eq!((others.status, nobodys.status), (404, 404), "{path}");
         ask("second-satellite").await.refused(404, "");
     }
-    assert_eq!(world.to_do(&other).await, ["c1"]);
-    assert!(world.seqs(&other).await.is_empty());
-    world.result(&one, "c1", "completed").await.refused(404, "no such command");
-    assert!(world.to_do(&one).await.is_empty());
+    assert_eq!(backend.pending_commands(&other).await, ["c1"]);
+    assert!(backend.seqs(&other).await.is_empty());
+    backend.result(&one, "c1", "completed").await.refused(404, "no such command");
+    assert!(backend.pending_commands(&one).await.is_empty());
 }
 
 #[tokio::test]
-async fn two_satellites_with_the_same_numbers_and_batch_ids_do_not_meet() {
-    let world = World::new().await;
-    let (one, other) = (world.satellite("first-satellite").await, world.satellite("second-satellite").await);
+async fn equal_sequence_numbers_and_keys_of_two_satellites_do_not_collide() {
+    let backend = TestBackend::new().await;
+    let (one, other) = (backend.satellite("first-satellite").await, backend.satellite("second-satellite").await);
     let taken = |answer: Answer| answer.is(200, MessageSchema::EventsTaken)["event_ids"].clone();
-    let first = taken(world.send(&one, "7", &numbered([1, 2])).await);
-    let second = taken(world.send(&other, "7", &numbered([1, 2])).await);
+    let first = taken(backend.send(&one, "7", &numbered([1, 2])).await);
+    let second = taken(backend.send(&other, "7", &numbered([1, 2])).await);
     assert_eq!((first, second), (json!(["1", "2"]), json!(["3", "4"])));
-    assert_eq!(world.seqs(&one).await, [1, 2]);
-    assert_eq!(world.seqs(&other).await, [1, 2]);
+    assert_eq!(backend.seqs(&one).await, [1, 2]);
+    assert_eq!(backend.seqs(&other).await, [1, 2]);
 }
 
 #[tokio::test]
-async fn keys_open_only_what_they_are_for() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
-    let (admin, token) = (world.file("admin-token"), world.token().await);
+async fn each_credential_is_valid_only_for_its_own_api() {
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
+    let (admin, token) = (backend.file("admin-token"), backend.token().await);
     for wrong in [&admin, &token, "", "sbk_0", &satellite.key[1..], &satellite.key.to_uppercase()] {
-        for (method, path) in OF_A_SATELLITE {
-            let ask = world.ask(method, &format!("/api/satellites/{}/{path}", satellite.id), wrong);
+        for (method, path) in SATELLITE_PATHS {
+            let ask = backend.request(method, &format!("/api/satellites/{}/{path}", satellite.id), wrong);
             let answer = ask.json(&body(path)).await;
             assert_eq!(answer.headers["www-authenticate"], "Bearer");
             answer.refused(401, "");
         }
     }
     for wrong in [&satellite.key, &token, "", &admin[1..]] {
-        for (method, path) in OF_THE_ADMINISTRATOR {
-            let answer = world.ask(method, &format!("/api/admin/{path}"), wrong).json(&json!({})).await;
+        for (method, path) in ADMIN_PATHS {
+            let answer = backend.request(method, &format!("/api/admin/{path}"), wrong).json(&json!({})).await;
             answer.refused(401, "");
         }
-        world.register("third-satellite", if wrong == token { "" } else { wrong }).await.refused(401, "");
+        backend.register("third-satellite", if wrong == token { "" } else { wrong }).await.refused(401, "");
     }
-    // And the scheme is the one that is asked for.
-    let basic = super::support::client().get(format!("{}/api/admin/satellites", world.url()));
-    super::support::Asking(basic.header("Authorization", format!("Basic {admin}"))).send().await.refused(401, "Bearer");
-    world.poll(&satellite).await;
+    // Only the scheme `Bearer` is accepted.
+    let basic = super::support::client().get(format!("{}/api/admin/satellites", backend.url()));
+    super::support::PendingRequest(basic.header("Authorization", format!("Basic {admin}")))
+        .send()
+        .await
+        .refused(401, "Bearer");
+    backend.poll(&satellite).await;
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_as_everything_else_is() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
+async fn unknown_paths_and_methods_get_json_errors() {
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
     for path in ["/", "/api", "/api/satellites", "/api/admin/nothing", "/api/satellites/%ff/config"] {
-        let answer = world.ask(Method::GET, path, &satellite.key).send().await;
+        let answer = backend.request(Method::GET, path, &satellite.key).send().await;
         answer.refused(404, "there is no such");
     }
-    world.of(&satellite, Method::DELETE, "config").send().await.refused(405, "method");
-    world.admin(Method::GET, "satellites/nobody/commands").send().await.refused(404, "no such satellite");
-    world.admin(Method::GET, "satellites/first-satellite/commands/c1").send().await.refused(404, "no such command");
-    world.admin(Method::GET, "satellites/first-satellite/instances/i").send().await.refused(404, "no such instance");
-    world.admin(Method::GET, "events?limit=many").send().await.refused(400, "limit");
-    let health = super::support::client().get(format!("{}/health", world.url()));
-    assert_eq!(super::support::Asking(health).send().await.body, json!({"status": "ok"}));
+    backend.as_satellite(&satellite, Method::DELETE, "config").send().await.refused(405, "method");
+    backend.admin(Method::GET, "satellites/nobody/commands").send().await.refused(404, "no such satellite");
+    backend.admin(Method::GET, "satellites/first-satellite/commands/c1").send().await.refused(404, "no such command");
+    backend.admin(Method::GET, "satellites/first-satellite/instances/i").send().await.refused(404, "no such instance");
+    backend.admin(Method::GET, "events?limit=many").send().await.refused(400, "limit");
+    let health = super::support::client().get(format!("{}/health", backend.url()));
+    assert_eq!(super::support::PendingRequest(health).send().await.body, json!({"status": "ok"}));
 }

@@ -1,4 +1,4 @@
-//! A backend of one test, on a clock that the test turns, and clients that hold every answer against its schema.
+//! A backend with a clock that the test controls, and clients that validate every response against its schema.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use reqwest::{Client, Method, RequestBuilder};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+/// Timeout of waiting for a state, far beyond what a loaded machine needs.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
 /// The published schemas.
@@ -25,8 +25,8 @@ pub(crate) fn client() -> Client {
     Client::builder().no_proxy().timeout(GIVE_UP).build().unwrap()
 }
 
-/// A backend, and what is needed to ask it.
-pub(crate) struct World {
+/// A running backend with its data directory and a client.
+pub(crate) struct TestBackend {
     dir: TempDir,
     now: Arc<Mutex<Timestamp>>,
     events_body_max: usize,
@@ -36,25 +36,25 @@ pub(crate) struct World {
     url: String,
 }
 
-/// A temporary directory as the backend would make it.
+/// A temporary directory with the permissions that the backend requires.
 pub(crate) fn private_tempdir() -> TempDir {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     tempfile::Builder::new().prefix("backend-").permissions(permissions).tempdir().unwrap()
 }
 
-impl World {
+impl TestBackend {
     pub(crate) async fn new() -> Self {
         Self::with_events_of(BackendSettings::new("").events_body_max).await
     }
 
-    /// With another limit for a batch of events.
+    /// Starts a backend with this size limit for a batch of events, in bytes.
     pub(crate) async fn with_events_of(events_body_max: usize) -> Self {
         let now = Arc::new(Mutex::new("2026-11-21T06:33:00Z".parse().unwrap()));
         let (dir, client, url) = (private_tempdir(), client(), String::new());
         let events_max = BackendSettings::new("").events_max;
-        let mut world = Self { dir, now, events_body_max, events_max, serving: None, client, url };
-        world.start().await;
-        world
+        let mut backend = Self { dir, now, events_body_max, events_max, serving: None, client, url };
+        backend.start().await;
+        backend
     }
 
     pub(crate) async fn start(&mut self) {
@@ -71,12 +71,12 @@ impl World {
         BackendSettings { clock, events_body_max, events_max, ..BackendSettings::new(self.data_dir()) }
     }
 
-    /// Ends it as a signal does.
+    /// Shuts the backend down, as a signal does.
     pub(crate) async fn stop(&mut self) {
         self.serving.take().unwrap().shut_down().await;
     }
 
-    /// Ends it and starts another one on what it has kept.
+    /// Restarts the backend on the same data directory.
     pub(crate) async fn restart(&mut self) {
         self.stop().await;
         self.start().await;
@@ -94,7 +94,7 @@ impl World {
         *self.now.lock().unwrap()
     }
 
-    pub(crate) fn pass(&self, time: SignedDuration) {
+    pub(crate) fn advance_clock(&self, time: SignedDuration) {
         *self.now.lock().unwrap() += time;
     }
 
@@ -102,13 +102,13 @@ impl World {
         read(&self.data_dir().join(name))
     }
 
-    pub(crate) fn ask(&self, method: Method, path: &str, token: &str) -> Asking {
+    pub(crate) fn request(&self, method: Method, path: &str, token: &str) -> PendingRequest {
         let request = self.client.request(method, format!("{}{path}", self.url));
-        Asking(request.header(AUTHORIZATION, format!("Bearer {token}")))
+        PendingRequest(request.header(AUTHORIZATION, format!("Bearer {token}")))
     }
 
-    pub(crate) fn admin(&self, method: Method, path: &str) -> Asking {
-        self.ask(method, &format!("/api/admin/{path}"), &self.file("admin-token"))
+    pub(crate) fn admin(&self, method: Method, path: &str) -> PendingRequest {
+        self.request(method, &format!("/api/admin/{path}"), &self.file("admin-token"))
     }
 
     pub(crate) async fn token(&self) -> String {
@@ -116,33 +116,33 @@ impl World {
         made.is(201, MessageSchema::TokenMade)["token"].as_str().unwrap().to_owned()
     }
 
-    /// One that was made for a satellite of this name.
+    /// Creates a registration token for a satellite of this name.
     pub(crate) async fn token_for(&self, name: &str) -> String {
         let made = self.admin(Method::POST, "registration-tokens").json(&json!({"name": name})).await;
         made.is(201, MessageSchema::TokenMade)["token"].as_str().unwrap().to_owned()
     }
 
     pub(crate) async fn register(&self, name: &str, token: &str) -> Answer {
-        self.ask(Method::POST, "/api/satellites/register", token).json(&registration(name)).await
+        self.request(Method::POST, "/api/satellites/register", token).json(&registration(name)).await
     }
 
-    /// A satellite that has come in.
+    /// Registers a satellite.
     pub(crate) async fn satellite(&self, name: &str) -> Satellite {
         let registered = self.register(name, &self.token_for(name).await).await.is(201, MessageSchema::Registered);
         let text = |name: &str| registered[name].as_str().unwrap().to_owned();
         Satellite { id: text("satellite_id"), key: text("api_key") }
     }
 
-    pub(crate) fn of(&self, satellite: &Satellite, method: Method, path: &str) -> Asking {
-        self.ask(method, &format!("/api/satellites/{}/{path}", satellite.id), &satellite.key)
+    pub(crate) fn as_satellite(&self, satellite: &Satellite, method: Method, path: &str) -> PendingRequest {
+        self.request(method, &format!("/api/satellites/{}/{path}", satellite.id), &satellite.key)
     }
 
     pub(crate) async fn poll(&self, satellite: &Satellite) -> Value {
-        self.of(satellite, Method::GET, "commands").send().await.is(200, MessageSchema::Commands)
+        self.as_satellite(satellite, Method::GET, "commands").send().await.is(200, MessageSchema::Commands)
     }
 
-    /// The ids of what there is to do.
-    pub(crate) async fn to_do(&self, satellite: &Satellite) -> Vec<String> {
+    /// Polls and returns the ids of the commands.
+    pub(crate) async fn pending_commands(&self, satellite: &Satellite) -> Vec<String> {
         let polled = self.poll(satellite).await;
         polled["commands"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect()
     }
@@ -153,24 +153,24 @@ impl World {
 
     pub(crate) async fn result(&self, satellite: &Satellite, command: &str, status: &str) -> Answer {
         let result = json!({"status": status, "result": {}, "duration_ms": 5});
-        self.of(satellite, Method::POST, &format!("commands/{command}/result")).json(&result).await
+        self.as_satellite(satellite, Method::POST, &format!("commands/{command}/result")).json(&result).await
     }
 
-    /// Puts an empty configuration for all.
-    pub(crate) async fn configured(&self) {
+    /// Puts an empty configuration for all satellites.
+    pub(crate) async fn put_empty_config(&self) {
         self.admin(Method::PUT, "config").json(&json!({})).await.is(200, MessageSchema::ConfigKept);
     }
 
     pub(crate) async fn config(&self, satellite: &Satellite) -> Value {
-        self.of(satellite, Method::GET, "config").send().await.is(200, MessageSchema::Config)
+        self.as_satellite(satellite, Method::GET, "config").send().await.is(200, MessageSchema::Config)
     }
 
     pub(crate) async fn send(&self, satellite: &Satellite, key: &str, events: &[Value]) -> Answer {
-        let asking = self.of(satellite, Method::POST, "events");
-        Asking(asking.0.header("Idempotency-Key", key)).json(&json!({"events": events})).await
+        let request = self.as_satellite(satellite, Method::POST, "events");
+        PendingRequest(request.0.header("Idempotency-Key", key)).json(&json!({"events": events})).await
     }
 
-    /// All events, as an administrator sees them.
+    /// The stored events from the administrator API.
     pub(crate) async fn events(&self, query: &str) -> Vec<Value> {
         let events =
             self.admin(Method::GET, &format!("events?{query}")).send().await.is(200, MessageSchema::StoredEvents);
@@ -182,8 +182,8 @@ impl World {
         events.iter().map(|event| event["seq"].as_u64().unwrap()).collect()
     }
 
-    pub(crate) async fn beat(&self, satellite: &Satellite, heartbeat: &Value) -> Answer {
-        self.of(satellite, Method::POST, "heartbeat").json(heartbeat).await
+    pub(crate) async fn send_heartbeat(&self, satellite: &Satellite, heartbeat: &Value) -> Answer {
+        self.as_satellite(satellite, Method::POST, "heartbeat").json(heartbeat).await
     }
 }
 
@@ -194,10 +194,10 @@ pub(crate) struct Satellite {
     pub(crate) key: String,
 }
 
-/// A request on its way.
-pub(crate) struct Asking(pub(crate) RequestBuilder);
+/// A request that is not sent yet.
+pub(crate) struct PendingRequest(pub(crate) RequestBuilder);
 
-impl Asking {
+impl PendingRequest {
     pub(crate) fn header(self, name: &str, value: &str) -> Self {
         Self(self.0.header(name, value))
     }
@@ -223,7 +223,7 @@ impl Asking {
     }
 }
 
-/// What came back.
+/// A response whose body is JSON or empty.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -232,7 +232,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Asserts what it is, and that it has the form that was published.
+    /// Asserts the status and that the body matches its published schema; returns the body.
     #[track_caller]
     pub(crate) fn is(self, status: u16, form: MessageSchema) -> Value {
         assert_eq!(self.status, status, "{self:?}");
@@ -242,11 +242,11 @@ impl Answer {
         self.body
     }
 
-    /// Asserts that it is a refusal that says this, and gives the place of the event that it names.
+    /// Asserts an error with this status and text; returns the index of the event that it names.
     #[track_caller]
-    pub(crate) fn refused(self, status: u16, says: &str) -> Option<u64> {
+    pub(crate) fn refused(self, status: u16, text: &str) -> Option<u64> {
         assert_eq!(self.status, status, "{self:?}");
-        assert!(self.body["error"].as_str().unwrap().contains(says), "`{says}` is not in {self:?}");
+        assert!(self.body["error"].as_str().unwrap().contains(text), "`{text}` is not in {self:?}");
         self.body["index"].as_u64()
     }
 }
@@ -260,7 +260,7 @@ pub(crate) fn registration(name: &str) -> Value {
     })
 }
 
-/// An instance's status has changed, in the second `seq` of a day.
+/// A `status_changed` event with the timestamp `seq` seconds after midnight.
 pub(crate) fn status(seq: u64, instance: &str, status: &str) -> Value {
     let at = "2026-11-21T00:00:00Z".parse::<Timestamp>().unwrap() + SignedDuration::from_secs(seq.try_into().unwrap());
     json!({
@@ -279,7 +279,7 @@ pub(crate) fn status(seq: u64, instance: &str, status: &str) -> Value {
     })
 }
 
-/// Events with these numbers.
+/// Events with these sequence numbers.
 pub(crate) fn numbered(seqs: impl IntoIterator<Item = u64>) -> Vec<Value> {
     seqs.into_iter().map(|seq| status(seq, "files-acme-alice-abc123", "online")).collect()
 }

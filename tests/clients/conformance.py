@@ -1,11 +1,11 @@
-"""What the conformance suite tests as a client: a satellite of its own, between the suite's server and the Python SDK.
+"""The client that the conformance suite tests: a satellite between the server of the suite and the Python SDK.
 
-conformance.py SATELLITE URL   the binary, and where the suite's server is
+conformance.py SATELLITE URL   the binary and the URL of the suite's server
 
-MCP_CONFORMANCE_SCENARIO, MCP_CONFORMANCE_PROTOCOL_VERSION and MCP_CONFORMANCE_CONTEXT are of the suite. The satellite is told the address,
-and credentials where there are some. What a server speaks it finds out by itself; but where the suite counts the very first
-message as one of 2026-07-28, it must be told. It is walked through a user's consent by `satellite auth`, and each tool, prompt
-and resource that it then offers is used through its endpoint.
+The suite sets MCP_CONFORMANCE_SCENARIO, MCP_CONFORMANCE_PROTOCOL_VERSION and MCP_CONFORMANCE_CONTEXT. The satellite is
+configured with the URL and, if there are any, with credentials. It detects the protocol version of a server; only where the
+suite expects the very first message in 2026-07-28, the version is configured. `satellite auth` obtains the consent of the
+user, and then every tool, prompt and resource is used through the endpoint.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from pathlib import Path
 import mcp_types as types
 from mcp import Client
 
-# What is of 2025-11-25 is deprecated in the SDK, and is tested here, too.
+# The SDK marks features of 2025-11-25, which are tested here too, as deprecated.
 warnings.simplefilter("ignore")
 
 SCENARIO = os.environ["MCP_CONFORMANCE_SCENARIO"]
 VERSION = os.environ["MCP_CONFORMANCE_PROTOCOL_VERSION"]
 CONTEXT = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
 
-# Nobody is walked through more: a server that is never content must not be believed for ever.
+# Maximum number of consents: a server that always rejects the token must not cause an endless loop.
 CONSENTS = 2
-# When a state that was waited for is given up. The suite gives up the whole of it later.
+# Timeout in seconds of waiting for a state, shorter than the timeout of the suite.
 GIVE_UP = 40
 
 CONFIGURATION = """
@@ -67,7 +67,7 @@ class Satellite:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         said = next((line for line in self.process.stdout if "MCP: http" in line), None)
         if said is None:
-            sys.exit(f"the satellite does not say where it listens: {self.process.wait()}")
+            sys.exit(f"the satellite printed no URL: {self.process.wait()}")
         self.endpoint = re.search(r"http://\S+", said)[0].replace("/mcp", "/i/suite/mcp")
 
     def end(self):
@@ -75,28 +75,28 @@ class Satellite:
         self.process.stdout.close()
         self.process.wait()
 
-    def says(self, *verb):
+    def run_json(self, *verb):
         command = [self.binary, *verb, "--json", "--data-dir", self.home / "data"]
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     def view(self):
-        return self.says("status")[0]
+        return self.run_json("status")[0]
 
-    def until(self, holds, seconds=GIVE_UP):
-        """What is known of the server, once this holds, or it is given up."""
+    def wait_until(self, holds, seconds=GIVE_UP):
+        """Waits for the condition, at most so long, and returns the status of the server."""
         began = time.monotonic()
         while not holds(view := self.view()) and time.monotonic() - began < seconds:
             time.sleep(0.1)
         return view
 
-    def until_online(self):
-        while (view := self.until(lambda view: view["status"] in ("online", "requires_reauth")))["status"] != "online":
+    def wait_until_online(self):
+        while (view := self.wait_until(lambda view: view["status"] in ("online", "requires_reauth")))["status"] != "online":
             if view["status"] != "requires_reauth":
                 sys.exit(f"the server is not online: {view['status']}: {view['status_message']}")
             self.consent(view)
 
     def consent(self, view):
-        """Does what a user does: asks for the address, goes there, and lets the browser follow wherever it is sent."""
+        """Acts as a user: runs `satellite auth`, opens the printed URL and follows its redirects."""
         if self.consents == CONSENTS:
             sys.exit(f"{CONSENTS} consents are not enough: {view['status_message']}")
         self.consents += 1
@@ -111,8 +111,8 @@ class Satellite:
                 urllib.request.urlopen(address[0], timeout=GIVE_UP).close()
         if asking.wait() != 0:
             sys.exit(f"no consent: {''.join(said)}")
-        # It goes on by itself, sooner or later.
-        self.until(lambda view: view["status"] != "requires_reauth", seconds=3)
+        # The satellite reconnects by itself.
+        self.wait_until(lambda view: view["status"] != "requires_reauth", seconds=3)
 
 
 def protocol():
@@ -120,7 +120,7 @@ def protocol():
 
 
 def credentials():
-    """What the suite has given, as an operator writes it."""
+    """The OAuth configuration for the credentials of the suite."""
     if SCENARIO == "auth/basic-cimd":
         return 'oauth = { client_metadata_url = "https://conformance-test.local/client-metadata.json" }\n'
     if "client_secret" not in CONTEXT:
@@ -131,7 +131,7 @@ def credentials():
 
 
 def issuer():
-    """Who authorizes, as an operator knows it."""
+    """The issuer of the authorization server, from its metadata."""
     server = urllib.parse.urlsplit(sys.argv[2])
     well_known = f"{server.scheme}://{server.netloc}/.well-known/oauth-protected-resource"
     for address in (well_known + server.path, well_known):
@@ -144,11 +144,11 @@ def issuer():
         address = f"{described.scheme}://{described.netloc}/.well-known/oauth-authorization-server{described.path.rstrip('/')}"
         with urllib.request.urlopen(address, timeout=GIVE_UP) as answer:
             return json.load(answer)["issuer"]
-    sys.exit("the suite's server does not say who authorizes")
+    sys.exit("the suite's server names no authorization server")
 
 
 def value_of(schema):
-    """What fits, for a person who has no opinion."""
+    """Any value that matches the schema."""
     if "default" in schema:
         return schema["default"]
     if "enum" in schema:
@@ -171,11 +171,11 @@ async def roots(_context):
 
 
 def calls_of(tools):
-    """Which tools are called with what: all of them, unless the suite says."""
+    """The tools to call, with arguments: all of them, unless the suite names some."""
     if "toolCalls" in CONTEXT:
         return [(call["name"], call["arguments"]) for call in CONTEXT["toolCalls"]]
     if SCENARIO == "json-schema-ref-no-deref":
-        # Its server has a tool to look at, and none to call.
+        # The tool of this server is only to be listed.
         return []
     schemas = {tool["name"]: tool["inputSchema"] for tool in tools}
     calls = []
@@ -188,9 +188,9 @@ def calls_of(tools):
     return calls
 
 
-async def uses_all(satellite):
-    # What the satellite offers: the SDK leaves out by itself what a client must not call.
-    tools = [entry["tool"] for entry in satellite.says("tools")]
+async def use_all(satellite):
+    # The tools that the satellite offers; the SDK omits tools that a client must not call.
+    tools = [entry["tool"] for entry in satellite.run_json("tools")]
     mode = "legacy" if VERSION <= "2025-11-25" else "auto"
     callbacks = {"elicitation_callback": elicit, "sampling_callback": sample, "list_roots_callback": roots}
     async with Client(satellite.endpoint, mode=mode, **callbacks) as client:
@@ -211,18 +211,18 @@ async def uses_all(satellite):
                 await client.get_prompt(prompt.name)
 
 
-def goes_on(satellite):
-    """Uses the server; a user who is asked for another consent gives it, and begins again."""
+def use_with_consents(satellite):
+    """Uses the server; if it requires another consent, gives it and starts again."""
     while True:
-        satellite.until_online()
+        satellite.wait_until_online()
         try:
-            asyncio.run(uses_all(satellite))
+            asyncio.run(use_all(satellite))
             return
         except Exception as error:
             view = satellite.view()
             print(f"{view['status']}: {view['status_message']}: {error!r}", flush=True)
             if view["status"] == "online" and "satellite auth" in repr(error):
-                # More is asked for than was granted, for this call only.
+                # A call needs more scopes than were granted.
                 satellite.consent(view)
             elif view["status"] != "requires_reauth":
                 raise
@@ -233,7 +233,7 @@ def main():
     with tempfile.TemporaryDirectory() as home:
         satellite = Satellite(binary, url, Path(home))
         try:
-            goes_on(satellite)
+            use_with_consents(satellite)
         finally:
             satellite.end()
 

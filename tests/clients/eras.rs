@@ -1,6 +1,6 @@
-//! Both eras of the protocol on either side: clients and servers made with the Python SDK that knows sessions only (`Old`)
-//! and with the one that speaks both eras and prefers the new one (`New`), and the client of the TypeScript SDK of both
-//! eras, each with each. What a client sees is the same whatever the server is, and whatever is between.
+//! Both eras of the protocol on both sides. The clients and servers use the last Python SDK with sessions only (`Old`)
+//! and the one that speaks both eras and prefers the new one (`New`); another client uses the TypeScript SDK of both
+//! eras. Every client gets the same results from every server, directly and through the endpoint.
 
 use std::io::Write;
 use std::path::Path;
@@ -40,30 +40,29 @@ impl Sdk {
         installed("python3", &format!("{venv}/bin/python"))
     }
 
-    /// The words that start a program of it, a server or a client.
-    fn words(self, of: &str) -> Vec<String> {
-        let script = script(&format!("{of}/eras_{}.py", self.name()));
+    /// The command line of a program with this SDK; `kind` is `servers` or `clients`.
+    fn words(self, kind: &str) -> Vec<String> {
+        let script = script(&format!("{kind}/eras_{}.py", self.name()));
         vec![self.python(), "-B".to_owned(), script.to_str().unwrap().to_owned()]
     }
 
-    fn command(self, of: &str) -> Command {
-        let words = self.words(of);
+    fn command(self, kind: &str) -> Command {
+        let words = self.words(kind);
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         command
     }
 
-    /// What its server does over HTTP.
-    fn serves(self, port: u16, flags: &[&str]) -> Running {
+    /// Starts the server of this SDK over HTTP.
+    fn start_server(self, port: u16, flags: &[&str]) -> Running {
         Running::server(self.command("servers").arg(port.to_string()).args(flags), port)
     }
 }
 
-/// Who comes.
 #[derive(Debug, Clone, Copy)]
 enum Client {
     Python(Sdk),
-    /// Of the SDK that speaks both eras.
+    /// With the SDK of both eras.
     TypeScript,
 }
 
@@ -91,7 +90,7 @@ impl Client {
         command
     }
 
-    /// What it speaks with somebody who speaks both eras.
+    /// The version that it negotiates with a peer that speaks both eras.
     fn version(self) -> &'static str {
         match self {
             Self::Python(Sdk::Old) => OLD_VERSION,
@@ -99,11 +98,11 @@ impl Client {
         }
     }
 
-    /// Sees all that it can see there, and speaks this.
-    fn sees_all(self, url: &str, version: &str) {
-        // A tool that it lets grow: nobody else does.
+    /// Runs all steps of the client against a server and checks the results and the version.
+    fn check_all(self, url: &str, version: &str) {
+        // The name of a tool that only this client makes the server add.
         let name = format!("grown_by_{}", self.name());
-        let steps = Steps::taken(self.command().args([url, "auto", &name]));
+        let steps = Steps::run(self.command().args([url, "auto", &name]));
         assert_eq!(
             Value::from(steps.0),
             json!([
@@ -123,7 +122,7 @@ impl Client {
     }
 }
 
-/// A satellite for whoever comes, with these servers: their names, and what else is written of each.
+/// A satellite without authentication and with these servers: name and further configuration of each.
 fn satellite(servers: &[(&str, String)]) -> (Running, String) {
     let head = "[gateway]\nlisten = \"127.0.0.1:0\"\nauth = \"none\"\n\n\
                 [policy.reconnect]\nbackoff_min = \"100ms\"\nbackoff_max = \"400ms\"\n\n\
@@ -142,82 +141,82 @@ fn remote(port: u16) -> String {
     format!("transport = \"http\"\nurl = \"http://127.0.0.1:{port}/mcp\"")
 }
 
-/// Each client uses each server.
-fn all_see_all(endpoint: &str, servers: &[&str]) {
+/// Checks every client with every server.
+fn check_all_pairs(endpoint: &str, servers: &[&str]) {
     for server in servers {
         for client in Client::ALL {
-            client.sees_all(&endpoint.replace("/mcp", &format!("/i/{server}/mcp")), client.version());
+            client.check_all(&endpoint.replace("/mcp", &format!("/i/{server}/mcp")), client.version());
         }
     }
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn with_nothing_between_clients_of_both_eras_see_all_of_servers_of_both_eras() {
+fn clients_of_both_eras_can_use_servers_of_both_eras_directly() {
     for server in Sdk::BOTH {
         let port = free_port();
-        let _server = server.serves(port, &[]);
+        let _server = server.start_server(port, &[]);
         for client in Client::ALL {
             let version = if server == Sdk::New { client.version() } else { OLD_VERSION };
-            client.sees_all(&format!("http://127.0.0.1:{port}/mcp"), version);
+            client.check_all(&format!("http://127.0.0.1:{port}/mcp"), version);
         }
     }
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn through_the_endpoint_clients_of_both_eras_see_all_of_servers_of_both_eras_over_stdio() {
+fn clients_of_both_eras_can_use_stdio_servers_of_both_eras_through_the_endpoint() {
     let (old, new) = (Sdk::Old.words("servers"), Sdk::New.words("servers"));
     let pinned = format!("{}\nprotocol = \"{NEW_VERSION}\"", process(&new));
     let (_satellite, endpoint) = satellite(&[("old", process(&old)), ("both", process(&new)), ("new", pinned)]);
-    all_see_all(&endpoint, &["old", "both", "new"]);
+    check_all_pairs(&endpoint, &["old", "both", "new"]);
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn through_the_endpoint_clients_of_both_eras_see_all_of_servers_of_both_eras_over_http() {
+fn clients_of_both_eras_can_use_http_servers_of_both_eras_through_the_endpoint() {
     let ports = [(); 3].map(|()| free_port());
-    let _old = Sdk::Old.serves(ports[0], &[]);
-    let _both = Sdk::New.serves(ports[1], &[]);
-    let _new = Sdk::New.serves(ports[2], &["--only-new"]);
+    let _old = Sdk::Old.start_server(ports[0], &[]);
+    let _both = Sdk::New.start_server(ports[1], &[]);
+    let _new = Sdk::New.start_server(ports[2], &["--only-new"]);
     let (_satellite, endpoint) =
         satellite(&[("old", remote(ports[0])), ("both", remote(ports[1])), ("new", remote(ports[2]))]);
-    all_see_all(&endpoint, &["old", "both", "new"]);
+    check_all_pairs(&endpoint, &["old", "both", "new"]);
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn servers_of_both_eras_ask_clients_of_both_eras_where_all_of_them_are_offered_at_once() {
+fn server_requests_reach_clients_of_both_eras_through_the_combined_views() {
     let (old, new) = (Sdk::Old.words("servers"), Sdk::New.words("servers"));
     let port = free_port();
-    let _both = Sdk::New.serves(port, &[]);
+    let _both = Sdk::New.start_server(port, &[]);
     let pinned = format!("{}\nprotocol = \"{NEW_VERSION}\"", process(&new));
     let (_satellite, endpoint) = satellite(&[("old", process(&old)), ("new", pinned), ("both", remote(port))]);
     for sdk in Sdk::BOTH {
-        for (way, query) in [("tools", ""), ("flat", "?mode=flat")] {
+        for (view, query) in [("tools", ""), ("flat", "?mode=flat")] {
             let url = format!("{endpoint}{query}");
             let mut client = Client::Python(sdk).command();
-            let steps = Steps::taken(client.args([&url, "auto", way, "old", "new", "both"]));
+            let steps = Steps::run(client.args([&url, "auto", view, "old", "new", "both"]));
             let asked = |server| json!({"step": "ask", "server": server, "said": [false, "Hello, Ada!"]});
-            assert_eq!(Value::from(steps.0[1..].to_vec()), json!(["old", "new", "both"].map(asked)), "{sdk:?}, {way}");
+            assert_eq!(Value::from(steps.0[1..].to_vec()), json!(["old", "new", "both"].map(asked)), "{sdk:?}, {view}");
         }
     }
 }
 
-/// A client that stays, and calls when it is told to.
-struct Guest {
+/// A client that stays connected and calls on request.
+struct ConnectedClient {
     process: Child,
     steps: mpsc::Receiver<String>,
 }
 
-impl Guest {
-    fn comes(sdk: Sdk, url: &str) -> Self {
+impl ConnectedClient {
+    fn connect(sdk: Sdk, url: &str) -> Self {
         let mut command = sdk.command("clients");
         let mut process = command.args([url, "auto"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let steps = lines_of(process.stdout.take().unwrap());
-        let mut guest = Self { process, steps };
-        assert_eq!(guest.step()["step"], "connect");
-        guest
+        let mut client = Self { process, steps };
+        assert_eq!(client.step()["step"], "connect");
+        client
     }
 
     fn step(&mut self) -> Value {
@@ -229,24 +228,23 @@ impl Guest {
         self.step()
     }
 
-    /// Calls until it is answered as ever: who calls while a server is away, or in the moment in which another takes its
-    /// place, may be told so.
-    fn goes_on(&mut self) {
+    /// Calls until the result is right: calls fail while the server is down or being replaced.
+    fn call_until_answered(&mut self) {
         let answered = json!({"step": "call", "said": [false, "42"]});
         let began = Instant::now();
         loop {
-            let seen = self.call();
-            if seen == answered {
+            let result = self.call();
+            if result == answered {
                 break;
             }
-            assert!(began.elapsed() < GIVE_UP, "it is not answered any more: {seen}");
+            assert!(began.elapsed() < GIVE_UP, "no right result in time: {result}");
             std::thread::sleep(Duration::from_millis(100));
         }
         assert_eq!(self.call(), answered);
     }
 }
 
-impl Drop for Guest {
+impl Drop for ConnectedClient {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -255,30 +253,30 @@ impl Drop for Guest {
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn a_server_is_upgraded_and_downgraded_behind_its_url_and_clients_of_both_eras_go_on() {
+fn clients_of_both_eras_survive_upgrades_and_downgrades_of_a_server() {
     let port = free_port();
-    let mut server = Sdk::Old.serves(port, &[]);
+    let mut server = Sdk::Old.start_server(port, &[]);
     let (_satellite, endpoint) = satellite(&[("eras", remote(port))]);
     let url = endpoint.replace("/mcp", "/i/eras/mcp");
-    let mut guests: Vec<_> = Sdk::BOTH.into_iter().map(|sdk| Guest::comes(sdk, &url)).collect();
-    guests.iter_mut().for_each(Guest::goes_on);
+    let mut clients: Vec<_> = Sdk::BOTH.into_iter().map(|sdk| ConnectedClient::connect(sdk, &url)).collect();
+    clients.iter_mut().for_each(ConnectedClient::call_until_answered);
     let after: [(Sdk, &[&str]); 4] =
         [(Sdk::New, &[]), (Sdk::New, &["--only-new"]), (Sdk::Old, &[]), (Sdk::New, &["--only-new"])];
     for (sdk, flags) in after {
         drop(server);
-        server = sdk.serves(port, flags);
-        guests.iter_mut().for_each(Guest::goes_on);
+        server = sdk.start_server(port, flags);
+        clients.iter_mut().for_each(ConnectedClient::call_until_answered);
     }
 }
 
-/// The methods of what was written to a file, a message a line.
+/// The methods of the messages in a file with one message per line.
 fn methods(log: &Path) -> Vec<String> {
     let written = std::fs::read_to_string(log).unwrap_or_default();
     let messages = written.lines().map_while(|line| serde_json::from_str::<Value>(line).ok());
-    messages.map(|message| message["method"].as_str().unwrap_or("an answer").to_owned()).collect()
+    messages.map(|message| message["method"].as_str().unwrap_or("a response").to_owned()).collect()
 }
 
-/// What a server is sent until it can be called.
+/// The messages that a server receives until it can be called.
 const START: [&str; 6] = [
     "initialize",
     "notifications/initialized",
@@ -288,18 +286,17 @@ const START: [&str; 6] = [
     "prompts/list",
 ];
 
-/// Waits for it without a look at how long it takes.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < GIVE_UP, "given up waiting: {what}");
+        assert!(began.elapsed() < GIVE_UP, "gave up waiting: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn servers_that_know_sessions_are_sent_nothing_but_what_they_always_were() {
+fn stdio_servers_with_sessions_receive_no_messages_of_the_new_era() {
     let (old, new) = (Sdk::Old.words("servers"), Sdk::New.words("servers"));
     let time = installed("python3", "venv/bin/mcp-server-time");
     let everything = installed("node", EVERYTHING);
@@ -320,21 +317,21 @@ fn servers_that_know_sessions_are_sent_nothing_but_what_they_always_were() {
     for (name, _, tool, arguments) in servers {
         satellite.call(name, tool, arguments);
         let is_there = || methods(&log(name)).iter().any(|method| method == "tools/call");
-        until("the call is in the log", is_there);
+        wait_until("the call is in the log", is_there);
         let seen = methods(&log(name));
         assert_eq!(seen[..START.len()], START, "{name}");
-        // It says that its lists have changed as soon as it has started, and is asked again.
-        let asked_again = |method: &str| name == "everything" && (START.contains(&method) || method == "an answer");
-        let then: Vec<_> = seen[START.len()..].iter().filter(|method| !asked_again(method)).collect();
-        assert_eq!(then, ["tools/call"], "{name}");
+        // It sends `list_changed` right after its start, so the lists are requested again.
+        let asked_again = |method: &str| name == "everything" && (START.contains(&method) || method == "a response");
+        let after_start: Vec<_> = seen[START.len()..].iter().filter(|method| !asked_again(method)).collect();
+        assert_eq!(after_start, ["tools/call"], "{name}");
     }
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn a_remote_server_that_knows_sessions_is_sent_nothing_but_what_it_always_was() {
+fn a_remote_server_with_sessions_receives_no_additional_requests() {
     let port = free_port();
-    let server = Sdk::Old.serves(port, &[]);
+    let server = Sdk::Old.start_server(port, &[]);
     let (satellite, _) = satellite(&[("old", remote(port))]);
     satellite.call("old", "add", &json!({"a": 2, "b": 40}));
     assert_eq!(server.log().matches("\"POST /mcp ").count(), START.len() + 1, "{}", server.log());

@@ -1,9 +1,9 @@
-// The client of the TypeScript SDK of both eras; it does what eras_new.py does. Each line that it prints is a step, and
-// what it has seen, as JSON.
+// A client with the TypeScript SDK of both eras; it runs the steps of eras_new.py. Each output line is a step with its
+// result, as JSON.
 //
-// eras_new.mjs URL ERA NAME   ERA is `auto`, or `legacy` for the old one; NAME a tool to grow
+// eras_new.mjs URL ERA NAME   ERA is `auto`, or `legacy` for the era with sessions; NAME is a tool for the server to add
 //
-// MCP_CLIENTS_DIR is where package.json is installed.
+// MCP_CLIENTS_DIR is the directory in which package.json is installed.
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 

@@ -1,15 +1,15 @@
-"""The client of the Python SDK of both eras; eras_old.py does the same. Each line that it prints is a step, and what it has seen, as JSON.
+"""A client with the Python SDK of both eras; eras_old.py does the same. Each output line is a step with its result, as JSON.
 
-eras_new.py URL ERA NAME          ERA is `auto`, or `legacy` for the old one; NAME a tool to grow
-eras_new.py URL ERA WAY SERVER…   where all servers are offered at once: behind the meta-tools (`tools`), or in a list (`flat`)
-eras_new.py URL ERA               a call for each line that it reads, over the one connection
+eras_new.py URL ERA NAME           all steps; ERA is `auto`, or `legacy` for the era with sessions; NAME is a tool for the server to add
+eras_new.py URL ERA VIEW SERVER…   elicitations through a combined view: the meta-tools (`tools`) or the list of flat mode (`flat`)
+eras_new.py URL ERA                a call for each line on stdin, over one connection
 """
 
 import asyncio
 import sys
 
 import mcp_types as types
-from eras import does, say
+from eras import run_command, say
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
@@ -19,8 +19,8 @@ async def elicit(_context, _params):
     return types.ElicitResult(action="accept", content={"name": "Ada"})
 
 
-class Face:
-    """What is called the same in both SDKs."""
+class Adapter:
+    """The common interface of both SDKs."""
 
     def __init__(self, client, changed):
         self.client, self.changed = client, changed
@@ -38,13 +38,13 @@ class Face:
     async def prompt(self, name, arguments):
         return (await self.client.get_prompt(name, arguments)).messages[0].content.text
 
-    async def hears(self, growing):
-        """Whether the change is heard of that this makes."""
+    async def wait_for_list_changed(self, change):
+        """Makes the change and waits for its notification."""
         if self.client.protocol_version != "2026-07-28":
-            await growing()
+            await change()
             return await self.changed.wait()
         async with self.client.listen(tools_list_changed=True) as changes:
-            await growing()
+            await change()
             async for _ in changes:
                 return True
 
@@ -53,17 +53,16 @@ async def main():
     url, era, *words = sys.argv[1:]
     changed = asyncio.Event()
 
-    async def heard(message):
+    async def handle_message(message):
         if isinstance(message, types.ToolListChangedNotification):
             changed.set()
 
     async with create_mcp_http_client() as http:
         transport = streamable_http_client(url, http_client=http)
-        callbacks = {"elicitation_callback": elicit, "message_handler": heard}
+        callbacks = {"elicitation_callback": elicit, "message_handler": handle_message}
         async with Client(transport, mode=era, **callbacks) as client:
             say("connect", server=client.server_info.name, version=client.protocol_version)
-            face = Face(client, changed)
-            await does(face, words)
+            await run_command(Adapter(client, changed), words)
 
 
 asyncio.run(main())

@@ -1,12 +1,12 @@
-"""The client of the last Python SDK that speaks nothing newer than 2025-11-25; see eras_new.py.
+"""A client with the last Python SDK that speaks nothing newer than 2025-11-25; see eras_new.py.
 
-eras_old.py URL ERA …   ERA is there for eras_new.py
+eras_old.py URL ERA …   ERA is ignored; eras_new.py needs it
 """
 
 import asyncio
 import sys
 
-from eras import does, say
+from eras import run_command, say
 from mcp import ClientSession, types
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import AnyUrl
@@ -16,7 +16,7 @@ async def elicit(_context, _params):
     return types.ElicitResult(action="accept", content={"name": "Ada"})
 
 
-class Face:
+class Adapter:
     def __init__(self, session, changed):
         self.session, self.changed = session, changed
 
@@ -33,8 +33,8 @@ class Face:
     async def prompt(self, name, arguments):
         return (await self.session.get_prompt(name, arguments)).messages[0].content.text
 
-    async def hears(self, growing):
-        await growing()
+    async def wait_for_list_changed(self, change):
+        await change()
         return await self.changed.wait()
 
 
@@ -42,16 +42,15 @@ async def main():
     url, _, *words = sys.argv[1:]
     changed = asyncio.Event()
 
-    async def heard(message):
+    async def handle_message(message):
         if isinstance(message, types.ServerNotification) and isinstance(message.root, types.ToolListChangedNotification):
             changed.set()
 
     async with streamable_http_client(url) as (read, write, _):
-        async with ClientSession(read, write, elicitation_callback=elicit, message_handler=heard) as session:
+        async with ClientSession(read, write, elicitation_callback=elicit, message_handler=handle_message) as session:
             known = await session.initialize()
             say("connect", server=known.serverInfo.name, version=known.protocolVersion)
-            face = Face(session, changed)
-            await does(face, words)
+            await run_command(Adapter(session, changed), words)
 
 
 asyncio.run(main())

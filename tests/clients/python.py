@@ -1,11 +1,11 @@
-"""The Python SDK's client. Each line that it prints is a step, and what it has seen there, as JSON.
+"""A client with the Python SDK. Each output line is a step with its result, as JSON.
 
-python.py URL instance   server-everything, as if directly connected: all that there is
-python.py URL both       all of it that there is in either era
-python.py URL flat       the same, in flat mode
+python.py URL instance   all steps with server-everything, directly or through `/i/NAME/mcp`
+python.py URL both       the steps that both eras have in common
+python.py URL flat       the same in flat mode
 python.py URL tools      the meta-tools, with server-everything behind them
 
-MCP_TOKEN is the bearer token, if one is needed; MCP_MODE the SDK's mode, if it is not to open a session.
+MCP_TOKEN is the bearer token, if one is needed. MCP_MODE is the mode of the SDK; by default it opens a session.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
-# What is of 2025-11-25 is deprecated in the SDK, and is what is tested here.
+# The SDK marks features of 2025-11-25, which are tested here, as deprecated.
 warnings.simplefilter("ignore")
 
 
@@ -52,7 +52,7 @@ async def log(params):
     logged.append(params.data)
 
 
-async def until(holds):
+async def wait_until(holds):
     for _ in range(400):
         if holds():
             return
@@ -60,7 +60,7 @@ async def until(holds):
 
 
 async def both(client, name="", uri=""):
-    """What there is in either era, of names and URIs that begin so."""
+    """Runs the common steps of both eras; `name` and `uri` are prefixes of names and URIs."""
     say("call", text=text(await client.call_tool(f"{name}get-sum", {"a": 2, "b": 40})))
     read = (await client.read_resource(f"{uri}demo://resource/dynamic/text/1")).contents[0]
     say("read", uri=str(read.uri), text=read.text)
@@ -103,7 +103,7 @@ async def both(client, name="", uri=""):
 async def instance(client):
     await both(client)
     await client.send_ping()
-    # The server asks when it likes, and says no more than what it knows by then.
+    # The server requests the roots at any time, and the tool returns only those that it has by then.
     known = ""
     for _ in range(200):
         known = text(await client.call_tool("get-roots-list", {}))
@@ -113,7 +113,7 @@ async def instance(client):
     say("roots", text=known)
     await client.set_logging_level("debug")
     await client.call_tool("toggle-simulated-logging", {})
-    await until(lambda: logged)
+    await wait_until(lambda: logged)
     await client.call_tool("toggle-simulated-logging", {})
     say("log", logged=bool(logged))
 

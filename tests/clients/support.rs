@@ -1,4 +1,4 @@
-//! Programs that are started for a test and ended with it, and what they tell.
+//! Programs that run during a test, and their output.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -13,33 +13,32 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// When a server is given up that does not listen, or a client that does not end. Far beyond what a loaded machine needs.
+/// Timeout for a server to listen and for a client to end, far beyond what a loaded machine needs.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(120);
 
 pub(crate) const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
 
-/// A server, or a satellite.
+/// A running server or satellite.
 pub(crate) struct Running {
     process: Child,
-    /// How it is ended: a satellite by what lets it take its own servers along.
-    by: Signal,
-    /// Its files.
+    /// The signal that ends it. A satellite gets one that lets it end its servers.
+    end_signal: Signal,
     home: TempDir,
 }
 
 impl Running {
-    /// Its complaints are kept for when the test fails.
-    fn start(command: &mut Command, by: Signal, home: TempDir) -> Self {
+    /// Starts a program. Its stderr goes to a log that is printed if the test fails.
+    fn start(command: &mut Command, end_signal: Signal, home: TempDir) -> Self {
         let log = File::options().create(true).append(true).open(home.path().join("log")).unwrap();
         let process = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
-        Self { process, by, home }
+        Self { process, end_signal, home }
     }
 
-    /// A server, once it listens on its port.
+    /// Starts a server and waits until it listens on its port.
     pub(crate) fn server(command: &mut Command, port: u16) -> Self {
         let home = TempDir::new().unwrap();
-        let said = File::options().create(true).append(true).open(home.path().join("log")).unwrap();
-        let server = Self::start(command.stdout(said), Signal::SIGKILL, home);
+        let stdout = File::options().create(true).append(true).open(home.path().join("log")).unwrap();
+        let server = Self::start(command.stdout(stdout), Signal::SIGKILL, home);
         let began = Instant::now();
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
             assert!(began.elapsed() < GIVE_UP, "{command:?} does not listen: {}", server.log());
@@ -48,7 +47,7 @@ impl Running {
         server
     }
 
-    /// A satellite with a configuration, and the URL of its endpoint.
+    /// Starts a satellite with this configuration and returns the URL of its endpoint.
     pub(crate) fn satellite(config: &str) -> (Self, String) {
         let home = TempDir::new().unwrap();
         let file = home.path().join("satellite.toml");
@@ -63,10 +62,10 @@ impl Running {
                 return (satellite, url.to_owned());
             }
         }
-        panic!("the satellite does not say where it listens: {}", satellite.log())
+        panic!("the satellite printed no URL: {}", satellite.log())
     }
 
-    /// What a satellite answers to a call, made as by its user.
+    /// Calls a tool with `satellite call` and returns the output.
     #[track_caller]
     pub(crate) fn call(&self, server: &str, tool: &str, arguments: &Value) -> String {
         let mut command = Command::new(SATELLITE);
@@ -74,61 +73,61 @@ impl Running {
             .args(["call", server, tool, &arguments.to_string()])
             .arg("--data-dir")
             .arg(self.home.path().join("data"));
-        finished(&mut command)
+        run_to_end(&mut command)
     }
 
-    /// What it has said of itself.
+    /// The content of its log.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.home.path().join("log")).unwrap()
     }
 }
 
 impl Drop for Running {
-    #[expect(clippy::print_stdout, reason = "shown with a test that has failed")]
+    #[expect(clippy::print_stdout, reason = "printed if a test fails")]
     fn drop(&mut self) {
-        // Errors say that it is gone already.
-        let _ = kill(Pid::from_raw(self.process.id().cast_signed()), self.by);
+        // It may have ended already.
+        let _ = kill(Pid::from_raw(self.process.id().cast_signed()), self.end_signal);
         let _ = self.process.wait();
         if std::thread::panicking() {
-            println!("the log of what was connected to:\n{}", self.log());
+            println!("log of the server:\n{}", self.log());
         }
     }
 }
 
-/// The lines that somebody writes: all of them are read, so that they can go on.
+/// The lines of an output. A thread reads all of them, so that the program never blocks.
 pub(crate) fn lines_of(out: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
-    let (said, hears) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(out).lines().map_while(Result::ok) {
-            // An error says that the test is over.
-            let _ = said.send(line);
+            // The send fails after the end of the test.
+            let _ = sender.send(line);
         }
     });
-    hears
+    receiver
 }
 
-/// A script of the tests.
+/// The path of a script below `tests`.
 pub(crate) fn script(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(path)
 }
 
-/// What it has written, once it has ended well.
+/// Runs a program, which must succeed, and returns its output.
 #[track_caller]
-pub(crate) fn finished(command: &mut Command) -> String {
+pub(crate) fn run_to_end(command: &mut Command) -> String {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = Pid::from_raw(child.id().cast_signed());
-    let (done, waits) = mpsc::channel::<()>();
+    let (done, ended) = mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
-        if waits.recv_timeout(GIVE_UP) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(GIVE_UP) == Err(mpsc::RecvTimeoutError::Timeout) {
             kill(pid, Signal::SIGKILL).unwrap();
         }
     });
     let out = child.wait_with_output().unwrap();
     drop(done);
     watch.join().unwrap();
-    let (told, complaint) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{command:?}: {}\n{told}\n{complaint}", out.status);
-    told.into_owned()
+    let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{command:?}: {}\n{stdout}\n{stderr}", out.status);
+    stdout.into_owned()
 }
 
 /// The steps of a client, by name.
@@ -136,8 +135,8 @@ pub(crate) struct Steps(pub(crate) Vec<Value>);
 
 impl Steps {
     #[track_caller]
-    pub(crate) fn taken(command: &mut Command) -> Self {
-        Self(finished(command).lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+    pub(crate) fn run(command: &mut Command) -> Self {
+        Self(run_to_end(command).lines().map(|line| serde_json::from_str(line).unwrap()).collect())
     }
 
     #[track_caller]
@@ -147,7 +146,7 @@ impl Steps {
     }
 
     #[track_caller]
-    pub(crate) fn says(&self, step: &str, words: &str) {
+    pub(crate) fn assert_text(&self, step: &str, words: &str) {
         let text = self.of(step)["text"].as_str().unwrap();
         assert!(text.contains(words), "{step}: {text}");
     }

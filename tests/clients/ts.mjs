@@ -1,9 +1,9 @@
-// The TypeScript SDK's client. Each line that it prints is a step, and what it has seen there, as JSON.
+// A client with the TypeScript SDK. Each output line is a step with its result, as JSON.
 //
-// ts.mjs URL instance   server-everything, as if directly connected: all that there is
+// ts.mjs URL instance   all steps with server-everything, directly or through `/i/NAME/mcp`
 // ts.mjs URL tools      the meta-tools, with server-everything behind them
 //
-// MCP_CLIENTS_DIR is where package.json is installed; MCP_TOKEN is the bearer token, if one is needed.
+// MCP_CLIENTS_DIR is the directory in which package.json is installed; MCP_TOKEN is the bearer token, if one is needed.
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 
@@ -59,8 +59,8 @@ const steps = {
     const done = await client.callTool(long(0.4, 4), undefined, { onprogress: (at) => progress.push(at) });
     say("progress", { progress, text: text(done) });
 
-    const taken_back = new AbortController();
-    const options = { signal: taken_back.signal, onprogress: () => taken_back.abort("the user has changed their mind") };
+    const controller = new AbortController();
+    const options = { signal: controller.signal, onprogress: () => controller.abort("the user has changed their mind") };
     const cancelled = await client.callTool(long(60, 600), undefined, options).then(() => null, String);
     await client.ping();
     say("cancel", { error: cancelled });
@@ -68,7 +68,7 @@ const steps = {
     const sampling = { name: "trigger-sampling-request", arguments: { prompt: "what is this?", maxTokens: 10 } };
     say("sample", { text: text(await client.callTool(sampling)) });
     say("elicit", { text: text(await client.callTool({ name: "trigger-elicitation-request", arguments: {} })) });
-    // The server asks when it likes, and says no more than what it knows by then.
+    // The server requests the roots at any time, and the tool returns only those that it has by then.
     let roots = "";
     for (let tries = 0; tries < 200 && !roots.includes("file:///ts"); tries += 1) {
       roots = text(await client.callTool({ name: "get-roots-list", arguments: {} }));

@@ -1,4 +1,4 @@
-//! Clients that come and never say good-bye: what they held is given back.
+//! Clients that disappear without ending their sessions: the endpoint frees their resources.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -12,23 +12,23 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use super::client::Client;
-use super::fake::Stage;
+use super::fake::FakeEndpoint;
 use super::signals::heard_by;
 
 const SESSIONS: usize = 10_000;
-/// How often so many come. What one of them leaves behind is little, and shows only after some of them.
+/// Several rounds, because a small leak shows only after some of them.
 const ROUNDS: usize = 4;
-/// At once.
+/// Number of concurrent clients.
 const CLIENTS: u8 = 8;
-/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+/// Timeout of waiting for a state, far beyond what a loaded machine needs.
 const GIVE_UP: Duration = Duration::from_secs(120);
 
-/// The built binary, serving one user without a server.
+/// The built binary with one user and no server.
 struct Satellite {
     dir: TempDir,
     child: Child,
     address: SocketAddr,
-    /// The process below the reaper, which is the one that serves.
+    /// The serving process, which is a child of the reaper.
     pid: i32,
 }
 
@@ -62,20 +62,20 @@ impl Satellite {
             let (_, url) = line.split_once("MCP: http://")?;
             url.split('/').next()?.parse().ok()
         });
-        // What it says later is read by somebody, too.
+        // Later output must be read too, or the pipe fills.
         std::thread::spawn(move || lines.for_each(drop));
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
         let pid = children.split_whitespace().next().unwrap().parse().unwrap();
         Self { dir, child, address: address.unwrap(), pid }
     }
 
-    /// As `satellite status` tells it.
+    /// Number of sessions according to `satellite status`.
     fn sessions(&self) -> Option<usize> {
         let mut status = Command::new(env!("CARGO_BIN_EXE_satellite"));
         let args = ["status", "--satellite", "--json", "--data-dir", "data"];
-        let told = status.args(args).current_dir(self.dir.path()).output().unwrap();
-        let told: serde_json::Value = serde_json::from_slice(&told.stdout).ok()?;
-        usize::try_from(told["endpoint"]["sessions"].as_u64()?).ok()
+        let status_output = status.args(args).current_dir(self.dir.path()).output().unwrap();
+        let status_output: serde_json::Value = serde_json::from_slice(&status_output.stdout).ok()?;
+        usize::try_from(status_output["endpoint"]["sessions"].as_u64()?).ok()
     }
 
     fn reload(&self, session_idle: &str) {
@@ -83,7 +83,7 @@ impl Satellite {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), Signal::SIGHUP).unwrap();
     }
 
-    /// Bytes that it has in memory.
+    /// Resident memory in bytes.
     fn memory(&self) -> u64 {
         let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid)).unwrap();
         statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
@@ -93,29 +93,29 @@ impl Satellite {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).unwrap().count()
     }
 
-    /// Opens sessions and forgets them, until all are there.
-    async fn crowd(&self) {
+    /// Opens sessions, drops their connections, and waits until all are counted.
+    async fn open_sessions(&self) {
         let opened = (1..=CLIENTS).map(|number| {
             let address = self.address;
             tokio::spawn(async move {
                 for _ in 0..SESSIONS / usize::from(CLIENTS) {
-                    // Ports of this many connections are taken from nobody else.
+                    // An address of its own: so many connections would use up the ports of 127.0.0.1.
                     let own = Ipv4Addr::new(127, 7, 0, number);
-                    Client::try_connect_from(own, address).await.unwrap().begin("2025-11-25").await;
+                    Client::try_connect_from(own, address).await.unwrap().open_session("2025-11-25").await;
                 }
             })
         });
         futures::future::join_all(opened).await.into_iter().for_each(|opened| opened.unwrap());
-        self.until("all sessions", || self.sessions() == Some(SESSIONS));
+        self.wait_until("all sessions", || self.sessions() == Some(SESSIONS));
     }
 
-    fn until(&self, what: &str, is: impl Fn() -> bool) {
+    fn wait_until(&self, what: &str, is_reached: impl Fn() -> bool) {
         let started = Instant::now();
-        while !is() {
-            let there = (self.sessions(), self.memory(), self.descriptors());
+        while !is_reached() {
+            let state = (self.sessions(), self.memory(), self.descriptors());
             assert!(
                 started.elapsed() < GIVE_UP,
-                "gave up waiting for {what}; sessions, memory, descriptors: {there:?}"
+                "gave up waiting for {what}; sessions, memory, descriptors: {state:?}"
             );
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -123,32 +123,31 @@ impl Satellite {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_ten_thousand_clients_that_vanish_nothing_stays() {
+async fn ten_thousand_clients_that_vanish_leak_nothing() {
     let satellite = Satellite::start();
     let descriptors = satellite.descriptors();
-    // What was used once is kept for the next time, by the allocator and by us: what comes on top
-    // each time after that is lost.
+    // The allocator and the satellite keep memory of the first round for reuse. Only growth after it is a leak.
     let mut memory = None;
     for _ in 0..ROUNDS {
         satellite.reload("1h");
-        satellite.crowd().await;
+        satellite.open_sessions().await;
         satellite.reload("1s");
-        satellite.until("no session", || satellite.sessions() == Some(0));
-        satellite.until("no descriptor more than before", || satellite.descriptors() <= descriptors);
+        satellite.wait_until("no session", || satellite.sessions() == Some(0));
+        satellite.wait_until("the former number of descriptors", || satellite.descriptors() <= descriptors);
         match memory {
             None => memory = Some(satellite.memory()),
             Some(before) => {
-                satellite.until("no memory more than before", || satellite.memory() <= before + before / 10);
+                satellite.wait_until("the former memory", || satellite.memory() <= before + before / 10);
             }
         }
     }
 }
 
 #[tokio::test]
-async fn a_user_who_abandons_sessions_keeps_so_many_and_no_more() {
-    let stage = Stage::new(|_| {});
+async fn a_user_who_abandons_sessions_keeps_at_most_256() {
+    let endpoint = FakeEndpoint::new(|_| {});
     for _ in 0..300 {
-        Client::initialized(stage.address, "2025-11-25").await;
+        Client::initialized(endpoint.address, "2025-11-25").await;
     }
-    assert_eq!(stage.gateway.session_count(), 256);
+    assert_eq!(endpoint.gateway.session_count(), 256);
 }

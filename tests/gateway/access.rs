@@ -1,11 +1,11 @@
-//! Who comes in, over HTTP: what a standard client needs to find its way to a token, and what a user is told who asks for
-//! too much.
+//! Authentication and limits over HTTP: the discovery of the authorization server, and responses to users over a
+//! limit.
 
 use mcp_satellite::config::{EndpointAuth, GatewayLimits, GatewayPlan};
 use serde_json::{Value, json};
 
 use super::client::{Answer, Client, initialize, notification, request};
-use super::fake::{Seen, Stage, plan};
+use super::fake::{FakeEndpoint, HandlerEvent, plan};
 
 const METADATA: &str = "/.well-known/oauth-protected-resource";
 
@@ -16,9 +16,10 @@ fn parameter<'a>(challenge: &'a str, name: &str) -> Option<&'a str> {
 }
 
 #[tokio::test]
-async fn a_client_without_a_token_finds_where_it_gets_one() {
-    let stage = Stage::new(|settings| settings.authorization_servers = vec!["https://login.example.com".to_owned()]);
-    let mut client = Client::connect(stage.address).await;
+async fn a_401_response_points_to_the_resource_metadata() {
+    let endpoint =
+        FakeEndpoint::new(|settings| settings.authorization_servers = vec!["https://login.example.com".to_owned()]);
+    let mut client = Client::connect(endpoint.address).await;
     for (token, error) in [(None, None), (Some("wrong"), Some("invalid_token"))] {
         for path in ["/mcp", "/i/alices/mcp", "/i/nothing/mcp"] {
             (client.path, client.token) = (path.to_owned(), token.map(str::to_owned));
@@ -28,12 +29,12 @@ async fn a_client_without_a_token_finds_where_it_gets_one() {
                 let challenge = answer.head.header("www-authenticate").unwrap();
                 assert!(challenge.starts_with("Bearer "), "{challenge}");
                 assert_eq!(parameter(challenge, "error"), error, "{challenge}");
-                // As a client does it that knows nothing: the document that is named, and what it says of itself.
+                // A client without prior knowledge follows the URL of the challenge.
                 let url = parameter(challenge, "resource_metadata").unwrap();
                 assert_eq!(url, format!("http://localhost{METADATA}{path}"));
-                let mut asks = Client::connect(stage.address).await;
-                (asks.token, asks.path) = (None, url["http://localhost".len()..].to_owned());
-                let answer = asks.ask("GET", &[], "").await;
+                let mut follower = Client::connect(endpoint.address).await;
+                (follower.token, follower.path) = (None, url["http://localhost".len()..].to_owned());
+                let answer = follower.ask("GET", &[], "").await;
                 assert_eq!(answer.head.header("content-type"), Some("application/json"));
                 let expected = json!({
                     "resource": format!("http://localhost{path}"),
@@ -48,17 +49,17 @@ async fn a_client_without_a_token_finds_where_it_gets_one() {
 }
 
 #[tokio::test]
-async fn the_metadata_name_the_address_that_clients_know() {
-    let stage = Stage::new(|settings| {
+async fn resource_metadata_contains_the_public_url() {
+    let endpoint = FakeEndpoint::new(|settings| {
         settings.public_url = Some("https://mcp.example.com/base".to_owned());
         settings.authorization_servers = vec!["https://login.example.com".to_owned()];
     });
-    let mut client = Client::connect(stage.address).await;
+    let mut client = Client::connect(endpoint.address).await;
     client.token = None;
     let challenge = client.post(&initialize("2025-11-25")).await.head;
     let url = parameter(challenge.header("www-authenticate").unwrap(), "resource_metadata").unwrap().to_owned();
     assert_eq!(url, format!("https://mcp.example.com{METADATA}/base/mcp"));
-    // As it is asked for, and as a proxy asks that has cut `/base`.
+    // With the prefix `/base`, and without it as forwarded by a proxy that removes it.
     for path in ["/base/mcp", "/mcp"] {
         client.path = format!("{METADATA}{path}");
         let document = client.ask("GET", &[], "").await.json();
@@ -78,9 +79,9 @@ async fn the_metadata_name_the_address_that_clients_know() {
 }
 
 #[tokio::test]
-async fn a_token_is_one_header_and_nothing_else() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+async fn a_token_is_accepted_only_in_one_authorization_header() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     client.token = None;
     let echo = request(7, "echo", json!("x")).to_string();
     for (headers, status) in [
@@ -96,7 +97,7 @@ async fn a_token_is_one_header_and_nothing_else() {
     ] {
         assert_eq!(client.ask("POST", headers, &echo).await.head.status, status, "{headers:?}");
     }
-    // In an address it is read by others: it opens nothing, with or without a header, and is not repeated.
+    // URLs end up in logs: a token in the query is rejected even beside a valid header, and is not echoed.
     for header in [&[][..], &[("authorization", "Bearer alice-token")]] {
         client.path = "/mcp?mode=tools&access_token=alice-token".to_owned();
         let answer = client.ask("POST", header, &echo).await;
@@ -106,9 +107,9 @@ async fn a_token_is_one_header_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn who_tries_many_tokens_is_told_to_wait_and_keeps_nobody_out() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::connect(stage.address).await;
+async fn many_wrong_tokens_get_429_and_a_valid_token_still_works() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::connect(endpoint.address).await;
     client.token = Some("wrong".to_owned());
     let mut answer = client.ask("GET", &[], "").await;
     while answer.head.status == 401 {
@@ -116,40 +117,40 @@ async fn who_tries_many_tokens_is_told_to_wait_and_keeps_nobody_out() {
     }
     assert_eq!((answer.head.status, answer.head.header("retry-after")), (429, Some("1")));
     assert_eq!(answer.json()["error"]["message"], "too many requests with a wrong token; wait a moment");
-    assert_eq!(Client::initialized(stage.address, "2025-11-25").await.echo().await, 200);
+    assert_eq!(Client::initialized(endpoint.address, "2025-11-25").await.echo().await, 200);
 }
 
 #[tokio::test]
-async fn who_is_refused_hears_it_before_the_message_is_sent_and_can_go_on() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::connect(stage.address).await;
+async fn a_401_is_sent_before_the_body_and_the_connection_stays_usable() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::connect(endpoint.address).await;
     client.token = None;
-    let mut other = Client::initialized(stage.address, "2025-11-25").await;
+    let mut other = Client::initialized(endpoint.address, "2025-11-25").await;
     let message = initialize("2025-11-25").to_string();
     client.send("POST", &[("content-length", &message.len().to_string())], &message[..1]).await;
-    // Meanwhile others are answered, so the head was read.
+    // The response to another client proves that the head has been read.
     assert_eq!(other.echo().await, 200);
     client.send_raw(&message.as_bytes()[1..]).await;
     let head = client.head().await;
     assert_eq!(head.status, 401);
     client.body(&head).await;
     client.token = Some("alice-token".to_owned());
-    client.begin("2025-11-25").await;
-    // One that never comes is not waited for.
+    client.open_session("2025-11-25").await;
+    // The endpoint does not wait for a body that never arrives.
     client.token = None;
     client.send("POST", &[("content-length", "1000")], "{").await;
     assert_eq!(client.head().await.status, 401);
 }
 
-fn limited(limits: GatewayLimits) -> Stage {
-    Stage::with(GatewayPlan { limits, ..plan() }, |_| {})
+fn limited(limits: GatewayLimits) -> FakeEndpoint {
+    FakeEndpoint::with(GatewayPlan { limits, ..plan() }, |_| {})
 }
 
 #[tokio::test]
-async fn a_user_who_asks_too_often_is_told_when_to_ask_again() {
-    // Two to begin, then one in an hour and more.
-    let stage = limited(GatewayLimits { requests_per_second: 1, burst: 2, ..GatewayLimits::default() });
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+async fn a_user_over_the_request_rate_gets_429_with_retry_after() {
+    // A burst of two, then one per second.
+    let endpoint = limited(GatewayLimits { requests_per_second: 1, burst: 2, ..GatewayLimits::default() });
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     let mut refused = client.post(&request(7, "echo", json!("x"))).await;
     while refused.head.status == 200 {
         refused = client.post(&request(7, "echo", json!("x"))).await;
@@ -163,22 +164,22 @@ async fn a_user_who_asks_too_often_is_told_when_to_ask_again() {
     assert!(error["data"]["retry_after_ms"].as_u64().is_some_and(|ms| ms <= 1000), "{error}");
     let message = error["message"].as_str().unwrap();
     let pause = message.strip_prefix("this user sends more than 1 requests per second; retry in ").unwrap();
-    // What is nearly a second is told as one.
+    // A pause of nearly a second is rounded to one.
     assert!(pause.starts_with("0.") || pause == "1.000 s", "{message}");
-    // Another session, another token and another method of the same user are the same user; Bob is not.
-    let mut other = client.again().await;
+    // The limit is per user: it covers Alice's other sessions, tokens and methods, but not Bob.
+    let mut other = client.second_connection().await;
     other.token = Some("alice-other-token".to_owned());
     let statuses = [other.post(&initialize("2025-11-25")).await, other.ask("GET", &[], "").await];
     assert!(statuses.iter().any(|answer| answer.head.status == 429), "{statuses:?}");
-    let mut bob = client.again().await;
+    let mut bob = client.second_connection().await;
     (bob.token, bob.session) = (Some("bob-token".to_owned()), None);
-    bob.begin("2025-11-25").await;
+    bob.open_session("2025-11-25").await;
 }
 
 #[tokio::test]
-async fn every_message_of_a_batch_counts_and_what_a_server_waits_for_is_never_refused() {
-    let mut stage = limited(GatewayLimits { requests_per_second: 1, burst: 10, ..GatewayLimits::default() });
-    let mut client = Client::initialized(stage.address, "2025-03-26").await;
+async fn every_batch_message_counts_but_responses_and_cancellations_always_pass() {
+    let mut endpoint = limited(GatewayLimits { requests_per_second: 1, burst: 10, ..GatewayLimits::default() });
+    let mut client = Client::initialized(endpoint.address, "2025-03-26").await;
     let result = json!({"jsonrpc": "2.0", "id": 1, "result": {}});
     let error = json!({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}});
     let cancelled = notification("notifications/cancelled", json!({"requestId": 77}));
@@ -186,22 +187,22 @@ async fn every_message_of_a_batch_counts_and_what_a_server_waits_for_is_never_re
     batch.extend((0..90).map(|id| request(id, "echo", json!("x"))));
     let refused = client.post(&Value::Array(batch)).await;
     assert_eq!((refused.head.status, &refused.json()["error"]["data"]["kind"]), (429, &json!("rate_limited")));
-    // Of what is asked and told none is heard, and of what is owed all.
-    stage.saw(Seen::Told("notifications/cancelled".into())).await;
-    assert!(stage.seen.try_recv().is_err());
+    // Only responses and cancellations of the rejected batch are delivered.
+    endpoint.wait_for(HandlerEvent::Notification("notifications/cancelled".into())).await;
+    assert!(endpoint.seen.try_recv().is_err());
     let notifications = vec![notification("n", json!({})); 90];
     assert_eq!(client.post(&Value::Array(notifications)).await.head.status, 429);
     for _ in 0..5 {
-        for owed in [&result, &error, &cancelled, &json!([result, error, cancelled])] {
-            assert_eq!(client.post(owed).await.head.status, 202, "{owed}");
+        for exempt in [&result, &error, &cancelled, &json!([result, error, cancelled])] {
+            assert_eq!(client.post(exempt).await.head.status, 202, "{exempt}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_batch_has_so_many_messages_and_opens_no_session() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-03-26").await;
+async fn a_batch_has_at_most_100_messages_and_opens_no_session() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-03-26").await;
     let echoes = |count: usize| (0..count).map(|id| request(id, "echo", json!("x"))).collect::<Value>();
     let answer = client.post(&echoes(100)).await;
     assert_eq!((answer.head.status, answer.json().as_array().map(Vec::len)), (200, Some(100)));
@@ -220,50 +221,50 @@ async fn a_batch_has_so_many_messages_and_opens_no_session() {
 }
 
 #[tokio::test]
-async fn a_user_who_is_removed_while_a_session_begins_gets_none() {
-    let mut stage = Stage::new(|_| {});
-    let mut client = Client::connect(stage.address).await;
+async fn a_user_removed_during_initialize_gets_no_session() {
+    let mut endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::connect(endpoint.address).await;
     client.send("POST", &[], &initialize("hold").to_string()).await;
-    stage.saw(Seen::Asked("initialize".into())).await;
+    endpoint.wait_for(HandlerEvent::Request("initialize".into())).await;
     let mut without = plan();
     without.users.remove(0);
-    stage.access.apply(&without);
-    stage.gateway.end_revoked_sessions();
-    stage.release.add_permits(1);
+    endpoint.access.apply(&without);
+    endpoint.gateway.end_revoked_sessions();
+    endpoint.release.add_permits(1);
     let head = client.head().await;
     assert_eq!((head.status, head.header("mcp-session-id")), (401, None));
     assert_eq!(parameter(head.header("www-authenticate").unwrap(), "error"), Some("invalid_token"));
-    assert_eq!(stage.gateway.session_count(), 0);
-    assert!(stage.seen.try_recv().is_err() && stage.events.try_recv().is_err(), "it never began");
+    assert_eq!(endpoint.gateway.session_count(), 0);
+    assert!(endpoint.seen.try_recv().is_err() && endpoint.events.try_recv().is_err(), "the session never started");
 }
 
 #[tokio::test]
-async fn the_messages_of_one_user_leave_room_for_those_of_others() {
+async fn the_bodies_of_one_user_leave_memory_for_other_users() {
     let limits = GatewayLimits { body_max: 1000, bodies_max: 4000, ..GatewayLimits::default() };
-    let mut stage = limited(limits);
-    let mut alice = Client::initialized(stage.address, "2025-11-25").await;
-    let mut bob = Client::connect(stage.address).await;
+    let mut endpoint = limited(limits);
+    let mut alice = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut bob = Client::connect(endpoint.address).await;
     bob.token = Some("bob-token".to_owned());
-    bob.begin("2025-11-25").await;
+    bob.open_session("2025-11-25").await;
     let long = |method: &str| request(5, method, json!("x".repeat(700)));
-    let mut again = alice.again().await;
+    let mut again = alice.second_connection().await;
     alice.send("POST", &[], &long("hold").to_string()).await;
-    stage.saw(Seen::Asked("hold".into())).await;
+    endpoint.wait_for(HandlerEvent::Request("hold".into())).await;
     let refused = again.post(&long("echo")).await.head;
     assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
     assert_eq!(bob.post(&long("echo")).await.head.status, 200);
-    stage.release.add_permits(1);
+    endpoint.release.add_permits(1);
     assert_eq!(alice.head().await.status, 200);
     assert_eq!(again.post(&long("echo")).await.head.status, 200);
 }
 
 #[tokio::test]
-async fn a_user_with_too_many_calls_is_told_to_wait_for_one() {
-    let mut stage = limited(GatewayLimits { calls_per_user_max: 1, ..GatewayLimits::default() });
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
-    let mut other = client.again().await;
+async fn a_user_with_too_many_calls_gets_429_busy() {
+    let mut endpoint = limited(GatewayLimits { calls_per_user_max: 1, ..GatewayLimits::default() });
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut other = client.second_connection().await;
     client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
-    stage.saw(Seen::Asked("hold".into())).await;
+    endpoint.wait_for(HandlerEvent::Request("hold".into())).await;
     let refused = other.post(&request(7, "echo", json!("x"))).await;
     assert_eq!((refused.head.status, refused.head.header("retry-after")), (429, Some("1")));
     let expected = json!({
@@ -276,19 +277,20 @@ async fn a_user_with_too_many_calls_is_told_to_wait_for_one() {
         },
     });
     assert_eq!(refused.json(), expected);
-    stage.release.add_permits(1);
+    endpoint.release.add_permits(1);
     let head = client.head().await;
     assert!(client.body(&head).await.contains("\"x\""));
     assert_eq!(other.echo().await, 200);
 }
 
 #[tokio::test]
-async fn without_authentication_only_this_machine_is_served_and_no_proxy() {
-    let stage = Stage::with(GatewayPlan { auth: EndpointAuth::None(Some("acme/bob".to_owned())), ..plan() }, |_| {});
-    let mut client = Client::connect(stage.address).await;
+async fn without_authentication_proxied_requests_get_403() {
+    let endpoint =
+        FakeEndpoint::with(GatewayPlan { auth: EndpointAuth::None(Some("acme/bob".to_owned())), ..plan() }, |_| {});
+    let mut client = Client::connect(endpoint.address).await;
     client.token = None;
     client.path = "/i/bobs/mcp".to_owned();
-    client.begin("2025-11-25").await;
+    client.open_session("2025-11-25").await;
     assert_eq!(client.echo().await, 200);
     let echo = request(7, "echo", json!("x")).to_string();
     for header in ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"] {
@@ -299,13 +301,13 @@ async fn without_authentication_only_this_machine_is_served_and_no_proxy() {
 }
 
 #[tokio::test]
-async fn a_page_that_rebinds_its_name_is_kept_out_whatever_else_it_knows() {
-    let stage = Stage::new(|settings| {
+async fn dns_rebinding_is_rejected_even_with_a_valid_token() {
+    let endpoint = FakeEndpoint::new(|settings| {
         settings.authorization_servers = vec!["https://login.example.com".to_owned()];
         settings.guard.hosts = vec!["mcp.example.com".to_owned()];
         settings.guard.origins = vec!["https://app.example.com".to_owned(), "http://dev.example.com:*".to_owned()];
     });
-    let mut alice = Client::initialized(stage.address, "2025-11-25").await;
+    let mut alice = Client::initialized(endpoint.address, "2025-11-25").await;
     let hosts = [
         ("localhost", true),
         ("LOCALHOST:7300", true),
@@ -339,7 +341,7 @@ async fn a_page_that_rebinds_its_name_is_kept_out_whatever_else_it_knows() {
         for (origin, origin_may) in origins {
             let mut headers = vec![("host", host)];
             headers.extend(origin.map(|origin| ("origin", origin)));
-            // Also where no token is needed.
+            // The check also covers paths that need no token.
             for (path, method, body) in
                 [("/mcp", "POST", echo.as_str()), (METADATA, "GET", ""), ("/elsewhere", "GET", "")]
             {

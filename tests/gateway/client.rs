@@ -1,4 +1,4 @@
-//! A client that does as little as a client can: what is tested is what is on the wire.
+//! A minimal HTTP client: it exposes what is on the wire.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,33 +7,33 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpSocket;
 
-/// What a connection is made of.
+/// The byte stream of a connection.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
 
-/// One connection.
+/// One HTTP connection.
 pub(crate) struct Client {
     io: BufReader<Box<dyn Io>>,
-    /// Where it is connected to.
+    /// Address of the endpoint.
     pub address: SocketAddr,
-    /// Where it comes from.
-    pub own: SocketAddr,
+    /// Local address of the connection.
+    pub local_address: SocketAddr,
     pub token: Option<String>,
     pub session: Option<String>,
     pub path: String,
-    /// Headers that every request gets, beside the usual ones.
+    /// Additional headers of every request.
     pub extra: Vec<(String, String)>,
 }
 
-/// The head of an answer.
+/// Status and headers of a response.
 #[derive(Debug, Clone)]
-pub(crate) struct Head {
+pub(crate) struct ResponseHead {
     pub status: u16,
     pub headers: Vec<(String, String)>,
 }
 
-impl Head {
+impl ResponseHead {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
@@ -43,10 +43,10 @@ impl Head {
     }
 }
 
-/// A whole answer.
+/// A complete response.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
-    pub head: Head,
+    pub head: ResponseHead,
     pub body: String,
 }
 
@@ -56,7 +56,7 @@ impl Answer {
     }
 }
 
-/// One event of a stream.
+/// One server-sent event.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Event {
     pub id: String,
@@ -88,67 +88,69 @@ impl Client {
         Self::try_connect(address).await.unwrap()
     }
 
-    /// An error says that nobody listens there.
+    /// # Errors
+    ///
+    /// Nothing listens at the address.
     pub(crate) async fn try_connect(address: SocketAddr) -> io::Result<Self> {
         Self::try_connect_from(Ipv4Addr::LOCALHOST, address).await
     }
 
-    /// From an address of its own: each has its own ports, of which a connection that is closed keeps one for a minute.
-    pub(crate) async fn try_connect_from(own: Ipv4Addr, address: SocketAddr) -> io::Result<Self> {
+    /// Connects from the given local address. Many connections need several addresses: a closed connection blocks its
+    /// port for a minute.
+    pub(crate) async fn try_connect_from(local_address: Ipv4Addr, address: SocketAddr) -> io::Result<Self> {
         let socket = TcpSocket::new_v4()?;
-        if own != Ipv4Addr::LOCALHOST {
-            socket.bind(SocketAddr::from((own, 0)))?;
+        if local_address != Ipv4Addr::LOCALHOST {
+            socket.bind(SocketAddr::from((local_address, 0)))?;
         }
         let io = socket.connect(address).await?;
         io.set_nodelay(true)?;
-        let own = io.local_addr()?;
-        Ok(Self::over(Box::new(io), address, own))
+        let local_address = io.local_addr()?;
+        Ok(Self::over(Box::new(io), address, local_address))
     }
 
-    /// Over a connection that there is.
-    pub(crate) fn over(io: Box<dyn Io>, address: SocketAddr, own: SocketAddr) -> Self {
+    /// Wraps an open connection.
+    pub(crate) fn over(io: Box<dyn Io>, address: SocketAddr, local_address: SocketAddr) -> Self {
         let (token, path) = (Some("alice-token".to_owned()), "/mcp".to_owned());
-        Self { io: BufReader::new(io), address, own, token, session: None, path, extra: Vec::new() }
+        Self { io: BufReader::new(io), address, local_address, token, session: None, path, extra: Vec::new() }
     }
 
     /// Another connection in the same session.
-    pub(crate) async fn again(&self) -> Self {
+    pub(crate) async fn second_connection(&self) -> Self {
         let other = Self::connect(self.address).await;
         let (token, session, path) = (self.token.clone(), self.session.clone(), self.path.clone());
         Self { token, session, path, extra: self.extra.clone(), ..other }
     }
 
-    /// With a session of its own.
+    /// Connects and opens a session.
     pub(crate) async fn initialized(address: SocketAddr, version: &str) -> Self {
         let mut client = Self::connect(address).await;
-        client.begin(version).await;
+        client.open_session(version).await;
         client
     }
 
     /// Opens a session.
-    pub(crate) async fn begin(&mut self, version: &str) {
+    pub(crate) async fn open_session(&mut self, version: &str) {
         let answer = self.post(&initialize(version)).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");
         self.session = answer.head.header("mcp-session-id").map(str::to_owned);
         assert!(self.session.is_some());
     }
 
-    /// The status of a request that anybody may make.
+    /// The status of an `echo` request.
     pub(crate) async fn echo(&mut self) -> u16 {
         self.post(&request("echo", "echo", json!(1))).await.head.status
     }
 
-    /// Sends what is given, whatever it is.
     pub(crate) async fn send_raw(&mut self, bytes: &[u8]) {
         assert!(self.try_send(bytes).await, "the connection is closed");
     }
 
-    /// The same, unless the connection is closed. Says whether.
+    /// Returns whether the bytes could be written.
     pub(crate) async fn try_send(&mut self, bytes: &[u8]) -> bool {
         self.io.get_mut().write_all(bytes).await.is_ok()
     }
 
-    /// Sends a request. A header that is given replaces the usual one, and an empty one takes it away.
+    /// Sends a request. A given header replaces the default one; an empty value removes it.
     pub(crate) async fn send(&mut self, method: &str, headers: &[(&str, &str)], body: &str) {
         let mut usual = vec![("host", "localhost".to_owned())];
         usual.push(("accept", "application/json, text/event-stream".to_owned()));
@@ -177,10 +179,10 @@ impl Client {
         self.send_raw(text.as_bytes()).await;
     }
 
-    /// All that still comes, until the connection is closed.
-    pub(crate) async fn rest(&mut self) -> Vec<u8> {
+    /// Reads until the connection is closed.
+    pub(crate) async fn read_until_closed(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
-        // A reset is an end, too.
+        // A reset counts as the end.
         let _ = self.io.read_to_end(&mut rest).await;
         rest
     }
@@ -191,8 +193,8 @@ impl Client {
         (read > 0).then(|| line.trim_end_matches(['\r', '\n']).to_owned())
     }
 
-    /// The head of the next answer; none if the connection is closed.
-    pub(crate) async fn try_head(&mut self) -> Option<Head> {
+    /// The head of the next response; `None` if the connection is closed.
+    pub(crate) async fn try_head(&mut self) -> Option<ResponseHead> {
         let line = self.line().await?;
         let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
         let status = status.unwrap_or_else(|| panic!("no status line: {line}"));
@@ -202,14 +204,14 @@ impl Client {
             let Some((name, value)) = line.split_once(':') else { break };
             headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
         }
-        Some(Head { status, headers })
+        Some(ResponseHead { status, headers })
     }
 
-    pub(crate) async fn head(&mut self) -> Head {
+    pub(crate) async fn head(&mut self) -> ResponseHead {
         self.try_head().await.expect("the connection was closed")
     }
 
-    /// A piece of a chunked body; none at its end, or if the connection is closed.
+    /// The next chunk of a chunked body; `None` at its end or if the connection is closed.
     pub(crate) async fn chunk(&mut self) -> Option<Vec<u8>> {
         let size = usize::from_str_radix(&self.line().await?, 16).unwrap();
         let mut chunk = vec![0; size];
@@ -218,7 +220,7 @@ impl Client {
         (size > 0).then_some(chunk)
     }
 
-    pub(crate) async fn body(&mut self, head: &Head) -> String {
+    pub(crate) async fn body(&mut self, head: &ResponseHead) -> String {
         let mut body = Vec::new();
         if head.header("transfer-encoding") == Some("chunked") {
             while let Some(chunk) = self.chunk().await {
@@ -232,7 +234,7 @@ impl Client {
         String::from_utf8(body).unwrap()
     }
 
-    /// A request and its whole answer.
+    /// Sends a request and reads the complete response.
     pub(crate) async fn ask(&mut self, method: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         self.send(method, headers, body).await;
         let head = self.head().await;
@@ -244,15 +246,15 @@ impl Client {
         self.ask("POST", &[], &message.to_string()).await
     }
 
-    /// Begins a request whose answer is a stream.
-    pub(crate) async fn open(&mut self, method: &str, headers: &[(&str, &str)], body: &str) -> Head {
+    /// Sends a request whose response must be a stream, and reads its head.
+    pub(crate) async fn open(&mut self, method: &str, headers: &[(&str, &str)], body: &str) -> ResponseHead {
         self.send(method, headers, body).await;
         let head = self.head().await;
         assert!(head.status == 200 && head.is_stream(), "{head:?}");
         head
     }
 
-    /// The next event of a stream; none at its end. Each is a chunk, as it is written.
+    /// The next event of a stream; `None` at its end. The endpoint writes each event as one chunk.
     pub(crate) async fn event(&mut self) -> Option<Event> {
         loop {
             let chunk = String::from_utf8(self.chunk().await?).unwrap();
@@ -273,7 +275,7 @@ impl Client {
     }
 }
 
-/// What a client of the era without sessions says of itself, unless a test says otherwise.
+/// The default `_meta` of a stateless client.
 pub(crate) fn meta(capabilities: &Value) -> Value {
     json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -283,44 +285,44 @@ pub(crate) fn meta(capabilities: &Value) -> Value {
 }
 
 /// A client of the era without sessions.
-pub(crate) struct Guest {
+pub(crate) struct StatelessClient {
     pub client: Client,
     pub capabilities: Value,
-    /// More for `_meta`.
-    pub beside: Value,
-    asked: u64,
+    /// Additional members of `_meta`.
+    pub extra_meta: Value,
+    last_id: u64,
 }
 
-impl Guest {
+impl StatelessClient {
     pub(crate) async fn connect(address: SocketAddr, path: &str) -> Self {
         let mut client = Client::connect(address).await;
         path.clone_into(&mut client.path);
-        Self { client, capabilities: json!({}), beside: json!({}), asked: 0 }
+        Self { client, capabilities: json!({}), extra_meta: json!({}), last_id: 0 }
     }
 
-    /// The same, on another connection.
-    pub(crate) async fn again(&self) -> Self {
-        let (client, asked) = (self.client.again().await, self.asked + 1000);
-        Self { client, capabilities: self.capabilities.clone(), beside: self.beside.clone(), asked }
+    /// The same client on another connection, with other ids.
+    pub(crate) async fn second_connection(&self) -> Self {
+        let (client, last_id) = (self.client.second_connection().await, self.last_id + 1000);
+        Self { client, capabilities: self.capabilities.clone(), extra_meta: self.extra_meta.clone(), last_id }
     }
 
-    /// Sends a request with all that belongs to it. Its id.
+    /// Sends a request with its `_meta` and headers, and returns its id.
     pub(crate) async fn send(&mut self, method: &str, params: Value) -> u64 {
-        self.asked += 1;
+        self.last_id += 1;
         let mut params = params;
-        let mut own = meta(&self.capabilities);
-        let beside = [self.beside.clone(), params["_meta"].take()];
-        for (name, value) in beside.iter().filter_map(Value::as_object).flatten() {
-            own[name] = value.clone();
+        let mut local_address = meta(&self.capabilities);
+        let extra_meta = [self.extra_meta.clone(), params["_meta"].take()];
+        for (name, value) in extra_meta.iter().filter_map(Value::as_object).flatten() {
+            local_address[name] = value.clone();
         }
-        params["_meta"] = own;
+        params["_meta"] = local_address;
         let name = [&params["name"], &params["uri"]].into_iter().find_map(Value::as_str).unwrap_or_default().to_owned();
         let headers = [("mcp-protocol-version", "2026-07-28"), ("mcp-method", method), ("mcp-name", &name)];
-        self.client.send("POST", &headers, &request(self.asked, method, params).to_string()).await;
-        self.asked
+        self.client.send("POST", &headers, &request(self.last_id, method, params).to_string()).await;
+        self.last_id
     }
 
-    /// A request, and the one message that answers it.
+    /// Sends a request and reads its response, which must be a single message.
     pub(crate) async fn ask(&mut self, method: &str, params: Value) -> Answer {
         let id = self.send(method, params).await;
         let head = self.client.head().await;
@@ -333,7 +335,7 @@ impl Guest {
         answer
     }
 
-    /// The result of a request.
+    /// Sends a request and returns its result.
     pub(crate) async fn result(&mut self, method: &str, params: Value) -> Value {
         let answer = self.ask(method, params).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");
@@ -342,7 +344,7 @@ impl Guest {
         answer["result"].clone()
     }
 
-    /// A request whose answer is a stream.
+    /// Sends a request whose response must be a stream, and returns its id.
     pub(crate) async fn open(&mut self, method: &str, params: Value) -> u64 {
         let id = self.send(method, params).await;
         let head = self.client.head().await;
@@ -350,8 +352,8 @@ impl Guest {
         id
     }
 
-    /// What is said next on a stream, which nobody can come back to.
-    pub(crate) async fn hears(&mut self) -> Option<Value> {
+    /// The next message of a stream. Stateless streams cannot be resumed, so events have neither id nor retry.
+    pub(crate) async fn next_message(&mut self) -> Option<Value> {
         let event = self.client.event().await?;
         assert!(event.id.is_empty() && event.retry.is_none(), "{event:?}");
         Some(event.json())

@@ -1,4 +1,4 @@
-//! What answers in these tests: it does what a request's method says, and tells what it has seen.
+//! A fake endpoint handler: the method of a request selects what it does, and it reports what it receives.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -21,39 +21,44 @@ use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
 
-/// What the fake has seen.
+/// What the fake handler received.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Seen {
-    Began,
-    Asked(String),
-    Cancelled(String),
-    Withdrawn(String),
-    Told(String),
-    Ended(&'static str),
+pub(crate) enum HandlerEvent {
+    SessionStarted,
+    /// A request, with its method.
+    Request(String),
+    /// The future of a request was dropped before it was answered; with its method.
+    RequestDropped(String),
+    /// The client cancelled a request; with its id.
+    RequestCancelled(String),
+    /// A notification, with its method.
+    Notification(String),
+    /// A session ended, with the reason.
+    SessionEnded(&'static str),
 }
 
-pub(crate) struct Fake {
-    seen: mpsc::UnboundedSender<Seen>,
-    /// `hold` and `talk` answer when there is a permit.
+pub(crate) struct FakeHandler {
+    seen: mpsc::UnboundedSender<HandlerEvent>,
+    /// `hold` and `talk` answer when they get a permit.
     pub release: Arc<Semaphore>,
 }
 
-/// Tells that a call was dropped before it was answered.
-struct Watch {
-    seen: mpsc::UnboundedSender<Seen>,
+/// Reports a request that is dropped before it is answered.
+struct DropGuard {
+    seen: mpsc::UnboundedSender<HandlerEvent>,
     method: String,
     answered: bool,
 }
 
-impl Drop for Watch {
+impl Drop for DropGuard {
     fn drop(&mut self) {
         if !self.answered {
-            let _ = self.seen.send(Seen::Cancelled(self.method.clone()));
+            let _ = self.seen.send(HandlerEvent::RequestDropped(self.method.clone()));
         }
     }
 }
 
-impl EndpointHandler for Fake {
+impl EndpointHandler for FakeHandler {
     fn instance(&self, user: &User, name: &str) -> Option<InstanceId> {
         let own = format!("{}s", user.slug.as_str());
         (name == own || name == "shared")
@@ -75,7 +80,7 @@ impl EndpointHandler for Fake {
         let (seen, release) = (self.seen.clone(), self.release.clone());
         async move {
             if answer.as_ref().is_ok_and(|welcome| welcome.version == "hold") {
-                let _ = seen.send(Seen::Asked("initialize".to_owned()));
+                let _ = seen.send(HandlerEvent::Request("initialize".to_owned()));
                 release.acquire().await.unwrap().forget();
             }
             answer
@@ -98,8 +103,8 @@ impl EndpointHandler for Fake {
         session: &Arc<ClientSession>,
         wanted: SubscriptionFilter,
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
-        let _ = self.seen.send(Seen::Began);
-        // It hears nothing before it is told that it does.
+        let _ = self.seen.send(HandlerEvent::SessionStarted);
+        // With `prompts` the acknowledgement waits for a permit.
         let (session, release) = (session.clone(), self.release.clone());
         async move {
             if wanted.prompts {
@@ -112,16 +117,16 @@ impl EndpointHandler for Fake {
     }
 
     fn handle_session_start(&self, _session: &Arc<ClientSession>) {
-        let _ = self.seen.send(Seen::Began);
+        let _ = self.seen.send(HandlerEvent::SessionStarted);
     }
 
     fn handle_request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer> {
         let (seen, release) = (self.seen.clone(), self.release.clone());
         async move {
-            let EndpointCall { message, origin, cancellation: withdrawn, .. } = call;
+            let EndpointCall { message, origin, cancellation: cancelled, .. } = call;
             let method = message.method().unwrap_or_default().to_owned();
-            let _ = seen.send(Seen::Asked(method.clone()));
-            let mut watch = Watch { seen: seen.clone(), method: method.clone(), answered: false };
+            let _ = seen.send(HandlerEvent::Request(method.clone()));
+            let mut watch = DropGuard { seen: seen.clone(), method: method.clone(), answered: false };
             let note = |text: &str| {
                 let parts = [r#"{"jsonrpc":"2.0","method":"note","params":""#, text, r#""}"#];
                 session.send(Some(origin.call), &parts);
@@ -130,7 +135,6 @@ impl EndpointHandler for Fake {
                 note("first");
             }
             if method == "burst" {
-                // Before its stream has a listener.
                 let often: usize = message.params().and_then(|params| params.parse().ok()).unwrap_or_default();
                 (0..often).for_each(|_| note(""));
             }
@@ -141,9 +145,10 @@ impl EndpointHandler for Fake {
             };
             let answer = tokio::select! {
                 biased;
-                words = withdrawn => match words {
+                words = cancelled => match words {
                     Ok(words) => {
-                        let _ = seen.send(Seen::Withdrawn(words.cancelled_id().unwrap_or_default().to_owned()));
+                        let id = words.cancelled_id().unwrap_or_default().to_owned();
+                        let _ = seen.send(HandlerEvent::RequestCancelled(id));
                         CallAnswer::Cancelled
                     }
                     Err(_) => futures::future::pending().await,
@@ -157,8 +162,8 @@ impl EndpointHandler for Fake {
     }
 
     fn handle_notification(&self, session: &Arc<ClientSession>, message: RpcMessage) {
-        let _ = self.seen.send(Seen::Told(message.method().unwrap_or_default().to_owned()));
-        // How often, and how much at once.
+        let _ = self.seen.send(HandlerEvent::Notification(message.method().unwrap_or_default().to_owned()));
+        // Number and length of the messages.
         let often: Option<[usize; 2]> = message.params().and_then(|params| serde_json::from_str(params).ok());
         if message.method() == Some("shout") {
             let [often, letters] = often.unwrap_or([1, 0]);
@@ -170,16 +175,16 @@ impl EndpointHandler for Fake {
     }
 
     fn handle_session_end(&self, session: &Arc<ClientSession>) {
-        let _ = self.seen.send(Seen::Ended(session.end_reason().map_or("not", |end| end.as_str())));
+        let _ = self.seen.send(HandlerEvent::SessionEnded(session.end_reason().map_or("not", |end| end.as_str())));
     }
 }
 
-/// The endpoint in front of the fake.
-pub(crate) struct Stage {
+/// An endpoint with the fake handler behind it.
+pub(crate) struct FakeEndpoint {
     pub gateway: Gateway,
     pub address: SocketAddr,
     pub access: Arc<Access>,
-    pub seen: mpsc::UnboundedReceiver<Seen>,
+    pub seen: mpsc::UnboundedReceiver<HandlerEvent>,
     pub release: Arc<Semaphore>,
     pub events: mpsc::UnboundedReceiver<Event>,
 }
@@ -190,13 +195,13 @@ fn user(name: &str, tokens: &[&str]) -> GatewayUser {
     GatewayUser { team, team_slug, user, slug, tokens, has_stored_token: false, flat: false }
 }
 
-/// Alice, who has two tokens, and Bob.
+/// Two users: Alice with two tokens, and Bob with one.
 pub(crate) fn plan() -> GatewayPlan {
     let users = vec![user("alice", &["alice-token", "alice-other-token"]), user("bob", &["bob-token"])];
     GatewayPlan { users, ..GatewayPlan::default() }
 }
 
-impl Stage {
+impl FakeEndpoint {
     pub(crate) fn new(set: impl FnOnce(&mut GatewaySettings)) -> Self {
         Self::with(plan(), set)
     }
@@ -207,34 +212,34 @@ impl Stage {
         let mut settings = GatewaySettings::new("test", &plan, address);
         set(&mut settings);
         let (access, release) = (Arc::new(Access::new(&plan).unwrap()), Arc::new(Semaphore::new(0)));
-        let (see, seen) = mpsc::unbounded_channel();
-        let (tell, events) = mpsc::unbounded_channel();
-        let faces = Arc::new(Fake { seen: see, release: release.clone() });
-        let tell = Box::new(move |event| drop(tell.send(event)));
+        let (seen_sender, seen) = mpsc::unbounded_channel();
+        let (event_sender, events) = mpsc::unbounded_channel();
+        let faces = Arc::new(FakeHandler { seen: seen_sender, release: release.clone() });
+        let event_sender = Box::new(move |event| drop(event_sender.send(event)));
         let sessions = Arc::new(Sessions::new());
-        let gateway = Gateway::start(listener, settings, access.clone(), faces, sessions, tell).unwrap();
+        let gateway = Gateway::start(listener, settings, access.clone(), faces, sessions, event_sender).unwrap();
         Self { gateway, address, access, seen, release, events }
     }
 
-    /// Goes on with other settings, perhaps elsewhere.
+    /// Applies other settings, and a new listener if given.
     pub(crate) fn reload(
         &self,
         set: impl FnOnce(&mut GatewaySettings),
-        elsewhere: Option<TcpListener>,
+        new_listener: Option<TcpListener>,
     ) -> io::Result<()> {
         let mut settings = GatewaySettings::new("test", &plan(), self.address);
         set(&mut settings);
-        self.gateway.apply(settings, elsewhere)
+        self.gateway.apply(settings, new_listener)
     }
 
-    /// Another place.
-    pub(crate) fn elsewhere(&self) -> TcpListener {
+    /// Binds a listener at another loopback address.
+    pub(crate) fn bind_other_address(&self) -> TcpListener {
         let other = SocketAddr::from(([127, 0, 0, 2], 0));
         self.gateway.bind_new_address(ListenSetting::Address(other)).unwrap().unwrap()
     }
 
-    /// The next end of a session that is told: its public id, how many tools were called, and why it ended.
-    pub(crate) async fn disconnected(&mut self) -> (String, u64, String) {
+    /// The next `ClientDisconnected` event: public session id, number of tool calls, reason.
+    pub(crate) async fn next_disconnect(&mut self) -> (String, u64, String) {
         loop {
             let event = self.events.recv().await.unwrap();
             if let Event::ClientDisconnected { session_id, tool_execution_count, reason, .. } = event {
@@ -243,13 +248,13 @@ impl Stage {
         }
     }
 
-    /// Waits until the fake has seen it.
-    pub(crate) async fn saw(&mut self, wanted: Seen) {
+    /// Waits until the handler has received it.
+    pub(crate) async fn wait_for(&mut self, wanted: HandlerEvent) {
         while let Some(seen) = self.seen.recv().await {
             if seen == wanted {
                 return;
             }
         }
-        panic!("the fake has gone and has not seen {wanted:?}");
+        panic!("the handler ended without {wanted:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! Anything at all, sent to the parser and to the endpoint: there is an answer or a closed connection, and never a panic.
-//! `PROPTEST_CASES` says how much of it; long runs take a hundred times as many.
+//! Random input for the parser and the endpoint: each gets a response or a closed connection, and nothing panics.
+//! `PROPTEST_CASES` sets the number of cases; long runs use a hundred times as many.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
 use super::client::Client;
-use super::fake::Stage;
+use super::fake::FakeEndpoint;
 
-/// JSON as a stranger writes it.
+/// Random JSON.
 fn value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -34,7 +34,7 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Names that mean something, and others.
+/// Member names: mostly names of the protocol.
 fn name() -> impl Strategy<Value = String> {
     let known = [
         "jsonrpc",
@@ -64,7 +64,7 @@ fn name() -> impl Strategy<Value = String> {
     prop_oneof![3 => select(known.to_vec()).prop_map(str::to_owned), 1 => ".{0,6}"]
 }
 
-/// A message, more or less: text, because some members are there twice.
+/// A plausible message. It is text, because members may be duplicated.
 fn message() -> impl Strategy<Value = String> {
     let methods = [
         "initialize",
@@ -95,7 +95,7 @@ fn message() -> impl Strategy<Value = String> {
     })
 }
 
-/// Bytes that are or were a message.
+/// The bytes of a message, often damaged.
 fn text() -> impl Strategy<Value = Vec<u8>> {
     let broken = (message(), any::<Index>(), any::<u8>()).prop_map(|(message, at, byte)| {
         let mut bytes = message.into_bytes();
@@ -116,13 +116,13 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn whatever_is_read_is_a_message_or_refused_and_a_message_is_what_any_reader_reads(bytes in text()) {
+    fn the_message_parser_agrees_with_serde_json_on_any_bytes(bytes in text()) {
         let read = RpcMessage::parse(Bytes::copy_from_slice(&bytes));
         let viewed = std::str::from_utf8(&bytes).ok().map(MessageView::parse);
         prop_assert_eq!(read.is_ok(), viewed.is_some_and(|viewed| viewed.is_ok()));
         let Ok(message) = read else { return Ok(()) };
         prop_assert_eq!(message.text().as_bytes(), &bytes);
-        // Unless it holds what a value of serde cannot hold.
+        // `Value` cannot represent everything that the parser accepts.
         let Ok(value) = serde_json::from_slice::<Value>(&bytes) else { return Ok(()) };
         let part = |text: Option<&str>| text.map(|text| serde_json::from_str::<Value>(text).unwrap());
         let there = |name: &str| value.get(name).filter(|value| !value.is_null()).cloned();
@@ -133,10 +133,11 @@ proptest! {
     }
 }
 
-/// How a request says how long its body is.
+/// The framing of a body.
 #[derive(Debug, Clone)]
 enum Length {
     Right,
+    /// Wrong by so many bytes.
     Off(i8),
     Chunked(Vec<Index>),
     Garbage(&'static str),
@@ -185,7 +186,7 @@ impl Request {
     }
 }
 
-/// What is left if `bytes` is cut there; no piece is empty.
+/// Cuts `bytes` at these places. No piece is empty.
 fn pieces<'a>(bytes: &'a [u8], cuts: &[Index]) -> Vec<&'a [u8]> {
     let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
     at.extend([0, bytes.len()]);
@@ -194,7 +195,7 @@ fn pieces<'a>(bytes: &'a [u8], cuts: &[Index]) -> Vec<&'a [u8]> {
     at.windows(2).map(|ends| &bytes[ends[0]..ends[1]]).collect()
 }
 
-/// The headers that every request should have.
+/// The headers of a valid request.
 const USUAL: [(&str, &str); 5] = [
     ("host", "localhost"),
     ("authorization", "Bearer alice-token"),
@@ -203,7 +204,7 @@ const USUAL: [(&str, &str); 5] = [
     ("mcp-session-id", "SESSION"),
 ];
 
-/// A request that begins a stream which does not end by itself is not among them: it would be waited for.
+/// Random requests. None starts a stream that never ends, because the test waits for the end of the connection.
 fn http() -> impl Strategy<Value = Request> {
     let method = select(&["POST", "POST", "POST", "POST", "DELETE", "PUT", "OPTIONS", "HEAD", "G\u{e4}T", ""][..]);
     let paths = [
@@ -264,8 +265,8 @@ fn http() -> impl Strategy<Value = Request> {
         .prop_map(|(line, headers, body, length)| Request { line, headers, body, length })
 }
 
-/// The endpoint of all cases, and how many of its tasks have panicked.
-static ENDPOINT: LazyLock<(Runtime, Stage)> = LazyLock::new(|| {
+/// The endpoint of all cases. Its panic hook counts panics in `PANICS`.
+static ENDPOINT: LazyLock<(Runtime, FakeEndpoint)> = LazyLock::new(|| {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if std::thread::current().name() == Some(SERVES) {
@@ -277,50 +278,50 @@ static ENDPOINT: LazyLock<(Runtime, Stage)> = LazyLock::new(|| {
     let runtime = runtime.worker_threads(2).thread_name(SERVES).enable_all().build().unwrap();
     let plan = super::fake::plan();
     let limits = GatewayLimits { requests_per_second: 0, ..plan.limits.clone() };
-    let stage = runtime.block_on(async { Stage::with(GatewayPlan { limits, ..plan }, |_| {}) });
-    (runtime, stage)
+    let endpoint = runtime.block_on(async { FakeEndpoint::with(GatewayPlan { limits, ..plan }, |_| {}) });
+    (runtime, endpoint)
 });
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 const SERVES: &str = "fuzzed";
 
-/// The statuses of the answers in what was received. Bodies hold no line that looks like the head of an answer.
+/// The statuses of the responses in the received bytes. Bodies contain nothing that looks like a status line.
 fn statuses(received: &[u8]) -> Vec<u16> {
     let text = String::from_utf8_lossy(received);
     text.split("HTTP/1.").skip(1).filter_map(|answer| answer.get(2..5)?.parse().ok()).collect()
 }
 
-/// What is missing of a body that is shorter than it says, else empty lines that nobody minds; and a request after which
-/// the connection is closed.
-fn last() -> Vec<u8> {
+/// Empty lines, which complete a body that is shorter than announced and are ignored otherwise, and a request that
+/// closes the connection.
+fn closing_request() -> Vec<u8> {
     let request = "GET /elsewhere HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     format!("{}{request}", "\r\n".repeat(64)).into_bytes()
 }
 
 proptest! {
     #[test]
-    fn whatever_is_sent_there_is_an_answer_or_a_closed_connection(
+    fn any_requests_get_a_response_or_a_closed_connection(
         requests in prop::collection::vec(http(), 1..5),
         cuts in prop::collection::vec(any::<Index>(), 0..6),
     ) {
-        let (runtime, stage) = &*ENDPOINT;
+        let (runtime, endpoint) = &*ENDPOINT;
         let (received, fine) = runtime.block_on(async {
-            let good = Client::initialized(stage.address, "2025-11-25").await;
+            let good = Client::initialized(endpoint.address, "2025-11-25").await;
             let session = good.session.clone().unwrap();
             let mut bytes: Vec<u8> = requests.iter().flat_map(|request| request.bytes(&session)).collect();
-            bytes.extend(last());
-            let mut stranger = Client::connect(stage.address).await;
+            bytes.extend(closing_request());
+            let mut stranger = Client::connect(endpoint.address).await;
             for piece in pieces(&bytes, &cuts) {
                 if !stranger.try_send(piece).await {
                     break;
                 }
             }
-            let received = stranger.rest().await;
-            let mut other = Client::initialized(stage.address, "2025-11-25").await;
+            let received = stranger.read_until_closed().await;
+            let mut other = Client::initialized(endpoint.address, "2025-11-25").await;
             let fine = other.echo().await;
             other.ask("DELETE", &[], "").await;
             (received, fine)
         });
-        prop_assert_eq!(fine, 200, "others are served as before");
+        prop_assert_eq!(fine, 200, "other clients are still served");
         prop_assert_eq!(PANICS.load(Ordering::Relaxed), 0);
         let mut counted: HashMap<u16, usize> = HashMap::new();
         for status in statuses(&received) {
@@ -329,14 +330,14 @@ proptest! {
         let known = [100, 200, 202, 204, 400, 401, 403, 404, 405, 406, 408, 411, 413, 414, 415, 429, 431, 503, 505];
         prop_assert!(counted.keys().all(|status| known.contains(status)), "{:?}", counted);
         let answered = counted.iter().filter(|(status, _)| **status != 100).map(|(_, count)| count).sum::<usize>();
-        // What is left of a body that was longer than it said may be taken for one more.
+        // The rest of a body that is longer than announced may be read as another request.
         prop_assert!(answered <= 2 * requests.len() + 2, "{:?}", counted);
-        // Of more than one the last may be what closes the connection, and a closed connection may take answers with it.
+        // With several requests, one may close the connection and thereby lose responses.
         let [only] = &requests[..] else { return Ok(()) };
         let is_whole = matches!(only.length, Length::Right | Length::Chunked(_));
         let usual = only.headers.iter().all(|header| USUAL.contains(header)) && only.headers.contains(&USUAL[0]);
         if is_whole && usual && only.line.0 == "POST" && only.line.1.starts_with('/') && only.line.2 == "HTTP/1.1" {
-            prop_assert_eq!(answered, 2, "a request that can be read has an answer, and so has the next");
+            prop_assert_eq!(answered, 2, "the request and the closing request each get a response");
         }
     }
 }

@@ -1,15 +1,15 @@
-//! That nothing is lost or changed between a client and a server, whatever it is: over real HTTP on one side and a real pipe
-//! on the other, random JSON goes both ways in every kind of message, and what arrives is compared as text. Other than what
-//! was sent may only be the id, the progress token and the id in a cancellation.
+//! Nothing is lost or changed between client and server. Random JSON goes both ways in every kind of message, over real
+//! HTTP on one side and a real pipe on the other, and is compared as text. Only the id, the progress token and the id
+//! in a cancellation may differ.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::whole::{Attached, DONE, GIVE_UP, Server, Whole, say};
+use super::whole::{DONE, GIVE_UP, Server, SessionClient, TestSatellite, say};
 
-/// Names of members that mean something to JSON-RPC or to a relay.
+/// Member names with a meaning in JSON-RPC or for a relay.
 const KNOWN: [&str; 9] =
     ["jsonrpc", "id", "method", "params", "result", "error", "_meta", "progressToken", "requestId"];
 
@@ -27,7 +27,7 @@ fn number() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A string as it may be spelled: with escapes, whole and broken pairs of surrogates, and what is beyond Latin.
+/// A string literal with escapes, complete and broken surrogate pairs, and non-Latin characters.
 fn string() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         "[a-zA-Z0-9 _.:/{}\\[\\],-]{1,6}",
@@ -47,9 +47,9 @@ fn space() -> impl Strategy<Value = &'static str> {
     prop_oneof![8 => Just(""), 1 => Just(" "), 1 => Just("\t"), 1 => Just("\r\n"), 1 => Just("\n  ")]
 }
 
-/// A name that nobody knows, however it is read.
+/// A string literal that does not decode to a known name.
 fn name() -> impl Strategy<Value = String> {
-    string().prop_filter("it is known", |name| {
+    string().prop_filter("a known name", |name| {
         serde_json::from_str::<String>(name).map_or(true, |name| !KNOWN.contains(&name.as_str()))
     })
 }
@@ -75,7 +75,7 @@ fn value() -> impl Strategy<Value = String> {
     })
 }
 
-/// Members that nobody knows, of one object.
+/// Unknown members of one object.
 fn unknown() -> impl Strategy<Value = Vec<String>> {
     let member = (space(), name(), value(), space())
         .prop_map(|(before, name, value, after)| format!("{before}{name}:{value}{after}"));
@@ -90,23 +90,23 @@ fn object(known: Vec<String>) -> impl Strategy<Value = String> {
         .prop_map(|members| format!("{{{}}}", members.join(",")))
 }
 
-/// The places of an id and of a token in a text: they are filled in.
+/// Placeholders for an id and a token in a message.
 const ID: &str = "\u{1}ID\u{1}";
 const TOKEN: &str = "\u{1}TOKEN\u{1}";
 
-/// Any id that a client or a server may take.
+/// Any valid id.
 fn id() -> impl Strategy<Value = String> {
     prop_oneof!["[1-9][0-9]{0,59}", "-[1-9][0-9]{0,4}", "\"[a-z0-9-]{0,12}\"", Just("\"\\ud83d\\ude00\"".to_owned())]
 }
 
-/// A request or, without an id, a notification, with a token or without.
+/// A request or, without an id, a notification; some requests have a progress token.
 fn call(method: impl Strategy<Value = String>, has_id: bool) -> impl Strategy<Value = String> {
     let token = format!(r#""progressToken":{TOKEN}"#);
     let params = prop_oneof![
         1 => Just(None),
         1 => prop::collection::vec(value(), 0..3).prop_map(|values| Some(format!("[{}]", values.join(",")))),
         4 => object(Vec::new()).prop_map(Some),
-        // A notification has no token of its own.
+        // Only requests have a progress token.
         if has_id { 4 } else { 0 } => object(vec![token])
             .prop_flat_map(|meta| object(vec![format!(r#""_meta":{meta}"#)]))
             .prop_map(Some),
@@ -122,7 +122,7 @@ fn call(method: impl Strategy<Value = String>, has_id: bool) -> impl Strategy<Va
 }
 
 /// A result or an error.
-fn answer() -> impl Strategy<Value = String> {
+fn server_response() -> impl Strategy<Value = String> {
     let error = (number(), string())
         .prop_flat_map(|(code, message)| object(vec![format!(r#""code":{code}"#), format!(r#""message":{message}"#)]));
     let outcome = prop_oneof![
@@ -148,7 +148,7 @@ fn client_method() -> impl Strategy<Value = String> {
     prop_oneof!["x/[a-z]{1,8}", prop::sample::select(known.to_vec()).prop_map(str::to_owned)]
 }
 
-fn aside_method() -> impl Strategy<Value = String> {
+fn client_notification_method() -> impl Strategy<Value = String> {
     prop_oneof![
         "notifications/x-[a-z]{1,8}",
         Just("notifications/roots/list_changed".to_owned()),
@@ -156,7 +156,7 @@ fn aside_method() -> impl Strategy<Value = String> {
     ]
 }
 
-fn server_aside_method() -> impl Strategy<Value = String> {
+fn server_notification_method() -> impl Strategy<Value = String> {
     prop_oneof![
         "notifications/x-[a-z]{1,8}",
         Just("notifications/message".to_owned()),
@@ -166,195 +166,227 @@ fn server_aside_method() -> impl Strategy<Value = String> {
     ]
 }
 
-fn question_method() -> impl Strategy<Value = String> {
+fn server_request_method() -> impl Strategy<Value = String> {
     let known = ["sampling/createMessage", "elicitation/create", "roots/list", "tasks/get"];
     prop_oneof!["x/[a-z]{1,8}", prop::sample::select(known.to_vec()).prop_map(str::to_owned)]
 }
 
-/// Each kind of message once.
+/// One message of each kind.
 #[derive(Debug, Clone)]
-struct Letters {
+struct Messages {
     id: String,
     request: String,
-    aside: String,
-    /// What a progress notification or a cancellation has beside what is known of it.
-    beside: Vec<String>,
-    server_aside: String,
-    question: String,
-    question_id: String,
-    reply: String,
-    answer: String,
+    client_notification: String,
+    /// Additional members of progress notifications and cancellations.
+    extra_members: Vec<String>,
+    server_notification: String,
+    server_request: String,
+    server_request_id: String,
+    client_response: String,
+    server_response: String,
 }
 
-fn letters() -> impl Strategy<Value = Letters> {
-    let of_the_server = (call(server_aside_method(), false), call(question_method(), true), id(), answer());
-    (id(), call(client_method(), true), call(aside_method(), false), unknown(), of_the_server, answer()).prop_map(
-        |(id, request, aside, beside, (server_aside, question, question_id, answer), reply)| Letters {
-            id,
-            request,
-            aside,
-            beside,
-            server_aside,
-            question,
-            question_id,
-            reply,
-            answer,
-        },
+fn messages() -> impl Strategy<Value = Messages> {
+    let from_server =
+        (call(server_notification_method(), false), call(server_request_method(), true), id(), server_response());
+    (
+        id(),
+        call(client_method(), true),
+        call(client_notification_method(), false),
+        unknown(),
+        from_server,
+        server_response(),
     )
+        .prop_map(
+            |(
+                id,
+                request,
+                client_notification,
+                extra_members,
+                (server_notification, server_request, server_request_id, server_response),
+                client_response,
+            )| Messages {
+                id,
+                request,
+                client_notification,
+                extra_members,
+                server_notification,
+                server_request,
+                server_request_id,
+                client_response,
+                server_response,
+            },
+        )
 }
 
-fn filled(text: &str, id: &str, token: &str) -> String {
+fn fill_placeholders(text: &str, id: &str, token: &str) -> String {
     text.replace(ID, id).replace(TOKEN, token)
 }
 
-/// A line break in a message is space, and may become another.
-fn spaced(text: &str) -> String {
+/// Replaces line breaks with spaces, as the transport may do.
+fn without_line_breaks(text: &str) -> String {
     text.replace(['\r', '\n'], " ")
 }
 
-/// Whether a text is the one that was sent, but for a number of ours at each of its places: that number, if there was one.
-fn same(got: &str, sent: &str) -> Result<Option<String>, TestCaseError> {
-    let (mut rest, mut ours) = (got, None);
-    let sent = spaced(sent).replace(TOKEN, ID);
+/// Checks that `got` is `sent` with one number at every placeholder, and returns that number.
+fn same_except_ids(got: &str, sent: &str) -> Result<Option<String>, TestCaseError> {
+    let (mut rest, mut our_id) = (got, None);
+    let sent = without_line_breaks(sent).replace(TOKEN, ID);
     let mut parts = sent.split(ID);
     let first = parts.next().unwrap_or_default();
-    let differs = || TestCaseError::fail(format!("\n was sent: {sent}\n  arrived: {got}"));
+    let differs = || TestCaseError::fail(format!("\n     sent: {sent}\n received: {got}"));
     rest = rest.strip_prefix(first).ok_or_else(differs)?;
     for part in parts {
         let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
         rest = rest[number.len()..].strip_prefix(part).ok_or_else(differs)?;
-        if number.is_empty() || *ours.get_or_insert(number.clone()) != number {
+        if number.is_empty() || *our_id.get_or_insert(number.clone()) != number {
             return Err(differs());
         }
     }
-    if rest.is_empty() { Ok(ours) } else { Err(differs()) }
+    if rest.is_empty() { Ok(our_id) } else { Err(differs()) }
 }
 
-/// What the mirror shows of what it got.
-fn reflected(told: &str) -> Result<&str, TestCaseError> {
+/// The message inside a `notifications/mirrored` of the mirror.
+fn reflected(received: &str) -> Result<&str, TestCaseError> {
     let (before, after) = (r#"{"jsonrpc":"2.0","method":"notifications/mirrored","params":{"reflected":"#, "}}");
-    let inner = told.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
-    inner.ok_or_else(|| TestCaseError::fail(format!("not mirrored: {told}")))
+    let inner = received.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+    inner.ok_or_else(|| TestCaseError::fail(format!("not mirrored: {received}")))
 }
 
 fn equal(got: &str, sent: &str) -> Result<(), TestCaseError> {
-    prop_assert_eq!(got, spaced(sent));
+    prop_assert_eq!(got, without_line_breaks(sent));
     Ok(())
 }
 
-async fn deliver(client: &mut Attached, letters: &Letters) -> Result<(), TestCaseError> {
-    let Letters { id, request, aside, beside, server_aside, question, question_id, reply, answer } = letters;
-    let beside = beside.iter().flat_map(|member| [",", member]).collect::<String>();
+async fn deliver(client: &mut SessionClient, messages: &Messages) -> Result<(), TestCaseError> {
+    let Messages {
+        id,
+        request,
+        client_notification,
+        extra_members,
+        server_notification,
+        server_request,
+        server_request_id,
+        client_response,
+        server_response,
+    } = messages;
+    let extra_members = extra_members.iter().flat_map(|member| [",", member]).collect::<String>();
 
-    // A request arrives as it is, and its answer, which is the same once more.
-    let sent = filled(request, id, "\"its own\"");
+    // A request, whose response reflects it.
+    let sent = fill_placeholders(request, id, "\"its own\"");
     let body = client.ask(&sent).await.body;
     let (before, after) = (format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"reflected":"#), "}}");
     let inner = body.strip_prefix(&before).and_then(|rest| rest.strip_suffix(after));
-    let inner = inner.ok_or_else(|| TestCaseError::fail(format!("not its answer: {body}")))?;
-    prop_assert!(same(inner, request)?.is_some());
+    let inner = inner.ok_or_else(|| TestCaseError::fail(format!("not the response: {body}")))?;
+    prop_assert!(same_except_ids(inner, request)?.is_some());
 
-    // And so does a notification, both ways.
-    client.tell(aside).await;
-    equal(reflected(&client.hears().await)?, aside)?;
+    // A notification, which is mirrored.
+    client.send(client_notification).await;
+    equal(reflected(&client.next_message().await)?, client_notification)?;
 
-    // What a server says on behalf of a call: a notification, progress, an answer.
+    // Messages of the server during a call: notification, progress, response.
     let progress = |token: &str| {
         format!(
-            r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{token},"progress":1.50{beside}}}}}"#
+            r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{token},"progress":1.50{extra_members}}}}}"#
         )
     };
-    let said = client.say(7, &[server_aside, &progress("\"$token\""), &filled(answer, "\"$id\"", "")]).await;
+    let said = client
+        .say(7, &[server_notification, &progress("\"$token\""), &fill_placeholders(server_response, "\"$id\"", "")])
+        .await;
     prop_assert_eq!(said.len(), 3, "{:?}", said);
-    equal(&said[0], server_aside)?;
+    equal(&said[0], server_notification)?;
     equal(&said[1], &progress("7"))?;
-    equal(&said[2], &filled(answer, "7", ""))?;
+    equal(&said[2], &fill_placeholders(server_response, "7", ""))?;
 
-    // What it asks, what the client says of it meanwhile, and what it answers.
-    let said = client.say(8, &[&filled(question, question_id, "\"theirs\""), DONE]).await;
+    // A request of the server, the progress of the client on it, and the response.
+    let said = client.say(8, &[&fill_placeholders(server_request, server_request_id, "\"theirs\""), DONE]).await;
     prop_assert_eq!(said.len(), 2, "{:?}", said);
-    let ours = same(&said[0], question)?.unwrap();
-    if question.contains(TOKEN) {
-        client.tell(&progress(&ours)).await;
-        equal(reflected(&client.hears().await)?, &progress("\"theirs\""))?;
+    let our_id = same_except_ids(&said[0], server_request)?.unwrap();
+    if server_request.contains(TOKEN) {
+        client.send(&progress(&our_id)).await;
+        equal(reflected(&client.next_message().await)?, &progress("\"theirs\""))?;
     }
-    client.tell(&filled(reply, &ours, "")).await;
-    equal(reflected(&client.hears().await)?, &filled(reply, question_id, ""))?;
+    client.send(&fill_placeholders(client_response, &our_id, "")).await;
+    equal(reflected(&client.next_message().await)?, &fill_placeholders(client_response, server_request_id, ""))?;
 
-    // What it does not want to know any more.
+    // A cancellation by the server.
     let cancelled = |id: &str| {
-        format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}{beside}}}}}"#)
+        format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}{extra_members}}}}}"#
+        )
     };
-    let said = client.say(9, &[&filled(question, question_id, "1"), &cancelled(question_id), DONE]).await;
+    let said = client
+        .say(9, &[&fill_placeholders(server_request, server_request_id, "1"), &cancelled(server_request_id), DONE])
+        .await;
     prop_assert_eq!(said.len(), 3, "{:?}", said);
-    let ours = same(&said[0], question)?.unwrap();
-    equal(&said[1], &cancelled(&ours))?;
+    let our_id = same_except_ids(&said[0], server_request)?.unwrap();
+    equal(&said[1], &cancelled(&our_id))?;
 
-    // And what the client does not.
-    let mut other = client.posts.again().await;
-    other.send("POST", &[], &say(10, &[server_aside])).await;
+    // A cancellation by the client.
+    let mut other = client.posts.second_connection().await;
+    other.send("POST", &[], &say(10, &[server_notification])).await;
     prop_assert!(other.head().await.is_stream());
-    // It has arrived, for something was said of it.
+    // The notification of the server proves that the request has arrived.
     prop_assert_eq!(other.event().await.unwrap().data, "");
-    equal(&other.event().await.unwrap().data, server_aside)?;
-    client.tell(&cancelled("10")).await;
-    prop_assert!(same(reflected(&client.hears().await)?, &cancelled(ID))?.is_some());
+    equal(&other.event().await.unwrap().data, server_notification)?;
+    client.send(&cancelled("10")).await;
+    prop_assert!(same_except_ids(reflected(&client.next_message().await)?, &cancelled(ID))?.is_some());
     prop_assert_eq!(other.event().await, None);
     Ok(())
 }
 
 #[test]
-fn whatever_json_it_is_it_arrives_as_it_was_sent_in_every_kind_of_message_both_ways() {
+fn any_json_arrives_unchanged_in_every_message_kind_both_ways() {
     let tokio = tokio::runtime::Runtime::new().unwrap();
-    let (whole, client) = tokio.block_on(async {
-        let whole = Whole::begin().await;
-        whole.online(Server::mirror("mirror")).await;
-        let client = whole.client("mirror", json!({"sampling": {}, "elicitation": {}, "roots": {}})).await;
-        (whole, client)
+    let (satellite, client) = tokio.block_on(async {
+        let satellite = TestSatellite::start().await;
+        satellite.online(Server::mirror("mirror")).await;
+        let client = satellite.client("mirror", json!({"sampling": {}, "elicitation": {}, "roots": {}})).await;
+        (satellite, client)
     });
     let client = std::cell::RefCell::new(client);
     let mut runner = TestRunner::new(Config { cases: Config::default().cases.min(10_000), ..Config::default() });
-    let outcome = runner.run(&letters(), |letters| {
+    let outcome = runner.run(&messages(), |messages| {
         let mut client = client.borrow_mut();
-        let delivered = tokio.block_on(async { timeout(GIVE_UP, deliver(&mut client, &letters)).await });
-        delivered.unwrap_or_else(|_| Err(TestCaseError::fail("something does not arrive")))
+        let delivered = tokio.block_on(async { timeout(GIVE_UP, deliver(&mut client, &messages)).await });
+        delivered.unwrap_or_else(|_| Err(TestCaseError::fail("a message did not arrive in time")))
     });
     if let Err(error) = outcome {
         panic!("{error}");
     }
-    tokio.block_on(whole.end());
+    tokio.block_on(satellite.end());
 }
 
 #[tokio::test]
-async fn what_a_server_says_of_itself_arrives_as_it_was_said_but_for_the_version() {
-    let whole = Whole::begin().await;
-    whole.online(Server::mirror("mirror")).await;
-    let mut client = whole.connect("mirror").await;
+async fn the_initialize_result_arrives_unchanged_except_for_the_version() {
+    let satellite = TestSatellite::start().await;
+    satellite.online(Server::mirror("mirror")).await;
+    let mut client = satellite.connect("mirror").await;
     let said = concat!(
         r#"{"protocolVersion":"2025-11-25","capabilities":{"experimental":{"mirror":{}},"x-unknown":[1.0,null]},"#,
         r#""serverInfo":{"name":"mirror","version":"1.0.0","x-big":123456789012345678901234567890},"x-unknown":"\ud800"}"#,
     );
     for (offered, agreed) in [("2025-11-25", "2025-11-25"), ("2025-03-26", "2025-03-26"), ("1999-01-01", "2025-11-25")]
     {
-        let answer = client.post(&super::client::initialize(offered)).await;
+        let server_response = client.post(&super::client::initialize(offered)).await;
         let expected = said.replace("2025-11-25", agreed);
-        assert_eq!(answer.body, format!(r#"{{"jsonrpc":"2.0","id":0,"result":{expected}}}"#));
+        assert_eq!(server_response.body, format!(r#"{{"jsonrpc":"2.0","id":0,"result":{expected}}}"#));
     }
-    whole.end().await;
+    satellite.end().await;
 }
 
 #[tokio::test]
-async fn a_tool_that_was_called_is_told_of_whatever_stands_beside_its_name() {
-    let whole = Whole::begin().await;
-    whole.online(Server::mirror("mirror")).await;
-    let mut client = whole.client("mirror", json!({})).await;
+async fn a_tool_call_is_recorded_despite_unusual_params() {
+    let satellite = TestSatellite::start().await;
+    satellite.online(Server::mirror("mirror")).await;
+    let mut client = satellite.client("mirror", json!({})).await;
     for params in [r#"{"\ud800":1,"name":"rm"}"#, r#"{"name":"ls","name":"mv"}"#, r#"{"n\u0061me":"cp","x":"\udfff"}"#]
     {
-        let answer =
+        let server_response =
             client.ask(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}"#)).await;
-        assert!(answer.body.contains(params), "{}", answer.body);
+        assert!(server_response.body.contains(params), "{}", server_response.body);
     }
-    let tools = whole.tools.clone();
-    whole.end().await;
+    let tools = satellite.tools.clone();
+    satellite.end().await;
     assert_eq!(*tools.lock().unwrap(), ["rm", "mv", "cp"]);
 }

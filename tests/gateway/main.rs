@@ -1,5 +1,5 @@
-//! The endpoint over real sockets: what a client sees, byte for byte where it matters. What answers is a fake, or, from
-//! `whole.rs` on, real servers in a real runtime.
+//! The endpoint over real sockets, as a client sees it. Behind it is a fake handler (`fake`), scripted servers
+//! (`played`) or a whole runtime with real servers (`whole`).
 
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]

@@ -1,13 +1,13 @@
-//! What clients in front of several servers are told of them: their instructions, and which are lost and return.
+//! Instructions of the servers, and notices of lost and returned servers, for clients of a combined view.
 
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::client::{Client, Guest};
-use super::whole::{Attached, GIVE_UP, Server, Whole, hello};
+use super::client::{Client, StatelessClient};
+use super::whole::{GIVE_UP, Server, SessionClient, TestSatellite, initialize_request};
 
-async fn at(whole: &Whole, path: &str) -> Client {
-    let mut client = Client::connect(whole.address).await;
+async fn connect(satellite: &TestSatellite, path: &str) -> Client {
+    let mut client = Client::connect(satellite.address).await;
     path.clone_into(&mut client.path);
     client
 }
@@ -22,54 +22,54 @@ fn notice(message: &Value) -> (&str, &str, &str) {
 }
 
 #[tokio::test]
-async fn clients_behind_the_six_tools_hear_that_a_server_is_lost_and_returns_from_their_own_level_on() {
-    let whole = Whole::begin().await;
-    let id = whole.online(Server::sim("files", &[])).await;
-    let mut client = Attached::begin(at(&whole, "/mcp").await, json!({})).await;
-    let mut quiet = Attached::begin(at(&whole, "/mcp").await, json!({})).await;
+async fn meta_tool_clients_get_server_notices_from_their_own_log_level() {
+    let satellite = TestSatellite::start().await;
+    let id = satellite.online(Server::sim("files", &[])).await;
+    let mut client = SessionClient::connect(connect(&satellite, "/mcp").await, json!({})).await;
+    let mut quiet = SessionClient::connect(connect(&satellite, "/mcp").await, json!({})).await;
     assert_eq!(quiet.call(1, "logging/setLevel", json!({"level": "error"})).await["result"], json!({}));
     let listed = client.call(1, "tools/list", json!({})).await;
 
-    whole.runtime.stop(&id).await.unwrap();
-    assert_eq!(notice(&client.hears_json().await), ("warning", "offline", "stopped on request"));
-    whole.runtime.start(&id).await.unwrap();
-    assert_eq!(notice(&client.hears_json().await), ("notice", "online", "online"));
-    assert_eq!(client.call(2, "tools/list", json!({})).await["result"], listed["result"], "the six stay the six");
+    satellite.runtime.stop(&id).await.unwrap();
+    assert_eq!(notice(&client.next_json().await), ("warning", "offline", "stopped on request"));
+    satellite.runtime.start(&id).await.unwrap();
+    assert_eq!(notice(&client.next_json().await), ("notice", "online", "online"));
+    assert_eq!(client.call(2, "tools/list", json!({})).await["result"], listed["result"], "the tools have not changed");
 
-    // The first that it hears is the first that it wants to hear.
+    // The first notice is the first one at or above its level.
     assert_eq!(quiet.call(2, "logging/setLevel", json!({"level": "notice"})).await["result"], json!({}));
-    whole.runtime.stop(&id).await.unwrap();
-    assert_eq!(notice(&quiet.hears_json().await).1, "offline");
-    whole.end().await;
+    satellite.runtime.stop(&id).await.unwrap();
+    assert_eq!(notice(&quiet.next_json().await).1, "offline");
+    satellite.end().await;
 }
 
 #[tokio::test]
-async fn without_a_session_a_client_that_listens_hears_it_from_the_level_that_its_request_names() {
-    let whole = Whole::begin().await;
-    let id = whole.online(Server::sim("files", &[])).await;
-    let mut guest = Guest::connect(whole.address, "/mcp").await;
-    guest.beside = json!({"io.modelcontextprotocol/logLevel": "warning"});
-    let request = guest.open("subscriptions/listen", json!({"notifications": {}})).await;
-    let agreed = guest.hears().await.unwrap();
+async fn a_stateless_listener_gets_server_notices_from_its_requested_level() {
+    let satellite = TestSatellite::start().await;
+    let id = satellite.online(Server::sim("files", &[])).await;
+    let mut stateless = StatelessClient::connect(satellite.address, "/mcp").await;
+    stateless.extra_meta = json!({"io.modelcontextprotocol/logLevel": "warning"});
+    let request = stateless.open("subscriptions/listen", json!({"notifications": {}})).await;
+    let agreed = stateless.next_message().await.unwrap();
     assert_eq!(agreed["method"], "notifications/subscriptions/acknowledged");
-    let mut all = Attached::begin(at(&whole, "/mcp").await, json!({})).await;
+    let mut session_client = SessionClient::connect(connect(&satellite, "/mcp").await, json!({})).await;
     for again in [false, true] {
         if again {
-            // That it returns is below its level.
-            whole.runtime.start(&id).await.unwrap();
-            assert_eq!(notice(&all.hears_json().await).1, "online");
+            // The notice of the return is below its level.
+            satellite.runtime.start(&id).await.unwrap();
+            assert_eq!(notice(&session_client.next_json().await).1, "online");
         }
-        whole.runtime.stop(&id).await.unwrap();
-        let told = timeout(GIVE_UP, guest.hears()).await.unwrap().unwrap();
-        assert_eq!(notice(&told), ("warning", "offline", "stopped on request"));
-        assert_eq!(told["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], json!(request), "{told}");
-        assert_eq!(notice(&all.hears_json().await).1, "offline");
+        satellite.runtime.stop(&id).await.unwrap();
+        let received = timeout(GIVE_UP, stateless.next_message()).await.unwrap().unwrap();
+        assert_eq!(notice(&received), ("warning", "offline", "stopped on request"));
+        assert_eq!(received["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], json!(request), "{received}");
+        assert_eq!(notice(&session_client.next_json().await).1, "offline");
     }
-    whole.end().await;
+    satellite.end().await;
 }
 
 #[tokio::test]
-async fn the_instructions_of_the_servers_stand_in_those_of_the_endpoint_under_their_names() {
+async fn endpoint_instructions_contain_server_instructions_under_their_names() {
     let script = r#"
         while read -r line; do
             id=${line#*\"id\":}; id=${id%%,*}
@@ -78,18 +78,19 @@ async fn the_instructions_of_the_servers_stand_in_those_of_the_endpoint_under_th
             *tools/list*) printf '{"jsonrpc":"2.0","id":%s,"result":{"tools":[]}}\n' "$id" ;;
             esac
         done"#;
-    let whole = Whole::begin().await;
-    whole.online(Server::command("guide", "/bin/sh", &["-c", script])).await;
-    whole.online(Server::sim("silent", &[])).await;
+    let satellite = TestSatellite::start().await;
+    satellite.online(Server::command("guide", "/bin/sh", &["-c", script])).await;
+    satellite.online(Server::sim("silent", &[])).await;
     for path in ["/mcp", "/mcp?mode=flat"] {
-        let welcome = at(&whole, path).await.post(&hello(json!({}))).await.json();
-        let discovered = Guest::connect(whole.address, path).await.result("server/discover", json!({})).await;
-        for said in [&welcome["result"]["instructions"], &discovered["instructions"]] {
-            let said = said.as_str().unwrap();
-            assert!(said.starts_with("This endpoint combines several MCP servers"), "{said}");
-            let theirs = "\n\nInstructions of the server `guide`:\nAsk before you write.";
-            assert!(said.contains(theirs) && !said.contains("silent"), "{said}");
+        let welcome = connect(&satellite, path).await.post(&initialize_request(json!({}))).await.json();
+        let discovered =
+            StatelessClient::connect(satellite.address, path).await.result("server/discover", json!({})).await;
+        for instructions in [&welcome["result"]["instructions"], &discovered["instructions"]] {
+            let instructions = instructions.as_str().unwrap();
+            assert!(instructions.starts_with("This endpoint combines several MCP servers"), "{instructions}");
+            let server_part = "\n\nInstructions of the server `guide`:\nAsk before you write.";
+            assert!(instructions.contains(server_part) && !instructions.contains("silent"), "{instructions}");
         }
     }
-    whole.end().await;
+    satellite.end().await;
 }

@@ -1,11 +1,11 @@
-//! A certificate that nobody has signed, and its key.
+//! A self-signed certificate and its key.
 
 use std::fs;
 use std::path::Path;
 
 use rustls::pki_types::CertificateDer;
 
-/// Writes `cert.pem` and `key.pem` into a folder.
+/// Writes `cert.pem` and `key.pem` into a directory.
 pub(crate) fn write_pair(dir: &Path) -> CertificateDer<'static> {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     fs::write(dir.join("cert.pem"), pem("CERTIFICATE", made.cert.der())).unwrap();

@@ -1,4 +1,4 @@
-//! The endpoint in front of servers that are played in this process: each lists what a test says.
+//! An endpoint in front of scripted servers in this process: each lists what a test gives it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use super::client::{Client, notification, request};
 use super::fake;
 use super::house::{GIVE_UP, House, Lists};
 
-/// What a server that matters to nobody lists.
+/// The lists of a server whose content does not matter.
 pub(crate) const PLAIN: Lists =
     Lists { tools: r#"[{"name":"read","x":1e400}]"#, resources: "", templates: "", prompts: "" };
 
-/// Alice's servers of acme behind an endpoint, and Bob's one that is called `secret`.
-pub(crate) struct Played {
+/// An endpoint in front of servers of Alice in the team acme, and of Bob's server `secret`.
+pub(crate) struct ScriptedEndpoint {
     pub house: House,
     pub gateway: Gateway,
     pub address: SocketAddr,
 }
 
-impl Played {
+impl ScriptedEndpoint {
     pub(crate) async fn with(servers: &[(&str, &str, Lists)]) -> Self {
         Self::limited(servers, |_| {}).await
     }
 
-    /// The same, with other limits.
+    /// As `with`, with other limits.
     pub(crate) async fn limited(servers: &[(&str, &str, Lists)], set: impl FnOnce(&mut GatewayLimits)) -> Self {
         let sessions = Arc::new(Sessions::new());
         let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
@@ -49,7 +49,7 @@ impl Played {
         Self { house, gateway, address }
     }
 
-    /// A client of Alice's at this path, which answers sampling.
+    /// Connects a client of Alice, with the capability `sampling`, to this path.
     pub(crate) async fn client(&self, path: &str) -> Caller {
         Caller::connect(self.address, path, "alice-token").await
     }
@@ -60,12 +60,12 @@ impl Played {
     }
 }
 
-/// A client that asks one thing after another.
+/// A client that sends one request at a time.
 pub(crate) struct Caller {
     pub client: Client,
-    /// What it was told in `initialize`.
+    /// The result of `initialize`.
     pub welcome: Value,
-    asked: u64,
+    last_id: u64,
 }
 
 impl Caller {
@@ -80,50 +80,50 @@ impl Caller {
         let welcome = answer.json()["result"].clone();
         let done = client.post(&notification("notifications/initialized", json!({}))).await;
         assert_eq!(done.head.status, 202);
-        Self { client, welcome, asked: 0 }
+        Self { client, welcome, last_id: 0 }
     }
 
-    /// A request under the next id, to be sent.
+    /// Builds a request with the next id.
     pub(crate) fn next(&mut self, method: &str, params: Value) -> Value {
-        self.asked += 1;
-        request(self.asked, method, params)
+        self.last_id += 1;
+        request(self.last_id, method, params)
     }
 
-    /// The whole answer to a request, as text: it may hold what no value of ours can.
-    pub(crate) async fn text(&mut self, method: &str, params: &str) -> String {
-        self.asked += 1;
-        let id = self.asked;
+    /// The body of a response, as text: `Value` cannot represent everything it may contain.
+    pub(crate) async fn request_text(&mut self, method: &str, params: &str) -> String {
+        self.last_id += 1;
+        let id = self.last_id;
         let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{params}}}"#);
         let answer = self.client.ask("POST", &[], &body).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");
         answer.body
     }
 
-    pub(crate) async fn asks(&mut self, method: &str, params: Value) -> Value {
-        let answer: Value = serde_json::from_str(&self.text(method, &params.to_string()).await).unwrap();
-        assert_eq!(answer["id"], self.asked, "{answer}");
+    pub(crate) async fn request(&mut self, method: &str, params: Value) -> Value {
+        let answer: Value = serde_json::from_str(&self.request_text(method, &params.to_string()).await).unwrap();
+        assert_eq!(answer["id"], self.last_id, "{answer}");
         answer
     }
 
-    /// The result of a tool.
-    pub(crate) async fn calls(&mut self, tool: &str, arguments: Value) -> Value {
-        let answer = self.asks("tools/call", json!({"name": tool, "arguments": arguments})).await;
+    /// Calls a tool and returns its result.
+    pub(crate) async fn call_tool(&mut self, tool: &str, arguments: Value) -> Value {
+        let answer = self.request("tools/call", json!({"name": tool, "arguments": arguments})).await;
         assert!(answer["result"].is_object(), "{answer}");
         answer["result"].clone()
     }
 
-    /// What a tool that fails says to a model, and what it says to a program.
-    pub(crate) async fn fails(&mut self, tool: &str, arguments: Value) -> (String, Value) {
-        let result = self.calls(tool, arguments).await;
+    /// Calls a tool that must fail: its text for a model and its data for a program.
+    pub(crate) async fn call_failing_tool(&mut self, tool: &str, arguments: Value) -> (String, Value) {
+        let result = self.call_tool(tool, arguments).await;
         assert_eq!(result["isError"], true, "{result}");
         let text = result["content"][0]["text"].as_str().unwrap().to_owned();
         (text, result["_meta"]["mcp-satellite/error"].clone())
     }
 
-    /// The names in a list.
+    /// The names or URIs in a list.
     pub(crate) async fn names(&mut self, method: &str, list: &str, key: &str) -> Vec<String> {
-        let body = self.text(method, "{}").await;
-        // A definition may hold what no value can: names are read alone.
+        let body = self.request_text(method, "{}").await;
+        // `Value` cannot represent every definition, so the names are read from the text.
         let list_of = format!("\"{list}\":[");
         assert!(body.contains(&list_of), "{body}");
         let (start, mut rest) = (format!("\"{key}\":\""), &body[..]);
@@ -135,27 +135,27 @@ impl Caller {
         names
     }
 
-    /// The methods that are heard on a GET, until this one.
-    pub(crate) async fn hears_until(&mut self, method: &str) -> Vec<String> {
-        let mut heard = Vec::new();
+    /// The methods of the messages on a GET stream, up to this one.
+    pub(crate) async fn methods_until(&mut self, method: &str) -> Vec<String> {
+        let mut methods = Vec::new();
         loop {
             let event = timeout(GIVE_UP, self.client.event()).await.unwrap().expect("the stream ended");
             if event.data.is_empty() {
                 continue;
             }
-            let said = event.json()["method"].as_str().unwrap().to_owned();
-            heard.push(said);
-            if heard.last().is_some_and(|last| last == method) {
-                return heard;
+            let received_method = event.json()["method"].as_str().unwrap().to_owned();
+            methods.push(received_method);
+            if methods.last().is_some_and(|last| last == method) {
+                return methods;
             }
         }
     }
 
-    /// The same session over another connection, whose GET is open.
+    /// The same session on another connection with an open GET stream.
     pub(crate) async fn listening(&self) -> Self {
-        let mut client = self.client.again().await;
+        let mut client = self.client.second_connection().await;
         client.path.clone_from(&self.client.path);
         client.open("GET", &[], "").await;
-        Self { client, welcome: Value::Null, asked: 0 }
+        Self { client, welcome: Value::Null, last_id: 0 }
     }
 }

@@ -1,28 +1,28 @@
-//! Who may not come in, and what is wrong with a request: what is told, and that it tells nothing else.
+//! Rejected clients and invalid requests: the responses, and that they reveal nothing else.
 
 use serde_json::{Value, json};
 
 use super::client::{Answer, Client, initialize, notification, request};
-use super::fake::{Seen, Stage};
+use super::fake::{FakeEndpoint, HandlerEvent};
 
 /// Method, headers, body; status, id.
 type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str, u16, Value);
 
-async fn alone() -> (Stage, Client) {
-    let stage = Stage::new(|_| {});
-    let client = Client::initialized(stage.address, "2025-11-25").await;
-    (stage, client)
+async fn endpoint_with_session() -> (FakeEndpoint, Client) {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let client = Client::initialized(endpoint.address, "2025-11-25").await;
+    (endpoint, client)
 }
 
-/// What a client can tell answers apart by.
+/// Everything in a response that a client can observe.
 fn visible(answer: &Answer) -> (u16, Vec<(String, String)>, String) {
     let headers = answer.head.headers.iter().filter(|(name, _)| name != "date").cloned().collect();
     (answer.head.status, headers, answer.body.clone())
 }
 
 #[tokio::test]
-async fn a_session_is_given_and_its_requests_are_answered_under_their_ids() {
-    let (mut stage, mut client) = alone().await;
+async fn requests_of_a_session_are_answered_with_their_ids() {
+    let (mut endpoint, mut client) = endpoint_with_session().await;
     for id in [json!(1), json!("x"), json!(-7)] {
         let answer = client.post(&request(id.clone(), "echo", json!({"a": [1, null]}))).await;
         assert_eq!(answer.head.status, 200);
@@ -31,25 +31,25 @@ async fn a_session_is_given_and_its_requests_are_answered_under_their_ids() {
     }
     let answer = client.post(&notification("notifications/initialized", json!({}))).await;
     assert_eq!((answer.head.status, answer.body.as_str()), (202, ""));
-    stage.saw(Seen::Told("notifications/initialized".into())).await;
+    endpoint.wait_for(HandlerEvent::Notification("notifications/initialized".into())).await;
     let answer = client.ask("DELETE", &[], "").await;
     assert_eq!(answer.head.status, 204);
-    stage.saw(Seen::Ended("closed")).await;
+    endpoint.wait_for(HandlerEvent::SessionEnded("closed")).await;
     assert_eq!(client.post(&request(2, "echo", json!(0))).await.head.status, 404);
-    let kinds: Vec<_> = std::iter::from_fn(|| stage.events.try_recv().ok()).map(|event| event.kind()).collect();
+    let kinds: Vec<_> = std::iter::from_fn(|| endpoint.events.try_recv().ok()).map(|event| event.kind()).collect();
     assert_eq!(kinds, ["mcp.client.connected", "mcp.client.disconnected"]);
 }
 
 #[tokio::test]
-async fn without_a_token_nobody_learns_what_there_is() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::connect(stage.address).await;
+async fn responses_without_a_token_reveal_no_names() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::connect(endpoint.address).await;
     client.token = None;
     let mut seen = Vec::new();
     for path in ["/mcp", "/i/alices/mcp", "/i/nothing/mcp"] {
         client.path = path.to_owned();
         let answer = client.post(&initialize("2025-11-25")).await;
-        // Metadata would have the client look for an authorization server, and there is none.
+        // No authorization server is configured, so the challenge names no metadata.
         assert_eq!(answer.head.header("www-authenticate"), Some("Bearer"));
         assert_eq!(answer.head.status, 401);
         seen.push(answer.body);
@@ -66,10 +66,10 @@ async fn without_a_token_nobody_learns_what_there_is() {
 }
 
 #[tokio::test]
-async fn a_stolen_session_id_opens_nothing() {
-    let (stage, mut alice) = alone().await;
+async fn a_stolen_session_id_is_useless_to_another_user_or_path() {
+    let (endpoint, mut alice) = endpoint_with_session().await;
     let session = alice.session.clone().unwrap();
-    let mut never = Client::connect(stage.address).await;
+    let mut never = Client::connect(endpoint.address).await;
     never.session = Some("0".repeat(48));
     let echo = request(1, "echo", json!("x")).to_string();
     let nothing = never.ask("POST", &[], &echo).await;
@@ -85,32 +85,33 @@ async fn a_stolen_session_id_opens_nothing() {
         ("alice-token", "/mcp".to_owned(), format!("{}{}", &session[..16], "0".repeat(32))),
     ] {
         for (method, body) in [("POST", echo.as_str()), ("GET", ""), ("DELETE", "")] {
-            let mut thief = Client::connect(stage.address).await;
-            (thief.token, thief.path, thief.session) = (Some(token.to_owned()), path.clone(), Some(session.clone()));
-            let answer = thief.ask(method, &[], body).await;
+            let mut attacker = Client::connect(endpoint.address).await;
+            (attacker.token, attacker.path, attacker.session) =
+                (Some(token.to_owned()), path.clone(), Some(session.clone()));
+            let answer = attacker.ask(method, &[], body).await;
             assert_eq!(answer.head.status, 404, "{method} {path}");
             if method == "POST" {
                 assert_eq!(visible(&answer), visible(&nothing), "{path}");
             }
         }
     }
-    let mut at_instance = Client::connect(stage.address).await;
+    let mut at_instance = Client::connect(endpoint.address).await;
     at_instance.path = instance("alices");
-    at_instance.begin("2025-11-25").await;
+    at_instance.open_session("2025-11-25").await;
     for path in [instance("shared"), instance("nothing"), "/mcp".to_owned()] {
         at_instance.path = path;
         let answer = at_instance.ask("POST", &[], &echo).await;
         assert_eq!(visible(&answer), visible(&nothing), "{}", at_instance.path);
     }
-    // Another token of the same user is the same user.
+    // Another token of the same user works.
     alice.token = Some("alice-other-token".to_owned());
     assert_eq!(alice.ask("POST", &[], &echo).await.head.status, 200);
 }
 
 #[tokio::test]
-async fn a_name_of_somebody_else_is_a_name_that_does_not_exist() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::connect(stage.address).await;
+async fn the_instance_of_another_user_looks_nonexistent() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::connect(endpoint.address).await;
     let mut answers = Vec::new();
     for name in ["bobs", "nothing"] {
         client.path = format!("/i/{name}/mcp");
@@ -123,8 +124,8 @@ async fn a_name_of_somebody_else_is_a_name_that_does_not_exist() {
 }
 
 #[tokio::test]
-async fn a_page_under_another_name_is_kept_out() {
-    let (stage, mut client) = alone().await;
+async fn a_foreign_host_or_origin_gets_403() {
+    let (endpoint, mut client) = endpoint_with_session().await;
     let echo = request(1, "echo", json!("x")).to_string();
     for (headers, status) in [
         (&[("host", "evil.example.com")][..], 403),
@@ -135,19 +136,19 @@ async fn a_page_under_another_name_is_kept_out() {
         (&[("host", "127.0.0.1:1")], 200),
     ] {
         let answer = client.ask("POST", headers, &echo).await;
-        // Two Host headers are refused by hyper or by us.
+        // Either hyper or the endpoint rejects two Host headers.
         assert!(
             answer.head.status == status || (status == 400 && answer.head.status == 403),
             "{headers:?}: {answer:?}"
         );
-        client = client.again().await;
+        client = client.second_connection().await;
     }
-    drop(stage);
+    drop(endpoint);
 }
 
 #[tokio::test]
-async fn a_host_in_the_request_line_is_checked_as_one_in_the_header() {
-    let (stage, mut client) = alone().await;
+async fn a_host_in_the_request_line_is_checked_like_the_host_header() {
+    let (endpoint, mut client) = endpoint_with_session().await;
     let echo = request(1, "echo", json!("x")).to_string();
     let path = client.path.clone();
     for (target, status) in [
@@ -159,14 +160,14 @@ async fn a_host_in_the_request_line_is_checked_as_one_in_the_header() {
         client.path = format!("{target}{path}");
         let answer = client.ask("POST", &[], &echo).await;
         assert_eq!(answer.head.status, status, "{target}: {answer:?}");
-        client = client.again().await;
+        client = client.second_connection().await;
     }
-    drop(stage);
+    drop(endpoint);
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_request_is_told_under_its_id() {
-    let (_stage, mut client) = alone().await;
+async fn an_invalid_request_gets_its_status_and_id() {
+    let (_stage, mut client) = endpoint_with_session().await;
     let echo = request(7, "echo", json!("x")).to_string();
     let table: &[Case<'_>] = &[
         ("POST", &[("mcp-session-id", "")], &echo, 400, json!(7)),
@@ -192,7 +193,7 @@ async fn what_is_wrong_with_a_request_is_told_under_its_id() {
         ("GET", &[("last-event-id", "x")], "", 405, Value::Null),
     ];
     for (method, headers, body, status, id) in table {
-        let mut client = client.again().await;
+        let mut client = client.second_connection().await;
         let answer = client.ask(method, headers, body).await;
         assert_eq!(
             (answer.head.status, &answer.json()["id"]),
@@ -202,16 +203,18 @@ async fn what_is_wrong_with_a_request_is_told_under_its_id() {
         assert_eq!(answer.json()["jsonrpc"], "2.0");
         assert_eq!(answer.head.header("allow").is_some(), *status == 405);
     }
-    let code = async |body: &str| client.again().await.ask("POST", &[], body).await.json()["error"]["code"].clone();
+    let code = async |body: &str| {
+        client.second_connection().await.ask("POST", &[], body).await.json()["error"]["code"].clone()
+    };
     assert_eq!((code("{").await, code("{}").await), (json!(-32700), json!(-32600)));
     client.path = "/elsewhere".to_owned();
     assert_eq!(client.post(&json!(1)).await.head.status, 404);
 }
 
 #[tokio::test]
-async fn a_client_that_asks_what_there_is_without_saying_who_it_is_is_told_what_is_missing() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::connect(stage.address).await;
+async fn server_discover_without_metadata_gets_invalid_params() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::connect(endpoint.address).await;
     let answer = client.post(&request("d", "server/discover", json!({}))).await;
     assert_eq!(
         (answer.head.status, &answer.json()["error"]["code"], &answer.json()["id"]),
@@ -220,35 +223,35 @@ async fn a_client_that_asks_what_there_is_without_saying_who_it_is_is_told_what_
 }
 
 #[tokio::test]
-async fn a_message_that_is_too_large_is_not_read() {
-    let stage = Stage::new(|settings| settings.limits.body_max = 1000);
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+async fn a_body_over_the_limit_gets_413() {
+    let endpoint = FakeEndpoint::new(|settings| settings.limits.body_max = 1000);
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     client.send("POST", &[("content-length", "1001")], "x").await;
     assert_eq!(client.head().await.status, 413);
-    let mut client = client.again().await;
+    let mut client = client.second_connection().await;
     client.send("POST", &[("transfer-encoding", "chunked"), ("content-type", "application/json")], "").await;
     client.send_raw(format!("1f4\r\n{0}\r\n1f5\r\n{0} \r\n", " ".repeat(500)).as_bytes()).await;
     assert_eq!(client.head().await.status, 413);
 }
 
 #[tokio::test]
-async fn a_user_has_so_many_sessions_and_the_idlest_makes_room() {
-    let mut stage = Stage::new(|settings| settings.limits.sessions_per_user_max = 2);
-    let mut first = Client::initialized(stage.address, "2025-11-25").await;
-    let mut second = Client::initialized(stage.address, "2025-11-25").await;
-    let _third = Client::initialized(stage.address, "2025-11-25").await;
-    stage.saw(Seen::Ended("evicted")).await;
+async fn a_session_over_the_limit_of_its_user_evicts_the_idlest() {
+    let mut endpoint = FakeEndpoint::new(|settings| settings.limits.sessions_per_user_max = 2);
+    let mut first = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut second = Client::initialized(endpoint.address, "2025-11-25").await;
+    let _third = Client::initialized(endpoint.address, "2025-11-25").await;
+    endpoint.wait_for(HandlerEvent::SessionEnded("evicted")).await;
     assert_eq!(first.post(&request(1, "echo", json!(1))).await.head.status, 404);
     assert_eq!(second.post(&request(1, "echo", json!(1))).await.head.status, 200);
-    assert_eq!(stage.gateway.session_count(), 2);
+    assert_eq!(endpoint.gateway.session_count(), 2);
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_gives_no_session() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::connect(stage.address).await;
+async fn an_unavailable_server_gives_no_session() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::connect(endpoint.address).await;
     let answer = client.post(&initialize("away")).await;
     assert_eq!((answer.head.status, &answer.json()["error"]["code"]), (200, &json!(-32000)));
     assert_eq!(answer.head.header("mcp-session-id"), None);
-    assert_eq!(stage.gateway.session_count(), 0);
+    assert_eq!(endpoint.gateway.session_count(), 0);
 }

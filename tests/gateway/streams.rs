@@ -1,4 +1,4 @@
-//! What is said before an answer, beside it and without one; and what becomes of a call whose client goes away.
+//! Streams: messages before, beside and without a response, and the calls of clients that disconnect.
 
 use std::net::SocketAddr;
 
@@ -9,13 +9,13 @@ use serde_json::json;
 use tokio::time::{Duration, timeout};
 
 use super::client::{Client, notification, request};
-use super::fake::{Seen, Stage};
+use super::fake::{FakeEndpoint, HandlerEvent};
 use super::whole::GIVE_UP;
 
 #[tokio::test]
-async fn what_is_said_before_the_answer_makes_it_a_stream() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+async fn a_notification_before_the_response_starts_a_stream() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     client.open("POST", &[], &request(5, "chat", json!("x")).to_string()).await;
     let priming = client.event().await.unwrap();
     assert_eq!((priming.data.as_str(), priming.retry), ("", Some(1000)));
@@ -23,26 +23,26 @@ async fn what_is_said_before_the_answer_makes_it_a_stream() {
     let answer = client.event().await.unwrap();
     assert_eq!(answer.json(), json!({"jsonrpc": "2.0", "id": 5, "result": "x"}));
     assert_eq!(client.event().await, None);
-    // The connection is good for another request.
+    // The connection can be reused.
     assert_eq!(client.post(&request(6, "echo", json!(1))).await.head.status, 200);
-    // What is over is over.
-    let mut late = client.again().await;
+    // A completed stream cannot be resumed.
+    let mut late = client.second_connection().await;
     assert_eq!(late.ask("GET", &[("last-event-id", &answer.id)], "").await.head.status, 405);
 }
 
 #[tokio::test]
-async fn an_older_client_gets_no_event_without_data() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-06-18").await;
+async fn an_older_client_gets_no_priming_event() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-06-18").await;
     client.open("POST", &[], &request(5, "chat", json!("x")).to_string()).await;
     assert_eq!(client.event().await.unwrap().json()["params"], "first");
 }
 
 #[tokio::test]
-async fn a_client_that_takes_only_json_hears_the_rest_on_its_get() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
-    let mut get = client.again().await;
+async fn a_json_only_client_gets_notifications_on_its_get_stream() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut get = client.second_connection().await;
     get.open("GET", &[], "").await;
     assert_eq!(get.event().await.unwrap().id, "0-0");
     let chat = request(5, "chat", json!("x")).to_string();
@@ -53,9 +53,9 @@ async fn a_client_that_takes_only_json_hears_the_rest_on_its_get() {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_only_streams_gets_one() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+async fn a_stream_only_client_gets_a_stream() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     let echo = request(5, "echo", json!("x")).to_string();
     client.open("POST", &[("accept", "text/event-stream")], &echo).await;
     client.event().await.unwrap();
@@ -64,20 +64,20 @@ async fn a_client_that_takes_only_streams_gets_one() {
 }
 
 #[tokio::test]
-async fn what_nobody_hears_waits_and_the_newest_listener_gets_it() {
-    let mut stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+async fn buffered_messages_go_to_the_newest_get_stream() {
+    let mut endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     client.post(&notification("shout", json!([3, 0]))).await;
-    stage.saw(Seen::Told("shout".into())).await;
-    let mut first = client.again().await;
+    endpoint.wait_for(HandlerEvent::Notification("shout".into())).await;
+    let mut first = client.second_connection().await;
     first.open("GET", &[], "").await;
     let ids: Vec<_> = [first.event().await, first.event().await, first.event().await, first.event().await]
         .map(|event| event.unwrap().id)
         .into();
     assert_eq!(ids, ["0-0", "0-1", "0-2", "0-3"]);
-    let mut second = client.again().await;
+    let mut second = client.second_connection().await;
     second.open("GET", &[("last-event-id", "0-1")], "").await;
-    assert_eq!(first.event().await, None, "another has its place");
+    assert_eq!(first.event().await, None, "the newer stream replaced this one");
     assert_eq!(second.event().await.unwrap().id, "0-2");
     assert_eq!(second.event().await.unwrap().id, "0-3");
     client.post(&notification("shout", json!([1, 0]))).await;
@@ -85,107 +85,110 @@ async fn what_nobody_hears_waits_and_the_newest_listener_gets_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_before_anything_was_said_cancels_its_call() {
-    let mut stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+async fn a_disconnect_before_the_response_starts_cancels_the_call() {
+    let mut endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
-    stage.saw(Seen::Asked("hold".into())).await;
+    endpoint.wait_for(HandlerEvent::Request("hold".into())).await;
     drop(client);
-    stage.saw(Seen::Cancelled("hold".into())).await;
+    endpoint.wait_for(HandlerEvent::RequestDropped("hold".into())).await;
 }
 
 #[tokio::test]
-async fn a_client_that_could_come_back_and_does_not_cancels_its_call() {
-    let mut stage = Stage::new(|settings| settings.limits.resume_grace = Duration::from_millis(50));
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+async fn the_resume_grace_cancels_the_call_of_a_lost_client() {
+    let mut endpoint = FakeEndpoint::new(|settings| settings.limits.resume_grace = Duration::from_millis(50));
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     client.open("POST", &[], &request(5, "talk", json!("x")).to_string()).await;
     assert_eq!(client.event().await.unwrap().id, "1-0");
     drop(client);
-    stage.saw(Seen::Cancelled("talk".into())).await;
+    endpoint.wait_for(HandlerEvent::RequestDropped("talk".into())).await;
 }
 
 #[tokio::test]
-async fn a_client_that_comes_back_gets_its_answer() {
-    let mut stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
-    let mut back = client.again().await;
+async fn a_resumed_stream_delivers_the_response() {
+    let mut endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut back = client.second_connection().await;
     client.open("POST", &[], &request(5, "talk", json!("x")).to_string()).await;
     client.event().await.unwrap();
     let first = client.event().await.unwrap();
     drop(client);
     back.open("GET", &[("last-event-id", &first.id)], "").await;
-    stage.release.add_permits(1);
+    endpoint.release.add_permits(1);
     let answer = back.event().await.unwrap();
     assert_eq!((answer.id.as_str(), answer.json()["id"].as_u64()), ("1-2", Some(5)));
     assert_eq!(back.event().await, None);
-    assert!(std::iter::from_fn(|| stage.seen.try_recv().ok()).all(|seen| seen != Seen::Cancelled("talk".into())));
+    assert!(
+        std::iter::from_fn(|| endpoint.seen.try_recv().ok())
+            .all(|seen| seen != HandlerEvent::RequestDropped("talk".into()))
+    );
 }
 
 #[tokio::test]
-async fn a_client_takes_its_request_back_and_its_stream_ends_without_an_answer() {
-    let mut stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
-    let mut other = client.again().await;
+async fn a_cancelled_request_ends_its_stream_without_a_response() {
+    let mut endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut other = client.second_connection().await;
     for (id, method) in [(5, "talk"), (6, "hold")] {
         client.send("POST", &[], &request(id, method, json!("x")).to_string()).await;
-        stage.saw(Seen::Asked(method.into())).await;
+        endpoint.wait_for(HandlerEvent::Request(method.into())).await;
         assert_eq!(
             other.post(&notification("notifications/cancelled", json!({"requestId": id}))).await.head.status,
             202
         );
-        stage.saw(Seen::Withdrawn(id.to_string())).await;
+        endpoint.wait_for(HandlerEvent::RequestCancelled(id.to_string())).await;
         let head = client.head().await;
         assert!(head.status == 200 && head.is_stream(), "{head:?}");
         assert!(!client.body(&head).await.contains("result"));
     }
-    // What nobody knows of goes the way of any notification.
+    // A cancellation with an unknown id is delivered as a notification.
     other.post(&notification("notifications/cancelled", json!({"requestId": 99}))).await;
-    stage.saw(Seen::Told("notifications/cancelled".into())).await;
+    endpoint.wait_for(HandlerEvent::Notification("notifications/cancelled".into())).await;
 }
 
 #[tokio::test]
-async fn an_id_is_used_once_at_a_time() {
-    let mut stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
-    let mut other = client.again().await;
+async fn an_id_in_use_is_rejected() {
+    let mut endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut other = client.second_connection().await;
     client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
-    stage.saw(Seen::Asked("hold".into())).await;
+    endpoint.wait_for(HandlerEvent::Request("hold".into())).await;
     assert_eq!(other.post(&request(5, "echo", json!(1))).await.head.status, 400);
-    stage.release.add_permits(1);
+    endpoint.release.add_permits(1);
     assert_eq!(client.head().await.status, 200);
     assert_eq!(other.post(&request(5, "echo", json!(1))).await.head.status, 200);
 }
 
 #[tokio::test]
-async fn a_batch_is_answered_in_one_where_the_version_has_batches() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-03-26").await;
+async fn a_batch_is_accepted_only_in_a_version_with_batches() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-03-26").await;
     let batch = json!([request(1, "echo", json!("a")), notification("n", json!({})), request(2, "echo", json!("b"))]);
     let answer = client.post(&batch).await;
     let expected = json!([{"jsonrpc": "2.0", "id": 1, "result": "a"}, {"jsonrpc": "2.0", "id": 2, "result": "b"}]);
     assert_eq!((answer.head.status, answer.json()), (200, expected));
     assert_eq!(client.post(&json!([notification("n", json!({}))])).await.head.status, 202);
-    let mut newer = Client::initialized(stage.address, "2025-06-18").await;
+    let mut newer = Client::initialized(endpoint.address, "2025-06-18").await;
     assert_eq!(newer.post(&batch).await.head.status, 400);
 }
 
-/// The other side of a client's connection, which is in this process, too.
-fn server_side(of: &Client) -> OwnedFd {
+/// The endpoint's socket of a client's connection, which is in this process, too.
+fn server_side(client: &Client) -> OwnedFd {
     let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let fds =
         std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let copies = fds.filter_map(|fd: i32| pidfd_getfd(&this, fd, PidfdGetfdFlags::empty()).ok());
-    let is_it = |copy: &OwnedFd| {
+    let is_peer = |copy: &OwnedFd| {
         let peer = rustix::net::getpeername(copy).ok().flatten();
-        peer.and_then(|peer| SocketAddr::try_from(peer).ok()) == Some(of.own)
+        peer.and_then(|peer| SocketAddr::try_from(peer).ok()) == Some(client.local_address)
     };
-    copies.into_iter().find(is_it).unwrap()
+    copies.into_iter().find(is_peer).unwrap()
 }
 
 #[tokio::test]
-async fn what_is_written_is_sent_at_once_and_a_connection_without_a_peer_is_found() {
-    let stage = Stage::new(|_| {});
-    let client = Client::initialized(stage.address, "2025-11-25").await;
+async fn server_sockets_have_nodelay_keepalive_and_user_timeout() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let client = Client::initialized(endpoint.address, "2025-11-25").await;
     let socket = server_side(&client);
     assert!(sockopt::tcp_nodelay(&socket).unwrap());
     assert!(sockopt::socket_keepalive(&socket).unwrap());
@@ -194,86 +197,87 @@ async fn what_is_written_is_sent_at_once_and_a_connection_without_a_peer_is_foun
 }
 
 #[tokio::test]
-async fn a_request_without_an_answer_becomes_a_stream_that_is_never_silent_for_long() {
-    let stage = Stage::new(|settings| {
+async fn a_slow_request_becomes_a_stream_with_keep_alives() {
+    let endpoint = FakeEndpoint::new(|settings| {
         (settings.sse_after, settings.keep_alive) = (Duration::from_millis(10), Duration::from_millis(10));
     });
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     client.open("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
     assert_eq!(client.event().await.unwrap().id, "1-0");
     for _ in 0..3 {
         assert_eq!(client.chunk().await.unwrap(), b":\n\n");
     }
-    stage.release.add_permits(1);
+    endpoint.release.add_permits(1);
     assert_eq!(client.event().await.unwrap().json()["result"], "x");
     assert_eq!(client.event().await, None);
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_is_ended_and_holds_nobody_up() {
-    let mut stage = Stage::new(|settings| settings.limits.session_idle = Duration::from_millis(200));
-    let slow = Client::initialized(stage.address, "2025-11-25").await;
-    let mut deaf = slow.again().await;
-    deaf.open("GET", &[], "").await;
-    let mut other = Client::initialized(stage.address, "2025-11-25").await;
-    let mut hears = other.again().await;
-    hears.open("GET", &[], "").await;
-    hears.event().await.unwrap();
-    // Much more than the kernel keeps for a reader, and than we do.
+async fn a_client_that_does_not_read_is_ended_without_delaying_others() {
+    let mut endpoint = FakeEndpoint::new(|settings| settings.limits.session_idle = Duration::from_millis(200));
+    let slow = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut unread = slow.second_connection().await;
+    unread.open("GET", &[], "").await;
+    let mut other = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut other_get = other.second_connection().await;
+    other_get.open("GET", &[], "").await;
+    other_get.event().await.unwrap();
+    // Much more than the buffers of the kernel and of the endpoint.
     let shout = notification("shout", json!([64, 1 << 20]));
-    let mut shouts = slow.again().await;
+    let mut shouts = slow.second_connection().await;
     assert_eq!(shouts.post(&shout).await.head.status, 202);
     for number in 1..=3 {
         assert_eq!(other.post(&notification("shout", json!([1, 0]))).await.head.status, 202);
-        assert_eq!(hears.event().await.unwrap().id, format!("0-{number}"));
+        assert_eq!(other_get.event().await.unwrap().id, format!("0-{number}"));
     }
-    stage.saw(Seen::Ended("slow")).await;
-    assert_eq!((slow.again().await.echo().await, other.echo().await), (404, 200));
+    endpoint.wait_for(HandlerEvent::SessionEnded("slow")).await;
+    assert_eq!((slow.second_connection().await.echo().await, other.echo().await), (404, 200));
 }
 
 #[tokio::test]
-async fn a_client_that_has_sent_more_before_it_goes_away_cancels_its_call_all_the_same() {
-    let mut stage = Stage::new(|settings| {
+async fn a_disconnect_after_a_pipelined_request_cancels_the_call() {
+    let mut endpoint = FakeEndpoint::new(|settings| {
         (settings.sse_after, settings.keep_alive) = (Duration::from_millis(10), Duration::from_millis(10));
         settings.limits.resume_grace = Duration::from_millis(10);
     });
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     client.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
-    stage.saw(Seen::Asked("hold".into())).await;
+    endpoint.wait_for(HandlerEvent::Request("hold".into())).await;
     client.send("POST", &[], &request(6, "echo", json!("x")).to_string()).await;
     drop(client);
-    stage.saw(Seen::Cancelled("hold".into())).await;
+    endpoint.wait_for(HandlerEvent::RequestDropped("hold".into())).await;
 }
 
 #[tokio::test]
-async fn messages_of_all_clients_together_have_so_much_room() {
-    let mut stage = Stage::new(|settings| (settings.limits.body_max, settings.limits.bodies_max) = (2000, 2000));
-    let mut first = Client::initialized(stage.address, "2025-11-25").await;
-    let mut second = Client::initialized(stage.address, "2025-11-25").await;
+async fn the_bodies_of_all_clients_share_a_memory_limit() {
+    let mut endpoint =
+        FakeEndpoint::new(|settings| (settings.limits.body_max, settings.limits.bodies_max) = (2000, 2000));
+    let mut first = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut second = Client::initialized(endpoint.address, "2025-11-25").await;
     let large = |method| request(5, method, json!("x".repeat(1200))).to_string();
     first.send("POST", &[], &large("hold")).await;
-    stage.saw(Seen::Asked("hold".into())).await;
+    endpoint.wait_for(HandlerEvent::Request("hold".into())).await;
     let answer = second.ask("POST", &[], &large("echo")).await;
     assert_eq!((answer.head.status, answer.head.header("retry-after")), (503, Some("1")));
     let why = "requests in progress use all memory for messages; send this one again in a moment";
     assert_eq!(answer.json()["error"]["message"], why);
-    // What was announced takes no room before it is there.
-    let mut announces = second.again().await;
+    // An announced length reserves no memory.
+    let mut announces = second.second_connection().await;
     announces.send("POST", &[("content-length", "700")], "{").await;
-    second = second.again().await;
-    assert_eq!(second.echo().await, 200, "a small one finds room");
-    stage.release.add_permits(1);
+    second = second.second_connection().await;
+    assert_eq!(second.echo().await, 200, "a small message still fits");
+    endpoint.release.add_permits(1);
     assert_eq!(first.head().await.status, 200);
     assert_eq!(second.ask("POST", &[], &large("echo")).await.head.status, 200);
 }
 
 #[tokio::test]
-async fn without_room_nothing_is_kept_for_who_does_not_listen() {
-    let mut stage = Stage::new(|settings| settings.limits.streams_max = 100);
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+async fn without_memory_nothing_is_buffered_for_absent_listeners() {
+    let mut endpoint = FakeEndpoint::new(|settings| settings.limits.streams_max = 100);
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     client.post(&notification("shout", json!([10, 100]))).await;
-    stage.saw(Seen::Told("shout".into())).await;
-    let mut get = client.again().await;
+    endpoint.wait_for(HandlerEvent::Notification("shout".into())).await;
+    let mut get = client.second_connection().await;
     get.open("GET", &[], "").await;
     assert_eq!(get.event().await.unwrap().id, "0-10");
     client.post(&notification("shout", json!([1, 100]))).await;
@@ -281,9 +285,9 @@ async fn without_room_nothing_is_kept_for_who_does_not_listen() {
 }
 
 #[tokio::test]
-async fn what_is_said_at_once_before_the_stream_begins_arrives_whole() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
+async fn a_burst_before_the_stream_starts_arrives_completely() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
     client.open("POST", &[], &request(5, "burst", json!(900)).to_string()).await;
     for number in 0..=900 {
         assert_eq!(client.event().await.unwrap().id, format!("1-{number}"));
@@ -293,10 +297,10 @@ async fn what_is_said_at_once_before_the_stream_begins_arrives_whole() {
 }
 
 #[tokio::test]
-async fn a_client_that_reads_hears_very_many_small_messages_that_are_said_at_once() {
-    let stage = Stage::new(|_| {});
-    let mut client = Client::initialized(stage.address, "2025-11-25").await;
-    let mut get = client.again().await;
+async fn a_reading_client_gets_20000_messages_that_are_sent_at_once() {
+    let endpoint = FakeEndpoint::new(|_| {});
+    let mut client = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut get = client.second_connection().await;
     get.open("GET", &[], "").await;
     assert_eq!(client.post(&notification("shout", json!([20_000, 0]))).await.head.status, 202);
     for number in 0..=20_000 {
@@ -310,16 +314,16 @@ async fn a_client_that_reads_hears_very_many_small_messages_that_are_said_at_onc
 }
 
 #[tokio::test]
-async fn a_message_goes_to_a_connection_that_is_there_and_not_to_one_that_broke() {
-    let stage = Stage::new(|settings| settings.limits.resume_grace = 2 * GIVE_UP);
-    let mut broken = Client::initialized(stage.address, "2025-11-25").await;
-    let (mut posts, mut get) = (broken.again().await, broken.again().await);
+async fn a_message_goes_to_an_open_connection_instead_of_a_broken_one() {
+    let endpoint = FakeEndpoint::new(|settings| settings.limits.resume_grace = 2 * GIVE_UP);
+    let mut broken = Client::initialized(endpoint.address, "2025-11-25").await;
+    let (mut posts, mut get) = (broken.second_connection().await, broken.second_connection().await);
     get.open("GET", &[], "").await;
     assert_eq!(get.event().await.unwrap().id, "0-0");
     broken.open("POST", &[], &request(5, "talk", json!("x")).to_string()).await;
     assert_eq!(broken.event().await.unwrap().id, "1-0");
     drop(broken);
-    // Until it is known to be broken it hears what is said.
+    // Messages go to the broken connection until the endpoint notices that it is broken.
     let shouts = async {
         loop {
             posts.post(&notification("shout", json!([1, 0]))).await;
@@ -332,5 +336,5 @@ async fn a_message_goes_to_a_connection_that_is_there_and_not_to_one_that_broke(
             () = shouts => String::new(),
         }
     };
-    assert_eq!(timeout(GIVE_UP, heard).await.expect("it is said where nobody hears it"), "0-1");
+    assert_eq!(timeout(GIVE_UP, heard).await.expect("no message on the open connection in time"), "0-1");
 }

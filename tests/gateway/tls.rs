@@ -1,4 +1,4 @@
-//! The endpoint over TLS: the same as without, only so, and with a certificate that can be renewed.
+//! The endpoint over TLS: requests, renewal of the certificate, and switching TLS on and off.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use tokio::time::Duration;
 use tokio_rustls::TlsConnector;
 
 use super::client::{Client, initialize, request};
-use super::fake::{Seen, Stage};
+use super::fake::{FakeEndpoint, HandlerEvent};
 use super::pair::write_pair;
 
-/// A certificate that nobody has signed, and its key, in files.
-struct Pair {
+/// The files of a self-signed certificate and its key.
+struct CertificateFiles {
     dir: TempDir,
     certificate: CertificateDer<'static>,
 }
 
-impl Pair {
+impl CertificateFiles {
     fn new() -> Self {
         let dir = TempDir::new().unwrap();
         let certificate = write_pair(dir.path());
@@ -33,17 +33,17 @@ impl Pair {
         TlsFiles { cert: self.dir.path().join("cert.pem"), key: self.dir.path().join("key.pem") }
     }
 
-    /// Others take the place of both.
+    /// Replaces both files.
     fn renew(&mut self) {
         self.certificate = write_pair(self.dir.path());
     }
 
-    /// A client that trusts this certificate and nothing else; none if another is shown, or if there is no TLS.
+    /// Connects a client that trusts only this certificate. `None` if the endpoint has another one, or no TLS.
     async fn connect(&self, address: SocketAddr) -> Option<Client> {
-        self.speaking(address, &["h2", "http/1.1"]).await
+        self.connect_with_alpn(address, &["h2", "http/1.1"]).await
     }
 
-    async fn speaking(&self, address: SocketAddr, protocols: &[&str]) -> Option<Client> {
+    async fn connect_with_alpn(&self, address: SocketAddr, protocols: &[&str]) -> Option<Client> {
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate.clone()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -59,54 +59,54 @@ impl Pair {
     }
 }
 
-fn stage(pair: &Pair) -> Stage {
-    Stage::new(|settings| settings.tls = Some(pair.files()))
+fn tls_endpoint(pair: &CertificateFiles) -> FakeEndpoint {
+    FakeEndpoint::new(|settings| settings.tls = Some(pair.files()))
 }
 
-/// Whether there is an answer in the clear.
-async fn answers_in_the_clear(address: SocketAddr) -> bool {
+/// Whether the endpoint answers without TLS.
+async fn answers_without_tls(address: SocketAddr) -> bool {
     let mut plain = Client::connect(address).await;
     plain.send("POST", &[], &initialize("2025-11-25").to_string()).await;
-    String::from_utf8_lossy(&plain.rest().await).contains("HTTP/")
+    String::from_utf8_lossy(&plain.read_until_closed().await).contains("HTTP/")
 }
 
 #[tokio::test]
-async fn over_tls_a_client_is_answered_and_hears_streams() {
-    let pair = Pair::new();
-    let stage = stage(&pair);
-    let mut client = pair.connect(stage.address).await.unwrap();
+async fn a_tls_client_gets_responses_and_streams() {
+    let pair = CertificateFiles::new();
+    let endpoint = tls_endpoint(&pair);
+    let mut client = pair.connect(endpoint.address).await.unwrap();
     client.token = None;
     let challenge = client.post(&initialize("2025-11-25")).await.head;
     assert_eq!((challenge.status, challenge.header("www-authenticate")), (401, Some("Bearer")));
     client.token = Some("alice-token".to_owned());
-    client.begin("2025-11-25").await;
+    client.open_session("2025-11-25").await;
     assert_eq!(client.echo().await, 200);
     client.open("POST", &[], &request(5, "chat", json!("x")).to_string()).await;
     assert_eq!(client.event().await.unwrap().data, "");
     assert_eq!(client.event().await.unwrap().json()["params"], "first");
     assert_eq!(client.event().await.unwrap().json()["result"], "x");
     assert_eq!(client.event().await, None);
-    assert!(pair.speaking(stage.address, &["h2"]).await.is_none(), "HTTP/1.1 is all that is spoken");
-    assert!(!answers_in_the_clear(stage.address).await);
-    assert!(Pair::new().connect(stage.address).await.is_none());
+    assert!(pair.connect_with_alpn(endpoint.address, &["h2"]).await.is_none(), "only HTTP/1.1 is offered");
+    assert!(!answers_without_tls(endpoint.address).await);
+    assert!(CertificateFiles::new().connect(endpoint.address).await.is_none());
 }
 
 #[tokio::test]
-async fn a_certificate_is_renewed_by_a_reload_and_a_bad_one_changes_nothing() {
-    let mut pair = Pair::new();
-    let stage = stage(&pair);
-    let mut client = pair.connect(stage.address).await.unwrap();
-    client.begin("2025-11-25").await;
+async fn a_reload_renews_the_certificate_and_rejects_a_bad_one() {
+    let mut pair = CertificateFiles::new();
+    let endpoint = tls_endpoint(&pair);
+    let mut client = pair.connect(endpoint.address).await.unwrap();
+    client.open_session("2025-11-25").await;
     let old = pair.certificate.clone();
     pair.renew();
-    assert!(pair.connect(stage.address).await.is_none(), "nobody has said that there is another");
-    let reload = || stage.reload(|settings| settings.tls = Some(pair.files()), None);
+    assert!(pair.connect(endpoint.address).await.is_none(), "not reloaded yet");
+    let reload = || endpoint.reload(|settings| settings.tls = Some(pair.files()), None);
     reload().unwrap();
-    assert!(pair.connect(stage.address).await.is_some());
-    assert_eq!(client.echo().await, 200, "who is connected stays so");
+    assert!(pair.connect(endpoint.address).await.is_some());
+    assert_eq!(client.echo().await, 200, "open connections stay open");
 
-    // A key of another certificate, no key, no certificate, no file.
-    let other = Pair::new();
+    // A key of another certificate, no key, no certificate, a missing file.
+    let other = CertificateFiles::new();
     for (cert, key) in [
         (pair.files().cert, other.files().key),
         (pair.files().cert, pair.files().cert),
@@ -115,79 +115,79 @@ async fn a_certificate_is_renewed_by_a_reload_and_a_bad_one_changes_nothing() {
     ] {
         let files = TlsFiles { cert, key };
         let settings = files.clone();
-        let error = stage.reload(|settings| settings.tls = Some(files), None).unwrap_err().to_string();
+        let error = endpoint.reload(|settings| settings.tls = Some(files), None).unwrap_err().to_string();
         let named = [settings.cert, settings.key].iter().any(|file| error.contains(&*file.to_string_lossy()));
         assert!(named, "{error}");
-        assert!(pair.connect(stage.address).await.is_some());
+        assert!(pair.connect(endpoint.address).await.is_some());
     }
-    let former = Pair { certificate: old, dir: TempDir::new().unwrap() };
-    assert!(former.connect(stage.address).await.is_none());
+    let former = CertificateFiles { certificate: old, dir: TempDir::new().unwrap() };
+    assert!(former.connect(endpoint.address).await.is_none());
 }
 
 #[tokio::test]
-async fn tls_is_switched_on_and_off_by_a_reload_and_sessions_outlive_it() {
-    let pair = Pair::new();
-    let mut stage = Stage::new(|_| {});
-    let mut plain = Client::initialized(stage.address, "2025-11-25").await;
-    let mut asks = plain.again().await;
-    asks.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
-    stage.saw(Seen::Asked("hold".into())).await;
+async fn sessions_survive_switching_tls_on_and_off_by_reload() {
+    let pair = CertificateFiles::new();
+    let mut endpoint = FakeEndpoint::new(|_| {});
+    let mut plain = Client::initialized(endpoint.address, "2025-11-25").await;
+    let mut pending = plain.second_connection().await;
+    pending.send("POST", &[], &request(5, "hold", json!("x")).to_string()).await;
+    endpoint.wait_for(HandlerEvent::Request("hold".into())).await;
     let on = |settings: &mut mcp_satellite::gateway::GatewaySettings| {
         (settings.tls, settings.limits.drain_timeout) = (Some(pair.files()), Duration::from_secs(60));
     };
     let bad = || TlsFiles { cert: "/nothing/there".into(), key: "/nothing/there".into() };
-    stage.reload(|settings| settings.tls = Some(bad()), None).unwrap_err();
-    assert_eq!(plain.echo().await, 200, "nobody is sent away for what cannot be had");
-    stage.reload(on, None).unwrap();
-    assert_eq!(stage.gateway.address(), stage.address);
-    assert!(plain.try_head().await.is_none(), "nothing more is said in the clear");
-    assert!(!answers_in_the_clear(stage.address).await);
-    let mut secret = pair.connect(stage.address).await.unwrap();
-    secret.session.clone_from(&plain.session);
-    assert_eq!(secret.echo().await, 200);
-    // But for what was asked before.
-    stage.release.add_permits(1);
-    assert_eq!(asks.head().await.status, 200);
+    endpoint.reload(|settings| settings.tls = Some(bad()), None).unwrap_err();
+    assert_eq!(plain.echo().await, 200, "a failed reload closes no connection");
+    endpoint.reload(on, None).unwrap();
+    assert_eq!(endpoint.gateway.address(), endpoint.address);
+    assert!(plain.try_head().await.is_none(), "the plain connection is closed");
+    assert!(!answers_without_tls(endpoint.address).await);
+    let mut encrypted = pair.connect(endpoint.address).await.unwrap();
+    encrypted.session.clone_from(&plain.session);
+    assert_eq!(encrypted.echo().await, 200);
+    // A request from before the reload is still answered.
+    endpoint.release.add_permits(1);
+    assert_eq!(pending.head().await.status, 200);
 
-    stage.reload(|settings| settings.tls = Some(bad()), None).unwrap_err();
-    assert!(pair.connect(stage.address).await.is_some());
-    stage.reload(|_| {}, None).unwrap();
-    assert!(pair.connect(stage.address).await.is_none());
-    let mut plain = plain.again().await;
+    endpoint.reload(|settings| settings.tls = Some(bad()), None).unwrap_err();
+    assert!(pair.connect(endpoint.address).await.is_some());
+    endpoint.reload(|_| {}, None).unwrap();
+    assert!(pair.connect(endpoint.address).await.is_none());
+    let mut plain = plain.second_connection().await;
     assert_eq!(plain.echo().await, 200);
 }
 
 #[tokio::test]
-async fn with_a_bad_certificate_nothing_moves_and_nothing_is_said_in_the_clear() {
-    let pair = Pair::new();
+async fn a_bad_certificate_changes_neither_the_address_nor_the_encryption() {
+    let pair = CertificateFiles::new();
     let bad = || Some(TlsFiles { cert: pair.files().cert, key: "/nothing/there".into() });
-    let reload = |stage: &Stage, tls: Option<TlsFiles>| {
-        let elsewhere = stage.elsewhere();
-        let wanted = elsewhere.local_addr().unwrap();
-        let error = stage.reload(
+    let reload = |endpoint: &FakeEndpoint, tls: Option<TlsFiles>| {
+        let new_listener = endpoint.bind_other_address();
+        let wanted = new_listener.local_addr().unwrap();
+        let error = endpoint.reload(
             |settings| {
                 settings.tls = tls;
                 settings.guard.loopback = false;
             },
-            Some(elsewhere),
+            Some(new_listener),
         );
         (wanted, error)
     };
 
-    // What was in the clear stays where it was asked for.
-    let plain = Stage::new(|_| {});
+    // The plain endpoint keeps its address.
+    let plain = FakeEndpoint::new(|_| {});
     let (wanted, error) = reload(&plain, bad());
     error.unwrap_err();
     assert_eq!(plain.gateway.address(), plain.address);
-    assert!(Client::try_connect(wanted).await.is_err(), "nobody is there");
+    assert!(Client::try_connect(wanted).await.is_err(), "the new address is not in use");
     Client::initialized(plain.address, "2025-11-25").await;
 
-    // What was secret stays so.
-    let secret = stage(&pair);
-    let (wanted, error) = reload(&secret, bad());
+    // The TLS endpoint keeps its address and TLS.
+    let encrypted = tls_endpoint(&pair);
+    let (wanted, error) = reload(&encrypted, bad());
     error.unwrap_err();
-    assert_eq!((secret.gateway.address(), secret.gateway.tls()), (secret.address, Some(pair.files())));
-    assert!(Client::try_connect(wanted).await.is_err(), "nobody is there");
-    assert!(!answers_in_the_clear(secret.address).await);
-    pair.connect(secret.address).await.unwrap().begin("2025-11-25").await;
+    assert_eq!((encrypted.gateway.address(), encrypted.gateway.tls()), (encrypted.address, Some(pair.files())));
+    assert!(Client::try_connect(wanted).await.is_err(), "the new address is not in use");
+    assert!(!answers_without_tls(encrypted.address).await);
+    pair.connect(encrypted.address).await.unwrap().open_session("2025-11-25").await;
 }

@@ -1,4 +1,4 @@
-//! All of it in one process: the endpoint, the rooms, a runtime, and real servers behind its real connectors.
+//! A whole satellite in one process: the endpoint, a runtime and real servers behind the real connectors.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,15 +9,15 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use mcp_satellite::actors::model::event::Event as Happened;
+use mcp_satellite::actors::model::event::Event as SatelliteEvent;
 use mcp_satellite::actors::model::ids::InstanceId;
 use mcp_satellite::actors::model::policy::Policy;
 use mcp_satellite::actors::model::snapshot::InstanceView;
 use mcp_satellite::actors::model::spec::{
-    ConfigTier, ConfigValue as Configured, InstanceConfig, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod,
+    ConfigTier, ConfigValue, InstanceConfig, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod,
 };
 use mcp_satellite::actors::model::status::Status;
-use mcp_satellite::actors::seam::{EventSink, SinkAnswer as Taken, SinkBatch};
+use mcp_satellite::actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use mcp_satellite::actors::{self, RuntimeHandle, RuntimeOptions};
 use mcp_satellite::connect::Connectors;
 use mcp_satellite::connect::remote::RemoteConnector;
@@ -34,40 +34,41 @@ use tokio::time::timeout;
 use super::client::{Answer, Client, Event, notification, request};
 use super::fake;
 
-/// When a state that was waited for is given up. Far beyond what a loaded machine needs.
+/// Timeout of waiting for a state, far beyond what a loaded machine needs.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
-/// The tools that were called, as the last flush of a shutdown has told of them.
-pub(crate) type Tools = Arc<Mutex<Vec<String>>>;
+/// The names of the called tools, complete after the last flush of the shutdown.
+pub(crate) type CalledTools = Arc<Mutex<Vec<String>>>;
 
-struct Told(Tools);
+/// Records the tools of `ToolExecuted` events.
+struct ToolRecorder(CalledTools);
 
-impl EventSink for Told {
-    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, Taken> {
+impl EventSink for ToolRecorder {
+    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         for envelope in &batch.events {
-            if let Happened::ToolExecuted { tool_name, .. } = &envelope.event {
+            if let SatelliteEvent::ToolExecuted { tool_name, .. } = &envelope.event {
                 self.0.lock().unwrap().push(tool_name.clone());
             }
         }
-        async { Taken::Accepted }.boxed()
+        async { SinkAnswer::Accepted }.boxed()
     }
 }
 
-/// A server to be installed: the mirror, unless told otherwise, and Alice's.
+/// A server to install. The default user is Alice.
 pub(crate) struct Server {
     name: &'static str,
     user: &'static str,
     target: ServerTarget,
     args: Vec<String>,
     user_required: Vec<String>,
-    keep: ProcessLifetime,
+    lifetime: ProcessLifetime,
     pub policy: Policy,
 }
 
 /// The path of one of this package's examples.
 pub(crate) fn example(name: &str) -> String {
     let path = Path::new(env!("CARGO_BIN_EXE_satellite")).with_file_name("examples").join(name);
-    assert!(path.exists(), "{} is not there: cargo build --example {name}", path.display());
+    assert!(path.exists(), "{} does not exist: run `cargo build --example {name}`", path.display());
     path.to_str().unwrap().to_owned()
 }
 
@@ -78,7 +79,15 @@ impl Server {
         policy.session.request_timeout = GIVE_UP;
         let target = ServerTarget::Stdio { command: command.to_owned(), cwd: None };
         let args = args.iter().map(ToString::to_string).collect();
-        Self { name, user: "alice", target, args, user_required: Vec::new(), keep: ProcessLifetime::default(), policy }
+        Self {
+            name,
+            user: "alice",
+            target,
+            args,
+            user_required: Vec::new(),
+            lifetime: ProcessLifetime::default(),
+            policy,
+        }
     }
 
     pub(crate) fn mirror(name: &'static str) -> Self {
@@ -94,13 +103,13 @@ impl Server {
         Self { target, ..Self::command(name, "", &[]) }
     }
 
-    pub(crate) fn of(mut self, user: &'static str) -> Self {
+    pub(crate) fn for_user(mut self, user: &'static str) -> Self {
         self.user = user;
         self
     }
 
-    pub(crate) fn keep(mut self, keep: ProcessLifetime) -> Self {
-        self.keep = keep;
+    pub(crate) fn lifetime(mut self, lifetime: ProcessLifetime) -> Self {
+        self.lifetime = lifetime;
         self
     }
 
@@ -116,7 +125,7 @@ impl Server {
 
     fn config(self) -> InstanceConfig {
         let args = self.args.into_iter().map(Into::into).collect();
-        let env = BTreeMap::from([("MCP_SATELLITE_TEST".to_owned(), Configured::plain("gateway"))]);
+        let env = BTreeMap::from([("MCP_SATELLITE_TEST".to_owned(), ConfigValue::plain("gateway"))]);
         InstanceConfig {
             team: "team".into(),
             team_slug: "acme".into(),
@@ -129,7 +138,7 @@ impl Server {
             team_tier: ConfigTier::default(),
             user_tier: ConfigTier::default(),
             user_required: self.user_required,
-            lifetime: self.keep,
+            lifetime: self.lifetime,
             update_method: UpdateMethod::default(),
             request_logging: true,
             policy: Arc::new(self.policy),
@@ -138,26 +147,26 @@ impl Server {
 }
 
 /// A satellite with an endpoint for Alice and Bob, whose tokens are `alice-token` and `bob-token`.
-pub(crate) struct Whole {
+pub(crate) struct TestSatellite {
     pub runtime: RuntimeHandle,
     pub gateway: Gateway,
     pub address: SocketAddr,
-    pub tools: Tools,
+    pub tools: CalledTools,
 }
 
-impl Whole {
-    pub(crate) async fn begin() -> Self {
-        Self::begin_with(|_| {}).await
+impl TestSatellite {
+    pub(crate) async fn start() -> Self {
+        Self::start_with(|_| {}).await
     }
 
-    pub(crate) async fn begin_with(set: impl FnOnce(&mut GatewaySettings)) -> Self {
+    pub(crate) async fn start_with(set: impl FnOnce(&mut GatewaySettings)) -> Self {
         let stdio = StdioConnector::new(Vec::new()).unwrap();
         let connectors = Connectors { stdio, remote: RemoteConnector::new().unwrap() };
         let sessions = Arc::new(Sessions::new());
         let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
-        let tools = Tools::default();
+        let tools = CalledTools::default();
         let mut options =
-            RuntimeOptions::new(Arc::new(connectors), Arc::new(Told(tools.clone())), Arc::new(Timestamp::now));
+            RuntimeOptions::new(Arc::new(connectors), Arc::new(ToolRecorder(tools.clone())), Arc::new(Timestamp::now));
         options.audience = rooms.clone();
         let (runtime, _) = actors::start(options).await.unwrap();
 
@@ -173,7 +182,7 @@ impl Whole {
         Self { runtime, gateway, address, tools }
     }
 
-    /// Installs a server, and does not wait for it.
+    /// Installs a server without waiting for it.
     pub(crate) async fn install(&self, server: Server) -> InstanceId {
         let spec = server.config().merge();
         let id = spec.id.clone();
@@ -181,7 +190,7 @@ impl Whole {
         id
     }
 
-    /// Replaces what a server is.
+    /// Replaces the configuration of a server.
     pub(crate) async fn update(&self, server: Server) {
         self.runtime.update(server.config().merge()).await.unwrap();
     }
@@ -189,35 +198,39 @@ impl Whole {
     /// Installs a server and waits until it is online.
     pub(crate) async fn online(&self, server: Server) -> InstanceId {
         let id = self.install(server).await;
-        self.until(&id, |view| view.status == Status::Online).await;
+        self.wait_until(&id, |view| view.status == Status::Online).await;
         id
     }
 
-    /// Waits until an instance is as wanted.
-    pub(crate) async fn until(&self, id: &InstanceId, wanted: impl FnMut(&InstanceView) -> bool) -> Arc<InstanceView> {
+    /// Waits until the view of an instance fulfils the condition.
+    pub(crate) async fn wait_until(
+        &self,
+        id: &InstanceId,
+        wanted: impl FnMut(&InstanceView) -> bool,
+    ) -> Arc<InstanceView> {
         let waiting = timeout(GIVE_UP, self.runtime.wait_for(id, wanted));
-        waiting.await.unwrap_or_else(|_| panic!("given up: {:#?}", self.runtime.status(id))).unwrap()
+        waiting.await.unwrap_or_else(|_| panic!("gave up waiting: {:#?}", self.runtime.status(id))).unwrap()
     }
 
-    /// Kills the process of an instance, and waits until another has its place.
+    /// Kills the process of an instance and waits until a new one is online.
     pub(crate) async fn kill(&self, id: &InstanceId) {
         let old = self.runtime.status(id).unwrap().pid.unwrap();
         let pid = nix::unistd::Pid::from_raw(old.cast_signed());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
         let is_new = |view: &InstanceView| view.pid.is_some_and(|pid| pid != old) && view.port.is_some();
-        self.until(id, |view| view.status == Status::Online && is_new(view)).await;
+        self.wait_until(id, |view| view.status == Status::Online && is_new(view)).await;
     }
 
-    /// A connection of Alice to `/i/{name}/mcp`, without a session.
+    /// Connects as Alice to `/i/{name}/mcp`, without a session.
     pub(crate) async fn connect(&self, name: &str) -> Client {
         let mut client = Client::connect(self.address).await;
         client.path = format!("/i/{name}/mcp");
         client
     }
 
-    /// A client of Alice that is connected and says that it can answer this.
-    pub(crate) async fn client(&self, name: &str, capabilities: Value) -> Attached {
-        Attached::begin(self.connect(name).await, capabilities).await
+    /// A client of Alice in a session, with these capabilities.
+    pub(crate) async fn client(&self, name: &str, capabilities: Value) -> SessionClient {
+        SessionClient::connect(self.connect(name).await, capabilities).await
     }
 
     pub(crate) async fn end(self) {
@@ -225,42 +238,43 @@ impl Whole {
         self.runtime.shutdown().await;
     }
 
-    /// As a satellite does when an instance is removed.
+    /// Uninstalls an instance and ends its sessions, as a satellite does.
     pub(crate) async fn uninstall(&self, id: &InstanceId) {
         self.runtime.uninstall(id).await.unwrap();
         self.gateway.end_endpoint_sessions(&EndpointId::Instance(id.clone()));
     }
 }
 
-/// A client in a session, with a connection for requests and one that listens.
-pub(crate) struct Attached {
+/// A client in a session, with one connection for requests and one for the GET stream.
+pub(crate) struct SessionClient {
     pub posts: Client,
     pub listens: Client,
 }
 
-/// What `initialize` says.
-pub(crate) fn hello(capabilities: Value) -> Value {
+/// An `initialize` request.
+pub(crate) fn initialize_request(capabilities: Value) -> Value {
     let info = json!({"name": "raw", "version": "1"});
     let params = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": info});
     request(0, "initialize", params)
 }
 
-impl Attached {
-    pub(crate) async fn begin(mut posts: Client, capabilities: Value) -> Self {
-        let answer = posts.post(&hello(capabilities)).await;
+impl SessionClient {
+    /// Opens a session and its GET stream, and sends `notifications/initialized`.
+    pub(crate) async fn connect(mut posts: Client, capabilities: Value) -> Self {
+        let answer = posts.post(&initialize_request(capabilities)).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");
         posts.session = answer.head.header("mcp-session-id").map(str::to_owned);
         assert!(posts.session.is_some(), "{answer:?}");
-        let mut listens = posts.again().await;
+        let mut listens = posts.second_connection().await;
         listens.open("GET", &[], "").await;
-        // Its first words are no message.
+        // The first event is the priming event.
         assert_eq!(listens.event().await.unwrap().data, "");
         let mut attached = Self { posts, listens };
-        attached.tell(&notification("notifications/initialized", json!({})).to_string()).await;
+        attached.send(&notification("notifications/initialized", json!({})).to_string()).await;
         attached
     }
 
-    /// A request that is answered with JSON, and nothing before.
+    /// Sends a request whose response must be JSON.
     pub(crate) async fn ask(&mut self, request: &str) -> Answer {
         timeout(GIVE_UP, self.posts.ask("POST", &[], request)).await.expect("no answer")
     }
@@ -269,13 +283,13 @@ impl Attached {
         self.ask(&request(id, method, params).to_string()).await.json()
     }
 
-    /// A notification or an answer.
-    pub(crate) async fn tell(&mut self, message: &str) {
+    /// Sends a notification or a response.
+    pub(crate) async fn send(&mut self, message: &str) {
         let answer = self.ask(message).await;
         assert_eq!(answer.head.status, 202, "{answer:?}");
     }
 
-    /// A request, and all that is said until it is answered.
+    /// Sends a request and returns all messages up to its response.
     pub(crate) async fn stream(&mut self, request: &str) -> Vec<String> {
         let all = async {
             self.posts.send("POST", &[], request).await;
@@ -289,39 +303,39 @@ impl Attached {
             }
             all
         };
-        let mut all = timeout(GIVE_UP, all).await.expect("the stream does not end");
+        let mut all = timeout(GIVE_UP, all).await.expect("the stream did not end");
         assert_eq!(all.remove(0), "");
         all
     }
 
-    /// Has the mirror say these, as they stand here.
+    /// Makes the mirror send these messages literally.
     pub(crate) async fn say(&mut self, id: u64, messages: &[&str]) -> Vec<String> {
         self.stream(&say(id, messages)).await
     }
 
-    /// Has the mirror say these when nobody's call is in flight any more: its answer comes first.
-    pub(crate) async fn say_unasked(&mut self, messages: &[&str]) {
+    /// Makes the mirror send these messages after the response, when no call is in progress.
+    pub(crate) async fn say_without_call(&mut self, messages: &[&str]) {
         self.stream(&say(1, &[&[DONE], messages].concat())).await;
     }
 
-    /// What it hears next without having asked.
-    pub(crate) async fn hears(&mut self) -> String {
-        let event: Option<Event> = timeout(GIVE_UP, self.listens.event()).await.expect("nothing is said");
-        event.expect("the stream has ended").data
+    /// The next message on the GET stream.
+    pub(crate) async fn next_message(&mut self) -> String {
+        let event: Option<Event> = timeout(GIVE_UP, self.listens.event()).await.expect("no message in time");
+        event.expect("the stream ended").data
     }
 
-    /// The same, as JSON.
-    pub(crate) async fn hears_json(&mut self) -> Value {
-        serde_json::from_str(&self.hears().await).unwrap()
+    /// The next message on the GET stream, as JSON.
+    pub(crate) async fn next_json(&mut self) -> Value {
+        serde_json::from_str(&self.next_message().await).unwrap()
     }
 
-    /// Its session ends.
-    pub(crate) async fn leave(mut self) {
+    /// Ends the session.
+    pub(crate) async fn end_session(mut self) {
         assert_eq!(self.posts.ask("DELETE", &[], "").await.head.status, 204);
     }
 }
 
-/// The request that has the mirror say these.
+/// The request that makes the mirror send these messages.
 pub(crate) fn say(id: u64, messages: &[&str]) -> String {
     let messages = messages.join(",");
     format!(
@@ -329,5 +343,5 @@ pub(crate) fn say(id: u64, messages: &[&str]) -> String {
     )
 }
 
-/// The answer that the mirror gives to who has it say something, if this is among it.
+/// The message with which the mirror answers the `mirror/say` request itself.
 pub(crate) const DONE: &str = r#"{"jsonrpc":"2.0","id":"$id","result":{}}"#;

@@ -1,4 +1,4 @@
-//! The built satellite against the built backend: two programs that know each other by HTTP only.
+//! The built satellite and the built backend, connected by HTTP only.
 
 use std::fs;
 use std::net::TcpListener;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::support::{Home, Running, Satellite, pid, seq, wait_for};
 
-/// `satellite backend`, which can be ended and started again where it was.
+/// `satellite backend`, which can be stopped and restarted on the same port.
 struct Backend<'a> {
     home: &'a Home,
     process: Option<Running>,
@@ -20,15 +20,15 @@ struct Backend<'a> {
 
 impl<'a> Backend<'a> {
     fn start(home: &'a Home) -> Self {
-        // Free a moment ago; whoever takes it in between fails this test, and nobody does.
+        // Another program could take the port before the backend binds it, but that is unlikely.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let (data, url) = (home.path().join("backend"), format!("http://127.0.0.1:{port}"));
         let mut backend = Self { home, process: None, data, url };
-        backend.again();
+        backend.restart();
         backend
     }
 
-    fn again(&mut self) {
+    fn restart(&mut self) {
         let listen = self.url.trim_start_matches("http://").to_owned();
         let data = self.data.display().to_string();
         let args = ["backend", "--listen", &listen, "--data-dir", &data, "--poll-interval", "0.05"];
@@ -37,16 +37,16 @@ impl<'a> Backend<'a> {
         self.process = Some(process);
     }
 
-    fn end(&mut self) {
-        // Dropping it kills it.
+    fn stop(&mut self) {
+        // Dropping the process kills it.
         self.process = None;
     }
 
-    /// What it answers to its administrator.
-    fn ask(&self, method: &Method, path: &str, body: Option<&Value>) -> Value {
+    /// Sends a request to the administrator API.
+    fn admin(&self, method: &Method, path: &str, body: Option<&Value>) -> Value {
         let token = fs::read_to_string(self.data.join("admin-token")).unwrap();
         let url = format!("{}/api/admin/{path}", self.url);
-        // An error says that there is one already.
+        // It fails if a provider is installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let asking = async {
             let client = reqwest::Client::builder().no_proxy().build().unwrap();
@@ -64,10 +64,10 @@ impl<'a> Backend<'a> {
     }
 
     fn get(&self, path: &str) -> Value {
-        self.ask(&Method::GET, path, None)
+        self.admin(&Method::GET, path, None)
     }
 
-    /// One team with alice and these servers, each the simulated one with these flags.
+    /// Configures one team with alice and these simulated servers: name and flags.
     fn configure(&self, servers: &[(&str, &[&str])]) -> String {
         let installation = |(id, flags): &(&str, &[&str])| {
             let mut args = vec!["sim-server", "--name", self.home.mark()];
@@ -77,14 +77,14 @@ impl<'a> Backend<'a> {
         let installations: Vec<_> = servers.iter().map(installation).collect();
         let users = [json!({"id": "user_alice", "slug": "alice"})];
         let team = json!({"id": "team_acme", "slug": "acme", "users": users, "installations": installations});
-        let kept = self.ask(&Method::PUT, "config", Some(&json!({"teams": [team]})));
+        let kept = self.admin(&Method::PUT, "config", Some(&json!({"teams": [team]})));
         kept["hash"].as_str().unwrap().to_owned()
     }
 
-    /// Queues a command, and waits for its result.
+    /// Queues a command and waits for its result.
     fn command(&self, satellite: &str, kind: &str, payload: &Value) -> Value {
         let wanted = json!({"command_type": kind, "priority": "immediate", "payload": payload});
-        let queued = self.ask(&Method::POST, &format!("satellites/{satellite}/commands"), Some(&wanted));
+        let queued = self.admin(&Method::POST, &format!("satellites/{satellite}/commands"), Some(&wanted));
         let path = format!("satellites/{satellite}/commands/{}", queued["id"].as_str().unwrap());
         let look = || Some(self.get(&path)["result"].clone()).filter(|result| !result.is_null());
         wait_for("the result of a command", look, || self.get(&path).to_string())
@@ -98,15 +98,15 @@ impl<'a> Backend<'a> {
         wait_for(what, look, || self.get("satellites").to_string())
     }
 
-    /// A registration token, in a file of the home.
+    /// Writes a new registration token to a file in the home directory.
     fn token(&self, file: &str) -> String {
-        let made = self.ask(&Method::POST, "registration-tokens", Some(&json!({})));
+        let made = self.admin(&Method::POST, "registration-tokens", Some(&json!({})));
         fs::write(self.home.path().join(file), made["token"].as_str().unwrap()).unwrap();
         format!("file:{file}")
     }
 }
 
-/// What a satellite is told: where its backend is, and to be quick.
+/// A satellite configuration with this backend and short intervals.
 fn config(home: &Home, name: &str, backend: &Backend<'_>, token: &str) -> PathBuf {
     let text = format!(
         "[satellite]\nname = \"{name}\"\n[events]\ninterval = \"50ms\"\n[backend]\nurl = \"{}\"\ntoken = \"{token}\"\n\
@@ -126,7 +126,7 @@ fn status(home: &Home) -> String {
 }
 
 #[test]
-fn a_backend_steers_a_satellite_from_its_registration_to_its_end() {
+fn a_backend_controls_a_satellite_from_registration_to_stop() {
     let home = Home::new();
     let backend = Backend::start(&home);
     let hash = backend.configure(&[("notes", &[]), ("search", &["--tools", "3"])]);
@@ -136,7 +136,7 @@ fn a_backend_steers_a_satellite_from_its_registration_to_its_end() {
     home.wait_online("search");
 
     let there = |one: &Value| one["applied_config_hash"] == hash.as_str() && one["instances"]["online"] == 2;
-    let known = backend.wait_satellite("satellite-0001", "what it runs", there);
+    let known = backend.wait_satellite("satellite-0001", "two online instances", there);
     assert_eq!((&known["connected"], &known["config_hash"]), (&json!(true), &json!(hash)));
     assert!(known["heartbeat"]["system"]["memory_total_bytes"].as_u64() > Some(1 << 20), "{known}");
     let line = status(&home);
@@ -158,38 +158,37 @@ fn a_backend_steers_a_satellite_from_its_registration_to_its_end() {
     let result = backend.command("satellite-0001", "spawn", &json!({"installation_id": "notes"}));
     assert_eq!(result["status"], "completed", "{result}");
 
-    // Another configuration: one is new, one goes, and the third does not notice.
+    // Another configuration: `mail` is new, `notes` is removed, and `search` stays.
     let hash = backend.configure(&[("search", &["--tools", "3"]), ("mail", &[])]);
     home.wait_online("mail");
     wait_for("`notes` to be gone", || home.row("notes").is_none().then_some(()), || status(&home));
-    assert_eq!(pid(&home.row("search").unwrap()), pid(&before), "it was not touched");
+    assert_eq!(pid(&home.row("search").unwrap()), pid(&before), "`search` was not restarted");
     let refreshed = home.wait_event(0, "config.refreshed", |event| event["data"]["config_hash"] == hash.as_str());
     assert_eq!(refreshed["data"]["change_detected"], true);
 
-    // Every event arrives.
     let last = home.events().last().map(seq).unwrap();
     backend.wait_satellite("satellite-0001", "its events", |one| one["last_seq"].as_u64() >= Some(last));
-    let told = backend.get("events?limit=1000");
-    let mut seqs: Vec<_> = told["events"].as_array().unwrap().iter().map(seq).collect();
+    let stored = backend.get("events?limit=1000");
+    let mut seqs: Vec<_> = stored["events"].as_array().unwrap().iter().map(seq).collect();
     seqs.sort_unstable();
-    assert_eq!(seqs[..usize::try_from(last).unwrap()], (1..=last).collect::<Vec<_>>()[..], "each once");
+    assert_eq!(seqs[..usize::try_from(last).unwrap()], (1..=last).collect::<Vec<_>>()[..], "each event arrives once");
 
-    let said = satellite.terminate();
-    assert_eq!(said.code, Some(0), "{said:#?}");
-    let gone = backend.wait_satellite("satellite-0001", "its last word", |one| one["connected"] == false);
+    let outcome = satellite.terminate();
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let gone = backend.wait_satellite("satellite-0001", "the last heartbeat", |one| one["connected"] == false);
     assert_eq!(gone["heartbeat"]["status"], "stopping");
-    // Neither the key nor the token nor what servers are given is in what it said.
+    // Neither the key nor the token nor the values of servers leak into output and events.
     let kept = fs::read_to_string(home.data_dir().join("backend.json")).unwrap();
     let kept: Value = serde_json::from_str(&kept).unwrap();
     let token = fs::read_to_string(home.path().join("token")).unwrap();
     for secret in [kept["api_key"].as_str().unwrap(), token.trim(), "hunter2-key"] {
-        assert!(!said.stderr.contains(secret) && !said.stdout.contains(secret), "{secret}");
-        assert!(!told.to_string().contains(secret), "{secret}");
+        assert!(!outcome.stderr.contains(secret) && !outcome.stdout.contains(secret), "{secret}");
+        assert!(!stored.to_string().contains(secret), "{secret}");
     }
 }
 
 #[test]
-fn a_satellite_runs_on_without_its_backend_starts_without_it_and_tells_it_all_afterwards() {
+fn a_satellite_runs_and_starts_without_its_backend_and_delivers_events_later() {
     let home = Home::new();
     let mut backend = Backend::start(&home);
     backend.configure(&[("notes", &[])]);
@@ -198,29 +197,29 @@ fn a_satellite_runs_on_without_its_backend_starts_without_it_and_tells_it_all_af
     let satellite = run(&home, &config);
     let before = home.wait_online("notes");
     backend.wait_satellite("satellite-0001", "a heartbeat", |one| one["instances"]["online"] == 1);
-    backend.end();
-    let told = || Some(status(&home)).filter(|text| text.contains("not connected"));
-    let text = wait_for("the outage in the status", told, || status(&home));
+    backend.stop();
+    let look = || Some(status(&home)).filter(|text| text.contains("not connected"));
+    let text = wait_for("the outage in the status", look, || status(&home));
     assert!(text.contains("cannot reach"), "{text}");
     home.satellite(&["restart", "notes"]).exits(0);
-    assert_ne!(pid(&home.wait_online("notes")), pid(&before), "what a person asks is done all the same");
+    assert_ne!(pid(&home.wait_online("notes")), pid(&before), "commands of a person work during the outage");
 
-    // A start without it: what it gave last is run.
+    // A start without the backend runs its last configuration.
     satellite.terminate().exits(0);
     let satellite = run(&home, &config);
     home.wait_online("notes");
     let last = home.events().last().map(seq).unwrap();
 
-    backend.again();
+    backend.restart();
     backend.wait_satellite("satellite-0001", "all events", |one| one["last_seq"].as_u64() >= Some(last));
-    // What the configuration's last question came to is told until it is asked for again.
-    let told = || Some(status(&home)).filter(|text| !text.contains("not connected") && !text.contains("cannot reach"));
-    wait_for("the contact", told, || status(&home));
+    // The last error of the configuration stays in the status until the next request.
+    let look = || Some(status(&home)).filter(|text| !text.contains("not connected") && !text.contains("cannot reach"));
+    wait_for("the contact", look, || status(&home));
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_satellite_whose_key_is_taken_away_says_what_to_do_and_comes_back_with_another_token() {
+fn a_satellite_with_a_revoked_key_names_the_next_step_and_registers_again() {
     let home = Home::new();
     let backend = Backend::start(&home);
     backend.configure(&[("notes", &[])]);
@@ -228,19 +227,19 @@ fn a_satellite_whose_key_is_taken_away_says_what_to_do_and_comes_back_with_anoth
     let mut satellite = run(&home, &config(&home, "satellite-0001", &backend, &token));
     let before = home.wait_online("notes");
     backend.wait_satellite("satellite-0001", "a heartbeat", |one| one["instances"]["online"] == 1);
-    backend.ask(&Method::DELETE, "satellites/satellite-0001", None);
-    let told = || Some(status(&home)).filter(|text| text.contains("create a new one at the backend"));
-    wait_for("what to do", told, || status(&home));
-    // Its file is looked at, like every other with a credential in it.
+    backend.admin(&Method::DELETE, "satellites/satellite-0001", None);
+    let look = || Some(status(&home)).filter(|text| text.contains("create a new one at the backend"));
+    wait_for("the next step in the status", look, || status(&home));
+    // The satellite watches the token file, like every file with a credential.
     backend.token("token");
-    backend.wait_satellite("satellite-0001", "it to come back", |one| one["heartbeat"]["counts"]["online"] == 1);
-    assert_eq!(pid(&home.row("notes").unwrap()), pid(&before), "supervision has not noticed");
+    backend.wait_satellite("satellite-0001", "the new registration", |one| one["heartbeat"]["counts"]["online"] == 1);
+    assert_eq!(pid(&home.row("notes").unwrap()), pid(&before), "the server was not restarted");
     satellite.signal(Signal::SIGTERM);
     satellite.ended().exits(0);
 }
 
 #[test]
-fn two_satellites_have_one_backend() {
+fn two_satellites_can_use_one_backend() {
     let (mut one, mut other) = (Home::new(), Home::new());
     one.use_data_dir("one");
     other.use_data_dir("other");
@@ -257,97 +256,98 @@ fn two_satellites_have_one_backend() {
     };
     for (satellite, home, name) in [("satellite-0001", &one, "notes"), ("satellite-0002", &other, "search")] {
         backend.wait_satellite(satellite, "its registration", |_| true);
-        backend.ask(&Method::PUT, &format!("satellites/{satellite}/config"), Some(&servers(home, name)));
+        backend.admin(&Method::PUT, &format!("satellites/{satellite}/config"), Some(&servers(home, name)));
         home.wait_online(name);
     }
     let result = backend.command("satellite-0002", "restart", &json!({"installation_id": "search"}));
     assert_eq!(result["status"], "completed", "{result}");
     let result = backend.command("satellite-0001", "restart", &json!({"installation_id": "search"}));
-    assert_eq!(result["status"], "failed", "it is the other's");
+    assert_eq!(result["status"], "failed", "`search` belongs to the other satellite");
     assert_eq!((one.rows().len(), other.rows().len()), (1, 1));
     first.terminate().exits(0);
     satellite.terminate().exits(0);
 }
 
-/// Events of the configuration so far: the type, and what an error says.
-fn of_config(home: &Home) -> Vec<(String, String)> {
-    let told = |event: Value| {
+/// The `config.*` events so far: type and error message.
+fn config_events(home: &Home) -> Vec<(String, String)> {
+    let config_event = |event: Value| {
         let kind = event["type"].as_str().unwrap().to_owned();
-        let says = event["data"]["error_message"].as_str().unwrap_or_default().to_owned();
-        kind.starts_with("config.").then_some((kind, says))
+        let text = event["data"]["error_message"].as_str().unwrap_or_default().to_owned();
+        kind.starts_with("config.").then_some((kind, text))
     };
-    home.events().into_iter().filter_map(told).collect()
+    home.events().into_iter().filter_map(config_event).collect()
 }
 
-/// Waits until that many errors of the configuration say this.
-fn refused(home: &Home, says: &str, times: usize) {
-    let told = || of_config(home).iter().filter(|(kind, why)| kind == "config.error" && why.contains(says)).count();
-    wait_for("a refusal", || (told() >= times).then_some(()), || format!("{:#?}", of_config(home)));
+/// Waits for so many `config.error` events with this text.
+fn wait_for_config_errors(home: &Home, text: &str, times: usize) {
+    let count =
+        || config_events(home).iter().filter(|(kind, why)| kind == "config.error" && why.contains(text)).count();
+    wait_for("a config.error event", || (count() >= times).then_some(()), || format!("{:#?}", config_events(home)));
 }
 
-/// A configuration of one server, `other`, that is started by `env`.
-fn by_env(home: &Home) -> Value {
+/// A configuration of one server, `other`, whose command is `/usr/bin/env`.
+fn config_with_env_command(home: &Home) -> Value {
     let args = json!([home.binary, "sim-server", "--name", home.mark()]);
     let installation = json!({"id": "other", "server": "other", "command": "/usr/bin/env", "args": args});
     let users = [json!({"id": "user_alice", "slug": "alice"})];
     json!({"teams": [{"id": "team_acme", "slug": "acme", "users": users, "installations": [installation]}]})
 }
 
-/// A file that permits exactly these commands.
-fn permitting(text: &str, commands: &[&str]) -> String {
-    let permitting = "[satellite]\nprofile = \"production\"\nisolation = \"none\"\nallowed_commands";
-    text.replace("[satellite]\n", &format!("{permitting} = {commands:?}\n"))
+/// Adds exactly these allowed commands to a configuration file.
+fn with_allowed_commands(text: &str, commands: &[&str]) -> String {
+    let settings = "[satellite]\nprofile = \"production\"\nisolation = \"none\"\nallowed_commands";
+    text.replace("[satellite]\n", &format!("{settings} = {commands:?}\n"))
 }
 
 #[test]
-fn a_file_that_does_not_go_with_the_backends_configuration_is_taken_on_when_that_has_changed() {
+fn a_file_that_conflicts_with_the_backend_is_applied_once_the_backend_changes() {
     let home = Home::new();
     let backend = Backend::start(&home);
     let text = fs::read_to_string(config(&home, "satellite-0001", &backend, &backend.token("token-1"))).unwrap();
-    let file = home.write("satellite-0001.toml", &permitting(&text, &[home.binary.to_str().unwrap()]));
+    let file = home.write("satellite-0001.toml", &with_allowed_commands(&text, &[home.binary.to_str().unwrap()]));
     backend.configure(&[("notes", &[])]);
     let satellite = run(&home, &file);
     let before = pid(&home.wait_online("notes"));
 
-    // Nothing that runs now may run by this, so it changes nothing.
-    home.write("satellite-0001.toml", &permitting(&text, &["/usr/bin/env"]));
-    refused(&home, "conflict with the backend's configuration", 1);
+    // The new file forbids the running command, so it is not applied.
+    home.write("satellite-0001.toml", &with_allowed_commands(&text, &["/usr/bin/env"]));
+    wait_for_config_errors(&home, "conflict with the backend's configuration", 1);
     assert_eq!(pid(&home.row("notes").unwrap()), before);
-    let refusals = of_config(&home).len();
+    let refusals = config_events(&home).len();
 
-    // And by what ran before this may not run; by what waits it may.
-    backend.ask(&Method::PUT, "config", Some(&by_env(&home)));
+    // The old file forbids the new command; the pending file allows it.
+    backend.admin(&Method::PUT, "config", Some(&config_with_env_command(&home)));
     home.wait_online("other");
     wait_for("its end", || home.row("notes").is_none().then_some(()), String::new);
-    let told = of_config(&home);
-    assert!(told[refusals..].iter().all(|(kind, _)| kind == "config.refreshed"), "{told:#?}");
+    let events = config_events(&home);
+    assert!(events[refusals..].iter().all(|(kind, _)| kind == "config.refreshed"), "{events:#?}");
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn what_the_backend_gives_and_does_not_go_with_the_file_is_taken_on_when_that_has_changed() {
+fn a_backend_configuration_that_conflicts_is_applied_once_the_file_changes() {
     let home = Home::new();
     let backend = Backend::start(&home);
     let text = fs::read_to_string(config(&home, "satellite-0001", &backend, &backend.token("token-1"))).unwrap();
-    // Nothing but a command or a reason has it looked at.
+    // With this interval the configuration is read only on a command or another trigger.
     let text = text.replace("backoff_max = \"200ms\"", "config_interval = \"1h\"");
     let binary = home.binary.to_str().unwrap();
-    // The second goes with what is new only, and with nothing that has run.
+    // The second file allows only the new command, not the one that ran before.
     for (times, permitted) in [(1, &["/usr/bin/env", binary][..]), (2, &[binary][..])] {
-        backend.ask(&Method::PUT, "config", Some(&by_env(&home)));
-        let file = home.write("satellite-0001.toml", &permitting(&text, &["/usr/bin/env"]));
+        backend.admin(&Method::PUT, "config", Some(&config_with_env_command(&home)));
+        let file = home.write("satellite-0001.toml", &with_allowed_commands(&text, &["/usr/bin/env"]));
         let satellite = run(&home, &file);
         home.wait_online("other");
         backend.configure(&[("notes", &[])]);
-        refused(&home, "cannot be used and nothing was changed", times);
-        home.write("satellite-0001.toml", &permitting(&text, permitted));
+        wait_for_config_errors(&home, "cannot be used and nothing was changed", times);
+        home.write("satellite-0001.toml", &with_allowed_commands(&text, permitted));
         home.wait_online("notes");
         satellite.terminate().exits(0);
     }
 }
 
 #[test]
-fn a_configuration_of_the_backend_that_removes_most_servers_waits_for_a_person() {
+fn a_backend_configuration_that_removes_most_servers_needs_acceptance() {
     let home = Home::new();
     let backend = Backend::start(&home);
     let all: [(&str, &[&str]); 4] = [("one", &[]), ("two", &[]), ("three", &[]), ("four", &[])];
@@ -357,28 +357,28 @@ fn a_configuration_of_the_backend_that_removes_most_servers_waits_for_a_person()
         home.wait_online(server);
     }
     backend.configure(&all[..1]);
-    refused(&home, "removes 3 of 4 servers", 1);
-    assert_eq!(home.rows().len(), 4, "nothing was changed");
+    wait_for_config_errors(&home, "removes 3 of 4 servers", 1);
+    assert_eq!(home.rows().len(), 4, "the configuration was not applied");
     home.satellite(&["reload", "--accept"]).exits(0);
-    wait_for("what was accepted", || (home.rows().len() == 1).then_some(()), || status(&home));
-    // Once: the next one that does so is rejected again.
+    wait_for("the accepted configuration", || (home.rows().len() == 1).then_some(()), || status(&home));
+    // Acceptance is valid once: the next such configuration is rejected again.
     backend.configure(&all);
-    wait_for("all to be back", || (home.rows().len() == 4).then_some(()), || status(&home));
+    wait_for("all servers to be back", || (home.rows().len() == 4).then_some(()), || status(&home));
     backend.configure(&all[1..2]);
-    refused(&home, "removes 3 of 4 servers", 2);
+    wait_for_config_errors(&home, "removes 3 of 4 servers", 2);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn with_a_backend_the_file_says_nothing_of_what_to_run() {
+fn a_file_with_a_backend_must_not_define_servers() {
     let home = Home::new();
     let text = "[backend]\nurl = \"https://backend.example.com\"\n[servers.a]\ncommand = \"a\"\n[[teams]]\nid = \"t\"\nslug = \"t\"\n";
     let file = home.write("both.toml", text);
-    let said = home.bare(&["check", "--config", file.to_str().unwrap()]).exits(2);
-    assert!(said.stderr.contains("conflicts with [backend]"), "{}", said.stderr);
+    let outcome = home.bare(&["check", "--config", file.to_str().unwrap()]).exits(2);
+    assert!(outcome.stderr.contains("conflicts with [backend]"), "{}", outcome.stderr);
     let file = home.write("one.toml", "[backend]\nurl = \"https://backend.example.com\"\n");
     let json = home.write("mcp.json", "{\"mcpServers\": {\"a\": {\"command\": \"a\"}}}");
     let args = ["check", "--config", file.to_str().unwrap(), "--mcp-json", json.to_str().unwrap()];
-    let said = home.bare(&args).exits(2);
-    assert!(said.stderr.contains("leave out --mcp-json"), "{}", said.stderr);
+    let outcome = home.bare(&args).exits(2);
+    assert!(outcome.stderr.contains("leave out --mcp-json"), "{}", outcome.stderr);
 }

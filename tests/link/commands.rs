@@ -1,4 +1,4 @@
-//! Commands: carried out once, in order where it matters, confirmed by what can be seen.
+//! Commands: each runs once, in order where it matters, and is confirmed by its visible effect.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::RequestedState;
 use serde_json::{Value, json};
 
-use super::peer::{Manner, Peer, wait_for};
-use super::yard::{Linked, Yard, command, config};
+use super::peer::{Peer, PeerResponse, wait_for};
+use super::yard::{LinkFixture, RunningLink, command, config};
 
-/// Linked, with these installations of alice online.
-async fn linked(peer: &Peer, installations: &[&str]) -> (Yard, Linked) {
+/// A running link, with these installations of alice online.
+async fn start_linked(peer: &Peer, installations: &[&str]) -> (LinkFixture, RunningLink) {
     peer.token("token-1");
     peer.configure(config("h1", &["alice"], installations));
-    let yard = Yard::new(peer, Some("token-1")).await;
-    let linked = yard.link();
+    let fixture = LinkFixture::new(peer, Some("token-1")).await;
+    let linked = fixture.link();
     for installation in installations {
-        yard.fleet.online(installation).await;
+        fixture.fleet.online(installation).await;
     }
-    (yard, linked)
+    (fixture, linked)
 }
 
 fn restart(id: &str, installation: &str) -> Value {
@@ -33,56 +33,59 @@ fn configure(id: &str, event: &str, installation: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_restart_is_confirmed_by_the_status_of_another_run() {
+async fn a_restart_is_confirmed_by_the_status_of_a_new_run() {
     let peer = Peer::start().await;
-    let (yard, _linked) = linked(&peer, &["a"]).await;
-    let before = yard.fleet.online("a").await;
+    let (fixture, _linked) = start_linked(&peer, &["a"]).await;
+    let before = fixture.fleet.online("a").await;
     peer.command(restart("c1", "a"));
     let result = peer.result("c1").await;
     assert_eq!(result["status"], "completed", "{result}");
-    let told = json!([{"instance": "files-acme-alice-a", "status": "online", "status_message": null}]);
-    assert_eq!(result["result"]["instances"], told);
-    let after = yard.fleet.view("a").unwrap();
-    assert_eq!((after.status, yard.fleet.sim.opened_count()), (Status::Online, 2));
+    let instances = json!([{"instance": "files-acme-alice-a", "status": "online", "status_message": null}]);
+    assert_eq!(result["result"]["instances"], instances);
+    let after = fixture.fleet.view("a").unwrap();
+    assert_eq!((after.status, fixture.fleet.sim.opened_count()), (Status::Online, 2));
     assert_ne!(after.initialized_at, before.initialized_at);
 }
 
 #[tokio::test]
-async fn kill_has_an_instance_stay_down_and_spawn_brings_it_back() {
+async fn kill_stops_an_instance_and_spawn_starts_it_again() {
     let peer = Peer::start().await;
-    let (yard, _linked) = linked(&peer, &["a", "b"]).await;
+    let (fixture, _linked) = start_linked(&peer, &["a", "b"]).await;
     peer.command(command("c1", "kill", &json!({"installation_id": "a", "team_id": "team_acme", "user_id": "alice"})));
     let result = peer.result("c1").await;
     assert_eq!(
         (&result["status"], &result["result"]["instances"][0]["status"]),
         (&json!("completed"), &json!("offline"))
     );
-    assert_eq!(yard.fleet.view("a").unwrap().requested_state, RequestedState::Stopped);
+    assert_eq!(fixture.fleet.view("a").unwrap().requested_state, RequestedState::Stopped);
     peer.command(command("c2", "spawn", &json!({"installation_id": "a"})));
     let result = peer.result("c2").await;
     assert_eq!(
         (&result["status"], &result["result"]["instances"][0]["status"]),
         (&json!("completed"), &json!("online"))
     );
-    assert_eq!(yard.fleet.view("b").unwrap().restarts, 0);
+    assert_eq!(fixture.fleet.view("b").unwrap().restarts, 0);
 }
 
 #[tokio::test]
-async fn one_that_takes_long_holds_back_its_own_instance_and_no_other() {
+async fn a_slow_command_delays_only_commands_of_its_instance() {
     let peer = Peer::start().await;
-    let (mut yard, linked_once) = linked(&peer, &["a", "b"]).await;
-    drop(linked_once);
-    yard.plan.command_timeout = Duration::from_secs(3);
-    let linked = yard.link();
-    yard.fleet.hanging.lock().unwrap().insert("a".to_owned());
+    let (mut fixture, first_link) = start_linked(&peer, &["a", "b"]).await;
+    drop(first_link);
+    fixture.plan.command_timeout = Duration::from_secs(3);
+    let linked = fixture.link();
+    fixture.fleet.hanging.lock().unwrap().insert("a".to_owned());
     peer.command(restart("slow", "a"));
-    wait_for("the slow one to begin", || (linked.status().commands == 1).then_some(())).await;
+    wait_for("the start of the slow command", || (linked.status().commands == 1).then_some(())).await;
     peer.command(command("after", "kill", &json!({"installation_id": "a"})));
     for number in 0..20 {
         peer.command(restart(&format!("b{number}"), "b"));
     }
     peer.result("b19").await;
-    assert!(peer.results("slow").is_empty() && peer.results("after").is_empty(), "they were waited for");
+    assert!(
+        peer.results("slow").is_empty() && peer.results("after").is_empty(),
+        "the commands for `b` did not overtake"
+    );
     let result = peer.result("slow").await;
     let error = result["error"].as_str().unwrap();
     assert_eq!(result["status"], "failed");
@@ -91,13 +94,13 @@ async fn one_that_takes_long_holds_back_its_own_instance_and_no_other() {
 }
 
 #[tokio::test]
-async fn an_immediate_kill_does_not_wait_for_a_restart_that_hangs() {
+async fn an_immediate_kill_does_not_wait_for_a_hanging_restart() {
     let peer = Peer::start().await;
-    let (yard, linked) = linked(&peer, &["a"]).await;
-    yard.fleet.hanging.lock().unwrap().insert("a".to_owned());
+    let (fixture, linked) = start_linked(&peer, &["a"]).await;
+    fixture.fleet.hanging.lock().unwrap().insert("a".to_owned());
     peer.command(restart("slow", "a"));
     wait_for("the restart to begin", || {
-        let view = yard.fleet.view("a")?;
+        let view = fixture.fleet.view("a")?;
         (linked.status().commands == 1 && view.status == Status::Connecting).then_some(())
     })
     .await;
@@ -105,57 +108,59 @@ async fn an_immediate_kill_does_not_wait_for_a_restart_that_hangs() {
     kill["priority"] = json!("immediate");
     peer.command(kill);
     assert_eq!(peer.result("kill").await["status"], "completed");
-    assert_eq!(yard.fleet.view("a").unwrap().requested_state, RequestedState::Stopped);
+    assert_eq!(fixture.fleet.view("a").unwrap().requested_state, RequestedState::Stopped);
     let result = peer.result("slow").await;
     assert_eq!(result["status"], "failed", "{result}");
     assert!(!result["error"].as_str().unwrap().contains("at the deadline"), "{result}");
 }
 
 #[tokio::test]
-async fn a_command_is_carried_out_once_however_often_it_comes_and_its_result_is_told_until_it_is_taken() {
+async fn a_repeated_command_runs_once_and_its_result_is_resent_until_accepted() {
     let peer = Peer::start().await;
-    let (yard, first) = linked(&peer, &["a"]).await;
-    for manner in [Manner::Status(500, String::new()), Manner::Status(429, String::new()), Manner::Reset] {
-        let before = peer.seen("result").len();
-        peer.behave("result", Some(manner));
+    let (fixture, first) = start_linked(&peer, &["a"]).await;
+    for manner in
+        [PeerResponse::Status(500, String::new()), PeerResponse::Status(429, String::new()), PeerResponse::Reset]
+    {
+        let before = peer.requests("result").len();
+        peer.respond("result", Some(manner));
         if before == 0 {
             peer.command(restart("c1", "a"));
         }
-        wait_for("two attempts", || (peer.seen("result").len() > before + 1).then_some(())).await;
+        wait_for("two attempts", || (peer.requests("result").len() > before + 1).then_some(())).await;
     }
-    first.complains("results of commands").await;
-    assert_eq!(yard.fleet.sim.opened_count(), 2, "one restart");
+    first.wait_for_error("results of commands").await;
+    assert_eq!(fixture.fleet.sim.opened_count(), 2, "exactly one restart");
 
-    // And by a satellite that was started again.
+    // A restarted satellite resends the result, too.
     drop(first);
-    peer.behave("result", None);
-    let second = yard.link();
+    peer.respond("result", None);
+    let second = fixture.link();
     assert_eq!(peer.result("c1").await["status"], "completed");
-    second.until("all to be well", |status| status.connected && status.last_error.is_none()).await;
-    assert_eq!(yard.fleet.sim.opened_count(), 2, "no other one");
+    second.wait_until("the recovery", |status| status.connected && status.last_error.is_none()).await;
+    assert_eq!(fixture.fleet.sim.opened_count(), 2, "no second restart");
 }
 
 #[tokio::test]
-async fn one_that_was_begun_before_the_satellite_was_ended_is_only_confirmed() {
+async fn a_command_started_before_a_restart_is_only_confirmed() {
     let peer = Peer::start().await;
-    let (yard, _linked) = linked(&peer, &["a"]).await;
-    yard.done.record_start(&format!("{}/sat-1/c1", peer.url())).await.unwrap();
+    let (fixture, _linked) = start_linked(&peer, &["a"]).await;
+    fixture.command_log.record_start(&format!("{}/sat-1/c1", peer.url())).await.unwrap();
     peer.command(restart("c1", "a"));
     assert_eq!(peer.result("c1").await["status"], "completed");
-    assert_eq!(yard.fleet.sim.opened_count(), 1);
+    assert_eq!(fixture.fleet.sim.opened_count(), 1);
 }
 
 #[tokio::test]
-async fn a_command_that_has_expired_by_the_backends_clock_does_nothing_and_says_so() {
+async fn a_command_expired_by_the_backends_clock_does_nothing_and_is_reported() {
     let peer = Peer::start().await;
-    let (yard, _linked) = linked(&peer, &["a"]).await;
+    let (fixture, _linked) = start_linked(&peer, &["a"]).await;
     peer.clock("2020-01-01T00:00:00Z");
     let mut late = restart("late", "a");
     late["expires_at"] = "2019-12-31T23:59:59Z".into();
     peer.command(late);
     let result = peer.result("late").await;
-    assert_eq!((&result["status"], yard.fleet.sim.opened_count()), (&json!("expired"), 1), "{result}");
-    // Long past by our clock.
+    assert_eq!((&result["status"], fixture.fleet.sim.opened_count()), (&json!("expired"), 1), "{result}");
+    // Expired long ago by our clock, but not by the backend's.
     let mut timely = restart("timely", "a");
     timely["expires_at"] = "2020-01-01T01:00:00Z".into();
     peer.command(timely);
@@ -163,16 +168,16 @@ async fn a_command_that_has_expired_by_the_backends_clock_does_nothing_and_says_
 }
 
 #[tokio::test]
-async fn a_command_that_expires_while_the_machine_sleeps_does_nothing_and_says_so() {
+async fn a_command_that_expires_during_a_suspend_does_nothing_and_is_reported() {
     let peer = Peer::start().await;
-    let (mut yard, linked_once) = linked(&peer, &["a", "b"]).await;
-    drop(linked_once);
-    yard.plan.command_timeout = Duration::from_secs(3);
-    let linked = yard.link();
-    yard.fleet.hanging.lock().unwrap().insert("a".to_owned());
+    let (mut fixture, first_link) = start_linked(&peer, &["a", "b"]).await;
+    drop(first_link);
+    fixture.plan.command_timeout = Duration::from_secs(3);
+    let linked = fixture.link();
+    fixture.fleet.hanging.lock().unwrap().insert("a".to_owned());
     peer.clock("2020-01-01T00:00:00Z");
     peer.command(restart("slow", "a"));
-    wait_for("the slow one to begin", || (linked.status().commands == 1).then_some(())).await;
+    wait_for("the start of the slow command", || (linked.status().commands == 1).then_some(())).await;
     let lasts = |id: &str, expires_at: &str| {
         let mut lasts = command(id, "kill", &json!({"installation_id": "a"}));
         lasts["expires_at"] = expires_at.into();
@@ -180,22 +185,22 @@ async fn a_command_that_expires_while_the_machine_sleeps_does_nothing_and_says_s
     };
     peer.command(lasts("short", "2020-01-01T01:00:00Z"));
     peer.command(lasts("long", "2020-01-01T03:00:00Z"));
-    wait_for("both to wait for their turn", || (linked.status().commands == 3).then_some(())).await;
-    *yard.suspended.lock().unwrap() += Duration::from_secs(2 * 3600);
+    wait_for("both to be queued", || (linked.status().commands == 3).then_some(())).await;
+    *fixture.suspended.lock().unwrap() += Duration::from_secs(2 * 3600);
     let result = peer.result("short").await;
     assert_eq!(result["status"], "expired", "{result}");
     assert_eq!(peer.result("long").await["status"], "completed");
     assert_eq!(peer.result("slow").await["status"], "failed");
 
-    // What comes now comes with the time of the backend as it is now.
+    // A new poll brings the current time of the backend.
     peer.command(lasts("next", "2020-01-01T00:10:00Z"));
     assert_eq!(peer.result("next").await["status"], "completed");
 }
 
 #[tokio::test]
-async fn what_is_not_understood_is_answered_as_failed_and_the_rest_goes_on() {
+async fn an_unsupported_command_fails_and_later_commands_run() {
     let peer = Peer::start().await;
-    let (_yard, _linked) = linked(&peer, &["a"]).await;
+    let (_yard, _linked) = start_linked(&peer, &["a"]).await;
     for (id, strange, word) in [
         ("c1", command("c1", "self_destruct", &json!({})), "does not support commands of this type"),
         ("c2", command("c2", "restart", &json!({"installation_id": 7})), "payload"),
@@ -214,10 +219,10 @@ async fn what_is_not_understood_is_answered_as_failed_and_the_rest_goes_on() {
 }
 
 #[tokio::test]
-async fn one_that_cannot_be_read_is_answered_and_holds_no_other_one_back() {
+async fn a_malformed_command_fails_and_does_not_delay_others() {
     let peer = Peer::start().await;
-    let (yard, _linked) = linked(&peer, &["a"]).await;
-    // Nobody can answer these, so they come every time, before all others.
+    let (fixture, _linked) = start_linked(&peer, &["a"]).await;
+    // Commands without a usable id cannot be answered, so the backend repeats them before all others.
     for number in 0..12 {
         peer.command(json!({"id": number, "command_type": "restart"}));
     }
@@ -235,52 +240,52 @@ async fn one_that_cannot_be_read_is_answered_and_holds_no_other_one_back() {
         assert_eq!(result["status"], "failed", "{id}");
         assert!(result["error"].as_str().unwrap().contains(word), "{result}");
     }
-    assert_eq!(yard.fleet.sim.opened_count(), 2, "the late one did nothing");
+    assert_eq!(fixture.fleet.sim.opened_count(), 2, "the command `late` did nothing");
 }
 
 #[tokio::test]
-async fn a_command_of_the_same_id_for_another_satellite_is_another_one() {
+async fn the_same_command_id_for_another_satellite_is_a_new_command() {
     let peer = Peer::start().await;
-    let (yard, linked) = linked(&peer, &["a"]).await;
+    let (fixture, linked) = start_linked(&peer, &["a"]).await;
     peer.command(restart("c1", "a"));
     assert_eq!(peer.result("c1").await["status"], "completed");
     peer.revoke();
     peer.token("token-2");
-    let plan = mcp_satellite::config::BackendPlan { token: Some("token-2".into()), ..yard.plan.clone() };
+    let plan = mcp_satellite::config::BackendPlan { token: Some("token-2".into()), ..fixture.plan.clone() };
     linked.link.set_registration_token(&plan);
-    linked.until("another registration", |status| status.satellite_id.as_deref() == Some("sat-2")).await;
+    linked.wait_until("another registration", |status| status.satellite_id.as_deref() == Some("sat-2")).await;
     peer.command(restart("c1", "a"));
     wait_for("another result", || (peer.results("c1").len() == 2).then_some(())).await;
-    assert_eq!(yard.fleet.sim.opened_count(), 3, "two restarts");
+    assert_eq!(fixture.fleet.sim.opened_count(), 3, "one restart per satellite");
 }
 
 #[tokio::test]
-async fn a_backend_that_takes_no_results_has_a_hundred_commands_carried_out_and_no_more() {
+async fn at_most_a_hundred_commands_run_while_the_backend_accepts_no_results() {
     let peer = Peer::start().await;
-    let (yard, _linked) = linked(&peer, &[]).await;
-    peer.behave("result", Some(Manner::Never));
+    let (fixture, _linked) = start_linked(&peer, &[]).await;
+    peer.respond("result", Some(PeerResponse::Never));
     for number in 0..150 {
         peer.command(restart(&format!("c{number}"), "nobody"));
     }
-    wait_for("the longest answer to be asked for", || {
-        peer.seen("commands").pop().filter(|seen| seen.query.contains("limit=100"))
+    wait_for("a poll with the maximum limit", || {
+        peer.requests("commands").pop().filter(|seen| seen.query.contains("limit=100"))
     })
     .await;
-    // Also where others come first.
+    // The order of the commands must not matter.
     peer.reverse();
-    let polls = peer.seen("commands").len();
-    wait_for("more polls", || (peer.seen("commands").len() > polls + 5).then_some(())).await;
-    assert_eq!(peer.seen("result").len(), 8, "so many are told at once");
+    let polls = peer.requests("commands").len();
+    wait_for("more polls", || (peer.requests("commands").len() > polls + 5).then_some(())).await;
+    assert_eq!(peer.requests("result").len(), 8, "results are sent at most 8 at a time");
     let mut known = 0;
     for number in 0..150 {
-        let progress = yard.done.progress(&format!("{}/sat-1/c{number}", peer.url())).await.unwrap();
+        let progress = fixture.command_log.progress(&format!("{}/sat-1/c{number}", peer.url())).await.unwrap();
         known += usize::from(progress != CommandProgress::Unknown);
     }
     assert_eq!(known, 100);
 }
 
 #[tokio::test]
-async fn a_health_check_finds_out_whether_credentials_are_taken() {
+async fn a_health_check_reports_whether_credentials_are_accepted() {
     let peer = Peer::start().await;
     peer.token("token-1");
     peer.configure(json!({
@@ -292,10 +297,10 @@ async fn a_health_check_finds_out_whether_credentials_are_taken() {
         "teams": [{"id": "team_acme", "slug": "acme", "users": [{"id": "alice", "slug": "alice"}],
             "installations": [{"id": "n", "server": "near"}, {"id": "f", "server": "far"}]}],
     }));
-    let yard = Yard::new(&peer, Some("token-1")).await;
-    let _linked = yard.link();
-    yard.fleet.online("n").await;
-    let far = yard.fleet.online("f").await;
+    let fixture = LinkFixture::new(&peer, Some("token-1")).await;
+    let _linked = fixture.link();
+    fixture.fleet.online("n").await;
+    let far = fixture.fleet.online("f").await;
     for (id, installation) in [("c1", "n"), ("c2", "f")] {
         peer.command(command(id, "health_check", &json!({"installation_id": installation})));
         let result = peer.result(id).await;
@@ -304,7 +309,7 @@ async fn a_health_check_finds_out_whether_credentials_are_taken() {
             (&json!("completed"), &json!("accepted"))
         );
     }
-    let server = yard.fleet.sim.remote(&far.spec.id);
+    let server = fixture.fleet.sim.remote(&far.spec.id);
     server.change(|manner| manner.required_header = Some(("Authorization".to_owned(), "another".into())));
     peer.command(command(
         "c3",
@@ -316,10 +321,10 @@ async fn a_health_check_finds_out_whether_credentials_are_taken() {
     assert_eq!((&result["status"], &instance["credentials"]), (&json!("completed"), &json!("refused")), "{result}");
     assert_eq!(instance["status"], "requires_reauth");
 
-    // Down is neither.
+    // With a server that is down the result is unknown.
     server.change(|manner| manner.required_header = None);
     peer.command(configure("c4", "mcp_recovery", "f"));
-    assert_eq!(peer.result("c4").await["status"], "completed", "a recovery connects again");
+    assert_eq!(peer.result("c4").await["status"], "completed", "a recovery reconnects");
     server.take_down(FailureKind::Refused);
     peer.command(command("c5", "health_check", &json!({"installation_id": "f"})));
     let result = peer.result("c5").await;
@@ -330,56 +335,56 @@ async fn a_health_check_finds_out_whether_credentials_are_taken() {
 }
 
 #[tokio::test]
-async fn configure_has_the_fleet_be_what_the_configuration_says_now() {
+async fn configure_applies_the_current_configuration() {
     let peer = Peer::start().await;
-    let (mut yard, first) = linked(&peer, &["a"]).await;
+    let (mut fixture, first) = start_linked(&peer, &["a"]).await;
     drop(first);
-    // Nothing but a command has it looked at.
-    yard.plan.config_interval = Duration::from_secs(3600);
-    let linked = yard.link();
-    linked.until("the configuration", |status| status.config_hash.as_deref() == Some("h1")).await;
+    // Only commands make the link read the configuration.
+    fixture.plan.config_interval = Duration::from_secs(3600);
+    let linked = fixture.link();
+    linked.wait_until("the configuration", |status| status.config_hash.as_deref() == Some("h1")).await;
 
     peer.configure(config("h2", &["alice", "bob"], &["a", "b"]));
     peer.command(configure("created", "mcp_installation_created", "b"));
     let result = peer.result("created").await;
     assert_eq!((&result["status"], result["result"]["instances"].as_array().unwrap().len()), (&json!("completed"), 2));
-    assert_eq!(yard.fleet.online("b").await.restarts, 0);
-    assert_eq!(yard.fleet.view("a").unwrap().restarts, 0, "what is the same is not touched");
+    assert_eq!(fixture.fleet.online("b").await.restarts, 0);
+    assert_eq!(fixture.fleet.view("a").unwrap().restarts, 0, "an unchanged instance keeps running");
 
     let mut updated = config("h3", &["alice", "bob"], &["a", "b"]);
     updated["teams"][0]["installations"][1]["args"] = json!(["--fast"]);
     peer.configure(updated);
     peer.command(configure("updated", "mcp_installation_updated", "b"));
     assert_eq!(peer.result("updated").await["status"], "completed");
-    let now = yard.fleet.view("b").unwrap();
+    let now = fixture.fleet.view("b").unwrap();
     assert_eq!((now.status, now.spec.args.len()), (Status::Online, 1));
 
-    let runs = yard.fleet.sim.opened_count();
+    let runs = fixture.fleet.sim.opened_count();
     peer.command(configure("redeploy", "mcp_redeploy", "b"));
     assert_eq!(peer.result("redeploy").await["status"], "completed");
-    assert_eq!(yard.fleet.sim.opened_count(), runs + 2, "alice's and bob's");
+    assert_eq!(fixture.fleet.sim.opened_count(), runs + 2, "one run each for alice and bob");
 
     peer.configure(config("h4", &["alice"], &["a", "b"]));
     let left = json!({"event": "team_member_removed", "team_id": "team_acme", "user_id": "bob"});
     peer.command(command("left", "configure", &left));
     assert_eq!(peer.result("left").await["status"], "completed");
-    assert_eq!(yard.fleet.runtime.snapshot().len(), 2);
+    assert_eq!(fixture.fleet.runtime.snapshot().len(), 2);
 
     peer.configure(config("h5", &["alice"], &["a"]));
     peer.command(configure("deleted", "mcp_installation_deleted", "b"));
     assert_eq!(peer.result("deleted").await["status"], "completed");
-    assert!(yard.fleet.view("b").is_none());
+    assert!(fixture.fleet.view("b").is_none());
     let scope = |installation: Option<&str>, user: Option<&str>| InstanceScope {
         installation: installation.map(str::to_owned),
         team: Some("team_acme".to_owned()),
         user: user.map(str::to_owned),
     };
     let removed = [scope(None, Some("bob")), scope(Some("b"), None)];
-    assert_eq!(*yard.fleet.expected.lock().unwrap(), removed, "their removal is meant");
-    assert_eq!(*yard.fleet.erased.lock().unwrap(), removed, "an explicit removal erases at once");
-    assert_eq!(yard.fleet.view("a").unwrap().restarts, 0);
+    assert_eq!(*fixture.fleet.expected.lock().unwrap(), removed, "the removals are announced");
+    assert_eq!(*fixture.fleet.erased.lock().unwrap(), removed, "an explicit removal erases at once");
+    assert_eq!(fixture.fleet.view("a").unwrap().restarts, 0);
 
-    // A backend that says so, and has not done so.
+    // Commands that contradict the configuration.
     peer.command(configure("not-deleted", "mcp_installation_deleted", "a"));
     peer.command(configure("not-created", "mcp_installation_created", "c"));
     assert_eq!(peer.result("not-created").await["status"], "failed");
@@ -390,43 +395,43 @@ async fn configure_has_the_fleet_be_what_the_configuration_says_now() {
 }
 
 #[tokio::test]
-async fn an_update_that_a_look_has_taken_on_already_is_confirmed_when_it_is_there() {
+async fn an_update_already_applied_by_polling_is_confirmed_once_installed() {
     let peer = Peer::start().await;
-    let (yard, linked) = linked(&peer, &["a", "b"]).await;
-    linked.until("the configuration", |status| status.config_hash.as_deref() == Some("h1")).await;
+    let (fixture, linked) = start_linked(&peer, &["a", "b"]).await;
+    linked.wait_until("the configuration", |status| status.config_hash.as_deref() == Some("h1")).await;
     let (open, late) = tokio::sync::oneshot::channel();
-    *yard.fleet.late.lock().unwrap() = Some(late);
+    *fixture.fleet.install_gate.lock().unwrap() = Some(late);
     let mut updated = config("h2", &["alice"], &["a", "b"]);
     updated["teams"][0]["installations"][0]["args"] = json!(["--fast"]);
     peer.configure(updated);
-    linked.until("the update", |status| status.config_hash.as_deref() == Some("h2")).await;
+    linked.wait_until("the update", |status| status.config_hash.as_deref() == Some("h2")).await;
     peer.command(configure("updated", "mcp_installation_updated", "a"));
-    wait_for("it to begin", || (linked.status().commands > 0).then_some(())).await;
-    // The other one looks at the configuration after it, and is confirmed.
+    wait_for("the start of the command", || (linked.status().commands > 0).then_some(())).await;
+    // A later command reads the configuration too, and is confirmed.
     peer.command(configure("same", "mcp_installation_updated", "b"));
     assert_eq!(peer.result("same").await["status"], "completed");
-    assert!(peer.results("updated").is_empty(), "it is what it was before");
+    assert!(peer.results("updated").is_empty(), "the old configuration still runs");
     open.send(()).unwrap();
     assert_eq!(peer.result("updated").await["status"], "completed");
-    assert_eq!(yard.fleet.view("a").unwrap().spec.args.len(), 1);
+    assert_eq!(fixture.fleet.view("a").unwrap().spec.args.len(), 1);
 }
 
 #[tokio::test]
-async fn a_configure_command_whose_configuration_cannot_be_read_waits_for_it() {
+async fn a_configure_command_waits_for_a_readable_configuration() {
     let peer = Peer::start().await;
-    let (_yard, _linked) = linked(&peer, &["a"]).await;
-    peer.behave("config", Some(Manner::Status(503, String::new())));
+    let (_yard, _linked) = start_linked(&peer, &["a"]).await;
+    peer.respond("config", Some(PeerResponse::Status(503, String::new())));
     peer.configure(config("h2", &["alice"], &["a", "b"]));
-    let before = peer.seen("config").len();
+    let before = peer.requests("config").len();
     peer.command(configure("c1", "mcp_installation_created", "b"));
-    wait_for("some attempts", || (peer.seen("config").len() > before + 4).then_some(())).await;
+    wait_for("some attempts", || (peer.requests("config").len() > before + 4).then_some(())).await;
     assert!(peer.results("c1").is_empty());
-    peer.behave("config", None);
+    peer.respond("config", None);
     assert_eq!(peer.result("c1").await["status"], "completed");
 }
 
 #[tokio::test]
-async fn a_member_who_has_given_no_value_keeps_no_command_from_being_done_for_the_others() {
+async fn an_unconfigured_member_does_not_block_commands_for_others() {
     let peer = Peer::start().await;
     peer.token("token-1");
     peer.configure(json!({
@@ -441,10 +446,10 @@ async fn a_member_who_has_given_no_value_keeps_no_command_from_being_done_for_th
             "installations": [{"id": "a", "server": "files"}],
         }],
     }));
-    let yard = Yard::new(&peer, Some("token-1")).await;
-    let _linked = yard.link();
+    let fixture = LinkFixture::new(&peer, Some("token-1")).await;
+    let _linked = fixture.link();
     let view = |user: &str| {
-        let snapshot = yard.fleet.runtime.snapshot();
+        let snapshot = fixture.fleet.runtime.snapshot();
         snapshot.iter().find(|view| view.spec.id.user.as_str() == user).cloned()
     };
     let is = |user: &'static str, status: Status| {
@@ -459,7 +464,7 @@ async fn a_member_who_has_given_no_value_keeps_no_command_from_being_done_for_th
         assert_eq!(result["status"], "completed", "{kind}: {result}");
         assert_eq!(result["result"]["instances"].as_array().unwrap().len(), 2, "{kind}: {result}");
     }
-    // Alone, it is the reason why nothing is done.
+    // A command for that member alone fails.
     peer.command(command("c3", "restart", &json!({"installation_id": "a", "user_id": "bob"})));
     assert_eq!(peer.result("c3").await["status"], "failed");
 
@@ -469,6 +474,6 @@ async fn a_member_who_has_given_no_value_keeps_no_command_from_being_done_for_th
     assert_eq!(
         (bob.status, bob.requested_state),
         (Status::AwaitingUserConfig, RequestedState::Stopped),
-        "it still waits for its user"
+        "the instance still waits for its user"
     );
 }

@@ -1,5 +1,5 @@
-//! The link to a backend: real HTTP to a backend that does as it should or does anything else, and simulated servers whose
-//! statuses say whether its commands had their effect.
+//! The link to a backend: real HTTP to a backend that responds correctly or not, and simulated servers whose statuses
+//! show the effect of its commands.
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]

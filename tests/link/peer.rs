@@ -1,4 +1,4 @@
-//! A backend that is as good or as bad as a test wants, and writes down what it is asked.
+//! A backend whose responses a test controls, and which records its requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -13,58 +13,60 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-/// How one kind of request is answered.
+/// The response to one kind of request.
 #[derive(Debug, Clone)]
-pub(crate) enum Manner {
-    /// With this status, and this body.
+pub(crate) enum PeerResponse {
+    /// A status with a body.
     Status(u16, String),
-    /// So much of a string.
+    /// A JSON string of this length in bytes.
     Huge(usize),
-    /// A byte now and then, without end.
+    /// A byte every 20 ms, without end.
     Drip,
-    /// Never.
+    /// No response.
     Never,
-    /// The connection breaks in the middle of the answer.
+    /// The connection breaks in the middle of the response.
     Reset,
 }
 
-/// One that runs until it is dropped.
+/// A backend that runs until it is dropped.
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
-    pub(crate) books: Arc<Books>,
+    pub(crate) shared: Arc<PeerState>,
     server: JoinHandle<()>,
 }
 
 #[derive(Default)]
-pub(crate) struct Books {
-    state: Mutex<State_>,
+pub(crate) struct PeerState {
+    state: Mutex<PeerRecords>,
 }
 
 #[derive(Default)]
-struct State_ {
+struct PeerRecords {
     tokens: BTreeSet<String>,
-    /// The satellite's id by its key.
+    /// Satellite ids by key.
     keys: BTreeMap<String, String>,
     config: Value,
     commands: Vec<Value>,
     server_time: Option<String>,
-    manners: BTreeMap<&'static str, Manner>,
-    seen: Vec<Seen>,
+    responses: BTreeMap<&'static str, PeerResponse>,
+    seen: Vec<RecordedRequest>,
     registered: usize,
 }
 
-/// One request.
+/// A recorded request.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct RecordedRequest {
+    /// Kind of the request, such as `commands`.
     pub(crate) what: &'static str,
     pub(crate) path: String,
     pub(crate) query: String,
     pub(crate) bearer: String,
-    pub(crate) known: Option<String>,
+    /// The header `If-None-Match`.
+    pub(crate) if_none_match: Option<String>,
     pub(crate) body: Value,
     pub(crate) at: Instant,
-    /// Whether it was answered as it should be.
-    pub(crate) well: bool,
+    /// Whether it got the normal response.
+    pub(crate) is_normal: bool,
 }
 
 impl Drop for Peer {
@@ -75,15 +77,15 @@ impl Drop for Peer {
 
 impl Peer {
     pub(crate) async fn start() -> Self {
-        let books = Arc::new(Books::default());
-        books.state.lock().unwrap().config = json!({"hash": "empty", "servers": {}, "teams": []});
+        let shared = Arc::new(PeerState::default());
+        shared.state.lock().unwrap().config = json!({"hash": "empty", "servers": {}, "teams": []});
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = axum::Router::new().fallback(answer).with_state(books.clone());
+        let router = axum::Router::new().fallback(answer).with_state(shared.clone());
         let server = tokio::spawn(async move {
             axum::serve(listener, router).await.unwrap();
         });
-        Self { address, books, server }
+        Self { address, shared, server }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -91,49 +93,49 @@ impl Peer {
     }
 
     pub(crate) fn token(&self, token: &str) {
-        self.books.state.lock().unwrap().tokens.insert(token.to_owned());
+        self.shared.state.lock().unwrap().tokens.insert(token.to_owned());
     }
 
-    /// No key that was given is worth anything any more.
+    /// Revokes all keys.
     pub(crate) fn revoke(&self) {
-        self.books.state.lock().unwrap().keys.clear();
+        self.shared.state.lock().unwrap().keys.clear();
     }
 
     pub(crate) fn configure(&self, config: Value) {
-        self.books.state.lock().unwrap().config = config;
+        self.shared.state.lock().unwrap().config = config;
     }
 
-    /// Asks for this until its result is there.
+    /// Sends this command until its result arrives.
     pub(crate) fn command(&self, command: Value) {
-        self.books.state.lock().unwrap().commands.push(command);
+        self.shared.state.lock().unwrap().commands.push(command);
     }
 
-    /// What was asked for last comes first from now on.
+    /// Reverses the order of the commands.
     pub(crate) fn reverse(&self) {
-        self.books.state.lock().unwrap().commands.reverse();
+        self.shared.state.lock().unwrap().commands.reverse();
     }
 
     pub(crate) fn clock(&self, server_time: &str) {
-        self.books.state.lock().unwrap().server_time = Some(server_time.to_owned());
+        self.shared.state.lock().unwrap().server_time = Some(server_time.to_owned());
     }
 
     /// Has one kind of request answered like this: `register`, `commands`, `result`, `config`, `events` or `heartbeat`.
-    pub(crate) fn behave(&self, what: &'static str, manner: Option<Manner>) {
-        let mut state = self.books.state.lock().unwrap();
-        match manner {
-            Some(manner) => state.manners.insert(what, manner),
-            None => state.manners.remove(what),
+    pub(crate) fn respond(&self, what: &'static str, response: Option<PeerResponse>) {
+        let mut state = self.shared.state.lock().unwrap();
+        match response {
+            Some(response) => state.responses.insert(what, response),
+            None => state.responses.remove(what),
         };
     }
 
-    pub(crate) fn seen(&self, what: &str) -> Vec<Seen> {
-        self.books.state.lock().unwrap().seen.iter().filter(|seen| seen.what == what).cloned().collect()
+    pub(crate) fn requests(&self, what: &str) -> Vec<RecordedRequest> {
+        self.shared.state.lock().unwrap().seen.iter().filter(|seen| seen.what == what).cloned().collect()
     }
 
-    /// The results of a command, as often as they came.
+    /// All results of a command that got the normal response.
     pub(crate) fn results(&self, id: &str) -> Vec<Value> {
         let path = format!("/commands/{id}/result");
-        let seen = self.seen("result").into_iter().filter(|seen| seen.well && seen.path.ends_with(&path));
+        let seen = self.requests("result").into_iter().filter(|seen| seen.is_normal && seen.path.ends_with(&path));
         seen.map(|seen| seen.body).collect()
     }
 
@@ -142,7 +144,7 @@ impl Peer {
     }
 }
 
-/// Waits until there is something.
+/// Polls until there is a value, at most 60 s.
 pub(crate) async fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -155,7 +157,7 @@ pub(crate) async fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>)
 }
 
 async fn answer(
-    State(books): State<Arc<Books>>,
+    State(shared): State<Arc<PeerState>>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,
@@ -170,28 +172,37 @@ async fn answer(
         (&Method::GET, [_, "config"]) => "config",
         (&Method::POST, [_, "events"]) => "events",
         (&Method::POST, [_, "heartbeat"]) => "heartbeat",
-        _ => panic!("nobody asks for {method} {path}"),
+        _ => panic!("unexpected request: {method} {path}"),
     };
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap().to_owned());
     let bearer = text(header::AUTHORIZATION).unwrap().strip_prefix("Bearer ").unwrap().to_owned();
-    let known = text(header::IF_NONE_MATCH);
+    let if_none_match = text(header::IF_NONE_MATCH);
     let body = serde_json::from_slice(&body).unwrap_or_default();
     let query = uri.query().unwrap_or_default().to_owned();
-    let manner = {
-        let mut state = books.state.lock().unwrap();
-        let manner = state.manners.get(what).cloned();
-        let (path, body, well) = (path.clone(), Value::clone(&body), manner.is_none());
-        let (bearer, known) = (bearer.clone(), known.clone());
-        state.seen.push(Seen { what, path, query, bearer, known, body, at: Instant::now(), well });
-        manner
+    let response = {
+        let mut state = shared.state.lock().unwrap();
+        let response = state.responses.get(what).cloned();
+        let (path, body, is_normal) = (path.clone(), Value::clone(&body), response.is_none());
+        let (bearer, if_none_match) = (bearer.clone(), if_none_match.clone());
+        state.seen.push(RecordedRequest {
+            what,
+            path,
+            query,
+            bearer,
+            if_none_match,
+            body,
+            at: Instant::now(),
+            is_normal,
+        });
+        response
     };
-    if let Some(manner) = manner {
-        return behaved(manner).await;
+    if let Some(response) = response {
+        return special_response(response).await;
     }
-    let mut state = books.state.lock().unwrap();
+    let mut state = shared.state.lock().unwrap();
     if what == "register" {
         if !state.tokens.remove(&bearer) {
-            return refused(StatusCode::UNAUTHORIZED, "this token was used");
+            return error_response(StatusCode::UNAUTHORIZED, "this token was used");
         }
         state.registered += 1;
         let (id, key) = (format!("sat-{}", state.registered), format!("api-key-0123456789-{}", state.registered));
@@ -199,14 +210,14 @@ async fn answer(
         return (StatusCode::CREATED, axum::Json(json!({"satellite_id": id, "api_key": key}))).into_response();
     }
     match state.keys.get(&bearer) {
-        None => return refused(StatusCode::UNAUTHORIZED, "this key is worth nothing"),
-        Some(id) if *id != parts[0] => return refused(StatusCode::NOT_FOUND, "there is no such satellite"),
+        None => return error_response(StatusCode::UNAUTHORIZED, "this key is worth nothing"),
+        Some(id) if *id != parts[0] => return error_response(StatusCode::NOT_FOUND, "there is no such satellite"),
         Some(_) => {}
     }
     match what {
         "commands" => {
             let time = state.server_time.clone().unwrap_or_else(|| jiff::Timestamp::now().to_string());
-            // Members that nobody knows are passed over.
+            // `new` is an unknown member, which the satellite must ignore.
             let answer =
                 json!({"commands": state.commands, "polling_mode": "immediate", "server_time": time, "new": 1});
             axum::Json(answer).into_response()
@@ -217,7 +228,7 @@ async fn answer(
         }
         "config" => {
             let tag = format!("\"{}\"", state.config["hash"].as_str().unwrap_or_default());
-            if known.as_ref() == Some(&tag) {
+            if if_none_match.as_ref() == Some(&tag) {
                 return StatusCode::NOT_MODIFIED.into_response();
             }
             ([(header::ETAG, tag)], axum::Json(state.config.clone())).into_response()
@@ -227,26 +238,26 @@ async fn answer(
     }
 }
 
-fn refused(status: StatusCode, why: &str) -> Response {
+fn error_response(status: StatusCode, why: &str) -> Response {
     (status, axum::Json(json!({"error": why}))).into_response()
 }
 
-async fn behaved(manner: Manner) -> Response {
-    match manner {
-        Manner::Status(status, body) => {
+async fn special_response(response: PeerResponse) -> Response {
+    match response {
+        PeerResponse::Status(status, body) => {
             let location = [(header::LOCATION, "https://elsewhere.example.com/")];
             (StatusCode::from_u16(status).unwrap(), location, body).into_response()
         }
-        Manner::Huge(bytes) => format!("\"{}\"", "x".repeat(bytes)).into_response(),
-        Manner::Drip => {
+        PeerResponse::Huge(bytes) => format!("\"{}\"", "x".repeat(bytes)).into_response(),
+        PeerResponse::Drip => {
             let drops = futures::stream::unfold((), |()| async {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 Some((Ok::<_, Infallible>(" "), ()))
             });
             Body::from_stream(drops).into_response()
         }
-        Manner::Never => std::future::pending().await,
-        Manner::Reset => {
+        PeerResponse::Never => std::future::pending().await,
+        PeerResponse::Reset => {
             let broken = || std::io::Error::other("reset");
             Body::from_stream(futures::stream::iter([Ok("{\"comm"), Err(broken())])).into_response()
         }

@@ -1,4 +1,4 @@
-//! A fleet of simulated servers that does what a backend wants, and the link to that backend.
+//! The fixture: a fleet of simulated servers that a backend controls, and the link to that backend.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -30,70 +30,71 @@ use tokio::task::JoinHandle;
 
 use super::peer::{Peer, wait_for};
 
-/// See the module.
-pub(crate) struct Yard {
-    pub(crate) fleet: Arc<Servers>,
-    pub(crate) done: Arc<dyn CommandLog>,
+pub(crate) struct LinkFixture {
+    pub(crate) fleet: Arc<SimulatedFleet>,
+    pub(crate) command_log: Arc<dyn CommandLog>,
     pub(crate) home: TempDir,
     pub(crate) plan: BackendPlan,
-    /// How long the machine was suspended.
+    /// Total time for which the machine was suspended.
     pub(crate) suspended: Arc<Mutex<Duration>>,
 }
 
-/// A link that is kept up.
-pub(crate) struct Linked {
+/// A link whose task runs until it is dropped.
+pub(crate) struct RunningLink {
     pub(crate) link: BackendLink,
     task: JoinHandle<()>,
 }
 
-impl Drop for Linked {
+impl Drop for RunningLink {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Linked {
+impl RunningLink {
     pub(crate) fn status(&self) -> BackendStatus {
         self.link.status(0)
     }
 
-    pub(crate) async fn until(&self, what: &str, is: impl Fn(&BackendStatus) -> bool) -> BackendStatus {
-        wait_for(what, || Some(self.status()).filter(&is)).await
+    pub(crate) async fn wait_until(&self, what: &str, condition: impl Fn(&BackendStatus) -> bool) -> BackendStatus {
+        wait_for(what, || Some(self.status()).filter(&condition)).await
     }
 
-    /// Waits until what is wrong says this.
-    pub(crate) async fn complains(&self, of: &str) -> String {
-        let told = |status: BackendStatus| status.last_error.filter(|error| error.contains(of));
-        wait_for(of, || told(self.status())).await
+    /// Waits until the last error contains this text, and returns the error.
+    pub(crate) async fn wait_for_error(&self, text: &str) -> String {
+        let error_of = |status: BackendStatus| status.last_error.filter(|error| error.contains(text));
+        wait_for(text, || error_of(self.status())).await
     }
 }
 
-pub(crate) struct Servers {
+pub(crate) struct SimulatedFleet {
     pub(crate) runtime: RuntimeHandle,
     pub(crate) sim: SimConnector,
     /// Installations whose next runs never answer.
     pub(crate) hanging: Arc<Mutex<BTreeSet<String>>>,
-    pub(crate) taken: Mutex<Vec<String>>,
-    /// What is taken on next is there only when this says so.
-    pub(crate) late: Mutex<Option<oneshot::Receiver<()>>>,
-    /// What commands have named as removed, and what was to be erased.
+    /// Hashes of the applied configurations.
+    pub(crate) applied_hashes: Mutex<Vec<String>>,
+    /// Delays the installation of the next configuration until a message arrives.
+    pub(crate) install_gate: Mutex<Option<oneshot::Receiver<()>>>,
+    /// The removals that commands have announced.
     pub(crate) expected: Mutex<Vec<InstanceScope>>,
+    /// The removals whose data was erased.
     pub(crate) erased: Mutex<Vec<InstanceScope>>,
     installed: Mutex<BTreeSet<InstanceId>>,
     events: Arc<Mutex<Vec<Envelope>>>,
 }
 
-struct Book(Arc<Mutex<Vec<Envelope>>>);
+struct EventRecorder(Arc<Mutex<Vec<Envelope>>>);
 
-impl EventSink for Book {
+impl EventSink for EventRecorder {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         self.0.lock().unwrap().extend(batch.events.iter().cloned());
         futures::future::ready(SinkAnswer::Accepted).boxed()
     }
 }
 
-impl Yard {
-    /// The backend there takes `token`.
+impl LinkFixture {
+    /// A fixture for this backend and registration token.
     pub(crate) async fn new(peer: &Peer, token: Option<&str>) -> Self {
         let hanging = Arc::new(Mutex::new(BTreeSet::<String>::new()));
         let hangs = hanging.clone();
@@ -102,15 +103,15 @@ impl Yard {
             SimPlan::new(SimScript { handshake_never, ..SimScript::default() })
         });
         let events = Arc::<Mutex<Vec<Envelope>>>::default();
-        let sink = Arc::new(Book(events.clone()));
+        let sink = Arc::new(EventRecorder(events.clone()));
         let options = mcp_satellite_actors::RuntimeOptions::new(Arc::new(sim.clone()), sink, Arc::new(Timestamp::now));
         let (runtime, _root) = mcp_satellite_actors::start(options).await.unwrap();
-        let fleet = Servers {
+        let fleet = SimulatedFleet {
             runtime,
             sim,
             hanging,
-            taken: Mutex::default(),
-            late: Mutex::default(),
+            applied_hashes: Mutex::default(),
+            install_gate: Mutex::default(),
             expected: Mutex::default(),
             erased: Mutex::default(),
             installed: Mutex::default(),
@@ -130,35 +131,35 @@ impl Yard {
         let home = tempfile::Builder::new().permissions(permissions).tempdir().unwrap();
         Self {
             fleet: Arc::new(fleet),
-            done: Arc::new(InMemoryCommandLog::default()),
+            command_log: Arc::new(InMemoryCommandLog::default()),
             home,
             plan,
             suspended: Arc::default(),
         }
     }
 
-    pub(crate) fn link(&self) -> Linked {
+    pub(crate) fn link(&self) -> RunningLink {
         self.link_in(self.home.path())
     }
 
-    pub(crate) fn link_in(&self, data_dir: &Path) -> Linked {
+    pub(crate) fn link_in(&self, data_dir: &Path) -> RunningLink {
         let suspended = self.suspended.clone();
         let link = BackendLink::new(LinkOptions {
             name: "satellite-0001".to_owned(),
             plan: self.plan.clone(),
             data_dir: DataDir::create(data_dir).unwrap(),
-            command_log: self.done.clone(),
+            command_log: self.command_log.clone(),
             seed: 1,
             suspended: Arc::new(move || *suspended.lock().unwrap()),
         });
         let link = link.unwrap();
         let (running, fleet) = (link.clone(), self.fleet.clone());
         let task = tokio::spawn(async move { running.run(&*fleet).await });
-        Linked { link, task }
+        RunningLink { link, task }
     }
 }
 
-impl Servers {
+impl SimulatedFleet {
     pub(crate) fn view(&self, installation: &str) -> Option<Arc<InstanceView>> {
         let snapshot = self.runtime.snapshot();
         snapshot.iter().find(|view| view.spec.id.installation.as_str() == installation).cloned()
@@ -169,18 +170,18 @@ impl Servers {
         wait_for(&format!("{installation} to be online"), is).await
     }
 
-    /// The configuration's events so far.
-    pub(crate) async fn told(&self) -> Vec<Event> {
+    /// The `config.*` events so far.
+    pub(crate) async fn config_events(&self) -> Vec<Event> {
         self.runtime.flush().await;
         let events = self.events.lock().unwrap();
-        let told = events.iter().map(|envelope| &envelope.event);
-        told.filter(|event| matches!(event, Event::ConfigRefreshed { .. } | Event::ConfigError { .. }))
+        let all = events.iter().map(|envelope| &envelope.event);
+        all.filter(|event| matches!(event, Event::ConfigRefreshed { .. } | Event::ConfigError { .. }))
             .cloned()
             .collect()
     }
 }
 
-impl LinkHost for Servers {
+impl LinkHost for SimulatedFleet {
     fn runtime(&self) -> &RuntimeHandle {
         &self.runtime
     }
@@ -202,21 +203,21 @@ impl LinkHost for Servers {
                 self.runtime.uninstall(gone).await.unwrap();
             }
             let (runtime, all) = (self.runtime.clone(), specs.clone());
-            let late = self.late.lock().unwrap().take();
-            let waits = late.is_some();
+            let gate = self.install_gate.lock().unwrap().take();
+            let is_delayed = gate.is_some();
             let installing = tokio::spawn(async move {
-                if let Some(late) = late {
-                    late.await.unwrap();
+                if let Some(gate) = gate {
+                    gate.await.unwrap();
                 }
                 for spec in all.into_values() {
                     runtime.install(spec).await.unwrap();
                 }
                 runtime.sync_snapshot().await;
             });
-            if !waits {
+            if !is_delayed {
                 installing.await.unwrap();
             }
-            self.taken.lock().unwrap().push(document.hash);
+            self.applied_hashes.lock().unwrap().push(document.hash);
             Ok(Arc::new(specs))
         }
         .boxed()

@@ -1,4 +1,4 @@
-//! The six tools of `/mcp`, without HTTP, over a runtime in paused time.
+//! The six meta-tools of `/mcp` without HTTP, over a runtime in paused time.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -45,12 +45,12 @@ fn names(found: &Value, list: &str, name: &str) -> Vec<String> {
     found[list].as_array().unwrap().iter().map(|one| one[name].as_str().unwrap().to_owned()).collect()
 }
 
-/// Holds an answer against what the tool promised: all that is required is there, and nothing that is not described.
-fn fits(tool: &str, found: &Value) {
-    fn holds(schema: &Value, value: &Value, at: &str) {
+/// Asserts that a result matches the output schema of the tool.
+fn assert_matches_schema(tool: &str, found: &Value) {
+    fn check(schema: &Value, value: &Value, at: &str) {
         let known = match schema["type"].as_str().unwrap() {
             "object" => {
-                let members = value.as_object().unwrap_or_else(|| panic!("{at} is no object: {value}"));
+                let members = value.as_object().unwrap_or_else(|| panic!("{at} is not an object: {value}"));
                 let empty = serde_json::Map::new();
                 let properties = schema["properties"].as_object().unwrap_or(&empty);
                 for required in schema["required"].as_array().into_iter().flatten() {
@@ -58,13 +58,13 @@ fn fits(tool: &str, found: &Value) {
                 }
                 for (name, member) in members {
                     if let Some(schema) = properties.get(name) {
-                        holds(schema, member, &format!("{at}.{name}"));
+                        check(schema, member, &format!("{at}.{name}"));
                     }
                 }
                 true
             }
             "array" => {
-                value.as_array().unwrap().iter().for_each(|item| holds(&schema["items"], item, at));
+                value.as_array().unwrap().iter().for_each(|item| check(&schema["items"], item, at));
                 true
             }
             "string" => value.is_string(),
@@ -73,21 +73,21 @@ fn fits(tool: &str, found: &Value) {
             "boolean" => value.is_boolean(),
             other => panic!("{other}"),
         };
-        assert!(known, "{at} is not as promised: {value}");
+        assert!(known, "{at} does not match the schema: {value}");
         if let Some(known) = schema["enum"].as_array() {
-            assert!(known.contains(value), "{at} is not as promised: {value}");
+            assert!(known.contains(value), "{at} does not match the schema: {value}");
         }
     }
     let list: Value = serde_json::from_str(schema::TOOLS).unwrap();
     let tool = list["tools"].as_array().unwrap().iter().find(|one| one["name"] == tool).unwrap();
-    holds(&tool["outputSchema"], found, "the answer");
+    check(&tool["outputSchema"], found, "the result");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tool_is_found_with_all_that_is_needed_to_call_it() {
+async fn discovery_returns_a_tool_with_its_schemas_and_annotations() {
     let house = house().await;
-    let found = house.finds("discover_mcp_tools", r#"{"query":"read fiel"}"#).await;
-    fits("discover_mcp_tools", &found);
+    let found = house.call_structured("discover_mcp_tools", r#"{"query":"read fiel"}"#).await;
+    assert_matches_schema("discover_mcp_tools", &found);
     let tool = &found["tools"][0];
     assert!(tool["relevance_score"].as_f64().unwrap() > 0.3, "{tool}");
     let mut tool = tool.clone();
@@ -101,7 +101,7 @@ async fn a_tool_is_found_with_all_that_is_needed_to_call_it() {
             "_meta": {"ui": {"resourceUri": "files|ui://view"}, "n": [1]},
         })
     );
-    let all = house.finds("discover_mcp_tools", r#"{"query":"","limit":2}"#).await;
+    let all = house.call_structured("discover_mcp_tools", r#"{"query":"","limit":2}"#).await;
     assert_eq!(names(&all, "tools", "tool_path"), ["files:a:b", "files:read"]);
     assert_eq!(all["total_found"], 5);
     assert_eq!(all["tools"][0]["input_schema"], json!({"type": "object"}));
@@ -109,11 +109,11 @@ async fn a_tool_is_found_with_all_that_is_needed_to_call_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tools_and_resources_are_found_only_while_their_server_is_online_or_asleep() {
+async fn only_online_and_dormant_servers_offer_tools_and_resources() {
     let house = house().await;
     let paths = async || {
-        let found = house.finds("discover_mcp_tools", r#"{"query":""}"#).await;
-        let listed = house.finds("list_mcp_resources", "{}").await;
+        let found = house.call_structured("discover_mcp_tools", r#"{"query":""}"#).await;
+        let listed = house.call_structured("list_mcp_resources", "{}").await;
         (names(&found, "tools", "tool_path"), names(&listed, "resources", "uri").len())
     };
     let (all, one) =
@@ -122,23 +122,25 @@ async fn tools_and_resources_are_found_only_while_their_server_is_online_or_asle
     house.runtime.stop(&id("a")).await.unwrap();
     assert_eq!(paths().await, (one.map(str::to_owned).to_vec(), 0));
     house.runtime.start(&id("a")).await.unwrap();
-    house.sees("a", |view| view.status == Status::Online).await;
-    house.sees("a", |view| view.dormant).await;
+    house.wait_until("a", |view| view.status == Status::Online).await;
+    house.wait_until("a", |view| view.dormant).await;
     assert_eq!(paths().await, (all.map(str::to_owned).to_vec(), 1));
-    // What sleeps is woken by a call.
+    // A call wakes a dormant server.
     let answer = house.asks("execute_mcp_tool", r#"{"tool_path":"files:read"}"#).await;
     assert!(answer.contains("x-reflected"), "{answer}");
     house.end().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_answer_to_a_call_is_the_servers_own_unchanged() {
+async fn the_response_to_a_call_is_unchanged() {
     let house = house().await;
-    let (_withdraw, withdrawn) = oneshot::channel();
+    let (_cancel, cancellation) = oneshot::channel();
     let params = r#"{"name":"execute_mcp_tool","arguments":{"arguments":{ "n":1e400,"n":[ ]},"tool_path":"files:a:b"},"_meta":{"progressToken":"p","x":12345678901234567890}}"#;
-    let CallAnswer::Message(answer) = house.outcome(params, withdrawn).await else { panic!("no answer of the server") };
+    let CallAnswer::Message(answer) = house.call_raw(params, cancellation).await else {
+        panic!("no response of the server")
+    };
     let told = answer.outcome().unwrap();
-    // The token is one of ours; all else is as it was sent.
+    // Only the progress token is replaced.
     let (before, after) = told.split_once(r#""progressToken":"#).unwrap();
     assert_eq!(before, r#"{"content":[],"x-reflected":{"name":"a:b","arguments":{ "n":1e400,"n":[ ]},"_meta":{"#);
     assert!(after.ends_with(r#","x":12345678901234567890}}}"#), "{after}");
@@ -149,18 +151,18 @@ async fn the_answer_to_a_call_is_the_servers_own_unchanged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_takes_its_call_back_waits_for_no_answer() {
+async fn a_cancelled_call_returns_without_a_response() {
     let house = house().await;
-    let (withdraw, withdrawn) = oneshot::channel();
+    let (cancel, cancellation) = oneshot::channel();
     let words = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"c"}}"#;
-    withdraw.send(RpcMessage::parse(words.to_owned().into()).unwrap()).unwrap();
+    cancel.send(RpcMessage::parse(words.to_owned().into()).unwrap()).unwrap();
     let params = r#"{"name":"execute_mcp_tool","arguments":{"tool_path":"git:hang"}}"#;
-    assert!(matches!(house.outcome(params, withdrawn).await, CallAnswer::Cancelled));
+    assert!(matches!(house.call_raw(params, cancellation).await, CallAnswer::Cancelled));
     house.end().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn resources_are_listed_as_they_are_but_for_where_they_are_read() {
+async fn resources_are_listed_unchanged_except_for_their_uris() {
     let house = house().await;
     let listed = house.asks("list_mcp_resources", "null").await;
     let expected = [
@@ -170,7 +172,7 @@ async fn resources_are_listed_as_they_are_but_for_where_they_are_read() {
     for one in expected {
         assert!(listed.contains(one), "{listed}");
     }
-    fits("list_mcp_resources", &house.finds("list_mcp_resources", "{}").await);
+    assert_matches_schema("list_mcp_resources", &house.call_structured("list_mcp_resources", "{}").await);
 
     let read = house.asks("read_mcp_resource", r#"{"uri":"files|file:///a|b"}"#).await;
     let resource = r#"{"uri":"a:b","text":"t","x":1e400,"params":{"uri":"file:///a|b"}}"#;
@@ -180,15 +182,15 @@ async fn resources_are_listed_as_they_are_but_for_where_they_are_read() {
             r#"{{"content":[{{"type":"resource","resource":{resource}}}],"structuredContent":{{"contents":[{resource}]}}}}"#
         )
     );
-    let (error, _) = house.fails("read_mcp_resource", r#"{"uri":"files|nothing"}"#).await;
+    let (error, _) = house.call_failing("read_mcp_resource", r#"{"uri":"files|nothing"}"#).await;
     assert_eq!(error["message"], "server error -32002: no such resource");
-    let (error, _) = house.fails("read_mcp_resource", r#"{"uri":"files|odd"}"#).await;
+    let (error, _) = house.call_failing("read_mcp_resource", r#"{"uri":"files|odd"}"#).await;
     assert_eq!(error["kind"], "server_error");
     house.end().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_anothers_does_not_exist() {
+async fn the_server_of_another_user_looks_nonexistent() {
     let house = house().await;
     for (tool, mine, theirs) in [
         ("execute_mcp_tool", r#"{"tool_path":"nobody:hush"}"#, r#"{"tool_path":"secret:hush"}"#),
@@ -200,36 +202,36 @@ async fn what_is_anothers_does_not_exist() {
         assert_eq!(nothing.replace("nobody", "secret"), hidden);
         assert!(hidden.contains("there is no server"), "{hidden}");
     }
-    let found = house.finds("discover_mcp_tools", r#"{"query":"hush"}"#).await;
+    let found = house.call_structured("discover_mcp_tools", r#"{"query":"hush"}"#).await;
     assert_eq!(found["total_found"], 0);
     assert!(!house.asks("list_servers", "{}").await.contains("secret"));
     house.end().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_there_twice_is_called_by_more_than_its_slug() {
+async fn two_servers_with_one_slug_get_longer_names() {
     let house = House::with(&[("git", "one", GIT), ("git", "two", GIT)]).await;
-    let found = house.finds("discover_mcp_tools", r#"{"query":"log"}"#).await;
+    let found = house.call_structured("discover_mcp_tools", r#"{"query":"log"}"#).await;
     assert_eq!(names(&found, "tools", "tool_path"), ["git-one:log", "git-two:log"]);
     for name in ["git-two", "git-acme-alice-two"] {
         let answer = house.asks("execute_mcp_tool", &format!(r#"{{"tool_path":"{name}:log"}}"#)).await;
         assert!(answer.contains(r#""x-reflected":{"name":"log"}"#), "{answer}");
     }
-    let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"git:log"}"#).await;
+    let (error, text) = house.call_failing("execute_mcp_tool", r#"{"tool_path":"git:log"}"#).await;
     assert_eq!(error["kind"], "ambiguous");
     assert_eq!(text, "`git` names 2 servers. Use one of `git-one`, `git-two`.");
     house.end().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_cannot_be_made_says_what_can_be_done() {
+async fn a_call_to_an_unavailable_server_returns_the_next_step() {
     let house = House::with(&[("git", "b", GIT), ("broken", "x", BROKEN)]).await;
     let mut incomplete = spec("mail", "m", "alice");
     incomplete.missing = vec!["API_KEY".to_owned()];
     house.runtime.install(incomplete).await.unwrap();
-    house.sees("m", |view| view.status == Status::AwaitingUserConfig).await;
+    house.wait_until("m", |view| view.status == Status::AwaitingUserConfig).await;
 
-    let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"mail:send"}"#).await;
+    let (error, text) = house.call_failing("execute_mcp_tool", r#"{"tool_path":"mail:send"}"#).await;
     assert_eq!(
         (&error["kind"], &error["status"], &error["fate"]),
         (&json!("refused"), &json!("awaiting_user_config"), &json!("not_sent"))
@@ -240,24 +242,24 @@ async fn a_call_that_cannot_be_made_says_what_can_be_done() {
         "{text}"
     );
 
-    let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"broken:x"}"#).await;
+    let (error, text) = house.call_failing("execute_mcp_tool", r#"{"tool_path":"broken:x"}"#).await;
     assert_eq!(error["status"], "permanently_failed");
     assert!(text.contains("reconnect_server with name `broken`"), "{text}");
 
     house.runtime.stop(&id("b")).await.unwrap();
-    let (error, text) = house.fails("read_mcp_resource", r#"{"uri":"git|x"}"#).await;
+    let (error, text) = house.call_failing("read_mcp_resource", r#"{"uri":"git|x"}"#).await;
     assert_eq!(error["status"], "offline");
     assert!(text.contains("`satellite start git-acme-alice-b`"), "{text}");
     house.runtime.start(&id("b")).await.unwrap();
 
-    let (error, text) = house.fails("execute_mcp_tool", r#"{"tool_path":"git:hang"}"#).await;
+    let (error, text) = house.call_failing("execute_mcp_tool", r#"{"tool_path":"git:hang"}"#).await;
     assert_eq!((&error["kind"], &error["fate"]), (&json!("timed_out"), &json!("timed_out")));
     assert!(text.starts_with("no answer within 30 s. The server may still execute the call"), "{text}");
     house.end().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn wrong_arguments_are_told_by_name() {
+async fn errors_name_the_invalid_argument() {
     let house = house().await;
     for (tool, arguments, told) in [
         ("discover_mcp_tools", "{}", "`query` is missing"),
@@ -271,24 +273,27 @@ async fn wrong_arguments_are_told_by_name() {
         ("list_servers", r#"{"a":1}"#, "unknown argument `a`: this tool takes no arguments"),
         ("read_mcp_resource", r#"{"uri":null}"#, "`uri` is missing"),
     ] {
-        let (error, text) = house.fails(tool, arguments).await;
+        let (error, text) = house.call_failing(tool, arguments).await;
         assert_eq!((&error["kind"], &error["message"]), (&json!("bad_input"), &json!(told)), "{tool} {arguments}");
         assert!(text.starts_with(told), "{text}");
     }
     let long = format!(r#"{{"query":"{}"}}"#, "ü".repeat(513));
-    assert_eq!(house.fails("discover_mcp_tools", &long).await.0["message"], "`query` must have at most 512 characters");
-    let (_withdraw, withdrawn) = oneshot::channel();
-    let CallAnswer::Error(error) = house.outcome(r#"{"name":"log"}"#, withdrawn).await else { panic!() };
+    assert_eq!(
+        house.call_failing("discover_mcp_tools", &long).await.0["message"],
+        "`query` must have at most 512 characters"
+    );
+    let (_cancel, cancellation) = oneshot::channel();
+    let CallAnswer::Error(error) = house.call_raw(r#"{"name":"log"}"#, cancellation).await else { panic!() };
     assert_eq!(error.code, -32602);
     assert!(error.message.starts_with("unknown tool `log`"), "{}", error.message);
     house.end().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn servers_are_told_as_they_are_and_one_is_started_again() {
+async fn list_servers_shows_statuses_and_reconnect_server_restarts() {
     let house = House::with(&[("git", "b", GIT), ("broken", "x", BROKEN)]).await;
-    let told = house.finds("list_servers", "{}").await;
-    fits("list_servers", &told);
+    let told = house.call_structured("list_servers", "{}").await;
+    assert_matches_schema("list_servers", &told);
     let (git, broken) = (&told["servers"][0], &told["servers"][1]);
     assert_eq!(
         (&git["name"], &git["status"], &git["connected"], &git["tool_count"]),
@@ -301,14 +306,14 @@ async fn servers_are_told_as_they_are_and_one_is_started_again() {
     );
     assert!(broken["status_message"].is_string() && broken.get("connected_at").is_none(), "{broken}");
 
-    let again = house.finds("reconnect_server", r#"{"name":"git"}"#).await;
-    fits("reconnect_server", &again);
-    house.sees("b", |view| view.status == Status::Online && view.restarts == 1).await;
+    let again = house.call_structured("reconnect_server", r#"{"name":"git"}"#).await;
+    assert_matches_schema("reconnect_server", &again);
+    house.wait_until("b", |view| view.status == Status::Online && view.restarts == 1).await;
     house.end().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_made_anew_for_a_caller_by_what_others_do() {
+async fn changes_of_other_users_do_not_invalidate_a_callers_cache() {
     let house = house().await;
     let callers = CallerCache::default();
     let caller = || callers.caller(house.runtime.snapshot(), &"acme".into(), &"alice".into());
@@ -317,11 +322,11 @@ async fn nothing_is_made_anew_for_a_caller_by_what_others_do() {
     house.runtime.stop(&InstanceId::new("acme".into(), "bob".into(), "s".into())).await.unwrap();
     assert!(offered.is_current_for(&caller()));
     assert!(!offered.is_current_for(&CallerSnapshot::new(house.runtime.snapshot(), &"acme".into(), &"alice".into())));
-    // What is hers does.
+    // Her own changes invalidate it.
     house.runtime.stop(&id("b")).await.unwrap();
     assert!(!offered.is_current_for(&caller()));
     house.runtime.start(&id("b")).await.unwrap();
-    house.sees("b", |view| view.status == Status::Online).await;
+    house.wait_until("b", |view| view.status == Status::Online).await;
     let offered = caller().offered_catalogues();
     house.runtime.uninstall(&id("a")).await.unwrap();
     assert!(!offered.is_current_for(&caller()));
@@ -330,17 +335,17 @@ async fn nothing_is_made_anew_for_a_caller_by_what_others_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_not_asked_of_late_is_forgotten() {
+async fn the_caller_cache_drops_inactive_callers() {
     let house = house().await;
     let callers = CallerCache::default();
     for _ in 0..4 {
         for user in 0..200 {
             callers.caller(house.runtime.snapshot(), &"acme".into(), &format!("user {user}").into());
         }
-        // Another picture of all, in which nobody has asked yet.
+        // A new snapshot, which no caller has used yet.
         house.runtime.stop(&id("b")).await.unwrap();
         house.runtime.start(&id("b")).await.unwrap();
-        house.sees("b", |view| view.status == Status::Online).await;
+        house.wait_until("b", |view| view.status == Status::Online).await;
     }
     for user in 0..500 {
         drop(callers.caller(Arc::new(Snapshot::default()), &"acme".into(), &format!("guest {user}").into()));
@@ -350,7 +355,7 @@ async fn who_has_not_asked_of_late_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_flat_mode_everything_is_there_under_names_that_every_client_takes() {
+async fn flat_mode_lists_everything_under_portable_names() {
     let house = house().await;
     let flat = house.flat();
     let tools: Value = serde_json::from_str(flat.tools()).unwrap();
@@ -379,7 +384,7 @@ fn differences(one: &MergedLists, other: &MergedLists) -> Vec<ItemKind> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_flat_mode_a_picture_differs_only_where_something_is_different() {
+async fn flat_mode_reports_only_the_lists_that_differ() {
     let house = house().await;
     let before = house.flat();
     house.runtime.stop(&id("b")).await.unwrap();
@@ -387,7 +392,7 @@ async fn in_flat_mode_a_picture_differs_only_where_something_is_different() {
     assert_eq!(differences(&without, &before), [ItemKind::Tools]);
     assert_eq!(without.list(ItemKind::Tools).owner("git__log"), None);
     house.runtime.start(&id("b")).await.unwrap();
-    house.sees("b", |view| view.status == Status::Online).await;
+    house.wait_until("b", |view| view.status == Status::Online).await;
     assert_eq!(differences(&house.flat(), &before), []);
     house.runtime.stop(&id("a")).await.unwrap();
     assert_eq!(differences(&house.flat(), &before), ItemKind::ALL);
@@ -395,7 +400,7 @@ async fn in_flat_mode_a_picture_differs_only_where_something_is_different() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_flat_mode_no_two_tools_ever_share_a_name() {
+async fn flat_mode_gives_every_tool_a_unique_name() {
     let c = Lists { tools: r#"[{"name":"c"},{"name":"c"}]"#, ..Lists::default() };
     let other = Lists { tools: r#"[{"name":"b__c"}]"#, ..Lists::default() };
     let house = House::with(&[("a__b", "one", c), ("a", "two", other)]).await;

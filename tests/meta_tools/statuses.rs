@@ -1,4 +1,4 @@
-//! A call of a server that is in this status or that: what a model is told of it, and what it can do.
+//! Calls of servers in each status: the error for a model and the next step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,21 +18,20 @@ use tokio::sync::oneshot;
 
 use super::fleet::{Fleet, Server};
 
-const PATIENCE: Duration = Duration::from_secs(1);
+const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a call of one of the six comes to: an error, as a program and as a model is told of it.
-async fn fails(fleet: &Fleet, tool: &str, arguments: Value) -> (Value, String) {
+/// Calls a meta-tool that must fail: its data for a program and its text for a model.
+async fn call_failing(fleet: &Fleet, tool: &str, arguments: Value) -> (Value, String) {
     let tools = MetaTools::new(fleet.runtime.clone(), Arc::default());
     let request = json!({
         "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments},
     });
-    let (_withdraw, withdrawn) = oneshot::channel();
+    let (_cancel, cancellation) = oneshot::channel();
     let message = RpcMessage::parse(request.to_string().into()).unwrap();
     let (origin, client) = (CallOrigin { client: 1, call: 1 }, ClientDescription::default().facts);
-    let call =
-        EndpointCall { message, origin, cancellation: withdrawn, timeout: Some(PATIENCE), era: Era::Sessions, client };
+    let call = EndpointCall { message, origin, cancellation, timeout: Some(CALL_TIMEOUT), era: Era::Sessions, client };
     let CallAnswer::Result(result) = tools.call((&"acme".into(), &"alice".into()), call).await else {
-        panic!("a server has answered: {arguments}")
+        panic!("the server answered: {arguments}")
     };
     let result: Value = serde_json::from_str(&result).unwrap();
     assert_eq!(result["isError"], true, "{result}");
@@ -42,24 +41,24 @@ async fn fails(fleet: &Fleet, tool: &str, arguments: Value) -> (Value, String) {
     (error.clone(), text.to_owned())
 }
 
-/// What is told of a call of this server: its kind, the status that is told, and the text.
-async fn told(fleet: &Fleet, installation: &str) -> (String, String, String) {
+/// Calls a tool of this server, which must fail: kind, status and text of the error.
+async fn call_error(fleet: &Fleet, installation: &str) -> (String, String, String) {
     let arguments = json!({"tool_path": format!("files-acme-alice-{installation}:echo"), "arguments": {"text": "a"}});
-    let (error, text) = fails(fleet, "execute_mcp_tool", arguments).await;
+    let (error, text) = call_failing(fleet, "execute_mcp_tool", arguments).await;
     let word = |name: &str| error[name].as_str().unwrap().to_owned();
     assert_eq!(word("fate"), "not_sent", "{error}");
     (word("kind"), word("status"), text)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_model_does_not_undo_that_a_person_has_stopped_a_server() {
+async fn reconnect_server_does_not_start_a_server_that_a_person_stopped() {
     let fleet = Fleet::start().await;
     for server in [Server::remote("afar"), Server::new("here")] {
         let id = fleet.online(server).await;
         let name = fleet.runtime.status(&id).unwrap().spec.name.clone();
         fleet.runtime.stop(&id).await.unwrap();
         fleet.until(&id, Status::Offline).await;
-        let (error, text) = fails(&fleet, "reconnect_server", json!({"name": name})).await;
+        let (error, text) = call_failing(&fleet, "reconnect_server", json!({"name": name})).await;
         assert_eq!((&error["kind"], &error["status"]), (&json!("refused"), &json!("offline")));
         assert_eq!(
             text,
@@ -75,7 +74,7 @@ async fn a_model_does_not_undo_that_a_person_has_stopped_a_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_takes_no_call_says_its_status_and_the_next_step() {
+async fn a_call_to_an_unavailable_server_returns_its_status_and_the_next_step() {
     let fleet = Fleet::with(|options| options.start_permits = 1).await;
     let bounded = ReconnectPolicy { jitter_percent: 0, ..ReconnectPolicy::bounded() };
     fleet.add(Server::new("incomplete").missing("KEY")).await;
@@ -113,7 +112,7 @@ async fn a_server_that_takes_no_call_says_its_status_and_the_next_step() {
     fleet.runtime.update(Server::new("changed").script(stubborn).env("A", "b").spec).await.unwrap();
     fleet.until(&changed, Status::Restarting).await;
 
-    // The one holds the only permit, and the other waits for it.
+    // One server holds the only permit, and the other waits for it.
     let mute = SimScript { handshake_never: true, ..SimScript::default() };
     let mute = fleet.add(Server::new("mute").script(mute)).await;
     fleet.until(&mute, Status::Connecting).await;
@@ -137,9 +136,9 @@ async fn a_server_that_takes_no_call_says_its_status_and_the_next_step() {
         ("exhausted", "reconnecting", "reconnecting", "The satellite tries again with every call"),
         ("refused", "refused", "requires_reauth", "renew the server's credentials in the configuration"),
     ] {
-        let found = told(&fleet, installation).await;
-        assert_eq!((&*found.0, &*found.1), (kind, status), "{installation}: {}", found.2);
-        assert!(found.2.contains(part), "{installation}: {}", found.2);
+        let error = call_error(&fleet, installation).await;
+        assert_eq!((&*error.0, &*error.1), (kind, status), "{installation}: {}", error.2);
+        assert!(error.2.contains(part), "{installation}: {}", error.2);
     }
     fleet.finish().await;
 }

@@ -1,4 +1,4 @@
-//! A user's servers, each of which lists what a test says and reflects what it is asked.
+//! Scripted servers of a user: each lists what a test gives it and reflects its requests.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -31,29 +31,33 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Longer than it takes a server to fall asleep; in paused time it costs nothing.
+/// Longer than a server needs to become dormant. In paused time the wait costs nothing.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(300);
 
-struct Nothing;
+struct DiscardingSink;
 
-impl EventSink for Nothing {
+impl EventSink for DiscardingSink {
     fn send(&self, _batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         async { SinkAnswer::Accepted }.boxed()
     }
 }
 
-/// It ends when it is told to.
-struct Played {
-    told_to_end: bool,
+/// A process that ends when it is terminated or killed.
+struct ScriptedProcess {
+    is_terminated: bool,
 }
 
-impl ServerProcess for Played {
+impl ServerProcess for ScriptedProcess {
     fn pid(&self) -> Option<u32> {
         None
     }
 
     fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
-        if self.told_to_end { async { ProcessEnd { code: Some(0), signal: None } }.boxed() } else { pending().boxed() }
+        if self.is_terminated {
+            async { ProcessEnd { code: Some(0), signal: None } }.boxed()
+        } else {
+            pending().boxed()
+        }
     }
 
     fn wait_all(&mut self) -> BoxFuture<'_, ()> {
@@ -61,15 +65,15 @@ impl ServerProcess for Played {
     }
 
     fn terminate(&mut self) {
-        self.told_to_end = true;
+        self.is_terminated = true;
     }
 
     fn kill(&mut self) {
-        self.told_to_end = true;
+        self.is_terminated = true;
     }
 }
 
-/// What one server lists, as JSON texts of arrays. One that lists nothing cannot be started.
+/// The lists of one server, as JSON texts of arrays. A server without tools cannot be started.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Lists {
     pub(crate) tools: &'static str,
@@ -78,14 +82,15 @@ pub(crate) struct Lists {
     pub(crate) prompts: &'static str,
 }
 
-/// What the servers list, by installation; and where it is told what they hear that wants no answer.
 #[derive(Clone)]
-struct Stage {
+struct ScriptedConnector {
+    /// By installation.
     lists: Arc<Mutex<HashMap<String, Lists>>>,
-    heard: mpsc::UnboundedSender<String>,
+    /// Receives the messages that a server does not answer.
+    unanswered: mpsc::UnboundedSender<String>,
 }
 
-impl Connector for Stage {
+impl Connector for ScriptedConnector {
     fn open(&self, spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let lists = self.lists.lock().unwrap().get(spec.id.installation.as_str()).copied();
         let Some(lists) = lists.filter(|lists| !lists.tools.is_empty()) else {
@@ -93,13 +98,13 @@ impl Connector for Stage {
         };
         let (ours, theirs) = duplex(1024 * 1024);
         if spec.server.as_str().starts_with("new") {
-            tokio::spawn(serve_stateless(theirs, lists, self.heard.clone()));
+            tokio::spawn(serve_stateless(theirs, lists, self.unanswered.clone()));
         } else {
             let subscribe = spec.server.as_str().starts_with("sub");
-            tokio::spawn(serve(theirs, lists, subscribe, self.heard.clone()));
+            tokio::spawn(serve(theirs, lists, subscribe, self.unanswered.clone()));
         }
         let (reader, writer) = split(ours);
-        let process = Box::new(Played { told_to_end: false });
+        let process = Box::new(ScriptedProcess { is_terminated: false });
         let link = ProcessLink {
             reader: Box::new(reader),
             writer: Box::new(writer),
@@ -115,8 +120,8 @@ impl Connector for Stage {
     }
 }
 
-/// One of sessions. It goes on with what it is told until it is told to hang.
-async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, heard: mpsc::UnboundedSender<String>) {
+/// A server of the era with sessions.
+async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, unanswered: mpsc::UnboundedSender<String>) {
     let (reader, mut writer) = split(pipe);
     let mut lines = BufReader::new(reader).lines();
     let mut asked_for_progress: Option<String> = None;
@@ -124,25 +129,25 @@ async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, heard: mpsc::U
         let message = RpcMessage::parse(line.clone().into()).unwrap();
         let (id, method) = match (message.id(), message.method()) {
             (Some(id), Some(method)) => (id, method),
-            // The answer to what was asked on behalf of a call, which answers that: its id is the number of the call.
+            // The response to a request on behalf of a call. Its id is the id of the call, which is answered now.
             (Some(id), None) => {
                 let (id, outcome) = (id.trim_matches('"'), message.outcome().unwrap());
                 if outcome.contains(r#""hang""#) {
-                    let _ = heard.send(line);
+                    let _ = unanswered.send(line);
                     continue;
                 }
                 if let Some(token) = asked_for_progress.take() {
-                    let told = format!(
+                    let message_text = format!(
                         "{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{token},\"progress\":1}}}}\n"
                     );
-                    writer.write_all(told.as_bytes()).await.unwrap();
+                    writer.write_all(message_text.as_bytes()).await.unwrap();
                 }
                 let answer = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"x-told\":{outcome}}}}}\n");
                 writer.write_all(answer.as_bytes()).await.unwrap();
                 continue;
             }
             (None, _) => {
-                let _ = heard.send(line);
+                let _ = unanswered.send(line);
                 continue;
             }
         };
@@ -157,7 +162,7 @@ async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, heard: mpsc::U
             "resources/templates/list" => format!(r#""result":{{"resourceTemplates":{}}}"#, or_none(lists.templates)),
             "prompts/list" => format!(r#""result":{{"prompts":{}}}"#, or_none(lists.prompts)),
             "tools/call" if params.contains(r#""name":"hang""#) => {
-                let _ = heard.send(line);
+                let _ = unanswered.send(line);
                 continue;
             }
             "tools/call" if params.contains(r#""name":"ask""#) => {
@@ -167,19 +172,22 @@ async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, heard: mpsc::U
                 continue;
             }
             "tools/call" if params.contains(r#""name":"doubt""#) => {
-                // It asks, takes that back, and asks again, each time at length.
+                // A long request, its cancellation, and another long request.
                 let ask = |number: &str| {
                     let long = "x".repeat(3000);
                     format!("{{\"jsonrpc\":\"2.0\",\"id\":\"{number}\",\"method\":\"sampling/createMessage\",\"params\":{{\"x\":\"{long}\"}}}}\n")
                 };
                 let back = "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/cancelled\",\"params\":{\"requestId\":\"first\"}}\n";
-                let told = [&ask("first"), back, &ask(id)].concat();
-                writer.write_all(told.as_bytes()).await.unwrap();
+                let message_text = [&ask("first"), back, &ask(id)].concat();
+                writer.write_all(message_text.as_bytes()).await.unwrap();
                 continue;
             }
             "tools/call" if params.contains(r#""name":"slow""#) => {
-                let told = format!("{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{},\"progress\":1}}}}\n", message.token().unwrap());
-                writer.write_all(told.as_bytes()).await.unwrap();
+                let message_text = format!(
+                    "{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{},\"progress\":1}}}}\n",
+                    message.token().unwrap()
+                );
+                writer.write_all(message_text.as_bytes()).await.unwrap();
                 r#""result":{"content":[]}"#.to_owned()
             }
             "tools/call" if params.contains(r#""name":"go""#) => {
@@ -204,14 +212,14 @@ async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, heard: mpsc::U
     }
 }
 
-/// One of the era without sessions. Whoever hears of its requests is told all of those that are about a tool.
-async fn serve_stateless(pipe: DuplexStream, lists: Lists, heard: mpsc::UnboundedSender<String>) {
+/// A server of the era without sessions.
+async fn serve_stateless(pipe: DuplexStream, lists: Lists, unanswered: mpsc::UnboundedSender<String>) {
     let (reader, mut writer) = split(pipe);
     let mut lines = BufReader::new(reader).lines();
     while let Ok(Some(line)) = lines.next_line().await {
         let message = RpcMessage::parse(line.clone().into()).unwrap();
         let (Some(id), Some(method)) = (message.id(), message.method()) else {
-            let _ = heard.send(line);
+            let _ = unanswered.send(line);
             continue;
         };
         let params = message.params().unwrap_or("null");
@@ -224,11 +232,11 @@ async fn serve_stateless(pipe: DuplexStream, lists: Lists, heard: mpsc::Unbounde
             "subscriptions/listen" => {
                 let meta = format!(r#"{{"io.modelcontextprotocol/subscriptionId":{id}}}"#);
                 let wanted = member(params, "notifications").unwrap_or("{}");
-                let told = format!(
+                let message_text = format!(
                     "{{\"jsonrpc\":\"2.0\",\"method\":\"notifications/subscriptions/acknowledged\",\"params\":{{\"_meta\":{meta},\"notifications\":{wanted}}}}}\n"
                 );
-                writer.write_all(told.as_bytes()).await.unwrap();
-                let _ = heard.send(line);
+                writer.write_all(message_text.as_bytes()).await.unwrap();
+                let _ = unanswered.send(line);
                 continue;
             }
             "tools/list" => format!(r#""result":{{{hints},"tools":{}}}"#, lists.tools),
@@ -238,15 +246,15 @@ async fn serve_stateless(pipe: DuplexStream, lists: Lists, heard: mpsc::Unbounde
             }
             "prompts/list" => format!(r#""result":{{{hints},"prompts":{}}}"#, or_none(lists.prompts)),
             "tools/call" if params.contains(r#""name":"change""#) => {
-                let told = "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n";
-                writer.write_all(told.as_bytes()).await.unwrap();
+                let message_text = "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n";
+                writer.write_all(message_text.as_bytes()).await.unwrap();
                 r#""result":{"resultType":"complete","content":[]}"#.to_owned()
             }
             "tools/call" if params.contains(r#""name":"ask""#) => match member(params, "inputResponses") {
                 None => r#""result":{"resultType":"input_required","inputRequests":{"q":{"method":"sampling/createMessage","params":{"x":1e400}}},"requestState":"its own"}"#.to_owned(),
-                Some(told) => {
+                Some(sent) => {
                     let state = member(params, "requestState").unwrap_or("null");
-                    format!(r#""result":{{"resultType":"complete","content":[],"x-told":{told},"x-state":{state}}}"#)
+                    format!(r#""result":{{"resultType":"complete","content":[],"x-told":{sent},"x-state":{state}}}"#)
                 }
             },
             "tools/call" | "resources/read" => {
@@ -261,12 +269,12 @@ async fn serve_stateless(pipe: DuplexStream, lists: Lists, heard: mpsc::Unbounde
     }
 }
 
-/// A satellite in which alice of acme has some servers, and bob one called `secret`.
+/// A runtime with servers of alice in the team acme, and a server `secret` of bob.
 pub(crate) struct House {
     pub(crate) runtime: RuntimeHandle,
     tools: MetaTools,
-    stage: Stage,
-    heard: mpsc::UnboundedReceiver<String>,
+    connector: ScriptedConnector,
+    unanswered: mpsc::UnboundedReceiver<String>,
     join: JoinHandle<RuntimeEnd>,
 }
 
@@ -296,20 +304,20 @@ pub(crate) fn spec(server: &str, installation: &str, user: &str) -> InstanceSpec
 }
 
 impl House {
-    /// Each server with its installation's id and what it lists.
+    /// Starts a runtime with these servers: slug, installation and lists.
     pub(crate) async fn with(servers: &[(&str, &str, Lists)]) -> Self {
         Self::before(Arc::new(NoAudience), servers).await
     }
 
-    /// The same, before an audience.
+    /// As `with`, with an audience.
     pub(crate) async fn before(audience: Arc<dyn Audience>, servers: &[(&str, &str, Lists)]) -> Self {
         let secret = ("secret", "s", Lists { tools: r#"[{"name":"hush"}]"#, ..Lists::default() });
         let all = || servers.iter().chain([&secret]);
         let lists = all().map(|(_, installation, lists)| ((*installation).to_owned(), *lists)).collect();
-        let (told, heard) = mpsc::unbounded_channel();
-        let stage = Stage { lists: Arc::new(Mutex::new(lists)), heard: told };
+        let (sender, unanswered) = mpsc::unbounded_channel();
+        let connector = ScriptedConnector { lists: Arc::new(Mutex::new(lists)), unanswered: sender };
         let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
-        let mut options = RuntimeOptions::new(Arc::new(stage.clone()), Arc::new(Nothing), wall);
+        let mut options = RuntimeOptions::new(Arc::new(connector.clone()), Arc::new(DiscardingSink), wall);
         options.audience = audience;
         let (runtime, join) = start(options).await.unwrap();
         for (server, installation, _) in all() {
@@ -317,55 +325,55 @@ impl House {
             runtime.install(spec(server, installation, user)).await.unwrap();
         }
         let tools = MetaTools::new(runtime.clone(), Arc::default());
-        let house = Self { runtime, tools, stage, heard, join };
+        let house = Self { runtime, tools, connector, unanswered, join };
         for (_, installation, lists) in servers {
             let wanted = if lists.tools.is_empty() { Status::PermanentlyFailed } else { Status::Online };
-            house.sees(installation, move |view| view.status == wanted).await;
+            house.wait_until(installation, move |view| view.status == wanted).await;
         }
         house
     }
 
-    pub(crate) async fn sees(&self, installation: &str, wanted: impl FnMut(&InstanceView) -> bool) {
+    pub(crate) async fn wait_until(&self, installation: &str, wanted: impl FnMut(&InstanceView) -> bool) {
         let id = id(installation);
         timeout(GIVE_UP, self.runtime.wait_for(&id, wanted)).await.unwrap().unwrap();
     }
 
-    /// Another server of alice's.
+    /// Adds a server of alice and waits until it is online.
     pub(crate) async fn add(&self, server: &str, installation: &str, lists: Lists) {
         self.relist(installation, lists);
         self.runtime.install(spec(server, installation, "alice")).await.unwrap();
-        self.sees(installation, |view| view.status == Status::Online).await;
+        self.wait_until(installation, |view| view.status == Status::Online).await;
     }
 
-    /// From its next start on a server lists this.
+    /// Replaces the lists of a server from its next start on.
     pub(crate) fn relist(&self, installation: &str, lists: Lists) {
-        self.stage.lists.lock().unwrap().insert(installation.to_owned(), lists);
+        self.connector.lists.lock().unwrap().insert(installation.to_owned(), lists);
     }
 
-    /// Waits until a server hears this, and wants to answer nothing; the whole of it.
-    pub(crate) async fn hears(&mut self, part: &str) -> String {
+    /// Waits for an unanswered message that contains this text, and returns it.
+    pub(crate) async fn wait_for_message(&mut self, part: &str) -> String {
         loop {
-            let heard = timeout(GIVE_UP, self.heard.recv()).await.unwrap().unwrap();
-            if heard.contains(part) {
-                return heard;
+            let message = timeout(GIVE_UP, self.unanswered.recv()).await.unwrap().unwrap();
+            if message.contains(part) {
+                return message;
             }
         }
     }
 
-    /// What a call of this meta-tool by alice comes to, with these params as they are.
-    pub(crate) async fn outcome(&self, params: &str, withdrawn: oneshot::Receiver<RpcMessage>) -> face::CallAnswer {
+    /// Calls a meta-tool as alice with these literal params.
+    pub(crate) async fn call_raw(&self, params: &str, cancellation: oneshot::Receiver<RpcMessage>) -> face::CallAnswer {
         let text = format!(r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{params}}}"#);
         let message = RpcMessage::parse(text.into()).unwrap();
         let (origin, client) = (CallOrigin { client: 1, call: 1 }, ClientDescription::default().facts);
-        let call = EndpointCall { message, origin, cancellation: withdrawn, timeout: None, era: Era::Sessions, client };
+        let call = EndpointCall { message, origin, cancellation, timeout: None, era: Era::Sessions, client };
         let (team, user) = ("acme".into(), "alice".into());
         timeout(GIVE_UP, self.tools.call((&team, &user), call)).await.unwrap()
     }
 
-    /// The outcome of a message to the client, as text: `"result":…` or `"error":…`.
+    /// Calls a meta-tool as alice and returns the result, or the message of the server, as text.
     pub(crate) async fn asks(&self, tool: &str, arguments: &str) -> String {
-        let (_withdraw, withdrawn) = oneshot::channel();
-        match self.outcome(&format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#), withdrawn).await {
+        let (_cancel, cancellation) = oneshot::channel();
+        match self.call_raw(&format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#), cancellation).await {
             face::CallAnswer::Result(text) => text,
             face::CallAnswer::Message(message) => {
                 String::from_utf8(join_parts(&message.with_id("\"c\"")).to_vec()).unwrap()
@@ -374,14 +382,14 @@ impl House {
         }
     }
 
-    /// What alice sees in flat mode.
+    /// The merged lists of alice in flat mode.
     pub(crate) fn flat(&self) -> MergedLists {
         let caller = CallerSnapshot::new(self.runtime.snapshot(), &"acme".into(), &"alice".into());
         MergedLists::new(caller.offered_catalogues(), None)
     }
 
-    /// The structured content of an answer, which is also its text.
-    pub(crate) async fn finds(&self, tool: &str, arguments: &str) -> Value {
+    /// Calls a meta-tool and returns the structured content of its result.
+    pub(crate) async fn call_structured(&self, tool: &str, arguments: &str) -> Value {
         let answer: Value = serde_json::from_str(&self.asks(tool, arguments).await).unwrap();
         let structured = &answer["structuredContent"];
         assert!(structured.is_object(), "{answer}");
@@ -389,8 +397,8 @@ impl House {
         structured.clone()
     }
 
-    /// The error of an answer, with the text that a model reads.
-    pub(crate) async fn fails(&self, tool: &str, arguments: &str) -> (Value, String) {
+    /// Calls a meta-tool that must fail: its data for a program and its text for a model.
+    pub(crate) async fn call_failing(&self, tool: &str, arguments: &str) -> (Value, String) {
         let answer: Value = serde_json::from_str(&self.asks(tool, arguments).await).unwrap();
         assert_eq!(answer["isError"], true, "{answer}");
         assert!(answer.get("structuredContent").is_none(), "{answer}");

@@ -1,9 +1,9 @@
-//! An authorization server as small as a real one can be: it registers clients, authorizes whoever comes (nobody has to
-//! log in), and issues, expires, rotates and revokes tokens. A refresh token that comes twice ends the whole
-//! authorization, as OAuth 2.1 wants it. Its wire types and PKCE are the crate `oauth2`'s.
+//! A minimal authorization server: it registers clients, authorizes without a login, and issues, expires, rotates and
+//! revokes tokens. A reused refresh token revokes the whole authorization, as OAuth 2.1 requires. Wire types and PKCE
+//! come from the crate `oauth2`.
 //!
-//! It is ours because no crate is all of it: `oxide-auth` knows neither registration, revocation, devices, resource
-//! indicators nor `iss`, so its endpoints would have been this again, beside its own types.
+//! No crate provides all of this: `oxide-auth` has neither registration, revocation, devices, resource indicators nor
+//! `iss`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,53 +18,52 @@ use oauth2::{AccessToken, EmptyExtraTokenFields, PkceCodeChallenge, PkceCodeVeri
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::served::Served;
+use super::served::TestServer;
 
-/// One that runs until it is dropped, and can be away in between.
+/// An authorization server that runs until it is dropped. It can be stopped in between.
 pub(crate) struct Authority {
-    pub(crate) knows: Arc<Knows>,
-    served: Mutex<Served>,
+    pub(crate) shared: Arc<AuthorityShared>,
+    server: Mutex<TestServer>,
 }
 
-/// What it is like and what it knows. It outlives the server.
-pub(crate) struct Knows {
-    state: Mutex<Known>,
-    /// Whether its token endpoint answers.
+/// The state of the authorization server. It outlives a stop.
+pub(crate) struct AuthorityShared {
+    state: Mutex<AuthorityState>,
+    /// Whether the token endpoint answers.
     answers: watch::Sender<bool>,
 }
 
-pub(crate) struct Known {
-    /// Its address.
+pub(crate) struct AuthorityState {
+    /// URL of the authorization server.
     pub(crate) url: String,
-    /// The protected server's, for which tokens are issued.
+    /// URL of the protected server, for which tokens are issued.
     pub(crate) resource: String,
-    pub(crate) manner: Manner,
+    pub(crate) behavior: Behavior,
     clients: HashMap<String, Option<String>>,
     codes: HashMap<String, Code>,
     devices: HashMap<String, Device>,
     access: HashMap<String, Access>,
     refresh: HashMap<String, Refresh>,
-    /// How often each kind of grant was asked for.
-    pub(crate) asked: BTreeMap<String, u32>,
-    /// The scopes that each authorization asked for.
+    /// Number of token requests by grant type.
+    pub(crate) token_requests: BTreeMap<String, u32>,
+    /// The requested scopes of each authorization.
     pub(crate) scopes_asked: Vec<String>,
     pub(crate) revoked: Vec<String>,
-    /// All that must not be seen anywhere.
+    /// All values that must not leak.
     pub(crate) secrets: Vec<String>,
     serial: u32,
 }
 
-/// How it behaves.
 #[derive(Clone)]
-pub(crate) struct Manner {
-    /// Of an access token, in seconds.
+pub(crate) struct Behavior {
+    /// Lifetime of an access token in seconds.
     pub(crate) lifetime: u64,
     pub(crate) registers: bool,
-    /// Who its metadata says it is.
+    /// The issuer in its metadata.
     pub(crate) issuer: Option<String>,
-    /// Who it says it is where it sends a browser back.
+    /// The `iss` parameter of its redirects.
     pub(crate) iss: Option<String>,
-    /// What its tokens are for, whatever was asked.
+    /// The audience of its tokens, instead of the requested one.
     pub(crate) audience: Option<String>,
 }
 
@@ -102,23 +101,23 @@ struct Refresh {
 
 impl Authority {
     pub(crate) fn start() -> Self {
-        let manner = Manner { lifetime: 3600, registers: true, issuer: None, iss: None, audience: None };
-        let state = Known {
+        let behavior = Behavior { lifetime: 3600, registers: true, issuer: None, iss: None, audience: None };
+        let state = AuthorityState {
             url: String::new(),
             resource: String::new(),
-            manner,
+            behavior,
             clients: HashMap::new(),
             codes: HashMap::new(),
             devices: HashMap::new(),
             access: HashMap::new(),
             refresh: HashMap::new(),
-            asked: BTreeMap::new(),
+            token_requests: BTreeMap::new(),
             scopes_asked: Vec::new(),
             revoked: Vec::new(),
             secrets: Vec::new(),
             serial: 0,
         };
-        let knows = Arc::new(Knows { state: Mutex::new(state), answers: watch::channel(true).0 });
+        let shared = Arc::new(AuthorityShared { state: Mutex::new(state), answers: watch::channel(true).0 });
         let router = axum::Router::new()
             .route("/.well-known/oauth-authorization-server", get(metadata))
             .route("/register", post(register))
@@ -126,66 +125,66 @@ impl Authority {
             .route("/device_authorization", post(device))
             .route("/token", post(token))
             .route("/revoke", post(revoke))
-            .with_state(Arc::clone(&knows));
-        let served = Served::start(router);
-        knows.state().url = served.url("");
-        Self { knows, served: Mutex::new(served) }
+            .with_state(Arc::clone(&shared));
+        let server = TestServer::start(router);
+        shared.state().url = server.url("");
+        Self { shared, server: Mutex::new(server) }
     }
 
-    pub(crate) fn go_away(&self) {
-        self.served.lock().unwrap().end();
+    pub(crate) fn stop(&self) {
+        self.server.lock().unwrap().stop();
     }
 
-    pub(crate) fn come_back(&self) {
-        self.served.lock().unwrap().begin();
+    pub(crate) fn restart(&self) {
+        self.server.lock().unwrap().listen();
     }
 
-    /// A client that is registered by hand.
-    pub(crate) fn know_client(&self, id: &str, secret: &str) {
-        let mut state = self.knows.state();
+    /// Registers a client manually.
+    pub(crate) fn add_client(&self, id: &str, secret: &str) {
+        let mut state = self.shared.state();
         state.clients.insert(id.to_owned(), Some(secret.to_owned()));
         state.secrets.push(secret.to_owned());
     }
 
-    pub(crate) fn behave(&self, change: impl FnOnce(&mut Manner)) {
-        change(&mut self.knows.state().manner);
+    pub(crate) fn configure(&self, change: impl FnOnce(&mut Behavior)) {
+        change(&mut self.shared.state().behavior);
     }
 
-    /// Has its token endpoint keep everybody waiting, or answer them.
-    pub(crate) fn answer_tokens(&self, answers: bool) {
-        self.knows.answers.send_replace(answers);
+    /// Makes the token endpoint delay its responses, or answer again.
+    pub(crate) fn set_token_endpoint_answers(&self, answers: bool) {
+        self.shared.answers.send_replace(answers);
     }
 
-    /// How often a token was asked for with this kind of grant.
-    pub(crate) fn asked(&self, grant: &str) -> u32 {
-        self.knows.state().asked.get(grant).copied().unwrap_or_default()
+    /// Number of token requests with this grant type.
+    pub(crate) fn token_requests(&self, grant: &str) -> u32 {
+        self.shared.state().token_requests.get(grant).copied().unwrap_or_default()
     }
 
-    /// Every access token is dead from now on, whatever was said of its lifetime.
-    pub(crate) fn kill_access_tokens(&self) {
-        self.knows.state().kill_access();
+    /// Expires every access token before its announced end.
+    pub(crate) fn expire_access_tokens(&self) {
+        self.shared.state().expire_access();
     }
 
-    /// Everything that was granted is taken back.
-    pub(crate) fn forget_all(&self) {
-        let mut state = self.knows.state();
+    /// Revokes all tokens.
+    pub(crate) fn revoke_all(&self) {
+        let mut state = self.shared.state();
         state.access.clear();
         state.refresh.clear();
     }
 
-    /// Somebody types the code that was shown.
+    /// Confirms a device, as a person does who types its code.
     pub(crate) fn type_code(&self, user_code: &str) {
         let code = user_code.replace("TYPE-", "planted-");
-        self.knows.state().devices.get_mut(&code).unwrap().typed = true;
+        self.shared.state().devices.get_mut(&code).unwrap().typed = true;
     }
 }
 
-impl Knows {
-    pub(crate) fn state(&self) -> MutexGuard<'_, Known> {
+impl AuthorityShared {
+    pub(crate) fn state(&self) -> MutexGuard<'_, AuthorityState> {
         self.state.lock().unwrap()
     }
 
-    /// What a token is good for at `resource`, if it is.
+    /// The access of a token at `resource`, if it is valid.
     pub(crate) fn access(&self, token: &str, resource: &str) -> Option<Access> {
         let state = self.state();
         let access = state.access.get(token)?;
@@ -193,13 +192,13 @@ impl Knows {
     }
 }
 
-impl Known {
-    pub(crate) fn kill_access(&mut self) {
+impl AuthorityState {
+    pub(crate) fn expire_access(&mut self) {
         self.access.clear();
     }
 
-    /// Its tokens live for an hour, whatever was said of them.
-    pub(crate) fn prolong(&mut self) {
+    /// Extends the life of all access tokens by an hour beyond their announced end.
+    pub(crate) fn extend_access_tokens(&mut self) {
         self.access.values_mut().for_each(|access| access.until += Duration::from_secs(3600));
     }
 
@@ -211,9 +210,9 @@ impl Known {
     }
 
     fn issue(&mut self, of: &Refresh, renewable: bool) -> BasicTokenResponse {
-        let lifetime = Duration::from_secs(self.manner.lifetime);
+        let lifetime = Duration::from_secs(self.behavior.lifetime);
         let access = self.secret("access");
-        let audience = self.manner.audience.clone().unwrap_or_else(|| of.audience.clone());
+        let audience = self.behavior.audience.clone().unwrap_or_else(|| of.audience.clone());
         let until = Instant::now() + lifetime;
         let (subject, scopes) = (of.subject.clone(), of.scopes.clone());
         self.access.insert(access.clone(), Access { subject, scopes, audience, until });
@@ -229,7 +228,7 @@ impl Known {
         response
     }
 
-    /// Who asks, if that is proven.
+    /// The authenticated client of a request.
     fn client(&self, headers: &HeaderMap, form: &HashMap<String, String>) -> Option<String> {
         let basic = headers.get("authorization").and_then(|value| value.to_str().ok()?.strip_prefix("Basic "));
         let (id, secret) = match basic {
@@ -244,7 +243,7 @@ impl Known {
     }
 }
 
-/// Base64, as far as it is written here.
+/// Decodes Base64.
 fn decode(text: &str) -> String {
     const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let (mut bits, mut count, mut bytes) = (0_u32, 0, Vec::new());
@@ -260,22 +259,22 @@ fn decode(text: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-fn refused(error: BasicErrorResponseType, why: &str) -> Response {
+fn error_response(error: BasicErrorResponseType, why: &str) -> Response {
     let error = BasicErrorResponse::new(error, Some(why.to_owned()), None);
     (StatusCode::BAD_REQUEST, Json(error)).into_response()
 }
 
-type Asked = HashMap<String, String>;
+type Parameters = HashMap<String, String>;
 
-fn form(body: &str) -> Asked {
+fn form(body: &str) -> Parameters {
     url::form_urlencoded::parse(body.as_bytes()).into_owned().collect()
 }
 
-async fn metadata(State(knows): State<Arc<Knows>>) -> Json<Value> {
-    let state = knows.state();
+async fn metadata(State(shared): State<Arc<AuthorityShared>>) -> Json<Value> {
+    let state = shared.state();
     let url = &state.url;
     let mut metadata = json!({
-        "issuer": state.manner.issuer.as_ref().unwrap_or(url),
+        "issuer": state.behavior.issuer.as_ref().unwrap_or(url),
         "authorization_endpoint": format!("{url}/authorize"),
         "token_endpoint": format!("{url}/token"),
         "revocation_endpoint": format!("{url}/revoke"),
@@ -284,56 +283,63 @@ async fn metadata(State(knows): State<Arc<Knows>>) -> Json<Value> {
         "code_challenge_methods_supported": ["S256"],
         "authorization_response_iss_parameter_supported": true,
     });
-    if state.manner.registers {
+    if state.behavior.registers {
         metadata["registration_endpoint"] = format!("{url}/register").into();
     }
     Json(metadata)
 }
 
-async fn register(State(knows): State<Arc<Knows>>, Json(asked): Json<Value>) -> (StatusCode, Json<Value>) {
-    let mut state = knows.state();
+async fn register(
+    State(shared): State<Arc<AuthorityShared>>,
+    Json(parameters): Json<Value>,
+) -> (StatusCode, Json<Value>) {
+    let mut state = shared.state();
     state.serial += 1;
     let id = format!("client-{}", state.serial);
-    // It gives a secret although nobody has asked for one, as some do.
+    // Like some real servers it issues a secret that was not requested.
     let secret = state.secret("client");
     state.clients.insert(id.clone(), Some(secret.clone()));
-    let registered = json!({"client_id": id, "client_secret": secret, "redirect_uris": asked["redirect_uris"]});
+    let registered = json!({"client_id": id, "client_secret": secret, "redirect_uris": parameters["redirect_uris"]});
     (StatusCode::CREATED, Json(registered))
 }
 
-async fn authorize(State(knows): State<Arc<Knows>>, Query(asked): Query<Asked>) -> Response {
-    let mut state = knows.state();
-    let given = |name: &str| asked.get(name).cloned().unwrap_or_default();
-    if !state.clients.contains_key(&given("client_id")) || given("code_challenge_method") != "S256" {
+async fn authorize(State(shared): State<Arc<AuthorityShared>>, Query(parameters): Query<Parameters>) -> Response {
+    let mut state = shared.state();
+    let parameter = |name: &str| parameters.get(name).cloned().unwrap_or_default();
+    if !state.clients.contains_key(&parameter("client_id")) || parameter("code_challenge_method") != "S256" {
         return StatusCode::BAD_REQUEST.into_response();
     }
     let code = state.secret("code");
-    state.scopes_asked.push(given("scope"));
-    let kept = Code {
-        client: given("client_id"),
-        challenge: given("code_challenge"),
-        redirect_uri: given("redirect_uri"),
-        scopes: given("scope"),
-        resource: given("resource"),
+    state.scopes_asked.push(parameter("scope"));
+    let stored_code = Code {
+        client: parameter("client_id"),
+        challenge: parameter("code_challenge"),
+        redirect_uri: parameter("redirect_uri"),
+        scopes: parameter("scope"),
+        resource: parameter("resource"),
     };
-    state.codes.insert(code.clone(), kept);
-    let iss = state.manner.iss.clone().unwrap_or_else(|| state.url.clone());
-    let mut back = reqwest::Url::parse(&given("redirect_uri")).unwrap();
-    back.query_pairs_mut().append_pair("code", &code).append_pair("state", &given("state")).append_pair("iss", &iss);
-    Redirect::to(back.as_str()).into_response()
+    state.codes.insert(code.clone(), stored_code);
+    let iss = state.behavior.iss.clone().unwrap_or_else(|| state.url.clone());
+    let mut redirect = reqwest::Url::parse(&parameter("redirect_uri")).unwrap();
+    redirect
+        .query_pairs_mut()
+        .append_pair("code", &code)
+        .append_pair("state", &parameter("state"))
+        .append_pair("iss", &iss);
+    Redirect::to(redirect.as_str()).into_response()
 }
 
-async fn device(State(knows): State<Arc<Knows>>, headers: HeaderMap, body: String) -> Response {
-    let asked = form(&body);
-    let mut state = knows.state();
-    let Some(client) = state.client(&headers, &asked) else {
-        return refused(BasicErrorResponseType::InvalidClient, "who are you?");
+async fn device(State(shared): State<Arc<AuthorityShared>>, headers: HeaderMap, body: String) -> Response {
+    let parameters = form(&body);
+    let mut state = shared.state();
+    let Some(client) = state.client(&headers, &parameters) else {
+        return error_response(BasicErrorResponseType::InvalidClient, "unknown client");
     };
     let code = state.secret("device");
-    let given = |name: &str| asked.get(name).cloned().unwrap_or_default();
-    let device = Device { scopes: given("scope"), resource: given("resource"), client, typed: false };
+    let parameter = |name: &str| parameters.get(name).cloned().unwrap_or_default();
+    let device = Device { scopes: parameter("scope"), resource: parameter("resource"), client, typed: false };
     state.devices.insert(code.clone(), device);
-    // One is found by the other; only the device's is a secret.
+    // The user code is derived from the device code; only the latter is a secret.
     let user_code = code.replace("planted-", "TYPE-");
     let page = format!("{}/device", state.url);
     let answer = json!({
@@ -343,43 +349,43 @@ async fn device(State(knows): State<Arc<Knows>>, headers: HeaderMap, body: Strin
     Json(answer).into_response()
 }
 
-async fn token(State(knows): State<Arc<Knows>>, headers: HeaderMap, body: String) -> Response {
-    let asked = form(&body);
-    let given = |name: &str| asked.get(name).cloned().unwrap_or_default();
-    let grant = given("grant_type");
-    *knows.state().asked.entry(grant.clone()).or_default() += 1;
-    let mut answers = knows.answers.subscribe();
+async fn token(State(shared): State<Arc<AuthorityShared>>, headers: HeaderMap, body: String) -> Response {
+    let parameters = form(&body);
+    let parameter = |name: &str| parameters.get(name).cloned().unwrap_or_default();
+    let grant = parameter("grant_type");
+    *shared.state().token_requests.entry(grant.clone()).or_default() += 1;
+    let mut answers = shared.answers.subscribe();
     answers.wait_for(|answers| *answers).await.unwrap();
-    let mut state = knows.state();
-    state.secrets.extend(asked.get("code_verifier").cloned());
-    let Some(client) = state.client(&headers, &asked) else {
-        // It echoes what it was given, as it should not.
-        let why = format!("not with {asked:?}");
-        return refused(BasicErrorResponseType::InvalidClient, &why);
+    let mut state = shared.state();
+    state.secrets.extend(parameters.get("code_verifier").cloned());
+    let Some(client) = state.client(&headers, &parameters) else {
+        // It echoes the request, as a real server should not.
+        let why = format!("not with {parameters:?}");
+        return error_response(BasicErrorResponseType::InvalidClient, &why);
     };
-    let bad = |why: &str| refused(BasicErrorResponseType::InvalidGrant, why);
-    if given("resource") != state.resource {
-        return refused(BasicErrorResponseType::Extension("invalid_target".to_owned()), "another resource");
+    let bad = |why: &str| error_response(BasicErrorResponseType::InvalidGrant, why);
+    if parameter("resource") != state.resource {
+        return error_response(BasicErrorResponseType::Extension("invalid_target".to_owned()), "another resource");
     }
     state.serial += 1;
     let subject = format!("subject-{}", state.serial);
     let issued = match grant.as_str() {
         "authorization_code" => {
-            let Some(code) = state.codes.remove(&given("code")) else { return bad("no such code") };
-            let verifier = PkceCodeVerifier::new(given("code_verifier"));
+            let Some(code) = state.codes.remove(&parameter("code")) else { return bad("no such code") };
+            let verifier = PkceCodeVerifier::new(parameter("code_verifier"));
             if PkceCodeChallenge::from_code_verifier_sha256(&verifier).as_str() != code.challenge
-                || code.redirect_uri != given("redirect_uri")
+                || code.redirect_uri != parameter("redirect_uri")
                 || code.client != client
-                || code.resource != given("resource")
+                || code.resource != parameter("resource")
             {
-                return bad("not who began");
+                return bad("not the client that started");
             }
             let of = Refresh { subject, client, scopes: code.scopes, audience: code.resource, spent: false };
             state.issue(&of, true)
         }
         "refresh_token" => {
-            let Some(of) = state.refresh.get(&given("refresh_token")).cloned() else {
-                return bad(&format!("no such token: {}", given("refresh_token")));
+            let Some(of) = state.refresh.get(&parameter("refresh_token")).cloned() else {
+                return bad(&format!("no such token: {}", parameter("refresh_token")));
             };
             if of.spent {
                 state.refresh.retain(|_, other| other.subject != of.subject);
@@ -389,39 +395,39 @@ async fn token(State(knows): State<Arc<Knows>>, headers: HeaderMap, body: String
             if of.client != client {
                 return bad("another client's");
             }
-            state.refresh.get_mut(&given("refresh_token")).unwrap().spent = true;
+            state.refresh.get_mut(&parameter("refresh_token")).unwrap().spent = true;
             state.issue(&of, true)
         }
         "client_credentials" => {
-            let scopes = given("scope");
-            let of = Refresh { subject: client.clone(), client, scopes, audience: given("resource"), spent: false };
+            let scopes = parameter("scope");
+            let of = Refresh { subject: client.clone(), client, scopes, audience: parameter("resource"), spent: false };
             state.issue(&of, false)
         }
         "urn:ietf:params:oauth:grant-type:device_code" => {
-            let Some(device) = state.devices.get(&given("device_code")) else { return bad("no such device") };
+            let Some(device) = state.devices.get(&parameter("device_code")) else { return bad("no such device") };
             if !device.typed {
                 let pending = BasicErrorResponseType::Extension("authorization_pending".to_owned());
-                return refused(pending, "not yet");
+                return error_response(pending, "not yet");
             }
             let (scopes, audience) = (device.scopes.clone(), device.resource.clone());
             if device.client != client {
                 return bad("another client's");
             }
-            state.devices.remove(&given("device_code"));
+            state.devices.remove(&parameter("device_code"));
             state.issue(&Refresh { subject, client, scopes, audience, spent: false }, true)
         }
-        _ => return refused(BasicErrorResponseType::UnsupportedGrantType, "what is that?"),
+        _ => return error_response(BasicErrorResponseType::UnsupportedGrantType, "unknown grant type"),
     };
     Json(issued).into_response()
 }
 
-async fn revoke(State(knows): State<Arc<Knows>>, headers: HeaderMap, body: String) -> Response {
-    let asked = form(&body);
-    let mut state = knows.state();
-    if state.client(&headers, &asked).is_none() {
-        return refused(BasicErrorResponseType::InvalidClient, "who are you?");
+async fn revoke(State(shared): State<Arc<AuthorityShared>>, headers: HeaderMap, body: String) -> Response {
+    let parameters = form(&body);
+    let mut state = shared.state();
+    if state.client(&headers, &parameters).is_none() {
+        return error_response(BasicErrorResponseType::InvalidClient, "unknown client");
     }
-    let token = asked.get("token").cloned().unwrap_or_default();
+    let token = parameters.get("token").cloned().unwrap_or_default();
     if let Some(of) = state.refresh.remove(&token) {
         state.access.retain(|_, other| other.subject != of.subject);
     }

@@ -1,6 +1,6 @@
-//! Client credentials: nobody is asked.
+//! Client credentials: authorization without a person.
 
-use super::yard::{Yard, wait_until};
+use super::yard::{OauthFixture, wait_until};
 
 fn oauth(issuer: &str) -> String {
     format!(
@@ -10,40 +10,40 @@ fn oauth(issuer: &str) -> String {
 }
 
 #[test]
-fn a_secret_goes_to_no_other_authorization_server_than_the_configured_one() {
-    let yard = Yard::new();
-    yard.authority.know_client("robot", "planted-robot");
-    yard.home.write("secret", "planted-robot");
-    let satellite = yard.run(&oauth("https://as.example.com"));
-    yard.home.wait_status("files", "requires_reauth");
-    assert!(yard.message().contains("`https://as.example.com` is configured"), "{}", yard.message());
-    assert_eq!(yard.authority.asked("client_credentials"), 0);
+fn a_client_secret_is_sent_only_to_the_configured_issuer() {
+    let fixture = OauthFixture::new();
+    fixture.authority.add_client("robot", "planted-robot");
+    fixture.home.write("secret", "planted-robot");
+    let satellite = fixture.run(&oauth("https://as.example.com"));
+    fixture.home.wait_status("files", "requires_reauth");
+    assert!(fixture.message().contains("`https://as.example.com` is configured"), "{}", fixture.message());
+    assert_eq!(fixture.authority.token_requests("client_credentials"), 0);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_machine_needs_no_person_and_renews_by_itself() {
-    let yard = Yard::new();
-    yard.authority.know_client("robot", "planted-robot");
-    yard.authority.behave(|manner| manner.lifetime = 3);
-    yard.home.write("secret", "planted-robot");
-    let satellite = yard.run(&oauth(&yard.authority.knows.state().url.clone()));
-    yard.home.wait_online("files");
-    assert_eq!((yard.call("whoami"), yard.call("write")), ("robot".to_owned(), "written".to_owned()));
-    wait_until("another token", || yard.authority.asked("client_credentials") >= 2);
-    assert_eq!(yard.call("whoami"), "robot");
+fn client_credentials_need_no_person_and_renew_automatically() {
+    let fixture = OauthFixture::new();
+    fixture.authority.add_client("robot", "planted-robot");
+    fixture.authority.configure(|behavior| behavior.lifetime = 3);
+    fixture.home.write("secret", "planted-robot");
+    let satellite = fixture.run(&oauth(&fixture.authority.shared.state().url.clone()));
+    fixture.home.wait_online("files");
+    assert_eq!((fixture.call("whoami"), fixture.call("write")), ("robot".to_owned(), "written".to_owned()));
+    wait_until("another token", || fixture.authority.token_requests("client_credentials") >= 2);
+    assert_eq!(fixture.call("whoami"), "robot");
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_secret_that_is_refused_is_said_to_be_and_another_one_is_tried_at_once() {
-    let yard = Yard::new();
-    yard.authority.know_client("robot", "planted-robot");
-    yard.home.write("secret", "planted-wrong");
-    let satellite = yard.run(&oauth(&yard.authority.knows.state().url.clone()));
-    yard.home.wait_status("files", "requires_reauth");
-    assert!(yard.message().contains("invalid_client"), "{}", yard.message());
-    yard.home.write("secret", "planted-robot");
-    yard.home.wait_online("files");
+fn a_rejected_secret_is_reported_and_a_changed_one_is_tried_at_once() {
+    let fixture = OauthFixture::new();
+    fixture.authority.add_client("robot", "planted-robot");
+    fixture.home.write("secret", "planted-wrong");
+    let satellite = fixture.run(&oauth(&fixture.authority.shared.state().url.clone()));
+    fixture.home.wait_status("files", "requires_reauth");
+    assert!(fixture.message().contains("invalid_client"), "{}", fixture.message());
+    fixture.home.write("secret", "planted-robot");
+    fixture.home.wait_online("files");
     satellite.terminate().exits(0);
 }

@@ -1,5 +1,4 @@
-//! Remote servers that want OAuth: the built binary, a real authorization server and a protected MCP server, all on
-//! loopback.
+//! Remote servers with OAuth: the built binary, an authorization server and a protected MCP server, all on loopback.
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]

@@ -1,5 +1,5 @@
-//! A token's life: renewed before its end and when it is refused, once for all who want it, whatever becomes of the
-//! authorization server meanwhile.
+//! Renewal of tokens: before they expire and after a rejection, once for concurrent calls, and while the authorization
+//! server is unavailable.
 
 use std::fs;
 
@@ -7,145 +7,145 @@ use mcp_satellite::console::client::ConsoleClient;
 use serde_json::json;
 
 use super::protected::Protected;
-use super::yard::{Yard, call_at_once, runtime, wait_until};
+use super::yard::{OauthFixture, call_at_once, runtime, wait_until};
 
 #[test]
-fn fifty_calls_with_a_dead_token_are_one_renewal_and_fifty_answers() {
-    let yard = Yard::new();
-    let satellite = yard.run_authorized();
-    yard.authority.answer_tokens(false);
-    yard.authority.kill_access_tokens();
-    let refused = yard.server.refused();
-    let client = ConsoleClient::new(yard.home.data_dir()).unwrap();
+fn fifty_calls_with_an_expired_token_share_one_renewal() {
+    let fixture = OauthFixture::new();
+    let satellite = fixture.run_authorized();
+    fixture.authority.set_token_endpoint_answers(false);
+    fixture.authority.expire_access_tokens();
+    let refused = fixture.server.rejected_count();
+    let client = ConsoleClient::new(fixture.home.data_dir()).unwrap();
     let (calls, ()) = runtime().block_on(async {
         let released = async {
-            while yard.server.refused() < refused + 50 {
+            while fixture.server.rejected_count() < refused + 50 {
                 tokio::time::sleep(std::time::Duration::from_millis(10)).await;
             }
-            yard.authority.answer_tokens(true);
+            fixture.authority.set_token_endpoint_answers(true);
         };
         futures::join!(call_at_once(&client, 50), released)
     });
     for call in calls {
         assert!(call.unwrap()["content"][0]["text"].as_str().unwrap().starts_with("subject-"));
     }
-    assert_eq!(yard.authority.asked("refresh_token"), 1);
-    assert_eq!(yard.home.row("files").unwrap()["status"], "online");
+    assert_eq!(fixture.authority.token_requests("refresh_token"), 1);
+    assert_eq!(fixture.home.row("files").unwrap()["status"], "online");
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_token_is_renewed_before_its_end_and_what_it_is_renewed_with_is_used_once_over_kills_too() {
-    let yard = Yard::new();
-    yard.authority.behave(|manner| manner.lifetime = 3);
-    let satellite = yard.run_authorized();
-    let refused = yard.server.refused();
-    let name = yard.call("whoami");
+fn a_token_is_renewed_early_and_a_refresh_token_is_never_reused_after_a_kill() {
+    let fixture = OauthFixture::new();
+    fixture.authority.configure(|behavior| behavior.lifetime = 3);
+    let satellite = fixture.run_authorized();
+    let refused = fixture.server.rejected_count();
+    let name = fixture.call("whoami");
     wait_until("two renewals", || {
-        assert_eq!(yard.call("whoami"), name);
-        yard.authority.asked("refresh_token") >= 2
+        assert_eq!(fixture.call("whoami"), name);
+        fixture.authority.token_requests("refresh_token") >= 2
     });
-    assert_eq!(yard.server.refused(), refused, "nobody has noticed");
+    assert_eq!(fixture.server.rejected_count(), refused, "no request was rejected");
     satellite.kill();
 
-    // A refresh token that came twice would end it all.
-    let satellite = yard.run("");
-    yard.home.wait_online("files");
-    assert_eq!(yard.call("whoami"), name);
+    // Reusing a refresh token would revoke the whole grant.
+    let satellite = fixture.run("");
+    fixture.home.wait_online("files");
+    assert_eq!(fixture.call("whoami"), name);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn what_was_taken_back_there_asks_for_another_authorization_and_says_why() {
-    let yard = Yard::new();
-    let satellite = yard.run_authorized();
-    yard.authority.forget_all();
-    let said = yard.call("whoami");
-    assert!(said.contains("invalid_grant") && said.contains("satellite auth files-acme-alice-f1"), "{said}");
-    yard.home.wait_status("files", "requires_reauth");
-    assert!(yard.message().contains("[secret]"), "its words, without what it echoes: {}", yard.message());
-    yard.authorize(&[]).exits(0);
-    yard.home.wait_online("files");
+fn a_revoked_grant_requires_reauthorization_and_reports_the_reason() {
+    let fixture = OauthFixture::new();
+    let satellite = fixture.run_authorized();
+    fixture.authority.revoke_all();
+    let output = fixture.call("whoami");
+    assert!(output.contains("invalid_grant") && output.contains("satellite auth files-acme-alice-f1"), "{output}");
+    fixture.home.wait_status("files", "requires_reauth");
+    assert!(fixture.message().contains("[secret]"), "the message of the server must be masked: {}", fixture.message());
+    fixture.authorize(&[]).exits(0);
+    fixture.home.wait_online("files");
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn an_authorization_server_that_is_down_costs_nothing_as_long_as_the_token_is_good_and_no_person_later() {
-    let yard = Yard::new();
-    let config = yard.config(&["alice"], "");
-    yard.authority.behave(|manner| manner.lifetime = 3);
-    // A server that takes tokens longer than was said: the clock alone ends none.
-    let satellite = yard.home.run(&["--config", config.to_str().unwrap()]);
-    yard.home.wait_status("files", "requires_reauth");
-    yard.authorize(&[]).exits(0);
-    yard.authority.knows.state().prolong();
-    yard.authority.go_away();
+fn an_unavailable_authorization_server_requires_no_reauthorization() {
+    let fixture = OauthFixture::new();
+    let config = fixture.config(&["alice"], "");
+    fixture.authority.configure(|behavior| behavior.lifetime = 3);
+    // The server accepts tokens beyond their announced lifetime: the satellite must go on using them.
+    let satellite = fixture.home.run(&["--config", config.to_str().unwrap()]);
+    fixture.home.wait_status("files", "requires_reauth");
+    fixture.authorize(&[]).exits(0);
+    fixture.authority.shared.state().extend_access_tokens();
+    fixture.authority.stop();
     satellite.process.wait_stderr(|log| log.contains("cannot renew an authorization now"));
-    assert!(yard.call("whoami").starts_with("subject-"));
-    assert_eq!(yard.home.row("files").unwrap()["status"], "online");
+    assert!(fixture.call("whoami").starts_with("subject-"));
+    assert_eq!(fixture.home.row("files").unwrap()["status"], "online");
 
-    yard.authority.kill_access_tokens();
-    let said = yard.call("whoami");
-    assert!(said.contains("cannot be renewed") && said.contains("Connection refused"), "{said}");
-    yard.home.wait_status("files", "offline");
-    yard.authority.come_back();
-    yard.home.wait_online("files");
+    fixture.authority.expire_access_tokens();
+    let output = fixture.call("whoami");
+    assert!(output.contains("cannot be renewed") && output.contains("Connection refused"), "{output}");
+    fixture.home.wait_status("files", "offline");
+    fixture.authority.restart();
+    fixture.home.wait_online("files");
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn clocks_that_are_wrong_cost_a_renewal_and_nothing_else() {
-    let yard = Yard::new();
-    let satellite = yard.run_authorized();
-    let name = yard.call("whoami");
-    // Its server's clock is ahead: a token is dead that should have had an hour.
-    yard.authority.kill_access_tokens();
-    assert_eq!(yard.call("whoami"), name);
-    assert_eq!(yard.authority.asked("refresh_token"), 1);
+fn a_wrong_clock_costs_one_renewal() {
+    let fixture = OauthFixture::new();
+    let satellite = fixture.run_authorized();
+    let name = fixture.call("whoami");
+    // The clock of the server is ahead: it rejects a token that should last an hour.
+    fixture.authority.expire_access_tokens();
+    assert_eq!(fixture.call("whoami"), name);
+    assert_eq!(fixture.authority.token_requests("refresh_token"), 1);
     satellite.terminate().exits(0);
 
-    // Ours was ahead when it was received, or is behind now.
+    // Our clock was ahead when the token was received, or it is behind now.
     for received_at in ["2099-01-01T00:00:00Z", "2001-01-01T00:00:00Z"] {
-        let mut grant = yard.grant();
+        let mut grant = fixture.grant();
         grant["received_at"] = json!(received_at);
-        fs::write(yard.grant_file(), grant.to_string()).unwrap();
-        let before = yard.authority.asked("refresh_token");
-        let satellite = yard.run("");
-        yard.home.wait_online("files");
-        wait_until("one renewal", || yard.authority.asked("refresh_token") == before + 1);
-        assert_eq!(yard.call("whoami"), name);
+        fs::write(fixture.grant_file(), grant.to_string()).unwrap();
+        let before = fixture.authority.token_requests("refresh_token");
+        let satellite = fixture.run("");
+        fixture.home.wait_online("files");
+        wait_until("one renewal", || fixture.authority.token_requests("refresh_token") == before + 1);
+        assert_eq!(fixture.call("whoami"), name);
         satellite.terminate().exits(0);
     }
 }
 
 #[test]
-fn a_token_that_dies_in_the_middle_of_a_stream_is_renewed_and_the_stream_goes_on() {
-    let yard = Yard::new();
-    let satellite = yard.run_authorized();
-    let name = yard.call("whoami");
-    assert_eq!(yard.call("stream"), name);
-    assert_eq!(yard.authority.asked("refresh_token"), 1);
+fn a_token_that_expires_during_a_stream_is_renewed_and_the_stream_resumes() {
+    let fixture = OauthFixture::new();
+    let satellite = fixture.run_authorized();
+    let name = fixture.call("whoami");
+    assert_eq!(fixture.call("stream"), name);
+    assert_eq!(fixture.authority.token_requests("refresh_token"), 1);
     satellite.terminate().exits(0);
 }
 
 #[test]
-fn a_token_that_comes_for_a_server_in_whose_place_another_one_is_goes_to_nobody() {
-    let yard = Yard::new();
-    let satellite = yard.run_authorized();
-    yard.authority.answer_tokens(false);
-    yard.authority.kill_access_tokens();
-    let call = yard.home.background(&["call", "files", "whoami"]);
-    wait_until("a renewal to be under way", || yard.authority.asked("refresh_token") == 1);
-    // It takes whatever the authorization server has issued, and so would see the token and take it.
-    let other = Protected::start(&yard.authority.knows);
-    yard.authority.knows.state().resource = yard.server.url();
-    let config = fs::read_to_string(yard.home.path().join("satellite.toml")).unwrap();
-    yard.home.write("satellite.toml", &config.replace(&yard.server.url(), &other.url()));
-    wait_until("the other one to be asked", || other.refused() >= 1);
-    yard.authority.answer_tokens(true);
-    wait_until("what has come to be given up", || yard.grant_files().is_empty());
-    yard.home.wait_status("files", "requires_reauth");
-    assert_eq!(other.tokens(), 0, "none was sent there");
+fn a_token_renewed_for_a_replaced_server_is_not_sent_to_the_new_one() {
+    let fixture = OauthFixture::new();
+    let satellite = fixture.run_authorized();
+    fixture.authority.set_token_endpoint_answers(false);
+    fixture.authority.expire_access_tokens();
+    let call = fixture.home.background(&["call", "files", "whoami"]);
+    wait_until("the start of a renewal", || fixture.authority.token_requests("refresh_token") == 1);
+    // The other server accepts every token of the authorization server, so it would count this one.
+    let other = Protected::start(&fixture.authority.shared);
+    fixture.authority.shared.state().resource = fixture.server.url();
+    let config = fs::read_to_string(fixture.home.path().join("satellite.toml")).unwrap();
+    fixture.home.write("satellite.toml", &config.replace(&fixture.server.url(), &other.url()));
+    wait_until("a request to the other server", || other.rejected_count() >= 1);
+    fixture.authority.set_token_endpoint_answers(true);
+    wait_until("the removal of the grant", || fixture.grant_files().is_empty());
+    fixture.home.wait_status("files", "requires_reauth");
+    assert_eq!(other.token_count(), 0, "no token was sent to the other server");
     drop(call);
     satellite.terminate().exits(0);
 }

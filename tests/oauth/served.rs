@@ -1,24 +1,24 @@
-//! A server of a test, in threads of its own: it can go away and come back on its port.
+//! An HTTP server with its own threads, which can be stopped and restarted on the same port.
 
 use std::net::SocketAddr;
 
 use axum::Router;
 use tokio::runtime::Runtime;
 
-pub(crate) struct Served {
+pub(crate) struct TestServer {
     address: SocketAddr,
     router: Router,
     runtime: Option<Runtime>,
 }
 
-impl Served {
+impl TestServer {
     pub(crate) fn start(router: Router) -> Self {
-        let mut served = Self { address: SocketAddr::from(([127, 0, 0, 1], 0)), router, runtime: None };
-        served.begin();
-        served
+        let mut server = Self { address: SocketAddr::from(([127, 0, 0, 1], 0)), router, runtime: None };
+        server.listen();
+        server
     }
 
-    pub(crate) fn begin(&mut self) {
+    pub(crate) fn listen(&mut self) {
         let runtime = Runtime::new().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind(self.address)).unwrap();
         self.address = listener.local_addr().unwrap();
@@ -27,8 +27,8 @@ impl Served {
         self.runtime = Some(runtime);
     }
 
-    /// Ends it with every connection.
-    pub(crate) fn end(&mut self) {
+    /// Stops the server and closes all connections.
+    pub(crate) fn stop(&mut self) {
         self.runtime.take().unwrap().shutdown_timeout(std::time::Duration::from_secs(5));
     }
 

@@ -1,4 +1,4 @@
-//! What each test stands on: a home, an authorization server, a protected server, and a browser.
+//! The fixture of each test: a home directory, an authorization server, a protected server, and a browser.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -13,26 +13,26 @@ use super::authority::Authority;
 use super::protected::Protected;
 use super::support::{Home, Outcome, Running, Satellite, wait_for};
 
-pub(crate) struct Yard {
+pub(crate) struct OauthFixture {
     pub(crate) home: Home,
     pub(crate) authority: Authority,
     pub(crate) server: Protected,
 }
 
-/// Reconnects at once, so that nobody waits for the schedule.
+/// Reconnects almost at once, so that tests do not wait for the backoff.
 const POLICY: &str = "[policy.reconnect]\nbackoff_min = \"50ms\"\nbackoff_max = \"200ms\"\n";
 
-impl Yard {
+impl OauthFixture {
     pub(crate) fn new() -> Self {
         let mut home = Home::new();
         let authority = Authority::start();
-        let server = Protected::start(&authority.knows);
-        // No browser is opened: the page is printed, and the test is the browser.
+        let server = Protected::start(&authority.shared);
+        // No browser is opened: the URL is printed, and the test acts as the browser.
         home.env.extend(["DISPLAY", "WAYLAND_DISPLAY", "BROWSER"].map(|name| (name.to_owned(), String::new())));
         Self { home, authority, server }
     }
 
-    /// A configuration with the server `files` for these users, and what stands in `more` of it.
+    /// Writes a configuration with the server `files` for these users; `more` is added to the server.
     pub(crate) fn config(&self, users: &[&str], more: &str) -> PathBuf {
         let users: Vec<_> = users.iter().map(|user| format!("{{ id = \"user_{user}\", slug = \"{user}\" }}")).collect();
         let text = format!(
@@ -44,13 +44,13 @@ impl Yard {
         self.home.write("satellite.toml", &text)
     }
 
-    /// A satellite with the server `files` for alice.
+    /// Starts a satellite with the server `files` for alice.
     pub(crate) fn run(&self, more: &str) -> Satellite<'_> {
         let config = self.config(&["alice"], more);
         self.home.run(&["--config", config.to_str().unwrap()])
     }
 
-    /// A satellite whose server was authorized.
+    /// Starts a satellite and authorizes its server.
     pub(crate) fn run_authorized(&self) -> Satellite<'_> {
         let satellite = self.run("");
         self.home.wait_status("files", "requires_reauth");
@@ -59,15 +59,15 @@ impl Yard {
         satellite
     }
 
-    /// Walks through an authorization as a person with a browser does.
+    /// Performs an authorization as a person with a browser does.
     #[track_caller]
     pub(crate) fn authorize(&self, more: &[&str]) -> Outcome {
         let auth = self.home.background(&[&["auth", "files"], more].concat());
-        visit(&page_of(&auth));
+        visit(&authorization_url(&auth));
         auth.finish()
     }
 
-    /// One call of a tool; its text, or the whole outcome.
+    /// Calls a tool and returns its text, or the whole output of a failure.
     #[track_caller]
     pub(crate) fn call(&self, tool: &str) -> String {
         let outcome = self.home.satellite(&["call", "files", tool, "--json"]);
@@ -84,7 +84,7 @@ impl Yard {
             .unwrap_or_default()
     }
 
-    /// The file of the one grant that there is.
+    /// The file of the only grant.
     #[track_caller]
     pub(crate) fn grant_file(&self) -> PathBuf {
         let files = self.grant_files();
@@ -103,29 +103,29 @@ impl Yard {
     }
 }
 
-/// The page that it wants to be opened.
+/// Waits for the authorization URL in the output of `satellite auth`.
 #[track_caller]
-pub(crate) fn page_of(auth: &Running) -> String {
-    let said = auth.wait_stdout(|text| text.contains("/authorize?") && text.ends_with('\n'));
-    said.lines().map(str::trim).find(|line| line.starts_with("http")).unwrap().to_owned()
+pub(crate) fn authorization_url(auth: &Running) -> String {
+    let stdout = auth.wait_stdout(|text| text.contains("/authorize?") && text.ends_with('\n'));
+    stdout.lines().map(str::trim).find(|line| line.starts_with("http")).unwrap().to_owned()
 }
 
-/// Opens a page and goes where it leads; the address that it ends at.
+/// Opens a page, follows its redirect, and returns the target.
 pub(crate) fn visit(page: &str) -> String {
-    let back = leads_to(page);
-    let (status, _) = opens(&back);
+    let redirect = redirect_target(page);
+    let (status, _) = http_get(&redirect);
     assert_eq!(status, 200);
-    back
+    redirect
 }
 
-/// Where a page sends the browser.
-pub(crate) fn leads_to(page: &str) -> String {
-    opens(page).1.unwrap()
+/// The redirect target of a page.
+pub(crate) fn redirect_target(page: &str) -> String {
+    http_get(page).1.unwrap()
 }
 
-/// What a browser gets: a status, and where it is sent.
-pub(crate) fn opens(page: &str) -> (u16, Option<String>) {
-    // An error says that there is one.
+/// Gets a page without following redirects: the status and the redirect target.
+pub(crate) fn http_get(page: &str) -> (u16, Option<String>) {
+    // It fails if a provider is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let asking = async {
         let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
@@ -136,8 +136,8 @@ pub(crate) fn opens(page: &str) -> (u16, Option<String>) {
     runtime().block_on(asking)
 }
 
-/// What an address says of this.
-pub(crate) fn given(url: &str, wanted: &str) -> Option<String> {
+/// A query parameter of a URL.
+pub(crate) fn query_parameter(url: &str, wanted: &str) -> Option<String> {
     let url = Url::parse(url).unwrap();
     url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned())
 }
@@ -146,7 +146,7 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Calls `whoami` so many times at once, in one process; what came of each.
+/// Calls `whoami` concurrently from one process.
 pub(crate) async fn call_at_once(client: &ConsoleClient, calls: usize) -> Vec<Result<Value, ClientError>> {
     let call = |_| async {
         let selector = InstanceSelector { server: "files".to_owned(), team: None, user: None };
@@ -156,30 +156,29 @@ pub(crate) async fn call_at_once(client: &ConsoleClient, calls: usize) -> Vec<Re
     futures::future::join_all((0..calls).map(call)).await
 }
 
-/// A verb whose stdin is written by the test.
-pub(crate) struct Typed {
+/// A running command whose stdin is written by the test.
+pub(crate) struct InteractiveCommand {
     pub(crate) running: Running,
     pipe: fs::File,
 }
 
-impl Typed {
+impl InteractiveCommand {
     pub(crate) fn start(home: &Home, args: &[&str]) -> Self {
         let path = home.path().join("typed");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        // For reading, too: so nobody waits for the other end.
+        // Opened for reading too, so that the open does not wait for the other end.
         let pipe = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         let mut command = home.command(args);
         command.arg("--data-dir").arg(home.data_dir()).stdin(pipe.try_clone().unwrap());
         Self { running: home.start(command), pipe }
     }
 
-    pub(crate) fn types(&mut self, line: &str) {
+    pub(crate) fn type_line(&mut self, line: &str) {
         writeln!(self.pipe, "{line}").unwrap();
     }
 }
 
-/// Waits until this is so.
 #[track_caller]
-pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    wait_for(what, || is_so().then_some(()), String::new);
+pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    wait_for(what, || condition().then_some(()), String::new);
 }

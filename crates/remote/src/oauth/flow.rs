@@ -302,14 +302,14 @@ mod tests {
     const BACK: &str = "http://127.0.0.1:1/callback";
 
     #[test]
-    fn who_comes_back_has_our_state_and_the_issuer_who_was_asked() {
+    fn a_redirect_must_contain_our_state_and_the_requested_issuer() {
         let state = Secret::from("ours");
-        let came = |query: &str, said: bool| {
-            parse_redirect(&format!("{BACK}?{query}").into(), &state, Some("https://as.example.com"), said)
+        let parse = |query: &str, iss_required: bool| {
+            parse_redirect(&format!("{BACK}?{query}").into(), &state, Some("https://as.example.com"), iss_required)
         };
-        assert_eq!(came("code=c&state=ours", false).unwrap().expose(), "c");
-        assert_eq!(came("code=c&state=ours&iss=https%3A%2F%2Fas.example.com", true).unwrap().expose(), "c");
-        for (query, said, why) in [
+        assert_eq!(parse("code=c&state=ours", false).unwrap().expose(), "c");
+        assert_eq!(parse("code=c&state=ours&iss=https%3A%2F%2Fas.example.com", true).unwrap().expose(), "c");
+        for (query, iss_required, why) in [
             ("code=c&state=theirs", false, "another authorization"),
             ("code=c", false, "another authorization"),
             ("code=c&state=ours&iss=https%3A%2F%2Fevil.example.com", false, "does not come from the issuer"),
@@ -317,7 +317,7 @@ mod tests {
             ("state=ours", false, "no code"),
             ("error=access_denied&error_description=no%0Away&state=ours", false, "access_denied: noway"),
         ] {
-            let refused = came(query, said).unwrap_err().to_string();
+            let refused = parse(query, iss_required).unwrap_err().to_string();
             assert!(refused.contains(why), "{query}: {refused}");
         }
     }

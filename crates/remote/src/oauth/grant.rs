@@ -249,7 +249,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_grant_is_kept_for_its_owner_only_and_found_again_and_shown_nowhere() {
+    fn a_grant_is_stored_privately_and_hidden_in_debug_output() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let (store, none) = GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap();
         assert_eq!(none, []);
@@ -269,7 +269,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_file_under_another_name_is_nobodys() {
+    fn a_grant_file_with_a_wrong_name_is_ignored() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let (store, _) = GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap();
         store.store(&grant("alice")).unwrap();

@@ -161,24 +161,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_goes_over_tls_or_stays_on_this_machine_and_nobody_elsewhere_sends_us_to_ourselves() {
+    fn a_url_needs_tls_or_loopback_and_remote_servers_cannot_name_loopback() {
         mcp_satellite_http::client::install_tls_provider();
         let clients = Arc::new(HttpClients::new().unwrap());
         let url = |text: &str| Url::parse(text).unwrap();
-        let admitted =
-            |server: &str, asked: &str| OAuthHttp::new(clients.clone(), &url(server)).check_url("it", &url(asked));
-        let (home, away) = ("http://127.0.0.1:1/mcp", "https://mcp.example.com/mcp");
-        assert!(admitted(home, "http://localhost:2/token").is_ok());
-        assert!(admitted(home, "https://as.example.com/token").is_ok());
-        assert!(admitted(away, "https://as.example.com/token").is_ok());
-        for (server, asked) in [
-            (home, "http://as.example.com/token"),
-            (away, "http://as.example.com/token"),
-            (away, "https://127.0.0.1/token"),
-            (away, "http://localhost:2/token"),
-            (away, "file:///etc/passwd"),
+        let check =
+            |server: &str, target: &str| OAuthHttp::new(clients.clone(), &url(server)).check_url("it", &url(target));
+        let (local, remote) = ("http://127.0.0.1:1/mcp", "https://mcp.example.com/mcp");
+        assert!(check(local, "http://localhost:2/token").is_ok());
+        assert!(check(local, "https://as.example.com/token").is_ok());
+        assert!(check(remote, "https://as.example.com/token").is_ok());
+        for (server, target) in [
+            (local, "http://as.example.com/token"),
+            (remote, "http://as.example.com/token"),
+            (remote, "https://127.0.0.1/token"),
+            (remote, "http://localhost:2/token"),
+            (remote, "file:///etc/passwd"),
         ] {
-            assert!(admitted(server, asked).is_err(), "{server} {asked}");
+            assert!(check(server, target).is_err(), "{server} {target}");
         }
     }
 }

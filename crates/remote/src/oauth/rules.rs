@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_renewed_before_its_end_and_not_all_at_once() {
+    fn tokens_are_renewed_early_and_at_spread_times() {
         let after = |lifetime, chance| renewal_age(Duration::from_secs(lifetime), chance).as_millis();
         assert_eq!((after(3600, 0.0), after(3600, 1.0)), (3_300_000, 3_450_000));
         assert_eq!((after(10, 0.0), after(10, 1.0)), (8_000, 9_000));
@@ -88,27 +88,27 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_or_forward_makes_it_due_at_the_latest_when_it_was() {
+    fn a_changed_clock_does_not_delay_the_renewal() {
         let after = Duration::from_secs(3300);
         let left = |age| time_until_renewal(after, jiff::SignedDuration::from_secs(age)).as_secs();
         assert_eq!([left(0), left(300), left(4000), left(-5)], [3300, 3000, 0, 0]);
     }
 
     #[test]
-    fn a_server_that_is_down_is_asked_less_and_less() {
+    fn the_backoff_doubles_up_to_a_minute() {
         let delays: Vec<_> = (1..=8).map(|failures| backoff(failures).as_secs()).collect();
         assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(backoff(u32::MAX).as_secs(), 60);
     }
 
     #[test]
-    fn only_what_is_about_this_moment_is_asked_again() {
+    fn only_temporary_errors_are_retried() {
         assert!(["invalid_grant", "invalid_client", "unauthorized_client"].into_iter().all(is_final));
         assert!(!["temporarily_unavailable", "server_error", "too_many_requests"].into_iter().any(is_final));
     }
 
     #[test]
-    fn what_a_server_names_as_scopes_is_bounded_and_only_plain_words_come_into_a_command() {
+    fn scopes_are_limited_and_only_safe_ones_are_used_in_commands() {
         let long = "x".repeat(101);
         let many: Vec<_> = (0..100).map(|number| format!("s{number}")).collect();
         assert_eq!(parse_scopes("a;b r:w \"q hush", |scope| scope != "hush"), ["a;b", "r:w"]);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_are_united_in_order() {
+    fn scopes_are_merged_in_order() {
         let scopes = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(union(scopes("b a").iter().chain(&scopes("a c"))), scopes("b a c"));
     }

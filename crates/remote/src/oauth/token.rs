@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_taken_as_servers_write_it_and_nothing_else_is_taken_for_one() {
+    fn token_responses_are_parsed_leniently_but_invalid_ones_are_rejected() {
         let read = |body: &str| parse_token_response(body.as_bytes());
         let token =
             read(r#"{"access_token":"a","token_type":"bearer","expires_in":"60","scope":"r w","refresh_token":""}"#)
@@ -264,13 +264,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_echoes_of_a_form_is_masked() {
+    fn echoed_form_values_are_masked_in_errors() {
         let form = OAuthForm::new().with_secret("refresh_token", &"hush-refresh".into());
         let body = r#"{"error":"invalid_grant","error_description":"no such\ntoken: hush-refresh"}"#;
         let answer = OAuthResponse::new(400, body);
         let refused = |answer| form.check_response(answer, "it").err().unwrap();
-        let said = refused(answer).to_string();
-        assert_eq!(said, "the authorization server rejected the request: invalid_grant: no such token: [secret]");
+        let message = refused(answer).to_string();
+        assert_eq!(message, "the authorization server rejected the request: invalid_grant: no such token: [secret]");
         // Some servers send errors with a 200. Other statuses do not concern the grant.
         assert!([200, 400, 401].into_iter().all(|status| is_final(&refused(OAuthResponse::new(status, body)))));
         for status in [404, 408, 425, 429, 500, 503] {
