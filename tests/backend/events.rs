@@ -1,18 +1,18 @@
-//! Events come in, and each is stored once.
+//! Events: each is stored once.
 
 use futures::future::join_all;
 use mcp_satellite::backend::server::schema::MessageSchema;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::support::{SCHEMAS, Satellite, World, numbered, status};
+use super::support::{SCHEMAS, Satellite, TestBackend, numbered, status};
 
-/// One of each type, as the actors' own test has printed them.
+/// One event of each type, from a snapshot of the actors' tests.
 pub(crate) fn one_of_each() -> Vec<Value> {
     let printed = include_str!("../../actors/tests/snapshots/events__every_event_serializes_as_in_the_snapshot.snap");
     let (_, printed) = printed.split_once("expression: text\n---\n").unwrap();
     let events = serde_json::Deserializer::from_str(printed).into_iter().collect::<Result<Vec<Value>, _>>().unwrap();
-    assert_eq!(events.len(), SCHEMAS.event_types().count(), "each type has its sample");
+    assert_eq!(events.len(), SCHEMAS.event_types().count(), "one sample per type");
     events
 }
 
@@ -21,16 +21,16 @@ fn ids(taken: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn events_of_every_type_are_taken_and_kept_as_they_were_sent() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
+async fn events_of_every_type_are_stored_unchanged() {
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
     let events = one_of_each();
-    let taken = world.send(&satellite, "1", &events).await.is(200, MessageSchema::EventsTaken);
+    let taken = backend.send(&satellite, "1", &events).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(
         (&taken["success"], &taken["processed"], &taken["failed"]),
         (&json!(true), &json!(events.len()), &json!(0))
     );
-    let kept = world.events(&format!("satellite={}", satellite.id)).await;
+    let kept = backend.events(&format!("satellite={}", satellite.id)).await;
     for (kept, sent) in kept.iter().zip(&events) {
         for member in ["seq", "type", "timestamp", "data"] {
             assert_eq!(kept[member], sent[member]);
@@ -41,9 +41,9 @@ async fn events_of_every_type_are_taken_and_kept_as_they_were_sent() {
 }
 
 #[tokio::test]
-async fn an_event_that_means_nothing_is_named_and_the_others_are_taken() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
+async fn an_unknown_or_incomplete_event_is_reported_and_the_others_are_stored() {
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
     let mut unknown = status(2, "a", "online");
     unknown["type"] = json!("mcp.server.danced");
     let mut incomplete = status(3, "a", "online");
@@ -52,7 +52,7 @@ async fn an_event_that_means_nothing_is_named_and_the_others_are_taken() {
     let mut new = status(6, "a", "offline");
     new["data"]["from_the_future"] = json!([1, 2]);
     let batch = [status(1, "a", "connecting"), unknown, incomplete, status(4, "a", "online"), elsewhere, new];
-    let taken = world.send(&satellite, "1", &batch).await.is(200, MessageSchema::EventsTaken);
+    let taken = backend.send(&satellite, "1", &batch).await.is(200, MessageSchema::EventsTaken);
     assert_eq!((&taken["success"], &taken["processed"], &taken["failed"]), (&json!(false), &json!(3), &json!(3)));
     let failures = taken["failures"].as_array().unwrap();
     let named: Vec<_> = failures.iter().map(|failure| (failure["index"].as_u64().unwrap(), &failure["type"])).collect();
@@ -61,13 +61,13 @@ async fn an_event_that_means_nothing_is_named_and_the_others_are_taken() {
     for (failure, says) in failures.iter().zip(["unknown type", "team_id", "/data/status"]) {
         assert!(failure["error"].as_str().unwrap().contains(says), "{failure}");
     }
-    assert_eq!(world.seqs(&satellite).await, [1, 4, 6]);
+    assert_eq!(backend.seqs(&satellite).await, [1, 4, 6]);
 }
 
 #[tokio::test]
-async fn a_batch_with_something_that_is_no_event_is_refused_with_its_place_and_nothing_of_it_is_kept() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
+async fn a_batch_with_a_malformed_event_is_rejected_as_a_whole_with_its_index() {
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
     for at in [0, 50, 99] {
         for (member, value) in [
             ("seq", json!(0)),
@@ -78,112 +78,112 @@ async fn a_batch_with_something_that_is_no_event_is_refused_with_its_place_and_n
         ] {
             let mut batch = numbered(1..=100);
             batch[at][member] = value;
-            let answer = world.send(&satellite, "1", &batch).await;
+            let answer = backend.send(&satellite, "1", &batch).await;
             let index = answer.refused(400, &format!("/events/{at}/{member}"));
             assert_eq!(index, Some(at as u64));
         }
         let mut batch = numbered(1..=100);
         batch[at] = json!("no event");
-        assert_eq!(world.send(&satellite, "1", &batch).await.refused(400, "/events"), Some(at as u64));
+        assert_eq!(backend.send(&satellite, "1", &batch).await.refused(400, "/events"), Some(at as u64));
     }
-    assert!(world.seqs(&satellite).await.is_empty());
+    assert!(backend.seqs(&satellite).await.is_empty());
 }
 
 #[tokio::test]
 async fn a_batch_has_one_to_a_hundred_events() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
-    world.send(&satellite, "1", &[]).await.refused(400, "/events");
-    world.send(&satellite, "2", &numbered(1..=101)).await.refused(400, "/events");
-    let taken = world.send(&satellite, "3", &numbered(1..=100)).await.is(200, MessageSchema::EventsTaken);
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
+    backend.send(&satellite, "1", &[]).await.refused(400, "/events");
+    backend.send(&satellite, "2", &numbered(1..=101)).await.refused(400, "/events");
+    let taken = backend.send(&satellite, "3", &numbered(1..=100)).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(taken["processed"], 100);
-    world.send(&satellite, "4", &numbered([101])).await.is(200, MessageSchema::EventsTaken);
-    assert_eq!(world.seqs(&satellite).await, (1..=101).collect::<Vec<_>>());
+    backend.send(&satellite, "4", &numbered([101])).await.is(200, MessageSchema::EventsTaken);
+    assert_eq!(backend.seqs(&satellite).await, (1..=101).collect::<Vec<_>>());
 }
 
 #[tokio::test]
-async fn a_batch_that_comes_again_is_answered_as_before_and_stored_once() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
+async fn a_repeated_batch_gets_the_same_response_and_is_stored_once() {
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
     let mut batch = numbered(1..=3);
     batch[1]["type"] = json!("mcp.server.danced");
-    let first = world.send(&satellite, "42", &batch).await.is(200, MessageSchema::EventsTaken);
+    let first = backend.send(&satellite, "42", &batch).await.is(200, MessageSchema::EventsTaken);
     for _ in 0..3 {
-        assert_eq!(world.send(&satellite, "42", &batch).await.is(200, MessageSchema::EventsTaken), first);
+        assert_eq!(backend.send(&satellite, "42", &batch).await.is(200, MessageSchema::EventsTaken), first);
     }
-    assert_eq!(world.seqs(&satellite).await, [1, 3]);
-    // Also if it is not known to be the same.
-    let asking = world.of(&satellite, Method::POST, "events");
-    let unnamed = asking.json(&json!({"events": batch})).await.is(200, MessageSchema::EventsTaken);
+    assert_eq!(backend.seqs(&satellite).await, [1, 3]);
+    // A repeat without an idempotency key is recognised by its events.
+    let request = backend.as_satellite(&satellite, Method::POST, "events");
+    let unnamed = request.json(&json!({"events": batch})).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(unnamed, first);
-    assert_eq!(world.seqs(&satellite).await, [1, 3]);
+    assert_eq!(backend.seqs(&satellite).await, [1, 3]);
 }
 
 #[tokio::test]
-async fn events_that_were_cut_into_other_batches_are_stored_once_and_keep_their_ids() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
-    let first = world.send(&satellite, "1", &numbered(1..=10)).await.is(200, MessageSchema::EventsTaken);
-    let second = world.send(&satellite, "2", &numbered(6..=15)).await.is(200, MessageSchema::EventsTaken);
+async fn events_repeated_in_other_batches_are_stored_once_and_keep_their_ids() {
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
+    let first = backend.send(&satellite, "1", &numbered(1..=10)).await.is(200, MessageSchema::EventsTaken);
+    let second = backend.send(&satellite, "2", &numbered(6..=15)).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(second["processed"], 10);
     assert_eq!(ids(&first)[5..], ids(&second)[..5]);
-    let twice = world.send(&satellite, "3", &numbered([16, 16])).await.is(200, MessageSchema::EventsTaken);
+    let twice = backend.send(&satellite, "3", &numbered([16, 16])).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(ids(&twice)[0], ids(&twice)[1]);
-    // The same id with other events, as of a satellite whose oldest events went meanwhile.
-    let cut = world.send(&satellite, "2", &numbered(15..=20)).await.is(200, MessageSchema::EventsTaken);
+    // The same key with other events: the satellite has dropped its oldest events in between.
+    let cut = backend.send(&satellite, "2", &numbered(15..=20)).await.is(200, MessageSchema::EventsTaken);
     assert_eq!((&cut["processed"], &cut["success"]), (&json!(6), &json!(true)));
-    assert_eq!(world.seqs(&satellite).await, (1..=20).collect::<Vec<_>>());
+    assert_eq!(backend.seqs(&satellite).await, (1..=20).collect::<Vec<_>>());
 }
 
 #[tokio::test]
-async fn a_satellite_that_counts_from_one_again_is_not_taken_for_a_repeat() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
-    world.send(&satellite, "1", &numbered(1..=3)).await.is(200, MessageSchema::EventsTaken);
+async fn restarted_sequence_numbers_are_not_treated_as_a_repeat() {
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
+    backend.send(&satellite, "1", &numbered(1..=3)).await.is(200, MessageSchema::EventsTaken);
     let mut again = numbered(1..=3);
     for event in &mut again {
         event["timestamp"] = json!("2026-11-22T00:00:00Z");
     }
-    world.send(&satellite, "2", &again).await.is(200, MessageSchema::EventsTaken);
-    assert_eq!(world.seqs(&satellite).await, [1, 1, 2, 2, 3, 3]);
+    backend.send(&satellite, "2", &again).await.is(200, MessageSchema::EventsTaken);
+    assert_eq!(backend.seqs(&satellite).await, [1, 1, 2, 2, 3, 3]);
 }
 
 #[tokio::test]
-async fn batches_that_come_at_once_are_all_stored_once() {
-    let world = World::new().await;
-    let satellites = [world.satellite("first-satellite").await, world.satellite("second-satellite").await];
+async fn concurrent_batches_are_all_stored_once() {
+    let backend = TestBackend::new().await;
+    let satellites = [backend.satellite("first-satellite").await, backend.satellite("second-satellite").await];
     let batches: Vec<(u64, Vec<Value>)> =
         (0..10).map(|batch| (batch, numbered(batch * 20 + 1..=batch * 20 + 40))).collect();
     let sends = satellites.iter().flat_map(|satellite| {
         let twice = batches.iter().chain(&batches);
         twice.map(|(key, events)| async {
             let key = key.to_string();
-            world.send(satellite, &key, events).await.is(200, MessageSchema::EventsTaken);
+            backend.send(satellite, &key, events).await.is(200, MessageSchema::EventsTaken);
         })
     });
     join_all(sends).await;
     for satellite in &satellites {
-        assert_eq!(world.seqs(satellite).await, (1..=220).collect::<Vec<_>>());
+        assert_eq!(backend.seqs(satellite).await, (1..=220).collect::<Vec<_>>());
     }
-    assert_eq!(world.events("limit=1000").await.len(), 440);
+    assert_eq!(backend.events("limit=1000").await.len(), 440);
 }
 
 #[tokio::test]
-async fn a_batch_id_that_is_none_is_refused() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
-    world.send(&satellite, "", &numbered([1])).await.refused(400, "Idempotency-Key");
-    world.send(&satellite, &"7".repeat(129), &numbered([1])).await.refused(400, "Idempotency-Key");
-    world.send(&satellite, &"7".repeat(128), &numbered([1])).await.is(200, MessageSchema::EventsTaken);
+async fn an_invalid_idempotency_key_is_rejected() {
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
+    backend.send(&satellite, "", &numbered([1])).await.refused(400, "Idempotency-Key");
+    backend.send(&satellite, &"7".repeat(129), &numbered([1])).await.refused(400, "Idempotency-Key");
+    backend.send(&satellite, &"7".repeat(128), &numbered([1])).await.is(200, MessageSchema::EventsTaken);
 }
 
 #[tokio::test]
-async fn a_reader_that_comes_back_with_what_it_has_seen_misses_nothing() {
-    let world = World::new().await;
-    let (one, other) = (world.satellite("first-satellite").await, world.satellite("second-satellite").await);
+async fn paging_with_the_last_id_returns_every_event_once() {
+    let backend = TestBackend::new().await;
+    let (one, other) = (backend.satellite("first-satellite").await, backend.satellite("second-satellite").await);
     for batch in 0..3 {
         for satellite in [&one, &other] {
-            world
+            backend
                 .send(satellite, &batch.to_string(), &numbered(batch * 5 + 1..=batch * 5 + 5))
                 .await
                 .is(200, MessageSchema::EventsTaken);
@@ -191,25 +191,25 @@ async fn a_reader_that_comes_back_with_what_it_has_seen_misses_nothing() {
     }
     let (mut after, mut seen) = ("0".to_owned(), Vec::new());
     loop {
-        let page = world.events(&format!("after={after}&limit=7")).await;
+        let page = backend.events(&format!("after={after}&limit=7")).await;
         let Some(last) = page.last() else { break };
         after = last["id"].as_str().unwrap().to_owned();
         seen.extend(page.iter().map(|event| event["id"].as_str().unwrap().parse::<u64>().unwrap()));
     }
     assert_eq!(seen, (1..=30).collect::<Vec<_>>());
-    let since = world.events("satellite=second-satellite&since=12").await;
+    let since = backend.events("satellite=second-satellite&since=12").await;
     assert_eq!(since.iter().map(|event| event["seq"].as_u64().unwrap()).collect::<Vec<_>>(), [13, 14, 15]);
-    world.admin(Method::GET, "events?since=3").send().await.refused(400, "give satellite");
+    backend.admin(Method::GET, "events?since=3").send().await.refused(400, "give satellite");
 }
 
 #[tokio::test]
-async fn events_are_found_by_type_and_satellite() {
-    let world = World::new().await;
-    let satellite = world.satellite("first-satellite").await;
-    let empty: Satellite = world.satellite("second-satellite").await;
-    world.send(&satellite, "1", &one_of_each()).await.is(200, MessageSchema::EventsTaken);
-    let found = world.events("type=events.dropped").await;
+async fn events_can_be_filtered_by_type_and_satellite() {
+    let backend = TestBackend::new().await;
+    let satellite = backend.satellite("first-satellite").await;
+    let empty: Satellite = backend.satellite("second-satellite").await;
+    backend.send(&satellite, "1", &one_of_each()).await.is(200, MessageSchema::EventsTaken);
+    let found = backend.events("type=events.dropped").await;
     assert_eq!(found.iter().map(|event| &event["type"]).collect::<Vec<_>>(), ["events.dropped"]);
-    assert!(world.events(&format!("satellite={}&type=events.dropped", empty.id)).await.is_empty());
-    assert!(world.events("type=nothing.such").await.is_empty());
+    assert!(backend.events(&format!("satellite={}&type=events.dropped", empty.id)).await.is_empty());
+    assert!(backend.events("type=nothing.such").await.is_empty());
 }
