@@ -1,7 +1,7 @@
 //! A satellite process, which owns its data directory exclusively and runs the runtime, the control socket, the MCP
 //! endpoint and the link to the backend, with the instances of the current configuration.
 //!
-//! Every plan, from files or from the backend, goes through `Satellite::install`, and only `Values::merge` turns
+//! Every plan, from files or from the backend, goes through `Satellite::install`, and only `UserValues::merge` turns
 //! configurations into specifications. The applied configuration is locked while a plan is installed and while a user's
 //! value is stored and applied, so that neither overtakes the other.
 

@@ -1,6 +1,6 @@
 //! Call port of a run: admission of requests, their limit, and their outcome.
 //!
-//! Every caller gets exactly one answer: a [`Ticket`] answers when it is dropped, with the fate that the session last
+//! Every caller gets exactly one answer: a `CallTicket` answers when it is dropped, with the fate that the session last
 //! recorded.
 //!
 //! Ids on the wire are assigned here and are never reused in a run. A port is closed for sleep only while no call is in

@@ -92,6 +92,27 @@ fn links_between_documents_have_targets() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
+/// Paths in backquotes; a path in a table may be relative to the section's directory, which is not checked.
+#[test]
+fn paths_in_the_documents_for_developers_exist() {
+    const DIRECTORIES: [&str; 8] = ["src/", "actors/", "crates/", "tests/", "benches/", "examples/", "docs/", ".ci/"];
+    let mut missing = Vec::new();
+    for name in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        let text = fs::read_to_string(root().join(name)).unwrap();
+        let spans = Parser::new_ext(&text, Options::ENABLE_TABLES).filter_map(|event| match event {
+            Event::Code(code) => Some(code.to_string()),
+            _ => None,
+        });
+        let is_path = |code: &String| {
+            let plain = |letter: char| letter.is_alphanumeric() || "/._-".contains(letter);
+            DIRECTORIES.iter().any(|directory| code.starts_with(directory)) && code.chars().all(plain)
+        };
+        let places = spans.filter(is_path).filter(|code| !code.contains("NAME"));
+        missing.extend(places.filter(|code| !root().join(code).exists()).map(|code| format!("{name}: {code}")));
+    }
+    assert!(missing.is_empty(), "no such file:\n{}", missing.join("\n"));
+}
+
 #[test]
 fn the_manual_lists_each_of_its_pages() {
     let summary = Document::read(&root().join("docs/SUMMARY.md"));

@@ -2,8 +2,8 @@
 //! run between the two. All errors are reported at once, each with its place and a hint.
 //!
 //! ```text
-//! TOML ──→ tree with spans ──→ file::File ──→ check, teams ──→ Plan
-//! mcp.json ──↗  (reader, policy)  ↖── mcp_json      ↘── Findings ──→ ConfigErrors
+//! TOML ──→ tree with spans ──→ ConfigFile ──→ check, teams ──→ Plan
+//! mcp.json ──↗  (reader, policy)  ↖── mcp_json      ↘── ConfigFindings ──→ ConfigErrors
 //! ```
 //!
 //! A plan stores the texts that it was built from (`origin`), so that a changed credential file can be applied.

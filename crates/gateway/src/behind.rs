@@ -99,7 +99,7 @@ impl EndpointHandler for EndpointDispatcher {
             EndpointId::Tools => self.tools.handle_session_start(session),
             EndpointId::Flat => self.flat.handle_session_start(session),
         }
-        // The session may have ended before this call (evicted or its user removed), and `ended` is not called again.
+        // The session may have ended before this call (evicted or its user removed), and `handle_session_end` is not called again.
         if session.end_reason().is_some() {
             self.handle_session_end(session);
         }

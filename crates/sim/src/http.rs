@@ -1,7 +1,7 @@
 //! The simulated server over streamable HTTP, in its own process: thousands of sessions at one address, which all end
 //! when the process is killed.
 //!
-//! A session consists of a [`Server`] and the requests that wait for its answers. It has no task: the waiting requests
+//! A session consists of a `SimResponder` and the requests that wait for its answers. It has no task: the waiting requests
 //! (a POST for its answer, a GET for other messages) perform the due actions, so an idle session takes a few hundred
 //! bytes.
 

@@ -1,5 +1,5 @@
-//! A [`Line`] to a simulated endpoint, in place of the connector for remote servers and without a network. It has no
-//! task and one timer, so that thousands run in paused time. Each session is served by its own [`Server`].
+//! A `ServerLine` to a simulated endpoint, in place of the connector for remote servers and without a network. It has no
+//! task and one timer, so that thousands run in paused time. Each session is served by its own `SimResponder`.
 //!
 //! ```text
 //! send ──connect_delay, delay──> arrives ──> refused, expired, silent, or Server ──> Message

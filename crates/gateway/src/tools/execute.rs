@@ -31,7 +31,7 @@ pub(super) struct MetaToolCall<'a> {
     pub cancellation: oneshot::Receiver<RpcMessage>,
     // Time limit; `None` leaves it to the instance.
     pub timeout: Option<Duration>,
-    // Era of the members in `beside`.
+    // Era of the members in `other_members`.
     pub era: Era,
     pub client: Arc<ClientFacts>,
 }
@@ -64,7 +64,7 @@ pub(super) enum RelayedOperation<'a> {
 }
 
 /// Sends a request of the satellite to a server on behalf of the client. Returns the server's answer, or
-/// [`Answer::Withdrawn`] if the client cancels its own request.
+/// `CallAnswer::Cancelled` if the client cancels its own request.
 pub(super) async fn forward_request(
     runtime: &RuntimeHandle,
     view: &Arc<InstanceView>,

@@ -1,5 +1,5 @@
 //! Process information from `/proc`: state, parent, group, session, start time and resource usage. A process id alone
-//! does not identify a process for long; a [`Known`] process is one whose identity was checked.
+//! does not identify a process for long; a `PidfdProcess` is one whose identity was checked.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
