@@ -294,6 +294,8 @@ async fn progress(context: &Context) -> Result<Value, ErrorData> {
             notify(context, "notifications/progress", params).await?;
         }
     }
+    // Over HTTP a notification and the result use different streams, whose order is not defined.
+    sleep(STEP).await;
     Ok(json!([text("Tool with progress executed successfully")]))
 }
 
