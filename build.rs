@@ -46,7 +46,12 @@ fn find(program: &str, more: &[PathBuf]) -> Option<PathBuf> {
     files.find(|file| is_there(file))
 }
 
+// A missing file is not watched: cargo would run this program, and build the package, every time. The scripts that install
+// the programs touch `build.rs` instead.
 fn is_there(path: &Path) -> bool {
-    println!("cargo::rerun-if-changed={}", path.display());
-    path.exists()
+    let is_there = path.exists();
+    if is_there {
+        println!("cargo::rerun-if-changed={}", path.display());
+    }
+    is_there
 }

@@ -30,21 +30,22 @@ fn strip_controls(line: &str) -> String {
 }
 
 // Skips a sequence after its escape character: `[`, parameters and the final letter; or a string such as the title of
-// the window, which ends with BEL or with an escape character and a backslash.
+// the window, which ends with BEL or with an escape character and a backslash. A string without an end is not skipped:
+// the line may have been cut.
 fn skip_sequence(letters: &mut std::str::Chars<'_>) {
-    match letters.as_str().chars().next() {
-        Some('[') => {
-            letters.next();
-            letters.find(|letter| ('@'..='~').contains(letter));
-        }
-        Some(']' | 'P' | 'X' | '^' | '_')
-            if letters.find(|letter| matches!(letter, '\u{7}' | '\u{1b}')) == Some('\u{1b}')
-                && letters.as_str().starts_with('\\') =>
-        {
-            letters.next();
-        }
-        _ => {}
-    }
+    let rest = letters.as_str();
+    let length = match rest.chars().next() {
+        Some('[') => rest[1..].find(|letter| ('@'..='~').contains(&letter)).map_or(rest.len(), |at| at + 2),
+        Some(']' | 'P' | 'X' | '^' | '_') => match rest.find(['\u{7}', '\u{1b}']) {
+            Some(at) if rest[at..].starts_with("\u{1b}\\") => at + 2,
+            // Another escape character begins a sequence of its own.
+            Some(at) if rest[at..].starts_with('\u{1b}') => at,
+            Some(at) => at + 1,
+            None => 0,
+        },
+        _ => 0,
+    };
+    *letters = rest[length..].chars();
 }
 
 fn is_bidirectional(letter: char) -> bool {
@@ -68,6 +69,8 @@ mod tests {
         assert_eq!(excerpt_of(coloured).as_deref(), Some("Error: no such table"));
         let title = "\u{1b}]0;a title\u{7}one\u{1b}]0;another\u{1b}\\ two";
         assert_eq!(excerpt_of(title).as_deref(), Some("one two"));
+        assert_eq!(excerpt_of("\u{1b}]0;title\u{1b}[31mred").as_deref(), Some("red"));
+        assert_eq!(excerpt_of("\u{1b}]0;cut: no such table").as_deref(), Some("]0;cut: no such table"));
         for nothing in ["", "  ", "\u{1b}[2J", "\u{200f}\u{0}"] {
             assert_eq!(excerpt_of(nothing), None, "{nothing:?}");
         }

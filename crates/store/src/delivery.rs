@@ -318,18 +318,19 @@ impl DeliveryTask {
             }
         };
         let mut passed = state.cursor;
-        let limit = RESUMED_MAX.max(self.policy.batch_max);
+        let (limit, mut is_partial) = (RESUMED_MAX.max(self.policy.batch_max), false);
         let rest = match &state.sending {
             Some(BatchInFlight { first, last, .. }) if *last > state.cursor => {
                 let (first, last) = ((*first).max(state.cursor + 1), *last);
                 let count = usize::try_from(last - first + 1).unwrap_or(usize::MAX);
+                is_partial = count > limit;
                 self.journal.outbox(first - 1, count.min(limit)).await
             }
             Some(_) | None => Ok(Vec::new()),
         };
         let Ok(mut rest) = rest else { return };
         // Events beyond the limit are read again, as a batch of their own.
-        let read_through = rest.last().filter(|_| rest.len() >= limit).map(|event| event.seq);
+        let read_through = rest.last().filter(|_| is_partial).map(|event| event.seq);
         if let Some(sending) = state.sending {
             rest.retain(|event| event.seq <= sending.last && !sending.refused.contains(&event.seq));
             // If its first event was dropped for lack of space, it is another batch and needs another id.
