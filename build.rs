@@ -20,7 +20,7 @@ fn main() {
 
     let is_root = Path::new("/proc/self").metadata().is_ok_and(|process| process.uid() == 0);
     without("no_root", "MCP_MOUNTS", is_root);
-    println!("cargo::rerun-if-env-changed=PATH");
+    // Not PATH: wrappers of programs (pyenv, for example) change it, and each change would build the package again.
     println!("cargo::rerun-if-changed=build.rs");
 }
 
