@@ -2,12 +2,12 @@
 //! with its API key as bearer token. The schemas in `schemas/` are generated from these types.
 //!
 //! ```text
-//! POST /api/satellites/register                      Registration → Registered      bearer: a single-use token
-//! GET  /api/satellites/{id}/commands?last_poll&limit&wait              → Commands
-//! POST /api/satellites/{id}/commands/{command}/result CommandResult → Received
-//! GET  /api/satellites/{id}/config                                → Config           ETag, If-None-Match → 304; 404 before one was put
-//! POST /api/satellites/{id}/events                   Events       → EventsTaken      Idempotency-Key: the batch's id
-//! POST /api/satellites/{id}/heartbeat                Heartbeat    → Received
+//! POST /api/satellites/register                       Registration  → RegistrationResponse   bearer: a single-use token
+//! GET  /api/satellites/{id}/commands?last_poll&limit&wait            → PollCommands
+//! POST /api/satellites/{id}/commands/{command}/result CommandResult → EmptyResponse
+//! GET  /api/satellites/{id}/config                                   → SatelliteConfig        ETag, If-None-Match → 304; 404 before one was put
+//! POST /api/satellites/{id}/events                    EventBatch    → EventBatchResult       Idempotency-Key: id of the batch
+//! POST /api/satellites/{id}/heartbeat                 Heartbeat     → EmptyResponse
 //! ```
 //!
 //! Readers ignore unknown members, so either side may be newer than the other. Timestamps are RFC 3339 in UTC.
