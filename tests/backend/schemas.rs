@@ -1,4 +1,4 @@
-//! The published schemas in `schemas/` match the types.
+//! The published schemas in `crates/backend/schemas/` match the types.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use super::events::one_of_each;
 use super::support::{SCHEMAS, heartbeat, registration};
 
 fn schema_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/backend/schemas")
 }
 
 #[test]

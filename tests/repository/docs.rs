@@ -187,7 +187,7 @@ fn every_event_is_documented() {
             _ => {}
         }
     }
-    let schema = fs::read_to_string(root().join("schemas/event.json")).unwrap();
+    let schema = fs::read_to_string(root().join("crates/backend/schemas/event.json")).unwrap();
     let mut known = BTreeSet::new();
     types(&serde_json::from_str(&schema).unwrap(), &mut known);
     known.retain(|name| ["mcp.", "config.", "events."].iter().any(|prefix| name.starts_with(prefix)));

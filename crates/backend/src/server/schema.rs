@@ -32,7 +32,7 @@ macro_rules! forms {
 
             pub fn published(self) -> &'static str {
                 match self {
-                    $(Self::$form => include_str!(concat!("../../../../schemas/", $name, ".json")),)*
+                    $(Self::$form => include_str!(concat!("../../../schemas/", $name, ".json")),)*
                 }
             }
 

@@ -21,11 +21,11 @@ mod read;
 
 /// Names and texts of the built-in scenarios.
 pub const SHIPPED: [(&str, &str); 5] = [
-    ("storm", include_str!("../../../../scenarios/storm.toml")),
-    ("flap", include_str!("../../../../scenarios/flap.toml")),
-    ("hang", include_str!("../../../../scenarios/hang.toml")),
-    ("mixed", include_str!("../../../../scenarios/mixed.toml")),
-    ("soak", include_str!("../../../../scenarios/soak.toml")),
+    ("storm", include_str!("../../scenarios/storm.toml")),
+    ("flap", include_str!("../../scenarios/flap.toml")),
+    ("hang", include_str!("../../scenarios/hang.toml")),
+    ("mixed", include_str!("../../scenarios/mixed.toml")),
+    ("soak", include_str!("../../scenarios/soak.toml")),
 ];
 
 /// Share of the run, from its start, that is free of repeated faults by default, as a baseline for the calls.
