@@ -22,7 +22,6 @@ use mcp_satellite_actors::model::policy::{
 };
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
-use miette::{GraphicalReportHandler, GraphicalTheme};
 
 const FULL: &str = include_str!("fixtures/config/full.toml");
 const BAD: &str = include_str!("fixtures/config/bad.toml");
@@ -66,13 +65,6 @@ fn small(more: &str, installation: &str) -> String {
 
 fn messages(errors: &ConfigErrors) -> Vec<String> {
     errors.items().into_iter().map(|item| item.message).collect()
-}
-
-fn render(errors: &ConfigErrors) -> String {
-    let mut drawn = String::new();
-    let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_width(100);
-    handler.render_report(&mut drawn, errors).unwrap();
-    drawn
 }
 
 fn exposed<'a>(values: impl IntoIterator<Item = &'a Secret>) -> Vec<&'a str> {
@@ -315,7 +307,7 @@ fn the_only_user_without_a_token_gets_a_generated_one() {
 const HTTP: &str = "transport = \"http\"\nurl = \"https://example.com/mcp\"";
 
 fn policy(more: &str, installation: &str) -> Policy {
-    let plan = parse(&small(more, installation)).unwrap_or_else(|errors| panic!("{}", render(&errors)));
+    let plan = parse(&small(more, installation)).unwrap_or_else(|errors| panic!("{}", errors.render(false)));
     Policy::clone(&plan.instances[0].policy)
 }
 
@@ -385,7 +377,7 @@ fn retries_and_connection_timeouts_are_read() {
 #[test]
 fn a_tier_overrides_a_bearer_token_in_any_spelling_of_the_header() {
     let header = |text: &str| {
-        let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
+        let plan = parse(text).unwrap_or_else(|errors| panic!("{}", errors.render(false)));
         let spec = plan.instances.into_iter().next().unwrap().merge();
         let pairs = spec.headers.iter().map(|(name, value)| format!("{name}: {}", value.expose()));
         (pairs.collect::<Vec<_>>(), spec.missing, spec.mask.apply("alice-token-that-nobody-guesses search-token"))
@@ -409,7 +401,7 @@ fn a_tier_overrides_a_bearer_token_in_any_spelling_of_the_header() {
 fn each_tier_can_set_the_address_of_a_health_check() {
     let get = "[policy.health]\ncheck = \"get\"";
     let address = |text: &str| {
-        let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
+        let plan = parse(text).unwrap_or_else(|errors| panic!("{}", errors.render(false)));
         let ServerTarget::Remote { health_url, .. } = &plan.instances[0].target else { panic!() };
         (health_url.clone().unwrap_or_default(), plan.warnings)
     };
@@ -433,7 +425,7 @@ fn credentials_over_unencrypted_http_cause_a_warning() {
     let warnings = |url: &str, more: &str| {
         let text =
             small("[policy.health]\ncheck = \"ping\"", &format!("transport = \"http\"\nurl = \"{url}\"\n{more}"));
-        parse(&text).unwrap_or_else(|errors| panic!("{}", render(&errors))).warnings
+        parse(&text).unwrap_or_else(|errors| panic!("{}", errors.render(false))).warnings
     };
     let token = "bearer_token = \"env:ALICE_TOKEN\"";
     for url in ["https://e.com/", "http://localhost:1/", "http://127.9.9.9/", "http://[::1]:80/", "http://a.localhost/"]
@@ -504,14 +496,36 @@ fn every_error_of_a_file_is_reported_with_its_position() {
         .collect();
     insta::assert_snapshot!("errors_as_a_list", drawn.join("\n"));
     assert_eq!(errors.count(), drawn.len());
-    insta::assert_snapshot!("errors_as_drawn", render(&errors));
+    insta::assert_snapshot!("errors_as_drawn", errors.render(false));
 }
 
 #[test]
 fn a_syntax_error_states_the_position_without_values() {
     let errors = parse("[gateway]\nlisten = \"127.0.0.1:1\"\n\n[events]\ntoken = hunter2\n").unwrap_err();
     assert_eq!((errors.count(), errors.items()[0].line, errors.items()[0].column), (1, 5, 9));
-    insta::assert_snapshot!("a_syntax_error", render(&errors));
+    insta::assert_snapshot!("a_syntax_error", errors.render(false));
+}
+
+#[test]
+fn a_long_line_is_cut_around_the_marker_and_colours_change_no_text() {
+    let line = format!("env = {{ FIRST = \"{long}\", \"A=B\" = \"x\", LAST = \"{long}\" }}", long = "x".repeat(300));
+    let errors = parse(&small("", &line)).unwrap_err();
+    let plain = errors.render(false);
+    assert!(plain.lines().all(|line| line.chars().count() <= 110), "{plain}");
+    assert!(plain.contains("\"A=B\" = ") && plain.contains("^^^") && plain.contains("help: use a name"), "{plain}");
+    let styled = errors.render(true);
+    assert!(styled.contains("\u{1b}["), "{styled:?}");
+    let parts = styled.split("\u{1b}[").enumerate();
+    let text: String = parts.map(|(at, part)| if at == 0 { part } else { part.split_once('m').unwrap().1 }).collect();
+    assert_eq!(text, plain);
+}
+
+#[test]
+fn names_of_hosts_may_have_letters_of_every_language() {
+    let plain = |text: &str| url::Url::parse(text).unwrap().host_str().unwrap().to_owned();
+    assert_eq!(plain("https://B\u{dc}CHER.example/mcp"), "xn--bcher-kva.example");
+    assert_eq!(plain("https://\u{4f8b}\u{3048}.jp/"), plain("https://xn--r8jz45g.jp/"));
+    assert!(url::Url::parse("https://xn--a.example/").is_err());
 }
 
 #[test]
@@ -532,7 +546,7 @@ fn neither_plans_nor_errors_contain_secrets() {
     let json = parse_json(r#"{"mcpServers": {"a": {"command": 1, "env": {"A": "hunter2", "B": 2}}}}"#).unwrap_err();
     let broken_json = parse_json("{\"mcpServers\": {\"a\": {\"env\": {\"A\": \"hunter2\" \"hunter2\"}}}}").unwrap_err();
     let all = [&errors, &more, &bearer, &lines, &twice, &health, &query, &broken, &json, &broken_json];
-    let drawn: Vec<_> = all.iter().map(|errors| format!("{} {errors:?} {errors}", render(errors))).collect();
+    let drawn: Vec<_> = all.iter().map(|errors| format!("{} {errors:?} {errors}", errors.render(false))).collect();
     let text = format!("{plan:?} {plan:#?} {merged:?} {}", drawn.concat());
     for secret in SECRETS {
         // `1234` is also part of other numbers.
@@ -958,7 +972,7 @@ fn assert_gateway_errors(section: &str, alice: &str, bob: &str, expected: &[(&st
         assert!(item.message.contains(message) && item.hint.contains(hint), "{section}\n{item:#?}");
         assert!(item.line > 0, "{item:#?}");
     }
-    let drawn = render(&errors);
+    let drawn = errors.render(false);
     assert!(SECRETS.iter().all(|secret| !drawn.contains(secret)), "{drawn}");
 }
 
@@ -1244,7 +1258,7 @@ mod backend {
             assert_eq!(items.len(), 1, "{text}\n{items:?}");
             assert_eq!(items[0].line, line, "{text}");
             assert!(items[0].message.contains(message) && items[0].hint.contains(hint), "{items:?}");
-            assert!(!render(&errors).contains("hunter2") && !format!("{items:?}").contains("hunter2"), "{text}");
+            assert!(!errors.render(false).contains("hunter2") && !format!("{items:?}").contains("hunter2"), "{text}");
         }
     }
 
@@ -1397,12 +1411,12 @@ fn all_errors_of_an_oauth_table_are_reported_together() {
 fn memory_limits_are_read_and_an_invalid_uid_range_is_an_error() {
     let text = "[satellite]\nuid_range = \"200000-200999\"\n\n[policy.memory]\npressure_max_percent = 30\n\
                 available_min_percent = 10\nstart_interval = \"5s\"\n";
-    let plan = parse(text).unwrap_or_else(|errors| panic!("{}", render(&errors)));
+    let plan = parse(text).unwrap_or_else(|errors| panic!("{}", errors.render(false)));
     let memory = &plan.memory;
     assert_eq!((memory.pressure_max_percent, memory.available_min_percent), (30, 10));
     assert_eq!((memory.start_interval, plan.uid_range), (Duration::from_secs(5), "200000-200999".parse().ok()));
     let errors = parse("[satellite]\nuid_range = \"0-10\"\n").map(drop).unwrap_err();
-    assert!(render(&errors).contains("user ids below 1000 belong to the system"), "{}", render(&errors));
+    assert!(errors.render(false).contains("user ids below 1000 belong to the system"), "{}", errors.render(false));
 }
 
 #[test]
@@ -1416,8 +1430,8 @@ fn several_teams_without_a_sandbox_cause_a_warning() {
     let (one, two) = (team("one"), team("one") + &team("two"));
     let warned = |head: &str, teams: &str| {
         let plan =
-            parse(&format!("[satellite]\n{head}\n{teams}")).unwrap_or_else(|errors| panic!("{}", render(&errors)));
-        let plan = plan.finalize().unwrap_or_else(|errors| panic!("{}", render(&errors)));
+            parse(&format!("[satellite]\n{head}\n{teams}")).unwrap_or_else(|errors| panic!("{}", errors.render(false)));
+        let plan = plan.finalize().unwrap_or_else(|errors| panic!("{}", errors.render(false)));
         plan.warnings.iter().filter(|warning| warning.contains("/proc/PID/environ")).count()
     };
     assert_eq!(warned("", &two), 1);

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use anstream::{AutoStream, ColorChoice};
 use clap::Args;
 use mcp_satellite_actors::model::spec::ServerTarget;
 
@@ -93,20 +94,7 @@ impl ConfigSources {
 }
 
 pub(super) fn render_errors(errors: &ConfigErrors) -> String {
-    let mut text = String::new();
-    let handler = miette::MietteHandlerOpts::new().width(110).build();
-    let report = ReportDrawing(errors, &handler);
-    std::fmt::Write::write_fmt(&mut text, format_args!("{report:?}")).ok();
-    text
-}
-
-/// Wraps a report, because miette draws through `Debug`.
-struct ReportDrawing<'a>(&'a ConfigErrors, &'a miette::MietteHandler);
-
-impl std::fmt::Debug for ReportDrawing<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        miette::ReportHandler::debug(self.1, self.0, f)
-    }
+    errors.render(AutoStream::choice(&std::io::stderr()) != ColorChoice::Never)
 }
 
 #[derive(Debug, Args)]

@@ -4,14 +4,16 @@
 //! errors are built; the text of the file is not kept.
 
 use std::fmt;
+use std::ops::Range;
 
-use miette::{
-    Diagnostic, LabeledSpan, MietteError, MietteSpanContents, Severity, SourceCode, SourceSpan, SpanContents,
-};
+use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 use serde::Serialize;
 use toml_span::Span;
 
 use mcp_satellite_model::printable;
+
+// Columns of a rendered error. A longer line is cut around the marker.
+const RENDER_WIDTH: usize = 110;
 
 #[derive(Debug, Default)]
 pub struct ConfigFindings {
@@ -75,7 +77,9 @@ impl ConfigText<'_> {
         if from == shown.len() {
             shown.push(' '); // An error at the end of a line needs a character to underline.
         }
-        let place = SourcePlace { line, column, line_text: shown, label: (from, (to - from).max(1)).into() };
+        // An empty span needs one character to underline, and all of it.
+        let width = shown[from..].chars().next().map_or(1, char::len_utf8);
+        let place = SourcePlace { line, column, line_text: shown, label: from..to.max(from + width) };
         let [message, hint] = [&finding.message, &finding.hint].map(|text| printable::line(text));
         PlacedError { file: self.name.to_owned(), place: Some(place), message, hint }
     }
@@ -87,7 +91,7 @@ fn boundary(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
-/// Errors of a configuration, at least one. The [`Diagnostic`] renders each with its line and a hint.
+/// Errors of a configuration, at least one.
 #[derive(Debug, Clone)]
 pub struct ConfigErrors(Vec<PlacedError>);
 
@@ -129,6 +133,14 @@ impl ConfigErrors {
         self.items().into_iter().map(item).collect::<Vec<_>>().join("; ")
     }
 
+    /// Returns all errors for people, each with its place, its line with a marker, and a hint. Without `is_styled`, the
+    /// text is plain ASCII apart from the quoted parts; otherwise it has ANSI colours.
+    pub fn render(&self, is_styled: bool) -> String {
+        let renderer = if is_styled { Renderer::styled() } else { Renderer::plain() }.term_width(RENDER_WIDTH);
+        let errors = self.0.iter().map(|error| renderer.render(&[error.as_group()]));
+        std::iter::once(self.to_string()).chain(errors).collect::<Vec<_>>().join("\n\n")
+    }
+
     pub fn count(&self) -> usize {
         self.0.len()
     }
@@ -162,12 +174,6 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-impl Diagnostic for ConfigErrors {
-    fn related<'a>(&'a self) -> Option<Box<dyn Iterator<Item = &'a dyn Diagnostic> + 'a>> {
-        Some(Box::new(self.0.iter().map(|problem| problem as &dyn Diagnostic)))
-    }
-}
-
 #[derive(Debug, Clone)]
 struct PlacedError {
     file: String,
@@ -181,52 +187,15 @@ struct SourcePlace {
     line: usize,
     column: usize,
     line_text: String,
-    label: SourceSpan,
+    label: Range<usize>,
 }
 
-impl fmt::Display for PlacedError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for PlacedError {}
-
-impl Diagnostic for PlacedError {
-    fn severity(&self) -> Option<Severity> {
-        Some(Severity::Error)
-    }
-
-    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        Some(Box::new(&self.hint))
-    }
-
-    fn source_code(&self) -> Option<&dyn SourceCode> {
-        self.place.as_ref().map(|_| self as &dyn SourceCode)
-    }
-
-    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let label = LabeledSpan::new_primary_with_span(None, self.place.as_ref()?.label);
-        Some(Box::new(std::iter::once(label)))
-    }
-}
-
-impl SourceCode for PlacedError {
-    fn read_span<'a>(
-        &'a self,
-        span: &SourceSpan,
-        before: usize,
-        after: usize,
-    ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
-        let place = self.place.as_ref().ok_or(MietteError::OutOfBounds)?;
-        let part = place.line_text.read_span(span, before, after)?;
-        Ok(Box::new(MietteSpanContents::new_named(
-            self.file.clone(),
-            part.data(),
-            *part.span(),
-            place.line - 1 + part.line(),
-            part.column(),
-            part.line_count(),
-        )))
+impl PlacedError {
+    fn as_group(&self) -> Group<'_> {
+        let snippet = self.place.as_ref().map(|place| {
+            let marker = AnnotationKind::Primary.span(place.label.clone());
+            Snippet::source(&place.line_text).path(&self.file).line_start(place.line).annotation(marker)
+        });
+        Level::ERROR.primary_title(&self.message).elements(snippet).element(Level::HELP.message(&self.hint))
     }
 }
