@@ -15,3 +15,4 @@ mod restart;
 mod schemas;
 mod strangers;
 mod support;
+mod validators;

@@ -1,23 +1,20 @@
-//! The published schemas in `crates/backend/schemas/` match the types.
+//! The published schemas in `crates/backend/schemas/` match the types, and requests are accepted and rejected as they
+//! demand.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
 
-use mcp_satellite::actors::model::event::Event;
 use mcp_satellite::backend::server::api;
+use mcp_satellite::backend::server::decode::{InvalidValue, decode, decode_event};
 use mcp_satellite::backend::server::schema::MessageSchema;
 use mcp_satellite::backend::wire;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::events::one_of_each;
 use super::support::{SCHEMAS, heartbeat, registration};
-
-fn schema_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/backend/schemas")
-}
+use super::validators::schema_dir;
 
 #[test]
 fn the_published_schemas_match_the_types() {
@@ -125,7 +122,8 @@ fn a_configuration_with_an_invalid_hash_or_missing_members_is_rejected() {
     }
 }
 
-/// All values that differ from `value` in one place, by a value of another type or a missing member.
+/// All values that differ from `value` in one place: a value of another type, a missing member, or a value at or beyond a
+/// limit.
 fn mutations(value: &Value) -> Vec<Value> {
     let mut all: Vec<Value> =
         [json!(null), json!(7), json!(-3), json!(0.5), json!("x"), json!([]), json!({}), json!(true)]
@@ -134,6 +132,8 @@ fn mutations(value: &Value) -> Vec<Value> {
             .collect();
     match value {
         Value::Object(members) => {
+            // An object that holds the name of a variant, and a list of the members in their order.
+            all.extend([json!({"completed": null}), members.values().cloned().collect()]);
             for (name, member) in members {
                 let with = |other: Value| {
                     let mut members = members.clone();
@@ -147,6 +147,9 @@ fn mutations(value: &Value) -> Vec<Value> {
             }
         }
         Value::Array(items) => {
+            if let Some(item) = items.first() {
+                all.extend([100, 101].map(|count| vec![item.clone(); count].into()));
+            }
             for (at, item) in items.iter().enumerate().take(2) {
                 all.extend(mutations(item).into_iter().map(|other| {
                     let mut items = items.clone();
@@ -155,39 +158,144 @@ fn mutations(value: &Value) -> Vec<Value> {
                 }));
             }
         }
-        _ => {}
+        Value::String(text) => {
+            all.extend([0, 1, 9, 10, 32, 33, 64, 65, 128, 129, 200, 201].map(|length| json!("a".repeat(length))));
+            all.extend(
+                ["a.b", "a..b", ".a", "a.", "a_b", "A-b.c_9", "9", "with a blank", "\u{e9}t\u{e9}-\u{e9}t\u{e9}-x"]
+                    .map(Into::into),
+            );
+            all.extend(TIMES.map(Into::into));
+            all.push(json!({text: null}));
+        }
+        Value::Number(_) => {
+            all.extend([0, 1, 100, 101, 65_535, 65_536, 2_592_000, 2_592_001].map(Value::from));
+            let (int, uint) = (i64::from(i32::MAX), i64::from(u32::MAX));
+            all.extend([int, int + 1, -int - 1, -int - 2, uint, uint + 1, i64::MAX, -1].map(Value::from));
+            all.extend([json!(i64::MAX as u64 + 1), json!(u64::MAX), json!(1e300), json!(100.5), json!("1")]);
+        }
+        Value::Null | Value::Bool(_) => {}
     }
     all
 }
 
+/// Timestamps, also in forms that RFC 3339 does not have.
+const TIMES: [&str; 18] = [
+    "2026-11-21T06:33:00Z",
+    "2026-11-21t06:33:00.123456789z",
+    "2026-11-21T06:33:00+14:00",
+    "2026-11-21T06:33:00-23:59",
+    "2026-11-21T06:33:00+24:00",
+    "2026-11-21T06:33:00+0100",
+    "2026-11-21T06:33:00+01",
+    "2026-11-21T06:33:00",
+    "2026-11-21T06:33Z",
+    "2026-11-21 06:33:00Z",
+    "20261121T063300Z",
+    "2026-11-21T06:33:00.Z",
+    "2026-11-21T06:33:00,5Z",
+    "2026-11-21T06:33:00Z[UTC]",
+    "2026-11-21",
+    "2026-02-30T06:33:00Z",
+    "2026-11-21T24:00:00Z",
+    "+002026-11-21T06:33:00Z",
+];
+
+/// Decodes a request as the backend does; `None` for other messages.
+fn decode_request(form: MessageSchema, value: &Value) -> Option<Result<(), InvalidValue>> {
+    Some(match form {
+        MessageSchema::Registration => decode::<wire::Registration>(value).map(drop),
+        MessageSchema::Target => decode::<wire::CommandTarget>(value).map(drop),
+        MessageSchema::Configure => decode::<wire::ConfigurePayload>(value).map(drop),
+        MessageSchema::HealthCheck => decode::<wire::HealthCheckPayload>(value).map(drop),
+        MessageSchema::CommandResult => decode::<wire::CommandResult>(value).map(drop),
+        MessageSchema::Events => decode::<wire::EventBatch>(value).map(drop),
+        MessageSchema::Heartbeat => decode::<wire::Heartbeat>(value).map(drop),
+        MessageSchema::TokenWanted => decode::<api::TokenRequest>(value).map(drop),
+        MessageSchema::ConfigWanted => decode::<api::ConfigUpdate>(value).map(drop),
+        MessageSchema::CommandWanted => decode::<api::CommandRequest>(value).map(drop),
+        _ => return None,
+    })
+}
+
 #[test]
-fn values_that_the_types_reject_do_not_match_the_published_schema() {
-    let mut refused = 0;
-    for (form, sample) in samples() {
-        for wrong in mutations(&sample) {
-            let by_schema = SCHEMAS.check(form, &wrong).is_ok();
-            let by_type = round_trip(form, wrong.clone()).is_some();
-            // A schema may be stricter than a type: lengths, ranges, lists in place of objects.
-            assert!(by_type || !by_schema, "{form:?}: the schema accepts a value that the type rejects: {wrong}");
-            refused += usize::from(!by_schema);
+fn requests_are_accepted_and_rejected_as_the_schemas_demand() {
+    let (mut violated, mut rejected) = (BTreeSet::new(), 0);
+    let command = json!({"id": "c", "command_type": "kill", "expires_at": "2026-11-21T06:33:00Z"});
+    let events = one_of_each().into_iter().take(2).collect::<Vec<_>>();
+    let more = [(MessageSchema::CommandWanted, command), (MessageSchema::Events, json!({"events": events}))];
+    for (form, sample) in samples().into_iter().chain(more) {
+        for changed in mutations(&sample) {
+            let Some(decoded) = decode_request(form, &changed) else { continue };
+            match (SCHEMAS.check(form, &changed), decoded) {
+                (Ok(()), Ok(())) => {}
+                (Err(violation), Err(_)) => {
+                    violated.insert(violation.keyword);
+                    rejected += 1;
+                }
+                (Ok(()), Err(invalid)) => panic!("{form:?}: only the type rejects {changed}: {invalid}"),
+                (Err(violation), Ok(_)) => panic!("{form:?}: only the schema rejects {changed}: {violation}"),
+            }
         }
     }
-    assert!(refused > 300, "only {refused} rejected");
+    let all = [
+        "format",
+        "maxItems",
+        "maxLength",
+        "maximum",
+        "minItems",
+        "minLength",
+        "minimum",
+        "pattern",
+        "required",
+        "type",
+    ];
+    assert!(all.iter().all(|keyword| violated.contains(*keyword)), "{violated:?}");
+    assert!(rejected > 1000, "only {rejected} rejected");
+}
+
+#[test]
+fn an_error_contains_the_place_and_no_value() {
+    let secret = "hunter2, expected nothing";
+    for (form, pointer, why) in [
+        (MessageSchema::Registration, "/name", "expected 10 to 32 characters of a-z, 0-9, - and _"),
+        (MessageSchema::CommandResult, "/status", "expected one of `completed`, `failed`, `expired`"),
+        (MessageSchema::Events, "/events/1/timestamp", "expected an RFC 3339 timestamp such as 2026-11-21T06:33:00Z"),
+        (MessageSchema::Heartbeat, "/system/cpu_percent", "expected f32"),
+        (MessageSchema::ConfigWanted, "/teams/0", "expected a map"),
+    ] {
+        let (_, mut sample) = samples().into_iter().find(|(sample, _)| *sample == form).unwrap();
+        *sample.pointer_mut(pointer).unwrap() = json!(secret);
+        let invalid = decode_request(form, &sample).unwrap().unwrap_err();
+        assert_eq!((&*invalid.pointer, &*invalid.why), (pointer, why));
+    }
+    let InvalidValue { pointer, why } = decode_request(MessageSchema::Target, &json!({})).unwrap().unwrap_err();
+    assert_eq!((&*pointer, &*why), ("", "missing field `installation_id`"));
+    let listed = json!({"completed": null});
+    let invalid = decode_request(MessageSchema::CommandResult, &json!({"status": listed, "duration_ms": 1}));
+    assert_eq!(invalid.unwrap().unwrap_err().to_string(), "/status: expected a string");
 }
 
 #[test]
 fn the_data_of_every_event_is_validated_against_its_type() {
-    let mut refused = 0;
+    let mut rejected = 0;
     for event in one_of_each() {
         let kind = event["type"].as_str().unwrap();
         SCHEMAS.check_event(kind, &event["data"]).unwrap();
         SCHEMAS.check(MessageSchema::Event, &event).unwrap();
-        for wrong in mutations(&event["data"]) {
-            let by_type = serde_json::from_value::<Event>(json!({"type": kind, "data": wrong})).is_ok();
-            let by_schema = SCHEMAS.check_event(kind, &wrong).is_ok();
-            assert!(by_type || !by_schema, "{kind}: the schema accepts a value that the type rejects: {wrong}");
-            refused += usize::from(!by_schema);
+        for changed in mutations(&event["data"]) {
+            // A list in place of the whole data is rejected with the envelope.
+            let Value::Object(data) = &changed else { continue };
+            match (SCHEMAS.check_event(kind, &changed), decode_event(kind, data)) {
+                (Ok(()), Ok(_)) => {}
+                (Err(violation), Err(invalid)) => {
+                    rejected += 1;
+                    assert!(invalid.pointer.starts_with("/data"), "{kind}: {violation}: {invalid}");
+                }
+                (Ok(()), Err(invalid)) => panic!("{kind}: only the type rejects {changed}: {invalid}"),
+                (Err(violation), Ok(_)) => panic!("{kind}: only the schema rejects {changed}: {violation}"),
+            }
         }
     }
-    assert!(refused > 1000, "only {refused} rejected");
+    assert!(rejected > 1000, "only {rejected} rejected");
+    assert_eq!(decode_event("mcp.server.danced", &Map::new()).unwrap_err().to_string(), "unknown type of event");
 }

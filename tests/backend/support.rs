@@ -6,18 +6,20 @@ use std::sync::{Arc, LazyLock, Mutex, Once};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use mcp_satellite::backend::server::schema::{MessageSchema, SchemaValidators};
+use mcp_satellite::backend::server::schema::MessageSchema;
 use mcp_satellite::backend::server::{BackendClock, BackendServer, BackendSettings, RunningBackend};
 use reqwest::header::{AUTHORIZATION, HeaderMap};
 use reqwest::{Client, Method, RequestBuilder};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::validators::SchemaValidators;
+
 /// Timeout of waiting for a state, far beyond what a loaded machine needs.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
 /// The published schemas.
-pub(crate) static SCHEMAS: LazyLock<SchemaValidators> = LazyLock::new(|| SchemaValidators::new().unwrap());
+pub(crate) static SCHEMAS: LazyLock<SchemaValidators> = LazyLock::new(SchemaValidators::new);
 
 pub(crate) fn client() -> Client {
     static PROVIDER: Once = Once::new();

@@ -14,15 +14,38 @@
 
 use std::collections::BTreeMap;
 
+use mcp_satellite_actors::model::event::rfc3339;
 use schemars::JsonSchema;
-use serde::de::Error as _;
+use serde::de::{Error as _, Unexpected};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
+
+pub(crate) const SATELLITE_NAME: &str = "10 to 32 characters of a-z, 0-9, - and _";
+
+/// Deserializes a value that has to satisfy `is_valid`. `expected` describes the valid values.
+pub(crate) fn checked<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+    expected: &str,
+    is_valid: impl FnOnce(&T) -> bool,
+) -> Result<T, D::Error> {
+    let value = T::deserialize(deserializer)?;
+    if is_valid(&value) { Ok(value) } else { Err(D::Error::invalid_value(Unexpected::Other("value"), &expected)) }
+}
+
+pub(crate) fn is_satellite_name(name: &str) -> bool {
+    let is_fine = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
+    (10..=32).contains(&name.len()) && name.bytes().all(is_fine)
+}
+
+fn satellite_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    checked(deserializer, SATELLITE_NAME, |name: &String| is_satellite_name(name))
+}
 
 /// Request of a new satellite to register with the backend.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Registration {
     /// Name of the satellite: 10 to 32 characters of `a-z 0-9 - _`.
+    #[serde(deserialize_with = "satellite_name")]
     #[schemars(length(min = 10, max = 32), regex(pattern = r"^[a-z0-9_-]+$"))]
     pub name: String,
     /// Version of the satellite program.
@@ -257,10 +280,10 @@ pub struct SatelliteConfig {
 
 // The hash is sent in the `ETag` and `If-None-Match` headers, which restrict its characters.
 fn hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    let hash = String::deserialize(deserializer)?;
-    let fits = (1..=128).contains(&hash.len()) && hash.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"');
-    let wrong = || D::Error::custom("a hash has 1 to 128 visible ASCII characters and no `\"`");
-    if fits { Ok(hash) } else { Err(wrong()) }
+    let is_fine = |byte: u8| byte.is_ascii_graphic() && byte != b'"';
+    checked(deserializer, "1 to 128 visible ASCII characters and no `\"`", |hash: &String| {
+        (1..=128).contains(&hash.len()) && hash.bytes().all(is_fine)
+    })
 }
 
 // Prints only counts: servers and teams may contain credentials.
@@ -275,25 +298,43 @@ impl std::fmt::Debug for SatelliteConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EventBatch {
     /// Events in order of `seq`.
+    #[serde(deserialize_with = "event_list")]
     #[schemars(length(min = 1, max = 100))]
     pub events: Vec<EventEnvelope>,
+}
+
+fn event_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<EventEnvelope>, D::Error> {
+    checked(deserializer, "1 to 100 events", |events: &Vec<_>| (1..=100).contains(&events.len()))
 }
 
 /// Event of a satellite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EventEnvelope {
     /// Sequence number, which increases by one per event and continues after a restart of the satellite.
+    #[serde(deserialize_with = "sequence_number")]
     #[schemars(range(min = 1, max = 9_223_372_036_854_775_807_u64))]
     pub seq: u64,
     /// Type of the event, for example `mcp.server.crashed`.
-    #[serde(rename = "type")]
+    #[serde(rename = "type", deserialize_with = "event_type")]
     #[schemars(regex(pattern = r"^[a-z_]+(\.[a-z_]+)+$"))]
     pub kind: String,
     /// Time at which the event happened.
+    #[serde(deserialize_with = "rfc3339::deserialize")]
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub timestamp: jiff::Timestamp,
     /// Members that belong to the type of the event.
     pub data: Map<String, Value>,
+}
+
+fn sequence_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    checked(deserializer, "1 to 2^63 - 1", |seq| i64::try_from(*seq).is_ok_and(|seq| seq > 0))
+}
+
+fn event_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    checked(deserializer, "words of a-z and _, separated by dots", |kind: &String| {
+        kind.contains('.') && kind.split('.').all(is_word)
+    })
 }
 
 /// Response to a batch of events.
@@ -331,6 +372,7 @@ pub struct Heartbeat {
     /// State of the satellite: `active`, or `stopping` in the last heartbeat.
     pub status: String,
     /// Time at which the report was made.
+    #[serde(deserialize_with = "rfc3339::deserialize")]
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub timestamp: jiff::Timestamp,
     /// Version of the satellite program.
@@ -356,6 +398,7 @@ pub struct Heartbeat {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SystemMetrics {
     /// Load of all processors together since the last heartbeat, in percent (0 to 100).
+    #[serde(deserialize_with = "percentage")]
     #[schemars(range(min = 0, max = 100))]
     pub cpu_percent: f32,
     /// Used memory of the machine in bytes.
@@ -371,6 +414,10 @@ pub struct SystemMetrics {
     /// Resident memory of the satellite process in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub satellite_rss_bytes: Option<u64>,
+}
+
+fn percentage<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
+    checked(deserializer, "0 to 100", |percent| (0.0..=100.0).contains(percent))
 }
 
 /// Instance in a heartbeat.

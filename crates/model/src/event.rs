@@ -32,6 +32,7 @@ pub struct Envelope {
 /// Timestamps in RFC 3339 with exactly three digits of a second, the format of all timestamps of the satellite.
 pub mod rfc3339 {
     use jiff::Timestamp;
+    use serde::de::{Error as _, Unexpected};
     use serde::{Deserialize, Deserializer, Serializer};
 
     /// Writes a timestamp such as `2026-11-21T06:33:00.000Z`.
@@ -42,7 +43,35 @@ pub mod rfc3339 {
     /// Reads any RFC 3339 timestamp.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
         let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+        parse(&text).ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&text), &EXPECTED))
+    }
+
+    /// Description of the form for errors.
+    pub const EXPECTED: &str = "an RFC 3339 timestamp such as 2026-11-21T06:33:00Z";
+
+    /// Returns `None` if the text is no RFC 3339 timestamp.
+    pub fn parse(text: &str) -> Option<Timestamp> {
+        // jiff also reads other forms of ISO 8601, and names of time zones.
+        let (date_time, rest) = text.split_at_checked(19)?;
+        let offset = match rest.strip_prefix('.') {
+            Some(rest) if rest.starts_with(|digit: char| digit.is_ascii_digit()) => {
+                rest.trim_start_matches(|digit: char| digit.is_ascii_digit())
+            }
+            Some(_) => return None,
+            None => rest,
+        };
+        let is_offset = has_shape(offset, "Z") || (has_shape(offset, "+00:00") && &offset[1..3] < "24");
+        (has_shape(date_time, "0000-00-00T00:00:00") && is_offset).then(|| text.parse().ok())?
+    }
+
+    // In `shape`, `0` stands for a digit, `+` for a sign, and letters for both cases.
+    fn has_shape(text: &str, shape: &str) -> bool {
+        let fits = |(byte, shape): (u8, u8)| match shape {
+            b'0' => byte.is_ascii_digit(),
+            b'+' => matches!(byte, b'+' | b'-'),
+            _ => byte.eq_ignore_ascii_case(&shape),
+        };
+        text.len() == shape.len() && text.bytes().zip(shape.bytes()).all(fits)
     }
 }
 

@@ -25,27 +25,49 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use jiff::Timestamp;
+use mcp_satellite_actors::model::event::rfc3339;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use crate::wire::{BackendCommand, CommandPriority, CommandResult, Heartbeat, SystemInfo};
+use crate::wire::{
+    self, BackendCommand, CommandPriority, CommandResult, Heartbeat, SATELLITE_NAME, SystemInfo, checked,
+};
+
+// 30 days.
+const LIFETIME_MAX: u64 = 2_592_000;
 
 /// Request for a registration token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenRequest {
     /// Lifetime of an unused token in seconds: one day by default, 30 days at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "lifetime")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub expires_in_seconds: Option<u64>,
     /// Note for people about the purpose of the token.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "note")]
     #[schemars(length(max = 200))]
     pub note: Option<String>,
     /// Name of the only satellite that may use the token, even while a satellite of that name is connected.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "satellite_name")]
     #[schemars(length(min = 10, max = 32), regex(pattern = r"^[a-z0-9_-]+$"))]
     pub name: Option<String>,
+}
+
+fn lifetime<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    checked(deserializer, "1 to 2592000 seconds", |seconds: &Option<u64>| {
+        seconds.is_none_or(|seconds| (1..=LIFETIME_MAX).contains(&seconds))
+    })
+}
+
+fn note<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    checked(deserializer, "at most 200 characters", |note: &Option<String>| {
+        note.as_ref().is_none_or(|note| note.chars().count() <= 200)
+    })
+}
+
+fn satellite_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    checked(deserializer, SATELLITE_NAME, |name: &Option<String>| name.as_deref().is_none_or(wire::is_satellite_name))
 }
 
 /// Registration token. The backend returns it only once.
@@ -151,10 +173,11 @@ pub struct SatelliteView {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CommandRequest {
     /// Identifier of the command; the backend chooses one by default. A known identifier is not queued twice.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "command_id")]
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._-]+$"))]
     pub id: Option<String>,
     /// Type of the command: a [`CommandType`](crate::wire::CommandType); unknown words are passed on.
+    #[serde(deserialize_with = "command_type")]
     #[schemars(length(min = 1, max = 64), regex(pattern = r"^[a-z_]+$"))]
     pub command_type: String,
     /// Urgency of the command.
@@ -164,13 +187,33 @@ pub struct CommandRequest {
     #[serde(default)]
     pub payload: Map<String, Value>,
     /// Seconds after which the command must not be executed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "lifetime")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub expires_in_seconds: Option<u64>,
     /// Time after which the command must not be executed; excludes `expires_in_seconds`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "expiry")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub expires_at: Option<Timestamp>,
+}
+
+fn command_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    checked(deserializer, "1 to 128 characters of A-Z, a-z, 0-9, dot, - and _", |id: &Option<String>| {
+        id.as_ref().is_none_or(|id| (1..=128).contains(&id.len()) && id.bytes().all(is_fine))
+    })
+}
+
+fn command_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    checked(deserializer, "1 to 64 characters of a-z and _", |kind: &String| {
+        (1..=64).contains(&kind.len()) && kind.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+    })
+}
+
+fn expiry<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Timestamp>, D::Error> {
+    let text: Option<String> = checked(deserializer, rfc3339::EXPECTED, |text: &Option<String>| {
+        text.as_deref().is_none_or(|text| rfc3339::parse(text).is_some())
+    })?;
+    Ok(text.and_then(|text| rfc3339::parse(&text)))
 }
 
 /// Commands of a satellite.

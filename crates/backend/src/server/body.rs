@@ -1,17 +1,17 @@
-//! Request bodies: read with a limit and a timeout, and validated against their schema before use.
-
-use std::sync::Arc;
+//! Request bodies: read with a limit and a timeout, and validated before use.
 
 use axum::body::{Body, BodyDataStream};
 use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::{Duration, timeout};
 
+use super::decode::decode;
 use super::refusal::ApiError;
-use super::schema::{MessageSchema, SchemaValidators};
+use super::schema::MessageSchema;
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 // Bytes that are read of a too large body: a client that is still writing would not read the error response.
@@ -45,15 +45,13 @@ async fn collect_body(mut stream: BodyDataStream, max: usize) -> Result<Bytes, A
     Ok(whole.freeze())
 }
 
-pub(super) async fn read_validated<T: DeserializeOwned + Send + 'static>(
+pub(super) async fn read_validated<T: DeserializeOwned + Serialize + Send + 'static>(
     body: Body,
     max: usize,
     form: MessageSchema,
-    schemas: &Arc<SchemaValidators>,
 ) -> Result<T, ApiError> {
     let bytes = read(body, max).await?;
-    let schemas = schemas.clone();
-    run_blocking(move || parse_validated(&bytes, form, &schemas)).await
+    run_blocking(move || parse_validated(&bytes, form)).await
 }
 
 // Large bodies would stall the async threads.
@@ -64,22 +62,17 @@ pub(super) async fn run_blocking<T: Send + 'static>(
     done.unwrap_or_else(|_| Err(ApiError::unavailable("the backend is stopping; try again")))
 }
 
-pub(super) fn parse_validated<T: DeserializeOwned>(
+pub(super) fn parse_validated<T: DeserializeOwned + Serialize>(
     bytes: &[u8],
     form: MessageSchema,
-    schemas: &SchemaValidators,
 ) -> Result<T, ApiError> {
     // The text of the serde error repeats the input; the position is enough.
     let value: Value = serde_json::from_slice(bytes).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         ApiError::bad_request(format!("the body of the request is not valid JSON: line {line}, column {column}"))
     })?;
-    schemas.check(form, &value).map_err(|invalid| {
+    decode(&value).map_err(|invalid| {
         let index = (form == MessageSchema::Events).then(|| invalid.index("events")).flatten();
         ApiError::bad_request(format!("{invalid} (schemas/{})", form.file())).with_index(index)
-    })?;
-    serde_json::from_value(value).map_err(|error| {
-        tracing::debug!(%error, form = form.file(), "a request matches its schema and cannot be decoded");
-        ApiError::bad_request(format!("the body matches schemas/{} and contains an invalid value", form.file()))
     })
 }

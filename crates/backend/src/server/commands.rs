@@ -17,12 +17,13 @@ use super::access::{AdminAccess, AuthenticatedSatellite, PathParams, QueryParams
 use super::api::{CommandList, CommandRecordView, CommandRequest, CommandStage};
 use super::body::{self, SMALL_MAX};
 use super::clock::{timestamp_from_millis, timestamp_to_millis};
+use super::decode::decode;
 use super::refusal::ApiError;
-use super::schema::{MessageSchema, SchemaValidators};
+use super::schema::MessageSchema;
 use super::{keys, satellites};
 use crate::wire::{
-    BackendCommand, CommandOutcome, CommandPriority, CommandResult, ConfigureEvent, ConfigurePayload, EmptyResponse,
-    PollCommands, PollingMode,
+    BackendCommand, CommandOutcome, CommandPriority, CommandResult, CommandTarget, ConfigureEvent, ConfigurePayload,
+    EmptyResponse, HealthCheckPayload, PollCommands, PollingMode,
 };
 
 // Default number of commands per poll.
@@ -165,8 +166,7 @@ pub(super) async fn receive_result(
     names: PathParams,
     body: Body,
 ) -> Result<Json<EmptyResponse>, ApiError> {
-    let result: CommandResult =
-        body::read_validated(body, LARGE_RESULT_MAX, MessageSchema::CommandResult, &app.schemas).await?;
+    let result: CommandResult = body::read_validated(body, LARGE_RESULT_MAX, MessageSchema::CommandResult).await?;
     let (now, command) = (app.now(), names.get("command"));
     app.database
         .run(move |db| {
@@ -198,9 +198,8 @@ pub(super) async fn queue(
     names: PathParams,
     body: Body,
 ) -> Result<(StatusCode, Json<CommandRecordView>), ApiError> {
-    let wanted: CommandRequest =
-        body::read_validated(body, SMALL_MAX, MessageSchema::CommandWanted, &app.schemas).await?;
-    check_payload(&app.schemas, &wanted)?;
+    let wanted: CommandRequest = body::read_validated(body, SMALL_MAX, MessageSchema::CommandWanted).await?;
+    check_payload(&wanted)?;
     let now = app.now();
     let later =
         wanted.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok()).map(SignedDuration::from_secs);
@@ -242,17 +241,19 @@ pub(super) async fn queue(
 }
 
 /// Rejects payloads that the satellite would answer with a failure.
-fn check_payload(schemas: &SchemaValidators, wanted: &CommandRequest) -> Result<(), ApiError> {
-    let form = match &*wanted.command_type {
-        "configure" => MessageSchema::Configure,
-        "restart" | "spawn" | "kill" => MessageSchema::Target,
-        "health_check" => MessageSchema::HealthCheck,
+fn check_payload(wanted: &CommandRequest) -> Result<(), ApiError> {
+    let payload = Value::Object(wanted.payload.clone());
+    let target = || decode::<CommandTarget>(&payload).map(drop);
+    let (form, checked) = match &*wanted.command_type {
+        "configure" => (MessageSchema::Configure, decode::<ConfigurePayload>(&payload).map(drop)),
+        "restart" | "spawn" | "kill" => (MessageSchema::Target, target()),
+        // The target first: an error in flattened members has no place of its own.
+        "health_check" => {
+            (MessageSchema::HealthCheck, target().and_then(|()| decode::<HealthCheckPayload>(&payload).map(drop)))
+        }
         _ => return Ok(()),
     };
-    let checked = schemas.check(form, &Value::Object(wanted.payload.clone()));
-    checked.map_err(|invalid| {
-        ApiError::bad_request(format!("/payload{}: {} (schemas/{})", invalid.pointer, invalid.why, form.file()))
-    })
+    checked.map_err(|invalid| ApiError::bad_request(format!("{} (schemas/{})", invalid.below("/payload"), form.file())))
 }
 
 #[derive(Debug, Deserialize)]

@@ -98,7 +98,7 @@ pub(super) async fn put_shared(
     State(app): State<Arc<BackendState>>,
     body: Body,
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
-    let wanted: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted, &app.schemas).await?;
+    let wanted: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted).await?;
     let now = app.now();
     let kept = app.database.run(move |db| {
         let (before, config) = (effective_config(db, FOR_ALL)?, add_hash(db, wanted)?);
@@ -124,7 +124,7 @@ pub(super) async fn put(
     names: PathParams,
     body: Body,
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
-    let wanted: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted, &app.schemas).await?;
+    let wanted: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted).await?;
     let now = app.now();
     let kept = app.database.run(move |db| {
         let satellite = satellites::find_id(db, &names.get("satellite"))?;

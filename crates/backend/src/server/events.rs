@@ -11,14 +11,14 @@ use mcp_satellite_actors::model::event::Event;
 use ring::digest::{SHA256, digest};
 use rusqlite::{OptionalExtension as _, Transaction, params};
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::BackendState;
 use super::access::{AdminAccess, AuthenticatedSatellite, QueryParams};
 use super::api::{StoredEvent, StoredEventList};
 use super::clock::{timestamp_from_millis, timestamp_to_millis};
+use super::decode::decode_event;
 use super::refusal::ApiError;
-use super::schema::{MessageSchema, SchemaValidators};
+use super::schema::MessageSchema;
 use super::{body, instances, satellites};
 use crate::wire::{EventBatch, EventBatchResult, EventEnvelope, RejectedEvent};
 
@@ -36,11 +36,10 @@ pub(super) async fn receive(
 ) -> Result<Json<EventBatchResult>, ApiError> {
     let key = idempotency_key(&headers)?;
     let bytes = body::read(body, app.settings.events_body_max).await?;
-    let schemas = app.schemas.clone();
     let (batch, fingerprint) = body::run_blocking(move || {
         let fingerprint = digest(&SHA256, &bytes).as_ref().to_vec();
-        let EventBatch { events } = body::parse_validated(&bytes, MessageSchema::Events, &schemas)?;
-        let judged = events.into_iter().map(|envelope| validate_event(&schemas, envelope));
+        let EventBatch { events } = body::parse_validated(&bytes, MessageSchema::Events)?;
+        let judged = events.into_iter().map(validate_event);
         Ok((judged.collect::<Vec<_>>(), fingerprint))
     })
     .await?;
@@ -96,16 +95,9 @@ struct ValidatedEvent {
     decoded: Result<Event, String>,
 }
 
-fn validate_event(schemas: &SchemaValidators, envelope: EventEnvelope) -> ValidatedEvent {
-    let data = Value::Object(envelope.data.clone());
-    let meaning = match schemas.check_event(&envelope.kind, &data) {
-        Err(invalid) => Err(invalid.to_string()),
-        Ok(()) => serde_json::from_value(json!({"type": envelope.kind, "data": data})).map_err(|error| {
-            tracing::debug!(%error, "an event matches its schema and cannot be decoded");
-            "the event matches schemas/event.json and contains an invalid value".to_owned()
-        }),
-    };
-    ValidatedEvent { envelope, decoded: meaning }
+fn validate_event(envelope: EventEnvelope) -> ValidatedEvent {
+    let decoded = decode_event(&envelope.kind, &envelope.data).map_err(|invalid| invalid.to_string());
+    ValidatedEvent { envelope, decoded }
 }
 
 fn find_stored_result(

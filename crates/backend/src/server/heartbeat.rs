@@ -25,7 +25,7 @@ pub(super) async fn receive(
     AuthenticatedSatellite { id }: AuthenticatedSatellite,
     body: Body,
 ) -> Result<Json<EmptyResponse>, ApiError> {
-    let heartbeat: Heartbeat = body::read_validated(body, LARGE_MAX, MessageSchema::Heartbeat, &app.schemas).await?;
+    let heartbeat: Heartbeat = body::read_validated(body, LARGE_MAX, MessageSchema::Heartbeat).await?;
     let now = app.now();
     let changed = app.database.run(move |db| {
         db.execute(

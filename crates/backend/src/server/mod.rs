@@ -1,5 +1,5 @@
 //! Small backend server. Satellites register, fetch their configuration, receive commands and report events. All data
-//! is in one database, and every request is validated against the published schemas.
+//! is in one database, and every request is validated as the published schemas demand.
 //!
 //! Routes: [`wire`](super::wire) below `/api/satellites`, [`api`] below `/api/admin`, and `/health` as liveness check.
 //! The server has no TLS: use a reverse proxy where others can reach it.
@@ -11,6 +11,7 @@ mod clock;
 mod commands;
 mod config;
 mod database;
+pub mod decode;
 mod events;
 mod heartbeat;
 mod home;
@@ -46,7 +47,6 @@ pub use self::clock::BackendClock;
 use self::database::Database;
 pub use self::database::DatabaseError;
 use self::refusal::ApiError;
-use self::schema::{PublishedSchemaError, SchemaValidators};
 use mcp_satellite_config::TokenHash;
 use mcp_satellite_http::server::{AdmitAll, HttpServer};
 
@@ -100,8 +100,6 @@ pub enum BackendOpenError {
     },
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    #[error(transparent)]
-    Schema(#[from] PublishedSchemaError),
     #[error("cannot create a registration token; the log contains the reason")]
     Token,
 }
@@ -109,7 +107,6 @@ pub enum BackendOpenError {
 struct BackendState {
     settings: BackendSettings,
     database: Database,
-    schemas: Arc<SchemaValidators>,
     admin: TokenHash,
     // Last request of each satellite since the start.
     last_contacts: Mutex<BTreeMap<String, Timestamp>>,
@@ -158,17 +155,15 @@ impl BackendServer {
     ///
     /// # Errors
     ///
-    /// Returns an error if another backend uses the directory, or if files, database or schemas cannot be used.
+    /// Returns an error if another backend uses the directory, or if files or database cannot be used.
     pub async fn open(settings: BackendSettings) -> Result<Self, BackendOpenError> {
         let home = home::BackendDataDir::new(&settings.data_dir)?;
         let lock = home.lock()?;
-        let schemas = Arc::new(SchemaValidators::new()?);
         let database = Database::open(&home.create_database_file()?)?;
         let admin = home.load_or_create_admin_token()?;
         home.write_curl_file(&admin)?;
         let app = BackendState {
             database,
-            schemas,
             admin: TokenHash::from_token(admin.expose()),
             last_contacts: Mutex::default(),
             change_signal: watch::Sender::new(()),

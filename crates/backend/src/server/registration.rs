@@ -43,7 +43,7 @@ pub(super) async fn register(
         .run(move |db| if is_valid(db, token, now)? { Ok(()) } else { Err(ApiError::unauthorized(NOT_VALID)) })
         .await?;
     let heard = app.last_contacts();
-    let wanted: Registration = body::read_validated(body, SMALL_MAX, MessageSchema::Registration, &app.schemas).await?;
+    let wanted: Registration = body::read_validated(body, SMALL_MAX, MessageSchema::Registration).await?;
     let (key, new_id) = (keys::generate_credential(CredentialKind::Satellite)?, keys::generate_id("sat-")?);
     let hash = TokenHash::from_token(key.expose());
     let name = wanted.name.clone();
@@ -95,7 +95,7 @@ pub(super) async fn make_token(
     State(app): State<Arc<BackendState>>,
     body: Body,
 ) -> Result<(StatusCode, Json<IssuedToken>), ApiError> {
-    let wanted: TokenRequest = body::read_validated(body, SMALL_MAX, MessageSchema::TokenWanted, &app.schemas).await?;
+    let wanted: TokenRequest = body::read_validated(body, SMALL_MAX, MessageSchema::TokenWanted).await?;
     let age = wanted.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok());
     let age = age.map_or(TOKEN_AGE_MAX, SignedDuration::from_secs);
     let now = app.now();
