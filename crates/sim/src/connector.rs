@@ -16,6 +16,7 @@ use super::control::{SimProcessState, TaskGuard};
 use super::endpoint::{self, SimRemote};
 use super::engine::{self, SimPipes};
 use super::remote::SimLine;
+#[cfg(feature = "rmcp")]
 use super::rmcp_server;
 use super::script::SimScript;
 use super::server::{EnvSource, SimResponder};
@@ -33,6 +34,7 @@ pub enum ServerKind {
     Responder,
     /// The server of rmcp, for comparison. It supports the default tools, lifetimes and signals of a script, but no
     /// other faults.
+    #[cfg(feature = "rmcp")]
     Rmcp,
 }
 
@@ -51,6 +53,7 @@ impl SimPlan {
         Self { script: script.into(), kind: ServerKind::Responder, open_error: None, open_delay: Duration::ZERO }
     }
 
+    #[cfg(feature = "rmcp")]
     pub fn rmcp(script: impl Into<Arc<SimScript>>) -> Self {
         Self { kind: ServerKind::Rmcp, ..Self::new(script) }
     }
@@ -146,6 +149,7 @@ impl SimConnector {
                 let pipes = SimPipes { stdin: Some(stdin), stdout, stderr };
                 tokio::spawn(respond(pipes, server, guard));
             }
+            #[cfg(feature = "rmcp")]
             ServerKind::Rmcp => {
                 tokio::spawn(async move {
                     let end = rmcp_server::run(stdin, stdout, script, run, &guard.0).await;
@@ -211,7 +215,7 @@ impl SimHandle {
     }
 
     /// Freezes the server: it exists, but does nothing except end by a signal that it does not handle. Not for
-    /// [`ServerKind::Rmcp`].
+    /// the server of rmcp.
     pub fn freeze(&self) {
         self.0.freeze();
     }

@@ -129,6 +129,7 @@ impl SimProcessState {
         self.wait_for(|state| state.is_gone().then_some(())).await;
     }
 
+    #[cfg(feature = "rmcp")]
     pub(super) async fn wait_sigterm(&self) {
         self.wait_for(|state| state.sigterm.then_some(())).await;
     }

@@ -26,6 +26,7 @@ mod engine;
 mod http;
 mod process;
 mod remote;
+#[cfg(feature = "rmcp")]
 mod rmcp_server;
 mod script;
 mod server;
