@@ -26,7 +26,9 @@ use crate::model::status::Status;
 use crate::remote_worker::RemoteWorker;
 use crate::rules::jitter::JitterRng;
 use crate::rules::permits::StartPriority;
-use crate::rules::slot::{HealthChange, RequestedState, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase};
+use crate::rules::slot::{
+    DownState, HealthChange, RequestedState, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase,
+};
 use crate::rules::team_budget::{TeamBudget, ThrottleChange};
 use crate::seam::Connector;
 use crate::session::SessionControl;
@@ -661,7 +663,8 @@ impl State {
             instance.deadline = deadline;
         }
         let stopping = match (&instance.slot.phase, instance.slot.requested_state) {
-            (SlotPhase::Stopped, _) | (SlotPhase::Unconfigured, RequestedState::Stopped) => Some(Ok(())),
+            (SlotPhase::Down(DownState::Stopped), _)
+            | (SlotPhase::Down(DownState::Unconfigured), RequestedState::Stopped) => Some(Ok(())),
             (_, RequestedState::Running) => Some(Err(ControlError::Superseded)),
             (_, RequestedState::Stopped) => None,
         };

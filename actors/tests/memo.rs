@@ -16,8 +16,9 @@ use mcp_satellite_actors::model::policy::RestartPolicy;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::jitter::JitterRng;
+use mcp_satellite_actors::rules::slot::SlotPhase::Down;
 use mcp_satellite_actors::rules::slot::{
-    RequestedState, Slot, SlotEffect, SlotInput, SlotMemo, SlotPhase, StartReason,
+    DownState, RequestedState, Slot, SlotEffect, SlotInput, SlotMemo, StartReason,
 };
 use samples::{catalogue, incomplete, remote, server_info, spec};
 
@@ -89,11 +90,11 @@ fn a_permanent_failure_lasts_until_a_restart_command() {
     for keep in [ProcessLifetime::Listed, ProcessLifetime::Lazy, ProcessLifetime::AlwaysOn] {
         let spec = spec(|config| config.lifetime = keep);
         let (mut slot, effects) = start.slot(&spec, &failed(), true);
-        assert_eq!((slot.status, &slot.phase), (Status::PermanentlyFailed, &SlotPhase::Failed), "{keep:?}");
+        assert_eq!((slot.status, &slot.phase), (Status::PermanentlyFailed, &Down(DownState::Failed)), "{keep:?}");
         assert_eq!(slot.message.as_deref(), Some("Process crashed 3 times"));
         assert!(!requests_permit(&effects));
         slot.handle(start.now, SlotInput::Call);
-        assert_eq!(slot.phase, SlotPhase::Failed, "a call does not clear a permanent failure");
+        assert_eq!(slot.phase, Down(DownState::Failed), "a call does not clear a permanent failure");
         assert!(requests_permit(&slot.handle(start.now, SlotInput::Restart)));
     }
 }
@@ -108,10 +109,10 @@ fn a_stored_stop_takes_precedence_over_failure_and_dormancy() {
         {
             let (slot, effects) = start.slot(&spec, &stored, true);
             let expected = if spec.missing.is_empty() {
-                (RequestedState::Stopped, Status::Offline, &SlotPhase::Stopped)
+                (RequestedState::Stopped, Status::Offline, &Down(DownState::Stopped))
             } else {
                 // The status still asks the user for the value.
-                (RequestedState::Stopped, Status::AwaitingUserConfig, &SlotPhase::Unconfigured)
+                (RequestedState::Stopped, Status::AwaitingUserConfig, &Down(DownState::Unconfigured))
             };
             assert_eq!((slot.requested_state, slot.status, &slot.phase), expected);
             assert!(!requests_permit(&effects));
@@ -125,7 +126,10 @@ fn a_dormant_instance_stays_dormant_if_its_tools_are_known() {
     let slept = start.asleep(60);
     let (mut slot, effects) = start.slot(&spec(|_| {}), &slept, true);
     let since = start.now.checked_sub(Duration::from_secs(60)).unwrap();
-    assert_eq!((slot.status, &slot.phase), (Status::Online, &SlotPhase::Dormant { since, not_before: start.now }));
+    assert_eq!(
+        (slot.status, &slot.phase),
+        (Status::Online, &Down(DownState::Dormant { since, not_before: start.now }))
+    );
     assert!(slot.catalogue.is_some() && !requests_permit(&effects));
     assert!(requests_permit(&slot.handle(start.now, SlotInput::Call)), "a call wakes it");
     for (spec, tools) in [
@@ -165,7 +169,7 @@ fn a_restored_delay_is_never_longer_than_the_stored_one() {
         }
         let until = start.now + Duration::from_secs(left);
         assert!(
-            matches!(slot.phase, SlotPhase::Backoff { until: at, why: StartReason::Restart { attempt: 1, .. } } if at == until)
+            matches!(slot.phase, Down(DownState::Backoff { until: at, why: StartReason::Restart { attempt: 1, .. } }) if at == until)
         );
         assert_eq!(slot.next_retry_at(), Some(until));
         assert!(!requests_permit(&effects) && !requests_permit(&slot.handle(start.now, SlotInput::Call)));

@@ -204,6 +204,13 @@ mod tests {
     }
 
     #[test]
+    fn starts_that_the_machine_cannot_execute_are_repeated_after_1_to_60_seconds() {
+        let delays: Vec<u64> = (0..=9).map(|failures| machine_fault_delay(failures).as_secs()).collect();
+        assert_eq!(delays, [1, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(machine_fault_delay(u32::MAX), seconds(60));
+    }
+
+    #[test]
     fn reconnect_delays_double_up_to_the_maximum() {
         let policy = ReconnectPolicy::default();
         let delays: Vec<u64> = (1..=10).map(|attempt| reconnect_delay(&policy, attempt).as_secs()).collect();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::remote::DisconnectedState;
-use super::{RejectedUpdate, RequestedState, Slot, SlotEffect, SlotPhase, StartReason};
+use super::{Down, DownState, RejectedUpdate, RequestedState, RunState, Slot, SlotEffect, StartReason, Up};
 use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::era::Era;
 use crate::model::event::RestartReason;
@@ -150,8 +150,8 @@ fn duration_between(from: Timestamp, to: Timestamp) -> Duration {
 impl Slot {
     /// Recreates an instance whose supervisor panicked, or one of an earlier satellite. Its state is kept, and a run
     /// that existed is started again. The state of an earlier satellite is reported anew.
-    pub fn from_memo(spec: Arc<InstanceSpec>, dice: JitterRng, memo: &SlotMemo) -> (Self, Vec<SlotEffect>) {
-        let mut slot = Self::blank(spec, dice);
+    pub fn from_memo(spec: Arc<InstanceSpec>, rng: JitterRng, memo: &SlotMemo) -> (Self, Vec<SlotEffect>) {
+        let mut slot = Self::blank(spec, rng);
         slot.history = memo.history.clone();
         slot.catalogue.clone_from(&memo.catalogue);
         slot.restarts = memo.restarts;
@@ -182,27 +182,27 @@ impl Slot {
         } else if !slot.spec.missing.is_empty() {
             slot.await_config(&mut out);
         } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote() || memo.restored_at.is_none()) {
-            slot.phase = SlotPhase::Failed;
+            slot.phase = Down(DownState::Failed);
             slot.set_status(Status::PermanentlyFailed, Some(message.clone()), &mut out);
         } else if let Some((since, not_before)) = memo.dormant {
-            slot.phase = SlotPhase::Dormant { since, not_before };
+            slot.phase = Down(DownState::Dormant { since, not_before });
             if memo.restored_at.is_some() {
                 slot.transition(StatusCause::Restored, None, &mut out);
             } else {
                 slot.set_status(Status::Online, slot.update_rejection_message(), &mut out);
             }
-        } else if let Some(made) = memo.restored_at {
-            slot.start_restored(memo, made, &mut out);
-        } else if let Some((away, status, message)) = memo.disconnected.as_ref().filter(|_| slot.is_remote()) {
+        } else if let Some(restored_at) = memo.restored_at {
+            slot.start_restored(memo, restored_at, &mut out);
+        } else if let Some((state, status, message)) = memo.disconnected.as_ref().filter(|_| slot.is_remote()) {
             slot.set_status(*status, message.clone(), &mut out);
-            slot.restore_disconnected(away, &mut out);
+            slot.restore_disconnected(state, &mut out);
         } else {
             slot.set_status(Status::Connecting, Some("the team supervisor was restarted".to_owned()), &mut out);
             match memo.not_before {
                 // The delay that was running stays in effect.
                 Some(until) if !slot.is_remote() => {
                     let why = StartReason::Restart { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
-                    slot.phase = SlotPhase::Backoff { until, why };
+                    slot.phase = Down(DownState::Backoff { until, why });
                 }
                 _ => slot.start_again(RestartReason::Crash, None, &mut out),
             }
@@ -211,39 +211,40 @@ impl Slot {
     }
 
     // Starts an instance of an earlier satellite, after the rest of its delay.
-    fn start_restored(&mut self, memo: &SlotMemo, made: Instant, out: &mut Vec<SlotEffect>) {
+    fn start_restored(&mut self, memo: &SlotMemo, restored_at: Instant, out: &mut Vec<SlotEffect>) {
         let Some(until) = memo.not_before.filter(|_| !self.is_remote()) else {
             self.accept(out);
             return;
         };
         let attempt = self.history.exits().count();
-        let left = restart::format_seconds(until.saturating_duration_since(made));
+        let left = restart::format_seconds(until.saturating_duration_since(restored_at));
         let message =
             format!("restarting in {left} (attempt {attempt}); the delay began before the satellite was restarted");
         self.transition(StatusCause::Accepted, Some(message), out);
         let why = StartReason::Restart { reason: RestartReason::Crash, old_pid: None, attempt };
-        self.phase = SlotPhase::Backoff { until, why };
+        self.phase = Down(DownState::Backoff { until, why });
     }
 
     /// Returns the state that outlives the supervisor.
     pub fn memo(&self) -> SlotMemo {
         SlotMemo {
             stopped: self.requested_state == RequestedState::Stopped,
-            failed: matches!(self.phase, SlotPhase::Failed).then(|| self.message.clone().unwrap_or_default()),
+            failed: matches!(self.phase, Down(DownState::Failed)).then(|| self.message.clone().unwrap_or_default()),
             // An interrupted wake does not count: its caller calls again.
-            dormant: match self.phase {
-                SlotPhase::Dormant { since, not_before } => Some((since, not_before)),
-                SlotPhase::Backoff { until, why: StartReason::Wake { since, .. } } => Some((since, until)),
-                SlotPhase::FallingAsleep { since, .. }
-                | SlotPhase::Queued { why: StartReason::Wake { since, .. }, .. }
-                | SlotPhase::Starting { why: StartReason::Wake { since, .. }, .. } => Some((since, since)),
+            dormant: match (&self.phase, self.phase.start_reason()) {
+                (Down(DownState::Dormant { since, not_before }), _) => Some((*since, *not_before)),
+                (Down(DownState::Backoff { until, .. }), Some(StartReason::Wake { since, .. })) => {
+                    Some((*since, *until))
+                }
+                (Up { state: RunState::FallingAsleep { since, .. }, .. }, _)
+                | (_, Some(StartReason::Wake { since, .. })) => Some((*since, *since)),
                 _ => None,
             },
             not_before: match self.phase {
                 // A start that the machine could not execute is repeated from the beginning.
-                SlotPhase::Backoff { why: StartReason::First, .. } => None,
-                SlotPhase::Backoff { until, .. } => Some(until),
-                _ => None,
+                Down(DownState::Backoff { why: StartReason::First, .. }) => None,
+                Down(DownState::Backoff { until, .. }) => Some(until),
+                Up { .. } | Down(_) => None,
             },
             history: self.history.clone(),
             catalogue: self.catalogue.clone(),
@@ -252,7 +253,7 @@ impl Slot {
             last_exit: self.last_exit.clone(),
             last_error: self.last_error.clone(),
             rejected_update: self.rejected_update.clone(),
-            disconnected: self.disconnected_state().map(|away| (away, self.status, self.message.clone())),
+            disconnected: self.disconnected_state().map(|state| (state, self.status, self.message.clone())),
             server: self.server.clone(),
             era: self.era,
             degraded: self.degraded.clone(),
