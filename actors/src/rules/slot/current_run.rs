@@ -168,7 +168,7 @@ impl Slot {
             RunState::FallingAsleep { .. } | RunState::Stopping { .. } => return,
         };
         let policy = &self.spec.policy.reconnect;
-        let delay = self.rng.jitter(restart::reconnect_delay(policy, attempt), policy.jitter_percent).max(pause);
+        let delay = self.rng.jitter(policy.backoff().delay(attempt), policy.jitter_percent).max(pause);
         let message =
             format!("cannot read the server's tools: {reason}; next attempt in {}", restart::format_seconds(delay));
         self.last_error = Some(reason);
@@ -249,7 +249,7 @@ impl Slot {
     // Counts a start that the machine could not execute. Returns the delay until the next one, and the status message.
     pub(super) fn record_machine_fault(&mut self, exit: &WorkerExit) -> (Duration, String) {
         self.machine_faults = self.machine_faults.saturating_add(1);
-        let (delay, reason) = (restart::machine_fault_delay(self.machine_faults), exit.reason());
+        let (delay, reason) = (restart::MACHINE_FAULT_BACKOFF.delay(self.machine_faults), exit.reason());
         let message = format!(
             "the machine cannot start the server; next attempt in {}: {reason}",
             restart::format_seconds(delay)

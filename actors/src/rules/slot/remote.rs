@@ -24,7 +24,6 @@ use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::remote::{ConnectionState, ServerHealth};
 use crate::model::status::{self, Status, StatusCause};
-use crate::rules::restart;
 use crate::rules::retry::{self, FailureClass};
 
 /// Change of the health of a server.
@@ -240,7 +239,7 @@ impl Slot {
             self.transition_if_changed(StatusCause::Failed, "Connection failed after max retries".to_owned(), out);
             None
         } else {
-            let delay = restart::reconnect_delay(policy, attempt);
+            let delay = policy.backoff().delay(attempt);
             let delay = self.rng.jitter(delay, policy.jitter_percent);
             let pause = retry::requested_pause(&failure.kind);
             let until = resume.unwrap_or(now + delay).max(now + pause);
