@@ -726,7 +726,7 @@ impl State {
             spec,
             rng: dice,
             discover,
-            era: instance.slot.era,
+            era: instance.slot.record.era,
             connector: self.args.connector.clone(),
             audience: self.args.audience.clone(),
             server_memory: self.args.server_memory.clone(),
@@ -851,21 +851,21 @@ impl TeamInstance {
             dormant: slot.is_dormant(),
             connection: slot.connection(),
             health: slot.health,
-            server: slot.server.clone(),
+            server: slot.record.server.clone(),
             pid: slot.pid,
             containment: current.and_then(|worker| worker.containment.clone()),
-            restarts: slot.restarts,
-            history: slot.history.clone(),
+            restarts: slot.record.restarts,
+            history: slot.record.history.clone(),
             next_retry_at: slot.next_retry_at(),
             attempt: slot.attempt(),
             initialized_at: slot.initialized_at,
-            catalogue: slot.catalogue.clone(),
-            revisions: slot.revisions,
+            catalogue: slot.record.catalogue.clone(),
+            revisions: slot.record.revisions,
             port: self.port().cloned(),
             draining: slot.ending_run().and_then(|run| self.worker(run)?.port.clone()),
             counters: self.counters.clone(),
-            last_error: slot.last_error.clone(),
-            last_exit: slot.last_exit.clone(),
+            last_error: slot.record.last_error.clone(),
+            last_exit: slot.record.last_exit.clone(),
         }
     }
 }
@@ -1005,7 +1005,8 @@ fn to_events(
             Event::Reconnecting { of, attempt, next_retry_ms: milliseconds(after) }
         }
         SlotEvent::Reconnected { attempts: attempts_taken, changed } => {
-            let capabilities = slot.server.as_ref().map(|server| serde_json::from_str(server.capabilities.get()));
+            let capabilities =
+                slot.record.server.as_ref().map(|server| serde_json::from_str(server.capabilities.get()));
             // Already validated in the handshake.
             let capabilities = capabilities.and_then(Result::ok).unwrap_or_default();
             Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken, changed }

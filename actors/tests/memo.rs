@@ -130,7 +130,7 @@ fn a_dormant_instance_stays_dormant_if_its_tools_are_known() {
         (slot.status, &slot.phase),
         (Status::Online, &Down(DownState::Dormant { since, not_before: start.now }))
     );
-    assert!(slot.catalogue.is_some() && !requests_permit(&effects));
+    assert!(slot.record.catalogue.is_some() && !requests_permit(&effects));
     assert!(requests_permit(&slot.handle(start.now, SlotInput::Call)), "a call wakes it");
     for (spec, tools) in [
         (spec(|_| {}), false),
@@ -148,7 +148,7 @@ fn a_dormant_instance_stays_dormant_if_its_tools_are_known() {
 fn an_instance_that_was_not_dormant_is_started_although_its_tools_are_known() {
     let start = Startup::new();
     let (slot, effects) = start.slot(&spec(|_| {}), &StoredMemo::default(), true);
-    assert!(requests_permit(&effects) && slot.catalogue.is_none());
+    assert!(requests_permit(&effects) && slot.record.catalogue.is_none());
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn restored_exits_count_within_their_window_and_future_ones_as_now() {
     let count = |seconds: &[i64], later: u64| {
         let exits = seconds.iter().map(|ago| StoredExit { at: start.ago(*ago), crash: true }).collect();
         let (slot, _) = start.slot(&spec(|_| {}), &StoredMemo { exits, ..StoredMemo::default() }, false);
-        slot.history.exits_in_window(&policy, start.now + Duration::from_secs(later))
+        slot.record.history.exits_in_window(&policy, start.now + Duration::from_secs(later))
     };
     assert_eq!(count(&[299, 10], 0), 2);
     assert_eq!(count(&[299, 10], 2), 1, "the window continues over the restart");
@@ -228,12 +228,12 @@ fn only_an_era_other_than_the_default_is_stored() {
     ] {
         let stored = StoredMemo { era: remembered, ..StoredMemo::default() };
         let (mut slot, _) = start.slot(&spec(|_| {}), &stored, false);
-        assert_eq!(slot.era, remembered);
+        assert_eq!(slot.record.era, remembered);
         let (run, other) = (RunNumber(1), RunNumber(2));
         slot.handle(start.now, SlotInput::Granted(run));
         // The era is also known from a refusal of a run that ended before its handshake.
         slot.handle(start.now, SlotInput::EraChanged(other, found.other()));
-        assert_eq!(slot.era, remembered, "a message about another run");
+        assert_eq!(slot.record.era, remembered, "a message about another run");
         slot.handle(start.now, SlotInput::EraChanged(run, found));
         assert_eq!(slot.memo().to_stored(start.now, start.wall).era, written);
         let mut server = server_info();

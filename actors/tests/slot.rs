@@ -837,14 +837,14 @@ fn with_policy(change: impl FnOnce(&mut Policy)) -> Arc<InstanceSpec> {
 #[test]
 fn a_new_policy_is_applied_in_place_and_keeps_the_exit_history() {
     let test = TestSlot::listed().ready().ended(exited(1, QUICK)).after(1).then(SlotInput::Tick(None)).ready();
-    let (run, exits) = (test.run(), test.slot.history.clone());
+    let (run, exits) = (test.run(), test.slot.record.history.clone());
     let mut test = test;
     let patient = with_policy(|policy| policy.restart.max_crashes = 9);
     let effects = test.handle(SlotInput::Update(patient.clone()));
     let [SlotEffect::Adopt { run: adopting, spec }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!((*adopting, spec, &test.slot.spec), (run, &patient, &patient));
-    assert_eq!((test.slot.open_run(), &test.slot.history), (Some(run), &exits));
-    assert!(test.slot.catalogue.is_some());
+    assert_eq!((test.slot.open_run(), &test.slot.record.history), (Some(run), &exits));
+    assert!(test.slot.record.catalogue.is_some());
 }
 
 #[test]
@@ -930,7 +930,7 @@ fn an_unreadable_list_keeps_its_previous_content() {
         Arc::new(Catalogue { resources, unreadable: unread.to_vec(), ..(*catalogue(tool)).clone() })
     };
     let known = |test: &TestSlot| {
-        let Catalogue { tools, resources, unreadable: unread, .. } = &**test.slot.catalogue.as_ref().unwrap();
+        let Catalogue { tools, resources, unreadable: unread, .. } = &**test.slot.record.catalogue.as_ref().unwrap();
         (tools[0].name.to_string(), resources.iter().map(|one| one.key.to_string()).collect::<Vec<_>>(), unread.len())
     };
     let unread = [ListKind::Resources];
@@ -973,7 +973,7 @@ fn changes_after_a_reconnect_appear_in_the_event_and_in_the_revisions() {
         })
     };
     let mut test = TestSlot::remote().granted();
-    let mut seen = test.slot.revisions;
+    let mut seen = test.slot.record.revisions;
     let (one, same, more) = (r#"{"tools":{},"x":1}"#, r#"{"x":1, "tools":{}}"#, r#"{"tools":{},"prompts":{}}"#);
     for (capabilities, tool, name, expected) in [
         (
@@ -998,15 +998,15 @@ fn changes_after_a_reconnect_appear_in_the_event_and_in_the_revisions() {
             SlotEffect::Emit(SlotEvent::Reconnected { changed, .. }) => Some(changed.clone()),
             _ => None,
         });
-        let numbers = test.slot.revisions;
+        let numbers = test.slot.record.revisions;
         assert_eq!(numbers.changes_since(&seen), expected);
         assert_eq!(reported, (run != RunNumber(1)).then_some(expected));
         seen = numbers;
         // Changes while connected do not count as changes of the next reconnect.
         let _ = test.handle(SlotInput::Discovered(run, listed("new", name)));
-        assert_eq!(test.slot.revisions.changes_since(&seen), [CatalogueAspect::Tools]);
+        assert_eq!(test.slot.record.revisions.changes_since(&seen), [CatalogueAspect::Tools]);
         let _ = test.handle(SlotInput::Discovered(run, listed(tool, name)));
-        seen = test.slot.revisions;
+        seen = test.slot.record.revisions;
         test = test.lost(FailureKind::Refused).due().granted();
     }
 }

@@ -410,7 +410,7 @@ impl World {
             assert_eq!(phase, self.slot.phase, "a repeated configuration changed the phase");
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
         } else {
-            assert!(self.slot.catalogue.is_none(), "a new configuration has a catalogue already");
+            assert!(self.slot.record.catalogue.is_none(), "a new configuration has a catalogue already");
             assert_eq!(&self.slot.spec, to);
         }
     }
@@ -426,7 +426,7 @@ impl World {
 
     /// Applies an update that does not change the arguments of the run.
     fn update_in_place(&mut self, to: &Arc<InstanceSpec>) {
-        let (before, spec) = ((self.slot.phase.clone(), self.slot.catalogue.clone()), self.slot.spec.clone());
+        let (before, spec) = ((self.slot.phase.clone(), self.slot.record.catalogue.clone()), self.slot.spec.clone());
         let are_newer = to.is_remote() && !to.has_same_credentials(&spec);
         let waits = match before.0 {
             Down(DownState::Exhausted { .. }) => true,
@@ -438,7 +438,11 @@ impl World {
         }
         self.handle(SlotInput::Update(Arc::clone(to)));
         assert_eq!(&self.slot.spec, to);
-        assert_eq!(before.1.is_some(), self.slot.catalogue.is_some(), "an update in place changed the catalogue");
+        assert_eq!(
+            before.1.is_some(),
+            self.slot.record.catalogue.is_some(),
+            "an update in place changed the catalogue"
+        );
         let now = self.now;
         match (before.0, self.slot.phase.clone()) {
             (_, after) if waits => {
@@ -1030,7 +1034,7 @@ impl World {
             assert!(due || self.away.attempt_requested, "an attempt before its time without a request");
             assert_eq!(*spec, *self.desired, "an attempt with an outdated configuration");
         }
-        assert!(discover || self.slot.catalogue.is_some(), "a start without discovery and without known tools");
+        assert!(discover || self.slot.record.catalogue.is_some(), "a start without discovery and without known tools");
         assert!(
             self.exits_that_count() < self.slot.spec.policy.restart.max_crashes,
             "a restart beyond the crash limit"

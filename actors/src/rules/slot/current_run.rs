@@ -23,15 +23,15 @@ impl Slot {
         };
         let why = why.clone();
         let wake = matches!(why, StartReason::Wake { .. });
-        self.restarts += u64::from(matches!(why, StartReason::Restart { .. }));
-        let discover = !wake || self.catalogue.is_none();
+        self.record.restarts += u64::from(matches!(why, StartReason::Restart { .. }));
+        let discover = !wake || self.record.catalogue.is_none();
         self.phase = Up { run, state: RunState::Starting { why: why.clone(), since: now } };
         self.hold_permit(now, run, self.spec.policy.session.permit_hold_max, out);
         self.pid = None;
         self.initialized_at = None;
         self.credentials_changed_at = None;
         self.connection_run = self.is_remote().then_some(run);
-        self.attempts += u32::from(self.is_remote());
+        self.record.attempts += u32::from(self.is_remote());
         match why {
             // The status does not change before the run is ready: `online` for a sleeping instance, `offline` for a
             // lost connection.
@@ -63,7 +63,9 @@ impl Slot {
         self.restore_health(out);
         match why {
             // The tools are known, so calls are answered after the handshake.
-            StartReason::Wake { .. } if self.catalogue.is_some() => self.become_ready(now, run, &why, since, out),
+            StartReason::Wake { .. } if self.record.catalogue.is_some() => {
+                self.become_ready(now, run, &why, since, out)
+            }
             StartReason::Wake { .. } => {}
             StartReason::First | StartReason::Restart { .. } => self.transition(StatusCause::Initialized, None, out),
             // Waiting callers are admitted at once, and changes of the catalogue are discovered meanwhile.
@@ -136,14 +138,14 @@ impl Slot {
     }
 
     pub(super) fn set_catalogue(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<SlotEffect>) {
-        self.catalogue_restored = false;
+        self.record.catalogue_restored = false;
         self.clear_error();
-        let catalogue = match &self.catalogue {
+        let catalogue = match &self.record.catalogue {
             Some(before) if !catalogue.unreadable.is_empty() => Arc::new(catalogue.with_unreadable_from(before)),
             Some(_) | None => catalogue,
         };
-        let before = self.catalogue.replace(catalogue.clone());
-        self.revisions.count_changes(before.as_deref(), &catalogue);
+        let before = self.record.catalogue.replace(catalogue.clone());
+        self.record.revisions.count_changes(before.as_deref(), &catalogue);
         out.push(SlotEffect::Emit(SlotEvent::Discovered { before, now: catalogue }));
     }
 
@@ -162,7 +164,7 @@ impl Slot {
             RunState::Undiscovered { why, since, attempt, .. } => (why.clone(), *since, attempt + 1),
             // The old catalogue stays; the next `list_changed` triggers another discovery.
             RunState::Ready { .. } => {
-                self.last_error = Some(reason);
+                self.record.last_error = Some(reason);
                 return;
             }
             RunState::FallingAsleep { .. } | RunState::Stopping { .. } => return,
@@ -171,7 +173,7 @@ impl Slot {
         let delay = self.rng.jitter(policy.backoff().delay(attempt), policy.jitter_percent).max(pause);
         let message =
             format!("cannot read the server's tools: {reason}; next attempt in {}", restart::format_seconds(delay));
-        self.last_error = Some(reason);
+        self.record.last_error = Some(reason);
         self.set_run_state(RunState::Undiscovered { why, since, attempt, retry_at: Some(now + delay) });
         self.transition(StatusCause::Failed, Some(message), out);
         // Waiting callers are admitted, because a successful call shows that the server has recovered.
@@ -182,7 +184,7 @@ impl Slot {
         let old_pid = exit.pid.or(self.pid);
         // After a panic the exit does not contain the duration of the run.
         let connected = exit.uptime.is_some() || self.initialized_at.is_some();
-        self.last_exit = Some(exit.reason());
+        self.record.last_exit = Some(exit.reason());
         self.pid = None;
         self.initialized_at = None;
         self.health = ServerHealth::Unknown;
@@ -191,7 +193,7 @@ impl Slot {
             RunState::Stopping { kind, then } => {
                 if self.connection_run == Some(run) {
                     // The removal of a connection is reported in every state.
-                    self.reported_connected |= kind == StopKind::Uninstall;
+                    self.record.reported_connected |= kind == StopKind::Uninstall;
                     self.report_disconnected(true, out);
                 } else if self.removal.is_none() {
                     out.push(SlotEffect::Emit(SlotEvent::Stopped { kind, exit: exit.clone() }));
@@ -242,7 +244,8 @@ impl Slot {
                 self.transition(StatusCause::Ended, Some(message), out);
             }
         }
-        self.restarts = self.restarts.saturating_sub(u64::from(matches!(why, StartReason::Restart { .. })));
+        self.record.restarts =
+            self.record.restarts.saturating_sub(u64::from(matches!(why, StartReason::Restart { .. })));
         self.phase = Down(DownState::Backoff { until: now + delay, why });
     }
 
@@ -254,7 +257,7 @@ impl Slot {
             "the machine cannot start the server; next attempt in {}: {reason}",
             restart::format_seconds(delay)
         );
-        self.last_error = Some(reason);
+        self.record.last_error = Some(reason);
         (delay, message)
     }
 
@@ -269,12 +272,12 @@ impl Slot {
     ) {
         let crash = exit.is_crash();
         let policy = &self.spec.policy.restart;
-        let verdict = self.history.charge(policy, now, crash, exit.uptime.unwrap_or_default());
+        let verdict = self.record.history.charge(policy, now, crash, exit.uptime.unwrap_or_default());
         out.push(SlotEffect::ChargeTeam);
         let sleeps = ready && !crash && self.spec.lifetime != ProcessLifetime::AlwaysOn;
         let reason = exit.reason();
         if crash {
-            self.last_error = Some(reason.clone());
+            self.record.last_error = Some(reason.clone());
         }
         let event = |count, will_restart| {
             let exit = exit.clone();

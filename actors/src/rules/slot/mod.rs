@@ -36,7 +36,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use effect::{SlotEffect, SlotEvent, SlotInput};
-pub use memo::SlotMemo;
+use memo::RejectedUpdate;
+pub use memo::{SlotMemo, SlotRecord};
 use phase::SlotPhase::{Down, Up};
 pub use phase::{AfterStop, DownState, RequestedState, RunState, SlotPhase, StartReason};
 pub use remote::HealthChange;
@@ -44,8 +45,6 @@ pub use second_run::SecondRun;
 
 use super::idle;
 use super::jitter::JitterRng;
-use super::restart::ExitHistory;
-use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::{WorkerExit, refusal_message};
@@ -54,13 +53,6 @@ use crate::model::remedy::Remedy;
 use crate::model::remote::{ServerHealth, ServerInfo};
 use crate::model::spec::{InstanceSpec, ProcessLifetime};
 use crate::model::status::{self, Status, StatusCause};
-
-// A new configuration that did not start beside the old one.
-#[derive(Debug, Clone)]
-struct RejectedUpdate {
-    spec: Arc<InstanceSpec>,
-    reason: String,
-}
 
 /// State of one instance, owned by the supervisor of its team.
 #[derive(Debug)]
@@ -75,49 +67,23 @@ pub struct Slot {
     pub status: Status,
     /// Reason of the status.
     pub message: Option<String>,
-    /// Catalogue as last read; kept over restarts and sleep.
-    pub catalogue: Option<Arc<Catalogue>>,
     /// Process ID of the current run.
     pub pid: Option<u32>,
-    /// Total number of restarts, after an unwanted exit or on request.
-    pub restarts: u64,
-    /// Reason of the last exit.
-    pub last_exit: Option<String>,
-    /// The last failure; `None` once the instance is healthy again.
-    pub last_error: Option<String>,
     /// Time at which the current run was initialized.
     pub initialized_at: Option<Instant>,
     /// Health of the server.
     pub health: ServerHealth,
-    /// Self-description of the server from its last handshake.
-    pub server: Option<Arc<ServerInfo>>,
-    /// Protocol era of the next first request, if it is not the default.
-    pub era: Option<Era>,
-    /// Counters of changes of the catalogue.
-    pub revisions: Revisions,
-    /// Unwanted exits.
-    pub history: ExitHistory,
+    /// Part that the next supervisor takes over.
+    pub record: SlotRecord,
     /// Second run, during a rolling update.
     pub second_run: Option<SecondRun>,
     second_server: Option<Arc<ServerInfo>>,
     rng: JitterRng,
-    rejected_update: Option<RejectedUpdate>,
     permit: Option<(RunNumber, Instant)>,
-    was_ready: bool,
     // True if a caller waits, or has waited, for the start in progress.
     has_caller: bool,
-    // True if the catalogue is from an earlier satellite. It is read again as soon as a run is ready.
-    catalogue_restored: bool,
     // Time of the last change of credentials since the current run was started.
     credentials_changed_at: Option<Instant>,
-    // Number of failures and last error of a degradation that was reported, until the recovery is reported.
-    degraded: Option<(u32, String)>,
-    // True if the connection was reported as established, and not yet as closed.
-    reported_connected: bool,
-    // Value of `revisions` at the last report of a closed connection.
-    reported_revisions: Revisions,
-    // Connection attempts since the last established connection, the current one included.
-    attempts: u32,
     // Consecutive starts that the machine could not execute.
     machine_faults: u32,
     // Run that is a connection and not a process. An update can change the kind of the instance while an old run ends.
@@ -267,33 +233,19 @@ impl Slot {
             phase: Down(DownState::Unconfigured),
             status: Status::Provisioning,
             message: None,
-            catalogue: None,
             pid: None,
-            restarts: 0,
-            last_exit: None,
-            last_error: None,
             initialized_at: None,
             health: ServerHealth::Unknown,
-            server: None,
-            era: None,
-            history: ExitHistory::default(),
+            record: SlotRecord::default(),
             second_run: None,
             second_server: None,
             rng,
-            rejected_update: None,
             permit: None,
             has_caller: false,
-            catalogue_restored: false,
             credentials_changed_at: None,
-            degraded: None,
-            reported_connected: false,
-            revisions: Revisions::default(),
-            reported_revisions: Revisions::default(),
-            attempts: 0,
             machine_faults: 0,
             connection_run: None,
             removal: None,
-            was_ready: false,
         }
     }
 
@@ -304,14 +256,14 @@ impl Slot {
     }
 
     fn start_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<SlotEffect>) {
-        let why = if self.was_ready { self.fresh_start_reason(reason, old_pid) } else { StartReason::First };
+        let why = if self.record.was_ready { self.fresh_start_reason(reason, old_pid) } else { StartReason::First };
         self.queue_restart(why, out);
     }
 
     // Reason of a start that does not follow a failure.
     fn fresh_start_reason(&self, reason: RestartReason, old_pid: Option<u32>) -> StartReason {
         match self.is_remote() {
-            true if self.was_ready => StartReason::Reconnect { attempt: 0, resume: None },
+            true if self.record.was_ready => StartReason::Reconnect { attempt: 0, resume: None },
             true => StartReason::First,
             false => StartReason::Restart { reason, old_pid, attempt: 0 },
         }
@@ -340,9 +292,9 @@ impl Slot {
     ) {
         self.enter_ready(now, run);
         self.clear_error();
-        let first = !std::mem::replace(&mut self.was_ready, true);
-        self.reported_connected = self.is_remote();
-        let attempts = std::mem::take(&mut self.attempts);
+        let first = !std::mem::replace(&mut self.record.was_ready, true);
+        self.record.reported_connected = self.is_remote();
+        let attempts = std::mem::take(&mut self.record.attempts);
         let event = match why {
             StartReason::Wake { since, called_at } => SlotEvent::Respawned {
                 dormant: called_at.saturating_duration_since(*since),
@@ -351,13 +303,14 @@ impl Slot {
             StartReason::Restart { reason, old_pid, attempt } if !first => {
                 SlotEvent::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
             }
-            StartReason::Reconnect { .. } if !first => {
-                SlotEvent::Reconnected { attempts, changed: self.revisions.changes_since(&self.reported_revisions) }
-            }
+            StartReason::Reconnect { .. } if !first => SlotEvent::Reconnected {
+                attempts,
+                changed: self.record.revisions.changes_since(&self.record.reported_revisions),
+            },
             // The instance was never `online`: this is its first start.
             StartReason::First | StartReason::Restart { .. } | StartReason::Reconnect { .. } => SlotEvent::Started {
                 after: now.saturating_duration_since(since),
-                tool_count: self.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
+                tool_count: self.record.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
             },
         };
         // A wake does not change the status `online`.
@@ -369,7 +322,7 @@ impl Slot {
         }
         out.push(SlotEffect::Emit(event));
         out.push(SlotEffect::Admit(run));
-        if self.catalogue_restored {
+        if self.record.catalogue_restored {
             out.push(SlotEffect::Discover(run));
         }
         let called = std::mem::take(&mut self.has_caller);
@@ -381,24 +334,25 @@ impl Slot {
     // Clears the last failure of an instance that is healthy again. The reason why a new configuration did not start
     // stays as long as the old configuration runs in its place.
     fn clear_error(&mut self) {
-        if self.rejected_update.is_none() {
-            self.last_error = None;
+        if self.record.rejected_update.is_none() {
+            self.record.last_error = None;
         }
     }
 
     // Stores the self-description of the server after a handshake.
     fn set_server(&mut self, server: Option<Arc<ServerInfo>>) {
-        let known = self.server.as_ref().zip(server.as_ref());
-        self.revisions.capabilities += u64::from(!known.is_some_and(|(old, new)| old.has_same_capabilities(new)));
+        let known = self.record.server.as_ref().zip(server.as_ref());
+        self.record.revisions.capabilities +=
+            u64::from(!known.is_some_and(|(old, new)| old.has_same_capabilities(new)));
         if let Some(server) = &server {
             self.note_protocol_era(server.era);
         }
-        self.server = server;
+        self.record.server = server;
     }
 
     // Stores the detected protocol era.
     fn note_protocol_era(&mut self, era: Era) {
-        self.era = (era != Era::Sessions).then_some(era);
+        self.record.era = (era != Era::Sessions).then_some(era);
     }
 
     fn enter_ready(&mut self, now: Instant, run: RunNumber) {
@@ -427,7 +381,7 @@ impl Slot {
 
     // Status message while the configured specification is one that did not start.
     fn update_rejection_message(&self) -> Option<String> {
-        let RejectedUpdate { reason, .. } = self.rejected_update.as_ref()?;
+        let RejectedUpdate { reason, .. } = self.record.rejected_update.as_ref()?;
         Some(format!("the new configuration did not come up: {reason}; the old one stays until a restart"))
     }
 
@@ -472,7 +426,7 @@ impl Slot {
             return None;
         }
         // A restart replaces the old configuration with the new one.
-        let refused = self.rejected_update.as_ref().map(|_| Remedy::Restart);
+        let refused = self.record.rejected_update.as_ref().map(|_| Remedy::Restart);
         Remedy::for_status(self.status, self.requested_state == RequestedState::Stopped, self.is_remote()).or(refused)
     }
 

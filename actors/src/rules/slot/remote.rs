@@ -45,16 +45,6 @@ pub enum HealthChange {
     },
 }
 
-// State of a remote instance without a connection, as far as a new supervisor needs it.
-#[derive(Debug, Clone)]
-pub(super) enum DisconnectedState {
-    Reconnecting { until: Instant, attempt: u32 },
-    // An attempt was in progress.
-    Attempting { attempt: u32 },
-    Reauth,
-    Exhausted { attempts: u32 },
-}
-
 impl Slot {
     /// Returns true if the server is remote.
     pub fn is_remote(&self) -> bool {
@@ -83,30 +73,27 @@ impl Slot {
         self.is_remote().then_some(connection)
     }
 
-    pub(super) fn disconnected_state(&self) -> Option<DisconnectedState> {
+    // State of a remote instance without a connection, as far as a new supervisor needs it.
+    pub(super) fn disconnected_state(&self) -> Option<DownState> {
         match (&self.phase, self.phase.start_reason()) {
-            (Down(DownState::Reconnecting { until, attempt }), _)
+            (Down(state @ (DownState::Reconnecting { .. } | DownState::Reauth | DownState::Exhausted { .. })), _) => {
+                Some(state.clone())
+            }
             // An interrupted attempt does not count: its schedule continues, or the attempt is repeated.
-            | (_, Some(StartReason::Reconnect { attempt, resume: Some(until) })) => {
-                Some(DisconnectedState::Reconnecting { until: *until, attempt: *attempt })
+            (_, Some(StartReason::Reconnect { attempt, resume: Some(until) })) => {
+                Some(DownState::Reconnecting { until: *until, attempt: *attempt })
             }
-            (_, Some(StartReason::Reconnect { attempt, resume: None })) if self.is_shown_disconnected() => {
-                Some(DisconnectedState::Attempting { attempt: *attempt })
+            (_, Some(why @ StartReason::Reconnect { resume: None, .. })) if self.is_shown_disconnected() => {
+                Some(DownState::Queued { why: why.clone(), urgent: false })
             }
-            (Down(DownState::Reauth), _) => Some(DisconnectedState::Reauth),
-            (Down(DownState::Exhausted { attempts }), _) => Some(DisconnectedState::Exhausted { attempts: *attempts }),
             _ => None,
         }
     }
 
-    pub(super) fn restore_disconnected(&mut self, state: &DisconnectedState, out: &mut Vec<SlotEffect>) {
-        match *state {
-            DisconnectedState::Reconnecting { until, attempt } => {
-                self.phase = Down(DownState::Reconnecting { until, attempt })
-            }
-            DisconnectedState::Attempting { attempt } => self.queue_attempt(attempt, None, out),
-            DisconnectedState::Reauth => self.phase = Down(DownState::Reauth),
-            DisconnectedState::Exhausted { attempts } => self.phase = Down(DownState::Exhausted { attempts }),
+    pub(super) fn restore_disconnected(&mut self, state: DownState, out: &mut Vec<SlotEffect>) {
+        match state {
+            DownState::Queued { why, .. } => self.queue_start(why, out),
+            state => self.phase = Down(state),
         }
     }
 
@@ -198,7 +185,7 @@ impl Slot {
             cause => ExchangeFailure::sent(FailureKind::Broken(WorkerExit::from_cause(cause).reason())),
         };
         let reason = failure.to_string();
-        self.last_error = Some(reason.clone());
+        self.record.last_error = Some(reason.clone());
         self.report_disconnected(false, out);
         let class = retry::classify(&failure.kind);
         if class == FailureClass::Unauthorized {
@@ -275,8 +262,8 @@ impl Slot {
 
     // Reports a closed connection once for each established one.
     pub(super) fn report_disconnected(&mut self, intentional: bool, out: &mut Vec<SlotEffect>) {
-        if std::mem::take(&mut self.reported_connected) {
-            self.reported_revisions = self.revisions;
+        if std::mem::take(&mut self.record.reported_connected) {
+            self.record.reported_revisions = self.record.revisions;
             out.push(SlotEffect::Emit(SlotEvent::Disconnected { intentional }));
         }
     }
@@ -286,7 +273,7 @@ impl Slot {
         if matches!(self.phase, Up { state: RunState::Stopping { .. }, .. }) {
             return;
         }
-        (self.health, self.degraded) = match &change {
+        (self.health, self.record.degraded) = match &change {
             HealthChange::Degraded { failures, last_error } => {
                 (ServerHealth::Degraded, Some((*failures, last_error.clone())))
             }
@@ -298,7 +285,7 @@ impl Slot {
     // A completed handshake ends a degradation of the connection before.
     pub(super) fn restore_health(&mut self, out: &mut Vec<SlotEffect>) {
         self.health = ServerHealth::Healthy;
-        if let Some((failures, last_error)) = self.degraded.take() {
+        if let Some((failures, last_error)) = self.record.degraded.take() {
             let last_error = Some(last_error);
             out.push(SlotEffect::Emit(SlotEvent::Health(HealthChange::Restored { failures, last_error })));
         }

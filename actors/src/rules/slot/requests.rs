@@ -20,7 +20,7 @@ impl Slot {
         match &self.phase {
             Down(DownState::Stopped) => {
                 self.requested_state = RequestedState::Running;
-                self.history.clear();
+                self.record.history.clear();
                 if self.spec.missing.is_empty() {
                     self.transition(StatusCause::Requested, Some("starting on request".to_owned()), out);
                     self.start_again(RestartReason::Manual, None, out);
@@ -31,7 +31,7 @@ impl Slot {
             // The old run is still ending; the start follows.
             Up { state: RunState::Stopping { then: AfterStop::Stop, .. }, .. } => {
                 self.requested_state = RequestedState::Running;
-                self.history.clear();
+                self.record.history.clear();
                 if self.spec.missing.is_empty() {
                     let again = self.fresh_start_reason(RestartReason::Manual, self.pid);
                     self.set_after_stop(AfterStop::StartAgain(again));
@@ -52,7 +52,7 @@ impl Slot {
             {
                 self.requested_state = RequestedState::Running;
                 self.has_caller = false;
-                self.history.clear();
+                self.record.history.clear();
                 self.set_message(Some(self.missing_message()), out);
             }
             // A start does not end these phases: each has its own remedy.
@@ -141,7 +141,7 @@ impl Slot {
                 | DownState::Failed,
             ) => {
                 self.end_second_run(StopKind::Manual, out);
-                self.history.clear();
+                self.record.history.clear();
                 self.transition(StatusCause::Requested, Some("restarting on request".to_owned()), out);
                 self.start_again(RestartReason::Manual, None, out);
             }
@@ -150,7 +150,7 @@ impl Slot {
             // A start is already requested; only the exit history changes.
             Up { state: RunState::Stopping { then: AfterStop::StartAgain(_), .. }, .. }
             | Down(DownState::Queued { .. }) => {
-                self.history.clear();
+                self.record.history.clear();
             }
             Up { state: RunState::Stopping { then: AfterStop::Stop, .. }, .. } | Down(DownState::Stopped) => {
                 out.push(self.reject_command("restart", "it was stopped on request", Some(Remedy::Start)));
@@ -163,7 +163,7 @@ impl Slot {
                 out.push(self.reject_removed("restart"));
             }
             Up { .. } => {
-                self.history.clear();
+                self.record.history.clear();
                 let again = StartReason::Restart { reason: RestartReason::Manual, old_pid: self.pid, attempt: 0 };
                 self.end_run(StopKind::Manual, AfterStop::StartAgain(again), out);
                 self.transition(StatusCause::Requested, Some("restarting on request".to_owned()), out);
@@ -187,7 +187,7 @@ impl Slot {
         let takes_calls = self.is_ready();
         // This configuration did not start before. It is retried only beside a run of the old one, which continues if
         // it fails again. A supervisor that was restarted after a panic receives the update before that run is ready.
-        if !takes_calls && self.rejected_update.as_ref().is_some_and(|refused| *refused.spec == *spec) {
+        if !takes_calls && self.record.rejected_update.as_ref().is_some_and(|refused| *refused.spec == *spec) {
             return;
         }
         if self.can_continue_under(&spec) {
@@ -287,7 +287,7 @@ impl Slot {
         let spec = Arc::new(InstanceSpec { mask, ..spec.clone() });
         let before = std::mem::replace(&mut self.spec, spec.clone());
         // A rolling update to an earlier configuration, running or failed, is obsolete.
-        let was_refused = self.rejected_update.take().is_some();
+        let was_refused = self.record.rejected_update.take().is_some();
         if self.has_successor() {
             self.begin_rolling_update(spec.clone(), out);
         } else if was_refused && (self.is_asleep() || self.is_ready()) {
@@ -381,7 +381,7 @@ impl Slot {
 
     fn finish_without_run(&mut self, kind: StopKind, out: &mut Vec<SlotEffect>) {
         if self.is_remote() && kind == StopKind::Uninstall {
-            self.reported_connected = true;
+            self.record.reported_connected = true;
             self.report_disconnected(true, out);
         }
         if self.wait_for_second_run(kind, &AfterStop::End, out) {

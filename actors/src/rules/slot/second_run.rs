@@ -88,7 +88,7 @@ impl Slot {
     // Starts the new configuration beside the run that accepts calls. If the configuration is that of the current run,
     // a pending update is cancelled.
     pub(super) fn begin_rolling_update(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<SlotEffect>) {
-        self.rejected_update = None;
+        self.record.rejected_update = None;
         let next = (*spec != *self.spec).then_some(spec);
         let message = next.is_some().then(|| "starting the new configuration beside the old one".to_owned());
         self.second_run = match (self.second_run.take(), next) {
@@ -189,9 +189,9 @@ impl Slot {
         self.second_run = Some(SecondRun::Ending { run: old, kind: StopKind::Config, drain_until, next: None });
         self.spec = spec;
         self.promote_second_server();
-        self.history.clear();
+        self.record.history.clear();
         self.machine_faults = 0;
-        self.restarts += 1;
+        self.record.restarts += 1;
         self.set_catalogue(catalogue, out);
         self.enter_ready(now, run);
         out.push(SlotEffect::Drain(old));
@@ -243,8 +243,8 @@ impl Slot {
     // The old run continues with the old configuration, and the new one is not retried automatically.
     fn reject_update(&mut self, spec: Arc<InstanceSpec>, reason: String, out: &mut Vec<SlotEffect>) {
         out.push(SlotEffect::Emit(SlotEvent::UpdateRejected { reason: reason.clone() }));
-        self.last_error = Some(reason.clone());
-        self.rejected_update = Some(RejectedUpdate { spec, reason });
+        self.record.last_error = Some(reason.clone());
+        self.record.rejected_update = Some(RejectedUpdate { spec, reason });
         self.set_message(self.update_rejection_message(), out);
     }
 
@@ -264,11 +264,11 @@ impl Slot {
         let (crash, reason) = (exit.is_crash(), exit.reason());
         // The exit under the old configuration is charged to the team; the history of the instance is cleared.
         let policy = &self.spec.policy.restart;
-        let _ = self.history.charge(policy, now, crash, exit.uptime.unwrap_or_default());
-        let (count, exit) = (self.history.exits_in_window(policy, now), exit.clone());
+        let _ = self.record.history.charge(policy, now, crash, exit.uptime.unwrap_or_default());
+        let (count, exit) = (self.record.history.exits_in_window(policy, now), exit.clone());
         out.push(SlotEffect::ChargeTeam);
         out.push(SlotEffect::Emit(if crash {
-            self.last_error = Some(reason.clone());
+            self.record.last_error = Some(reason.clone());
             SlotEvent::Crashed { exit, count, will_restart: true }
         } else {
             SlotEvent::Exited { exit, will_restart: true }
@@ -282,7 +282,7 @@ impl Slot {
             SecondRun::Queued { .. } => self.phase = Down(DownState::Queued { why, urgent: false }),
             SecondRun::Postponed { .. } => self.queue_start(why, out),
             SecondRun::Starting { run, since, pid, initialized_at, .. } => {
-                self.restarts += 1;
+                self.record.restarts += 1;
                 self.pid = pid;
                 self.initialized_at = initialized_at;
                 self.phase = Up { run, state: RunState::Starting { why, since } };
@@ -314,21 +314,21 @@ impl Slot {
     // A request of a person applies to the configured specification, even if it did not start or is still pending.
     pub(super) fn adopt_pending_spec(&mut self) {
         let pending = self.second_run.as_ref().and_then(SecondRun::next_spec).cloned();
-        if let Some(spec) = pending.or_else(|| Some(self.rejected_update.as_ref()?.spec.clone())) {
+        if let Some(spec) = pending.or_else(|| Some(self.record.rejected_update.as_ref()?.spec.clone())) {
             self.replace_spec(spec);
         }
     }
 
     pub(super) fn replace_spec(&mut self, spec: Arc<InstanceSpec>) {
         // An instance that becomes remote, or stops being remote, starts for the first time again.
-        self.was_ready &= !spec.is_remote() && !self.is_remote();
+        self.record.was_ready &= !spec.is_remote() && !self.is_remote();
         self.spec = spec;
-        self.server = None;
-        self.era = None;
-        self.rejected_update = None;
-        self.catalogue = None;
-        self.catalogue_restored = false;
-        self.history.clear();
+        self.record.server = None;
+        self.record.era = None;
+        self.record.rejected_update = None;
+        self.record.catalogue = None;
+        self.record.catalogue_restored = false;
+        self.record.history.clear();
     }
 
     // Ends the second run at once.
