@@ -1137,7 +1137,7 @@ impl World {
                 &[Status::Offline]
             }
             Down(DownState::Failed) => &[Status::PermanentlyFailed],
-            Up { state: RunState::Stopping { then: AfterStop::End, .. }, .. } | Down(DownState::Ended) => &Status::ALL,
+            Up { state: RunState::Stopping { then: AfterStop::End, .. }, .. } | Down(DownState::Ended) => Status::ALL,
         };
         assert!(expected.contains(status), "{status} in {phase:?}");
         if *status == Status::Online {

@@ -37,7 +37,8 @@ const FIRST_DELAY: Duration = Duration::from_secs(1);
 // Instances in a result.
 const LISTED_MAX: usize = 1000;
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum CommandAction {
     Configure(ConfigurePayload),
     Restart(CommandTarget),
@@ -72,13 +73,7 @@ impl CommandAction {
     }
 
     pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::Configure(_) => "configure",
-            Self::Restart(_) => "restart",
-            Self::Spawn(_) => "spawn",
-            Self::Kill(_) => "kill",
-            Self::HealthCheck(_) => "health_check",
-        }
+        self.into()
     }
 
     pub(super) fn scope(&self) -> InstanceScope {

@@ -491,7 +491,7 @@ mod tests {
                 .map(|effect| effect_progress(effect, seen));
             format!("{status:>20}  Up {up:?}  Configured {configured:?}  Down {down:?}")
         };
-        insta::assert_snapshot!(Status::ALL.map(row).join("\n"));
+        insta::assert_snapshot!(Status::ALL.iter().map(|status| row(*status)).collect::<Vec<_>>().join("\n"));
         let seen = |wants_to_run, has_process, is_new| ObservedInstance {
             status: Status::Online,
             wants_to_run,
