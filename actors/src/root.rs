@@ -427,8 +427,8 @@ impl State {
         let (id, team) = (spec.id.clone(), spec.id.team.clone());
         let installed = match self.instances.get_mut(&id) {
             // The previous instance is still ending; this one is installed afterwards.
-            Some(DesiredInstance { removal: Some(leaving), .. }) => {
-                leaving.next = Some((spec, known));
+            Some(DesiredInstance { removal: Some(removal), .. }) => {
+                removal.next = Some((spec, known));
                 InstallOutcome::New
             }
             Some(desired) if desired.spec == spec && !desired.can_retry() => InstallOutcome::Unchanged,
@@ -515,9 +515,9 @@ impl State {
 
     fn remove_uninstalled(&mut self, team: &TeamId) {
         // Instances that were being removed when their supervisor died ended with it.
-        let leaving = self.instances_of_team(team).filter(|desired| desired.removal.is_some());
-        let leaving: Vec<InstanceId> = leaving.map(|desired| desired.spec.id.clone()).collect();
-        for id in leaving {
+        let removed = self.instances_of_team(team).filter(|desired| desired.removal.is_some());
+        let removed: Vec<InstanceId> = removed.map(|desired| desired.spec.id.clone()).collect();
+        for id in removed {
             catch_panic("Memory::forget", || self.args.state_store.delete(&id));
             let Some(desired) = self.instances.remove(&id) else { continue };
             // The slot that would have emitted this event ended with the supervisor.
@@ -531,7 +531,7 @@ impl State {
                 active: Some(false),
                 dormant: Some(dormant),
             });
-            match desired.removal.and_then(|leaving| leaving.next) {
+            match desired.removal.and_then(|removal| removal.next) {
                 Some((spec, known)) => {
                     let desired = DesiredInstance::new(spec, known, self.args.events.wall());
                     self.instances.insert(id, desired);

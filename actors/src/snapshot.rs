@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn tools_are_offered_only_while_online() {
-        for status in Status::ALL {
+        for &status in Status::ALL {
             assert_eq!(view("a", "u", "1", status).offered_catalogue().is_some(), status == Status::Online, "{status}");
         }
     }

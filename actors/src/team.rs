@@ -26,7 +26,9 @@ use crate::model::status::Status;
 use crate::remote_worker::RemoteWorker;
 use crate::rules::jitter::JitterRng;
 use crate::rules::permits::StartPriority;
-use crate::rules::slot::{HealthChange, RequestedState, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase};
+use crate::rules::slot::{
+    DownState, HealthChange, RequestedState, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase,
+};
 use crate::rules::team_budget::{TeamBudget, ThrottleChange};
 use crate::seam::Connector;
 use crate::session::SessionControl;
@@ -232,10 +234,10 @@ impl Actor for TeamSupervisor {
         // Names every variant: the default would stop this supervisor when any worker ends.
         let (worker, exit) = match event {
             SupervisionEvent::ActorTerminated(worker, worker_state, reason) => {
-                let told = worker_state.and_then(|state| state.msg).and_then(worker::exit_from_state);
+                let exit = worker_state.and_then(|state| state.msg).and_then(worker::exit_from_state);
                 let killed =
                     || ExitCause::Panicked(reason.unwrap_or_else(|| "the worker ended without a reason".to_owned()));
-                (worker, told.unwrap_or_else(|| WorkerExit::from_cause(killed())))
+                (worker, exit.unwrap_or_else(|| WorkerExit::from_cause(killed())))
             }
             SupervisionEvent::ActorFailed(worker, error) => {
                 (worker, WorkerExit::from_cause(ExitCause::Panicked(error.to_string())))
@@ -270,7 +272,7 @@ impl TeamSupervisor {
             Msg::Install(spec, memo) => state.install(spec, memo, now, &myself).await,
             Msg::Update(spec) => state.handle_input(&spec.id.clone(), SlotInput::Update(spec), now, &myself).await,
             Msg::Uninstall(id, reply) => state.uninstall(&id, reply, now, &myself).await,
-            Msg::Control(id, verb, reply) => state.control(&id, verb, reply, now, &myself).await,
+            Msg::Control(id, command, reply) => state.control(&id, command, reply, now, &myself).await,
             Msg::Reconnect(id, reply) => state.reconnect(&id, reply, now, &myself).await,
             Msg::ResumedAfterSuspend(asleep) => state.on_resumed_after_suspend(asleep, now, &myself).await,
             Msg::Ensure(id, reply) => state.ensure(&id, reply, now, &myself).await,
@@ -304,10 +306,10 @@ impl State {
     ) {
         let id = spec.id.clone();
         let subject = Arc::new(EventSubject::from(&*spec));
-        let dice = JitterRng::new(self.args.seed, &spec.name);
+        let rng = JitterRng::new(self.args.seed, &spec.name);
         let (slot, effects) = match memo {
-            Some(memo) => Slot::from_memo(spec, dice, &memo),
-            None => Slot::new(spec, dice),
+            Some(memo) => Slot::from_memo(spec, rng, &memo),
+            None => Slot::new(spec, rng),
         };
         let since = (slot.status, self.args.events.wall());
         let instance = TeamInstance {
@@ -336,33 +338,33 @@ impl State {
     ) {
         let Some(instance) = self.instances.get_mut(id) else { return };
         self.current_instance = Some(id.clone());
-        let shows = is_visible_input(&input);
+        let is_visible = is_visible_input(&input);
         let effects = instance.handle(now, input);
-        self.perform_all(id, effects, shows, now, myself).await;
+        self.perform_all(id, effects, is_visible, now, myself).await;
     }
 
     async fn perform_all(
         &mut self,
         id: &InstanceId,
         effects: Vec<SlotEffect>,
-        shows_itself: bool,
+        is_visible: bool,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
-        let mut next = self.perform(id, effects, shows_itself, now, myself).await;
+        let mut next = self.perform(id, effects, is_visible, now, myself).await;
         while let Some(input) = next.take()
             && let Some(instance) = self.instances.get_mut(id)
         {
-            let shows = is_visible_input(&input);
+            let is_visible = is_visible_input(&input);
             let effects = instance.handle(now, input);
-            next = self.perform(id, effects, shows, now, myself).await;
+            next = self.perform(id, effects, is_visible, now, myself).await;
         }
     }
 
     async fn control(
         &mut self,
         id: &InstanceId,
-        verb: InstanceCommand,
+        command: InstanceCommand,
         reply: ControlReply<()>,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
@@ -373,14 +375,14 @@ impl State {
         };
         let effects = instance.handle(
             now,
-            match verb {
+            match command {
                 InstanceCommand::Start => SlotInput::Start,
                 InstanceCommand::Stop => SlotInput::Stop,
                 InstanceCommand::Restart => SlotInput::Restart,
             },
         );
         // A stop is complete when the process is gone; the other commands when they are under way.
-        let reply = match (command_rejection(&effects), verb) {
+        let reply = match (command_rejection(&effects), command) {
             (None, InstanceCommand::Stop) => {
                 instance.stop_replies.push(reply);
                 None
@@ -437,8 +439,8 @@ impl State {
             let _ = reply.send(Err(ControlError::NotFound));
             return;
         };
-        let found = UninstallOutcome { active: !instance.workers.is_empty(), dormant: instance.slot.is_dormant() };
-        instance.uninstall_replies.push((found, reply));
+        let outcome = UninstallOutcome { active: !instance.workers.is_empty(), dormant: instance.slot.is_dormant() };
+        instance.uninstall_replies.push((outcome, reply));
         self.handle_input(id, SlotInput::Uninstall, now, myself).await;
     }
 
@@ -560,25 +562,25 @@ impl State {
         }
     }
 
-    /// Performs effects; only this function acts on workers and other actors. `shows` is true if the snapshot changes
-    /// even without a visible effect. Returns an input for the slot that results at once.
+    /// Performs effects; only this function acts on workers and other actors. `is_visible` is true if the
+    /// snapshot changes even without a visible effect. Returns an input for the slot that results at once.
     #[must_use = "pass the returned input to the slot"]
     async fn perform(
         &mut self,
         id: &InstanceId,
         effects: Vec<SlotEffect>,
-        shows: bool,
+        is_visible: bool,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) -> Option<SlotInput> {
-        let shows = shows || effects.iter().any(SlotEffect::is_visible);
+        let is_visible = is_visible || effects.iter().any(SlotEffect::is_visible);
         let (mut remove, mut next) = (false, None);
         for effect in effects {
             let instance = self.instances.get_mut(id)?;
             match effect {
                 SlotEffect::RequestPermit { urgent } => {
-                    let urgency = if urgent { StartPriority::Urgent } else { StartPriority::Normal };
-                    self.send_to_root(root::Msg::RequestPermit(id.clone(), urgency));
+                    let priority = if urgent { StartPriority::Urgent } else { StartPriority::Normal };
+                    self.send_to_root(root::Msg::RequestPermit(id.clone(), priority));
                 }
                 SlotEffect::WithdrawPermit => self.send_to_root(root::Msg::WithdrawPermit(id.clone())),
                 SlotEffect::ReleasePermit(run) => self.send_to_root(root::Msg::ReleasePermit(run)),
@@ -616,14 +618,7 @@ impl State {
                     self.send_to_root(root::Msg::ChargeTeam(self.args.team.clone(), now));
                     self.report_throttle(change);
                 }
-                SlotEffect::Emit(told) => {
-                    log_event(&instance.slot.spec, &told);
-                    let ended = instance.ended_subject.as_ref().filter(|_| is_run_end(&told));
-                    let subject = ended.unwrap_or(&instance.subject).clone();
-                    for event in to_events(told, &subject, &instance.slot, &self.args.events, now) {
-                        self.args.events.emit(event);
-                    }
-                }
+                SlotEffect::Emit(event) => instance.report(event, &self.args.events, now),
                 SlotEffect::Admit(run) => instance.admit(run),
                 SlotEffect::RefuseCallers { message, remedy } => {
                     let refused = CallError::Refused { status: instance.slot.status, message, remedy };
@@ -644,11 +639,11 @@ impl State {
                 SlotEffect::Remove => remove = true,
             }
         }
-        self.update_after_effects(id, remove, shows);
+        self.update_after_effects(id, remove, is_visible);
         next
     }
 
-    fn update_after_effects(&mut self, id: &InstanceId, remove: bool, shows: bool) {
+    fn update_after_effects(&mut self, id: &InstanceId, remove: bool, is_visible: bool) {
         let Some(instance) = self.instances.get_mut(id) else { return };
         let deadline = if remove { None } else { instance.slot.deadline() };
         if deadline != instance.deadline {
@@ -661,7 +656,8 @@ impl State {
             instance.deadline = deadline;
         }
         let stopping = match (&instance.slot.phase, instance.slot.requested_state) {
-            (SlotPhase::Stopped, _) | (SlotPhase::Unconfigured, RequestedState::Stopped) => Some(Ok(())),
+            (SlotPhase::Down(DownState::Stopped), _)
+            | (SlotPhase::Down(DownState::Unconfigured), RequestedState::Stopped) => Some(Ok(())),
             (_, RequestedState::Running) => Some(Err(ControlError::Superseded)),
             (_, RequestedState::Stopped) => None,
         };
@@ -684,8 +680,8 @@ impl State {
                 self.send_to_root(root::Msg::RemoveInstance(id.clone()));
             }
             let Some(removed) = removed else { return };
-            for (found, reply) in removed.uninstall_replies {
-                let _ = reply.send(Ok(found));
+            for (outcome, reply) in removed.uninstall_replies {
+                let _ = reply.send(Ok(outcome));
             }
             for reply in removed.stop_replies {
                 let _ = reply.send(Err(ControlError::Superseded));
@@ -693,7 +689,7 @@ impl State {
             for reply in removed.reconnect_replies {
                 let _ = reply.send(Err(ControlError::Superseded));
             }
-        } else if shows {
+        } else if is_visible {
             let (spec, memo, view) = (instance.slot.spec.clone(), instance.slot.memo(), Arc::new(instance.view()));
             self.send_to_root(root::Msg::SaveMemo(spec, Box::new(memo)));
             self.send_to_registry(registry::Msg::Put(view));
@@ -716,14 +712,14 @@ impl State {
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let subject = Arc::new(EventSubject::from(&*spec));
         let remote = spec.is_remote();
-        let dice = JitterRng::new(self.args.seed ^ run.0, &spec.name);
+        let rng = JitterRng::new(self.args.seed ^ run.0, &spec.name);
         let args = worker::Args {
             run,
             subject: subject.clone(),
             spec,
-            rng: dice,
+            rng,
             discover,
-            era: instance.slot.era,
+            era: instance.slot.record.era,
             connector: self.args.connector.clone(),
             audience: self.args.audience.clone(),
             server_memory: self.args.server_memory.clone(),
@@ -834,6 +830,132 @@ impl TeamInstance {
         }
     }
 
+    // Logs an event of the slot, unless its status is logged, and emits it with the names and the wall-clock times.
+    fn report(&self, event: SlotEvent, events: &EventSender, now: std::time::Instant) {
+        let (spec, pid, instance) = (&*self.slot.spec, self.slot.pid, &self.slot.spec.name);
+        let of = self.subject.clone();
+        // Subject of events about a run that has ended.
+        let of_run = self.ended_subject.as_ref().unwrap_or(&self.subject).clone();
+        let seconds = |exit: &WorkerExit| exit.uptime.unwrap_or_default().as_secs();
+        let warn_of_exit = |exit: &WorkerExit, will_restart: bool| {
+            tracing::warn!(
+                %instance, pid = exit.pid,
+                reason = exit.reason(), uptime_seconds = seconds(exit), will_restart, "the server ended unexpectedly"
+            );
+        };
+        let event = match event {
+            SlotEvent::Started { after, tool_count } => {
+                let spawn_duration_ms = milliseconds(after);
+                Event::Started { of, pid, transport: spec.transport().to_owned(), tool_count, spawn_duration_ms }
+            }
+            SlotEvent::Restarted { reason, old_pid, attempt } => {
+                Event::Restarted { of, old_pid, new_pid: pid, restart_reason: reason, attempt_number: attempt }
+            }
+            SlotEvent::Dormant { pid, idle, last_activity } => {
+                let idle_seconds = idle.as_secs();
+                tracing::info!(%instance, pid, idle_seconds, "the server fell asleep");
+                let ago = now.saturating_duration_since(last_activity);
+                // If the subtraction fails, the wall clock is wrong anyway.
+                let last_activity_at = events.wall().checked_sub(ago).unwrap_or_default();
+                Event::Dormant { of, pid, idle_duration_seconds: idle_seconds, last_activity_at }
+            }
+            SlotEvent::Respawned { dormant, took } => {
+                let (dormant_seconds, took_ms) = (dormant.as_secs(), milliseconds(took));
+                tracing::info!(%instance, dormant_seconds, took_ms, "the server has woken up");
+                Event::Respawned { of, pid, dormant_duration_seconds: dormant_seconds, respawn_duration_ms: took_ms }
+            }
+            SlotEvent::Discovered { before, now } => {
+                let tools = now.tools.iter().map(|tool| tool.name.to_string()).collect();
+                let (tool_count, total_tokens) = (now.tools.len(), now.total_tokens());
+                events.emit(Event::ToolsDiscovered { of: of.clone(), tool_count, total_tokens, tools });
+                let difference = before.map(|before| now.difference(&before));
+                let Some(difference) = difference.filter(|difference| !difference.is_empty()) else { return };
+                Event::ToolsUpdated {
+                    of,
+                    added_tools: difference.added,
+                    removed_tools: difference.removed,
+                    total_tools: tool_count,
+                }
+            }
+            SlotEvent::UpdateRejected { reason } => {
+                tracing::warn!(%instance, reason, "the new configuration did not come up; the old one stays");
+                // The accompanying status is the event.
+                return;
+            }
+            SlotEvent::Disconnected { intentional } => Event::Disconnected { of: of_run, was_intentional: intentional },
+            SlotEvent::Reconnecting { attempt, after } => {
+                let next_retry_ms = milliseconds(after);
+                tracing::debug!(%instance, attempt, next_retry_ms, "not connected");
+                Event::Reconnecting { of, attempt, next_retry_ms }
+            }
+            SlotEvent::Reconnected { attempts: attempts_taken, changed } => {
+                let server = self.slot.record.server.as_ref();
+                // Already validated in the handshake.
+                let capabilities = server.and_then(|server| serde_json::from_str(server.capabilities.get()).ok());
+                let capabilities = spec.mask.apply_json(capabilities.unwrap_or_default());
+                Event::Reconnected { of, capabilities, attempts_taken, changed }
+            }
+            SlotEvent::Health(HealthChange::Degraded { failures: consecutive_failures, last_error }) => {
+                tracing::warn!(%instance, consecutive_failures, last_error, "health checks fail");
+                Event::HealthDegraded { of, consecutive_failures, last_error }
+            }
+            SlotEvent::Health(HealthChange::Restored { failures: consecutive_failures, last_error }) => {
+                tracing::info!(%instance, "the server is healthy again");
+                Event::HealthRestored { of, consecutive_failures, last_error }
+            }
+            SlotEvent::Stopped { kind, exit } => Event::Stopped {
+                of: of_run,
+                kind,
+                exit_code: exit.code,
+                signal: exit.signal,
+                forced: exit.forced,
+                active: None,
+                dormant: None,
+            },
+            SlotEvent::Removed { active, dormant, exit } => Event::Stopped {
+                of,
+                kind: StopKind::Uninstall,
+                exit_code: exit.as_ref().and_then(|exit| exit.code),
+                signal: exit.as_ref().and_then(|exit| exit.signal),
+                forced: exit.is_some_and(|exit| exit.forced),
+                active: Some(active),
+                dormant: Some(dormant),
+            },
+            SlotEvent::Exited { exit, will_restart } => {
+                warn_of_exit(&exit, will_restart);
+                Event::Exited {
+                    of: of_run,
+                    exit_code: exit.code,
+                    signal: exit.signal,
+                    forced: exit.forced,
+                    uptime_seconds: seconds(&exit),
+                    will_restart,
+                }
+            }
+            SlotEvent::Crashed { exit, count, will_restart } => {
+                warn_of_exit(&exit, will_restart);
+                Event::Crashed {
+                    of: of_run,
+                    reason: exit.reason(),
+                    exit_code: exit.code,
+                    signal: exit.signal,
+                    uptime_seconds: seconds(&exit),
+                    crash_count: count,
+                    will_restart,
+                }
+            }
+            SlotEvent::PermanentlyFailed { exits, last_error, message, remedy } => Event::PermanentlyFailed {
+                of,
+                total_crashes: exits,
+                last_error,
+                message,
+                remedy: Some(remedy),
+                failed_at: events.wall(),
+            },
+        };
+        events.emit(event);
+    }
+
     fn view(&self) -> InstanceView {
         let slot = &self.slot;
         let current = slot.run().and_then(|run| self.worker(run));
@@ -848,21 +970,21 @@ impl TeamInstance {
             dormant: slot.is_dormant(),
             connection: slot.connection(),
             health: slot.health,
-            server: slot.server.clone(),
+            server: slot.record.server.clone(),
             pid: slot.pid,
             containment: current.and_then(|worker| worker.containment.clone()),
-            restarts: slot.restarts,
-            history: slot.history.clone(),
+            restarts: slot.record.restarts,
+            history: slot.record.history.clone(),
             next_retry_at: slot.next_retry_at(),
             attempt: slot.attempt(),
             initialized_at: slot.initialized_at,
-            catalogue: slot.catalogue.clone(),
-            revisions: slot.revisions,
+            catalogue: slot.record.catalogue.clone(),
+            revisions: slot.record.revisions,
             port: self.port().cloned(),
             draining: slot.ending_run().and_then(|run| self.worker(run)?.port.clone()),
             counters: self.counters.clone(),
-            last_error: slot.last_error.clone(),
-            last_exit: slot.last_exit.clone(),
+            last_error: slot.record.last_error.clone(),
+            last_exit: slot.record.last_exit.clone(),
         }
     }
 }
@@ -886,61 +1008,6 @@ fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
     }
 }
 
-fn log_event(spec: &InstanceSpec, told: &SlotEvent) {
-    let instance = &spec.name;
-    match told {
-        SlotEvent::UpdateRejected { reason } => tracing::warn!(
-            %instance, reason,
-            "the new configuration did not come up; the old one stays"
-        ),
-        SlotEvent::Crashed { exit, will_restart, .. } | SlotEvent::Exited { exit, will_restart } => {
-            let uptime_seconds = exit.uptime.unwrap_or_default().as_secs();
-            tracing::warn!(
-                %instance, pid = exit.pid,
-                reason = exit.reason(), uptime_seconds, will_restart, "the server ended unexpectedly"
-            );
-        }
-        SlotEvent::Dormant { pid, idle, .. } => tracing::info!(
-            %instance, pid,
-            idle_seconds = idle.as_secs(), "the server fell asleep"
-        ),
-        SlotEvent::Respawned { dormant, took } => tracing::info!(
-            %instance, dormant_seconds = dormant.as_secs(), took_ms = milliseconds(*took), "the server has woken up"
-        ),
-        SlotEvent::Health(HealthChange::Degraded { failures, last_error }) => tracing::warn!(
-            %instance, consecutive_failures = failures,
-            last_error, "health checks fail"
-        ),
-        SlotEvent::Health(HealthChange::Restored { .. }) => tracing::info!(
-            %instance, "the server is healthy again"
-        ),
-        SlotEvent::Reconnecting { attempt, after } => tracing::debug!(
-            %instance, attempt,
-            next_retry_ms = milliseconds(*after), "not connected"
-        ),
-        // Their status is logged.
-        SlotEvent::Disconnected { .. }
-        | SlotEvent::Reconnected { .. }
-        | SlotEvent::Started { .. }
-        | SlotEvent::Restarted { .. }
-        | SlotEvent::Discovered { .. }
-        | SlotEvent::Stopped { .. }
-        | SlotEvent::Removed { .. }
-        | SlotEvent::PermanentlyFailed { .. } => {}
-    }
-}
-
-fn is_run_end(told: &SlotEvent) -> bool {
-    // These concern a run that has ended, not the current state of the instance.
-    matches!(
-        told,
-        SlotEvent::Stopped { .. }
-            | SlotEvent::Disconnected { .. }
-            | SlotEvent::Exited { .. }
-            | SlotEvent::Crashed { .. }
-    )
-}
-
 fn is_visible_input(input: &SlotInput) -> bool {
     // The snapshot changes after these inputs even without a visible effect.
     match input {
@@ -951,113 +1018,6 @@ fn is_visible_input(input: &SlotInput) -> bool {
         SlotInput::Reconnect | SlotInput::ResumedAfterSuspend(_) | SlotInput::Granted(_) | SlotInput::Call => true,
         _ => false,
     }
-}
-
-fn to_events(
-    told: SlotEvent,
-    subject: &Arc<EventSubject>,
-    slot: &Slot,
-    events: &EventSender,
-    now: std::time::Instant,
-) -> Vec<Event> {
-    let (of, pid, spec) = (subject.clone(), slot.pid, &*slot.spec);
-    let seconds = |exit: &WorkerExit| exit.uptime.unwrap_or_default().as_secs();
-    let one = match told {
-        SlotEvent::Started { after, tool_count } => {
-            let spawn_duration_ms = milliseconds(after);
-            Event::Started { of, pid, transport: spec.transport().to_owned(), tool_count, spawn_duration_ms }
-        }
-        SlotEvent::Restarted { reason, old_pid, attempt } => {
-            Event::Restarted { of, old_pid, new_pid: pid, restart_reason: reason, attempt_number: attempt }
-        }
-        SlotEvent::Dormant { pid, idle, last_activity } => {
-            let ago = now.saturating_duration_since(last_activity);
-            // If the subtraction fails, the wall clock is wrong anyway.
-            let last_activity_at = events.wall().checked_sub(ago).unwrap_or_default();
-            Event::Dormant { of, pid, idle_duration_seconds: idle.as_secs(), last_activity_at }
-        }
-        SlotEvent::Respawned { dormant, took } => Event::Respawned {
-            of,
-            pid,
-            dormant_duration_seconds: dormant.as_secs(),
-            respawn_duration_ms: milliseconds(took),
-        },
-        SlotEvent::Discovered { before, now } => {
-            let tools = now.tools.iter().map(|tool| tool.name.to_string()).collect();
-            let (tool_count, total_tokens) = (now.tools.len(), now.total_tokens());
-            let discovered = Event::ToolsDiscovered { of: of.clone(), tool_count, total_tokens, tools };
-            let difference = before.map(|before| now.difference(&before)).filter(|difference| !difference.is_empty());
-            let updated = difference.map(|difference| Event::ToolsUpdated {
-                of,
-                added_tools: difference.added,
-                removed_tools: difference.removed,
-                total_tools: now.tools.len(),
-            });
-            return std::iter::once(discovered).chain(updated).collect();
-        }
-        // The accompanying status reports it.
-        SlotEvent::UpdateRejected { .. } => return Vec::new(),
-        SlotEvent::Disconnected { intentional: was_intentional } => Event::Disconnected { of, was_intentional },
-        SlotEvent::Reconnecting { attempt, after } => {
-            Event::Reconnecting { of, attempt, next_retry_ms: milliseconds(after) }
-        }
-        SlotEvent::Reconnected { attempts: attempts_taken, changed } => {
-            let capabilities = slot.server.as_ref().map(|server| serde_json::from_str(server.capabilities.get()));
-            // Already validated in the handshake.
-            let capabilities = capabilities.and_then(Result::ok).unwrap_or_default();
-            Event::Reconnected { of, capabilities: spec.mask.apply_json(capabilities), attempts_taken, changed }
-        }
-        SlotEvent::Health(HealthChange::Degraded { failures: consecutive_failures, last_error }) => {
-            Event::HealthDegraded { of, consecutive_failures, last_error }
-        }
-        SlotEvent::Health(HealthChange::Restored { failures: consecutive_failures, last_error }) => {
-            Event::HealthRestored { of, consecutive_failures, last_error }
-        }
-        SlotEvent::Stopped { kind, exit } => Event::Stopped {
-            of,
-            kind,
-            exit_code: exit.code,
-            signal: exit.signal,
-            forced: exit.forced,
-            active: None,
-            dormant: None,
-        },
-        SlotEvent::Removed { active, dormant, exit } => Event::Stopped {
-            of,
-            kind: StopKind::Uninstall,
-            exit_code: exit.as_ref().and_then(|exit| exit.code),
-            signal: exit.as_ref().and_then(|exit| exit.signal),
-            forced: exit.is_some_and(|exit| exit.forced),
-            active: Some(active),
-            dormant: Some(dormant),
-        },
-        SlotEvent::Exited { exit, will_restart } => Event::Exited {
-            of,
-            exit_code: exit.code,
-            signal: exit.signal,
-            forced: exit.forced,
-            uptime_seconds: seconds(&exit),
-            will_restart,
-        },
-        SlotEvent::Crashed { exit, count, will_restart } => Event::Crashed {
-            of,
-            reason: exit.reason(),
-            exit_code: exit.code,
-            signal: exit.signal,
-            uptime_seconds: seconds(&exit),
-            crash_count: count,
-            will_restart,
-        },
-        SlotEvent::PermanentlyFailed { exits, last_error, message, remedy } => Event::PermanentlyFailed {
-            of,
-            total_crashes: exits,
-            last_error,
-            message,
-            remedy: Some(remedy),
-            failed_at: events.wall(),
-        },
-    };
-    vec![one]
 }
 
 fn milliseconds(duration: std::time::Duration) -> u64 {

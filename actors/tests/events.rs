@@ -246,7 +246,7 @@ fn an_envelope_has_four_fields_and_its_type_is_the_kind() {
         assert_eq!(value["timestamp"], "2026-11-21T06:33:00.123Z");
         assert!(kinds.insert(envelope.event.kind()), "{} occurs twice", envelope.event.kind());
     }
-    assert_eq!(kinds, BTreeSet::from(Event::KINDS));
+    assert_eq!(kinds, Event::KINDS.iter().copied().collect::<BTreeSet<_>>());
 }
 
 #[test]

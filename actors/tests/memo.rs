@@ -16,8 +16,9 @@ use mcp_satellite_actors::model::policy::RestartPolicy;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::jitter::JitterRng;
+use mcp_satellite_actors::rules::slot::SlotPhase::Down;
 use mcp_satellite_actors::rules::slot::{
-    RequestedState, Slot, SlotEffect, SlotInput, SlotMemo, SlotPhase, StartReason,
+    DownState, RequestedState, Slot, SlotEffect, SlotInput, SlotMemo, StartReason,
 };
 use samples::{catalogue, incomplete, remote, server_info, spec};
 
@@ -89,11 +90,11 @@ fn a_permanent_failure_lasts_until_a_restart_command() {
     for keep in [ProcessLifetime::Listed, ProcessLifetime::Lazy, ProcessLifetime::AlwaysOn] {
         let spec = spec(|config| config.lifetime = keep);
         let (mut slot, effects) = start.slot(&spec, &failed(), true);
-        assert_eq!((slot.status, &slot.phase), (Status::PermanentlyFailed, &SlotPhase::Failed), "{keep:?}");
+        assert_eq!((slot.status, &slot.phase), (Status::PermanentlyFailed, &Down(DownState::Failed)), "{keep:?}");
         assert_eq!(slot.message.as_deref(), Some("Process crashed 3 times"));
         assert!(!requests_permit(&effects));
         slot.handle(start.now, SlotInput::Call);
-        assert_eq!(slot.phase, SlotPhase::Failed, "a call does not clear a permanent failure");
+        assert_eq!(slot.phase, Down(DownState::Failed), "a call does not clear a permanent failure");
         assert!(requests_permit(&slot.handle(start.now, SlotInput::Restart)));
     }
 }
@@ -108,10 +109,10 @@ fn a_stored_stop_takes_precedence_over_failure_and_dormancy() {
         {
             let (slot, effects) = start.slot(&spec, &stored, true);
             let expected = if spec.missing.is_empty() {
-                (RequestedState::Stopped, Status::Offline, &SlotPhase::Stopped)
+                (RequestedState::Stopped, Status::Offline, &Down(DownState::Stopped))
             } else {
                 // The status still asks the user for the value.
-                (RequestedState::Stopped, Status::AwaitingUserConfig, &SlotPhase::Unconfigured)
+                (RequestedState::Stopped, Status::AwaitingUserConfig, &Down(DownState::Unconfigured))
             };
             assert_eq!((slot.requested_state, slot.status, &slot.phase), expected);
             assert!(!requests_permit(&effects));
@@ -125,8 +126,11 @@ fn a_dormant_instance_stays_dormant_if_its_tools_are_known() {
     let slept = start.asleep(60);
     let (mut slot, effects) = start.slot(&spec(|_| {}), &slept, true);
     let since = start.now.checked_sub(Duration::from_secs(60)).unwrap();
-    assert_eq!((slot.status, &slot.phase), (Status::Online, &SlotPhase::Dormant { since, not_before: start.now }));
-    assert!(slot.catalogue.is_some() && !requests_permit(&effects));
+    assert_eq!(
+        (slot.status, &slot.phase),
+        (Status::Online, &Down(DownState::Dormant { since, not_before: start.now }))
+    );
+    assert!(slot.record.catalogue.is_some() && !requests_permit(&effects));
     assert!(requests_permit(&slot.handle(start.now, SlotInput::Call)), "a call wakes it");
     for (spec, tools) in [
         (spec(|_| {}), false),
@@ -144,7 +148,7 @@ fn a_dormant_instance_stays_dormant_if_its_tools_are_known() {
 fn an_instance_that_was_not_dormant_is_started_although_its_tools_are_known() {
     let start = Startup::new();
     let (slot, effects) = start.slot(&spec(|_| {}), &StoredMemo::default(), true);
-    assert!(requests_permit(&effects) && slot.catalogue.is_none());
+    assert!(requests_permit(&effects) && slot.record.catalogue.is_none());
 }
 
 #[test]
@@ -165,7 +169,7 @@ fn a_restored_delay_is_never_longer_than_the_stored_one() {
         }
         let until = start.now + Duration::from_secs(left);
         assert!(
-            matches!(slot.phase, SlotPhase::Backoff { until: at, why: StartReason::Restart { attempt: 1, .. } } if at == until)
+            matches!(slot.phase, Down(DownState::Backoff { until: at, why: StartReason::Restart { attempt: 1, .. } }) if at == until)
         );
         assert_eq!(slot.next_retry_at(), Some(until));
         assert!(!requests_permit(&effects) && !requests_permit(&slot.handle(start.now, SlotInput::Call)));
@@ -189,7 +193,7 @@ fn restored_exits_count_within_their_window_and_future_ones_as_now() {
     let count = |seconds: &[i64], later: u64| {
         let exits = seconds.iter().map(|ago| StoredExit { at: start.ago(*ago), crash: true }).collect();
         let (slot, _) = start.slot(&spec(|_| {}), &StoredMemo { exits, ..StoredMemo::default() }, false);
-        slot.history.exits_in_window(&policy, start.now + Duration::from_secs(later))
+        slot.record.history.exits_in_window(&policy, start.now + Duration::from_secs(later))
     };
     assert_eq!(count(&[299, 10], 0), 2);
     assert_eq!(count(&[299, 10], 2), 1, "the window continues over the restart");
@@ -224,12 +228,12 @@ fn only_an_era_other_than_the_default_is_stored() {
     ] {
         let stored = StoredMemo { era: remembered, ..StoredMemo::default() };
         let (mut slot, _) = start.slot(&spec(|_| {}), &stored, false);
-        assert_eq!(slot.era, remembered);
+        assert_eq!(slot.record.era, remembered);
         let (run, other) = (RunNumber(1), RunNumber(2));
         slot.handle(start.now, SlotInput::Granted(run));
         // The era is also known from a refusal of a run that ended before its handshake.
         slot.handle(start.now, SlotInput::EraChanged(other, found.other()));
-        assert_eq!(slot.era, remembered, "a message about another run");
+        assert_eq!(slot.record.era, remembered, "a message about another run");
         slot.handle(start.now, SlotInput::EraChanged(run, found));
         assert_eq!(slot.memo().to_stored(start.now, start.wall).era, written);
         let mut server = server_info();

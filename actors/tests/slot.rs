@@ -25,9 +25,10 @@ use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, ProcessLif
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::RunActivity;
 use mcp_satellite_actors::rules::jitter::JitterRng;
+use mcp_satellite_actors::rules::slot::SlotPhase::{self, Down, Up};
 use mcp_satellite_actors::rules::slot::{
-    AfterStop, HealthChange, RequestedState, SecondRun, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase,
-    StartReason,
+    AfterStop, DownState, HealthChange, RequestedState, RunState, SecondRun, Slot, SlotEffect, SlotEvent, SlotInput,
+    SlotMemo, StartReason,
 };
 use samples::{bounded, catalogue, exited, incomplete, lost, remote, rolling, server_info, stopped, with_token};
 use serde_json::value::RawValue;
@@ -212,29 +213,33 @@ impl TestSlot {
 fn phase(phase: &SlotPhase, start: Instant) -> String {
     let at = |time: &Instant| format!("{:?}", time.duration_since(start));
     match phase {
-        SlotPhase::Unconfigured => "unconfigured".to_owned(),
-        SlotPhase::Reconnecting { until, attempt } => format!("reconnecting (attempt {attempt} at {})", at(until)),
-        SlotPhase::Reauth => "reauth".to_owned(),
-        SlotPhase::Exhausted { attempts } => format!("exhausted after {attempts}"),
-        SlotPhase::Queued { why: what_for, urgent } => {
+        Down(DownState::Unconfigured) => "unconfigured".to_owned(),
+        Down(DownState::Reconnecting { until, attempt }) => {
+            format!("reconnecting (attempt {attempt} at {})", at(until))
+        }
+        Down(DownState::Reauth) => "reauth".to_owned(),
+        Down(DownState::Exhausted { attempts }) => format!("exhausted after {attempts}"),
+        Down(DownState::Queued { why: what_for, urgent }) => {
             format!("queued ({}{})", why(what_for), if *urgent { ", urgent" } else { "" })
         }
-        SlotPhase::Starting { run, why: what_for, .. } => format!("starting {run:?} ({})", why(what_for)),
-        SlotPhase::Ready { run, idle_check_at: None, .. } => format!("ready {run:?}"),
-        SlotPhase::Ready { run, idle_check_at: Some(look_at), .. } => {
+        Up { run, state: RunState::Starting { why: what_for, .. } } => format!("starting {run:?} ({})", why(what_for)),
+        Up { run, state: RunState::Ready { idle_check_at: None, .. } } => format!("ready {run:?}"),
+        Up { run, state: RunState::Ready { idle_check_at: Some(look_at), .. } } => {
             format!("ready {run:?} (looked at {})", at(look_at))
         }
-        SlotPhase::FallingAsleep { run, .. } => format!("falling asleep {run:?}"),
-        SlotPhase::Undiscovered { run, attempt, retry_at, .. } => {
+        Up { run, state: RunState::FallingAsleep { .. } } => format!("falling asleep {run:?}"),
+        Up { run, state: RunState::Undiscovered { attempt, retry_at, .. } } => {
             let retry = retry_at.as_ref().map_or("under way".to_owned(), |time| format!("at {}", at(time)));
             format!("undiscovered {run:?} (attempt {attempt}, next {retry})")
         }
-        SlotPhase::Backoff { until, why: what_for } => format!("backoff until {} ({})", at(until), why(what_for)),
-        SlotPhase::Dormant { not_before, .. } => format!("dormant (not before {})", at(not_before)),
-        SlotPhase::Stopping { run, kind, then } => format!("stopping {run:?} ({}, then {})", stop(*kind), after(then)),
-        SlotPhase::Stopped => "stopped".to_owned(),
-        SlotPhase::Failed => "failed".to_owned(),
-        SlotPhase::Ended => "over".to_owned(),
+        Down(DownState::Backoff { until, why: what_for }) => format!("backoff until {} ({})", at(until), why(what_for)),
+        Down(DownState::Dormant { not_before, .. }) => format!("dormant (not before {})", at(not_before)),
+        Up { run, state: RunState::Stopping { kind, then } } => {
+            format!("stopping {run:?} ({}, then {})", stop(*kind), after(then))
+        }
+        Down(DownState::Stopped) => "stopped".to_owned(),
+        Down(DownState::Failed) => "failed".to_owned(),
+        Down(DownState::Ended) => "over".to_owned(),
     }
 }
 
@@ -781,7 +786,7 @@ fn every_input_in_every_phase_acts_as_in_the_snapshot() {
 fn a_removal_emits_one_event_in_every_phase() {
     for (place, reach) in places().into_iter().chain(remote_places()) {
         let mut test = reach();
-        if test.slot.phase == SlotPhase::Ended {
+        if test.slot.phase == Down(DownState::Ended) {
             continue;
         }
         let runs = [test.slot.run(), test.slot.second_run.as_ref().and_then(SecondRun::run)];
@@ -791,7 +796,7 @@ fn a_removal_emits_one_event_in_every_phase() {
             let exit = if test.dialled { closed() } else { stopped() };
             effects.extend(test.handle(SlotInput::Ended(run, exit)));
         }
-        assert_eq!(test.slot.phase, SlotPhase::Ended, "{place}");
+        assert_eq!(test.slot.phase, Down(DownState::Ended), "{place}");
         let events: Vec<String> = effects
             .iter()
             .filter_map(|effect| match effect {
@@ -832,14 +837,14 @@ fn with_policy(change: impl FnOnce(&mut Policy)) -> Arc<InstanceSpec> {
 #[test]
 fn a_new_policy_is_applied_in_place_and_keeps_the_exit_history() {
     let test = TestSlot::listed().ready().ended(exited(1, QUICK)).after(1).then(SlotInput::Tick(None)).ready();
-    let (run, exits) = (test.run(), test.slot.history.clone());
+    let (run, exits) = (test.run(), test.slot.record.history.clone());
     let mut test = test;
     let patient = with_policy(|policy| policy.restart.max_crashes = 9);
     let effects = test.handle(SlotInput::Update(patient.clone()));
     let [SlotEffect::Adopt { run: adopting, spec }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!((*adopting, spec, &test.slot.spec), (run, &patient, &patient));
-    assert_eq!((test.slot.open_run(), &test.slot.history), (Some(run), &exits));
-    assert!(test.slot.catalogue.is_some());
+    assert_eq!((test.slot.open_run(), &test.slot.record.history), (Some(run), &exits));
+    assert!(test.slot.record.catalogue.is_some());
 }
 
 #[test]
@@ -847,13 +852,13 @@ fn a_new_policy_does_not_clear_a_permanent_failure() {
     let mut test = TestSlot::listed().ready();
     for _ in 0..3 {
         test = test.ended(exited(1, QUICK)).after(20).then(SlotInput::Tick(None));
-        if !matches!(test.slot.phase, SlotPhase::Failed) {
+        if !matches!(test.slot.phase, Down(DownState::Failed)) {
             test = test.ready();
         }
     }
     let effects = test.handle(SlotInput::Update(with_policy(|policy| policy.logs.line_max = 99)));
     assert!(effects.is_empty(), "{effects:?}");
-    assert_eq!((&test.slot.phase, test.slot.status), (&SlotPhase::Failed, Status::PermanentlyFailed));
+    assert_eq!((&test.slot.phase, test.slot.status), (&Down(DownState::Failed), Status::PermanentlyFailed));
 }
 
 #[test]
@@ -870,9 +875,9 @@ fn a_shorter_idle_time_takes_effect_at_once() {
 #[test]
 fn a_dormant_instance_is_started_when_it_becomes_always_on() {
     let mut test = TestSlot::listed().ready();
-    test.slot.phase = SlotPhase::Dormant { since: test.now, not_before: test.now };
+    test.slot.phase = Down(DownState::Dormant { since: test.now, not_before: test.now });
     let test = test.then(SlotInput::Update(spec(|config| config.lifetime = ProcessLifetime::AlwaysOn)));
-    assert!(matches!(test.slot.phase, SlotPhase::Queued { .. }), "{:?}", test.slot.phase);
+    assert!(matches!(test.slot.phase, Down(DownState::Queued { .. })), "{:?}", test.slot.phase);
 }
 
 #[test]
@@ -906,12 +911,12 @@ fn a_stop_while_a_value_is_missing_lasts_after_the_value_is_given() {
     let (revived, _) = Slot::from_memo(spec(incomplete), jitter_rng(), &memo);
     assert_eq!((revived.requested_state, revived.status), (RequestedState::Stopped, Status::AwaitingUserConfig));
     test.handle(SlotInput::Update(spec(with_another_argument)));
-    assert_eq!((&test.slot.phase, test.slot.status), (&SlotPhase::Stopped, Status::Offline));
+    assert_eq!((&test.slot.phase, test.slot.status), (&Down(DownState::Stopped), Status::Offline));
     let mut test = TestSlot::new(spec(incomplete)).then(SlotInput::Stop);
     test.handle(SlotInput::Start);
     assert_eq!((test.slot.requested_state, test.slot.status), (RequestedState::Running, Status::AwaitingUserConfig));
     test.handle(SlotInput::Update(spec(with_another_argument)));
-    assert!(matches!(test.slot.phase, SlotPhase::Queued { .. }));
+    assert!(matches!(test.slot.phase, Down(DownState::Queued { .. })));
 }
 
 #[test]
@@ -925,7 +930,7 @@ fn an_unreadable_list_keeps_its_previous_content() {
         Arc::new(Catalogue { resources, unreadable: unread.to_vec(), ..(*catalogue(tool)).clone() })
     };
     let known = |test: &TestSlot| {
-        let Catalogue { tools, resources, unreadable: unread, .. } = &**test.slot.catalogue.as_ref().unwrap();
+        let Catalogue { tools, resources, unreadable: unread, .. } = &**test.slot.record.catalogue.as_ref().unwrap();
         (tools[0].name.to_string(), resources.iter().map(|one| one.key.to_string()).collect::<Vec<_>>(), unread.len())
     };
     let unread = [ListKind::Resources];
@@ -968,7 +973,7 @@ fn changes_after_a_reconnect_appear_in_the_event_and_in_the_revisions() {
         })
     };
     let mut test = TestSlot::remote().granted();
-    let mut seen = test.slot.revisions;
+    let mut seen = test.slot.record.revisions;
     let (one, same, more) = (r#"{"tools":{},"x":1}"#, r#"{"x":1, "tools":{}}"#, r#"{"tools":{},"prompts":{}}"#);
     for (capabilities, tool, name, expected) in [
         (
@@ -993,15 +998,15 @@ fn changes_after_a_reconnect_appear_in_the_event_and_in_the_revisions() {
             SlotEffect::Emit(SlotEvent::Reconnected { changed, .. }) => Some(changed.clone()),
             _ => None,
         });
-        let numbers = test.slot.revisions;
+        let numbers = test.slot.record.revisions;
         assert_eq!(numbers.changes_since(&seen), expected);
         assert_eq!(reported, (run != RunNumber(1)).then_some(expected));
         seen = numbers;
         // Changes while connected do not count as changes of the next reconnect.
         let _ = test.handle(SlotInput::Discovered(run, listed("new", name)));
-        assert_eq!(test.slot.revisions.changes_since(&seen), [CatalogueAspect::Tools]);
+        assert_eq!(test.slot.record.revisions.changes_since(&seen), [CatalogueAspect::Tools]);
         let _ = test.handle(SlotInput::Discovered(run, listed(tool, name)));
-        seen = test.slot.revisions;
+        seen = test.slot.record.revisions;
         test = test.lost(FailureKind::Refused).due().granted();
     }
 }

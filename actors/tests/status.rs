@@ -25,7 +25,7 @@ fn short(status: Status) -> &'static str {
 }
 
 fn heads(first: &str) -> String {
-    let columns = Status::ALL.map(|status| format!("{:<8}", short(status))).concat();
+    let columns: String = Status::ALL.iter().map(|status| format!("{:<8}", short(*status))).collect();
     format!("{first:<20} {}\n", columns.trim_end())
 }
 
@@ -36,7 +36,7 @@ fn row(first: &str, cells: impl Iterator<Item = String>) -> String {
 
 /// Returns the causes that change `status`, with the new status.
 fn transitions(status: Status) -> Vec<(StatusCause, Status)> {
-    let out = StatusCause::ALL.into_iter().filter_map(|cause| Some((cause, next(status, cause)?)));
+    let out = StatusCause::ALL.iter().copied().filter_map(|cause| Some((cause, next(status, cause)?)));
     out.filter(|(_, to)| *to != status).collect()
 }
 
@@ -56,18 +56,18 @@ fn steps(from: Status, to: Status) -> Option<usize> {
 #[test]
 fn the_status_table_is_as_in_the_snapshot() {
     let mut text = heads("cause \\ status");
-    for cause in StatusCause::ALL {
-        let cells = Status::ALL.map(|status| next(status, cause).map_or("-", short).to_owned());
-        text += &row(&format!("{cause:?}"), cells.into_iter());
+    for &cause in StatusCause::ALL {
+        let cells = Status::ALL.iter().map(|status| next(*status, cause).map_or("-", short).to_owned());
+        text += &row(&format!("{cause:?}"), cells);
     }
     text += "\nsteps from the row to the column, each a cause that is accepted\n";
     text += &heads("from \\ to");
-    for from in Status::ALL {
-        let cells = Status::ALL.map(|to| steps(from, to).map_or("-".to_owned(), |steps| steps.to_string()));
-        text += &row(from.as_str(), cells.into_iter());
+    for &from in Status::ALL {
+        let cells = Status::ALL.iter().map(|to| steps(from, *to).map_or("-".to_owned(), |steps| steps.to_string()));
+        text += &row(from.as_str(), cells);
     }
     text += "\n";
-    for status in Status::ALL {
+    for &status in Status::ALL {
         let _ = writeln!(text, "{:<8}{status}", short(status));
     }
     insta::assert_snapshot!(text);
@@ -128,7 +128,7 @@ fn a_start_in_progress_can_fail_in_every_way() {
 
 #[test]
 fn a_stop_and_a_missing_value_are_accepted_in_every_status() {
-    for status in Status::ALL {
+    for &status in Status::ALL {
         assert_eq!(next(status, StatusCause::Stopped), Some(Status::Offline));
         assert_eq!(next(status, StatusCause::ConfigMissing), Some(Status::AwaitingUserConfig));
     }
@@ -136,7 +136,7 @@ fn a_stop_and_a_missing_value_are_accepted_in_every_status() {
 
 #[test]
 fn only_a_synced_or_restored_catalogue_leads_to_online() {
-    for status in Status::ALL {
+    for &status in Status::ALL {
         for (cause, to) in transitions(status) {
             let has_one = matches!(cause, StatusCause::Synced | StatusCause::Restored);
             assert!(to != Status::Online || has_one, "{status} by {cause:?}");
@@ -146,13 +146,13 @@ fn only_a_synced_or_restored_catalogue_leads_to_online() {
 
 #[test]
 fn every_status_can_reach_online_and_only_configuring_leads_to_provisioning() {
-    for status in Status::ALL {
+    for &status in Status::ALL {
         assert!(steps(status, Status::Online).is_some(), "{status} is a dead end");
         for (cause, to) in transitions(status) {
             assert!(to != Status::Provisioning || cause == StatusCause::Configured, "{status} by {cause:?}");
         }
     }
-    for cause in StatusCause::ALL {
+    for &cause in StatusCause::ALL {
         assert!(Status::ALL.iter().any(|status| next(*status, cause).is_some()), "{cause:?} is never accepted");
     }
 }
@@ -161,12 +161,12 @@ fn every_status_can_reach_online_and_only_configuring_leads_to_provisioning() {
 fn every_status_has_its_specified_wire_name() {
     let names: BTreeSet<&str> = Status::ALL.iter().map(|status| status.as_str()).collect();
     assert_eq!(names.len(), Status::ALL.len());
-    for status in Status::ALL {
+    for &status in Status::ALL {
         let json = serde_json::to_value(status).unwrap();
         assert_eq!(json, status.as_str());
         assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status);
     }
-    let transitional = Status::ALL.into_iter().filter(|status| status.is_transitional()).map(Status::as_str);
+    let transitional = Status::ALL.iter().copied().filter(|status| status.is_transitional()).map(Status::as_str);
     let transitional: Vec<&str> = transitional.collect();
     let expected =
         ["provisioning", "command_received", "connecting", "discovering_tools", "syncing_tools", "restarting"];

@@ -62,7 +62,7 @@ pub(super) struct LogsCommand {
 impl EventsCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         if let Some(unknown) = self.types.iter().find(|kind| !Event::KINDS.contains(&kind.as_str())) {
-            let hint = hint("event", unknown, &Event::KINDS, &Event::KINDS);
+            let hint = hint("event", unknown, Event::KINDS, Event::KINDS);
             return Err(CommandFailure::new(BAD_INPUT, format!("unknown event type `{unknown}`{hint}")));
         }
         let team = match &self.team {

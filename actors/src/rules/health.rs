@@ -35,9 +35,9 @@ pub enum HealthVerdict {
 
 impl HealthChecks {
     /// Creates the checks of a session connected at `now`. The first one is due after one interval.
-    pub fn new(policy: &HealthPolicy, dice: JitterRng, now: Instant) -> Self {
+    pub fn new(policy: &HealthPolicy, rng: JitterRng, now: Instant) -> Self {
         let mut checks = Self {
-            rng: dice,
+            rng,
             failures: 0,
             degraded: false,
             last_error: None,

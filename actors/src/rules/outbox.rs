@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+use crate::model::backoff::Backoff;
 use crate::model::event::{Envelope, Event};
 use crate::model::policy::BatchPolicy;
 use crate::rules::request_log::RequestLog;
@@ -96,8 +97,8 @@ pub struct Outbox {
     suspect_count: usize,
     // Maximum size of the next batch: halved by 413, restored by a success.
     batch_max: usize,
-    // Pause after the next 429, counted from the start of the rejected send; doubled by each one.
-    backoff: Duration,
+    // Number of consecutive answers 429.
+    throttled: u32,
     sent_at: Option<Instant>,
     not_before: Option<Instant>,
     // Events with numbers below this are sent in this cycle.
@@ -129,7 +130,7 @@ impl Outbox {
             sending: false,
             suspect_count: 0,
             batch_max: policy.batch_max,
-            backoff: policy.interval.min(policy.backoff_max),
+            throttled: 0,
             sent_at: None,
             not_before: None,
             cycle_end: 0,
@@ -373,8 +374,9 @@ impl Outbox {
             }
             SinkAnswer::Unauthorized => self.keep_batch(batch, "the sink rejected the credentials".to_owned()),
             SinkAnswer::Throttled(retry_after) => {
-                let paused = self.sent_at.unwrap_or(now) + self.backoff;
-                self.backoff = (self.backoff * 2).min(self.policy.backoff_max);
+                self.throttled = self.throttled.saturating_add(1);
+                let backoff = Backoff::doubling(self.policy.interval, self.policy.backoff_max);
+                let paused = self.sent_at.unwrap_or(now) + backoff.delay(self.throttled);
                 self.not_before = Some(paused.max(now + retry_after.unwrap_or_default().min(RETRY_AFTER_MAX)));
                 self.keep_batch(batch, "the sink asked for a pause".to_owned())
             }
@@ -437,7 +439,7 @@ impl Outbox {
         self.statistics.last_error = None;
         self.suspect_count = self.suspect_count.saturating_sub(settled);
         self.batch_max = self.policy.batch_max;
-        self.backoff = self.policy.interval.min(self.policy.backoff_max);
+        self.throttled = 0;
         self.not_before = None;
     }
 

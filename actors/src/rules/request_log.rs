@@ -205,13 +205,13 @@ impl RequestLog {
     }
 
     fn take_while(&mut self, is_due: impl Fn(Instant) -> bool) -> Vec<Event> {
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         while let Some((at, name)) = self.due.first().cloned()
             && is_due(at)
         {
-            told.extend(self.close_group(&name));
+            events.extend(self.close_group(&name));
         }
-        told
+        events
     }
 
     fn close_group(&mut self, name: &Arc<str>) -> Option<Event> {

@@ -7,7 +7,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::model::policy::{ReconnectPolicy, RestartPolicy};
+use crate::model::backoff::{Backoff, listed_delay};
+use crate::model::policy::RestartPolicy;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ChargedExit {
@@ -59,7 +60,7 @@ impl ExitHistory {
         }
         let delay = match self.quick_exits {
             0 => Duration::ZERO,
-            nth => policy.delays.get(nth - 1).or(policy.delays.last()).copied().unwrap_or_default(),
+            attempt => listed_delay(&policy.delays, attempt),
         };
         RestartVerdict::Restart { delay, attempt: exits }
     }
@@ -99,12 +100,8 @@ fn is_in_window(policy: &RestartPolicy, now: Instant, charge: &ChargedExit) -> b
     now.duration_since(charge.at) < policy.window
 }
 
-/// Returns the delay after this number of consecutive starts that the machine could not execute: 1 s, 2 s, 4 s and so
-/// on, at most 60 s. The attempts never end.
-pub fn machine_fault_delay(failures: u32) -> Duration {
-    const LONGEST: u64 = 60;
-    Duration::from_secs((1 << failures.saturating_sub(1).min(6)).min(LONGEST))
-}
+/// Delay after consecutive starts that the machine could not execute. The attempts never end.
+pub const MACHINE_FAULT_BACKOFF: Backoff = Backoff::doubling(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Returns the status message of an exhausted budget: `Process crashed 3 times in 5 minutes; last: exited with code 1:
 /// no such table. Manual restart required.`
@@ -128,12 +125,6 @@ fn format_window(duration: Duration) -> String {
     let (count, unit) =
         if seconds >= 60 && seconds.is_multiple_of(60) { (seconds / 60, "minute") } else { (seconds, "second") };
     format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
-}
-
-/// Returns the delay before retry number `attempt` (from 1), which doubles from the minimum to the maximum.
-pub fn reconnect_delay(policy: &ReconnectPolicy, attempt: u32) -> Duration {
-    let doublings = attempt.saturating_sub(1).min(31);
-    policy.backoff_min.saturating_mul(1 << doublings).min(policy.backoff_max)
 }
 
 #[cfg(test)]
@@ -204,10 +195,9 @@ mod tests {
     }
 
     #[test]
-    fn reconnect_delays_double_up_to_the_maximum() {
-        let policy = ReconnectPolicy::default();
-        let delays: Vec<u64> = (1..=10).map(|attempt| reconnect_delay(&policy, attempt).as_secs()).collect();
-        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 180, 180]);
-        assert_eq!(reconnect_delay(&policy, u32::MAX), seconds(180));
+    fn starts_that_the_machine_cannot_execute_are_repeated_after_1_to_60_seconds() {
+        let delays: Vec<u64> = (0..=9).map(|failures| MACHINE_FAULT_BACKOFF.delay(failures).as_secs()).collect();
+        assert_eq!(delays, [1, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(MACHINE_FAULT_BACKOFF.delay(u32::MAX), seconds(60));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::model::backoff::listed_delay;
 use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::policy::RetryPolicy;
 
@@ -121,8 +122,7 @@ pub fn retry_delay(
     if !safe || !is_transient(&failure.kind) || attempts >= policy.attempts_max {
         return None;
     }
-    let at = usize::try_from(attempts.saturating_sub(1)).unwrap_or(usize::MAX);
-    let delay = policy.delays.get(at).or(policy.delays.last()).copied().unwrap_or_default();
+    let delay = listed_delay(&policy.delays, attempts as usize);
     (delay < left).then_some(delay)
 }
 

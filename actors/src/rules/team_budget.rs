@@ -41,12 +41,12 @@ impl TeamBudget {
             self.exits.pop_front();
         }
         let exits = self.exits.len();
-        let over = exits > policy.max_exits;
-        if over == self.throttled {
+        let is_throttled = exits > policy.max_exits;
+        if is_throttled == self.throttled {
             return None;
         }
-        self.throttled = over;
-        Some(if over { ThrottleChange::Throttled { exits } } else { ThrottleChange::Unthrottled { exits } })
+        self.throttled = is_throttled;
+        Some(if is_throttled { ThrottleChange::Throttled { exits } } else { ThrottleChange::Unthrottled { exits } })
     }
 
     /// Returns true if starts take place one at a time.

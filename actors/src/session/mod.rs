@@ -51,7 +51,7 @@ use crate::model::spec::InstanceSpec;
 use crate::rpc::{MessageKind as Sort, MessageView, utf8_text};
 use crate::rules::jitter::JitterRng;
 use crate::rules::output::excerpt;
-use crate::rules::{era, restart, retry};
+use crate::rules::{era, retry};
 use crate::seam::RequestHeaders;
 
 const METHOD_NOT_FOUND: i64 = -32601;
@@ -282,7 +282,7 @@ impl<O: Outlet> SessionCore<O> {
         if self.lists.known {
             self.lists.failures += 1;
             let policy = &self.spec.policy.reconnect;
-            let delay = restart::reconnect_delay(policy, self.lists.failures);
+            let delay = policy.backoff().delay(self.lists.failures);
             let delay = self.rng.jitter(delay, policy.jitter_percent).max(pause);
             self.lists.schedule_read(Instant::now() + delay);
         }

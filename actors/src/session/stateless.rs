@@ -25,8 +25,8 @@ use crate::model::era::Era;
 use crate::model::exit::CallError;
 use crate::model::remote::ServerInfo;
 use crate::rpc::{MessageView, RpcMessage, member, with_members, without_member};
+use crate::rules::era;
 use crate::rules::mirror::{self, HeaderParam};
-use crate::rules::{era, restart};
 
 const INVALID_PARAMS: i64 = -32602;
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
@@ -339,7 +339,7 @@ impl<O: Outlet> SessionCore<O> {
         (listening.had_gap, listening.is_unsupported) = (true, is_unknown);
         listening.failures = listening.failures.saturating_add(1);
         if !is_unknown {
-            let delay = restart::reconnect_delay(policy, listening.failures);
+            let delay = policy.backoff().delay(listening.failures);
             listening.retry_at = Some(Instant::now() + self.rng.jitter(delay, policy.jitter_percent));
         }
         true

@@ -15,9 +15,10 @@ use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTra
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::idle::RunActivity;
 use mcp_satellite_actors::rules::jitter::JitterRng;
+use mcp_satellite_actors::rules::slot::SlotPhase::{Down, Up};
 use mcp_satellite_actors::rules::slot::{
-    AfterStop, HealthChange, RequestedState, SecondRun, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase,
-    StartReason,
+    AfterStop, DownState, HealthChange, RequestedState, RunState, SecondRun, Slot, SlotEffect, SlotEvent, SlotInput,
+    SlotMemo, StartReason,
 };
 
 use crate::away::{ExpectedReaction, Loss, ReconnectModel};
@@ -287,7 +288,7 @@ impl World {
         self.caller_waits = true;
         self.away.attempt_requested = true;
         self.handle(SlotInput::Call);
-        let waits = matches!(self.slot.phase, SlotPhase::Reconnecting { .. } | SlotPhase::Exhausted { .. });
+        let waits = matches!(self.slot.phase, Down(DownState::Reconnecting { .. } | DownState::Exhausted { .. }));
         assert!(!waits, "a call waits for the schedule");
     }
 
@@ -329,7 +330,7 @@ impl World {
                     self.want = RequestedState::Running;
                     self.forget_exits();
                 }
-                if matches!(self.slot.phase, SlotPhase::Exhausted { .. }) {
+                if matches!(self.slot.phase, Down(DownState::Exhausted { .. })) {
                     self.away.reset();
                 }
                 self.handle(SlotInput::Start);
@@ -371,7 +372,7 @@ impl World {
             assert!(self.want == RequestedState::Running, "a stopped instance was restarted");
             let waits = matches!(
                 self.slot.phase,
-                SlotPhase::Reconnecting { .. } | SlotPhase::Exhausted { .. } | SlotPhase::Reauth
+                Down(DownState::Reconnecting { .. } | DownState::Exhausted { .. } | DownState::Reauth)
             );
             assert!(!waits, "a command waits for the schedule");
         }
@@ -389,7 +390,8 @@ impl World {
             self.update_in_place(to);
             return;
         }
-        let (ready, process) = (matches!(self.slot.phase, SlotPhase::Ready { .. }), !before.is_remote());
+        let (ready, process) =
+            (matches!(self.slot.phase, Up { state: RunState::Ready { .. }, .. }), !before.is_remote());
         let rolls = to.update_method == UpdateMethod::Rolling && ready && process;
         let stays = again && !rolls;
         self.update_rejected &= stays;
@@ -400,7 +402,7 @@ impl World {
         self.handle(SlotInput::Update(Arc::clone(to)));
         if rolls {
             assert!(
-                matches!(self.slot.phase, SlotPhase::Ready { .. }),
+                matches!(self.slot.phase, Up { state: RunState::Ready { .. }, .. }),
                 "an update with a new run disturbed the run that takes calls"
             );
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
@@ -408,7 +410,7 @@ impl World {
             assert_eq!(phase, self.slot.phase, "a repeated configuration changed the phase");
             assert!(Arc::ptr_eq(&before, &self.slot.spec));
         } else {
-            assert!(self.slot.catalogue.is_none(), "a new configuration has a catalogue already");
+            assert!(self.slot.record.catalogue.is_none(), "a new configuration has a catalogue already");
             assert_eq!(&self.slot.spec, to);
         }
     }
@@ -416,18 +418,19 @@ impl World {
     /// Returns true if this configuration does not need a new run.
     fn can_continue_under(&self, to: &InstanceSpec) -> bool {
         let before = &*self.slot.spec;
-        let sleeps = self.slot.is_dormant() || matches!(self.slot.phase, SlotPhase::FallingAsleep { .. });
+        let sleeps =
+            self.slot.is_dormant() || matches!(self.slot.phase, Up { state: RunState::FallingAsleep { .. }, .. });
         let wakes = sleeps && to.lifetime == ProcessLifetime::AlwaysOn && before.lifetime != ProcessLifetime::AlwaysOn;
         before.can_continue_as(to) && !wakes
     }
 
     /// Applies an update that does not change the arguments of the run.
     fn update_in_place(&mut self, to: &Arc<InstanceSpec>) {
-        let (before, spec) = ((self.slot.phase.clone(), self.slot.catalogue.clone()), self.slot.spec.clone());
+        let (before, spec) = ((self.slot.phase.clone(), self.slot.record.catalogue.clone()), self.slot.spec.clone());
         let are_newer = to.is_remote() && !to.has_same_credentials(&spec);
         let waits = match before.0 {
-            SlotPhase::Exhausted { .. } => true,
-            SlotPhase::Reauth => are_newer,
+            Down(DownState::Exhausted { .. }) => true,
+            Down(DownState::Reauth) => are_newer,
             _ => false,
         };
         if waits {
@@ -435,16 +438,23 @@ impl World {
         }
         self.handle(SlotInput::Update(Arc::clone(to)));
         assert_eq!(&self.slot.spec, to);
-        assert_eq!(before.1.is_some(), self.slot.catalogue.is_some(), "an update in place changed the catalogue");
+        assert_eq!(
+            before.1.is_some(),
+            self.slot.record.catalogue.is_some(),
+            "an update in place changed the catalogue"
+        );
         let now = self.now;
         match (before.0, self.slot.phase.clone()) {
             (_, after) if waits => {
                 assert!(
-                    matches!(after, SlotPhase::Queued { .. }),
+                    matches!(after, Down(DownState::Queued { .. })),
                     "no attempt follows the update for which the instance waited"
                 );
             }
-            (SlotPhase::Ready { run, since, .. }, SlotPhase::Ready { run: continues, since: still, .. }) => {
+            (
+                Up { run, state: RunState::Ready { since, .. } },
+                Up { run: continues, state: RunState::Ready { since: still, .. } },
+            ) => {
                 assert_eq!((run, since), (continues, still), "an update in place changed the phase");
             }
             (before, after) => assert_eq!(before, after, "an update in place changed the phase"),
@@ -524,7 +534,7 @@ impl World {
             | ServerAction::Degrades
             | ServerAction::Restores => return,
         };
-        let reconnects = matches!(self.slot.phase, SlotPhase::Starting { run: its, why: StartReason::Reconnect { .. }, .. } if its == run);
+        let reconnects = matches!(self.slot.phase, Up { run: its, state: RunState::Starting { why: StartReason::Reconnect { .. }, .. } } if its == run);
         self.handle(input);
         let current = self.slot.run() == Some(run) && self.slot.spec.is_remote();
         match server {
@@ -591,7 +601,8 @@ impl World {
             _ => lost(kind, ran),
         };
         assert_eq!(self.slot.run(), Some(run), "a second run is never a connection");
-        let uninstalled = matches!(self.slot.phase, SlotPhase::Stopping { kind: StopKind::Uninstall, .. });
+        let uninstalled =
+            matches!(self.slot.phase, Up { state: RunState::Stopping { kind: StopKind::Uninstall, .. }, .. });
         let Slot { phase, status, message, .. } = &self.slot;
         let (before, known) = (phase.clone(), (*status, message.clone()));
         let was_reported = self.connected;
@@ -614,9 +625,9 @@ impl World {
             self.away.reset();
             let window = self.slot.spec.policy.session.request_timeout_max;
             if worker.credentials_changed_at.is_some_and(|since| self.now.duration_since(since) < window) {
-                assert!(matches!(self.slot.phase, SlotPhase::Queued { .. }), "new credentials must be tried");
+                assert!(matches!(self.slot.phase, Down(DownState::Queued { .. })), "new credentials must be tried");
             } else {
-                assert_eq!(self.slot.phase, SlotPhase::Reauth);
+                assert_eq!(self.slot.phase, Down(DownState::Reauth));
                 self.away.needs_credentials = true;
             }
         } else {
@@ -627,8 +638,8 @@ impl World {
             assert!(!again, "the same status was reported twice");
         }
         // Callers of this attempt get its outcome, or share an attempt that follows at once.
-        if self.caller_waits && !worker.is_stopping && matches!(before, SlotPhase::Starting { .. }) {
-            assert!(matches!(self.slot.phase, SlotPhase::Queued { .. }), "a caller waits without an attempt");
+        if self.caller_waits && !worker.is_stopping && matches!(before, Up { state: RunState::Starting { .. }, .. }) {
+            assert!(matches!(self.slot.phase, Down(DownState::Queued { .. })), "a caller waits without an attempt");
         }
         if self.caller_waits {
             self.call();
@@ -641,12 +652,12 @@ impl World {
         let early = self.away.next.filter(|(_, due)| *due > self.now);
         match self.away.expected_after(policy, loss, self.now) {
             ExpectedReaction::GivenUp => {
-                assert_eq!(self.slot.phase, SlotPhase::Exhausted { attempts: policy.attempts_max.unwrap() });
+                assert_eq!(self.slot.phase, Down(DownState::Exhausted { attempts: policy.attempts_max.unwrap() }));
                 assert_eq!(self.slot.status, Status::Error);
                 assert!(!reconnecting);
             }
             ExpectedReaction::Attempt { number, earliest, latest } => {
-                let SlotPhase::Reconnecting { until, attempt } = self.slot.phase else {
+                let Down(DownState::Reconnecting { until, attempt }) = self.slot.phase else {
                     panic!("no attempt is scheduled: {:?}", self.slot.phase)
                 };
                 assert_eq!(attempt, number);
@@ -669,7 +680,7 @@ impl World {
             return;
         }
         // A run that ends by itself while it falls asleep counts as an exit.
-        let falls_asleep = matches!(self.slot.phase, SlotPhase::FallingAsleep { .. });
+        let falls_asleep = matches!(self.slot.phase, Up { state: RunState::FallingAsleep { .. }, .. });
         let charged = !worker.is_stopping || (falls_asleep && exit.cause != ExitCause::Requested);
         if charged {
             let policy = &self.slot.spec.policy.restart;
@@ -692,15 +703,26 @@ impl World {
         });
         assert!(!connection, "an event of a connection about a process");
         if !Arc::ptr_eq(&before, &self.slot.spec) {
-            let starts = matches!(self.slot.phase, SlotPhase::Queued { .. } | SlotPhase::Starting { .. });
+            let starts =
+                matches!(self.slot.phase, Up { state: RunState::Starting { .. }, .. } | Down(DownState::Queued { .. }));
             assert!(charged && starts, "the new configuration is not started: {:?}", self.slot.phase);
         } else if charged {
             let policy = &self.slot.spec.policy.restart;
             let spent = self.exits_that_count() >= policy.max_crashes;
-            assert_eq!(spent, matches!(self.slot.phase, SlotPhase::Failed), "{:?}", self.slot.phase);
-            assert_eq!(sleeps && !spent, matches!(self.slot.phase, SlotPhase::Dormant { .. }), "{:?}", self.slot.phase);
+            assert_eq!(spent, matches!(self.slot.phase, Down(DownState::Failed)), "{:?}", self.slot.phase);
+            assert_eq!(
+                sleeps && !spent,
+                matches!(self.slot.phase, Down(DownState::Dormant { .. })),
+                "{:?}",
+                self.slot.phase
+            );
         } else {
-            assert_eq!(falls_asleep, matches!(self.slot.phase, SlotPhase::Dormant { .. }), "{:?}", self.slot.phase);
+            assert_eq!(
+                falls_asleep,
+                matches!(self.slot.phase, Down(DownState::Dormant { .. })),
+                "{:?}",
+                self.slot.phase
+            );
         }
         if self.caller_waits {
             self.handle(SlotInput::Call);
@@ -752,11 +774,11 @@ impl World {
         let earlier = |at: Instant| at.checked_sub(time).unwrap_or(self.now);
         self.away.next = self.away.next.map(|(number, due)| (number, earlier(due)));
         self.not_before = self.not_before.map(earlier);
-        let away = matches!(self.slot.phase, SlotPhase::Reconnecting { .. });
+        let away = matches!(self.slot.phase, Down(DownState::Reconnecting { .. }));
         let overdue = self.away.next.is_some_and(|(_, due)| due <= self.now);
         self.handle(SlotInput::ResumedAfterSuspend(time));
         assert!(
-            !(away && overdue) || matches!(self.slot.phase, SlotPhase::Queued { .. }),
+            !(away && overdue) || matches!(self.slot.phase, Down(DownState::Queued { .. })),
             "an overdue attempt was not made"
         );
         assert!(self.slot.deadline().is_none_or(|at| at > self.now), "a deadline that has passed remains");
@@ -801,7 +823,7 @@ impl World {
         self.caller_waits = false;
         let before = self.slot.phase.clone();
         let under_way = self.slot.connection() == Some(ConnectionState::Reconnecting);
-        if !under_way && !matches!(before, SlotPhase::Reauth | SlotPhase::Exhausted { .. }) {
+        if !under_way && !matches!(before, Down(DownState::Reauth | DownState::Exhausted { .. })) {
             self.away.reset();
         }
         self.away.attempt_requested = false;
@@ -811,11 +833,11 @@ impl World {
         self.perform(effects);
         self.check();
         match (&before, &self.slot.phase) {
-            (SlotPhase::Reauth, after) => assert_eq!(*after, SlotPhase::Reauth),
-            (SlotPhase::Exhausted { .. }, after) => assert_eq!(before, *after),
-            (SlotPhase::Reconnecting { .. }, after) => assert_eq!(before, *after, "the retry schedule changed"),
+            (Down(DownState::Reauth), after) => assert_eq!(*after, Down(DownState::Reauth)),
+            (Down(DownState::Exhausted { .. }), after) => assert_eq!(before, *after),
+            (Down(DownState::Reconnecting { .. }), after) => assert_eq!(before, *after, "the retry schedule changed"),
             (_, after) if under_way => {
-                let continues = matches!(after, SlotPhase::Reconnecting { .. } | SlotPhase::Queued { .. });
+                let continues = matches!(after, Down(DownState::Reconnecting { .. } | DownState::Queued { .. }));
                 assert!(continues, "{before:?} became {after:?}");
             }
             _ => {}
@@ -840,7 +862,7 @@ impl World {
                 | SlotInput::Granted(_)
                 | SlotInput::Call
         );
-        let was_ready = matches!(self.slot.phase, SlotPhase::Ready { .. });
+        let was_ready = matches!(self.slot.phase, Up { state: RunState::Ready { .. }, .. });
         let command = matches!(input, SlotInput::Start | SlotInput::Stop | SlotInput::Restart | SlotInput::Reconnect);
         let before = self.slot.spec.clone();
         let update_in_place = matches!(&input, SlotInput::Update(to) if self.can_continue_under(to));
@@ -855,7 +877,7 @@ impl World {
         }
         self.tools_restored &=
             !effects.iter().any(|effect| matches!(effect, SlotEffect::Emit(SlotEvent::Discovered { .. })));
-        if self.tools_restored && !was_ready && matches!(self.slot.phase, SlotPhase::Ready { .. }) {
+        if self.tools_restored && !was_ready && matches!(self.slot.phase, Up { state: RunState::Ready { .. }, .. }) {
             let reads = effects.iter().any(|effect| matches!(effect, SlotEffect::Discover(_)));
             assert!(reads, "the restored tools are not read again");
         }
@@ -991,10 +1013,12 @@ impl World {
         let beside = self.slot.second_run.as_ref().and_then(SecondRun::run);
         let others: Vec<RunNumber> = self.workers.iter().map(|worker| worker.run).collect();
         match (&others[..], &self.slot.phase) {
-            ([], SlotPhase::Starting { run: current, .. }) => assert_eq!(*current, run),
+            ([], Up { run: current, state: RunState::Starting { .. } }) => assert_eq!(*current, run),
             // A run starts beside the one that takes calls, or beside one that ends.
-            ([other], SlotPhase::Ready { run: current, .. }) => assert_eq!((*other, run), (*current, beside.unwrap())),
-            ([other], SlotPhase::Starting { run: current, .. }) => {
+            ([other], Up { run: current, state: RunState::Ready { .. } }) => {
+                assert_eq!((*other, run), (*current, beside.unwrap()))
+            }
+            ([other], Up { run: current, state: RunState::Starting { .. } }) => {
                 assert_eq!((*other, run), (beside.unwrap(), *current));
                 assert!(matches!(self.slot.second_run, Some(SecondRun::Ending { .. })));
             }
@@ -1010,7 +1034,7 @@ impl World {
             assert!(due || self.away.attempt_requested, "an attempt before its time without a request");
             assert_eq!(*spec, *self.desired, "an attempt with an outdated configuration");
         }
-        assert!(discover || self.slot.catalogue.is_some(), "a start without discovery and without known tools");
+        assert!(discover || self.slot.record.catalogue.is_some(), "a start without discovery and without known tools");
         assert!(
             self.exits_that_count() < self.slot.spec.policy.restart.max_crashes,
             "a restart beyond the crash limit"
@@ -1039,16 +1063,15 @@ impl World {
 
     /// Checks the invariants after every step.
     fn check(&mut self) {
-        let is_ready = matches!(self.slot.phase, SlotPhase::Ready { .. });
+        let is_ready = matches!(self.slot.phase, Up { state: RunState::Ready { .. }, .. });
         self.ready_since = is_ready.then(|| self.ready_since.unwrap_or(self.now));
         let Slot { phase, status, requested_state: want, .. } = &self.slot;
         assert_eq!(*want, self.want, "{phase:?}");
         if self.want == RequestedState::Stopped && !self.ending {
             let rests = matches!(
                 phase,
-                SlotPhase::Stopped
-                    | SlotPhase::Unconfigured
-                    | SlotPhase::Stopping { then: AfterStop::Stop | AfterStop::AwaitConfig, .. }
+                Up { state: RunState::Stopping { then: AfterStop::Stop | AfterStop::AwaitConfig, .. }, .. }
+                    | Down(DownState::Stopped | DownState::Unconfigured)
             );
             assert!(rests, "{phase:?}");
         }
@@ -1058,52 +1081,63 @@ impl World {
         assert_eq!(known, there, "{phase:?} with {beside:?}");
         let comes = matches!(beside, Some(SecondRun::Queued { .. } | SecondRun::Starting { .. }));
         assert!(!comes || is_ready, "{beside:?} beside {phase:?}");
-        assert!(!matches!(phase, SlotPhase::Stopped | SlotPhase::Ended) || there.is_empty(), "{there:?} in {phase:?}");
+        assert!(
+            !matches!(phase, Down(DownState::Stopped | DownState::Ended)) || there.is_empty(),
+            "{there:?} in {phase:?}"
+        );
         let open = self.slot.open_run();
         assert!(self.workers.iter().all(|worker| !worker.drains || Some(worker.run) != open), "calls go to {open:?}");
-        assert!(*phase != SlotPhase::Ended || self.removed);
+        assert!(*phase != Down(DownState::Ended) || self.removed);
         if self.caller_waits && !self.removed {
             let waits_for_something = matches!(
                 phase,
-                SlotPhase::Queued { .. }
-                    | SlotPhase::Starting { .. }
-                    | SlotPhase::Backoff { .. }
-                    | SlotPhase::FallingAsleep { .. }
-                    | SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. }
+                Up {
+                    state: RunState::Starting { .. }
+                        | RunState::FallingAsleep { .. }
+                        | RunState::Stopping { then: AfterStop::StartAgain(_), .. },
+                    ..
+                } | Down(DownState::Queued { .. } | DownState::Backoff { .. })
             );
             assert!(waits_for_something, "a caller waits without a start in {phase:?}");
         }
         let expected: &[Status] = match phase {
-            SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. } => {
-                &[Status::AwaitingUserConfig]
-            }
-            SlotPhase::Undiscovered { retry_at: Some(_), .. } => &[Status::Error],
-            SlotPhase::Undiscovered { attempt: 0, .. } => &[Status::DiscoveringTools],
-            SlotPhase::Undiscovered { .. } => &[Status::Error, Status::DiscoveringTools],
-            SlotPhase::Reconnecting { .. } => &[Status::Offline, Status::Error],
-            SlotPhase::Exhausted { .. } => &[Status::Error],
-            SlotPhase::Queued { why: StartReason::Reconnect { .. }, .. } => {
+            Up { state: RunState::Stopping { then: AfterStop::AwaitConfig, .. }, .. }
+            | Down(DownState::Unconfigured) => &[Status::AwaitingUserConfig],
+            Up { state: RunState::Undiscovered { retry_at: Some(_), .. }, .. } => &[Status::Error],
+            Up { state: RunState::Undiscovered { attempt: 0, .. }, .. } => &[Status::DiscoveringTools],
+            Up { state: RunState::Undiscovered { .. }, .. } => &[Status::Error, Status::DiscoveringTools],
+            Down(DownState::Reconnecting { .. }) => &[Status::Offline, Status::Error],
+            Down(DownState::Exhausted { .. }) => &[Status::Error],
+            Down(DownState::Queued { why: StartReason::Reconnect { .. }, .. }) => {
                 &[Status::Offline, Status::Error, Status::CommandReceived, Status::Connecting, Status::Restarting]
             }
-            SlotPhase::Starting { why: StartReason::Reconnect { .. }, .. } => {
+            Up { state: RunState::Starting { why: StartReason::Reconnect { .. }, .. }, .. } => {
                 &[Status::Offline, Status::Error, Status::Connecting]
             }
-            SlotPhase::Reauth => &[Status::RequiresReauth],
-            SlotPhase::Queued { why: StartReason::Wake { .. }, .. }
-            | SlotPhase::Starting { why: StartReason::Wake { .. }, .. }
-            | SlotPhase::Backoff { why: StartReason::Wake { .. }, .. }
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Dormant { .. } => &[Status::Online],
-            SlotPhase::Queued { .. } => &[Status::CommandReceived, Status::Connecting, Status::Restarting],
-            SlotPhase::Starting { .. } => &[Status::Connecting, Status::DiscoveringTools],
-            SlotPhase::Backoff { .. } => &[Status::Connecting],
-            SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. } => {
+            Down(DownState::Reauth) => &[Status::RequiresReauth],
+            Up {
+                state:
+                    RunState::Starting { why: StartReason::Wake { .. }, .. }
+                    | RunState::Ready { .. }
+                    | RunState::FallingAsleep { .. },
+                ..
+            }
+            | Down(
+                DownState::Queued { why: StartReason::Wake { .. }, .. }
+                | DownState::Backoff { why: StartReason::Wake { .. }, .. }
+                | DownState::Dormant { .. },
+            ) => &[Status::Online],
+            Down(DownState::Queued { .. }) => &[Status::CommandReceived, Status::Connecting, Status::Restarting],
+            Up { state: RunState::Starting { .. }, .. } => &[Status::Connecting, Status::DiscoveringTools],
+            Down(DownState::Backoff { .. }) => &[Status::Connecting],
+            Up { state: RunState::Stopping { then: AfterStop::StartAgain(_), .. }, .. } => {
                 &[Status::Provisioning, Status::Connecting, Status::Restarting]
             }
-            SlotPhase::Stopped | SlotPhase::Stopping { then: AfterStop::Stop, .. } => &[Status::Offline],
-            SlotPhase::Failed => &[Status::PermanentlyFailed],
-            SlotPhase::Stopping { then: AfterStop::End, .. } | SlotPhase::Ended => &Status::ALL,
+            Up { state: RunState::Stopping { then: AfterStop::Stop, .. }, .. } | Down(DownState::Stopped) => {
+                &[Status::Offline]
+            }
+            Down(DownState::Failed) => &[Status::PermanentlyFailed],
+            Up { state: RunState::Stopping { then: AfterStop::End, .. }, .. } | Down(DownState::Ended) => Status::ALL,
         };
         assert!(expected.contains(status), "{status} in {phase:?}");
         if *status == Status::Online {
@@ -1111,12 +1145,12 @@ impl World {
             assert_eq!(says_so, self.update_rejected, "{:?} in {phase:?}", self.slot.message);
         }
         let must_wake = match phase {
-            SlotPhase::Backoff { until, .. } | SlotPhase::Reconnecting { until, .. } => Some(*until),
-            SlotPhase::Undiscovered { retry_at, .. } => *retry_at,
-            SlotPhase::Ready { idle_check_at: look_at, .. } => *look_at,
+            Down(DownState::Backoff { until, .. } | DownState::Reconnecting { until, .. }) => Some(*until),
+            Up { state: RunState::Undiscovered { retry_at, .. }, .. } => *retry_at,
+            Up { state: RunState::Ready { idle_check_at: look_at, .. }, .. } => *look_at,
             _ => None,
         };
-        if let SlotPhase::Ready { idle_check_at: look_at, .. } = phase {
+        if let Up { state: RunState::Ready { idle_check_at: look_at, .. }, .. } = phase {
             let sleeps = self.slot.spec.lifetime != ProcessLifetime::AlwaysOn && !self.slot.spec.is_remote();
             assert_eq!(look_at.is_some(), sleeps, "idle checks exist exactly for servers that may sleep");
         }
@@ -1131,20 +1165,23 @@ impl World {
             assert_eq!(*health == ServerHealth::Degraded, self.degraded, "the reported health differs");
         }
         match phase {
-            SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. } => assert_ne!(*health, ServerHealth::Unknown),
+            Up { state: RunState::Ready { .. } | RunState::Undiscovered { .. }, .. } => {
+                assert_ne!(*health, ServerHealth::Unknown)
+            }
             _ if self.slot.run().is_none() => assert_eq!(*health, ServerHealth::Unknown, "{phase:?}"),
             _ => {}
         }
         let connection = self.slot.connection();
         if !spec.is_remote() {
             let remote =
-                matches!(phase, SlotPhase::Reconnecting { .. } | SlotPhase::Reauth | SlotPhase::Exhausted { .. });
+                matches!(phase, Down(DownState::Reconnecting { .. } | DownState::Reauth | DownState::Exhausted { .. }));
             assert!(!remote && connection.is_none(), "a process is in {phase:?}");
             return;
         }
         let process = matches!(
             phase,
-            SlotPhase::Failed | SlotPhase::Dormant { .. } | SlotPhase::FallingAsleep { .. } | SlotPhase::Backoff { .. }
+            Up { state: RunState::FallingAsleep { .. }, .. }
+                | Down(DownState::Failed | DownState::Dormant { .. } | DownState::Backoff { .. })
         );
         assert!(!process, "a connection is in {phase:?}");
         let expected = match (status, phase) {
@@ -1154,8 +1191,8 @@ impl World {
                 ConnectionState::Connecting
             }
             (Status::DiscoveringTools | Status::SyncingTools | Status::Online, _) => ConnectionState::Connected,
-            (Status::Error, SlotPhase::Undiscovered { .. }) => ConnectionState::Connected,
-            (Status::Error, SlotPhase::Exhausted { .. }) | (Status::RequiresReauth, _) => ConnectionState::Error,
+            (Status::Error, Up { state: RunState::Undiscovered { .. }, .. }) => ConnectionState::Connected,
+            (Status::Error, Down(DownState::Exhausted { .. })) | (Status::RequiresReauth, _) => ConnectionState::Error,
             (Status::Offline, _) if self.want == RequestedState::Stopped => ConnectionState::Disconnected,
             (Status::Offline | Status::Error, _) => ConnectionState::Reconnecting,
             (Status::PermanentlyFailed, _) => panic!("a remote server never fails permanently"),
@@ -1163,14 +1200,16 @@ impl World {
         assert_eq!(connection, Some(expected), "{status} in {phase:?}");
         // A connection is given up only by the policy, by a command, or after a rejection by the server.
         let continues = self.slot.deadline().is_some() || self.slot.run().is_some();
-        let asks = matches!(phase, SlotPhase::Queued { .. });
+        let asks = matches!(phase, Down(DownState::Queued { .. }));
         let rests = matches!(
             phase,
-            SlotPhase::Unconfigured
-                | SlotPhase::Reauth
-                | SlotPhase::Exhausted { .. }
-                | SlotPhase::Stopped
-                | SlotPhase::Ended
+            Down(
+                DownState::Unconfigured
+                    | DownState::Reauth
+                    | DownState::Exhausted { .. }
+                    | DownState::Stopped
+                    | DownState::Ended
+            )
         );
         assert!(continues || asks || rests, "no next step in {phase:?}");
     }
@@ -1179,13 +1218,13 @@ impl World {
     fn check_schedule(&self) {
         let Slot { phase, spec, .. } = &self.slot;
         match phase {
-            SlotPhase::Reconnecting { until, attempt } => assert_eq!(self.away.next, Some((*attempt, *until))),
-            SlotPhase::Exhausted { attempts } => assert_eq!(spec.policy.reconnect.attempts_max, Some(*attempts)),
-            SlotPhase::Queued { why: StartReason::Reconnect { attempt, .. }, .. }
-            | SlotPhase::Starting { why: StartReason::Reconnect { attempt, .. }, .. } => {
+            Down(DownState::Reconnecting { until, attempt }) => assert_eq!(self.away.next, Some((*attempt, *until))),
+            Down(DownState::Exhausted { attempts }) => assert_eq!(spec.policy.reconnect.attempts_max, Some(*attempts)),
+            Up { state: RunState::Starting { why: StartReason::Reconnect { attempt, .. }, .. }, .. }
+            | Down(DownState::Queued { why: StartReason::Reconnect { attempt, .. }, .. }) => {
                 assert_eq!(*attempt, self.away.next.map_or(0, |(number, _)| number), "{phase:?}");
             }
-            SlotPhase::Reauth => assert!(self.away.needs_credentials),
+            Down(DownState::Reauth) => assert!(self.away.needs_credentials),
             _ => {}
         }
     }
@@ -1204,14 +1243,16 @@ impl World {
         }
         let rests = matches!(
             self.slot.phase,
-            SlotPhase::Ready { idle_check_at: None, .. }
-                | SlotPhase::Dormant { .. }
-                | SlotPhase::Unconfigured
-                | SlotPhase::Reauth
-                | SlotPhase::Exhausted { .. }
-                | SlotPhase::Stopped
-                | SlotPhase::Failed
-                | SlotPhase::Ended
+            Up { state: RunState::Ready { idle_check_at: None, .. }, .. }
+                | Down(
+                    DownState::Dormant { .. }
+                        | DownState::Unconfigured
+                        | DownState::Reauth
+                        | DownState::Exhausted { .. }
+                        | DownState::Stopped
+                        | DownState::Failed
+                        | DownState::Ended
+                )
         );
         assert!(rests, "{:?}", self.slot.phase);
         assert_eq!(self.slot.second_run, None);

@@ -307,7 +307,7 @@ mod tests {
             next_retry_ms,
             last_error: "connection refused".to_owned(),
         };
-        let mut errors: Vec<CallError> = Status::ALL.into_iter().map(refused).collect();
+        let mut errors: Vec<CallError> = Status::ALL.iter().copied().map(refused).collect();
         for fate in [CallFate::NotSent, CallFate::MaybeExecuted, CallFate::TimedOut] {
             errors.push(CallError::Terminated { fate, reason: reason.clone() });
             errors.push(CallError::TimedOut { after, fate });

@@ -36,7 +36,8 @@ const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
 
 pub const ENDED: &str = "the session has ended";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum SessionEnd {
     /// The client sent `DELETE`, or its stateless request ended.
     Closed,
@@ -53,16 +54,7 @@ pub enum SessionEnd {
 impl SessionEnd {
     /// Returns the name used in events.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::Idle => "idle",
-            Self::Age => "age",
-            Self::Evicted => "evicted",
-            Self::Slow => "slow",
-            Self::Revoked => "revoked",
-            Self::Removed => "removed",
-            Self::Drained => "drained",
-        }
+        self.into()
     }
 }
 

@@ -14,8 +14,9 @@ pub(super) const SUBSCRIPTIONS_MAX: usize = 1024;
 // Maximum length of a subscribed URI in bytes.
 pub(super) const URI_BYTES_MAX: usize = 8 * 1024;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum McpLogLevel {
     Debug,
     Info,
@@ -34,16 +35,7 @@ impl McpLogLevel {
     }
 
     pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Debug => "debug",
-            Self::Info => "info",
-            Self::Notice => "notice",
-            Self::Warning => "warning",
-            Self::Error => "error",
-            Self::Critical => "critical",
-            Self::Alert => "alert",
-            Self::Emergency => "emergency",
-        }
+        self.into()
     }
 }
 

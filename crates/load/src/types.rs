@@ -49,7 +49,7 @@ pub enum ServerEnvironment {
 }
 
 /// Kinds of faults.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::VariantArray)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
     /// The process is killed by SIGKILL.
@@ -118,31 +118,7 @@ pub enum VictimClass {
 
 impl FaultKind {
     /// List of all kinds of faults.
-    pub const ALL: [Self; 23] = [
-        Self::Crash,
-        Self::Exit0,
-        Self::CrashLoop,
-        Self::SlowHandshake,
-        Self::NoHandshake,
-        Self::Hang,
-        Self::SlowSigterm,
-        Self::IgnoreSigterm,
-        Self::StderrFlood,
-        Self::Garbage,
-        Self::Huge,
-        Self::StrayAnswers,
-        Self::MemoryGrowth,
-        Self::Unauthorized,
-        Self::SessionLost,
-        Self::Refused,
-        Self::StreamCut,
-        Self::WorkerPanic,
-        Self::TeamPanic,
-        Self::RegistryPanic,
-        Self::BatcherPanic,
-        Self::SinkFails,
-        Self::SinkPanics,
-    ];
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// Returns the possible victims.
     pub fn victim_class(self) -> VictimClass {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::VariantNames;
 
 use super::catalogue::CatalogueAspect;
 use super::ids::{InstallationId, Slug, TeamId, UserId};
@@ -205,12 +206,13 @@ pub struct RequestLine {
 
 /// Events that the satellite emits. The host emits the events of clients and configuration reloads. Durations are in
 /// the unit that ends the name of the field.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, strum::IntoStaticStr, VariantNames)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(tag = "type", content = "data")]
 #[expect(missing_docs, reason = "fields and types are those of the specification's table of events, by name")]
 pub enum Event {
     #[serde(rename = "mcp.server.status_changed")]
+    #[strum(serialize = "mcp.server.status_changed")]
     StatusChanged {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -221,6 +223,7 @@ pub enum Event {
         remedy: Option<Remedy>,
     },
     #[serde(rename = "mcp.server.started")]
+    #[strum(serialize = "mcp.server.started")]
     Started {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -230,6 +233,7 @@ pub enum Event {
         spawn_duration_ms: u64,
     },
     #[serde(rename = "mcp.server.stopped")]
+    #[strum(serialize = "mcp.server.stopped")]
     Stopped {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -245,6 +249,7 @@ pub enum Event {
         dormant: Option<bool>,
     },
     #[serde(rename = "mcp.server.exited")]
+    #[strum(serialize = "mcp.server.exited")]
     Exited {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -255,6 +260,7 @@ pub enum Event {
         will_restart: bool,
     },
     #[serde(rename = "mcp.server.crashed")]
+    #[strum(serialize = "mcp.server.crashed")]
     Crashed {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -266,6 +272,7 @@ pub enum Event {
         will_restart: bool,
     },
     #[serde(rename = "mcp.server.restarted")]
+    #[strum(serialize = "mcp.server.restarted")]
     Restarted {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -275,6 +282,7 @@ pub enum Event {
         attempt_number: usize,
     },
     #[serde(rename = "mcp.server.permanently_failed")]
+    #[strum(serialize = "mcp.server.permanently_failed")]
     PermanentlyFailed {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -289,6 +297,7 @@ pub enum Event {
         failed_at: Timestamp,
     },
     #[serde(rename = "mcp.server.dormant")]
+    #[strum(serialize = "mcp.server.dormant")]
     Dormant {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -299,6 +308,7 @@ pub enum Event {
         last_activity_at: Timestamp,
     },
     #[serde(rename = "mcp.server.respawned")]
+    #[strum(serialize = "mcp.server.respawned")]
     Respawned {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -307,12 +317,14 @@ pub enum Event {
         respawn_duration_ms: u64,
     },
     #[serde(rename = "mcp.server.disconnected")]
+    #[strum(serialize = "mcp.server.disconnected")]
     Disconnected {
         #[serde(flatten)]
         of: Arc<EventSubject>,
         was_intentional: bool,
     },
     #[serde(rename = "mcp.server.reconnecting")]
+    #[strum(serialize = "mcp.server.reconnecting")]
     Reconnecting {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -320,6 +332,7 @@ pub enum Event {
         next_retry_ms: u64,
     },
     #[serde(rename = "mcp.server.reconnected")]
+    #[strum(serialize = "mcp.server.reconnected")]
     Reconnected {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -330,6 +343,7 @@ pub enum Event {
         changed: Vec<CatalogueAspect>,
     },
     #[serde(rename = "mcp.server.health_degraded")]
+    #[strum(serialize = "mcp.server.health_degraded")]
     HealthDegraded {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -337,6 +351,7 @@ pub enum Event {
         last_error: String,
     },
     #[serde(rename = "mcp.server.health_restored")]
+    #[strum(serialize = "mcp.server.health_restored")]
     HealthRestored {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -344,18 +359,21 @@ pub enum Event {
         last_error: Option<String>,
     },
     #[serde(rename = "mcp.server.logs")]
+    #[strum(serialize = "mcp.server.logs")]
     ServerLogs {
         #[serde(flatten)]
         of: Arc<EventSubject>,
         logs: Vec<LogLine>,
     },
     #[serde(rename = "mcp.request.logs")]
+    #[strum(serialize = "mcp.request.logs")]
     RequestLogs {
         #[serde(flatten)]
         of: Arc<EventSubject>,
         requests: Vec<RequestLine>,
     },
     #[serde(rename = "mcp.tool.executed")]
+    #[strum(serialize = "mcp.tool.executed")]
     ToolExecuted {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -365,6 +383,7 @@ pub enum Event {
         error_message: Option<String>,
     },
     #[serde(rename = "mcp.tools.discovered")]
+    #[strum(serialize = "mcp.tools.discovered")]
     ToolsDiscovered {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -373,6 +392,7 @@ pub enum Event {
         tools: Vec<String>,
     },
     #[serde(rename = "mcp.tools.updated")]
+    #[strum(serialize = "mcp.tools.updated")]
     ToolsUpdated {
         #[serde(flatten)]
         of: Arc<EventSubject>,
@@ -381,6 +401,7 @@ pub enum Event {
         total_tools: usize,
     },
     #[serde(rename = "mcp.client.connected")]
+    #[strum(serialize = "mcp.client.connected")]
     ClientConnected {
         team_id: TeamId,
         user_id: UserId,
@@ -390,6 +411,7 @@ pub enum Event {
         transport: String,
     },
     #[serde(rename = "mcp.client.disconnected")]
+    #[strum(serialize = "mcp.client.disconnected")]
     ClientDisconnected {
         team_id: TeamId,
         user_id: UserId,
@@ -401,11 +423,14 @@ pub enum Event {
     /// The team exceeded its budget of unwanted exits: its processes start one at a time until the window holds fewer
     /// exits.
     #[serde(rename = "mcp.team.throttled")]
+    #[strum(serialize = "mcp.team.throttled")]
     TeamThrottled { team_id: TeamId, exits_in_window: usize, window_seconds: u64 },
     /// The processes of the team start without the limit again.
     #[serde(rename = "mcp.team.unthrottled")]
+    #[strum(serialize = "mcp.team.unthrottled")]
     TeamUnthrottled { team_id: TeamId, exits_in_window: usize, window_seconds: u64 },
     #[serde(rename = "config.refreshed")]
+    #[strum(serialize = "config.refreshed")]
     ConfigRefreshed {
         config_hash: String,
         server_count: usize,
@@ -414,42 +439,17 @@ pub enum Event {
         fetch_duration_ms: u64,
     },
     #[serde(rename = "config.error")]
+    #[strum(serialize = "config.error")]
     ConfigError { error_type: String, error_message: String, status_code: Option<u16>, retry_in: Option<u64> },
     /// The queue exceeded its limit: the events from `from_seq` to `to_seq`, both included, were dropped.
     #[serde(rename = "events.dropped")]
+    #[strum(serialize = "events.dropped")]
     EventsDropped { from_seq: u64, to_seq: u64 },
 }
 
 impl Event {
     /// Names of all events on the wire.
-    pub const KINDS: [&'static str; 26] = [
-        "mcp.server.status_changed",
-        "mcp.server.started",
-        "mcp.server.stopped",
-        "mcp.server.exited",
-        "mcp.server.crashed",
-        "mcp.server.restarted",
-        "mcp.server.permanently_failed",
-        "mcp.server.dormant",
-        "mcp.server.respawned",
-        "mcp.server.disconnected",
-        "mcp.server.reconnecting",
-        "mcp.server.reconnected",
-        "mcp.server.health_degraded",
-        "mcp.server.health_restored",
-        "mcp.server.logs",
-        "mcp.request.logs",
-        "mcp.tool.executed",
-        "mcp.tools.discovered",
-        "mcp.tools.updated",
-        "mcp.client.connected",
-        "mcp.client.disconnected",
-        "mcp.team.throttled",
-        "mcp.team.unthrottled",
-        "config.refreshed",
-        "config.error",
-        "events.dropped",
-    ];
+    pub const KINDS: &[&'static str] = Self::VARIANTS;
 
     /// Returns the instance that the event is about.
     pub fn subject(&self) -> Option<&EventSubject> {
@@ -485,34 +485,7 @@ impl Event {
 
     /// Returns the name used on the wire.
     pub fn kind(&self) -> &'static str {
-        match self {
-            Self::StatusChanged { .. } => "mcp.server.status_changed",
-            Self::Started { .. } => "mcp.server.started",
-            Self::Stopped { .. } => "mcp.server.stopped",
-            Self::Exited { .. } => "mcp.server.exited",
-            Self::Crashed { .. } => "mcp.server.crashed",
-            Self::Restarted { .. } => "mcp.server.restarted",
-            Self::PermanentlyFailed { .. } => "mcp.server.permanently_failed",
-            Self::Dormant { .. } => "mcp.server.dormant",
-            Self::Respawned { .. } => "mcp.server.respawned",
-            Self::Disconnected { .. } => "mcp.server.disconnected",
-            Self::Reconnecting { .. } => "mcp.server.reconnecting",
-            Self::Reconnected { .. } => "mcp.server.reconnected",
-            Self::HealthDegraded { .. } => "mcp.server.health_degraded",
-            Self::HealthRestored { .. } => "mcp.server.health_restored",
-            Self::ServerLogs { .. } => "mcp.server.logs",
-            Self::RequestLogs { .. } => "mcp.request.logs",
-            Self::ToolExecuted { .. } => "mcp.tool.executed",
-            Self::ToolsDiscovered { .. } => "mcp.tools.discovered",
-            Self::ToolsUpdated { .. } => "mcp.tools.updated",
-            Self::ClientConnected { .. } => "mcp.client.connected",
-            Self::ClientDisconnected { .. } => "mcp.client.disconnected",
-            Self::TeamThrottled { .. } => "mcp.team.throttled",
-            Self::TeamUnthrottled { .. } => "mcp.team.unthrottled",
-            Self::ConfigRefreshed { .. } => "config.refreshed",
-            Self::ConfigError { .. } => "config.error",
-            Self::EventsDropped { .. } => "events.dropped",
-        }
+        self.into()
     }
 }
 

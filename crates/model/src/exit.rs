@@ -202,7 +202,8 @@ pub enum CallFate {
 }
 
 /// Reasons why a call has no result.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum CallError {
     /// No such instance or tool for this caller.
     #[error("{what} not found")]
@@ -264,6 +265,7 @@ pub enum CallError {
     },
     /// The server answered with a JSON-RPC error.
     #[error("server error {code}: {message}")]
+    #[strum(serialize = "server_error")]
     Server {
         /// JSON-RPC error code.
         code: i64,
@@ -311,17 +313,7 @@ impl CallError {
 
     /// Returns a stable identifier for scripts.
     pub fn kind(&self) -> &'static str {
-        match self {
-            Self::NotFound { .. } => "not_found",
-            Self::Refused { .. } => "refused",
-            Self::Terminated { .. } => "terminated",
-            Self::TimedOut { .. } => "timed_out",
-            Self::Reconnecting { .. } => "reconnecting",
-            Self::Remote { .. } => "remote",
-            Self::Busy { .. } => "busy",
-            Self::Server { .. } => "server_error",
-            Self::BadInput(_) => "bad_input",
-        }
+        self.into()
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::backoff::Backoff;
 use super::era::Era;
 
 /// Maximum duration in a policy, one year: the clock must be able to represent every deadline.
@@ -152,6 +153,11 @@ impl ReconnectPolicy {
     /// Returns a policy that retries five times, with delays of up to 30 seconds.
     pub fn bounded() -> Self {
         Self { backoff_max: Duration::from_secs(30), attempts_max: Some(5), ..Self::persistent() }
+    }
+
+    /// Returns the delays without their random change.
+    pub fn backoff(&self) -> Backoff {
+        Backoff::doubling(self.backoff_min, self.backoff_max)
     }
 }
 
@@ -585,6 +591,14 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reconnect_delays_double_up_to_the_maximum() {
+        let backoff = ReconnectPolicy::default().backoff();
+        let delays: Vec<u64> = (1..=10).map(|attempt| backoff.delay(attempt).as_secs()).collect();
+        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 180, 180]);
+        assert_eq!(backoff.delay(u32::MAX), Duration::from_secs(180));
+    }
 
     #[test]
     fn default_policies_are_valid_and_overflowing_values_are_not() {

@@ -1,13 +1,27 @@
 //! The twelve statuses of an instance and their transitions.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
+use strum::VariantArray;
 
 /// Status of an instance, as shown to its user. Only `online` offers tools.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::IntoStaticStr,
+    VariantArray,
+)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Status {
     /// A value that the user must give is missing.
     AwaitingUserConfig,
@@ -38,37 +52,11 @@ pub enum Status {
 
 impl Status {
     /// Statuses in the order of the specification.
-    pub const ALL: [Self; 12] = [
-        Self::AwaitingUserConfig,
-        Self::Provisioning,
-        Self::CommandReceived,
-        Self::Connecting,
-        Self::DiscoveringTools,
-        Self::SyncingTools,
-        Self::Online,
-        Self::Restarting,
-        Self::Offline,
-        Self::Error,
-        Self::RequiresReauth,
-        Self::PermanentlyFailed,
-    ];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// Returns the name used on the wire.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::AwaitingUserConfig => "awaiting_user_config",
-            Self::Provisioning => "provisioning",
-            Self::CommandReceived => "command_received",
-            Self::Connecting => "connecting",
-            Self::DiscoveringTools => "discovering_tools",
-            Self::SyncingTools => "syncing_tools",
-            Self::Online => "online",
-            Self::Restarting => "restarting",
-            Self::Offline => "offline",
-            Self::Error => "error",
-            Self::RequiresReauth => "requires_reauth",
-            Self::PermanentlyFailed => "permanently_failed",
-        }
+        self.into()
     }
 
     /// Returns true if this status ends by itself within the time of a handshake or restart.
@@ -85,14 +73,8 @@ impl Status {
     }
 }
 
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
 /// Causes of a change of status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, VariantArray)]
 pub enum StatusCause {
     /// A required value is missing in the configuration.
     ConfigMissing,
@@ -132,25 +114,7 @@ pub enum StatusCause {
 
 impl StatusCause {
     /// Causes, each of them once.
-    pub const ALL: [Self; 17] = [
-        Self::ConfigMissing,
-        Self::Configured,
-        Self::Accepted,
-        Self::Attempt,
-        Self::Initialized,
-        Self::Discovered,
-        Self::Synced,
-        Self::Restored,
-        Self::ConfigChanged,
-        Self::Ended,
-        Self::BudgetSpent,
-        Self::Lost,
-        Self::Failed,
-        Self::AuthRefused,
-        Self::CredentialsChanged,
-        Self::Stopped,
-        Self::Requested,
-    ];
+    pub const ALL: &[Self] = Self::VARIANTS;
 }
 
 /// Returns the next status, or `None` if the cause is not valid in this one. Every change of a status goes through this

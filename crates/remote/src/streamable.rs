@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mcp_satellite_actors::model::backoff::Backoff;
 use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::seam::{LineEvent, RequestHeaders};
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
@@ -27,8 +28,7 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 // Minimum duration of a stream that is reopened without backoff.
 const QUICK: Duration = Duration::from_secs(10);
-const BACKOFF_MIN: Duration = Duration::from_secs(1);
-const BACKOFF_MAX: Duration = Duration::from_secs(180);
+const BACKOFF: Backoff = Backoff::doubling(Duration::from_secs(1), Duration::from_secs(180));
 
 pub(super) async fn request(
     session: Arc<LineSession>,
@@ -273,7 +273,7 @@ impl ReopenBackoff {
     /// Returns the pause after a stream that lasted this long. `retry` is the pause requested by the server.
     fn delay_after_end(&mut self, lasted: Duration, retry: Option<Duration>) -> Duration {
         self.quick_ends = if lasted < QUICK { self.quick_ends.saturating_add(1) } else { 0 };
-        self.delay().max(retry.unwrap_or_default()).min(BACKOFF_MAX)
+        self.delay().max(retry.unwrap_or_default()).min(BACKOFF.maximum)
     }
 
     fn delay_after_refusal(&mut self, retry_after: Option<Duration>) -> Duration {
@@ -284,7 +284,7 @@ impl ReopenBackoff {
     fn delay(&self) -> Duration {
         match self.quick_ends {
             0 | 1 => Duration::ZERO,
-            times => BACKOFF_MIN.saturating_mul(1 << (times - 2).min(16)).min(BACKOFF_MAX),
+            times => BACKOFF.delay(times - 1),
         }
     }
 }
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 64, 128, 180]);
         assert_eq!(backoff.delay_after_end(long, None), Duration::ZERO);
         assert_eq!(backoff.delay_after_end(long, Some(Duration::from_secs(3))), Duration::from_secs(3));
-        assert_eq!(backoff.delay_after_end(long, Some(Duration::from_secs(9999))), BACKOFF_MAX);
+        assert_eq!(backoff.delay_after_end(long, Some(Duration::from_secs(9999))), BACKOFF.maximum);
         let refusals: Vec<_> = (0..3).map(|_| backoff.delay_after_refusal(None).as_secs()).collect();
         assert_eq!(refusals, [1, 2, 4]);
         assert_eq!(backoff.delay_after_refusal(Some(Duration::from_secs(600))), Duration::from_secs(600));

@@ -71,6 +71,38 @@ pub enum SlotInput {
     },
 }
 
+impl SlotInput {
+    /// Returns the run that the input is an event of. A grant is not: its run does not exist yet.
+    pub(super) fn run(&self) -> Option<RunNumber> {
+        match self {
+            Self::Spawned(run, _)
+            | Self::Initialized(run, _)
+            | Self::StdoutLine(run, _)
+            | Self::Discovered(run, _)
+            | Self::DiscoveryFailed(run, ..)
+            | Self::Ended(run, _)
+            | Self::Recovered(run)
+            | Self::EraChanged(run, _)
+            | Self::Health(run, _)
+            | Self::Sleep { run, .. } => Some(*run),
+            // A permit may outlive the run in the slot.
+            Self::FirstByte(_)
+            | Self::Start
+            | Self::Stop
+            | Self::Restart
+            | Self::Reconnect
+            | Self::Update(_)
+            | Self::Uninstall
+            | Self::Shutdown
+            | Self::Call
+            | Self::Granted(_)
+            | Self::ResumedAfterSuspend(_)
+            | Self::FreeMemory(_)
+            | Self::Tick(_) => None,
+        }
+    }
+}
+
 /// Effects that the supervisor of the team executes.
 #[derive(Debug, Clone)]
 pub enum SlotEffect {

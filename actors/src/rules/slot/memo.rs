@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::remote::DisconnectedState;
-use super::{RejectedUpdate, RequestedState, Slot, SlotEffect, SlotPhase, StartReason};
+use super::{Down, DownState, RequestedState, RunState, Slot, SlotEffect, StartReason, Up};
 use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::era::Era;
 use crate::model::event::RestartReason;
@@ -17,33 +16,59 @@ use crate::model::status::{Status, StatusCause};
 use crate::rules::jitter::JitterRng;
 use crate::rules::restart::{self, ExitHistory};
 
+/// Part of the state of an instance that the next supervisor of its team takes over, whatever the phase.
+#[derive(Debug, Clone, Default)]
+pub struct SlotRecord {
+    /// Catalogue as last read; kept over restarts and sleep.
+    pub catalogue: Option<Arc<Catalogue>>,
+    /// Total number of restarts, after an unwanted exit or on request.
+    pub restarts: u64,
+    /// Reason of the last exit.
+    pub last_exit: Option<String>,
+    /// The last failure; `None` once the instance is healthy again.
+    pub last_error: Option<String>,
+    /// Self-description of the server from its last handshake.
+    pub server: Option<Arc<ServerInfo>>,
+    /// Protocol era of the next first request, if it is not the default.
+    pub era: Option<Era>,
+    /// Counters of changes of the catalogue.
+    pub revisions: Revisions,
+    /// Unwanted exits.
+    pub history: ExitHistory,
+    // Value of `revisions` at the last report of a closed connection.
+    pub(super) reported_revisions: Revisions,
+    pub(super) was_ready: bool,
+    pub(super) rejected_update: Option<RejectedUpdate>,
+    // True if the catalogue is from an earlier satellite. It is read again as soon as a run is ready.
+    pub(super) catalogue_restored: bool,
+    // Number of failures and last error of a degradation that was reported, until the recovery is reported.
+    pub(super) degraded: Option<(u32, String)>,
+    // True if the connection was reported as established, and not yet as closed.
+    pub(super) reported_connected: bool,
+    // Connection attempts since the last established connection, the current one included.
+    pub(super) attempts: u32,
+}
+
+// A new configuration that did not start beside the old one.
+#[derive(Debug, Clone)]
+pub(super) struct RejectedUpdate {
+    pub(super) spec: Arc<InstanceSpec>,
+    pub(super) reason: String,
+}
+
 /// State of an instance that outlives the supervisor of its team. The supervisor sends it to Root at each change,
 /// because ractor returns no state after a panic.
 #[derive(Debug, Clone, Default)]
 pub struct SlotMemo {
-    pub(super) stopped: bool,
-    pub(super) failed: Option<String>,
-    pub(super) dormant: Option<(Instant, Instant)>,
-    pub(super) not_before: Option<Instant>,
-    pub(super) history: ExitHistory,
-    pub(super) catalogue: Option<Arc<Catalogue>>,
-    pub(super) restarts: u64,
-    pub(super) was_ready: bool,
-    pub(super) last_exit: Option<String>,
-    pub(super) last_error: Option<String>,
-    pub(super) rejected_update: Option<RejectedUpdate>,
-    pub(super) disconnected: Option<(DisconnectedState, Status, Option<String>)>,
-    pub(super) server: Option<Arc<ServerInfo>>,
-    pub(super) era: Option<Era>,
-    pub(super) degraded: Option<(u32, String)>,
-    pub(super) reported_connected: bool,
-    pub(super) revisions: Revisions,
-    pub(super) reported_revisions: Revisions,
-    pub(super) attempts: u32,
-    // True if the catalogue is from an earlier satellite and has not been read since.
-    pub(super) catalogue_restored: bool,
+    record: SlotRecord,
+    stopped: bool,
+    failed: Option<String>,
+    dormant: Option<(Instant, Instant)>,
+    not_before: Option<Instant>,
+    // A remote instance without a connection, with its status and message.
+    disconnected: Option<(DownState, Status, Option<String>)>,
     // Time of the restoration, until a supervisor has used this memo.
-    pub(super) restored_at: Option<Instant>,
+    restored_at: Option<Instant>,
 }
 
 impl SlotMemo {
@@ -72,14 +97,20 @@ impl SlotMemo {
             failed: stored.failed.clone(),
             dormant,
             not_before,
-            history: ExitHistory::from_exits(stored.exits.iter().map(|exit| (ago(exit.at), exit.crash)), stored.quick),
-            catalogue: catalogue.filter(|_| dormant.is_some()),
-            restarts: stored.restarts,
-            was_ready: dormant.is_some(),
-            last_exit: stored.last_exit.clone(),
-            last_error: stored.last_error.clone(),
-            era: stored.era,
-            catalogue_restored: dormant.is_some(),
+            record: SlotRecord {
+                history: ExitHistory::from_exits(
+                    stored.exits.iter().map(|exit| (ago(exit.at), exit.crash)),
+                    stored.quick,
+                ),
+                catalogue: catalogue.filter(|_| dormant.is_some()),
+                restarts: stored.restarts,
+                was_ready: dormant.is_some(),
+                last_exit: stored.last_exit.clone(),
+                last_error: stored.last_error.clone(),
+                era: stored.era,
+                catalogue_restored: dormant.is_some(),
+                ..SlotRecord::default()
+            },
             restored_at: Some(now),
             ..Self::default()
         }
@@ -96,12 +127,12 @@ impl SlotMemo {
             failed: self.failed.clone(),
             dormant: self.dormant.map(|(since, _)| StoredSleep { since: ago(since) }),
             delayed: not_before.filter(|at| *at > now).map(|at| StoredDelay { from: wall, until: until(at) }),
-            exits: self.history.exits().map(|(at, crash)| StoredExit { at: ago(at), crash }).collect(),
-            quick: self.history.quick_exits(),
-            restarts: self.restarts,
-            last_exit: self.last_exit.clone(),
-            last_error: self.last_error.clone(),
-            era: self.era,
+            exits: self.record.history.exits().map(|(at, crash)| StoredExit { at: ago(at), crash }).collect(),
+            quick: self.record.history.quick_exits(),
+            restarts: self.record.restarts,
+            last_exit: self.record.last_exit.clone(),
+            last_error: self.record.last_error.clone(),
+            era: self.record.era,
         }
     }
 
@@ -111,11 +142,11 @@ impl SlotMemo {
             && self.failed == before.failed
             && self.dormant == before.dormant
             && self.not_before == before.not_before
-            && self.history == before.history
-            && self.restarts == before.restarts
-            && self.last_exit == before.last_exit
-            && self.last_error == before.last_error
-            && self.era == before.era
+            && self.record.history == before.record.history
+            && self.record.restarts == before.record.restarts
+            && self.record.last_exit == before.record.last_exit
+            && self.record.last_error == before.record.last_error
+            && self.record.era == before.record.era
     }
 
     /// Marks the instance as permanently failed, because an input to it makes its supervisor panic.
@@ -138,7 +169,7 @@ impl SlotMemo {
     /// Returns true if this configuration failed to start beside a run that accepts calls, so that it can be tried
     /// there again.
     pub fn can_retry(&self, spec: &InstanceSpec) -> bool {
-        self.dormant.is_none() && self.rejected_update.as_ref().is_some_and(|refused| *refused.spec == *spec)
+        self.dormant.is_none() && self.record.rejected_update.as_ref().is_some_and(|refused| *refused.spec == *spec)
     }
 }
 
@@ -150,23 +181,9 @@ fn duration_between(from: Timestamp, to: Timestamp) -> Duration {
 impl Slot {
     /// Recreates an instance whose supervisor panicked, or one of an earlier satellite. Its state is kept, and a run
     /// that existed is started again. The state of an earlier satellite is reported anew.
-    pub fn from_memo(spec: Arc<InstanceSpec>, dice: JitterRng, memo: &SlotMemo) -> (Self, Vec<SlotEffect>) {
-        let mut slot = Self::blank(spec, dice);
-        slot.history = memo.history.clone();
-        slot.catalogue.clone_from(&memo.catalogue);
-        slot.restarts = memo.restarts;
-        slot.was_ready = memo.was_ready;
-        slot.last_exit.clone_from(&memo.last_exit);
-        slot.last_error.clone_from(&memo.last_error);
-        slot.rejected_update.clone_from(&memo.rejected_update);
-        slot.catalogue_restored = memo.catalogue_restored;
-        slot.server.clone_from(&memo.server);
-        slot.era = memo.era;
-        slot.degraded.clone_from(&memo.degraded);
-        slot.reported_connected = memo.reported_connected;
-        slot.attempts = memo.attempts;
-        slot.revisions = memo.revisions;
-        slot.reported_revisions = memo.reported_revisions;
+    pub fn from_memo(spec: Arc<InstanceSpec>, rng: JitterRng, memo: &SlotMemo) -> (Self, Vec<SlotEffect>) {
+        let mut slot = Self::blank(spec, rng);
+        slot.record = memo.record.clone();
         let mut out = Vec::new();
         if memo.restored_at.is_some() && slot.spec.missing.is_empty() {
             out.push(SlotEffect::Status { status: Status::Provisioning, message: None, remedy: None });
@@ -182,27 +199,27 @@ impl Slot {
         } else if !slot.spec.missing.is_empty() {
             slot.await_config(&mut out);
         } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote() || memo.restored_at.is_none()) {
-            slot.phase = SlotPhase::Failed;
+            slot.phase = Down(DownState::Failed);
             slot.set_status(Status::PermanentlyFailed, Some(message.clone()), &mut out);
         } else if let Some((since, not_before)) = memo.dormant {
-            slot.phase = SlotPhase::Dormant { since, not_before };
+            slot.phase = Down(DownState::Dormant { since, not_before });
             if memo.restored_at.is_some() {
                 slot.transition(StatusCause::Restored, None, &mut out);
             } else {
                 slot.set_status(Status::Online, slot.update_rejection_message(), &mut out);
             }
-        } else if let Some(made) = memo.restored_at {
-            slot.start_restored(memo, made, &mut out);
-        } else if let Some((away, status, message)) = memo.disconnected.as_ref().filter(|_| slot.is_remote()) {
+        } else if let Some(restored_at) = memo.restored_at {
+            slot.start_restored(memo, restored_at, &mut out);
+        } else if let Some((state, status, message)) = memo.disconnected.as_ref().filter(|_| slot.is_remote()) {
             slot.set_status(*status, message.clone(), &mut out);
-            slot.restore_disconnected(away, &mut out);
+            slot.restore_disconnected(state.clone(), &mut out);
         } else {
             slot.set_status(Status::Connecting, Some("the team supervisor was restarted".to_owned()), &mut out);
             match memo.not_before {
                 // The delay that was running stays in effect.
                 Some(until) if !slot.is_remote() => {
                     let why = StartReason::Restart { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
-                    slot.phase = SlotPhase::Backoff { until, why };
+                    slot.phase = Down(DownState::Backoff { until, why });
                 }
                 _ => slot.start_again(RestartReason::Crash, None, &mut out),
             }
@@ -211,56 +228,43 @@ impl Slot {
     }
 
     // Starts an instance of an earlier satellite, after the rest of its delay.
-    fn start_restored(&mut self, memo: &SlotMemo, made: Instant, out: &mut Vec<SlotEffect>) {
+    fn start_restored(&mut self, memo: &SlotMemo, restored_at: Instant, out: &mut Vec<SlotEffect>) {
         let Some(until) = memo.not_before.filter(|_| !self.is_remote()) else {
             self.accept(out);
             return;
         };
-        let attempt = self.history.exits().count();
-        let left = restart::format_seconds(until.saturating_duration_since(made));
+        let attempt = self.record.history.exits().count();
+        let left = restart::format_seconds(until.saturating_duration_since(restored_at));
         let message =
             format!("restarting in {left} (attempt {attempt}); the delay began before the satellite was restarted");
         self.transition(StatusCause::Accepted, Some(message), out);
         let why = StartReason::Restart { reason: RestartReason::Crash, old_pid: None, attempt };
-        self.phase = SlotPhase::Backoff { until, why };
+        self.phase = Down(DownState::Backoff { until, why });
     }
 
     /// Returns the state that outlives the supervisor.
     pub fn memo(&self) -> SlotMemo {
         SlotMemo {
+            record: self.record.clone(),
             stopped: self.requested_state == RequestedState::Stopped,
-            failed: matches!(self.phase, SlotPhase::Failed).then(|| self.message.clone().unwrap_or_default()),
+            failed: matches!(self.phase, Down(DownState::Failed)).then(|| self.message.clone().unwrap_or_default()),
             // An interrupted wake does not count: its caller calls again.
-            dormant: match self.phase {
-                SlotPhase::Dormant { since, not_before } => Some((since, not_before)),
-                SlotPhase::Backoff { until, why: StartReason::Wake { since, .. } } => Some((since, until)),
-                SlotPhase::FallingAsleep { since, .. }
-                | SlotPhase::Queued { why: StartReason::Wake { since, .. }, .. }
-                | SlotPhase::Starting { why: StartReason::Wake { since, .. }, .. } => Some((since, since)),
+            dormant: match (&self.phase, self.phase.start_reason()) {
+                (Down(DownState::Dormant { since, not_before }), _) => Some((*since, *not_before)),
+                (Down(DownState::Backoff { until, .. }), Some(StartReason::Wake { since, .. })) => {
+                    Some((*since, *until))
+                }
+                (Up { state: RunState::FallingAsleep { since, .. }, .. }, _)
+                | (_, Some(StartReason::Wake { since, .. })) => Some((*since, *since)),
                 _ => None,
             },
             not_before: match self.phase {
                 // A start that the machine could not execute is repeated from the beginning.
-                SlotPhase::Backoff { why: StartReason::First, .. } => None,
-                SlotPhase::Backoff { until, .. } => Some(until),
-                _ => None,
+                Down(DownState::Backoff { why: StartReason::First, .. }) => None,
+                Down(DownState::Backoff { until, .. }) => Some(until),
+                Up { .. } | Down(_) => None,
             },
-            history: self.history.clone(),
-            catalogue: self.catalogue.clone(),
-            restarts: self.restarts,
-            was_ready: self.was_ready,
-            last_exit: self.last_exit.clone(),
-            last_error: self.last_error.clone(),
-            rejected_update: self.rejected_update.clone(),
-            disconnected: self.disconnected_state().map(|away| (away, self.status, self.message.clone())),
-            server: self.server.clone(),
-            era: self.era,
-            degraded: self.degraded.clone(),
-            reported_connected: self.reported_connected,
-            attempts: self.attempts,
-            revisions: self.revisions,
-            reported_revisions: self.reported_revisions,
-            catalogue_restored: self.catalogue_restored,
+            disconnected: self.disconnected_state().map(|state| (state, self.status, self.message.clone())),
             restored_at: None,
         }
     }

@@ -15,36 +15,36 @@
 //! ```
 //!
 //! One run accepts calls, and a restart waits until the old run has ended. During a rolling update a second run exists
-//! beside it (`beside.rs`). Remote instances have a connection instead of a process (`remote.rs`, with their diagram).
+//! beside it (`second_run.rs`). Remote instances have a connection instead of a process (`remote.rs`, with their diagram).
 //!
-//! This file defines the slot. `memo.rs` contains the state that outlives a supervisor, `wishes.rs` the requests of
-//! people, configuration and callers, `runs.rs` the events of runs.
+//! This file defines the slot. `memo.rs` contains the state that outlives a supervisor, `requests.rs` the requests of
+//! people, configuration and callers, `current_run.rs` and `second_run.rs` the events of runs.
 //!
-//! A decision over phases names every phase, so that a new one must be considered. A status transition that is not in
-//! the table is refused: the supervisor logs it, and nothing changes. Inputs name their run. An input of an old run
-//! changes no decision, but it settles what belongs to that run, such as its permit.
+//! A phase is `Up` with a run or `Down` without one; the diagrams omit this level. A status transition that is not in
+//! the table is refused: the supervisor logs it, and nothing changes. Events name their run, and only [`Slot::handle`]
+//! compares it: an event of an old run changes no decision, but it settles what belongs to that run, such as its permit.
 
-mod beside;
+mod current_run;
 mod effect;
 mod memo;
 mod phase;
 mod remote;
-mod runs;
-mod wishes;
+mod requests;
+mod second_run;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use beside::SecondRun;
 pub use effect::{SlotEffect, SlotEvent, SlotInput};
-pub use memo::SlotMemo;
-pub use phase::{AfterStop, RequestedState, SlotPhase, StartReason};
+use memo::RejectedUpdate;
+pub use memo::{SlotMemo, SlotRecord};
+use phase::SlotPhase::{Down, Up};
+pub use phase::{AfterStop, DownState, RequestedState, RunState, SlotPhase, StartReason};
 pub use remote::HealthChange;
+pub use second_run::SecondRun;
 
 use super::idle;
 use super::jitter::JitterRng;
-use super::restart::ExitHistory;
-use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::{WorkerExit, refusal_message};
@@ -53,13 +53,6 @@ use crate::model::remedy::Remedy;
 use crate::model::remote::{ServerHealth, ServerInfo};
 use crate::model::spec::{InstanceSpec, ProcessLifetime};
 use crate::model::status::{self, Status, StatusCause};
-
-// A new configuration that did not start beside the old one.
-#[derive(Debug, Clone)]
-struct RejectedUpdate {
-    spec: Arc<InstanceSpec>,
-    reason: String,
-}
 
 /// State of one instance, owned by the supervisor of its team.
 #[derive(Debug)]
@@ -74,49 +67,23 @@ pub struct Slot {
     pub status: Status,
     /// Reason of the status.
     pub message: Option<String>,
-    /// Catalogue as last read; kept over restarts and sleep.
-    pub catalogue: Option<Arc<Catalogue>>,
     /// Process ID of the current run.
     pub pid: Option<u32>,
-    /// Total number of restarts, after an unwanted exit or on request.
-    pub restarts: u64,
-    /// Reason of the last exit.
-    pub last_exit: Option<String>,
-    /// The last failure; `None` once the instance is healthy again.
-    pub last_error: Option<String>,
     /// Time at which the current run was initialized.
     pub initialized_at: Option<Instant>,
     /// Health of the server.
     pub health: ServerHealth,
-    /// Self-description of the server from its last handshake.
-    pub server: Option<Arc<ServerInfo>>,
-    /// Protocol era of the next first request, if it is not the default.
-    pub era: Option<Era>,
-    /// Counters of changes of the catalogue.
-    pub revisions: Revisions,
-    /// Unwanted exits.
-    pub history: ExitHistory,
+    /// Part that the next supervisor takes over.
+    pub record: SlotRecord,
     /// Second run, during a rolling update.
     pub second_run: Option<SecondRun>,
     second_server: Option<Arc<ServerInfo>>,
     rng: JitterRng,
-    rejected_update: Option<RejectedUpdate>,
     permit: Option<(RunNumber, Instant)>,
-    was_ready: bool,
     // True if a caller waits, or has waited, for the start in progress.
     has_caller: bool,
-    // True if the catalogue is from an earlier satellite. It is read again as soon as a run is ready.
-    catalogue_restored: bool,
     // Time of the last change of credentials since the current run was started.
     credentials_changed_at: Option<Instant>,
-    // Number of failures and last error of a degradation that was reported, until the recovery is reported.
-    degraded: Option<(u32, String)>,
-    // True if the connection was reported as established, and not yet as closed.
-    reported_connected: bool,
-    // Value of `revisions` at the last report of a closed connection.
-    reported_revisions: Revisions,
-    // Connection attempts since the last established connection, the current one included.
-    attempts: u32,
     // Consecutive starts that the machine could not execute.
     machine_faults: u32,
     // Run that is a connection and not a process. An update can change the kind of the instance while an old run ends.
@@ -126,9 +93,9 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Creates a new instance. Returns it with the first effects. `dice` varies its delays.
-    pub fn new(spec: Arc<InstanceSpec>, dice: JitterRng) -> (Self, Vec<SlotEffect>) {
-        let mut slot = Self::blank(spec, dice);
+    /// Creates a new instance. Returns it with the first effects. `rng` varies its delays.
+    pub fn new(spec: Arc<InstanceSpec>, rng: JitterRng) -> (Self, Vec<SlotEffect>) {
+        let mut slot = Self::blank(spec, rng);
         let mut out = Vec::new();
         if slot.spec.missing.is_empty() {
             out.push(SlotEffect::Status { status: Status::Provisioning, message: None, remedy: None });
@@ -142,64 +109,36 @@ impl Slot {
     /// Returns the run that accepts calls now.
     pub fn open_run(&self) -> Option<RunNumber> {
         match self.phase {
-            SlotPhase::Ready { run, .. } | SlotPhase::Undiscovered { run, .. } => Some(run),
-            SlotPhase::Unconfigured
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Queued { .. }
-            | SlotPhase::Starting { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopping { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => None,
+            Up { run, state: RunState::Ready { .. } | RunState::Undiscovered { .. } } => Some(run),
+            Up { .. } | Down(_) => None,
         }
     }
 
     /// Returns true if the instance sleeps or is being woken.
     pub fn is_dormant(&self) -> bool {
-        match &self.phase {
-            SlotPhase::Dormant { .. } => true,
-            SlotPhase::Queued { why, .. } | SlotPhase::Starting { why, .. } | SlotPhase::Backoff { why, .. } => {
-                matches!(why, StartReason::Wake { .. })
-            }
-            SlotPhase::Unconfigured
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Undiscovered { .. }
-            | SlotPhase::Stopping { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => false,
-        }
+        matches!(self.phase, Down(DownState::Dormant { .. }))
+            || matches!(self.phase.start_reason(), Some(StartReason::Wake { .. }))
     }
 
     /// Returns the time of the next attempt, while a delay runs.
     pub fn next_retry_at(&self) -> Option<Instant> {
         match self.phase {
-            SlotPhase::Backoff { until, why: StartReason::First | StartReason::Restart { .. } }
-            | SlotPhase::Reconnecting { until, .. } => Some(until),
-            SlotPhase::Undiscovered { retry_at, .. } => retry_at,
-            _ => None,
+            Down(
+                DownState::Backoff { until, why: StartReason::First | StartReason::Restart { .. } }
+                | DownState::Reconnecting { until, .. },
+            ) => Some(until),
+            Up { state: RunState::Undiscovered { retry_at, .. }, .. } => retry_at,
+            Up { .. } | Down(_) => None,
         }
     }
 
     /// Returns the number of the next or current attempt; `None` if it does not follow a failure.
     pub fn attempt(&self) -> Option<usize> {
-        let attempt = match &self.phase {
-            SlotPhase::Backoff { why: StartReason::Restart { attempt, .. }, .. }
-            | SlotPhase::Queued { why: StartReason::Restart { attempt, .. }, .. }
-            | SlotPhase::Starting { why: StartReason::Restart { attempt, .. }, .. } => *attempt,
-            SlotPhase::Reconnecting { attempt, .. }
-            | SlotPhase::Queued { why: StartReason::Reconnect { attempt, .. }, .. }
-            | SlotPhase::Starting { why: StartReason::Reconnect { attempt, .. }, .. }
-            | SlotPhase::Undiscovered { attempt, .. } => *attempt as usize,
+        let attempt = match (&self.phase, self.phase.start_reason()) {
+            (_, Some(StartReason::Restart { attempt, .. })) => *attempt,
+            (_, Some(StartReason::Reconnect { attempt, .. }))
+            | (Down(DownState::Reconnecting { attempt, .. }), _)
+            | (Up { state: RunState::Undiscovered { attempt, .. }, .. }, _) => *attempt as usize,
             _ => 0,
         };
         (attempt > 0).then_some(attempt)
@@ -208,33 +147,32 @@ impl Slot {
     /// Returns the time at which this slot needs an [`SlotInput::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
         let own = match self.phase {
-            SlotPhase::Backoff { until, .. } | SlotPhase::Reconnecting { until, .. } => Some(until),
-            SlotPhase::Undiscovered { retry_at, .. } => retry_at,
-            SlotPhase::Ready { idle_check_at: look_at, .. } => look_at,
-            SlotPhase::Unconfigured
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Queued { .. }
-            | SlotPhase::Starting { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopping { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => None,
+            Down(DownState::Backoff { until, .. } | DownState::Reconnecting { until, .. }) => Some(until),
+            Up { state: RunState::Undiscovered { retry_at, .. }, .. } => retry_at,
+            Up { state: RunState::Ready { idle_check_at, .. }, .. } => idle_check_at,
+            Up { .. } | Down(_) => None,
         };
-        let drain = match self.second_run {
+        let second = match self.second_run {
             Some(SecondRun::Ending { drain_until, .. }) => drain_until,
             Some(SecondRun::Postponed { until, .. }) => Some(until),
             Some(SecondRun::Queued { .. } | SecondRun::Starting { .. }) | None => None,
         };
         let permit = self.permit.map(|(_, until)| until);
-        own.into_iter().chain(drain).chain(permit).min()
+        own.into_iter().chain(second).chain(permit).min()
     }
 
     /// Processes an input. Every change of a slot goes through this function.
     pub fn handle(&mut self, now: Instant, input: SlotInput) -> Vec<SlotEffect> {
         let mut out = Vec::new();
+        if let SlotInput::Ended(run, _) = &input {
+            self.release_permit(*run, &mut out);
+        }
+        let run = input.run();
+        let is_current = run.is_some() && run == self.run();
+        let is_second = run.is_some() && run == self.second_run.as_ref().and_then(SecondRun::run);
+        if run.is_some() && !is_current && !is_second {
+            return out;
+        }
         match input {
             SlotInput::Start => self.on_start(&mut out),
             SlotInput::Stop => self.on_stop(&mut out),
@@ -249,51 +187,42 @@ impl Slot {
             SlotInput::Call => self.on_call(now, &mut out),
             SlotInput::Granted(run) => self.on_granted(now, run, &mut out),
             SlotInput::FirstByte(run) => self.release_permit(run, &mut out),
-            SlotInput::Spawned(run, pid) => {
-                if self.run() == Some(run) {
-                    self.pid = pid;
-                }
-                self.on_second_run_spawned(run, pid);
-            }
-            SlotInput::StdoutLine(run, line) => self.on_stdout_line(run, &line, &mut out),
-            SlotInput::Initialized(run, server) => self.on_initialized(now, run, server, &mut out),
-            SlotInput::Discovered(run, catalogue) => self.on_discovered(now, run, catalogue, &mut out),
-            SlotInput::DiscoveryFailed(run, why, pause) => self.on_discovery_failed(now, run, why, pause, &mut out),
-            SlotInput::Ended(run, exit) => self.on_ended(now, run, exit, &mut out),
             SlotInput::Tick(activity) => self.on_tick(now, activity, &mut out),
-            SlotInput::Recovered(run) => self.on_recovered(run, &mut out),
-            // If the run ends before the server has answered, the next run begins with this era.
-            SlotInput::EraChanged(run, era) => {
-                if self.run() == Some(run) {
-                    self.note_protocol_era(era);
-                }
-            }
-            SlotInput::Health(run, news) => self.on_health(run, news, &mut out),
             SlotInput::ResumedAfterSuspend(asleep) => self.on_resumed_after_suspend(now, asleep, &mut out),
             SlotInput::FreeMemory(idle) => self.on_free_memory(idle, &mut out),
-            SlotInput::Sleep { run, idle } => self.on_sleep(now, run, idle, &mut out),
+            SlotInput::Spawned(_, pid) if is_current => self.pid = pid,
+            SlotInput::Spawned(_, pid) => self.on_second_run_spawned(pid),
+            SlotInput::Initialized(run, server) if is_current => self.on_initialized(now, run, server, &mut out),
+            SlotInput::Initialized(_, server) => self.on_second_run_initialized(now, server),
+            SlotInput::Discovered(run, catalogue) if is_current => self.on_discovered(now, run, catalogue, &mut out),
+            SlotInput::Discovered(run, catalogue) => self.on_second_run_discovered(now, run, catalogue, &mut out),
+            SlotInput::DiscoveryFailed(run, reason, pause) if is_current => {
+                self.on_discovery_failed(now, run, reason, pause, &mut out);
+            }
+            SlotInput::DiscoveryFailed(run, reason, _) => self.on_second_run_discovery_failed(run, &reason, &mut out),
+            SlotInput::Ended(run, exit) if is_current => self.on_ended(now, run, exit, &mut out),
+            SlotInput::Ended(_, exit) => self.on_second_run_ended(now, exit, &mut out),
+            SlotInput::StdoutLine(_, line) if is_current => self.on_stdout_line(&line, &mut out),
+            SlotInput::Recovered(run) if is_current => self.on_recovered(run, &mut out),
+            // If the run ends before the server has answered, the next run begins with this era.
+            SlotInput::EraChanged(_, era) if is_current => self.note_protocol_era(era),
+            SlotInput::Health(_, change) if is_current => self.on_health(change, &mut out),
+            SlotInput::Sleep { run, idle } if is_current => self.on_sleep(now, run, idle, &mut out),
+            // These concern only the current run.
+            SlotInput::StdoutLine(..)
+            | SlotInput::Recovered(_)
+            | SlotInput::EraChanged(..)
+            | SlotInput::Health(..)
+            | SlotInput::Sleep { .. } => {}
         }
         out
     }
 
-    /// Returns the current run, in any phase.
+    /// Returns the current run, in any state.
     pub fn run(&self) -> Option<RunNumber> {
         match self.phase {
-            SlotPhase::Starting { run, .. }
-            | SlotPhase::Ready { run, .. }
-            | SlotPhase::FallingAsleep { run, .. }
-            | SlotPhase::Undiscovered { run, .. }
-            | SlotPhase::Stopping { run, .. } => Some(run),
-            SlotPhase::Unconfigured
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Queued { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => None,
+            Up { run, .. } => Some(run),
+            Down(_) => None,
         }
     }
 
@@ -301,36 +230,22 @@ impl Slot {
         Self {
             spec,
             requested_state: RequestedState::Running,
-            phase: SlotPhase::Unconfigured,
+            phase: Down(DownState::Unconfigured),
             status: Status::Provisioning,
             message: None,
-            catalogue: None,
             pid: None,
-            restarts: 0,
-            last_exit: None,
-            last_error: None,
             initialized_at: None,
             health: ServerHealth::Unknown,
-            server: None,
-            era: None,
-            history: ExitHistory::default(),
+            record: SlotRecord::default(),
             second_run: None,
             second_server: None,
             rng,
-            rejected_update: None,
             permit: None,
             has_caller: false,
-            catalogue_restored: false,
             credentials_changed_at: None,
-            degraded: None,
-            reported_connected: false,
-            revisions: Revisions::default(),
-            reported_revisions: Revisions::default(),
-            attempts: 0,
             machine_faults: 0,
             connection_run: None,
             removal: None,
-            was_ready: false,
         }
     }
 
@@ -341,14 +256,14 @@ impl Slot {
     }
 
     fn start_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<SlotEffect>) {
-        let why = if self.was_ready { self.fresh_start_reason(reason, old_pid) } else { StartReason::First };
+        let why = if self.record.was_ready { self.fresh_start_reason(reason, old_pid) } else { StartReason::First };
         self.queue_restart(why, out);
     }
 
     // Reason of a start that does not follow a failure.
     fn fresh_start_reason(&self, reason: RestartReason, old_pid: Option<u32>) -> StartReason {
         match self.is_remote() {
-            true if self.was_ready => StartReason::Reconnect { attempt: 0, resume: None },
+            true if self.record.was_ready => StartReason::Reconnect { attempt: 0, resume: None },
             true => StartReason::First,
             false => StartReason::Restart { reason, old_pid, attempt: 0 },
         }
@@ -363,7 +278,7 @@ impl Slot {
 
     fn queue_start(&mut self, why: StartReason, out: &mut Vec<SlotEffect>) {
         let urgent = self.has_caller || matches!(why, StartReason::Wake { .. });
-        self.phase = SlotPhase::Queued { why, urgent };
+        self.phase = Down(DownState::Queued { why, urgent });
         out.push(SlotEffect::RequestPermit { urgent });
     }
 
@@ -377,24 +292,25 @@ impl Slot {
     ) {
         self.enter_ready(now, run);
         self.clear_error();
-        let first = !std::mem::replace(&mut self.was_ready, true);
-        self.reported_connected = self.is_remote();
-        let attempts = std::mem::take(&mut self.attempts);
-        let told = match why {
-            StartReason::Wake { since, called_at: asked } => SlotEvent::Respawned {
-                dormant: asked.saturating_duration_since(*since),
-                took: now.saturating_duration_since(*asked),
+        let first = !std::mem::replace(&mut self.record.was_ready, true);
+        self.record.reported_connected = self.is_remote();
+        let attempts = std::mem::take(&mut self.record.attempts);
+        let event = match why {
+            StartReason::Wake { since, called_at } => SlotEvent::Respawned {
+                dormant: called_at.saturating_duration_since(*since),
+                took: now.saturating_duration_since(*called_at),
             },
             StartReason::Restart { reason, old_pid, attempt } if !first => {
                 SlotEvent::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
             }
-            StartReason::Reconnect { .. } if !first => {
-                SlotEvent::Reconnected { attempts, changed: self.revisions.changes_since(&self.reported_revisions) }
-            }
+            StartReason::Reconnect { .. } if !first => SlotEvent::Reconnected {
+                attempts,
+                changed: self.record.revisions.changes_since(&self.record.reported_revisions),
+            },
             // The instance was never `online`: this is its first start.
             StartReason::First | StartReason::Restart { .. } | StartReason::Reconnect { .. } => SlotEvent::Started {
                 after: now.saturating_duration_since(since),
-                tool_count: self.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
+                tool_count: self.record.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
             },
         };
         // A wake does not change the status `online`.
@@ -404,9 +320,9 @@ impl Slot {
         } else if was_postponed {
             self.set_message(self.update_rejection_message(), out);
         }
-        out.push(SlotEffect::Emit(told));
+        out.push(SlotEffect::Emit(event));
         out.push(SlotEffect::Admit(run));
-        if self.catalogue_restored {
+        if self.record.catalogue_restored {
             out.push(SlotEffect::Discover(run));
         }
         let called = std::mem::take(&mut self.has_caller);
@@ -418,28 +334,29 @@ impl Slot {
     // Clears the last failure of an instance that is healthy again. The reason why a new configuration did not start
     // stays as long as the old configuration runs in its place.
     fn clear_error(&mut self) {
-        if self.rejected_update.is_none() {
-            self.last_error = None;
+        if self.record.rejected_update.is_none() {
+            self.record.last_error = None;
         }
     }
 
     // Stores the self-description of the server after a handshake.
     fn set_server(&mut self, server: Option<Arc<ServerInfo>>) {
-        let known = self.server.as_ref().zip(server.as_ref());
-        self.revisions.capabilities += u64::from(!known.is_some_and(|(old, new)| old.has_same_capabilities(new)));
+        let known = self.record.server.as_ref().zip(server.as_ref());
+        self.record.revisions.capabilities +=
+            u64::from(!known.is_some_and(|(old, new)| old.has_same_capabilities(new)));
         if let Some(server) = &server {
             self.note_protocol_era(server.era);
         }
-        self.server = server;
+        self.record.server = server;
     }
 
     // Stores the detected protocol era.
     fn note_protocol_era(&mut self, era: Era) {
-        self.era = (era != Era::Sessions).then_some(era);
+        self.record.era = (era != Era::Sessions).then_some(era);
     }
 
     fn enter_ready(&mut self, now: Instant, run: RunNumber) {
-        self.phase = SlotPhase::Ready { run, since: now, idle_check_at: self.first_idle_check(now) };
+        self.phase = Up { run, state: RunState::Ready { since: now, idle_check_at: self.first_idle_check(now) } };
     }
 
     // Time of the first check whether a run is idle; `None` if it never sleeps.
@@ -456,31 +373,31 @@ impl Slot {
     fn end_run(&mut self, kind: StopKind, then: AfterStop, out: &mut Vec<SlotEffect>) {
         self.end_second_run(kind, out);
         let Some(run) = self.run() else { return };
-        if !matches!(self.phase, SlotPhase::FallingAsleep { .. }) {
+        if !matches!(self.phase, Up { state: RunState::FallingAsleep { .. }, .. }) {
             out.push(SlotEffect::Stop(run));
         }
-        self.phase = SlotPhase::Stopping { run, kind, then };
+        self.phase = Up { run, state: RunState::Stopping { kind, then } };
     }
 
     // Status message while the configured specification is one that did not start.
     fn update_rejection_message(&self) -> Option<String> {
-        let RejectedUpdate { reason, .. } = self.rejected_update.as_ref()?;
+        let RejectedUpdate { reason, .. } = self.record.rejected_update.as_ref()?;
         Some(format!("the new configuration did not come up: {reason}; the old one stays until a restart"))
     }
 
     fn enter_dormant(&mut self, since: Instant, not_before: Instant) {
         self.has_caller = false;
-        self.phase = SlotPhase::Dormant { since, not_before };
+        self.phase = Down(DownState::Dormant { since, not_before });
     }
 
     fn enter_stopped(&mut self, out: &mut Vec<SlotEffect>) {
         self.has_caller = false;
-        self.phase = SlotPhase::Stopped;
+        self.phase = Down(DownState::Stopped);
         self.transition(StatusCause::Stopped, Some("stopped on request".to_owned()), out);
     }
 
     fn await_config(&mut self, out: &mut Vec<SlotEffect>) {
-        self.phase = SlotPhase::Unconfigured;
+        self.phase = Down(DownState::Unconfigured);
         self.transition(StatusCause::ConfigMissing, Some(self.missing_message()), out);
         self.refuse_callers(out);
     }
@@ -492,7 +409,7 @@ impl Slot {
 
     // Ends the life of the instance. A removal is reported here, once, after the end of its last process.
     fn finish(&mut self, exit: Option<WorkerExit>, out: &mut Vec<SlotEffect>) {
-        self.phase = SlotPhase::Ended;
+        self.phase = Down(DownState::Ended);
         if let Some((active, dormant)) = self.removal.take() {
             out.push(SlotEffect::Emit(SlotEvent::Removed { active, dormant, exit }));
         }
@@ -505,12 +422,21 @@ impl Slot {
 
     /// Returns the next step for its user; `None` if there is nothing to do but wait.
     pub fn remedy(&self) -> Option<Remedy> {
-        if matches!(self.phase, SlotPhase::Ended | SlotPhase::Stopping { then: AfterStop::End, .. }) {
+        if self.is_ending() {
             return None;
         }
         // A restart replaces the old configuration with the new one.
-        let refused = self.rejected_update.as_ref().map(|_| Remedy::Restart);
+        let refused = self.record.rejected_update.as_ref().map(|_| Remedy::Restart);
         Remedy::for_status(self.status, self.requested_state == RequestedState::Stopped, self.is_remote()).or(refused)
+    }
+
+    // True if the instance is being removed, the satellite is shutting down, or either is complete.
+    fn is_ending(&self) -> bool {
+        matches!(self.phase, Up { state: RunState::Stopping { then: AfterStop::End, .. }, .. } | Down(DownState::Ended))
+    }
+
+    fn is_ready(&self) -> bool {
+        matches!(self.phase, Up { state: RunState::Ready { .. }, .. })
     }
 
     // A slot holds one permit at a time: the run of an earlier one is already ending.

@@ -48,19 +48,22 @@ pub enum StartReason {
 /// Phase of the life of an instance.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SlotPhase {
-    /// A required value is missing.
-    Unconfigured,
-    /// The instance waits for a start permit.
-    Queued {
-        /// Reason of the start.
-        why: StartReason,
-        /// True if the permit was requested with a waiting caller.
-        urgent: bool,
-    },
-    /// A worker runs; handshake and discovery are in progress.
-    Starting {
+    /// The instance has a run.
+    Up {
         /// Current run.
         run: RunNumber,
+        /// State of the run.
+        state: RunState,
+    },
+    /// The instance has no run.
+    Down(DownState),
+}
+
+/// State of the current run of an instance.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RunState {
+    /// A worker runs; handshake and discovery are in progress.
+    Starting {
         /// Reason of the start.
         why: StartReason,
         /// Time at which the permit was granted.
@@ -68,8 +71,6 @@ pub enum SlotPhase {
     },
     /// The run accepts calls.
     Ready {
-        /// Current run.
-        run: RunNumber,
         /// Time at which the run became ready.
         since: Instant,
         /// Time of the next check whether the server is idle; `None` if it never sleeps.
@@ -77,17 +78,13 @@ pub enum SlotPhase {
     },
     /// The server is idle: the run accepts no more calls and is being ended.
     FallingAsleep {
-        /// Current run.
-        run: RunNumber,
-        /// Start of this phase.
+        /// Start of this state.
         since: Instant,
-        /// Idle time before this phase.
+        /// Idle time before this state.
         idle: Duration,
     },
     /// The connection works, but the lists cannot be read or are being read again. Calls are accepted.
     Undiscovered {
-        /// Current run.
-        run: RunNumber,
         /// Reason of the start.
         why: StartReason,
         /// Time at which the permit was granted.
@@ -96,6 +93,27 @@ pub enum SlotPhase {
         attempt: u32,
         /// Time of the next discovery; `None` while one is in progress.
         retry_at: Option<Instant>,
+    },
+    /// The run is being ended.
+    Stopping {
+        /// Reason of the stop, for the event.
+        kind: StopKind,
+        /// Action after the end.
+        then: AfterStop,
+    },
+}
+
+/// State of an instance without a run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DownState {
+    /// A required value is missing.
+    Unconfigured,
+    /// The instance waits for a start permit.
+    Queued {
+        /// Reason of the start.
+        why: StartReason,
+        /// True if the permit was requested with a waiting caller.
+        urgent: bool,
     },
     /// The remote server is not connected and will be retried.
     Reconnecting {
@@ -125,21 +143,23 @@ pub enum SlotPhase {
         /// Earliest start after a call: a call does not shorten the delay of a restart.
         not_before: Instant,
     },
-    /// The run is being ended.
-    Stopping {
-        /// Current run.
-        run: RunNumber,
-        /// Reason of the stop, for the event.
-        kind: StopKind,
-        /// Action after the end.
-        then: AfterStop,
-    },
     /// The instance is stopped until a person starts it.
     Stopped,
     /// The restart budget is exhausted.
     Failed,
-    /// The instance is removed, or the satellite is shutting down. No other phase follows.
+    /// The instance is removed, or the satellite is shutting down. No other state follows.
     Ended,
+}
+
+impl SlotPhase {
+    /// Returns the reason of a start that is requested or in progress.
+    pub(super) fn start_reason(&self) -> Option<&StartReason> {
+        match self {
+            Self::Up { state: RunState::Starting { why, .. }, .. }
+            | Self::Down(DownState::Queued { why, .. } | DownState::Backoff { why, .. }) => Some(why),
+            Self::Up { .. } | Self::Down(_) => None,
+        }
+    }
 }
 
 /// Action after the requested end of a run.

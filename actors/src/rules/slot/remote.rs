@@ -18,14 +18,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::{AfterStop, RequestedState, Slot, SlotEffect, SlotEvent, SlotPhase, StartReason};
+use super::{AfterStop, Down, DownState, RequestedState, RunState, Slot, SlotEffect, SlotEvent, StartReason, Up};
 use crate::model::event::StopKind;
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::failure::{ExchangeFailure, FailureKind};
-use crate::model::ids::RunNumber;
 use crate::model::remote::{ConnectionState, ServerHealth};
 use crate::model::status::{self, Status, StatusCause};
-use crate::rules::restart;
 use crate::rules::retry::{self, FailureClass};
 
 /// Change of the health of a server.
@@ -47,16 +45,6 @@ pub enum HealthChange {
     },
 }
 
-// State of a remote instance without a connection, as far as a new supervisor needs it.
-#[derive(Debug, Clone)]
-pub(super) enum DisconnectedState {
-    Reconnecting { until: Instant, attempt: u32 },
-    // An attempt was in progress.
-    Attempting { attempt: u32 },
-    Reauth,
-    Exhausted { attempts: u32 },
-}
-
 impl Slot {
     /// Returns true if the server is remote.
     pub fn is_remote(&self) -> bool {
@@ -66,58 +54,46 @@ impl Slot {
     /// Returns the state of the connection; `None` for a process.
     pub fn connection(&self) -> Option<ConnectionState> {
         let connection = match &self.phase {
-            SlotPhase::Starting { .. } if self.initialized_at.is_some() => ConnectionState::Connected,
-            SlotPhase::Queued { .. } | SlotPhase::Starting { .. } if self.is_shown_disconnected() => {
+            Up { state: RunState::Starting { .. }, .. } if self.initialized_at.is_some() => ConnectionState::Connected,
+            Up { state: RunState::Starting { .. }, .. } | Down(DownState::Queued { .. })
+                if self.is_shown_disconnected() =>
+            {
                 ConnectionState::Reconnecting
             }
-            SlotPhase::Queued { .. }
-            | SlotPhase::Starting { .. }
-            | SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. } => ConnectionState::Connecting,
-            SlotPhase::Unconfigured | SlotPhase::Stopping { .. } | SlotPhase::Stopped | SlotPhase::Ended => {
-                ConnectionState::Disconnected
+            Up {
+                state: RunState::Starting { .. } | RunState::Stopping { then: AfterStop::StartAgain(_), .. }, ..
             }
-            SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. } => ConnectionState::Connected,
-            SlotPhase::Reconnecting { .. } => ConnectionState::Reconnecting,
-            SlotPhase::Reauth | SlotPhase::Exhausted { .. } => ConnectionState::Error,
-            // Phases of processes only.
-            SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Failed => ConnectionState::Disconnected,
+            | Down(DownState::Queued { .. }) => ConnectionState::Connecting,
+            Up { state: RunState::Ready { .. } | RunState::Undiscovered { .. }, .. } => ConnectionState::Connected,
+            Down(DownState::Reconnecting { .. }) => ConnectionState::Reconnecting,
+            Down(DownState::Reauth | DownState::Exhausted { .. }) => ConnectionState::Error,
+            // At rest, or in a phase of processes only.
+            Up { .. } | Down(_) => ConnectionState::Disconnected,
         };
         self.is_remote().then_some(connection)
     }
 
-    pub(super) fn disconnected_state(&self) -> Option<DisconnectedState> {
-        match &self.phase {
-            SlotPhase::Reconnecting { until, attempt } => {
-                Some(DisconnectedState::Reconnecting { until: *until, attempt: *attempt })
+    // State of a remote instance without a connection, as far as a new supervisor needs it.
+    pub(super) fn disconnected_state(&self) -> Option<DownState> {
+        match (&self.phase, self.phase.start_reason()) {
+            (Down(state @ (DownState::Reconnecting { .. } | DownState::Reauth | DownState::Exhausted { .. })), _) => {
+                Some(state.clone())
             }
             // An interrupted attempt does not count: its schedule continues, or the attempt is repeated.
-            SlotPhase::Queued { why: StartReason::Reconnect { attempt, resume: Some(until) }, .. }
-            | SlotPhase::Starting { why: StartReason::Reconnect { attempt, resume: Some(until) }, .. } => {
-                Some(DisconnectedState::Reconnecting { until: *until, attempt: *attempt })
+            (_, Some(StartReason::Reconnect { attempt, resume: Some(until) })) => {
+                Some(DownState::Reconnecting { until: *until, attempt: *attempt })
             }
-            SlotPhase::Queued { why: StartReason::Reconnect { attempt, resume: None }, .. }
-            | SlotPhase::Starting { why: StartReason::Reconnect { attempt, resume: None }, .. }
-                if self.is_shown_disconnected() =>
-            {
-                Some(DisconnectedState::Attempting { attempt: *attempt })
+            (_, Some(why @ StartReason::Reconnect { resume: None, .. })) if self.is_shown_disconnected() => {
+                Some(DownState::Queued { why: why.clone(), urgent: false })
             }
-            SlotPhase::Reauth => Some(DisconnectedState::Reauth),
-            SlotPhase::Exhausted { attempts } => Some(DisconnectedState::Exhausted { attempts: *attempts }),
             _ => None,
         }
     }
 
-    pub(super) fn restore_disconnected(&mut self, away: &DisconnectedState, out: &mut Vec<SlotEffect>) {
-        match *away {
-            DisconnectedState::Reconnecting { until, attempt } => {
-                self.phase = SlotPhase::Reconnecting { until, attempt }
-            }
-            DisconnectedState::Attempting { attempt } => self.queue_attempt(attempt, None, out),
-            DisconnectedState::Reauth => self.phase = SlotPhase::Reauth,
-            DisconnectedState::Exhausted { attempts } => self.phase = SlotPhase::Exhausted { attempts },
+    pub(super) fn restore_disconnected(&mut self, state: DownState, out: &mut Vec<SlotEffect>) {
+        match state {
+            DownState::Queued { why, .. } => self.queue_start(why, out),
+            state => self.phase = Down(state),
         }
     }
 
@@ -136,22 +112,22 @@ impl Slot {
             return self.on_restart(out);
         }
         // A person waits for this connection: it takes precedence over starts without a waiting caller.
-        let waited_for = std::mem::replace(&mut self.has_caller, true);
+        let had_caller = std::mem::replace(&mut self.has_caller, true);
         match &mut self.phase {
-            SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. } => {
+            Up { state: RunState::Ready { .. } | RunState::Undiscovered { .. }, .. } => {
                 let again = StartReason::Reconnect { attempt: 0, resume: None };
                 self.end_run(StopKind::Manual, AfterStop::StartAgain(again), out);
                 self.transition(StatusCause::Requested, Some("reconnecting on request".to_owned()), out);
             }
             // The timer is cancelled and the backoff begins anew.
-            SlotPhase::Reconnecting { .. } => self.queue_attempt(0, None, out),
+            Down(DownState::Reconnecting { .. }) => self.queue_attempt(0, None, out),
             // A remote instance is in `Failed` only if it was set aside after panics of its supervisor.
-            SlotPhase::Reauth | SlotPhase::Exhausted { .. } | SlotPhase::Failed => {
+            Down(DownState::Reauth | DownState::Exhausted { .. } | DownState::Failed) => {
                 self.transition(StatusCause::Requested, Some("reconnecting on request".to_owned()), out);
                 self.queue_attempt(0, None, out);
             }
             // An attempt is already in progress. If it fails, the backoff begins anew.
-            SlotPhase::Queued { why, urgent } => {
+            Down(DownState::Queued { why, urgent }) => {
                 if let StartReason::Reconnect { attempt, resume } = why {
                     (*attempt, *resume) = (0, None);
                 }
@@ -159,28 +135,33 @@ impl Slot {
                     out.push(SlotEffect::RequestPermit { urgent: true });
                 }
             }
-            SlotPhase::Starting { why, .. } => {
+            Up { state: RunState::Starting { why, .. }, .. } => {
                 if let StartReason::Reconnect { attempt, resume } = why {
                     (*attempt, *resume) = (0, None);
                 }
             }
-            SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. } => {}
-            SlotPhase::Stopped | SlotPhase::Stopping { then: AfterStop::Stop, .. } => self.on_start(out),
-            SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. }
+            Up { state: RunState::Stopping { then: AfterStop::StartAgain(_), .. }, .. } => {}
+            Up { state: RunState::Stopping { then: AfterStop::Stop, .. }, .. } | Down(DownState::Stopped) => {
+                self.on_start(out)
+            }
+            Up { state: RunState::Stopping { then: AfterStop::AwaitConfig, .. }, .. }
+            | Down(DownState::Unconfigured)
                 if self.requested_state == RequestedState::Stopped =>
             {
                 self.on_start(out);
             }
-            SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. } => {
-                self.has_caller = waited_for;
+            Up { state: RunState::Stopping { then: AfterStop::AwaitConfig, .. }, .. }
+            | Down(DownState::Unconfigured) => {
+                self.has_caller = had_caller;
                 out.push(self.reject_unconfigured("reconnect"));
             }
-            SlotPhase::Stopping { then: AfterStop::End, .. } | SlotPhase::Ended => {
-                self.has_caller = waited_for;
+            Up { state: RunState::Stopping { then: AfterStop::End, .. }, .. } | Down(DownState::Ended) => {
+                self.has_caller = had_caller;
                 out.push(self.reject_removed("reconnect"));
             }
             // Phases of processes only.
-            SlotPhase::FallingAsleep { .. } | SlotPhase::Backoff { .. } | SlotPhase::Dormant { .. } => {}
+            Up { state: RunState::FallingAsleep { .. }, .. }
+            | Down(DownState::Backoff { .. } | DownState::Dormant { .. }) => {}
         }
     }
 
@@ -188,14 +169,14 @@ impl Slot {
     pub(super) fn on_connection_lost(
         &mut self,
         now: Instant,
-        ended: &SlotPhase,
+        ended: &RunState,
         connected: bool,
         exit: WorkerExit,
         out: &mut Vec<SlotEffect>,
     ) {
         // Callers of an established connection were already admitted and no longer count. Otherwise a server that
         // disconnects right after the handshake would be retried for them without a pause.
-        let is_attempt = matches!(ended, SlotPhase::Starting { .. } | SlotPhase::Undiscovered { attempt: 0, .. });
+        let is_attempt = matches!(ended, RunState::Starting { .. } | RunState::Undiscovered { attempt: 0, .. });
         self.has_caller &= is_attempt;
         let failure = match exit.cause {
             ExitCause::Lost(failure) => failure,
@@ -204,7 +185,7 @@ impl Slot {
             cause => ExchangeFailure::sent(FailureKind::Broken(WorkerExit::from_cause(cause).reason())),
         };
         let reason = failure.to_string();
-        self.last_error = Some(reason.clone());
+        self.record.last_error = Some(reason.clone());
         self.report_disconnected(false, out);
         let class = retry::classify(&failure.kind);
         if class == FailureClass::Unauthorized {
@@ -220,7 +201,7 @@ impl Slot {
                 self.queue_attempt(0, None, out);
                 return;
             }
-            self.phase = SlotPhase::Reauth;
+            self.phase = Down(DownState::Reauth);
             self.transition(StatusCause::AuthRefused, Some(reason), out);
             self.refuse_callers(out);
             return;
@@ -229,8 +210,8 @@ impl Slot {
         // succeeds only when the lists are read: a server that disconnects after the handshake is not retried every
         // second.
         let (attempt, resume) = match ended {
-            SlotPhase::Starting { why: StartReason::Reconnect { attempt, resume }, .. }
-            | SlotPhase::Undiscovered { why: StartReason::Reconnect { attempt, resume }, .. } => {
+            RunState::Starting { why: StartReason::Reconnect { attempt, resume }, .. }
+            | RunState::Undiscovered { why: StartReason::Reconnect { attempt, resume }, .. } => {
                 match resume.filter(|until| *until > now) {
                     Some(until) => (*attempt, Some(until)),
                     None => (attempt + 1, None),
@@ -241,15 +222,15 @@ impl Slot {
         let policy = &self.spec.policy.reconnect;
         let offline = matches!(class, FailureClass::Unreachable) || (class == FailureClass::Expired && connected);
         let retry_at = if policy.attempts_max.is_some_and(|most| attempt > most) {
-            self.phase = SlotPhase::Exhausted { attempts: attempt - 1 };
+            self.phase = Down(DownState::Exhausted { attempts: attempt - 1 });
             self.transition_if_changed(StatusCause::Failed, "Connection failed after max retries".to_owned(), out);
             None
         } else {
-            let delay = restart::reconnect_delay(policy, attempt);
+            let delay = policy.backoff().delay(attempt);
             let delay = self.rng.jitter(delay, policy.jitter_percent);
-            let asked = retry::requested_pause(&failure.kind);
-            let until = resume.unwrap_or(now + delay).max(now + asked);
-            self.phase = SlotPhase::Reconnecting { until, attempt };
+            let pause = retry::requested_pause(&failure.kind);
+            let until = resume.unwrap_or(now + delay).max(now + pause);
+            self.phase = Down(DownState::Reconnecting { until, attempt });
             let (cause, message) = match class {
                 FailureClass::Unreachable => (StatusCause::Lost, format!("Server unreachable: {reason}")),
                 _ if offline => (StatusCause::Lost, format!("Server disconnected: {reason}")),
@@ -281,30 +262,30 @@ impl Slot {
 
     // Reports a closed connection once for each established one.
     pub(super) fn report_disconnected(&mut self, intentional: bool, out: &mut Vec<SlotEffect>) {
-        if std::mem::take(&mut self.reported_connected) {
-            self.reported_revisions = self.revisions;
+        if std::mem::take(&mut self.record.reported_connected) {
+            self.record.reported_revisions = self.record.revisions;
             out.push(SlotEffect::Emit(SlotEvent::Disconnected { intentional }));
         }
     }
 
     // Also accepted while the lists are being read.
-    pub(super) fn on_health(&mut self, run: RunNumber, news: HealthChange, out: &mut Vec<SlotEffect>) {
-        if self.run() != Some(run) || matches!(self.phase, SlotPhase::Stopping { .. }) {
+    pub(super) fn on_health(&mut self, change: HealthChange, out: &mut Vec<SlotEffect>) {
+        if matches!(self.phase, Up { state: RunState::Stopping { .. }, .. }) {
             return;
         }
-        (self.health, self.degraded) = match &news {
+        (self.health, self.record.degraded) = match &change {
             HealthChange::Degraded { failures, last_error } => {
                 (ServerHealth::Degraded, Some((*failures, last_error.clone())))
             }
             HealthChange::Restored { .. } => (ServerHealth::Healthy, None),
         };
-        out.push(SlotEffect::Emit(SlotEvent::Health(news)));
+        out.push(SlotEffect::Emit(SlotEvent::Health(change)));
     }
 
     // A completed handshake ends a degradation of the connection before.
     pub(super) fn restore_health(&mut self, out: &mut Vec<SlotEffect>) {
         self.health = ServerHealth::Healthy;
-        if let Some((failures, last_error)) = self.degraded.take() {
+        if let Some((failures, last_error)) = self.record.degraded.take() {
             let last_error = Some(last_error);
             out.push(SlotEffect::Emit(SlotEvent::Health(HealthChange::Restored { failures, last_error })));
         }
@@ -314,30 +295,25 @@ impl Slot {
     pub(super) fn on_resumed_after_suspend(&mut self, now: Instant, asleep: Duration, out: &mut Vec<SlotEffect>) {
         let earlier = |at: Instant| at.checked_sub(asleep).unwrap_or(now);
         match &mut self.phase {
-            SlotPhase::Reconnecting { until, .. }
-            | SlotPhase::Backoff { until, .. }
-            | SlotPhase::Dormant { not_before: until, .. }
-            | SlotPhase::Queued { why: StartReason::Reconnect { resume: Some(until), .. }, .. }
-            | SlotPhase::Starting { why: StartReason::Reconnect { resume: Some(until), .. }, .. }
-            | SlotPhase::Undiscovered { why: StartReason::Reconnect { resume: Some(until), .. }, attempt: 0, .. } => {
+            Up {
+                state:
+                    RunState::Starting { why: StartReason::Reconnect { resume: Some(until), .. }, .. }
+                    | RunState::Undiscovered { why: StartReason::Reconnect { resume: Some(until), .. }, attempt: 0, .. },
+                ..
+            }
+            | Down(
+                DownState::Reconnecting { until, .. }
+                | DownState::Backoff { until, .. }
+                | DownState::Dormant { not_before: until, .. }
+                | DownState::Queued { why: StartReason::Reconnect { resume: Some(until), .. }, .. },
+            ) => {
                 *until = earlier(*until);
             }
-            SlotPhase::Undiscovered { retry_at: Some(at), .. } => *at = earlier(*at),
+            Up { state: RunState::Undiscovered { retry_at: Some(at), .. }, .. } => *at = earlier(*at),
             // The connection may have been lost without notice.
-            SlotPhase::Ready { run, .. } if self.spec.is_remote() => out.push(SlotEffect::Check(*run)),
+            Up { run, state: RunState::Ready { .. } } if self.spec.is_remote() => out.push(SlotEffect::Check(*run)),
             // No deadline to move.
-            SlotPhase::Unconfigured
-            | SlotPhase::Queued { .. }
-            | SlotPhase::Starting { .. }
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Undiscovered { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Stopping { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => {}
+            Up { .. } | Down(_) => {}
         }
         self.on_tick(now, None, out);
     }
@@ -345,23 +321,11 @@ impl Slot {
     /// Returns true if the instance is in transition to a state that a person waits for.
     pub fn is_under_way(&self) -> bool {
         match &self.phase {
-            SlotPhase::Queued { .. } | SlotPhase::Starting { .. } | SlotPhase::Stopping { .. } => {
-                self.requested_state == RequestedState::Running
-            }
+            Up { state: RunState::Starting { .. } | RunState::Stopping { .. }, .. }
+            | Down(DownState::Queued { .. }) => self.requested_state == RequestedState::Running,
             // The connection is established, and the lists are being read.
-            SlotPhase::Undiscovered { retry_at: None, .. } => true,
-            SlotPhase::Unconfigured
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Undiscovered { .. }
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => false,
+            Up { state: RunState::Undiscovered { retry_at: None, .. }, .. } => true,
+            Up { .. } | Down(_) => false,
         }
     }
 }

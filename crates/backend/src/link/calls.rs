@@ -23,7 +23,8 @@ const ANSWER_MAX: usize = 1 << 20;
 // Characters of an error text from the backend.
 const REASON_MAX: usize = 300;
 
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum BackendCallError {
     #[error("cannot reach {to}: {reason}")]
     Unreachable { to: String, reason: String },
@@ -38,12 +39,7 @@ pub(super) enum BackendCallError {
 impl BackendCallError {
     // Stable identifier for events.
     pub(super) fn kind(&self) -> &'static str {
-        match self {
-            Self::Unreachable { .. } => "unreachable",
-            Self::TimedOut { .. } => "timed_out",
-            Self::Refused { .. } => "refused",
-            Self::Malformed { .. } => "malformed",
-        }
+        self.into()
     }
 
     pub(super) fn status(&self) -> Option<StatusCode> {

@@ -9,26 +9,21 @@ use tokio::time::Instant;
 
 use crate::wire::PollingMode;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum RequestPurpose {
     Registration,
     Commands,
     Configuration,
     Heartbeat,
+    #[strum(serialize = "results of commands")]
     Results,
     Events,
 }
 
 impl RequestPurpose {
     fn as_str(self) -> &'static str {
-        match self {
-            Self::Registration => "registration",
-            Self::Commands => "commands",
-            Self::Configuration => "configuration",
-            Self::Heartbeat => "heartbeat",
-            Self::Results => "results of commands",
-            Self::Events => "events",
-        }
+        self.into()
     }
 
     // Periodic requests, whose last response shows whether the backend is reachable.

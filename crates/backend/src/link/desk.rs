@@ -20,7 +20,7 @@ use super::done::CommandProgress;
 use super::effect::{CommandAction, execute_action};
 use super::orders::InvalidCommand;
 use super::poll::{LIMIT_MAX, ReceivedCommands, ServerTimeReading};
-use super::rules::{Backoff, CommandLanes};
+use super::rules::{CommandLanes, RetryPacer};
 use super::{LinkHost, LinkShared};
 use crate::wire::{BackendCommand, CommandOutcome, CommandResult};
 
@@ -204,7 +204,7 @@ async fn record_result(link: &LinkShared, name: &CommandKey, result: &CommandRes
 
 async fn send_result(link: &LinkShared, way: Arc<Semaphore>, name: CommandKey, result: CommandResult) -> String {
     let CommandKey { satellite_id, id, global_id: whole } = name;
-    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng(&id));
+    let mut pacer = RetryPacer::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng(&id));
     loop {
         let key = link.wait_for_key().await;
         if key.satellite_id != satellite_id {
@@ -229,7 +229,7 @@ async fn send_result(link: &LinkShared, way: Arc<Semaphore>, name: CommandKey, r
             return whole;
         }
         tokio::select! {
-            () = link.pause_until(Instant::now() + backoff.delay_after_failure(error.retry_after())) => {}
+            () = link.pause_until(Instant::now() + pacer.delay_after_failure(error.retry_after())) => {}
             () = link.wait_for_new_key(&key) => {}
         }
     }

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::calls::{BackendCallError, ConfigFetch};
 use super::contact::RequestPurpose;
 use super::key::SatelliteKey;
-use super::rules::{Backoff, InstanceScope};
+use super::rules::{InstanceScope, RetryPacer};
 use super::{LinkHost, LinkShared, SpecsById};
 use crate::wire::SatelliteConfig;
 use mcp_satellite_config::{BackendDocument, ConfigErrors};
@@ -95,7 +95,7 @@ pub(super) struct AppliedSpecsChange {
 
 // Never returns.
 pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost) {
-    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng("configuration"));
+    let mut pacer = RetryPacer::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng("configuration"));
     let mut reasons = link.refetch_triggers.subscribe();
     loop {
         let key = link.wait_for_key().await;
@@ -105,19 +105,19 @@ pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost) {
         let again_in = |trouble: &ConfigFetchError| {
             wait = match trouble {
                 ConfigFetchError::NotConfigured(_) => wait,
-                ConfigFetchError::Call(error) => backoff.delay_after_failure(error.retry_after()),
-                ConfigFetchError::Invalid(_) => backoff.delay_after_failure(None),
+                ConfigFetchError::Call(error) => pacer.delay_after_failure(error.retry_after()),
+                ConfigFetchError::Invalid(_) => pacer.delay_after_failure(None),
             };
             Some(wait)
         };
         if refresh(link, fleet, &key, None, again_in).await.is_ok() {
-            backoff.reset();
+            pacer.reset();
         }
         tokio::select! {
             () = link.pause_until(Instant::now() + wait) => {}
             () = link.wait_for_new_key(&key) => {}
             // The sender is part of `link`, so this does not fail.
-            _ = reasons.changed() => backoff.reset(),
+            _ = reasons.changed() => pacer.reset(),
         }
     }
 }

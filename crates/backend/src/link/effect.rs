@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::document::{self, ConfigFetchError, ConfigFetchOutcome};
-use super::rules::{Backoff, CommandEffect, EffectProgress, InstanceScope, ObservedInstance, effect_progress};
+use super::rules::{CommandEffect, EffectProgress, InstanceScope, ObservedInstance, RetryPacer, effect_progress};
 use super::{LinkHost, LinkShared};
 use crate::wire::{
     BackendCommand, CommandOutcome, CommandResult, CommandTarget, CommandType, ConfigureEvent, ConfigurePayload,
@@ -37,7 +37,8 @@ const FIRST_DELAY: Duration = Duration::from_secs(1);
 // Instances in a result.
 const LISTED_MAX: usize = 1000;
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum CommandAction {
     Configure(ConfigurePayload),
     Restart(CommandTarget),
@@ -72,13 +73,7 @@ impl CommandAction {
     }
 
     pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::Configure(_) => "configure",
-            Self::Restart(_) => "restart",
-            Self::Spawn(_) => "spawn",
-            Self::Kill(_) => "kill",
-            Self::HealthCheck(_) => "health_check",
-        }
+        self.into()
     }
 
     pub(super) fn scope(&self) -> InstanceScope {
@@ -320,12 +315,12 @@ impl CommandExecution<'_> {
 
     // `removed` is the scope whose removal is expected.
     async fn refresh_config(&self, removed: Option<&InstanceScope>) -> Result<ConfigFetchOutcome, String> {
-        let mut backoff = Backoff::new(FIRST_DELAY, self.link.plan.backoff_max, self.link.jitter_rng("configure"));
+        let mut pacer = RetryPacer::new(FIRST_DELAY, self.link.plan.backoff_max, self.link.jitter_rng("configure"));
         loop {
             let mut wait = None;
             let again_in = |trouble: &ConfigFetchError| {
                 if let ConfigFetchError::Call(error) = trouble {
-                    wait = Some(backoff.delay_after_failure(error.retry_after()));
+                    wait = Some(pacer.delay_after_failure(error.retry_after()));
                 }
                 wait
             };

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::calls::BackendCallError;
 use super::contact::RequestPurpose;
 use super::key::{self, SatelliteKey, StoredKey};
-use super::rules::Backoff;
+use super::rules::RetryPacer;
 use super::{LinkShared, metrics};
 use crate::wire::{Registration, RegistrationResponse};
 use mcp_satellite_files::disk::run_with_timeout;
@@ -26,7 +26,7 @@ const REFUSED: &str = "; a registration token works once: create a new one at th
 
 // Never returns.
 pub(super) async fn run(link: &LinkShared) {
-    let mut backoff = Backoff::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng("registration"));
+    let mut pacer = RetryPacer::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng("registration"));
     let mut keys = link.key.subscribe();
     let mut tokens = link.token.subscribe();
     let mut looked = false;
@@ -41,11 +41,11 @@ pub(super) async fn run(link: &LinkShared) {
         let refused = link.take_rejected_key();
         if link.is_key_accepted() {
             // The key has worked, so this backend does not reject every key that it issues.
-            backoff.reset();
+            pacer.reset();
         } else if let Some((at, _)) = &refused {
             tokio::select! {
-                () = link.pause_until(*at + backoff.delay_after_failure(None)) => {}
-                _ = tokens.changed() => backoff.reset(),
+                () = link.pause_until(*at + pacer.delay_after_failure(None)) => {}
+                _ = tokens.changed() => pacer.reset(),
             }
         }
         loop {
@@ -67,14 +67,14 @@ pub(super) async fn run(link: &LinkShared) {
                 }
             };
             link.reachability.record_failure(RequestPurpose::Registration, answered, &why);
-            let wait = backoff.delay_after_failure(wait);
+            let wait = pacer.delay_after_failure(wait);
             let next = Instant::now() + wait;
             link.reachability.record_poll(crate::wire::PollingMode::default(), true, next);
             tokio::select! {
                 () = link.pause_until(next) => {}
                 // Another token may work: retry at once.
                 _ = tokens.changed() => {
-                    backoff.reset();
+                    pacer.reset();
                     continue;
                 }
             }

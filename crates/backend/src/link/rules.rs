@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use mcp_satellite_actors::model::backoff::Backoff;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::jitter::JitterRng;
 
@@ -19,25 +20,23 @@ const ASKED_MIN: Duration = Duration::from_millis(50);
 const ASKED_MAX: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone)]
-pub struct Backoff {
-    first: Duration,
-    max: Duration,
+pub struct RetryPacer {
+    backoff: Backoff,
     failures: u32,
     jitter: JitterRng,
 }
 
-impl Backoff {
-    /// Creates a backoff whose delay doubles from `first` to `max`.
+impl RetryPacer {
+    /// Creates a pacer whose delay doubles from `first` to `max`.
     pub fn new(first: Duration, max: Duration, jitter: JitterRng) -> Self {
-        Self { first, max, failures: 0, jitter }
+        Self { backoff: Backoff::doubling(first, max), failures: 0, jitter }
     }
 
     /// Returns the delay after another failure. A longer pause that the backend requests is honoured, up to the
     /// maximum.
     pub fn delay_after_failure(&mut self, retry_after: Option<Duration>) -> Duration {
-        let delay = backoff_delay(self.first, self.failures, self.max);
         self.failures = self.failures.saturating_add(1);
-        self.jitter.jitter(delay, JITTER_PERCENT).max(capped_retry_after(retry_after, self.max))
+        paced_delay(self.backoff, self.failures, retry_after, &mut self.jitter)
     }
 
     pub fn reset(&mut self) {
@@ -45,14 +44,10 @@ impl Backoff {
     }
 }
 
-// Limited because a satellite that pauses receives no commands, not even `kill`.
-fn capped_retry_after(retry_after: Option<Duration>, max: Duration) -> Duration {
-    retry_after.unwrap_or_default().min(max)
-}
-
-fn backoff_delay(first: Duration, times: u32, max: Duration) -> Duration {
-    let factor = 2_u32.checked_pow(times).unwrap_or(u32::MAX);
-    first.checked_mul(factor).unwrap_or(max).min(max).max(INTERVAL_MIN)
+fn paced_delay(backoff: Backoff, attempt: u32, retry_after: Option<Duration>, jitter: &mut JitterRng) -> Duration {
+    // Limited because a satellite that pauses receives no commands, not even `kill`.
+    let requested = retry_after.unwrap_or_default().min(backoff.maximum);
+    jitter.jitter(backoff.delay(attempt).max(INTERVAL_MIN), JITTER_PERCENT).max(requested)
 }
 
 #[derive(Debug, Clone)]
@@ -95,8 +90,9 @@ impl PollPacer {
 
     pub fn delay_after_failure(&mut self, retry_after: Option<Duration>) -> Duration {
         self.failures = self.failures.saturating_add(1);
-        let delay = backoff_delay(self.interval(self.mode), self.failures, self.max);
-        self.jitter.jitter(delay, JITTER_PERCENT).max(capped_retry_after(retry_after, self.max))
+        let backoff = Backoff::doubling(self.interval(self.mode), self.max);
+        // The first failure already doubles the interval.
+        paced_delay(backoff, self.failures.saturating_add(1), retry_after, &mut self.jitter)
     }
 
     fn interval(&self, mode: PollingMode) -> Duration {
@@ -355,9 +351,9 @@ mod tests {
         let mut pace = pacer();
         pace.failures = u32::MAX;
         assert!(pace.delay_after_failure(None) <= Duration::from_secs(330));
-        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
-        backoff.failures = u32::MAX;
-        assert!(backoff.delay_after_failure(None) <= Duration::from_secs(330));
+        let mut retries = RetryPacer::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
+        retries.failures = u32::MAX;
+        assert!(retries.delay_after_failure(None) <= Duration::from_secs(330));
     }
 
     #[test]
@@ -365,21 +361,21 @@ mod tests {
         let asked = Some(Duration::from_secs(200));
         assert_eq!(pacer().delay_after_failure(asked).as_secs(), 200);
         assert!(pacer().delay_after_failure(Some(Duration::from_secs(1))) > Duration::from_secs(50));
-        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
-        assert_eq!(backoff.delay_after_failure(asked).as_secs(), 200);
-        assert!(backoff.delay_after_failure(None) < Duration::from_secs(5));
+        let mut retries = RetryPacer::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
+        assert_eq!(retries.delay_after_failure(asked).as_secs(), 200);
+        assert!(retries.delay_after_failure(None) < Duration::from_secs(5));
         let hour = Some(Duration::from_secs(3600));
         assert_eq!(pacer().delay_after_failure(hour).as_secs(), 300);
-        assert_eq!(backoff.delay_after_failure(hour).as_secs(), 300);
+        assert_eq!(retries.delay_after_failure(hour).as_secs(), 300);
     }
 
     #[test]
     fn a_success_resets_the_backoff() {
-        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
-        let delays = [(); 4].map(|()| backoff.delay_after_failure(None).as_secs());
+        let mut retries = RetryPacer::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
+        let delays = [(); 4].map(|()| retries.delay_after_failure(None).as_secs());
         assert!(delays[0] <= 2 && delays[3] >= 14, "{delays:?}");
-        backoff.reset();
-        assert!(backoff.delay_after_failure(None) < Duration::from_secs(3));
+        retries.reset();
+        assert!(retries.delay_after_failure(None) < Duration::from_secs(3));
     }
 
     #[test]
@@ -495,7 +491,7 @@ mod tests {
                 .map(|effect| effect_progress(effect, seen));
             format!("{status:>20}  Up {up:?}  Configured {configured:?}  Down {down:?}")
         };
-        insta::assert_snapshot!(Status::ALL.map(row).join("\n"));
+        insta::assert_snapshot!(Status::ALL.iter().map(|status| row(*status)).collect::<Vec<_>>().join("\n"));
         let seen = |wants_to_run, has_process, is_new| ObservedInstance {
             status: Status::Online,
             wants_to_run,

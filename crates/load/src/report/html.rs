@@ -249,7 +249,7 @@ fn statuses(buckets: &[&[RunSample]]) -> Vec<PlotCurve> {
             values: worst.iter().map(|sample| f64::from(asleep(sample))).collect(),
         },
     ];
-    layers.extend(Status::ALL.into_iter().filter(|status| *status != Status::Online).map(|status| PlotCurve {
+    layers.extend(Status::ALL.iter().copied().filter(|status| *status != Status::Online).map(|status| PlotCurve {
         name: status.as_str().to_owned(),
         colour: colour(status),
         values: worst.iter().map(|sample| f64::from(sample.by_status[status_index(status)])).collect(),

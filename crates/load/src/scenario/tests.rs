@@ -28,7 +28,7 @@ fn built_in_scenarios_are_valid_and_found_by_name() {
 
 #[test]
 fn every_kind_of_fault_has_a_name_and_occurs_in_one_scenario() {
-    for kind in FaultKind::ALL {
+    for &kind in FaultKind::ALL {
         assert_eq!(serde_json::to_value(kind).unwrap(), fault_name(kind));
     }
     let mixed: BTreeSet<_> = load("mixed").unwrap().faults.iter().map(|rule| rule.kind).collect();

@@ -441,7 +441,7 @@ impl Grants {
             return;
         }
         held.failures += 1;
-        let until = Instant::now() + rules::backoff(held.failures);
+        let until = Instant::now() + rules::BACKOFF.delay(held.failures);
         tracing::warn!(instance = %name, why = %trouble, "cannot renew an authorization now; trying again");
         held.backoff = Some((until, trouble.clone()));
         held.due = held.grant.is_some().then_some(until);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use mcp_satellite_actors::model::backoff::Backoff;
+
 // Longest time between a renewal and the expiry of the token.
 const MARGIN_MAX: Duration = Duration::from_secs(5 * 60);
 // Limits the rate of renewals for servers with very short lifetimes.
@@ -11,9 +13,8 @@ const LIFETIME_MIN: Duration = Duration::from_secs(1);
 pub(super) const SCOPES_MAX: usize = 32;
 const SCOPE_MAX: usize = 100;
 
-// Limits of the backoff after failures of an authorization server.
-const BACKOFF_MIN: Duration = Duration::from_secs(1);
-const BACKOFF_MAX: Duration = Duration::from_secs(60);
+// Backoff after failures of an authorization server.
+pub(super) const BACKOFF: Backoff = Backoff::doubling(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Returns the age at which a token is renewed. The margin before its expiry is a fifth of the lifetime, at most
 /// `MARGIN_MAX`. `chance` (0 to 1) shortens it by up to a half, so that grants of the same age are not renewed
@@ -28,10 +29,6 @@ pub(super) fn renewal_age(lifetime: Duration, chance: f64) -> Duration {
 /// and the token is renewed at once, which costs one request.
 pub(super) fn time_until_renewal(renew_after: Duration, age: jiff::SignedDuration) -> Duration {
     Duration::try_from(age).map_or(Duration::ZERO, |age| renew_after.saturating_sub(age))
-}
-
-pub(super) fn backoff(failures: u32) -> Duration {
-    BACKOFF_MIN.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(BACKOFF_MAX)
 }
 
 /// Returns true if a retry cannot succeed. Other OAuth errors are temporary.
@@ -96,9 +93,9 @@ mod tests {
 
     #[test]
     fn the_backoff_doubles_up_to_a_minute() {
-        let delays: Vec<_> = (1..=8).map(|failures| backoff(failures).as_secs()).collect();
+        let delays: Vec<_> = (1..=8).map(|failures| BACKOFF.delay(failures).as_secs()).collect();
         assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert_eq!(backoff(u32::MAX).as_secs(), 60);
+        assert_eq!(BACKOFF.delay(u32::MAX).as_secs(), 60);
     }
 
     #[test]

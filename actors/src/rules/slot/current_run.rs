@@ -1,9 +1,9 @@
-//! Events of a run: permit, handshake, discovery, end, and deadlines.
+//! Events of the current run: permit, handshake, discovery, end, and deadlines.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{AfterStop, Slot, SlotEffect, SlotEvent, SlotPhase, StartReason};
+use super::{AfterStop, Down, DownState, RunState, Slot, SlotEffect, SlotEvent, StartReason, Up};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::{ExitCause, WorkerExit};
@@ -17,21 +17,21 @@ use crate::rules::restart::{self, RestartVerdict};
 
 impl Slot {
     pub(super) fn on_granted(&mut self, now: Instant, run: RunNumber, out: &mut Vec<SlotEffect>) {
-        let SlotPhase::Queued { why, .. } = &self.phase else {
+        let Down(DownState::Queued { why, .. }) = &self.phase else {
             self.on_second_run_granted(now, run, out);
             return;
         };
         let why = why.clone();
         let wake = matches!(why, StartReason::Wake { .. });
-        self.restarts += u64::from(matches!(why, StartReason::Restart { .. }));
-        let discover = !wake || self.catalogue.is_none();
-        self.phase = SlotPhase::Starting { run, why: why.clone(), since: now };
+        self.record.restarts += u64::from(matches!(why, StartReason::Restart { .. }));
+        let discover = !wake || self.record.catalogue.is_none();
+        self.phase = Up { run, state: RunState::Starting { why: why.clone(), since: now } };
         self.hold_permit(now, run, self.spec.policy.session.permit_hold_max, out);
         self.pid = None;
         self.initialized_at = None;
         self.credentials_changed_at = None;
         self.connection_run = self.is_remote().then_some(run);
-        self.attempts += u32::from(self.is_remote());
+        self.record.attempts += u32::from(self.is_remote());
         match why {
             // The status does not change before the run is ready: `online` for a sleeping instance, `offline` for a
             // lost connection.
@@ -56,18 +56,16 @@ impl Slot {
         server: Arc<ServerInfo>,
         out: &mut Vec<SlotEffect>,
     ) {
-        self.on_second_run_initialized(now, run, &server);
-        let SlotPhase::Starting { run: current, why, since } = &self.phase else { return };
-        if *current != run {
-            return;
-        }
+        let Up { state: RunState::Starting { why, since }, .. } = &self.phase else { return };
         let (why, since) = (why.clone(), *since);
         self.initialized_at = Some(now);
         self.set_server(Some(server));
         self.restore_health(out);
         match why {
             // The tools are known, so calls are answered after the handshake.
-            StartReason::Wake { .. } if self.catalogue.is_some() => self.become_ready(now, run, &why, since, out),
+            StartReason::Wake { .. } if self.record.catalogue.is_some() => {
+                self.become_ready(now, run, &why, since, out)
+            }
             StartReason::Wake { .. } => {}
             StartReason::First | StartReason::Restart { .. } => self.transition(StatusCause::Initialized, None, out),
             // Waiting callers are admitted at once, and changes of the catalogue are discovered meanwhile.
@@ -80,7 +78,7 @@ impl Slot {
                     );
                 }
                 self.transition(StatusCause::Initialized, None, out);
-                self.phase = SlotPhase::Undiscovered { run, why, since, attempt: 0, retry_at: None };
+                self.set_run_state(RunState::Undiscovered { why, since, attempt: 0, retry_at: None });
                 out.push(SlotEffect::Admit(run));
             }
         }
@@ -88,9 +86,8 @@ impl Slot {
 
     // Adds a line of stdout that is not JSON-RPC to the status of a starting instance: it may be the reason why the
     // server does not answer.
-    pub(super) fn on_stdout_line(&mut self, run: RunNumber, line: &str, out: &mut Vec<SlotEffect>) {
-        if let SlotPhase::Starting { run: current, why, .. } = &self.phase
-            && *current == run
+    pub(super) fn on_stdout_line(&mut self, line: &str, out: &mut Vec<SlotEffect>) {
+        if let Up { state: RunState::Starting { why, .. }, .. } = &self.phase
             && !matches!(why, StartReason::Wake { .. })
         {
             self.set_message(Some(format!("starting; the server's stdout is not JSON-RPC: {line}")), out);
@@ -99,9 +96,7 @@ impl Slot {
 
     // A call succeeded although the lists could not be read: they are read again before the scheduled time.
     pub(super) fn on_recovered(&mut self, run: RunNumber, out: &mut Vec<SlotEffect>) {
-        if let SlotPhase::Undiscovered { run: current, retry_at: retry_at @ Some(_), .. } = &mut self.phase
-            && *current == run
-        {
+        if let Up { state: RunState::Undiscovered { retry_at: retry_at @ Some(_), .. }, .. } = &mut self.phase {
             *retry_at = None;
             self.transition(StatusCause::Attempt, Some("Server recovered, re-discovering tools".to_owned()), out);
             self.transition(StatusCause::Initialized, None, out);
@@ -116,14 +111,11 @@ impl Slot {
         catalogue: Arc<Catalogue>,
         out: &mut Vec<SlotEffect>,
     ) {
-        if self.run() != Some(run) {
-            self.on_second_run_discovered(now, run, catalogue, out);
-            return;
-        }
-        match &self.phase {
+        let Up { state, .. } = &self.phase else { return };
+        match state {
             // The server announced a change and its lists were read again.
-            SlotPhase::Ready { .. } => self.set_catalogue(catalogue, out),
-            SlotPhase::Starting { why, since, .. } => {
+            RunState::Ready { .. } => self.set_catalogue(catalogue, out),
+            RunState::Starting { why, since } => {
                 let (why, since) = (why.clone(), *since);
                 if !matches!(why, StartReason::Wake { .. }) {
                     self.transition(StatusCause::Discovered, None, out);
@@ -131,7 +123,7 @@ impl Slot {
                 self.set_catalogue(catalogue, out);
                 self.become_ready(now, run, &why, since, out);
             }
-            SlotPhase::Undiscovered { why, since, .. } => {
+            RunState::Undiscovered { why, since, .. } => {
                 let (why, since) = (why.clone(), *since);
                 if self.status == Status::Error {
                     self.transition(StatusCause::Initialized, None, out);
@@ -141,29 +133,19 @@ impl Slot {
                 self.become_ready(now, run, &why, since, out);
             }
             // The run is ending, perhaps under another configuration: its lists are no longer reported.
-            SlotPhase::FallingAsleep { .. } | SlotPhase::Stopping { .. } => {}
-            SlotPhase::Unconfigured
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Queued { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => {}
+            RunState::FallingAsleep { .. } | RunState::Stopping { .. } => {}
         }
     }
 
     pub(super) fn set_catalogue(&mut self, catalogue: Arc<Catalogue>, out: &mut Vec<SlotEffect>) {
-        self.catalogue_restored = false;
+        self.record.catalogue_restored = false;
         self.clear_error();
-        let catalogue = match &self.catalogue {
+        let catalogue = match &self.record.catalogue {
             Some(before) if !catalogue.unreadable.is_empty() => Arc::new(catalogue.with_unreadable_from(before)),
             Some(_) | None => catalogue,
         };
-        let before = self.catalogue.replace(catalogue.clone());
-        self.revisions.count_changes(before.as_deref(), &catalogue);
+        let before = self.record.catalogue.replace(catalogue.clone());
+        self.record.revisions.count_changes(before.as_deref(), &catalogue);
         out.push(SlotEffect::Emit(SlotEvent::Discovered { before, now: catalogue }));
     }
 
@@ -176,60 +158,42 @@ impl Slot {
         pause: Duration,
         out: &mut Vec<SlotEffect>,
     ) {
-        if self.run() != Some(run) {
-            self.on_second_run_discovery_failed(run, &reason, out);
-            return;
-        }
-        let (why, since, attempt) = match &self.phase {
-            SlotPhase::Starting { why, since, .. } => (why.clone(), *since, 1),
-            SlotPhase::Undiscovered { why, since, attempt, .. } => (why.clone(), *since, attempt + 1),
+        let Up { state, .. } = &self.phase else { return };
+        let (why, since, attempt) = match state {
+            RunState::Starting { why, since } => (why.clone(), *since, 1),
+            RunState::Undiscovered { why, since, attempt, .. } => (why.clone(), *since, attempt + 1),
             // The old catalogue stays; the next `list_changed` triggers another discovery.
-            SlotPhase::Ready { .. } => {
-                self.last_error = Some(reason);
+            RunState::Ready { .. } => {
+                self.record.last_error = Some(reason);
                 return;
             }
-            SlotPhase::Unconfigured
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Queued { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopping { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => return,
+            RunState::FallingAsleep { .. } | RunState::Stopping { .. } => return,
         };
         let policy = &self.spec.policy.reconnect;
-        let delay = self.rng.jitter(restart::reconnect_delay(policy, attempt), policy.jitter_percent).max(pause);
+        let delay = self.rng.jitter(policy.backoff().delay(attempt), policy.jitter_percent).max(pause);
         let message =
             format!("cannot read the server's tools: {reason}; next attempt in {}", restart::format_seconds(delay));
-        self.last_error = Some(reason);
-        self.phase = SlotPhase::Undiscovered { run, why, since, attempt, retry_at: Some(now + delay) };
+        self.record.last_error = Some(reason);
+        self.set_run_state(RunState::Undiscovered { why, since, attempt, retry_at: Some(now + delay) });
         self.transition(StatusCause::Failed, Some(message), out);
         // Waiting callers are admitted, because a successful call shows that the server has recovered.
         out.push(SlotEffect::Admit(run));
     }
 
     pub(super) fn on_ended(&mut self, now: Instant, run: RunNumber, exit: WorkerExit, out: &mut Vec<SlotEffect>) {
-        self.release_permit(run, out);
-        if self.run() != Some(run) {
-            self.on_second_run_ended(now, run, exit, out);
-            return;
-        }
         let old_pid = exit.pid.or(self.pid);
         // After a panic the exit does not contain the duration of the run.
         let connected = exit.uptime.is_some() || self.initialized_at.is_some();
-        self.last_exit = Some(exit.reason());
+        self.record.last_exit = Some(exit.reason());
         self.pid = None;
         self.initialized_at = None;
         self.health = ServerHealth::Unknown;
-        match std::mem::replace(&mut self.phase, SlotPhase::Ended) {
-            SlotPhase::Stopping { kind, then, .. } => {
+        let Up { state, .. } = std::mem::replace(&mut self.phase, Down(DownState::Ended)) else { return };
+        match state {
+            RunState::Stopping { kind, then } => {
                 if self.connection_run == Some(run) {
                     // The removal of a connection is reported in every state.
-                    self.reported_connected |= kind == StopKind::Uninstall;
+                    self.record.reported_connected |= kind == StopKind::Uninstall;
                     self.report_disconnected(true, out);
                 } else if self.removal.is_none() {
                     out.push(SlotEffect::Emit(SlotEvent::Stopped { kind, exit: exit.clone() }));
@@ -247,38 +211,25 @@ impl Slot {
                     AfterStop::StartAgain(why) => self.queue_restart(why, out),
                 }
             }
-            ended @ (SlotPhase::Starting { .. } | SlotPhase::Ready { .. } | SlotPhase::Undiscovered { .. })
-                if self.is_remote() =>
-            {
-                self.on_connection_lost(now, &ended, connected, exit, out);
+            RunState::Starting { .. } | RunState::Ready { .. } | RunState::Undiscovered { .. } if self.is_remote() => {
+                self.on_connection_lost(now, &state, connected, exit, out);
             }
-            SlotPhase::FallingAsleep { since, idle, .. } if exit.cause == ExitCause::Requested => {
+            RunState::FallingAsleep { since, idle } if exit.cause == ExitCause::Requested => {
                 let last_activity = since.checked_sub(idle).unwrap_or(since);
                 out.push(SlotEffect::Emit(SlotEvent::Dormant { pid: old_pid, idle, last_activity }));
                 self.enter_dormant(now, now);
             }
-            SlotPhase::Ready { .. } if self.has_successor() => self.replace_with_successor(now, &exit, old_pid, out),
+            RunState::Ready { .. } if self.has_successor() => self.replace_with_successor(now, &exit, old_pid, out),
             // `FallingAsleep`: the process exited by itself just before it was stopped.
-            SlotPhase::Ready { .. } | SlotPhase::FallingAsleep { .. } => {
+            RunState::Ready { .. } | RunState::FallingAsleep { .. } => {
                 self.on_unwanted_exit(now, &exit, old_pid, true, out);
             }
-            SlotPhase::Starting { why, .. } if matches!(exit.cause, ExitCause::Machine(_)) => {
+            RunState::Starting { why, .. } if matches!(exit.cause, ExitCause::Machine(_)) => {
                 self.postpone(now, why, &exit, out);
             }
-            SlotPhase::Starting { .. } | SlotPhase::Undiscovered { .. } => {
+            RunState::Starting { .. } | RunState::Undiscovered { .. } => {
                 self.on_unwanted_exit(now, &exit, old_pid, false, out);
             }
-            // Phases without a run; excluded by the check above.
-            SlotPhase::Unconfigured
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Queued { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => {}
         }
     }
 
@@ -293,19 +244,20 @@ impl Slot {
                 self.transition(StatusCause::Ended, Some(message), out);
             }
         }
-        self.restarts = self.restarts.saturating_sub(u64::from(matches!(why, StartReason::Restart { .. })));
-        self.phase = SlotPhase::Backoff { until: now + delay, why };
+        self.record.restarts =
+            self.record.restarts.saturating_sub(u64::from(matches!(why, StartReason::Restart { .. })));
+        self.phase = Down(DownState::Backoff { until: now + delay, why });
     }
 
     // Counts a start that the machine could not execute. Returns the delay until the next one, and the status message.
     pub(super) fn record_machine_fault(&mut self, exit: &WorkerExit) -> (Duration, String) {
         self.machine_faults = self.machine_faults.saturating_add(1);
-        let (delay, reason) = (restart::machine_fault_delay(self.machine_faults), exit.reason());
+        let (delay, reason) = (restart::MACHINE_FAULT_BACKOFF.delay(self.machine_faults), exit.reason());
         let message = format!(
             "the machine cannot start the server; next attempt in {}: {reason}",
             restart::format_seconds(delay)
         );
-        self.last_error = Some(reason);
+        self.record.last_error = Some(reason);
         (delay, message)
     }
 
@@ -320,14 +272,14 @@ impl Slot {
     ) {
         let crash = exit.is_crash();
         let policy = &self.spec.policy.restart;
-        let verdict = self.history.charge(policy, now, crash, exit.uptime.unwrap_or_default());
+        let verdict = self.record.history.charge(policy, now, crash, exit.uptime.unwrap_or_default());
         out.push(SlotEffect::ChargeTeam);
         let sleeps = ready && !crash && self.spec.lifetime != ProcessLifetime::AlwaysOn;
         let reason = exit.reason();
         if crash {
-            self.last_error = Some(reason.clone());
+            self.record.last_error = Some(reason.clone());
         }
-        let tell = |count, will_restart| {
+        let event = |count, will_restart| {
             let exit = exit.clone();
             SlotEffect::Emit(if crash {
                 SlotEvent::Crashed { exit, count, will_restart }
@@ -337,20 +289,20 @@ impl Slot {
         };
         match verdict {
             RestartVerdict::GiveUp { exits, crashed } => {
-                out.push(tell(exits, false));
+                out.push(event(exits, false));
                 let message = restart::give_up_message(policy, exits, crashed, &reason);
-                self.phase = SlotPhase::Failed;
+                self.phase = Down(DownState::Failed);
                 self.transition(StatusCause::BudgetSpent, Some(message.clone()), out);
                 let remedy = Remedy::Restart;
                 out.push(SlotEffect::Emit(SlotEvent::PermanentlyFailed { exits, last_error: reason, message, remedy }));
                 self.refuse_callers(out);
             }
             RestartVerdict::Restart { delay, attempt } if sleeps => {
-                out.push(tell(attempt, false));
+                out.push(event(attempt, false));
                 self.enter_dormant(now, now + delay);
             }
             RestartVerdict::Restart { delay, attempt } => {
-                out.push(tell(attempt, true));
+                out.push(event(attempt, true));
                 let again = match exit.cause {
                     ExitCause::Unresponsive => RestartReason::Unresponsive,
                     _ if crash => RestartReason::Crash,
@@ -364,7 +316,7 @@ impl Slot {
                 if delay.is_zero() {
                     self.queue_start(why, out);
                 } else {
-                    self.phase = SlotPhase::Backoff { until: now + delay, why };
+                    self.phase = Down(DownState::Backoff { until: now + delay, why });
                 }
             }
         }
@@ -372,7 +324,7 @@ impl Slot {
 
     // Only instances that may sleep have a time for the next idle check.
     pub(super) fn on_free_memory(&mut self, idle: Duration, out: &mut Vec<SlotEffect>) {
-        if let SlotPhase::Ready { run, idle_check_at: Some(_), .. } = self.phase
+        if let Up { run, state: RunState::Ready { idle_check_at: Some(_), .. } } = self.phase
             && self.second_run.is_none()
         {
             out.push(SlotEffect::TrySleep { run, idle });
@@ -386,9 +338,9 @@ impl Slot {
             self.release_permit(run, out);
         }
         self.on_second_run_tick(now, out);
-        let alone = self.second_run.is_none();
+        let may_sleep = self.second_run.is_none();
         match &mut self.phase {
-            SlotPhase::Backoff { until, why } if now >= *until => {
+            Down(DownState::Backoff { until, why }) if now >= *until => {
                 let why = why.clone();
                 let wake = matches!(why, StartReason::Wake { .. });
                 if !wake {
@@ -396,21 +348,23 @@ impl Slot {
                 }
                 self.queue_start(why, out);
             }
-            SlotPhase::Reconnecting { until, attempt } if now >= *until => {
+            Down(DownState::Reconnecting { until, attempt }) if now >= *until => {
                 let attempt = *attempt;
                 self.queue_attempt(attempt, None, out);
             }
-            SlotPhase::Undiscovered { run, retry_at, .. } if retry_at.is_some_and(|at| now >= at) => {
+            Up { run, state: RunState::Undiscovered { retry_at, .. } } if retry_at.is_some_and(|at| now >= at) => {
                 *retry_at = None;
                 out.push(SlotEffect::Discover(*run));
             }
-            SlotPhase::Ready { run, since, idle_check_at: look_at } if look_at.is_some_and(|at| now >= at) => {
+            Up { run, state: RunState::Ready { since, idle_check_at } }
+                if idle_check_at.is_some_and(|at| now >= at) =>
+            {
                 let policy = &self.spec.policy.idle;
                 let verdict = activity.map(|activity| idle::check(policy, *since, activity, now));
-                *look_at = match verdict {
+                *idle_check_at = match verdict {
                     Some(idle::IdleVerdict::CheckAgain(at)) => at,
                     // The sleep is refused if a call has arrived: then this is the time of the next check.
-                    Some(idle::IdleVerdict::Idle(idle)) if alone => {
+                    Some(idle::IdleVerdict::Idle(idle)) if may_sleep => {
                         out.push(SlotEffect::TrySleep { run: *run, idle });
                         idle::next_check(policy, *since, now)
                     }
@@ -419,46 +373,21 @@ impl Slot {
                 };
             }
             // No deadline has passed.
-            SlotPhase::Unconfigured
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Queued { .. }
-            | SlotPhase::Starting { .. }
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Undiscovered { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopping { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => {}
+            Up { .. } | Down(_) => {}
         }
     }
 
+    // The state is always `Ready`: `Sleep` is sent in the same handler that tried the sleep.
     pub(super) fn on_sleep(&mut self, now: Instant, run: RunNumber, idle: Duration, out: &mut Vec<SlotEffect>) {
-        match self.phase {
-            SlotPhase::Ready { run: current, .. } if current == run => {
-                self.phase = SlotPhase::FallingAsleep { run, since: now, idle };
-                out.push(SlotEffect::Stop(run));
-            }
-            // Unreachable: `Sleep` is sent in the same handler that tried the sleep, so no other input intervenes.
-            SlotPhase::Unconfigured
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Queued { .. }
-            | SlotPhase::Starting { .. }
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Undiscovered { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopping { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => {}
+        if self.is_ready() {
+            self.set_run_state(RunState::FallingAsleep { since: now, idle });
+            out.push(SlotEffect::Stop(run));
+        }
+    }
+
+    pub(super) fn set_run_state(&mut self, new: RunState) {
+        if let Up { state, .. } = &mut self.phase {
+            *state = new;
         }
     }
 }

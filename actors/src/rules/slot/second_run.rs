@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!            Granted               Discovered: calls move over
-//!  Queued ─────────────▶ Starting ─────────────────────────────▶ Leaving (the old run, while its calls finish)
+//!  Queued ─────────────▶ Starting ─────────────────────────────▶ Ending (the old run, while its calls finish)
 //!    ▲                      │
-//!    └── the next update ── Leaving (the new run: it failed to start, or is no longer needed)
+//!    └── the next update ── Ending (the new run: it failed to start, or is no longer needed)
 //! ```
 //!
-//! `Queued` and `Starting` exist only beside the phase `Ready`. `Leaving` may exist beside any phase and changes no
-//! decision, but a stop, a removal and a shutdown wait for its end. Only a rolling update drains a run; every other
-//! request ends the second run at once.
+//! `Queued` and `Starting` exist only beside a current run in the state `Ready`. `Ending` may exist beside any phase and
+//! changes no decision, but a stop, a removal and a shutdown wait for its end. Only a rolling update drains a run; every
+//! other request ends the second run at once.
 //!
 //! If the new run does not start, the old one stays. The failure is charged to the team, not to the instance, and the
 //! slot keeps the refused specification and the reason for the next decision of a person.
@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{AfterStop, RejectedUpdate, Slot, SlotEffect, SlotEvent, SlotPhase, StartReason};
+use super::{AfterStop, Down, DownState, RejectedUpdate, RunState, Slot, SlotEffect, SlotEvent, StartReason, Up};
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::{ExitCause, WorkerExit};
@@ -88,7 +88,7 @@ impl Slot {
     // Starts the new configuration beside the run that accepts calls. If the configuration is that of the current run,
     // a pending update is cancelled.
     pub(super) fn begin_rolling_update(&mut self, spec: Arc<InstanceSpec>, out: &mut Vec<SlotEffect>) {
-        self.rejected_update = None;
+        self.record.rejected_update = None;
         let next = (*spec != *self.spec).then_some(spec);
         let message = next.is_some().then(|| "starting the new configuration beside the old one".to_owned());
         self.second_run = match (self.second_run.take(), next) {
@@ -149,20 +149,16 @@ impl Slot {
         self.second_run = Some(SecondRun::Starting { run, spec, since: now, pid: None, initialized_at: None });
     }
 
-    pub(super) fn on_second_run_spawned(&mut self, run: RunNumber, its_pid: Option<u32>) {
-        if let Some(SecondRun::Starting { run: its, pid, .. }) = &mut self.second_run
-            && *its == run
-        {
-            *pid = its_pid;
+    pub(super) fn on_second_run_spawned(&mut self, new_pid: Option<u32>) {
+        if let Some(SecondRun::Starting { pid, .. }) = &mut self.second_run {
+            *pid = new_pid;
         }
     }
 
-    pub(super) fn on_second_run_initialized(&mut self, now: Instant, run: RunNumber, server: &Arc<ServerInfo>) {
-        if let Some(SecondRun::Starting { run: its, initialized_at, .. }) = &mut self.second_run
-            && *its == run
-        {
+    pub(super) fn on_second_run_initialized(&mut self, now: Instant, server: Arc<ServerInfo>) {
+        if let Some(SecondRun::Starting { initialized_at, .. }) = &mut self.second_run {
             *initialized_at = Some(now);
-            self.second_server = Some(server.clone());
+            self.second_server = Some(server);
         }
     }
 
@@ -181,12 +177,11 @@ impl Slot {
         catalogue: Arc<Catalogue>,
         out: &mut Vec<SlotEffect>,
     ) {
-        let (old, Some(SecondRun::Starting { run: its, spec, pid, initialized_at, .. })) =
+        let (Some(old), Some(SecondRun::Starting { spec, pid, initialized_at, .. })) =
             (self.open_run(), &self.second_run)
         else {
             return;
         };
-        let (Some(old), true) = (old, *its == run) else { return };
         let (spec, old_pid) = (spec.clone(), std::mem::replace(&mut self.pid, *pid));
         self.initialized_at = *initialized_at;
         // The calls of the old run keep the drain timeout of the old policy.
@@ -194,9 +189,9 @@ impl Slot {
         self.second_run = Some(SecondRun::Ending { run: old, kind: StopKind::Config, drain_until, next: None });
         self.spec = spec;
         self.promote_second_server();
-        self.history.clear();
+        self.record.history.clear();
         self.machine_faults = 0;
-        self.restarts += 1;
+        self.record.restarts += 1;
         self.set_catalogue(catalogue, out);
         self.enter_ready(now, run);
         out.push(SlotEffect::Drain(old));
@@ -206,23 +201,15 @@ impl Slot {
     }
 
     pub(super) fn on_second_run_discovery_failed(&mut self, run: RunNumber, reason: &str, out: &mut Vec<SlotEffect>) {
-        if let Some(SecondRun::Starting { run: its, spec, .. }) = &self.second_run
-            && *its == run
-        {
+        if let Some(SecondRun::Starting { spec, .. }) = &self.second_run {
             let spec = spec.clone();
             self.second_run = Some(stop_second_run(run, None, out));
             self.reject_update(spec, format!("cannot read the server's tools: {reason}"), out);
         }
     }
 
-    pub(super) fn on_second_run_ended(
-        &mut self,
-        now: Instant,
-        run: RunNumber,
-        exit: WorkerExit,
-        out: &mut Vec<SlotEffect>,
-    ) {
-        match self.second_run.take_if(|beside| beside.run() == Some(run)) {
+    pub(super) fn on_second_run_ended(&mut self, now: Instant, exit: WorkerExit, out: &mut Vec<SlotEffect>) {
+        match self.second_run.take() {
             Some(SecondRun::Starting { spec, .. }) if matches!(exit.cause, ExitCause::Machine(_)) => {
                 let (delay, message) = self.record_machine_fault(&exit);
                 self.second_run = Some(SecondRun::Postponed { spec, until: now + delay });
@@ -256,8 +243,8 @@ impl Slot {
     // The old run continues with the old configuration, and the new one is not retried automatically.
     fn reject_update(&mut self, spec: Arc<InstanceSpec>, reason: String, out: &mut Vec<SlotEffect>) {
         out.push(SlotEffect::Emit(SlotEvent::UpdateRejected { reason: reason.clone() }));
-        self.last_error = Some(reason.clone());
-        self.rejected_update = Some(RejectedUpdate { spec, reason });
+        self.record.last_error = Some(reason.clone());
+        self.record.rejected_update = Some(RejectedUpdate { spec, reason });
         self.set_message(self.update_rejection_message(), out);
     }
 
@@ -269,19 +256,19 @@ impl Slot {
         old_pid: Option<u32>,
         out: &mut Vec<SlotEffect>,
     ) {
-        let Some(beside) = self.second_run.take() else { return };
-        let Some(spec) = beside.next_spec().cloned() else {
-            self.second_run = Some(beside);
+        let Some(second) = self.second_run.take() else { return };
+        let Some(spec) = second.next_spec().cloned() else {
+            self.second_run = Some(second);
             return;
         };
         let (crash, reason) = (exit.is_crash(), exit.reason());
         // The exit under the old configuration is charged to the team; the history of the instance is cleared.
         let policy = &self.spec.policy.restart;
-        let _ = self.history.charge(policy, now, crash, exit.uptime.unwrap_or_default());
-        let (count, exit) = (self.history.exits_in_window(policy, now), exit.clone());
+        let _ = self.record.history.charge(policy, now, crash, exit.uptime.unwrap_or_default());
+        let (count, exit) = (self.record.history.exits_in_window(policy, now), exit.clone());
         out.push(SlotEffect::ChargeTeam);
         out.push(SlotEffect::Emit(if crash {
-            self.last_error = Some(reason.clone());
+            self.record.last_error = Some(reason.clone());
             SlotEvent::Crashed { exit, count, will_restart: true }
         } else {
             SlotEvent::Exited { exit, will_restart: true }
@@ -290,15 +277,15 @@ impl Slot {
         let message = format!("starting with the new configuration; the run with the old one ended: {reason}");
         self.transition(StatusCause::Ended, Some(message), out);
         let why = StartReason::Restart { reason: RestartReason::Config, old_pid, attempt: 0 };
-        match beside {
+        match second {
             // The permit is already requested.
-            SecondRun::Queued { .. } => self.phase = SlotPhase::Queued { why, urgent: false },
+            SecondRun::Queued { .. } => self.phase = Down(DownState::Queued { why, urgent: false }),
             SecondRun::Postponed { .. } => self.queue_start(why, out),
             SecondRun::Starting { run, since, pid, initialized_at, .. } => {
-                self.restarts += 1;
+                self.record.restarts += 1;
                 self.pid = pid;
                 self.initialized_at = initialized_at;
-                self.phase = SlotPhase::Starting { run, why, since };
+                self.phase = Up { run, state: RunState::Starting { why, since } };
                 if initialized_at.is_some() {
                     self.promote_second_server();
                     self.transition(StatusCause::Initialized, None, out);
@@ -321,27 +308,27 @@ impl Slot {
 
     // True if a new configuration is pending or starting beside the current run.
     pub(super) fn has_successor(&self) -> bool {
-        self.second_run.as_ref().is_some_and(|beside| beside.next_spec().is_some())
+        self.second_run.as_ref().is_some_and(|second| second.next_spec().is_some())
     }
 
     // A request of a person applies to the configured specification, even if it did not start or is still pending.
     pub(super) fn adopt_pending_spec(&mut self) {
-        let waiting = self.second_run.as_ref().and_then(SecondRun::next_spec).cloned();
-        if let Some(spec) = waiting.or_else(|| Some(self.rejected_update.as_ref()?.spec.clone())) {
+        let pending = self.second_run.as_ref().and_then(SecondRun::next_spec).cloned();
+        if let Some(spec) = pending.or_else(|| Some(self.record.rejected_update.as_ref()?.spec.clone())) {
             self.replace_spec(spec);
         }
     }
 
     pub(super) fn replace_spec(&mut self, spec: Arc<InstanceSpec>) {
         // An instance that becomes remote, or stops being remote, starts for the first time again.
-        self.was_ready &= !spec.is_remote() && !self.is_remote();
+        self.record.was_ready &= !spec.is_remote() && !self.is_remote();
         self.spec = spec;
-        self.server = None;
-        self.era = None;
-        self.rejected_update = None;
-        self.catalogue = None;
-        self.catalogue_restored = false;
-        self.history.clear();
+        self.record.server = None;
+        self.record.era = None;
+        self.record.rejected_update = None;
+        self.record.catalogue = None;
+        self.record.catalogue_restored = false;
+        self.record.history.clear();
     }
 
     // Ends the second run at once.
@@ -365,8 +352,8 @@ impl Slot {
     // Without a current run: ends the second run and waits for it before `then`. Returns true if there is one.
     pub(super) fn wait_for_second_run(&mut self, kind: StopKind, then: &AfterStop, out: &mut Vec<SlotEffect>) -> bool {
         self.end_second_run(kind, out);
-        let Some(run) = self.second_run.take().and_then(|beside| beside.run()) else { return false };
-        self.phase = SlotPhase::Stopping { run, kind, then: then.clone() };
+        let Some(run) = self.second_run.take().and_then(|second| second.run()) else { return false };
+        self.phase = Up { run, state: RunState::Stopping { kind, then: then.clone() } };
         true
     }
 
@@ -379,7 +366,7 @@ impl Slot {
             out.push(SlotEffect::Stop(*run));
         }
         if let Some(SecondRun::Postponed { spec, .. }) =
-            self.second_run.take_if(|beside| matches!(beside, SecondRun::Postponed { until, .. } if now >= *until))
+            self.second_run.take_if(|second| matches!(second, SecondRun::Postponed { until, .. } if now >= *until))
         {
             out.push(SlotEffect::RequestPermit { urgent: false });
             self.second_run = Some(SecondRun::Queued { spec });

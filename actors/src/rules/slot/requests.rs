@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{
-    AfterStop, RequestedState, SecondRun, Slot, SlotEffect, SlotPhase, StartReason, ending_message,
+    AfterStop, Down, DownState, RequestedState, RunState, SecondRun, Slot, SlotEffect, StartReason, Up, ending_message,
     refuse_callers_while_ending,
 };
 use crate::model::event::{RestartReason, StopKind};
@@ -18,9 +18,9 @@ use crate::model::status::{Status, StatusCause};
 impl Slot {
     pub(super) fn on_start(&mut self, out: &mut Vec<SlotEffect>) {
         match &self.phase {
-            SlotPhase::Stopped => {
+            Down(DownState::Stopped) => {
                 self.requested_state = RequestedState::Running;
-                self.history.clear();
+                self.record.history.clear();
                 if self.spec.missing.is_empty() {
                     self.transition(StatusCause::Requested, Some("starting on request".to_owned()), out);
                     self.start_again(RestartReason::Manual, None, out);
@@ -29,9 +29,9 @@ impl Slot {
                 }
             }
             // The old run is still ending; the start follows.
-            SlotPhase::Stopping { then: AfterStop::Stop, .. } => {
+            Up { state: RunState::Stopping { then: AfterStop::Stop, .. }, .. } => {
                 self.requested_state = RequestedState::Running;
-                self.history.clear();
+                self.record.history.clear();
                 if self.spec.missing.is_empty() {
                     let again = self.fresh_start_reason(RestartReason::Manual, self.pid);
                     self.set_after_stop(AfterStop::StartAgain(again));
@@ -46,76 +46,77 @@ impl Slot {
                 }
             }
             // The wanted state is running again; the start follows once the missing values are set.
-            SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. }
+            Up { state: RunState::Stopping { then: AfterStop::AwaitConfig, .. }, .. }
+            | Down(DownState::Unconfigured)
                 if self.requested_state == RequestedState::Stopped =>
             {
                 self.requested_state = RequestedState::Running;
                 self.has_caller = false;
-                self.history.clear();
+                self.record.history.clear();
                 self.set_message(Some(self.missing_message()), out);
             }
             // A start does not end these phases: each has its own remedy.
-            SlotPhase::Failed => out.push(self.reject_command("start", "it failed permanently", Some(Remedy::Restart))),
-            SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. } => {
+            Down(DownState::Failed) => {
+                out.push(self.reject_command("start", "it failed permanently", Some(Remedy::Restart)))
+            }
+            Up { state: RunState::Stopping { then: AfterStop::AwaitConfig, .. }, .. }
+            | Down(DownState::Unconfigured) => {
                 out.push(self.reject_unconfigured("start"));
             }
-            SlotPhase::Reauth => {
+            Down(DownState::Reauth) => {
                 out.push(self.reject_command("start", "the server rejected the credentials", Some(Remedy::Authorize)));
             }
-            SlotPhase::Exhausted { .. } => self.on_reconnect(out),
-            SlotPhase::Stopping { then: AfterStop::End, .. } => out.push(self.reject_removed("start")),
+            Down(DownState::Exhausted { .. }) => self.on_reconnect(out),
+            Up { state: RunState::Stopping { then: AfterStop::End, .. }, .. } => out.push(self.reject_removed("start")),
             // Already requested.
-            SlotPhase::Queued { .. }
-            | SlotPhase::Starting { .. }
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Undiscovered { .. }
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopping { .. }
-            | SlotPhase::Ended => {}
+            Up { .. }
+            | Down(
+                DownState::Queued { .. }
+                | DownState::Reconnecting { .. }
+                | DownState::Backoff { .. }
+                | DownState::Dormant { .. }
+                | DownState::Ended,
+            ) => {}
         }
     }
 
     pub(super) fn on_stop(&mut self, out: &mut Vec<SlotEffect>) {
         self.adopt_pending_spec();
         match &mut self.phase {
-            SlotPhase::Queued { .. } => {
+            Down(DownState::Queued { .. }) => {
                 out.push(SlotEffect::WithdrawPermit);
                 self.stop_now(out);
             }
-            SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Failed => {
+            Down(
+                DownState::Reconnecting { .. }
+                | DownState::Reauth
+                | DownState::Exhausted { .. }
+                | DownState::Backoff { .. }
+                | DownState::Dormant { .. }
+                | DownState::Failed,
+            ) => {
                 self.stop_now(out);
             }
             // The status still names the missing values, but setting them does not start the server.
-            SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. } => {
+            Up { state: RunState::Stopping { then: AfterStop::AwaitConfig, .. }, .. }
+            | Down(DownState::Unconfigured) => {
                 self.requested_state = RequestedState::Stopped;
                 self.set_message(Some(self.missing_message()), out);
             }
-            SlotPhase::Starting { .. }
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Undiscovered { .. } => {
-                self.requested_state = RequestedState::Stopped;
-                self.end_run(StopKind::Manual, AfterStop::Stop, out);
-                self.transition(StatusCause::Stopped, Some("stopping".to_owned()), out);
-                self.refuse_callers(out);
-            }
-            // A stop wins over a restart, an update and a start that are still waiting for the old run to end.
-            SlotPhase::Stopping { then, .. } if *then != AfterStop::End => {
-                *then = AfterStop::Stop;
-                self.requested_state = RequestedState::Stopped;
-                self.transition(StatusCause::Stopped, Some("stopping".to_owned()), out);
-                self.refuse_callers(out);
-            }
             // Already stopped, or ending permanently.
-            SlotPhase::Stopping { .. } | SlotPhase::Stopped | SlotPhase::Ended => {}
+            Up { state: RunState::Stopping { then: AfterStop::End, .. }, .. }
+            | Down(DownState::Stopped | DownState::Ended) => {}
+            // A stop wins over a restart, an update and a start that are still waiting for the old run to end.
+            Up { state, .. } => {
+                self.requested_state = RequestedState::Stopped;
+                if let RunState::Stopping { then, .. } = state {
+                    *then = AfterStop::Stop;
+                } else {
+                    self.end_run(StopKind::Manual, AfterStop::Stop, out);
+                }
+                self.transition(StatusCause::Stopped, Some("stopping".to_owned()), out);
+                self.refuse_callers(out);
+            }
         }
     }
 
@@ -132,39 +133,40 @@ impl Slot {
     pub(super) fn on_restart(&mut self, out: &mut Vec<SlotEffect>) {
         self.adopt_pending_spec();
         match self.phase {
-            SlotPhase::Starting { .. }
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Undiscovered { .. } => {
-                self.history.clear();
-                let again = StartReason::Restart { reason: RestartReason::Manual, old_pid: self.pid, attempt: 0 };
-                self.end_run(StopKind::Manual, AfterStop::StartAgain(again), out);
-                self.transition(StatusCause::Requested, Some("restarting on request".to_owned()), out);
-            }
             // The requested permit of a wake is equally valid for a restart.
-            SlotPhase::Queued { why: StartReason::Wake { .. }, .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Failed => {
+            Down(
+                DownState::Queued { why: StartReason::Wake { .. }, .. }
+                | DownState::Backoff { .. }
+                | DownState::Dormant { .. }
+                | DownState::Failed,
+            ) => {
                 self.end_second_run(StopKind::Manual, out);
-                self.history.clear();
+                self.record.history.clear();
                 self.transition(StatusCause::Requested, Some("restarting on request".to_owned()), out);
                 self.start_again(RestartReason::Manual, None, out);
             }
             // Phases of a remote instance, for which `on_reconnect` is used.
-            SlotPhase::Reconnecting { .. } | SlotPhase::Reauth | SlotPhase::Exhausted { .. } => {}
+            Down(DownState::Reconnecting { .. } | DownState::Reauth | DownState::Exhausted { .. }) => {}
             // A start is already requested; only the exit history changes.
-            SlotPhase::Queued { .. } | SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. } => {
-                self.history.clear();
+            Up { state: RunState::Stopping { then: AfterStop::StartAgain(_), .. }, .. }
+            | Down(DownState::Queued { .. }) => {
+                self.record.history.clear();
             }
-            SlotPhase::Stopped | SlotPhase::Stopping { then: AfterStop::Stop, .. } => {
+            Up { state: RunState::Stopping { then: AfterStop::Stop, .. }, .. } | Down(DownState::Stopped) => {
                 out.push(self.reject_command("restart", "it was stopped on request", Some(Remedy::Start)));
             }
-            SlotPhase::Unconfigured | SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. } => {
+            Up { state: RunState::Stopping { then: AfterStop::AwaitConfig, .. }, .. }
+            | Down(DownState::Unconfigured) => {
                 out.push(self.reject_unconfigured("restart"));
             }
-            SlotPhase::Stopping { then: AfterStop::End, .. } | SlotPhase::Ended => {
+            Up { state: RunState::Stopping { then: AfterStop::End, .. }, .. } | Down(DownState::Ended) => {
                 out.push(self.reject_removed("restart"));
+            }
+            Up { .. } => {
+                self.record.history.clear();
+                let again = StartReason::Restart { reason: RestartReason::Manual, old_pid: self.pid, attempt: 0 };
+                self.end_run(StopKind::Manual, AfterStop::StartAgain(again), out);
+                self.transition(StatusCause::Requested, Some("restarting on request".to_owned()), out);
             }
         }
     }
@@ -179,13 +181,13 @@ impl Slot {
     }
 
     pub(super) fn on_update(&mut self, now: Instant, spec: Arc<InstanceSpec>, out: &mut Vec<SlotEffect>) {
-        if matches!(self.phase, SlotPhase::Ended | SlotPhase::Stopping { then: AfterStop::End, .. }) {
+        if self.is_ending() {
             return;
         }
-        let takes_calls = matches!(self.phase, SlotPhase::Ready { .. });
+        let takes_calls = self.is_ready();
         // This configuration did not start before. It is retried only beside a run of the old one, which continues if
         // it fails again. A supervisor that was restarted after a panic receives the update before that run is ready.
-        if !takes_calls && self.rejected_update.as_ref().is_some_and(|refused| *refused.spec == *spec) {
+        if !takes_calls && self.record.rejected_update.as_ref().is_some_and(|refused| *refused.spec == *spec) {
             return;
         }
         if self.can_continue_under(&spec) {
@@ -205,57 +207,53 @@ impl Slot {
         self.replace_spec(spec);
         self.end_second_run(StopKind::Config, out);
         // Processes and connections have separate permits.
-        if other_kind && complete && matches!(self.phase, SlotPhase::Queued { .. }) {
+        if other_kind && complete && matches!(self.phase, Down(DownState::Queued { .. })) {
             out.push(SlotEffect::WithdrawPermit);
         }
         let again = self.fresh_start_reason(RestartReason::Config, self.pid);
         let then = if complete { AfterStop::StartAgain(again) } else { AfterStop::AwaitConfig };
         match &self.phase {
-            SlotPhase::Starting { .. }
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Undiscovered { .. } => {
-                self.end_run(StopKind::Config, then, out);
-                self.report_config_change(out);
-            }
-            SlotPhase::Stopping { then: AfterStop::AwaitConfig, .. }
+            Up { state: RunState::Stopping { then: AfterStop::AwaitConfig, .. }, .. }
                 if complete && self.requested_state == RequestedState::Stopped =>
             {
                 self.set_after_stop(AfterStop::Stop);
                 self.transition(StatusCause::Stopped, Some("stopping".to_owned()), out);
             }
-            SlotPhase::Stopping { then: AfterStop::StartAgain(_) | AfterStop::AwaitConfig, .. } => {
+            Up {
+                state: RunState::Stopping { then: AfterStop::StartAgain(_) | AfterStop::AwaitConfig, .. }, ..
+            } => {
                 self.set_after_stop(then);
                 self.report_config_change(out);
             }
-            SlotPhase::Unconfigured if complete && self.requested_state == RequestedState::Stopped => {
+            Down(DownState::Unconfigured) if complete && self.requested_state == RequestedState::Stopped => {
                 self.enter_stopped(out);
             }
-            SlotPhase::Unconfigured if complete => {
+            Down(DownState::Unconfigured) if complete => {
                 self.transition(StatusCause::Configured, None, out);
                 self.accept(out);
             }
-            SlotPhase::Unconfigured => self.transition(StatusCause::ConfigMissing, Some(self.missing_message()), out),
-            SlotPhase::Queued { .. } if !complete => {
+            Down(DownState::Unconfigured) => {
+                self.transition(StatusCause::ConfigMissing, Some(self.missing_message()), out)
+            }
+            Down(DownState::Queued { .. }) if !complete => {
                 out.push(SlotEffect::WithdrawPermit);
                 self.await_config(out);
             }
             // The start follows with the new configuration.
-            SlotPhase::Queued { why: StartReason::First, .. } if other_kind => {
+            Down(DownState::Queued { why: StartReason::First, .. }) if other_kind => {
                 self.queue_start(StartReason::First, out);
             }
-            SlotPhase::Queued { why: StartReason::First, .. } => {}
-            SlotPhase::Queued { why: StartReason::Restart { .. }, .. } if !other_kind => {}
-            SlotPhase::Queued {
-                why: StartReason::Restart { .. } | StartReason::Wake { .. } | StartReason::Reconnect { .. },
-                ..
-            }
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Failed => {
+            Down(DownState::Queued { why: StartReason::First, .. }) => {}
+            Down(DownState::Queued { why: StartReason::Restart { .. }, .. }) if !other_kind => {}
+            Down(
+                DownState::Queued { .. }
+                | DownState::Reconnecting { .. }
+                | DownState::Reauth
+                | DownState::Exhausted { .. }
+                | DownState::Backoff { .. }
+                | DownState::Dormant { .. }
+                | DownState::Failed,
+            ) => {
                 if complete {
                     self.report_config_change(out);
                     self.start_again(RestartReason::Config, None, out);
@@ -264,7 +262,11 @@ impl Slot {
                 }
             }
             // The start follows when a person requests it or the missing values are set.
-            SlotPhase::Stopped | SlotPhase::Stopping { .. } | SlotPhase::Ended => {}
+            Up { state: RunState::Stopping { .. }, .. } | Down(DownState::Stopped | DownState::Ended) => {}
+            Up { .. } => {
+                self.end_run(StopKind::Config, then, out);
+                self.report_config_change(out);
+            }
         }
     }
 
@@ -285,10 +287,10 @@ impl Slot {
         let spec = Arc::new(InstanceSpec { mask, ..spec.clone() });
         let before = std::mem::replace(&mut self.spec, spec.clone());
         // A rolling update to an earlier configuration, running or failed, is obsolete.
-        let was_refused = self.rejected_update.take().is_some();
+        let was_refused = self.record.rejected_update.take().is_some();
         if self.has_successor() {
             self.begin_rolling_update(spec.clone(), out);
-        } else if was_refused && (self.is_asleep() || matches!(self.phase, SlotPhase::Ready { .. })) {
+        } else if was_refused && (self.is_asleep() || self.is_ready()) {
             self.set_message(None, out);
         }
         // If only masked values changed, a run whose credentials were refused already had the new ones.
@@ -296,50 +298,40 @@ impl Slot {
         // A new OAuth token is not part of the specification, but of the mask.
         let has_newer_secrets = has_newer_credentials || (self.is_remote() && masks_more);
         match self.phase {
-            SlotPhase::Starting { run, .. } | SlotPhase::Ready { run, .. } | SlotPhase::Undiscovered { run, .. } => {
+            Up { run, state: RunState::Starting { .. } | RunState::Ready { .. } | RunState::Undiscovered { .. } } => {
                 if has_newer_credentials {
                     self.credentials_changed_at = Some(now);
                 }
-                if let SlotPhase::Ready { run, since, .. } = self.phase
+                if let Up { state: RunState::Ready { since, .. }, .. } = self.phase
                     && (spec.lifetime != before.lifetime || spec.policy.idle != before.policy.idle)
                 {
-                    self.phase = SlotPhase::Ready { run, since, idle_check_at: self.first_idle_check(since) };
+                    self.set_run_state(RunState::Ready { since, idle_check_at: self.first_idle_check(since) });
                 }
                 out.push(SlotEffect::Adopt { run, spec });
             }
-            SlotPhase::Reauth if has_newer_secrets => {
+            Down(DownState::Reauth) if has_newer_secrets => {
                 self.transition(StatusCause::CredentialsChanged, Some("the credentials have changed".to_owned()), out);
                 self.queue_attempt(0, None, out);
             }
-            SlotPhase::Exhausted { .. } => {
+            Down(DownState::Exhausted { .. }) => {
                 let what = if has_newer_credentials { "credentials have" } else { "configuration has" };
                 self.transition(StatusCause::Attempt, Some(format!("the {what} changed")), out);
                 self.queue_attempt(0, None, out);
             }
             // The next run uses the new configuration.
-            SlotPhase::Unconfigured
-            | SlotPhase::Queued { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopping { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => {}
+            Up { .. } | Down(_) => {}
         }
     }
 
     fn set_after_stop(&mut self, next: AfterStop) {
-        if let SlotPhase::Stopping { then, .. } = &mut self.phase {
+        if let Up { state: RunState::Stopping { then, .. }, .. } = &mut self.phase {
             *then = next;
         }
     }
 
     // True if the instance sleeps, falls asleep or is being woken.
     fn is_asleep(&self) -> bool {
-        self.is_dormant() || matches!(self.phase, SlotPhase::FallingAsleep { .. })
+        self.is_dormant() || matches!(self.phase, Up { state: RunState::FallingAsleep { .. }, .. })
     }
 
     fn report_config_change(&mut self, out: &mut Vec<SlotEffect>) {
@@ -363,44 +355,33 @@ impl Slot {
     }
 
     pub(super) fn on_end(&mut self, kind: StopKind, out: &mut Vec<SlotEffect>) {
-        if kind == StopKind::Uninstall && self.phase != SlotPhase::Ended && self.removal.is_none() {
-            let beside = self.second_run.as_ref().and_then(SecondRun::run);
-            self.removal = Some((self.run().or(beside).is_some(), self.is_dormant()));
+        if kind == StopKind::Uninstall && self.phase != Down(DownState::Ended) && self.removal.is_none() {
+            let second = self.second_run.as_ref().and_then(SecondRun::run);
+            self.removal = Some((self.run().or(second).is_some(), self.is_dormant()));
         }
         self.end_second_run(kind, out);
         match &mut self.phase {
-            SlotPhase::Starting { .. }
-            | SlotPhase::Ready { .. }
-            | SlotPhase::FallingAsleep { .. }
-            | SlotPhase::Undiscovered { .. } => {
-                self.end_run(kind, AfterStop::End, out);
+            Up { state, .. } => {
+                if let RunState::Stopping { then, kind: announced } = state {
+                    (*then, *announced) = (AfterStop::End, kind);
+                } else {
+                    self.end_run(kind, AfterStop::End, out);
+                }
                 self.transition(StatusCause::Stopped, Some(ending_message(kind).to_owned()), out);
             }
-            SlotPhase::Stopping { then, kind: announced, .. } => {
-                *then = AfterStop::End;
-                *announced = kind;
-                self.transition(StatusCause::Stopped, Some(ending_message(kind).to_owned()), out);
-            }
-            SlotPhase::Queued { .. } => {
+            Down(DownState::Queued { .. }) => {
                 out.push(SlotEffect::WithdrawPermit);
                 self.finish_without_run(kind, out);
             }
-            SlotPhase::Unconfigured
-            | SlotPhase::Reconnecting { .. }
-            | SlotPhase::Reauth
-            | SlotPhase::Exhausted { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Dormant { .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed => self.finish_without_run(kind, out),
-            SlotPhase::Ended => {}
+            Down(DownState::Ended) => {}
+            Down(_) => self.finish_without_run(kind, out),
         }
         out.push(refuse_callers_while_ending(kind));
     }
 
     fn finish_without_run(&mut self, kind: StopKind, out: &mut Vec<SlotEffect>) {
         if self.is_remote() && kind == StopKind::Uninstall {
-            self.reported_connected = true;
+            self.record.reported_connected = true;
             self.report_disconnected(true, out);
         }
         if self.wait_for_second_run(kind, &AfterStop::End, out) {
@@ -412,19 +393,21 @@ impl Slot {
 
     pub(super) fn on_call(&mut self, now: Instant, out: &mut Vec<SlotEffect>) {
         match &mut self.phase {
-            // A call that is admitted at once does not set `called`, which would keep a lazy instance awake.
-            SlotPhase::Ready { run, .. } | SlotPhase::Undiscovered { run, .. } => out.push(SlotEffect::Admit(*run)),
-            SlotPhase::Dormant { since, not_before } => {
+            // A call that is admitted at once does not set `has_caller`, which would keep a lazy instance awake.
+            Up { run, state: RunState::Ready { .. } | RunState::Undiscovered { .. } } => {
+                out.push(SlotEffect::Admit(*run))
+            }
+            Down(DownState::Dormant { since, not_before }) => {
                 self.has_caller = true;
                 let (since, not_before) = (*since, *not_before);
                 let why = StartReason::Wake { since, called_at: now };
                 if now < not_before {
-                    self.phase = SlotPhase::Backoff { until: not_before, why };
+                    self.phase = Down(DownState::Backoff { until: not_before, why });
                 } else {
                     self.queue_start(why, out);
                 }
             }
-            SlotPhase::Queued { urgent, .. } => {
+            Down(DownState::Queued { urgent, .. }) => {
                 self.has_caller = true;
                 if !*urgent {
                     *urgent = true;
@@ -432,36 +415,37 @@ impl Slot {
                 }
             }
             // The caller waits up to its own deadline. A call does not shorten the delay of a restart.
-            SlotPhase::Starting { .. }
-            | SlotPhase::Backoff { .. }
-            | SlotPhase::Stopping { then: AfterStop::StartAgain(_), .. } => {
+            Up {
+                state: RunState::Starting { .. } | RunState::Stopping { then: AfterStop::StartAgain(_), .. }, ..
+            }
+            | Down(DownState::Backoff { .. }) => {
                 self.has_caller = true;
             }
             // The attempt is made at once, and all callers that arrive meanwhile share it.
-            SlotPhase::Reconnecting { until, attempt } => {
+            Down(DownState::Reconnecting { until, attempt }) => {
                 self.has_caller = true;
                 let (until, attempt) = (*until, *attempt);
                 self.queue_attempt(attempt, Some(until), out);
             }
-            SlotPhase::Exhausted { attempts } => {
+            Down(DownState::Exhausted { attempts }) => {
                 self.has_caller = true;
                 let attempts = *attempts;
                 self.queue_attempt(attempts, None, out);
             }
             // Too late for this run. It is ended quickly, so that it does not use up the time of the callers: those
             // that still wait afterwards call again and wake the next run.
-            SlotPhase::FallingAsleep { run, .. } => {
+            Up { run, state: RunState::FallingAsleep { .. } } => {
                 if !std::mem::replace(&mut self.has_caller, true) {
                     out.push(SlotEffect::ShortenGrace(*run));
                 }
             }
-            SlotPhase::Stopping { then: AfterStop::End, kind, .. } => out.push(refuse_callers_while_ending(*kind)),
-            SlotPhase::Unconfigured
-            | SlotPhase::Reauth
-            | SlotPhase::Stopping { then: AfterStop::Stop | AfterStop::AwaitConfig, .. }
-            | SlotPhase::Stopped
-            | SlotPhase::Failed
-            | SlotPhase::Ended => self.refuse_callers(out),
+            Up { state: RunState::Stopping { then: AfterStop::End, kind, .. }, .. } => {
+                out.push(refuse_callers_while_ending(*kind))
+            }
+            Up { state: RunState::Stopping { then: AfterStop::Stop | AfterStop::AwaitConfig, .. }, .. }
+            | Down(
+                DownState::Unconfigured | DownState::Reauth | DownState::Stopped | DownState::Failed | DownState::Ended,
+            ) => self.refuse_callers(out),
         }
     }
 }
