@@ -293,7 +293,7 @@ pub(crate) fn request(
         has_stored_token: false,
         flat: false,
     };
-    let plan = GatewayPlan { auth: EndpointAuth::None, users: vec![alice], ..GatewayPlan::default() };
+    let plan = GatewayPlan { auth: EndpointAuth::None(None), users: vec![alice], ..GatewayPlan::default() };
     let permission = Access::new(&plan).unwrap().admit(&HeaderMap::new(), Ipv4Addr::LOCALHOST.into()).unwrap();
     let facts = SessionFacts {
         permission,
