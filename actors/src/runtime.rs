@@ -31,7 +31,7 @@ use crate::rpc::{MessageKind, RpcMessage, member};
 use crate::rules::memory::{MemoryReading, MemoryStatus};
 use crate::rules::outbox::OutboxStatistics;
 use crate::rules::request_log::{self, LoggedPayload};
-use crate::seam::{Connector, EventSink, NullStateStore, StateStore};
+use crate::seam::{Connectors, EventSink, NullStateStore, StateStore};
 use crate::tasks::spawn_observer;
 use crate::team::{ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
@@ -42,8 +42,8 @@ const ASK_AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// Components and settings of a runtime.
 pub struct RuntimeOptions {
-    /// Starter of servers.
-    pub connector: Arc<dyn Connector>,
+    /// Starters of servers.
+    pub connectors: Connectors,
     /// Receiver of server messages for clients; by default there are no clients.
     pub audience: Arc<dyn Audience>,
     /// Memory budgets for data of servers; unlimited by default.
@@ -72,10 +72,10 @@ pub struct RuntimeOptions {
 
 impl RuntimeOptions {
     /// Creates options with default settings. The number of concurrent starts is twice the number of cores, at least 4.
-    pub fn new(connector: Arc<dyn Connector>, sink: Arc<dyn EventSink>, wall: WallClock) -> Self {
+    pub fn new(connectors: impl Into<Connectors>, sink: Arc<dyn EventSink>, wall: WallClock) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
-            connector,
+            connectors: connectors.into(),
             audience: Arc::new(NoAudience),
             server_memory: ServerMemory::default(),
             sink,
@@ -164,7 +164,7 @@ fn prepare(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnEr
     let events = EventSender::new(&options.batch, options.wall);
     let request_payload_max = options.batch.request_payload_max;
     let args = root::Args {
-        connector: options.connector,
+        connectors: options.connectors,
         audience: options.audience,
         server_memory: options.server_memory,
         sink: options.sink,

@@ -28,7 +28,7 @@ use crate::rules::jitter::JitterRng;
 use crate::rules::permits::StartPriority;
 use crate::rules::slot::{HealthChange, RequestedState, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase};
 use crate::rules::team_budget::{TeamBudget, ThrottleChange};
-use crate::seam::Connector;
+use crate::seam::Connectors;
 use crate::session::SessionControl;
 use crate::stdio_worker::StdioWorker;
 use crate::tasks::{ActorTasks, panic_text};
@@ -154,7 +154,7 @@ pub(crate) struct Args {
     pub(crate) budget: TeamBudgetPolicy,
     // Budget as charged under the previous supervisor.
     pub(crate) charged_budget: TeamBudget,
-    pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) connectors: Connectors,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
     pub(crate) seed: u64,
@@ -724,7 +724,7 @@ impl State {
             rng: dice,
             discover,
             era: instance.slot.era,
-            connector: self.args.connector.clone(),
+            connectors: self.args.connectors.clone(),
             audience: self.args.audience.clone(),
             server_memory: self.args.server_memory.clone(),
             counters: instance.counters.clone(),
