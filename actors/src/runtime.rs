@@ -21,7 +21,7 @@ use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
 use crate::model::exit::{CallError, CallFate, RuntimeEnd};
 use crate::model::ids::InstanceId;
-use crate::model::policy::{BatchPolicy, MemoryPolicy, SessionPolicy, TeamBudgetPolicy};
+use crate::model::policy::{BatchPolicy, MemoryPolicy, PolicyError, SessionPolicy, TeamBudgetPolicy};
 use crate::model::remote::ServerInfo;
 use crate::model::secret::SecretMask;
 use crate::model::snapshot::{InstanceView, Snapshot};
@@ -90,6 +90,17 @@ impl RuntimeOptions {
             seed: 0,
         }
     }
+
+    /// Validates the policies.
+    ///
+    /// # Errors
+    ///
+    /// Names the first field with an invalid value.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        self.batch.check()?;
+        self.team_budget.check()?;
+        self.memory_policy.check()
+    }
 }
 
 /// Handle to a runtime.
@@ -155,9 +166,7 @@ impl HandleParts {
 }
 
 fn prepare(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnErr> {
-    let checked = options.batch.check().and_then(|()| options.team_budget.check());
-    let checked = checked.and_then(|()| options.memory_policy.check());
-    checked.map_err(|error| SpawnErr::StartupFailed(error.into()))?;
+    options.check().map_err(|error| SpawnErr::StartupFailed(error.into()))?;
     let (published, snapshot) = watch::channel(Arc::new(Snapshot::default()));
     let (memory_status, memory) = watch::channel(MemoryStatus::default());
     let end = Arc::<OnceLock<RuntimeEnd>>::default();
