@@ -15,7 +15,7 @@ use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine, UnsupportedLine};
+use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessLink};
 use serde::{Deserialize, Serialize};
 
 use common::{BenchReport, CpuClock, GIVE_UP, NullSink, format_duration, format_number, resident, spec, start};
@@ -154,25 +154,24 @@ async fn online(instances: usize, kind: ServerKind) -> FleetFindings {
 }
 
 async fn starting(instances: usize) -> FleetFindings {
-    measure(instances, Status::Connecting, NeverConnector, |options| options.start_permits = usize::MAX).await
+    measure(instances, Status::Connecting, Connectors::default().with_process(NeverConnector), |options| {
+        options.start_permits = usize::MAX
+    })
+    .await
 }
 
 struct NeverConnector;
 
-impl Connector for NeverConnector {
+impl ProcessConnector for NeverConnector {
     fn open(&self, _: Arc<InstanceSpec>, _: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         Box::pin(std::future::pending())
-    }
-
-    fn dial(&self, _: &Arc<InstanceSpec>, _: RunNumber) -> Box<dyn ServerLine> {
-        Box::new(UnsupportedLine::default())
     }
 }
 
 async fn measure(
     instances: usize,
     until: Status,
-    connector: impl Connector,
+    connectors: impl Into<Connectors>,
     tune: impl FnOnce(&mut mcp_satellite_actors::RuntimeOptions),
 ) -> FleetFindings {
     let (before, _) = resident();
@@ -181,7 +180,7 @@ async fn measure(
     let specs: Vec<InstanceSpec> = (0..instances).map(|nth| spec(nth, TEAMS, USERS, &program, &policy)).collect();
 
     let (began, cpu) = (Instant::now(), CpuClock::start());
-    let runtime = start(connector, NullSink, tune).await;
+    let runtime = start(connectors, NullSink, tune).await;
     let mut installed = futures::stream::iter(specs).map(|spec| runtime.install(spec)).buffer_unordered(INSTALLS);
     while let Some(done) = installed.next().await {
         done.unwrap();

@@ -17,7 +17,7 @@ use mcp_satellite::data_dir::DataDir;
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::Connector;
+use mcp_satellite_actors::seam::ProcessConnector;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Command;
 

@@ -17,9 +17,7 @@ use mcp_satellite::actors::model::spec::{
     ConfigTier, InstanceConfig, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
 };
 use mcp_satellite::actors::model::status::Status;
-use mcp_satellite::actors::seam::{
-    Connector, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess, UnsupportedLine,
-};
+use mcp_satellite::actors::seam::{Connectors, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerProcess};
 use mcp_satellite::actors::{RuntimeOptions, start};
 use mcp_satellite::sink::stdout::StdoutSink;
 use serde_json::value::RawValue;
@@ -46,7 +44,7 @@ fn count(arguments: &Value) -> Result<String, String> {
 
 struct FunctionConnector;
 
-impl Connector for FunctionConnector {
+impl ProcessConnector for FunctionConnector {
     fn open(&self, spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         Box::pin(async move {
             let ServerTarget::Stdio { command, .. } = &spec.target else {
@@ -76,10 +74,6 @@ impl Connector for FunctionConnector {
                 guard: Box::new(guard),
             })
         })
-    }
-
-    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
-        Box::new(UnsupportedLine::default())
     }
 }
 
@@ -151,8 +145,11 @@ async fn serve(name: &str, function: Function, pipe: impl AsyncRead + AsyncWrite
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let options =
-        RuntimeOptions::new(Arc::new(FunctionConnector), Arc::new(StdoutSink::new()?), Arc::new(Timestamp::now));
+    let options = RuntimeOptions::new(
+        Connectors::default().with_process(FunctionConnector),
+        Arc::new(StdoutSink::new()?),
+        Arc::new(Timestamp::now),
+    );
     let (satellite, ended) = start(options).await?;
     for (name, _) in FUNCTIONS {
         let spec = function(name);

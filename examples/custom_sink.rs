@@ -73,7 +73,7 @@ impl CountingSink {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let tally = Arc::new(CountingSink::default());
-    let connector = Arc::new(SimConnector::new(SimScript::default()));
+    let connector = SimConnector::new(SimScript::default());
     let options = RuntimeOptions::new(connector.clone(), Arc::clone(&tally) as _, Arc::new(Timestamp::now));
     let (satellite, ended) = start(options).await?;
     let mut ids = Vec::new();

@@ -83,7 +83,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let spec = server(program, command.collect());
     let id = spec.id.clone();
 
-    let connector = Arc::new(StdioConnector::new(Vec::new())?);
+    let connector = StdioConnector::new(Vec::new())?;
     let options = RuntimeOptions::new(connector, Arc::new(StdoutSink::new()?), Arc::new(Timestamp::now));
     let (host, ended) = Host::spawn(None, Host, options).await?;
     let satellite = call!(host, Msg::Satellite)?;

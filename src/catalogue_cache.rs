@@ -448,7 +448,7 @@ pub(crate) mod tests {
                 std::future::ready(SinkAnswer::Accepted).boxed()
             }
         }
-        let connector = Arc::new(SimConnector::new(SimScript::default()));
+        let connector = SimConnector::new(SimScript::default());
         let options = RuntimeOptions::new(connector, Arc::new(AcceptingSink), Arc::new(jiff::Timestamp::now));
         let (runtime, _) = mcp_satellite_actors::start(options).await.unwrap();
         let known = EarlierState { catalogue: Some(Arc::new(catalogue())), memo: None };

@@ -13,6 +13,7 @@ pub use mcp_satellite_config as config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
+mod embed;
 #[cfg(feature = "cli")]
 mod endpoint;
 #[cfg(feature = "cli")]
@@ -36,7 +37,14 @@ mod values;
 #[cfg(feature = "cli")]
 mod watch;
 
+pub use embed::{
+    FunctionError, Functions, Instance, InstanceError, InstanceHandle, Runtime, RuntimeBuilder, RuntimeStartError,
+    ToolCall, ToolResult,
+};
 pub use mcp_satellite_actors as actors;
+pub use mcp_satellite_actors::ShutdownReport;
+pub use mcp_satellite_actors::model::exit::RuntimeEnd;
+pub use mcp_satellite_actors::model::remedy::Remedy;
 pub use mcp_satellite_files::data_dir;
 pub use mcp_satellite_store::sink;
 #[cfg(feature = "journal")]

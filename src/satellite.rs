@@ -26,7 +26,7 @@ use mcp_satellite_actors::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetP
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, ServerTarget};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::EventSink;
+use mcp_satellite_actors::seam::{Connectors, EventSink};
 use mcp_satellite_actors::{EarlierState, InstallOutcome, RuntimeHandle, RuntimeOptions, ShutdownReport};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -40,7 +40,6 @@ use crate::backend::link::{self, BackendLink, LinkHost, SpecsById};
 use crate::backend::wire::EventProgress;
 use crate::catalogue_cache::CatalogueCache;
 use crate::config::{BackendDocument, BackendPlan, ConfigErrors, ConfigOrigin, Plan, Profile, SinkPlan};
-use crate::connect::Connectors;
 use crate::connect::isolation::{Isolation, OperatingMode, UidRange};
 use crate::connect::memory;
 use crate::connect::process::{CgroupMode, ReclaimedProcesses, raise_descriptor_limit};
@@ -319,8 +318,8 @@ impl RunningSatellite {
         });
         let catalogues = catalogues.ok();
         let memories = Arc::new(MemoStore::new(journal.clone(), catalogues.clone()));
-        let connectors = Connectors { stdio: connector.clone(), remote };
-        let mut options = RuntimeOptions::new(Arc::new(connectors), sink, Arc::new(Timestamp::now));
+        let connectors = Connectors::default().with_process(connector.clone()).with_line(remote);
+        let mut options = RuntimeOptions::new(connectors, sink, Arc::new(Timestamp::now));
         options.next_seq = next_seq;
         options.state_store = memories.clone();
         options.audience = endpoint.audience();

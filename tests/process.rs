@@ -20,7 +20,7 @@ use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::{
     ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod,
 };
-use mcp_satellite_actors::seam::{Connector, OpenError, ProcessEnd, ProcessLink};
+use mcp_satellite_actors::seam::{OpenError, ProcessConnector, ProcessEnd, ProcessLink};
 use nix::libc::{SIGKILL, SIGTERM};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};

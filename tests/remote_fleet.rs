@@ -34,7 +34,7 @@ use mcp_satellite_actors::model::spec::{
 };
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{
-    Connector, EventSink, LineEvent, LineOutput, OpenError, ProcessLink, ServerLine, SinkAnswer, SinkBatch,
+    Connectors, EventSink, LineConnector, LineEvent, LineOutput, ServerLine, SinkAnswer, SinkBatch,
 };
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions, ShutdownReport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -119,11 +119,7 @@ struct LineStats {
     pauses: Vec<Duration>,
 }
 
-impl Connector for CountingConnector {
-    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
-        self.connector.open(spec, run)
-    }
-
+impl LineConnector for CountingConnector {
     fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         let installation = spec.id.installation.clone();
         let mut all = self.lines.lock().unwrap();
@@ -322,7 +318,8 @@ async fn run_outage() {
         (Arc::<Mutex<ReportedSchedule>>::default(), Arc::<Mutex<BTreeMap<_, LineStats>>>::default());
     let connector = CountingConnector { connector: RemoteConnector::new().unwrap(), lines: Arc::clone(&lines) };
     let sink = RecordingSink(Arc::clone(&reported));
-    let mut options = RuntimeOptions::new(Arc::new(connector), Arc::new(sink), Arc::new(Timestamp::now));
+    let mut options =
+        RuntimeOptions::new(Connectors::default().with_line(connector), Arc::new(sink), Arc::new(Timestamp::now));
     options.batch =
         BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
     let (satellite, join) = mcp_satellite_actors::start(options).await.unwrap();

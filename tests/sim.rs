@@ -10,7 +10,7 @@ use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod};
-use mcp_satellite_actors::seam::{Connector, ProcessEnd, ServerProcess};
+use mcp_satellite_actors::seam::{ProcessConnector, ProcessEnd, ServerProcess};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::time::{Instant, timeout};

@@ -13,7 +13,7 @@ use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
-use mcp_satellite_actors::seam::{Connector, LineEvent, LineOutput, ServerLine};
+use mcp_satellite_actors::seam::{LineConnector, LineEvent, LineOutput, ServerLine};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 

@@ -35,7 +35,7 @@ use crate::rules::permits::{PermitPools, StartPriority};
 use crate::rules::restart::{ExitHistory, RestartVerdict};
 use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
-use crate::seam::{Connector, EventSink, StateStore};
+use crate::seam::{Connectors, EventSink, StateStore};
 use crate::tasks::{ActorTasks, catch_panic, panic_text};
 use crate::team::{
     self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, TeamSupervisor, UninstallOutcome,
@@ -143,7 +143,7 @@ pub struct ShutdownReport {
 }
 
 pub(crate) struct Args {
-    pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) connectors: Connectors,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
     pub(crate) sink: Arc<dyn EventSink>,
@@ -546,7 +546,7 @@ impl State {
             team: team.clone(),
             budget: self.args.team_budget.clone(),
             charged_budget: self.teams.get(team).map(|entry| entry.budget.clone()).unwrap_or_default(),
-            connector: self.args.connector.clone(),
+            connectors: self.args.connectors.clone(),
             audience: self.args.audience.clone(),
             server_memory: self.args.server_memory.clone(),
             seed: self.args.seed,

@@ -21,7 +21,7 @@ use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
 use crate::model::exit::{CallError, CallFate, RuntimeEnd};
 use crate::model::ids::InstanceId;
-use crate::model::policy::{BatchPolicy, MemoryPolicy, SessionPolicy, TeamBudgetPolicy};
+use crate::model::policy::{BatchPolicy, MemoryPolicy, PolicyError, SessionPolicy, TeamBudgetPolicy};
 use crate::model::remote::ServerInfo;
 use crate::model::secret::SecretMask;
 use crate::model::snapshot::{InstanceView, Snapshot};
@@ -31,7 +31,7 @@ use crate::rpc::{MessageKind, RpcMessage, member};
 use crate::rules::memory::{MemoryReading, MemoryStatus};
 use crate::rules::outbox::OutboxStatistics;
 use crate::rules::request_log::{self, LoggedPayload};
-use crate::seam::{Connector, EventSink, NullStateStore, StateStore};
+use crate::seam::{Connectors, EventSink, NullStateStore, StateStore};
 use crate::tasks::spawn_observer;
 use crate::team::{ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
@@ -42,8 +42,8 @@ const ASK_AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// Components and settings of a runtime.
 pub struct RuntimeOptions {
-    /// Starter of servers.
-    pub connector: Arc<dyn Connector>,
+    /// Starters of servers.
+    pub connectors: Connectors,
     /// Receiver of server messages for clients; by default there are no clients.
     pub audience: Arc<dyn Audience>,
     /// Memory budgets for data of servers; unlimited by default.
@@ -72,10 +72,10 @@ pub struct RuntimeOptions {
 
 impl RuntimeOptions {
     /// Creates options with default settings. The number of concurrent starts is twice the number of cores, at least 4.
-    pub fn new(connector: Arc<dyn Connector>, sink: Arc<dyn EventSink>, wall: WallClock) -> Self {
+    pub fn new(connectors: impl Into<Connectors>, sink: Arc<dyn EventSink>, wall: WallClock) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
-            connector,
+            connectors: connectors.into(),
             audience: Arc::new(NoAudience),
             server_memory: ServerMemory::default(),
             sink,
@@ -89,6 +89,17 @@ impl RuntimeOptions {
             memory_policy: MemoryPolicy::default(),
             seed: 0,
         }
+    }
+
+    /// Validates the policies.
+    ///
+    /// # Errors
+    ///
+    /// Names the first field with an invalid value.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        self.batch.check()?;
+        self.team_budget.check()?;
+        self.memory_policy.check()
     }
 }
 
@@ -155,16 +166,14 @@ impl HandleParts {
 }
 
 fn prepare(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnErr> {
-    let checked = options.batch.check().and_then(|()| options.team_budget.check());
-    let checked = checked.and_then(|()| options.memory_policy.check());
-    checked.map_err(|error| SpawnErr::StartupFailed(error.into()))?;
+    options.check().map_err(|error| SpawnErr::StartupFailed(error.into()))?;
     let (published, snapshot) = watch::channel(Arc::new(Snapshot::default()));
     let (memory_status, memory) = watch::channel(MemoryStatus::default());
     let end = Arc::<OnceLock<RuntimeEnd>>::default();
     let events = EventSender::new(&options.batch, options.wall);
     let request_payload_max = options.batch.request_payload_max;
     let args = root::Args {
-        connector: options.connector,
+        connectors: options.connectors,
         audience: options.audience,
         server_memory: options.server_memory,
         sink: options.sink,

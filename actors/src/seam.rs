@@ -8,7 +8,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::model::event::Envelope;
@@ -19,16 +20,19 @@ use crate::model::memo::StoredMemo;
 use crate::model::snapshot::ProcessContainment;
 use crate::model::spec::InstanceSpec;
 
-/// Starter of servers. The runtime calls it from a task of the worker, never from a handler, so it may take its time.
-/// It does not perform the MCP handshake.
-pub trait Connector: Send + Sync + 'static {
+/// Starter of servers that are child processes, or behave like them. The runtime calls it from a task of the worker,
+/// never from a handler, so it may take its time. It does not perform the MCP handshake.
+pub trait ProcessConnector: Send + Sync + 'static {
     /// Starts the server process that `spec` describes. `run` tags the process.
     ///
     /// # Errors
     ///
     /// Returns the reason from the operating system with the name of the command, but never an argument or a value.
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>>;
+}
 
+/// Creator of lines to remote servers.
+pub trait LineConnector: Send + Sync + 'static {
     /// Returns a line to the remote server that `spec` describes. It must not block: the line connects on the first
     /// message and reports failures then.
     fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine>;
@@ -137,9 +141,9 @@ pub enum LineEvent {
     Closed,
 }
 
-/// Line for hosts without a connector for remote servers: every request fails with `FailureKind::Unserved`.
-#[derive(Debug, Default)]
-pub struct UnsupportedLine {
+/// Line of a runtime without a connector for remote servers: every request fails.
+#[derive(Default)]
+struct UnsupportedLine {
     requests: VecDeque<u64>,
     closing: bool,
     waker: Option<Waker>,
@@ -316,21 +320,44 @@ pub enum SinkAnswer {
     Unavailable(String),
 }
 
-/// Connectors of a runtime, one for each transport.
-#[derive(Debug, Clone)]
-pub struct Connectors<S, R> {
-    /// Connector for child processes.
-    pub stdio: S,
-    /// Connector for remote servers.
-    pub remote: R,
+/// Connectors of a runtime, one for each transport. A server whose transport has no connector cannot be started.
+///
+/// Connectors of this workspace convert into it; a host adds its own with [`Connectors::with_process`] and
+/// [`Connectors::with_line`].
+#[derive(Clone, Default)]
+pub struct Connectors {
+    process: Option<Arc<dyn ProcessConnector>>,
+    line: Option<Arc<dyn LineConnector>>,
 }
 
-impl<S: Connector, R: Connector> Connector for Connectors<S, R> {
-    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
-        self.stdio.open(spec, run)
+impl Connectors {
+    /// Sets the connector for child processes.
+    #[must_use]
+    pub fn with_process(self, connector: impl ProcessConnector) -> Self {
+        Self { process: Some(Arc::new(connector)), ..self }
     }
 
+    /// Sets the connector for remote servers.
+    #[must_use]
+    pub fn with_line(self, connector: impl LineConnector) -> Self {
+        Self { line: Some(Arc::new(connector)), ..self }
+    }
+}
+
+impl ProcessConnector for Connectors {
+    fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
+        match &self.process {
+            Some(connector) => connector.open(spec, run),
+            None => ready(Err(OpenError::Server("this runtime has no connector for processes".to_owned()))).boxed(),
+        }
+    }
+}
+
+impl LineConnector for Connectors {
     fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
-        self.remote.dial(spec, run)
+        match &self.line {
+            Some(connector) => connector.dial(spec, run),
+            None => Box::new(UnsupportedLine::default()),
+        }
     }
 }

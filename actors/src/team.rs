@@ -30,7 +30,7 @@ use crate::rules::slot::{
     DownState, HealthChange, RequestedState, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase,
 };
 use crate::rules::team_budget::{TeamBudget, ThrottleChange};
-use crate::seam::Connector;
+use crate::seam::Connectors;
 use crate::session::SessionControl;
 use crate::stdio_worker::StdioWorker;
 use crate::tasks::{ActorTasks, panic_text};
@@ -156,7 +156,7 @@ pub(crate) struct Args {
     pub(crate) budget: TeamBudgetPolicy,
     // Budget as charged under the previous supervisor.
     pub(crate) charged_budget: TeamBudget,
-    pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) connectors: Connectors,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
     pub(crate) seed: u64,
@@ -720,7 +720,7 @@ impl State {
             rng,
             discover,
             era: instance.slot.record.era,
-            connector: self.args.connector.clone(),
+            connectors: self.args.connectors.clone(),
             audience: self.args.audience.clone(),
             server_memory: self.args.server_memory.clone(),
             counters: instance.counters.clone(),

@@ -1,11 +1,15 @@
-//! Shared parts of both kinds of workers: messages, arguments, and the path of session events to the team.
+//! The common body of both kinds of workers: messages, arguments, the session task, and the path of session events to
+//! the team. The actors differ in how they open the transport.
 
 use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures::FutureExt;
 use ractor::{ActorRef, cast};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use crate::audience::{Audience, AudienceHandle, SessionSource};
 use crate::batcher::EventSender;
@@ -13,14 +17,16 @@ use crate::byte_budget::ServerMemory;
 use crate::calls::{CallPort, CallPortReceiver, InstanceCounters};
 use crate::model::era::Era;
 use crate::model::event::EventSubject;
-use crate::model::exit::WorkerExit;
+use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::ids::RunNumber;
 use crate::model::spec::InstanceSpec;
 use crate::rules::jitter::JitterRng;
 use crate::rules::slot::{HealthChange, SlotInput};
-use crate::seam::{Connector, OpenError, ProcessLink};
+use crate::seam::{Connectors, OpenError, ProcessLink};
 use crate::session::{SessionArgs, SessionControl, SessionEvent};
-use crate::{remote_worker, stdio_worker, team};
+use crate::stdio_worker::ProcessRun;
+use crate::tasks::{ActorTasks, panic_text};
+use crate::team;
 
 /// Messages to a worker. `Opened` contains the result of starting a process. `Over` means that the session has ended
 /// and nothing of the run is left. `Panic` panics on purpose, for the load harness and the tests.
@@ -40,7 +46,7 @@ pub(crate) struct Args {
     pub(crate) subject: Arc<EventSubject>,
     pub(crate) discover: bool,
     pub(crate) era: Option<Era>,
-    pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) connectors: Connectors,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
     pub(crate) counters: Arc<InstanceCounters>,
@@ -114,9 +120,61 @@ impl Args {
     }
 }
 
+/// State of a worker. `transport` is what the actor keeps of the transport that it opened.
+pub(crate) struct State<T> {
+    pub(crate) transport: T,
+    pub(crate) tasks: ActorTasks,
+    control: mpsc::UnboundedSender<SessionControl>,
+    exit: Option<WorkerExit>,
+}
+
+impl<T> State<T> {
+    pub(crate) fn new(transport: T, control: mpsc::UnboundedSender<SessionControl>) -> Self {
+        Self { transport, tasks: ActorTasks::default(), control, exit: None }
+    }
+
+    /// Runs the session in a task, which reports the exit after `complete` has added to it.
+    pub(crate) fn spawn_session<C>(
+        &mut self,
+        span: tracing::Span,
+        session: impl Future<Output = WorkerExit> + Send + 'static,
+        complete: impl FnOnce(WorkerExit) -> C + Send + 'static,
+        myself: ActorRef<Msg>,
+    ) where
+        C: Future<Output = WorkerExit> + Send + 'static,
+    {
+        // Chained, not awaited in an async block, which would reserve memory for the session twice.
+        let ending = AssertUnwindSafe(session).catch_unwind().then(move |exit| {
+            complete(
+                exit.unwrap_or_else(|panic| WorkerExit::from_cause(ExitCause::Panicked(panic_text(panic.as_ref())))),
+            )
+        });
+        // The cast fails if the worker is gone.
+        let ending = ending.map(move |exit| drop(cast!(myself, Msg::SessionEnded(exit))));
+        self.tasks.spawn(ending.instrument(span));
+    }
+
+    pub(crate) fn handle(&mut self, msg: Msg, myself: &ActorRef<Msg>) {
+        match msg {
+            // The send fails if the session has already ended.
+            Msg::Control(control) => drop(self.control.send(control)),
+            Msg::SessionEnded(exit) => self.finish(exit, myself),
+            Msg::Panic => std::panic::panic_any("asked to panic"),
+            // A remote worker opens no process.
+            Msg::Opened(_) => {}
+        }
+    }
+
+    pub(crate) fn finish(&mut self, exit: WorkerExit, myself: &ActorRef<Msg>) {
+        self.exit = Some(exit);
+        self.tasks = ActorTasks::default();
+        myself.stop(None);
+    }
+}
+
 pub(crate) fn exit_from_state(state: Box<dyn Any + Send>) -> Option<WorkerExit> {
-    match state.downcast::<stdio_worker::State>() {
+    match state.downcast::<State<ProcessRun>>() {
         Ok(state) => state.exit,
-        Err(state) => state.downcast::<remote_worker::State>().ok()?.exit,
+        Err(state) => state.downcast::<State<()>>().ok()?.exit,
     }
 }

@@ -18,7 +18,7 @@ use mcp_satellite_actors::model::spec::{
     ConfigTier, InstanceConfig, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
 };
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Connector, EventSink, SinkAnswer, SinkBatch};
+use mcp_satellite_actors::seam::{Connectors, EventSink, SinkAnswer, SinkBatch};
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -46,11 +46,11 @@ pub(crate) fn tokio_runtime() -> tokio::runtime::Runtime {
 }
 
 pub(crate) async fn start(
-    connector: impl Connector,
+    connectors: impl Into<Connectors>,
     sink: impl EventSink,
     tune: impl FnOnce(&mut RuntimeOptions),
 ) -> RuntimeHandle {
-    let mut options = RuntimeOptions::new(Arc::new(connector), Arc::new(sink), Arc::new(Timestamp::now));
+    let mut options = RuntimeOptions::new(connectors, Arc::new(sink), Arc::new(Timestamp::now));
     tune(&mut options);
     mcp_satellite_actors::start(options).await.unwrap().0
 }

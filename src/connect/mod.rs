@@ -6,7 +6,3 @@ pub use mcp_satellite_process::{environment, isolation, memory, process, stdio, 
 #[cfg(feature = "remote")]
 pub use mcp_satellite_remote as remote;
 pub use mcp_satellite_sim as sim;
-
-/// Connectors for child processes and remote servers.
-#[cfg(feature = "remote")]
-pub type Connectors = mcp_satellite_actors::seam::Connectors<stdio::StdioConnector, remote::RemoteConnector>;

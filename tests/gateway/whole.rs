@@ -17,9 +17,8 @@ use mcp_satellite::actors::model::spec::{
     ConfigTier, ConfigValue, InstanceConfig, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod,
 };
 use mcp_satellite::actors::model::status::Status;
-use mcp_satellite::actors::seam::{EventSink, SinkAnswer, SinkBatch};
+use mcp_satellite::actors::seam::{Connectors, EventSink, SinkAnswer, SinkBatch};
 use mcp_satellite::actors::{self, RuntimeHandle, RuntimeOptions};
-use mcp_satellite::connect::Connectors;
 use mcp_satellite::connect::remote::RemoteConnector;
 use mcp_satellite::connect::stdio::StdioConnector;
 use mcp_satellite::gateway::access::Access;
@@ -161,12 +160,12 @@ impl TestSatellite {
 
     pub(crate) async fn start_with(set: impl FnOnce(&mut GatewaySettings)) -> Self {
         let stdio = StdioConnector::new(Vec::new()).unwrap();
-        let connectors = Connectors { stdio, remote: RemoteConnector::new().unwrap() };
+        let connectors = Connectors::default().with_process(stdio).with_line(RemoteConnector::new().unwrap());
         let sessions = Arc::new(Sessions::new());
         let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
         let tools = CalledTools::default();
         let mut options =
-            RuntimeOptions::new(Arc::new(connectors), Arc::new(ToolRecorder(tools.clone())), Arc::new(Timestamp::now));
+            RuntimeOptions::new(connectors, Arc::new(ToolRecorder(tools.clone())), Arc::new(Timestamp::now));
         options.audience = rooms.clone();
         let (runtime, _) = actors::start(options).await.unwrap();
 

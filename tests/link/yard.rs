@@ -104,7 +104,7 @@ impl LinkFixture {
         });
         let events = Arc::<Mutex<Vec<Envelope>>>::default();
         let sink = Arc::new(EventRecorder(events.clone()));
-        let options = mcp_satellite_actors::RuntimeOptions::new(Arc::new(sim.clone()), sink, Arc::new(Timestamp::now));
+        let options = mcp_satellite_actors::RuntimeOptions::new(sim.clone(), sink, Arc::new(Timestamp::now));
         let (runtime, _root) = mcp_satellite_actors::start(options).await.unwrap();
         let fleet = SimulatedFleet {
             runtime,

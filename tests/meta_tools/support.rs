@@ -29,8 +29,7 @@ use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, ServerTar
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rpc::{RpcMessage, join_parts, member};
 use mcp_satellite_actors::seam::{
-    Connector, EventSink, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess, SinkAnswer, SinkBatch,
-    UnsupportedLine,
+    Connectors, EventSink, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerProcess, SinkAnswer, SinkBatch,
 };
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions, start};
 use reqwest::header::HeaderMap;
@@ -99,7 +98,7 @@ struct ScriptedConnector {
     unanswered: mpsc::UnboundedSender<String>,
 }
 
-impl Connector for ScriptedConnector {
+impl ProcessConnector for ScriptedConnector {
     fn open(&self, spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let lists = self.lists.lock().unwrap().get(spec.id.installation.as_str()).copied();
         let Some(lists) = lists.filter(|lists| !lists.tools.is_empty()) else {
@@ -122,10 +121,6 @@ impl Connector for ScriptedConnector {
             guard: Box::new(()),
         };
         async { Ok(link) }.boxed()
-    }
-
-    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
-        Box::new(UnsupportedLine::default())
     }
 }
 
@@ -356,7 +351,8 @@ impl House {
         let (sender, unanswered) = mpsc::unbounded_channel();
         let connector = ScriptedConnector { lists: Arc::new(Mutex::new(lists)), unanswered: sender };
         let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
-        let mut options = RuntimeOptions::new(Arc::new(connector.clone()), Arc::new(DiscardingSink), wall);
+        let mut options =
+            RuntimeOptions::new(Connectors::default().with_process(connector.clone()), Arc::new(DiscardingSink), wall);
         options.audience = audience;
         let (runtime, join) = start(options).await.unwrap();
         for (server, installation, _) in all() {

@@ -168,7 +168,7 @@ impl TestScope {
 
 /// Returns the options of a satellite and its events.
 pub(crate) fn options() -> (RuntimeOptions, Events) {
-    let connector = Arc::new(StdioConnector::new(Vec::new()).unwrap());
+    let connector = StdioConnector::new(Vec::new()).unwrap();
     let (recorder, events) = watch::channel(Vec::new());
     // Tests compare timestamps, so changes of the system clock must not affect them.
     let (wall, since) = (Timestamp::now(), Instant::now());

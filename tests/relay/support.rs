@@ -19,8 +19,7 @@ use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, ServerTar
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::seam::{
-    Connector, EventSink, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess, SinkAnswer, SinkBatch,
-    UnsupportedLine,
+    Connectors, EventSink, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerProcess, SinkAnswer, SinkBatch,
 };
 use mcp_satellite_actors::{ClientRelay, RuntimeHandle, RuntimeOptions, start};
 use serde_json::Value;
@@ -142,7 +141,7 @@ struct ScriptedConnector {
     held_until: HeldUntil,
 }
 
-impl Connector for ScriptedConnector {
+impl ProcessConnector for ScriptedConnector {
     fn open(&self, _spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let (ours, theirs) = duplex(1024 * 1024);
         // Fails after the end of the test.
@@ -158,10 +157,6 @@ impl Connector for ScriptedConnector {
             guard: Box::new(()),
         };
         async { Ok(link) }.boxed()
-    }
-
-    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
-        Box::new(UnsupportedLine::default())
     }
 }
 
@@ -200,7 +195,8 @@ impl ScriptedServer {
         let connector = ScriptedConnector { opened: opens, held_until: held_until.clone() };
         let (listener, events) = mpsc::unbounded_channel();
         let wall = Arc::new(|| Timestamp::UNIX_EPOCH);
-        let mut options = RuntimeOptions::new(Arc::new(connector), Arc::new(DiscardingSink), wall);
+        let mut options =
+            RuntimeOptions::new(Connectors::default().with_process(connector), Arc::new(DiscardingSink), wall);
         options.audience = Arc::new(RecordingAudience(listener));
         let (runtime, join) = start(options).await.unwrap();
         let mut policy = Policy::default();

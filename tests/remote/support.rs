@@ -55,7 +55,7 @@ impl Fleet {
         // Tests compare timestamps, so changes of the system clock must not affect them.
         let (wall, since) = (Timestamp::now(), Instant::now());
         let wall = Arc::new(move || wall + since.elapsed());
-        let mut options = RuntimeOptions::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(sink.clone()), wall);
+        let mut options = RuntimeOptions::new(RemoteConnector::new().unwrap(), Arc::new(sink.clone()), wall);
         options.batch =
             BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
         let (runtime, join) = start(options).await.unwrap();

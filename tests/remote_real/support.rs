@@ -31,8 +31,7 @@ pub(crate) fn satellite(test: impl AsyncFnOnce(&Satellite)) {
         // Tests compare timestamps, so changes of the system clock must not affect them.
         let (wall, since) = (Timestamp::now(), Instant::now());
         let wall = Arc::new(move || wall + since.elapsed());
-        let mut options =
-            RuntimeOptions::new(Arc::new(RemoteConnector::new().unwrap()), Arc::new(RecordingSink(recorder)), wall);
+        let mut options = RuntimeOptions::new(RemoteConnector::new().unwrap(), Arc::new(RecordingSink(recorder)), wall);
         options.batch =
             BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
         let (handle, _) = mcp_satellite_actors::start(options).await.unwrap();

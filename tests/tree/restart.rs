@@ -13,7 +13,7 @@ use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine};
+use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessLink};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -440,20 +440,16 @@ const NO_DESCRIPTORS: &str = "cannot start `files`: Too many open files";
 /// A connector whose next starts fail, as on a machine without free descriptors.
 struct ShortOfDescriptors {
     left: Arc<AtomicUsize>,
-    inner: Arc<dyn Connector>,
+    inner: Connectors,
 }
 
-impl Connector for ShortOfDescriptors {
+impl ProcessConnector for ShortOfDescriptors {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let fails = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
         if fails {
             return futures::future::ready(Err(OpenError::Machine(NO_DESCRIPTORS.to_owned()))).boxed();
         }
         self.inner.open(spec, run)
-    }
-
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
-        self.inner.dial(spec, run)
     }
 }
 
@@ -462,7 +458,8 @@ async fn fleet_short_of_descriptors() -> (Fleet, Arc<AtomicUsize>) {
     let left = Arc::new(AtomicUsize::new(0));
     let counter = left.clone();
     let fleet = Fleet::with(move |options| {
-        options.connector = Arc::new(ShortOfDescriptors { left: counter, inner: options.connector.clone() });
+        let inner = options.connectors.clone();
+        options.connectors = inner.clone().with_process(ShortOfDescriptors { left: counter, inner });
     });
     (fleet.await, left)
 }

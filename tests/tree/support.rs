@@ -17,7 +17,9 @@ use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{Connector, EventSink, OpenError, ProcessLink, ServerLine, SinkAnswer, SinkBatch};
+use mcp_satellite_actors::seam::{
+    Connectors, EventSink, LineConnector, OpenError, ProcessConnector, ProcessLink, ServerLine, SinkAnswer, SinkBatch,
+};
 use mcp_satellite_actors::{InstallOutcome, RuntimeHandle, RuntimeOptions, ShutdownReport, WallClock, start};
 use serde_json::Value;
 use tokio::io::{AsyncRead, ReadBuf};
@@ -191,7 +193,7 @@ impl World {
     }
 }
 
-impl Connector for World {
+impl ProcessConnector for World {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let team = spec.id.team.to_string();
         {
@@ -212,7 +214,9 @@ impl Connector for World {
             Ok(ProcessLink { reader: Box::new(FirstByte { reader: link.reader, starting: Some(starting) }), ..link })
         })
     }
+}
 
+impl LineConnector for World {
     fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         let opening = Opening { run, at: Instant::now() };
         self.records.lock().unwrap().openings.entry(spec.id.clone()).or_default().push(opening);
@@ -334,7 +338,8 @@ pub(crate) fn options() -> (RuntimeOptions, World, MemorySink) {
     let (world, sink) = (World::new(), MemorySink::new());
     let (epoch, began): (Timestamp, _) = ("2026-11-21T06:33:00Z".parse().unwrap(), Instant::now());
     let wall: WallClock = Arc::new(move || epoch + SignedDuration::try_from(began.elapsed()).unwrap());
-    let mut options = RuntimeOptions::new(Arc::new(world.clone()), Arc::new(sink.clone()), wall);
+    let connectors = Connectors::default().with_process(world.clone()).with_line(world.clone());
+    let mut options = RuntimeOptions::new(connectors, Arc::new(sink.clone()), wall);
     options.start_permits = 8;
     (options, world, sink)
 }

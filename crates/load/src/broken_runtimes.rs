@@ -13,7 +13,7 @@ use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{
-    Connector, EventSink, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess, SinkAnswer, SinkBatch,
+    Connectors, EventSink, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerProcess, SinkAnswer, SinkBatch,
 };
 
 use super::drive::LoadCaller;
@@ -203,7 +203,7 @@ fn a_restart_beyond_the_budget_is_detected() {
 
 // Connector that breaks the starts of some instances.
 struct TamperedConnector {
-    connector: Arc<dyn Connector>,
+    connectors: Connectors,
     other: SimConnector,
     defect: ConnectorDefect,
     // Set once a defect that occurs only once has occurred.
@@ -223,24 +223,29 @@ enum ConnectorDefect {
 }
 
 impl TamperedConnector {
-    fn wrap(connector: Arc<dyn Connector>, how: ConnectorDefect) -> Arc<dyn Connector> {
+    fn wrap(connectors: Connectors, how: ConnectorDefect) -> Connectors {
         let deaf = SimScript { hang_calls: true, ..SimScript::default() };
-        Arc::new(Self { connector, other: SimConnector::new(deaf), defect: how, done: AtomicBool::new(false) })
+        connectors.clone().with_process(Self {
+            connectors,
+            other: SimConnector::new(deaf),
+            defect: how,
+            done: AtomicBool::new(false),
+        })
     }
 }
 
-impl Connector for TamperedConnector {
+impl ProcessConnector for TamperedConnector {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         if self.defect == ConnectorDefect::MemoryLeak {
             vec![1_u8; 256 * 1024].leak();
         } else if is_broken(&spec) {
-            let first = self.connector.open(Arc::clone(&spec), run);
+            let first = self.connectors.open(Arc::clone(&spec), run);
             return match self.defect {
                 ConnectorDefect::UnansweredCalls => self.other.open(spec, run),
                 ConnectorDefect::SurvivingProcess => async move { first.await.map(make_unkillable) }.boxed(),
                 ConnectorDefect::SecondServer if self.done.swap(true, Ordering::Relaxed) => first,
                 ConnectorDefect::SecondServer => {
-                    let second = self.connector.open(spec, run);
+                    let second = self.connectors.open(spec, run);
                     async move {
                         mem::forget(first.await?);
                         second.await
@@ -250,11 +255,7 @@ impl Connector for TamperedConnector {
                 ConnectorDefect::MemoryLeak => first,
             };
         }
-        self.connector.open(spec, run)
-    }
-
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
-        self.connector.dial(spec, run)
+        self.connectors.open(spec, run)
     }
 }
 
@@ -302,7 +303,7 @@ impl ServerProcess for UnkillableProcess {
 #[test]
 fn an_online_server_that_answers_no_calls_is_detected() {
     let seams = TestHooks {
-        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::UnansweredCalls),
+        connectors: |connectors| TamperedConnector::wrap(connectors, ConnectorDefect::UnansweredCalls),
         ..default_hooks()
     };
     assert_eq!(violated_by(seams), [Invariant::OnlineIsCallable]);
@@ -311,7 +312,7 @@ fn an_online_server_that_answers_no_calls_is_detected() {
 #[test]
 fn a_leftover_process_is_detected() {
     let seams = TestHooks {
-        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::SurvivingProcess),
+        connectors: |connectors| TamperedConnector::wrap(connectors, ConnectorDefect::SurvivingProcess),
         ..default_hooks()
     };
     assert_eq!(violated_by(seams), [Invariant::NothingLeft]);
@@ -320,7 +321,7 @@ fn a_leftover_process_is_detected() {
 #[test]
 fn a_second_server_of_an_instance_is_detected() {
     let seams = TestHooks {
-        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::SecondServer),
+        connectors: |connectors| TamperedConnector::wrap(connectors, ConnectorDefect::SecondServer),
         ..default_hooks()
     };
     assert_eq!(violated_by(seams), [Invariant::NothingLeft]);
@@ -329,7 +330,7 @@ fn a_second_server_of_an_instance_is_detected() {
 #[test]
 fn a_memory_leak_at_each_start_is_detected() {
     let seams = TestHooks {
-        connector: |connector| TamperedConnector::wrap(connector, ConnectorDefect::MemoryLeak),
+        connectors: |connectors| TamperedConnector::wrap(connectors, ConnectorDefect::MemoryLeak),
         ..default_hooks()
     };
     assert_eq!(violated_by(seams), [Invariant::MemoryBack]);

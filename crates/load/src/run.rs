@@ -219,9 +219,10 @@ impl<'a> RunContext<'a> {
         let books = RecoveryLog::new(fleet.shape, &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
         let (recorder, given_up) =
             RunRecorder::new(clock, judge, books, setup.trace.as_deref()).map_err(LoadError::Trace)?;
-        let counting = CountingConnector { connector: world.connector(), recorder: Arc::clone(&recorder) };
+        let connectors = world.connectors();
+        let counting = CountingConnector { connectors: connectors.clone(), recorder: Arc::clone(&recorder) };
         let defaults = RuntimeOptions::new(
-            (setup.hooks.connector)(Arc::new(counting)),
+            (setup.hooks.connectors)(connectors.with_process(counting)),
             (setup.hooks.sink)(Arc::clone(&recorder) as _),
             clock.wall_clock(),
         );

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::{Connector, EventSink};
+use mcp_satellite_actors::seam::{Connectors, EventSink};
 
 use super::drive::LoadCaller;
 use super::measure::ProcessMemory;
@@ -12,7 +12,7 @@ use super::measure::ProcessMemory;
 #[derive(Clone)]
 pub struct TestHooks {
     // Applied outside the counting connector: the runtime sees the result.
-    pub connector: fn(Arc<dyn Connector>) -> Arc<dyn Connector>,
+    pub connectors: fn(Connectors) -> Connectors,
     // Applied outside the recorder: the runtime sees the result.
     pub sink: fn(Arc<dyn EventSink>) -> Arc<dyn EventSink>,
     pub caller: fn(Arc<dyn LoadCaller>) -> Arc<dyn LoadCaller>,
@@ -24,7 +24,7 @@ pub struct TestHooks {
 impl Default for TestHooks {
     fn default() -> Self {
         Self {
-            connector: |connector| connector,
+            connectors: |connectors| connectors,
             sink: |sink| sink,
             caller: |caller| caller,
             spec: |spec| spec,

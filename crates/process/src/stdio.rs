@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
-use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine, UnsupportedLine};
+use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessLink};
 
 use super::isolation::{Isolation, LaunchFactory, OperatingMode, PreparedLaunch, SandboxFinding, UidRange};
 use super::process::{CgroupMode, ProcessLauncher, ReclaimedProcesses, TreeUsage};
@@ -125,7 +125,7 @@ impl StdioConnector {
     }
 }
 
-impl Connector for StdioConnector {
+impl ProcessConnector for StdioConnector {
     fn open(&self, spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let Self { processes, launchers, withheld } = self.clone();
         Box::pin(async move {
@@ -153,8 +153,10 @@ impl Connector for StdioConnector {
             })
         })
     }
+}
 
-    fn dial(&self, _spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
-        Box::new(UnsupportedLine::default())
+impl From<StdioConnector> for Connectors {
+    fn from(connector: StdioConnector) -> Self {
+        Self::default().with_process(connector)
     }
 }

@@ -24,12 +24,10 @@ mod tokens;
 use std::io;
 use std::sync::Arc;
 
-use futures::FutureExt;
-use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine};
+use mcp_satellite_actors::seam::{Connectors, LineConnector, ServerLine};
 
 pub use self::clients::HttpClients;
 use self::server_line::RemoteLine;
@@ -76,13 +74,15 @@ impl RemoteConnector {
     }
 }
 
-impl Connector for RemoteConnector {
-    fn open(&self, _spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
-        ready(Err(OpenError::Server("stdio servers are not served by the remote connector".to_owned()))).boxed()
-    }
-
+impl LineConnector for RemoteConnector {
     fn dial(&self, spec: &Arc<InstanceSpec>, _run: RunNumber) -> Box<dyn ServerLine> {
         let (clients, tokens) = (Arc::clone(&self.clients), Arc::clone(&self.tokens));
         Box::new(RemoteLine::new(spec, clients, tokens, Arc::clone(&self.memory)))
+    }
+}
+
+impl From<RemoteConnector> for Connectors {
+    fn from(connector: RemoteConnector) -> Self {
+        Self::default().with_line(connector)
     }
 }

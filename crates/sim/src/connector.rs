@@ -1,4 +1,4 @@
-//! Simulated servers within this process, as a [`Connector`]: thousands at once, if required in paused time.
+//! Simulated servers within this process, as connectors of both kinds: thousands at once, if required in paused time.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +8,9 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::seam::{Connector, OpenError, ProcessEnd, ProcessLink, ServerLine, ServerProcess};
+use mcp_satellite_actors::seam::{
+    Connectors, LineConnector, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerLine, ServerProcess,
+};
 use tokio::io::{DuplexStream, duplex};
 use tokio::time::Instant;
 
@@ -180,7 +182,7 @@ async fn respond(
     guard.0.finish(end);
 }
 
-impl Connector for SimConnector {
+impl ProcessConnector for SimConnector {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let connector = self.clone();
         Box::pin(async move {
@@ -194,10 +196,18 @@ impl Connector for SimConnector {
             }
         })
     }
+}
 
+impl LineConnector for SimConnector {
     fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
         let script = (self.plan)(spec, run).script;
         Box::new(SimLine::new(self.remote.endpoint(&spec.id), Arc::clone(spec), run, script))
+    }
+}
+
+impl From<SimConnector> for Connectors {
+    fn from(connector: SimConnector) -> Self {
+        Self::default().with_process(connector.clone()).with_line(connector)
     }
 }
 

@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::runtime::RuntimeHandle;
-use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine};
+use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessLink};
 
 use super::fleet::LoadFleet;
 use super::plan::script_of;
@@ -43,7 +43,7 @@ type InjectionFuture<'a> = BoxFuture<'a, Result<(), String>>;
 
 /// Servers and the basic actions that faults consist of. [`ServerFaults`] combines these actions.
 pub(crate) trait ServerWorld: Send + Sync {
-    fn connector(&self) -> Arc<dyn Connector>;
+    fn connectors(&self) -> Connectors;
     fn target(&self, nth: InstanceNo, kind: usize) -> LoadTarget;
     /// Sets the script from the next start on; `None` restores the server's own script.
     fn set_script(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String>;
@@ -150,19 +150,15 @@ pub(crate) fn is_healed_by_restart(kind: FaultKind) -> bool {
 }
 
 pub(crate) struct CountingConnector {
-    pub connector: Arc<dyn Connector>,
+    pub connectors: Connectors,
     pub recorder: Arc<RunRecorder>,
 }
 
-impl Connector for CountingConnector {
+impl ProcessConnector for CountingConnector {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         if let Some(nth) = InstanceNo::from_installation_id(spec.id.installation.as_str()) {
             self.recorder.record_start(nth, run);
         }
-        self.connector.open(spec, run)
-    }
-
-    fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
-        self.connector.dial(spec, run)
+        self.connectors.open(spec, run)
     }
 }

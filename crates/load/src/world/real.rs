@@ -14,7 +14,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt};
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::runtime::RuntimeHandle;
-use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine, UnsupportedLine};
+use mcp_satellite_actors::seam::{Connectors, LineConnector, OpenError, ProcessConnector, ProcessLink, ServerLine};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -22,7 +22,6 @@ use tokio::task::spawn_blocking;
 
 use super::{FleetScripts, InjectionFuture, ServerFaults, ServerWorld};
 use crate::types::{FaultKind, InstanceNo, LoadTarget, PlannedFault};
-use mcp_satellite_actors::seam::Connectors;
 use mcp_satellite_process::process::raise_descriptor_limit;
 use mcp_satellite_process::reaper::is_orphan;
 use mcp_satellite_process::stdio::StdioConnector;
@@ -64,29 +63,25 @@ impl RemoteProcess {
     }
 }
 
-/// Closable connector. After it is closed, its remaining clones open no more connections.
+/// Closable connector. Closed, it has no connectors any more, and neither have its clones.
 #[derive(Clone)]
-struct ClosableConnector(Arc<Mutex<Option<Connectors<StdioConnector, RemoteConnector>>>>);
+struct ClosableConnector(Arc<Mutex<Connectors>>);
 
 impl ClosableConnector {
-    fn connectors(&self) -> MutexGuard<'_, Option<Connectors<StdioConnector, RemoteConnector>>> {
+    fn connectors(&self) -> MutexGuard<'_, Connectors> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Connector for ClosableConnector {
+impl ProcessConnector for ClosableConnector {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
-        match &*self.connectors() {
-            Some(connectors) => connectors.open(spec, run),
-            None => futures::future::ready(Err(OpenError::Server("the harness has ended".to_owned()))).boxed(),
-        }
+        self.connectors().open(spec, run)
     }
+}
 
+impl LineConnector for ClosableConnector {
     fn dial(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Box<dyn ServerLine> {
-        match &*self.connectors() {
-            Some(connectors) => connectors.dial(spec, run),
-            None => Box::new(UnsupportedLine::default()),
-        }
+        self.connectors().dial(spec, run)
     }
 }
 
@@ -94,9 +89,10 @@ impl ProcessWorld {
     pub(crate) async fn new(scripts: &Arc<FleetScripts>, program: &Path) -> io::Result<Self> {
         // Each process needs three pipes and more. If the limit cannot be raised, only smaller fleets are possible.
         let _ = raise_descriptor_limit();
-        let connectors = Connectors { stdio: StdioConnector::new(Vec::new())?, remote: RemoteConnector::new()? };
+        let connectors =
+            Connectors::default().with_process(StdioConnector::new(Vec::new())?).with_line(RemoteConnector::new()?);
         let world = Self {
-            connectors: ClosableConnector(Arc::new(Mutex::new(Some(connectors)))),
+            connectors: ClosableConnector(Arc::new(Mutex::new(connectors))),
             scripts: Arc::clone(scripts),
             program: program.to_owned(),
             script_dir: TempDir::with_prefix("satellite-load-")?,
@@ -173,8 +169,8 @@ fn start_remote(mut command: Command) -> io::Result<RemoteProcess> {
 }
 
 impl ServerWorld for ProcessWorld {
-    fn connector(&self) -> Arc<dyn Connector> {
-        Arc::new(self.connectors.clone())
+    fn connectors(&self) -> Connectors {
+        Connectors::default().with_process(self.connectors.clone()).with_line(self.connectors.clone())
     }
 
     fn target(&self, nth: InstanceNo, _kind: usize) -> LoadTarget {
@@ -235,7 +231,7 @@ impl ServerWorld for ProcessWorld {
     }
 
     fn close(&self) {
-        self.connectors.connectors().take();
+        drop(std::mem::take(&mut *self.connectors.connectors()));
         self.remote().clear();
     }
 

@@ -7,7 +7,7 @@ use futures::FutureExt;
 use futures::future::{join, ready};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::runtime::RuntimeHandle;
-use mcp_satellite_actors::seam::Connector;
+use mcp_satellite_actors::seam::Connectors;
 use tokio::time::sleep;
 
 use super::{FleetScripts, InjectionFuture, POKE, ServerFaults, ServerWorld};
@@ -61,8 +61,8 @@ fn credential(what: &PlannedFault) -> String {
 }
 
 impl ServerWorld for SimWorld {
-    fn connector(&self) -> Arc<dyn Connector> {
-        Arc::new(self.sim.clone())
+    fn connectors(&self) -> Connectors {
+        self.sim.clone().into()
     }
 
     fn target(&self, _nth: InstanceNo, kind: usize) -> LoadTarget {
