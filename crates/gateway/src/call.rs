@@ -8,8 +8,9 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::audience::CallOrigin;
-use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::error_code::{INVALID_REQUEST, SERVER_ERROR};
+use mcp_satellite_protocol::rpc::RpcMessage;
 use tokio::time::{Duration, sleep};
 
 use super::face::{CallAnswer, EndpointCall, EndpointHandler};
@@ -75,11 +76,11 @@ fn start_call(
 
 fn id_in_use_response(id: &str) -> Response {
     let message = "a request with this id has not been answered yet; use another id";
-    reply::error_response(StatusCode::BAD_REQUEST, Some(id), reply::INVALID_REQUEST, message)
+    reply::error_response(StatusCode::BAD_REQUEST, Some(id), INVALID_REQUEST, message)
 }
 
 fn session_ended_response(id: &str) -> Response {
-    reply::error_response(StatusCode::NOT_FOUND, Some(id), super::refusal::SERVER_ERROR, ENDED)
+    reply::error_response(StatusCode::NOT_FOUND, Some(id), SERVER_ERROR, ENDED)
 }
 
 /// Resources of a call: the user's permit and the memory of the message are held until the answer, the tracker of open

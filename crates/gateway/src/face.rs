@@ -7,9 +7,9 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::ClientFacts;
 use mcp_satellite_actors::audience::CallOrigin;
-use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::rpc::{RpcMessage, member};
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::rpc::{RpcMessage, member};
 use tokio::sync::oneshot;
 use tokio::time::Duration;
 

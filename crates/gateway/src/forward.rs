@@ -1,19 +1,21 @@
 //! Passes a client's request on to a server. A stateless request is sent unchanged if the server supports that era;
 //! else the request and its answer are translated.
 
-use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::ServerInfo;
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
 use mcp_satellite_actors::{ClientRelay, RuntimeHandle};
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::error_code::{
+    INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABILITY, URL_ELICITATION_REQUIRED,
+};
+use mcp_satellite_protocol::meta;
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use serde::Deserialize;
 use tokio::time::Duration;
 
-use super::era::{MISSING_CAPABILITY, change, terms};
+use super::era::change;
 use super::face::{CallAnswer, EndpointCall, RpcError};
-use super::refusal::INVALID_PARAMS;
-use super::reply::METHOD_NOT_FOUND;
 use super::tools::raw::{JsonMembers, json_string, replace_part};
 
 // Maximum time to find out the era of a server, if neither the call nor the instance has a timeout.
@@ -99,7 +101,7 @@ fn translate_url_elicitation(answer: &RpcMessage, asked: &RpcMessage, capabiliti
     }
     let error = answer.outcome().filter(|_| answer.kind() == MessageKind::Error)?;
     let code: i64 = member(error, "code")?.parse().ok()?;
-    if code != change::URL_ELICITATION_REQUIRED || has_declined(asked) {
+    if code != URL_ELICITATION_REQUIRED || has_declined(asked) {
         return None;
     }
     let data: ErrorData = serde_json::from_str(member(error, "data")?).ok()?;
@@ -110,7 +112,7 @@ fn translate_url_elicitation(answer: &RpcMessage, asked: &RpcMessage, capabiliti
     if !can {
         let data = Some(r#"{"requiredCapabilities":{"elicitation":{"url":{}}}}"#.to_owned());
         let why =
-            format!("the server asks the user to open a URL, but `{}` has no `elicitation.url`", terms::CAPABILITIES);
+            format!("the server asks the user to open a URL, but `{}` has no `elicitation.url`", meta::CAPABILITIES);
         return Some(CallAnswer::Error(RpcError { code: MISSING_CAPABILITY, message: why, data }));
     }
     let request = |(at, Elicitation { message, url }): (usize, &Elicitation)| {

@@ -8,14 +8,15 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, stream};
 use mcp_satellite_actors::audience::CallOrigin;
-use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{RemoteTransport, ServerTarget};
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, join_parts};
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
+use mcp_satellite_protocol::era::{Era, NEWEST_SESSION_VERSION};
+use mcp_satellite_protocol::error_code::{INVALID_PARAMS, SERVER_ERROR};
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, join_parts};
 use tokio::sync::oneshot;
 use tokio::time::{Duration, sleep, timeout};
 
@@ -23,7 +24,7 @@ use super::access::User;
 use super::era::{self, change};
 use super::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
 use super::forward::forward;
-use super::refusal::{CallRefusal, INVALID_PARAMS, SERVER_ERROR};
+use super::refusal::CallRefusal;
 use super::room::GatewayAudience;
 use super::session::ClientSession;
 use super::session::guest::ClientLifetime;
@@ -67,7 +68,7 @@ impl Instances {
             let server = runtime.server_info(&id, GREETING_TIMEOUT).await;
             let server =
                 server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
-            let spoken = if server.era == Era::Sessions { &server.protocol } else { era::NEWEST };
+            let spoken = if server.era == Era::Sessions { &server.protocol } else { NEWEST_SESSION_VERSION };
             let version = era::negotiate_version(&greeting.version, spoken);
             Ok(InitializeAnswer { result: change::initialize_result(&server, &version), version })
         }

@@ -14,8 +14,9 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::audience::CallOrigin;
-use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
@@ -216,7 +217,7 @@ fn park(visit: StatelessRequest) -> Result<CallAnswer, Box<StatelessRequest>> {
 }
 
 fn session_ended_response(id: &str) -> Response {
-    reply::rpc_error(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(change::INTERNAL_ERROR, ENDED))
+    reply::rpc_error(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(INTERNAL_ERROR, ENDED))
 }
 
 pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCode, CallAnswer) {
@@ -231,7 +232,7 @@ pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCo
                     CallAnswer::Message(if same { message } else { replace_outcome(message, &completed) }),
                 );
             }
-            let code = member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(change::INTERNAL_ERROR);
+            let code = member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
             let coded = change::stateless_error_code(code, false);
             let message = match JsonMembers::read(outcome) {
                 Some(mut error) if coded != code => {

@@ -2,7 +2,6 @@
 
 pub mod byte_budget;
 pub mod catalogue;
-pub mod era;
 pub mod event;
 pub mod exit;
 pub mod failure;
@@ -16,3 +15,5 @@ pub mod secret;
 pub mod settings;
 pub mod spec;
 pub mod status;
+
+pub use mcp_satellite_protocol::era;

@@ -13,7 +13,6 @@ mod exchange;
 mod failures;
 mod legacy;
 mod line;
-mod message;
 mod names;
 #[cfg(feature = "oauth")]
 pub mod oauth;

@@ -18,8 +18,9 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
+use mcp_satellite_protocol::error_code::{INVALID_PARAMS, RESOURCE_NOT_FOUND};
+use mcp_satellite_protocol::rpc::RpcMessage;
 
 use self::desk::{FlatUserState, FlatUserStates};
 pub use self::picture::{ItemKind, MergedList, MergedLists};
@@ -29,16 +30,13 @@ use super::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer,
 use super::forward::forward;
 use super::instructions::aggregate_instructions;
 use super::names;
-use super::refusal::{CallRefusal, INVALID_PARAMS};
+use super::refusal::CallRefusal;
 use super::session::ClientSession;
 use super::subscription::SubscriptionFilter;
 use super::tools::face::{initialize_answer, single_page, unknown_method};
 use super::tools::raw::{find_string, replace_string};
 use super::tools::resources::SEPARATOR;
 use super::tools::{CallerCache, CallerSnapshot};
-
-// Error code of the protocol for a missing resource.
-const RESOURCE_NOT_FOUND: i64 = -32002;
 
 const CAPABILITIES: &str = r#"{"tools":{"listChanged":true},"prompts":{"listChanged":true},"resources":{"listChanged":true},"completions":{}}"#;
 

@@ -4,17 +4,19 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, StatusCode, header, request};
 use axum::response::Response;
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage};
+use mcp_satellite_protocol::error_code::{
+    HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND,
+};
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage};
 use tokio::time::{Duration, Instant};
 
 use super::super::access::Permission;
 use super::super::call::{OpenCallGuard, ResponseFormat, ResponseSettings};
 use super::super::era::terms::RequestTerms;
-use super::super::era::{self, HEADER_MISMATCH, StatelessErrorResponse, change, headers};
+use super::super::era::{self, StatelessErrorResponse, change, headers};
 use super::super::face::{CallAnswer, RpcError};
 use super::super::parked::ParkedRequestIdentity;
-use super::super::refusal::INVALID_PARAMS;
-use super::super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, SESSION_ID};
+use super::super::reply::{self, SESSION_ID};
 use super::super::session::guest::ClientLifetime;
 use super::super::session::{ClientSession, ENDED, EndpointPath, SessionEnd, SessionFacts};
 use super::super::subscription::SubscriptionFilter;
@@ -60,7 +62,7 @@ impl HttpFront {
             let why = format!("there is no method `{method}` in this version of the protocol");
             return Err(error_response(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
         }
-        let (endpoint, name) = self.resolve_endpoint(&pass.user, place, &id, change::INTERNAL_ERROR)?;
+        let (endpoint, name) = self.resolve_endpoint(&pass.user, place, &id, INTERNAL_ERROR)?;
         if method == "tools/call"
             && let Some((_, tool)) = message.params().and_then(|params| raw::find_string(params, &["name"]))
             && let Some(definition) = self.handler.definition(pass.user.clone(), &endpoint, &tool).await
@@ -117,7 +119,7 @@ impl HttpFront {
             error_response(
                 StatusCode::SERVICE_UNAVAILABLE,
                 Some(&id),
-                change::INTERNAL_ERROR,
+                INTERNAL_ERROR,
                 "the system provides no random numbers",
             )
         };
@@ -167,7 +169,7 @@ impl HttpFront {
             return Err(ErrorResponse::new(reply::overloaded(CROWDED_PAUSE)));
         }
         let Some(listening) = session.listen(call, None, manner.keep_alive) else {
-            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), change::INTERNAL_ERROR, ENDED));
+            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), INTERNAL_ERROR, ENDED));
         };
         tokio::spawn(async move {
             // The last event is read by the listener that is still attached.

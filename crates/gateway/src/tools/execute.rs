@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mcp_satellite_actors::audience::CallOrigin;
-use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::{ClientFacts, RuntimeHandle};
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::rpc::RpcMessage;
 use tokio::sync::oneshot;
 use tokio::time::Duration;
 

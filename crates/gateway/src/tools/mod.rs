@@ -23,6 +23,7 @@ use std::time::Instant;
 use jiff::Timestamp;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use mcp_satellite_protocol::error_code::INVALID_PARAMS;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -33,7 +34,6 @@ use self::notices::ServerNotices;
 use self::resources::{list as list_resources, read as read_resource};
 use self::servers::{list as list_servers, reconnect};
 use super::face::{CallAnswer, EndpointCall, RpcError};
-use super::refusal::INVALID_PARAMS;
 use super::search::CatalogueIndexes;
 
 #[derive(Debug)]
