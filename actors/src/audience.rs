@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
+use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use tokio::sync::mpsc;
 
 use crate::calls::SessionCommand;
 use crate::model::ids::{InstanceId, RunNumber};
-use crate::rpc::RpcMessage;
 use crate::tasks::catch_panic;
+use mcp_satellite_protocol::rpc::RpcMessage;
 
 /// Client and call that caused a request; the host assigns both numbers and never reuses them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -79,9 +80,6 @@ impl Audience for NoAudience {
 
     fn on_session_ended(&self, _of: &SessionSource) {}
 }
-
-const METHOD_NOT_FOUND: i64 = -32601;
-const INTERNAL_ERROR: i64 = -32603;
 
 /// Request of a server to a client. It is answered exactly once: dropping it declines it.
 #[derive(Debug)]

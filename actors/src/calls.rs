@@ -14,6 +14,7 @@ use bytestring::ByteString;
 use futures::FutureExt as _;
 use futures::future::Fuse;
 use jiff::Timestamp;
+use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -27,11 +28,10 @@ use crate::model::ids::RunNumber;
 use crate::model::remote::ServerInfo;
 use crate::model::secret::SecretMask;
 use crate::model::spec::InstanceSpec;
-use crate::rpc::{MessageKind, MessageView, RpcMessage};
 use crate::rules::idle::RunActivity;
 use crate::rules::request_log::normalize_escapes;
+use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage};
 
-const INTERNAL_ERROR: i64 = -32603;
 /// Timeout that stands for "no timeout": a clock must be able to represent the deadline.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 

@@ -27,13 +27,13 @@ use crate::model::secret::SecretMask;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
 use crate::root::{self, EarlierState, InstallOutcome, Root, RuntimePart, ShutdownReport};
-use crate::rpc::{MessageKind, RpcMessage, member};
 use crate::rules::memory::{MemoryReading, MemoryStatus};
 use crate::rules::outbox::OutboxStatistics;
 use crate::rules::request_log::{self, LoggedPayload};
 use crate::seam::{Connectors, EventSink, NullStateStore, StateStore};
 use crate::tasks::spawn_observer;
 use crate::team::{ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 
 // Pause between two requests to a team whose supervisor is being replaced.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);

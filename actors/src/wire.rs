@@ -1,4 +1,4 @@
-//! Newline-delimited JSON-RPC, read and written without parsing the messages.
+//! Lines of a byte stream, read without parsing them.
 
 use std::future::poll_fn;
 use std::mem::MaybeUninit;
@@ -125,15 +125,6 @@ fn poll_chunk(
     Poll::Ready(Ok(chunk.filled().len()))
 }
 
-pub(crate) fn put_json(out: &mut BytesMut, json: &str) {
-    // In JSON a newline is whitespace, because strings cannot contain one unescaped.
-    if memchr::memchr2(b'\n', b'\r', json.as_bytes()).is_none() {
-        out.extend_from_slice(json.as_bytes());
-    } else {
-        out.extend(json.bytes().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,12 +169,5 @@ mod tests {
         let mut long = LineReader::new(&text[..], 350_000, ByteBudget::new(1000));
         assert!(matches!(long.next().await, ReadOutcome::FirstByte));
         assert!(matches!(long.next().await, ReadOutcome::TooLong));
-    }
-
-    #[test]
-    fn pretty_json_is_written_on_one_line() {
-        let mut out = BytesMut::new();
-        put_json(&mut out, "{\n \"a\": \"x\\ny\"\r\n}");
-        assert_eq!(&out[..], b"{  \"a\": \"x\\ny\"  }");
     }
 }

@@ -209,20 +209,45 @@ fn no_profile_aborts_on_panic() {
     assert!(!aborts, "a panic in one worker must not end the others");
 }
 
+#[test]
+fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
+    let product = ["src", "crates", "actors/src"].into_iter().flat_map(sources);
+    let product = product.filter(|source| !source.path.starts_with(root().join("crates/protocol")));
+    // The whole word: a message may mention a header.
+    let headers = ["mcp-session-id", "mcp-protocol-version", "mcp-method", "mcp-name", "mcp-param-", "last-event-id"];
+    let mut found = Vec::new();
+    for source in product {
+        for (at, line) in source.code() {
+            let quoted = headers.iter().any(|header| line.to_ascii_lowercase().contains(&format!("\"{header}")));
+            let is_code = line.match_indices("-32").any(|(at, _)| {
+                let digits = line[at + 1..].bytes().take_while(u8::is_ascii_digit).count();
+                digits == 5 && !line[..at].ends_with(|before: char| before.is_ascii_alphanumeric())
+            });
+            // Versions are also compared, but not defined.
+            let is_list = line.matches("\"202").count() > 1;
+            if quoted || is_code || is_list {
+                found.push(format!("{}:{at}: {}", shown(&source.path), line.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "use `mcp_satellite_protocol`\n{}", found.join("\n"));
+}
+
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 12] = [
-    ("crates/model", &[]),
-    ("actors", &["model"]),
+const MEMBERS: [(&str, &[&str]); 13] = [
+    ("crates/protocol", &[]),
+    ("crates/model", &["protocol"]),
+    ("actors", &["model", "protocol"]),
     ("crates/files", &[]),
     ("crates/http", &[]),
     ("crates/config", &["http", "model"]),
     ("crates/process", &["actors", "files"]),
-    ("crates/remote", &["actors", "files", "http"]),
-    ("crates/sim", &["actors"]),
+    ("crates/remote", &["actors", "files", "http", "protocol"]),
+    ("crates/sim", &["actors", "protocol"]),
     ("crates/store", &["actors", "files", "http"]),
-    ("crates/gateway", &["actors", "config", "files", "http", "process"]),
-    ("crates/backend", &["actors", "config", "files", "http", "store"]),
-    ("crates/load", &["actors", "config", "gateway", "process", "remote", "sim"]),
+    ("crates/gateway", &["actors", "config", "files", "http", "process", "protocol"]),
+    ("crates/backend", &["actors", "config", "files", "http", "protocol", "store"]),
+    ("crates/load", &["actors", "config", "gateway", "process", "protocol", "remote", "sim"]),
 ];
 
 #[test]

@@ -17,12 +17,16 @@
 //! An error in a session counts as a sign of the other era only if it names the version or answers a check of ours: the
 //! text of an error never decides.
 
+use mcp_satellite_protocol::error_code::{
+    HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION,
+};
+
 use std::time::Duration;
 
 use crate::model::era::{Era, STATELESS_VERSION};
 use crate::model::exit::CallError;
 use crate::model::failure::FailureKind;
-use crate::rpc::member;
+use mcp_satellite_protocol::rpc::member;
 
 /// Pause before another probe of the other era, after one that failed or remained unanswered.
 pub const DISCOVER_PAUSE: Duration = Duration::from_secs(60);
@@ -31,14 +35,6 @@ pub const DISCOVER_PAUSE: Duration = Duration::from_secs(60);
 pub const DISCOVER_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Maximum number of input requests that a server may send in answer to one call.
 pub const INPUT_ROUNDS_MAX: u32 = 10;
-
-const INVALID_REQUEST: i64 = -32600;
-const METHOD_NOT_FOUND: i64 = -32601;
-const INVALID_PARAMS: i64 = -32602;
-/// JSON-RPC error code: the headers do not match the message.
-pub const HEADER_MISMATCH: i64 = -32020;
-const MISSING_CLIENT_CAPABILITY: i64 = -32021;
-const UNSUPPORTED_VERSION: i64 = -32022;
 
 /// Returns the era of the first request to a server.
 pub fn first_era(configured: Option<Era>, remembered: Option<Era>) -> Era {
@@ -64,7 +60,7 @@ pub fn may_be_other(opened: Era, error: &CallError) -> bool {
         // The code depends on the server: it does not support `initialize`, and the request also lacks mandatory fields
         // of its era.
         Era::Sessions => {
-            matches!(*code, INVALID_REQUEST | METHOD_NOT_FOUND | INVALID_PARAMS | MISSING_CLIENT_CAPABILITY)
+            matches!(*code, INVALID_REQUEST | METHOD_NOT_FOUND | INVALID_PARAMS | MISSING_CAPABILITY)
                 || is_stateless_error(*code)
         }
         // Servers with sessions may answer a request before `initialize` with any error.

@@ -6,7 +6,6 @@ pub mod health;
 pub mod idle;
 pub mod jitter;
 pub mod memory;
-pub mod mirror;
 pub mod origin;
 pub mod outbox;
 pub mod output;

@@ -5,17 +5,12 @@ use std::sync::LazyLock;
 
 use super::handshake::{our_capabilities, our_name};
 use crate::calls::{CallerRequest, ClientFacts};
-use crate::model::era::STATELESS_VERSION;
-use crate::rpc::{member, with_members};
-use crate::rules::mirror::HeaderParam;
 use crate::seam::RequestHeaders;
-
-const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-const INFO: &str = "io.modelcontextprotocol/clientInfo";
-const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
-const LEVEL: &str = "io.modelcontextprotocol/logLevel";
-// Key in the `_meta` of notifications on a `subscriptions/listen` stream: the id of the request that opened it.
-pub(super) const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
+use mcp_satellite_protocol::era::STATELESS_VERSION;
+use mcp_satellite_protocol::header::name_member;
+use mcp_satellite_protocol::header_params::HeaderParam;
+use mcp_satellite_protocol::meta::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION};
+use mcp_satellite_protocol::rpc::{member, with_members};
 
 static OURS: LazyLock<ClientFacts> = LazyLock::new(|| ClientFacts {
     capabilities: serde_json::to_string(&our_capabilities()).unwrap_or_default(),
@@ -53,9 +48,9 @@ impl<'a> RequestMeta<'a> {
             RequestIdentity::Client(Some(client)) => (&*client.capabilities, &*client.info),
         };
         let version = format!("\"{STATELESS_VERSION}\"");
-        let mut ours = vec![(VERSION, &*version), (CAPABILITIES, capabilities), (INFO, info)];
+        let mut ours = vec![(VERSION, &*version), (CAPABILITIES, capabilities), (CLIENT_INFO, info)];
         ours.extend(self.token.map(|token| ("progressToken", token)));
-        ours.extend(self.level.map(|level| (LEVEL, level)));
+        ours.extend(self.level.map(|level| (LOG_LEVEL, level)));
         let meta = with_members(member(params, "_meta").unwrap_or("{}"), &ours);
         let mut members = vec![("_meta", &*meta)];
         members.extend(self.input);
@@ -81,12 +76,7 @@ pub(super) fn routing_headers(
 ) -> RequestHeaders {
     let params = params.unwrap_or("{}");
     let text = |name: &str| serde_json::from_str::<String>(member(params, name)?).ok();
-    let name = match method {
-        "tools/call" | "prompts/get" => text("name"),
-        "resources/read" => text("uri"),
-        "tasks/get" | "tasks/update" | "tasks/cancel" => text("taskId"),
-        _ => None,
-    };
+    let name = name_member(method).and_then(text);
     let tool = name.as_deref().filter(|_| method == "tools/call");
     let arguments = member(params, "arguments").unwrap_or("{}");
     let marked = tool.map(marked).unwrap_or_default().into_iter();
@@ -113,8 +103,8 @@ mod tests {
         assert_eq!(
             meta,
             json!({
-                "a/b": 1, "progressToken": 7, LEVEL: "info", VERSION: "2026-07-28", CAPABILITIES: {},
-                INFO: {"name": "mcp-satellite", "version": env!("CARGO_PKG_VERSION")},
+                "a/b": 1, "progressToken": 7, LOG_LEVEL: "info", VERSION: "2026-07-28", CAPABILITIES: {},
+                CLIENT_INFO: {"name": "mcp-satellite", "version": env!("CARGO_PKG_VERSION")},
             })
         );
         let bare = RequestMeta::new(RequestIdentity::Satellite).wrap_params(None);
@@ -127,7 +117,7 @@ mod tests {
     #[test]
     fn routing_headers_contain_method_name_and_marked_parameters() {
         let marked = r#"{"inputSchema":{"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}"#;
-        let marked = |_: &str| crate::rules::mirror::header_params(marked).unwrap();
+        let marked = |_: &str| mcp_satellite_protocol::header_params::header_params(marked).unwrap();
         let of = |method: &str, params: &str| routing_headers(method, Some(params), marked);
         let call = of("tools/call", r#"{"name":"sql","arguments":{"region":"eu"}}"#);
         assert_eq!((&*call.method, call.name.as_deref()), ("tools/call", Some("sql")));

@@ -14,21 +14,14 @@ use tokio::time::{Duration, Instant};
 use super::lists::OfferedLists;
 use super::pending::{PendingPurpose, PendingRequest};
 use super::{MessageOutcome, Outlet, PassedDeadline, SessionCore, SessionEvent, masked_excerpt};
-use crate::model::era::{Era, STATELESS_VERSION};
 use crate::model::exit::CallError;
 use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::remote::ServerInfo;
 use crate::model::spec::{RemoteTransport, ServerTarget};
-use crate::rpc::member;
 use crate::rules::era;
-
-// The client offers the newest version that has `initialize`, and accepts any of these.
-const VERSIONS: [ProtocolVersion; 4] = [
-    ProtocolVersion::V_2024_11_05,
-    ProtocolVersion::V_2025_03_26,
-    ProtocolVersion::V_2025_06_18,
-    ProtocolVersion::V_2025_11_25,
-];
+use mcp_satellite_protocol::era::{Era, SESSION_VERSIONS, STATELESS_VERSION};
+use mcp_satellite_protocol::meta::SERVER_INFO;
+use mcp_satellite_protocol::rpc::member;
 
 /// Progress of the handshake.
 ///
@@ -88,7 +81,7 @@ impl<O: Outlet> SessionCore<O> {
         let params = match as_era {
             Era::Sessions => {
                 let params = InitializeRequestParams::new(our_capabilities(), our_name())
-                    .with_protocol_version(ProtocolVersion::V_2025_11_25);
+                    .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE);
                 Some(serde_json::to_string(&params).unwrap_or_default())
             }
             Era::Stateless => None,
@@ -259,7 +252,7 @@ fn parse_initialize_result(result: &RawValue) -> Result<(ServerInfo, OfferedList
     let InitializeResult { protocol_version: protocol, capabilities, server_info, instructions } =
         serde_json::from_str(result.get())
             .map_err(|error| no_answer(format!("invalid response to initialize: {error}")))?;
-    if !VERSIONS.iter().any(|version| version.as_str() == protocol) {
+    if !SESSION_VERSIONS.contains(&&*protocol) {
         let why = format!("the server speaks protocol version {protocol}, which is not supported");
         return Err(HandshakeMismatch { may_be_other: protocol == STATELESS_VERSION, why });
     }
@@ -298,7 +291,7 @@ fn parse_discover_result(result: &RawValue) -> Result<(ServerInfo, OfferedLists)
     }
     let offers =
         serde_json::from_str(capabilities.get()).map_err(|error| malformed(format!("capabilities: {error}")))?;
-    let info = member(result.get(), "_meta").and_then(|meta| member(meta, "io.modelcontextprotocol/serverInfo"));
+    let info = member(result.get(), "_meta").and_then(|meta| member(meta, SERVER_INFO));
     // The server's identity is optional.
     let info = info.and_then(|info| serde_json::from_str(info).ok());
     let ServerIdentity { name, version } = info.unwrap_or_default();

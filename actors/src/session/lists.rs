@@ -14,8 +14,8 @@ use crate::byte_budget::{ByteBudget, ByteShare};
 pub(super) use crate::model::catalogue::ListKind as Kind;
 use crate::model::catalogue::{Catalogue, CatalogueEntry, Revisions, Tool};
 use crate::model::policy::SessionPolicy;
-use crate::rpc::member;
-use crate::rules::mirror;
+use mcp_satellite_protocol::header_params::header_params;
+use mcp_satellite_protocol::rpc::member;
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
@@ -243,7 +243,7 @@ impl ListRead {
         if self.kind == Kind::Tools {
             let tool = Tool::parse(raw).map_err(|error| error.to_string())?;
             if self.strict {
-                mirror::header_params(tool.raw.get()).map_err(|why| format!("the tool `{}`: {why}", tool.name))?;
+                header_params(tool.raw.get()).map_err(|why| format!("the tool `{}`: {why}", tool.name))?;
             }
             if self.keys.insert(tool.name.clone()) {
                 self.catalogue.tools.push(tool);

@@ -24,6 +24,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use bytestring::ByteString;
+use mcp_satellite_protocol::error_code::{HEADER_MISMATCH, INTERNAL_ERROR, METHOD_NOT_FOUND};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
@@ -43,19 +44,16 @@ use crate::calls::{
     server_error,
 };
 use crate::model::catalogue::Catalogue;
-use crate::model::era::Era;
 use crate::model::exit::{CallError, CallFate};
 use crate::model::remote::ServerInfo;
 use crate::model::secret::SecretMask;
 use crate::model::spec::InstanceSpec;
-use crate::rpc::{MessageKind as Sort, MessageView, utf8_text};
 use crate::rules::jitter::JitterRng;
 use crate::rules::output::excerpt;
 use crate::rules::{era, retry};
 use crate::seam::RequestHeaders;
-
-const METHOD_NOT_FOUND: i64 = -32601;
-const INTERNAL_ERROR: i64 = -32603;
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::rpc::{MessageKind as Sort, MessageView, utf8_text};
 
 /// Number of malformed messages logged one by one; after that the session logs each doubling.
 const MALFORMED_LOGGED: u64 = 5;
@@ -513,7 +511,7 @@ impl<O: Outlet> SessionCore<O> {
                     }
                     // A server with sessions may use this code for something else; a health check finds out.
                     is_doubted = self.era == Era::Sessions && era::is_stateless_error(code);
-                    if self.era == Era::Stateless && code == era::HEADER_MISMATCH {
+                    if self.era == Era::Stateless && code == HEADER_MISMATCH {
                         // The tool may now expect other parameters in headers.
                         self.lists.schedule_read(now);
                     }

@@ -7,17 +7,18 @@
 use std::collections::BTreeMap;
 
 use bytestring::ByteString;
+use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::pending::{PendingPurpose, PendingRequest};
-use super::{INTERNAL_ERROR, MessageOutcome, Outlet, SessionCore};
+use super::{MessageOutcome, Outlet, SessionCore};
 use crate::audience::{CallOrigin, ClientQuestion, MessageCause};
 use crate::calls::SessionCommand;
-use crate::model::era::Era;
 use crate::model::exit::CallError;
-use crate::rpc::{MessageKind, MessageView, RpcMessage, join_parts, member};
 use crate::rules::origin;
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, join_parts, member};
 
 /// Maximum number of unanswered requests of a server; the session rejects further ones.
 pub(super) const QUESTIONS_MAX: usize = 64;

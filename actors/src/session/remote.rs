@@ -9,16 +9,16 @@ use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
+use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
 use super::handshake::HandshakeRefusal;
 use super::pending::{PendingPurpose, PendingRequest};
 use super::{
-    INTERNAL_ERROR, METHOD_NOT_FOUND, MessageOutcome, Outlet, PassedDeadline, RequestPhase, SessionArgs,
-    SessionControl, SessionCore, SessionEvent, SessionWork, next_work, sleep_until,
+    MessageOutcome, Outlet, PassedDeadline, RequestPhase, SessionArgs, SessionControl, SessionCore, SessionEvent,
+    SessionWork, next_work, sleep_until,
 };
-use crate::model::era::Era;
 use crate::model::exit::{CallError, CallFate, ExitCause, WorkerExit, refusal_message};
 use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::policy::HealthCheck;
@@ -29,6 +29,7 @@ use crate::rules::era;
 use crate::rules::health::{HealthChecks, HealthVerdict};
 use crate::rules::retry::{self, FailureClass};
 use crate::seam::{LineEvent, LineOutput, RequestHeaders, ServerLine};
+use mcp_satellite_protocol::era::Era;
 
 // Messages read at the end of a session; a server may send without end.
 const LAST_WORDS_MAX: usize = 4096;

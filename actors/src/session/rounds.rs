@@ -5,16 +5,17 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::pending::{PendingPurpose, PendingRequest};
 use super::relay::{AnswerRoute, InputQuestion, QUESTIONS_MAX};
-use super::{INTERNAL_ERROR, Outlet, SessionCore};
+use super::{Outlet, SessionCore};
 use crate::audience::{ClientQuestion, MessageCause};
 use crate::model::exit::CallError;
-use crate::rpc::{RpcMessage, member, members};
 use crate::rules::era::INPUT_ROUNDS_MAX;
+use mcp_satellite_protocol::rpc::{RpcMessage, member, members};
 
 // Methods that a server may use in an input request.
 const INPUTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];

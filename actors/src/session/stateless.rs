@@ -9,26 +9,26 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use bytestring::ByteString;
+use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::envelope::SUBSCRIPTION;
 use super::handshake::discovered_server;
 use super::pending::PendingPurpose;
-use super::{INTERNAL_ERROR, METHOD_NOT_FOUND, Outlet, SessionCore};
+use super::{Outlet, SessionCore};
 use crate::audience::MessageCause;
 use crate::calls::{CallTicket, CallerRequest, ClientRelay, DiscoverRequest, OutboundRequest, TIMEOUT_MAX};
 use crate::model::catalogue::Catalogue;
-use crate::model::era::Era;
 use crate::model::exit::CallError;
 use crate::model::remote::ServerInfo;
-use crate::rpc::{MessageView, RpcMessage, member, with_members, without_member};
 use crate::rules::era;
-use crate::rules::mirror::{self, HeaderParam};
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::header_params::{HeaderParam, header_params};
+use mcp_satellite_protocol::meta::SUBSCRIPTION_ID;
+use mcp_satellite_protocol::rpc::{MessageView, RpcMessage, member, with_members, without_member};
 
-const INVALID_PARAMS: i64 = -32602;
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
 
 /// State kept on behalf of a stateless server; most sessions have none.
@@ -190,7 +190,7 @@ impl<O: Outlet> SessionCore<O> {
             return;
         }
         let marked = catalogue.tools.iter().filter_map(|tool| {
-            let marked = mirror::header_params(tool.raw.get()).ok().filter(|marked| !marked.is_empty())?;
+            let marked = header_params(tool.raw.get()).ok().filter(|marked| !marked.is_empty())?;
             Some((tool.name.clone(), marked))
         });
         let marked: HashMap<_, _> = marked.collect();
@@ -371,7 +371,7 @@ impl<O: Outlet> SessionCore<O> {
             return false;
         }
         let meta = said.params.and_then(|params| member(params.get(), "_meta"));
-        let named = meta.and_then(|meta| member(meta, SUBSCRIPTION)?.parse().ok());
+        let named = meta.and_then(|meta| member(meta, SUBSCRIPTION_ID)?.parse().ok());
         let Some(id) = named.or(of).filter(|id| self.is_stream(*id)) else { return false };
         match said.method.as_deref() {
             Some("notifications/subscriptions/acknowledged") => self.on_acknowledged(id, now),
@@ -382,7 +382,7 @@ impl<O: Outlet> SessionCore<O> {
                 // The subscription id is ours and means nothing to clients.
                 let kept = said.to_message(text);
                 let told = meta.zip(said.params).and_then(|(meta, params)| {
-                    let meta = without_member(meta, SUBSCRIPTION);
+                    let meta = without_member(meta, SUBSCRIPTION_ID);
                     let params = match &*meta {
                         "{}" => without_member(params.get(), "_meta"),
                         meta => with_members(params.get(), &[("_meta", meta)]),

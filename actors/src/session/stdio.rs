@@ -18,7 +18,8 @@ use super::{
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::rules::watchdog::{Watchdog, WatchdogVerdict};
 use crate::seam::{ProcessEnd, RequestHeaders, ServerProcess};
-use crate::wire::{LineReader, ReadOutcome, put_json};
+use crate::wire::{LineReader, ReadOutcome};
+use mcp_satellite_protocol::rpc::put_json;
 
 // A server that sends requests while more bytes are unwritten does not read the responses, and its run ends.
 const UNREAD_ANSWERS_MAX: usize = 16 * 1024 * 1024;

@@ -24,15 +24,15 @@ use mcp_satellite_actors::model::exit::CallFate;
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::{CallPort, CallerRequest, KeepAwakeGuard, RuntimeHandle};
+use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
+use mcp_satellite_protocol::rpc::RpcMessage;
 use serde_json::value::RawValue;
 use tokio::runtime::Handle;
 use tokio::time::{Duration, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::endpoint_id::EndpointId;
-use super::reply::METHOD_NOT_FOUND;
 use super::session::ClientSession;
 use super::session::stateless::own_message;
 use super::sessions::Sessions;
@@ -40,8 +40,6 @@ use super::shared_session::{
     McpLogLevel, PendingSessionRequest, RequestDisposition, SessionRequestOutcome, SharedSessionRequest,
     SharedSessionState, SubscriptionLimitError, uri_of,
 };
-
-const INTERNAL_ERROR: i64 = -32603;
 
 /// The audience of the runtime: the clients of every instance. Created before the runtime.
 #[derive(Debug)]

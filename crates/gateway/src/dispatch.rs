@@ -7,7 +7,7 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_protocol::rpc::RpcMessage;
 
 use super::access::User;
 use super::answer::{CallAnswer, InitializeAnswer, RpcError};

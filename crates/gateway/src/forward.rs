@@ -1,19 +1,21 @@
 //! Passes a client's request on to a server. A stateless request is sent unchanged if the server supports that era;
 //! else the request and its answer are translated.
 
-use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::ServerInfo;
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
 use mcp_satellite_actors::{ClientRelay, RuntimeHandle};
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::error_code::{
+    INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABILITY, URL_ELICITATION_REQUIRED,
+};
+use mcp_satellite_protocol::meta;
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use serde::Deserialize;
 use tokio::time::Duration;
 
 use super::answer::{CallAnswer, RpcError};
-use super::era::{MISSING_CAPABILITY, request_meta, translation};
-use super::refusal::INVALID_PARAMS;
-use super::reply::METHOD_NOT_FOUND;
+use super::era::{request_meta, translation};
 use super::request::EndpointRequest;
 use super::tools::raw::{JsonMembers, json_string, replace_part};
 
@@ -100,7 +102,7 @@ fn translate_url_elicitation(answer: &RpcMessage, request: &RpcMessage, capabili
     }
     let error = answer.outcome().filter(|_| answer.kind() == MessageKind::Error)?;
     let code: i64 = member(error, "code")?.parse().ok()?;
-    if code != translation::URL_ELICITATION_REQUIRED || has_declined(request) {
+    if code != URL_ELICITATION_REQUIRED || has_declined(request) {
         return None;
     }
     let data: ErrorData = serde_json::from_str(member(error, "data")?).ok()?;
@@ -112,7 +114,7 @@ fn translate_url_elicitation(answer: &RpcMessage, request: &RpcMessage, capabili
         let data = Some(r#"{"requiredCapabilities":{"elicitation":{"url":{}}}}"#.to_owned());
         let why = format!(
             "the server asks the user to open a URL, but `{}` has no `elicitation.url`",
-            request_meta::CAPABILITIES
+            meta::CAPABILITIES
         );
         return Some(CallAnswer::Error(RpcError { code: MISSING_CAPABILITY, message: why, data }));
     }

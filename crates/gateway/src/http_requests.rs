@@ -17,7 +17,8 @@ use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use mcp_satellite_actors::model::event::Event;
-use mcp_satellite_actors::rpc::{MalformedMessage, MessageKind, RpcMessage};
+use mcp_satellite_protocol::error_code::{INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR};
+use mcp_satellite_protocol::rpc::{MalformedMessage, MessageKind, RpcMessage};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
@@ -32,8 +33,7 @@ use super::endpoint_id::{EndpointId, EndpointPath};
 use super::era::PROTOCOL_VERSION;
 use super::handler::EndpointHandler;
 use super::parked_calls::{ParkedCalls, ParkedLimits};
-use super::refusal::SERVER_ERROR;
-use super::reply::{self, INVALID_REQUEST, PARSE_ERROR, SESSION_ID};
+use super::reply::{self, SESSION_ID};
 use super::session::{ClientLifetime, ClientSession, SessionEnd, SessionFacts};
 use super::session_call::{self, ResponseFormat, ResponseSettings};
 use super::sessions::{SessionLimitError, Sessions};
@@ -51,7 +51,7 @@ const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
 const RESERVED_MAX: usize = 64 * 1024;
 const BATCH_MAX: usize = 100;
 const CROWDED_PAUSE: Duration = Duration::from_secs(1);
-const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static(mcp_satellite_protocol::header::LAST_EVENT_ID);
 const TEXT_MAX: usize = 256;
 
 pub(crate) struct HttpEndpoint {

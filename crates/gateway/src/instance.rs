@@ -13,8 +13,10 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{RemoteTransport, ServerTarget};
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, join_parts};
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
+use mcp_satellite_protocol::era::{Era, NEWEST_SESSION_VERSION};
+use mcp_satellite_protocol::error_code::{INVALID_PARAMS, SERVER_ERROR};
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, join_parts};
 use tokio::sync::oneshot;
 use tokio::time::{Duration, sleep, timeout};
 
@@ -24,7 +26,7 @@ use super::audience::GatewayAudience;
 use super::client_description::ClientDescription;
 use super::era::{self, translation};
 use super::forward::forward;
-use super::refusal::{CallRefusal, INVALID_PARAMS, SERVER_ERROR};
+use super::refusal::CallRefusal;
 use super::request::EndpointRequest;
 use super::session::{ClientLifetime, ClientSession};
 use super::shared_session::{SUBSCRIPTIONS_MAX, SharedSessionRequest, SubscriptionLimitError, URI_BYTES_MAX};
@@ -67,7 +69,7 @@ impl Instances {
             let server = runtime.server_info(&id, GREETING_TIMEOUT).await;
             let server =
                 server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
-            let spoken = if server.era == Era::Sessions { &server.protocol } else { era::NEWEST };
+            let spoken = if server.era == Era::Sessions { &server.protocol } else { NEWEST_SESSION_VERSION };
             let version = era::negotiate_version(&greeting.version, spoken);
             Ok(InitializeAnswer { result: translation::initialize_result(&server, &version), version })
         }

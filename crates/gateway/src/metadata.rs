@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
+use mcp_satellite_protocol::error_code::SERVER_ERROR;
 use serde::Serialize;
 
 use super::access::AccessDenied;
@@ -18,7 +19,7 @@ pub(crate) const PATH: &str = "/.well-known/oauth-protected-resource";
 /// the request; `None` without authorization servers, because a client that receives metadata starts an authorization.
 pub(crate) fn challenge(resource: Option<(&str, &str)>, denied: &AccessDenied) -> Response {
     let why = denied.to_string();
-    let mut response = reply::error_response(StatusCode::UNAUTHORIZED, None, super::refusal::SERVER_ERROR, &why);
+    let mut response = reply::error_response(StatusCode::UNAUTHORIZED, None, SERVER_ERROR, &why);
     let metadata = resource.map(|(base, path)| {
         let (host, prefix) = split(base);
         format!(r#"resource_metadata="{host}{PATH}{prefix}{}""#, escape_path(path))

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
-use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_protocol::rpc::RpcMessage;
 use ring::digest::{Context, SHA256};
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq as _;

@@ -7,15 +7,12 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, RuntimeHandle};
+use mcp_satellite_protocol::error_code::{INVALID_PARAMS, SERVER_ERROR};
 use serde::Serialize;
 
 use super::answer::{CallAnswer, RpcError};
 use super::tools::raw::to_json;
 use crate::remedy::command;
-
-/// JSON-RPC code for errors of the satellite that have no code of their own.
-pub const SERVER_ERROR: i64 = -32000;
-pub const INVALID_PARAMS: i64 = -32602;
 
 /// An error that replaces the result of a request.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -11,16 +11,14 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures::Stream;
 use mcp_satellite_actors::byte_budget::ByteBudget;
-use mcp_satellite_actors::rpc::join_parts;
+use mcp_satellite_protocol::error_code::SERVER_ERROR;
+use mcp_satellite_protocol::rpc::join_parts;
 
 use super::access::LimitExceeded;
 use super::answer::{CallAnswer, RpcError};
 use super::stream::ASSURED;
 
-pub(crate) const PARSE_ERROR: i64 = -32700;
-pub(crate) const INVALID_REQUEST: i64 = -32600;
-pub(crate) const METHOD_NOT_FOUND: i64 = -32601;
-pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static(mcp_satellite_protocol::header::SESSION_ID);
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
 
@@ -49,7 +47,7 @@ pub(crate) fn error_response(status: StatusCode, id: Option<&str>, code: i64, me
 pub(crate) fn limit_exceeded(id: Option<&str>, limited: &LimitExceeded) -> Response {
     let LimitExceeded { kind, limit, retry_after } = limited;
     let data = format!(r#"{{"kind":"{kind}","limit":{limit},"retry_after_ms":{}}}"#, retry_after.as_millis());
-    let error = RpcError { code: super::refusal::SERVER_ERROR, message: limited.to_string(), data: Some(data) };
+    let error = RpcError { code: SERVER_ERROR, message: limited.to_string(), data: Some(data) };
     too_many_requests(id, error, *retry_after)
 }
 
@@ -59,7 +57,7 @@ pub(crate) fn too_many_requests(id: Option<&str>, error: RpcError, retry_after: 
 
 pub(crate) fn overloaded(retry_after: Duration) -> Response {
     let why = "requests in progress use all memory for messages; send this one again in a moment";
-    let error = RpcError::new(super::refusal::SERVER_ERROR, why);
+    let error = RpcError::new(SERVER_ERROR, why);
     retry_later(StatusCode::SERVICE_UNAVAILABLE, None, error, retry_after)
 }
 
@@ -104,7 +102,7 @@ fn hold_until_written(unread: &Arc<ByteBudget>, body: Bytes) -> Result<Bytes, us
 fn unread_limit_error(bytes: usize) -> CallAnswer {
     let why = "responses that clients have not read yet use all memory for responses";
     let message = format!("{why}; the request was executed, but its response ({bytes} bytes) is lost");
-    CallAnswer::Error(RpcError::new(super::refusal::SERVER_ERROR, message))
+    CallAnswer::Error(RpcError::new(SERVER_ERROR, message))
 }
 
 pub(crate) fn answer_with_status(status: StatusCode, answer: &CallAnswer, id: &str) -> Response {
@@ -153,7 +151,7 @@ fn to_bytes(answer: &CallAnswer, id: &str) -> Bytes {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
-    use mcp_satellite_actors::rpc::RpcMessage;
+    use mcp_satellite_protocol::rpc::RpcMessage;
 
     use super::*;
 

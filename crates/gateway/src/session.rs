@@ -20,7 +20,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use mcp_satellite_actors::audience::{ClientQuestion, SessionSource};
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
-use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_protocol::rpc::RpcMessage;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Duration, Instant, Sleep, sleep};
 use tokio_util::sync::CancellationToken;

@@ -75,11 +75,11 @@ fn start_call(
 
 fn id_in_use_response(id: &str) -> Response {
     let message = "a request with this id has not been answered yet; use another id";
-    reply::error_response(StatusCode::BAD_REQUEST, Some(id), reply::INVALID_REQUEST, message)
+    reply::error_response(StatusCode::BAD_REQUEST, Some(id), INVALID_REQUEST, message)
 }
 
 fn session_ended_response(id: &str) -> Response {
-    reply::error_response(StatusCode::NOT_FOUND, Some(id), super::refusal::SERVER_ERROR, ENDED)
+    reply::error_response(StatusCode::NOT_FOUND, Some(id), SERVER_ERROR, ENDED)
 }
 
 /// Resources of a call: the user's permit and the memory of the message are held until the answer, the tracker of open

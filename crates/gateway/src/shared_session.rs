@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mcp_satellite_actors::model::ids::RunNumber;
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 

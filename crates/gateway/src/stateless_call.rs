@@ -214,7 +214,7 @@ fn park(visit: StatelessCall) -> Result<CallAnswer, Box<StatelessCall>> {
 }
 
 fn session_ended_response(id: &str) -> Response {
-    reply::rpc_error(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(translation::INTERNAL_ERROR, ENDED))
+    reply::rpc_error(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(INTERNAL_ERROR, ENDED))
 }
 
 pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCode, CallAnswer) {
@@ -230,7 +230,7 @@ pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCo
                 );
             }
             let code =
-                member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(translation::INTERNAL_ERROR);
+                member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
             let coded = translation::stateless_error_code(code, false);
             let message = match JsonMembers::read(outcome) {
                 Some(mut error) if coded != code => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use mcp_satellite_actors::rpc::{RpcMessage, member};
+use mcp_satellite_protocol::rpc::{RpcMessage, member};
 use serde::Deserialize;
 
 use super::shared_session::{SUBSCRIPTIONS_MAX, URI_BYTES_MAX, covers, uri_of};

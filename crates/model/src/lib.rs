@@ -3,7 +3,6 @@
 pub mod backoff;
 pub mod byte_budget;
 pub mod catalogue;
-pub mod era;
 pub mod event;
 pub mod exit;
 pub mod failure;
@@ -17,3 +16,5 @@ pub mod secret;
 pub mod settings;
 pub mod spec;
 pub mod status;
+
+pub use mcp_satellite_protocol::era;

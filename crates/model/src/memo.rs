@@ -4,8 +4,8 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::era::Era;
 use super::event::rfc3339;
+use mcp_satellite_protocol::era::Era;
 
 /// Stored history of one instance. The wall clock may be set back: a time in the future counts as now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::backoff::Backoff;
-use super::era::Era;
+use mcp_satellite_protocol::era::Era;
 
 /// Maximum duration in a policy, one year: the clock must be able to represent every deadline.
 pub const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);

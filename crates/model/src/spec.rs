@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use mcp_satellite_protocol::header;
 use serde::Serialize;
 
 use super::ids::{InstallationId, InstanceId, Slug, TeamId, UserId};
@@ -36,11 +37,11 @@ const RESERVED_HEADERS: [&str; 18] = [
     "expect",
     "host",
     "keep-alive",
-    "last-event-id",
-    "mcp-method",
-    "mcp-name",
-    "mcp-protocol-version",
-    "mcp-session-id",
+    header::LAST_EVENT_ID,
+    header::METHOD,
+    header::NAME,
+    header::PROTOCOL_VERSION,
+    header::SESSION_ID,
     "proxy-authorization",
     "te",
     "trailer",

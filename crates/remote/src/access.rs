@@ -7,6 +7,7 @@ use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::{Secret, SecretMask};
 use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget, is_reserved_header};
+use mcp_satellite_protocol::header;
 use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, RequestBuilder, Url};
 
@@ -18,9 +19,9 @@ pub(super) const EVENT_STREAM: &str = "text/event-stream";
 pub(super) const JSON: &str = "application/json";
 pub(super) const TEXT: &str = "text/plain";
 
-pub(super) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
-pub(super) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
-pub(super) const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+pub(super) const SESSION_ID: HeaderName = HeaderName::from_static(header::SESSION_ID);
+pub(super) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static(header::PROTOCOL_VERSION);
+pub(super) const LAST_EVENT_ID: HeaderName = HeaderName::from_static(header::LAST_EVENT_ID);
 
 /// Addresses of a server and credentials for it, from one spec. New credentials make a new `Access`.
 pub(super) struct ServerAccess {

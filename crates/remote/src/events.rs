@@ -1,22 +1,10 @@
-//! Decoder for server-sent events (HTML standard) with a memory limit.
-//!
-//! The limit is the reason for an own decoder: an endless line must not grow in memory, and a stream that is idle for
-//! days must hold none. `sse-stream`, which rmcp uses, has neither property.
-
-use std::time::Duration;
+//! Reader of a server's event stream, whose buffers count in the memory budget.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
-use memchr::memchr2;
-
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct SseEvent {
-    /// Event type; absent means `message`.
-    pub(super) kind: Option<String>,
-    pub(super) data: Bytes,
-}
+use mcp_satellite_protocol::sse::{SseDecoder, SseEvent, SseTooLong};
 
 /// Minimum size in bytes of an event that counts in the memory budget; shorter ones are few at a time.
 pub(super) const COUNTED_FROM: usize = 64 * 1024;
@@ -27,158 +15,39 @@ pub(super) enum SseError {
     NoMemory,
 }
 
-#[derive(Debug)]
-pub(super) struct SseDecoder {
-    limit: usize,
+pub(super) struct SseReader {
+    pub(super) decoder: SseDecoder,
     memory: Arc<ByteBudget>,
     share: ByteShare,
-    chunk: Bytes,
-    line: Vec<u8>,
-    data: Option<Vec<u8>>,
-    kind: Option<String>,
-    next_id: Option<Vec<u8>>,
-    last_id: Option<Vec<u8>>,
-    retry: Option<Duration>,
-    // True if the last line ended with CR: an LF now belongs to the same line end.
-    after_cr: bool,
-    // True before the first line, where a byte order mark may occur.
-    at_start: bool,
 }
 
-impl SseDecoder {
-    /// Creates a decoder for lines and events of at most `limit` bytes. Long ones count in `memory`.
+impl SseReader {
+    /// Creates a reader for lines and events of at most `limit` bytes.
     pub(super) fn new(limit: usize, memory: &Arc<ByteBudget>) -> Self {
-        Self {
-            limit,
-            memory: Arc::clone(memory),
-            share: memory.share(),
-            chunk: Bytes::new(),
-            line: Vec::new(),
-            data: None,
-            kind: None,
-            next_id: None,
-            last_id: None,
-            retry: None,
-            after_cr: false,
-            at_start: true,
-        }
-    }
-
-    pub(super) fn push(&mut self, chunk: Bytes) {
-        debug_assert!(self.chunk.is_empty(), "read with `next` until there is no more");
-        self.chunk = chunk;
+        Self { decoder: SseDecoder::new(limit), memory: Arc::clone(memory), share: memory.share() }
     }
 
     pub(super) fn next(&mut self) -> Result<Option<SseEvent>, SseError> {
-        while !self.chunk.is_empty() {
-            if std::mem::take(&mut self.after_cr) && self.chunk[0] == b'\n' {
-                drop(self.chunk.split_to(1));
-                continue;
-            }
-            let Some(end) = memchr2(b'\n', b'\r', &self.chunk) else {
-                let rest = std::mem::take(&mut self.chunk);
-                if self.line.len() + rest.len() > self.limit {
-                    return Err(SseError::TooLong);
-                }
-                self.line.extend_from_slice(&rest);
-                self.account_memory()?;
-                break;
-            };
-            let part = self.chunk.split_to(end);
-            self.after_cr = self.chunk.split_to(1)[0] == b'\r';
-            if self.line.len() + part.len() > self.limit {
-                return Err(SseError::TooLong);
-            }
-            let event = if self.line.is_empty() {
-                self.process_line(&part)?
-            } else {
-                let mut line = std::mem::take(&mut self.line);
-                line.extend_from_slice(&part);
-                self.process_line(&line)?
-            };
-            if event.is_some() {
-                return Ok(event);
-            }
-            self.release_memory();
+        let event = self.decoder.next_event().map_err(|SseTooLong| SseError::TooLong)?;
+        let bytes = event.as_ref().map_or_else(|| self.decoder.buffered(), |event| event.data.len());
+        let counted = bytes.saturating_sub(COUNTED_FROM);
+        if counted > self.share.bytes() && !self.share.try_take(counted - self.share.bytes()) {
+            return Err(SseError::NoMemory);
         }
-        // An empty remainder would keep the buffer of the whole chunk.
-        self.chunk = Bytes::new();
-        Ok(None)
-    }
-
-    pub(super) fn last_id(&self) -> Option<&[u8]> {
-        self.last_id.as_deref().filter(|id| !id.is_empty())
-    }
-
-    /// Returns the pause before a reconnection that the server has requested.
-    pub(super) fn retry(&self) -> Option<Duration> {
-        self.retry
-    }
-
-    fn account_memory(&mut self) -> Result<(), SseError> {
-        let bytes = self.line.len() + self.data.as_ref().map_or(0, Vec::len);
-        let uncounted = bytes.saturating_sub(COUNTED_FROM + self.share.bytes());
-        if uncounted == 0 || self.share.try_take(uncounted) { Ok(()) } else { Err(SseError::NoMemory) }
-    }
-
-    fn release_memory(&mut self) {
-        let bytes = self.line.len() + self.data.as_ref().map_or(0, Vec::len);
-        let needed = bytes.saturating_sub(COUNTED_FROM);
-        self.share.release(self.share.bytes().saturating_sub(needed));
-    }
-
-    fn process_line(&mut self, line: &[u8]) -> Result<Option<SseEvent>, SseError> {
-        let line = match line.strip_prefix(b"\xEF\xBB\xBF") {
-            Some(rest) if self.at_start => rest,
-            _ => line,
+        let Some(SseEvent { kind, data }) = event else {
+            self.share.release(self.share.bytes() - counted);
+            return Ok(None);
         };
-        self.at_start = false;
-        if line.is_empty() {
-            return Ok(self.finish());
-        }
-        let colon = memchr::memchr(b':', line);
-        let (field, value) = colon.map_or((line, &b""[..]), |at| (&line[..at], &line[at + 1..]));
-        let value = value.strip_prefix(b" ").unwrap_or(value);
-        match field {
-            b"data" => {
-                let before = self.data.as_ref().map_or(0, |data| data.len() + 1);
-                if before + value.len() > self.limit {
-                    return Err(SseError::TooLong);
-                }
-                match &mut self.data {
-                    Some(data) => {
-                        data.push(b'\n');
-                        data.extend_from_slice(value);
-                    }
-                    None => self.data = Some(value.to_vec()),
-                }
-                self.account_memory()?;
-            }
-            b"event" => self.kind = Some(String::from_utf8_lossy(value).into_owned()),
-            b"id" if !value.contains(&0) => self.next_id = Some(value.to_vec()),
-            b"retry" if !value.is_empty() && value.iter().all(u8::is_ascii_digit) => {
-                let milliseconds = std::str::from_utf8(value).ok().and_then(|digits| digits.parse().ok());
-                self.retry = milliseconds.map(Duration::from_millis).or(self.retry);
-            }
-            // Comments, which keep a connection alive, and unknown fields.
-            _ => {}
-        }
-        Ok(None)
+        let data = if self.share.bytes() == 0 {
+            data
+        } else {
+            std::mem::replace(&mut self.share, self.memory.share()).attach_to(data)
+        };
+        Ok(Some(SseEvent { kind, data }))
     }
 
-    /// Ends an event at an empty line. Returns `None` if it has no data; it may still have set the id.
-    fn finish(&mut self) -> Option<SseEvent> {
-        if let Some(id) = self.next_id.take() {
-            self.last_id = Some(id);
-        }
-        let kind = self.kind.take().filter(|kind| !kind.is_empty());
-        let counted = (self.share.bytes() > 0).then(|| std::mem::replace(&mut self.share, self.memory.share()));
-        let data = Bytes::from(self.data.take().filter(|data| !data.is_empty())?);
-        let data = match counted {
-            Some(share) => share.attach_to(data),
-            None => data,
-        };
-        Some(SseEvent { kind, data })
+    pub(super) fn push(&mut self, chunk: Bytes) {
+        self.decoder.push(chunk);
     }
 }
 
@@ -186,85 +55,12 @@ impl SseDecoder {
 mod tests {
     use super::*;
 
-    fn decode(text: &[u8], size: usize, limit: usize) -> Result<(Vec<(String, String)>, SseDecoder), SseError> {
-        let mut events = SseDecoder::new(limit, &ByteBudget::unlimited());
-        let mut decoded = Vec::new();
-        for chunk in text.chunks(size) {
-            events.push(Bytes::copy_from_slice(chunk));
-            while let Some(SseEvent { kind, data }) = events.next()? {
-                decoded.push((kind.unwrap_or_default(), String::from_utf8_lossy(&data).into_owned()));
-            }
-        }
-        Ok((decoded, events))
-    }
-
-    fn pair(kind: &str, data: &str) -> (String, String) {
-        (kind.to_owned(), data.to_owned())
-    }
-
-    #[test]
-    fn every_form_of_a_stream_is_decoded_alike_with_any_chunk_size() {
-        let text = "\u{feff}event: message\ndata: {\"a\":\ndata:1}\n\n: ping\r\n\r\nid: 7\rdata:  two\r\rdata\n\nretry: 250\n\
-                    event:x\nnonsense\nfoo: bar\ndata: z\r\n\r\ndata: unfinished\n";
-        for ends in ["\n", "\r", "\r\n"] {
-            let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\n', ends);
-            for size in 1..=text.len() {
-                let (decoded, events) = decode(text.as_bytes(), size, 1000).expect("the text is within the limit");
-                assert_eq!(
-                    decoded,
-                    [pair("message", "{\"a\":\n1}"), pair("", " two"), pair("x", "z")],
-                    "{size} {ends:?}"
-                );
-                assert_eq!(events.last_id(), Some(&b"7"[..]));
-                assert_eq!(events.retry(), Some(Duration::from_millis(250)));
-            }
-        }
-    }
-
-    #[test]
-    fn mixed_line_ends_are_decoded() {
-        let (decoded, _) =
-            decode(b"data: a\r\n\rdata: b\n\r\ndata: c\r\r", 3, 100).expect("the text is within the limit");
-        assert_eq!(decoded, [pair("", "a"), pair("", "b"), pair("", "c")]);
-    }
-
-    #[test]
-    fn an_id_counts_after_its_complete_event_and_an_empty_id_clears_it() {
-        let (decoded, events) =
-            decode(b"id: 1\ndata\n\nid: 2\ndata: cut", 5, 100).expect("the text is within the limit");
-        assert!(decoded.is_empty(), "an event without data was returned");
-        assert_eq!(events.last_id(), Some(&b"1"[..]));
-        let (_, events) = decode(b"id: 1\n\nid\n\n", 5, 100).expect("the text is within the limit");
-        assert_eq!(events.last_id(), None);
-        let (_, events) = decode(b"id: a\0b\n\nretry: soon\n\n", 5, 100).expect("the text is within the limit");
-        assert_eq!((events.last_id(), events.retry()), (None, None));
-    }
-
-    #[test]
-    fn a_line_or_an_event_over_the_limit_is_an_error() {
-        let endless = [b'x'; 101];
-        assert_eq!(decode(&endless, 10, 100).err(), Some(SseError::TooLong));
-        assert_eq!(decode(&endless, 200, 100).err(), Some(SseError::TooLong));
-        assert_eq!(decode(&[&endless[..], b"\n\n"].concat(), 200, 100).err(), Some(SseError::TooLong));
-        let lines = "data: 0123456789\n".repeat(10);
-        assert_eq!(decode(lines.as_bytes(), 7, 100).err(), Some(SseError::TooLong));
-        assert!(decode(lines.as_bytes(), 7, 109).is_ok());
-    }
-
-    #[test]
-    fn an_idle_stream_holds_no_memory() {
-        let text = [b"data: ", "y".repeat(5000).as_bytes(), b"\n\n"].concat();
-        let (decoded, events) = decode(&text, 999, 10_000).expect("the text is within the limit");
-        assert_eq!(decoded.len(), 1);
-        assert_eq!((events.line.capacity(), events.chunk.len(), events.data.is_some()), (0, 0, false));
-    }
-
     #[test]
     fn an_event_over_the_memory_budget_is_an_error() {
         let budget = ByteBudget::new(100_000);
         let event = [b"data: ", &vec![b'z'; 150_000][..], b"\n\n"].concat();
         let read = |chunk: usize| {
-            let mut events = SseDecoder::new(1_000_000, &budget);
+            let mut events = SseReader::new(1_000_000, &budget);
             for chunk in event.chunks(chunk) {
                 events.push(Bytes::copy_from_slice(chunk));
                 if let Some(event) = events.next()? {

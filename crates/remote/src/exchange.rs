@@ -16,15 +16,17 @@ use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::LineEvent;
+use mcp_satellite_protocol::body;
+use mcp_satellite_protocol::sse::SseEvent;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Request, RequestBuilder, Response, StatusCode, Url};
 use tokio::time::timeout;
 
 use super::access::{JSON, PROTOCOL_VERSION, SESSION_ID, ServerAccess, TEXT};
 use super::clients::HttpClients;
-use super::events::{COUNTED_FROM, SseDecoder, SseError, SseEvent};
+use super::events::{COUNTED_FROM, SseError, SseReader};
 use super::failures::{challenge, failure_from_error, failure_from_status, one_line};
-use super::message;
+use super::server_line::OneWayKind;
 use super::tokens::{TokenRefusal, TokenSource};
 
 // Minimum length of a session id that is masked in messages. A shorter one is a counter: it occurs in ordinary text and
@@ -78,7 +80,7 @@ impl ExchangeSender {
     // messages.
     async fn send_messages(&mut self, text: Bytes, news: fn(Bytes, Option<u64>) -> ExchangeMessage) {
         let is_batch = text.trim_ascii_start().first() == Some(&b'[');
-        match is_batch.then(|| message::split_messages(&text)).flatten() {
+        match is_batch.then(|| body::split_messages(&text)).flatten() {
             None => self.send(news(text, self.request_id)).await,
             Some(batch) => {
                 for message in batch {
@@ -129,7 +131,7 @@ impl LineExchanges {
     }
 
     pub(super) fn answered_request(&self, message: &[u8]) -> Option<u64> {
-        let id = (!self.abandonable.is_empty()).then(|| message::answered_id(message)).flatten()?;
+        let id = (!self.abandonable.is_empty()).then(|| body::answered_id(message)).flatten()?;
         self.abandonable.iter().any(|(its, _)| *its == id).then_some(id)
     }
 
@@ -362,24 +364,24 @@ impl ExchangeContext {
             Ok(Ok(Bytes::new()))
         };
         let body = body.ok().and_then(Result::ok).unwrap_or_default();
-        let messages = message::split_messages(&body).unwrap_or_default();
+        let messages = body::split_messages(&body).unwrap_or_default();
         let in_session = id.filter(|_| self.version.is_some() && self.has_session());
         // A message that the session is unknown counts for any request.
         let is_told = in_session.is_some()
             && if messages.is_empty() {
-                message::is_session_not_found(&String::from_utf8_lossy(&body))
+                body::is_session_not_found(&String::from_utf8_lossy(&body))
             } else {
                 messages
                     .iter()
-                    .filter_map(|message| message::error_message(message))
-                    .any(|said| message::is_session_not_found(&said))
+                    .filter_map(|message| body::error_message(message))
+                    .any(|said| body::is_session_not_found(&said))
             };
-        if !is_told && id.is_some_and(|id| messages.iter().any(|message| message::is_answer_to(message, id))) {
+        if !is_told && id.is_some_and(|id| messages.iter().any(|message| body::is_answer_to(message, id))) {
             return Ok(messages);
         }
         // A server that no longer has sessions does not know the method, and returns an error without a request id.
         if let Some(id) = in_session
-            && let Some(answer) = messages.iter().find_map(|message| message::method_not_found_answer(message, id))
+            && let Some(answer) = messages.iter().find_map(|message| body::method_not_found_answer(message, id))
         {
             return Ok(vec![answer]);
         }
@@ -391,13 +393,12 @@ impl ExchangeContext {
             // empty body can mean either.
             StatusCode::BAD_REQUEST => {
                 let begun = id.is_some() && self.version.is_some();
-                let speaks = if begun { message::is_error } else { message::is_error_without_id };
+                let speaks = if begun { body::is_error } else { body::is_error_without_id };
                 messages.iter().any(|message| speaks(message))
             }
             _ => false,
         };
-        let said =
-            messages.iter().find_map(|message| message::error_message(message)).map(|said| self.mask_line(&said));
+        let said = messages.iter().find_map(|message| body::error_message(message)).map(|said| self.mask_line(&said));
         let status = status.as_u16();
         Err(if expired && self.has_session() {
             FailureKind::SessionExpired { status, message: said }
@@ -442,8 +443,8 @@ impl ExchangeContext {
         Ok(if share.bytes() == 0 { whole } else { share.attach_to(whole) })
     }
 
-    pub(super) fn sse_decoder(&self) -> SseDecoder {
-        SseDecoder::new(self.line_max(), &self.memory)
+    pub(super) fn sse_reader(&self) -> SseReader {
+        SseReader::new(self.line_max(), &self.memory)
     }
 
     fn line_max(&self) -> usize {
@@ -486,7 +487,7 @@ pub(super) fn drop_headers(response: &mut Response) {
 }
 
 /// Returns the next event of a stream, or `None` at its end, regular or not. Cancel-safe.
-pub(super) async fn next_event(response: &mut Response, events: &mut SseDecoder) -> Result<Option<SseEvent>, SseError> {
+pub(super) async fn next_event(response: &mut Response, events: &mut SseReader) -> Result<Option<SseEvent>, SseError> {
     loop {
         if let Some(event) = events.next()? {
             return Ok(Some(event));

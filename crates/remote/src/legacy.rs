@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::seam::LineEvent;
+use mcp_satellite_protocol::sse::SseEvent;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Response, Url};
 use tokio::time::timeout_at;
 
 use super::access::{EVENT_STREAM, ServerAccess};
-use super::events::{SseDecoder, SseEvent};
+use super::events::SseReader;
 use super::exchange::{
     ExchangeContext, ExchangeMessage, ExchangeSender, LineSession, content_type, drop_headers, next_event,
 };
@@ -24,7 +25,7 @@ pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -
         let late = |_| ExchangeFailure::sent(FailureKind::HeaderTimeout(header_timeout));
         let mut response = open(&terms).await?;
         drop_headers(&mut response);
-        let mut events = terms.sse_decoder();
+        let mut events = terms.sse_reader();
         let endpoint = timeout_at(until, read_endpoint(&terms, &mut response, &mut events)).await.map_err(late)??;
         session.set_endpoint(endpoint);
         Ok((terms, response, events))
@@ -63,7 +64,7 @@ async fn open(terms: &ExchangeContext) -> Result<Response, ExchangeFailure> {
 async fn read_endpoint(
     terms: &ExchangeContext,
     response: &mut Response,
-    events: &mut SseDecoder,
+    events: &mut SseReader,
 ) -> Result<Url, ExchangeFailure> {
     loop {
         match next_event(response, events).await {

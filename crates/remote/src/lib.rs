@@ -12,7 +12,6 @@ mod events;
 mod exchange;
 mod failures;
 mod legacy;
-mod message;
 mod names;
 #[cfg(feature = "oauth")]
 pub mod oauth;

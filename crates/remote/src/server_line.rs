@@ -10,13 +10,14 @@ use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, ServerTarget};
 use mcp_satellite_actors::seam::{LineEvent, LineOutput, ServerLine};
+use mcp_satellite_protocol::body;
 use tokio::time::sleep;
 
 use super::clients::HttpClients;
 use super::exchange::{ExchangeMessage, ExchangeSender, LineExchanges, LineSession, OneWayKind};
 use super::streamable::LAST_WORDS;
 use super::tokens::TokenSource;
-use super::{legacy, message, streamable};
+use super::{legacy, streamable};
 
 // Maximum number of notifications in flight, each on its own connection. The same number applies to responses.
 const TELLING_MAX: usize = 4;
@@ -295,7 +296,7 @@ async fn deliver(
         return Ok(None);
     }
     let messages = terms.interpret_error(response, id).await.map_err(ExchangeFailure::sent)?;
-    Ok(messages.into_iter().find(|message| id.is_some_and(|id| message::is_answer_to(message, id))))
+    Ok(messages.into_iter().find(|message| id.is_some_and(|id| body::is_answer_to(message, id))))
 }
 
 async fn send_one_way(session: Arc<LineSession>, telling: OneWayKind, body: Bytes) -> ExchangeMessage {

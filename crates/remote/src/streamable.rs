@@ -11,17 +11,18 @@ use bytes::Bytes;
 use mcp_satellite_actors::model::backoff::Backoff;
 use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::seam::{LineEvent, RequestHeaders};
+use mcp_satellite_protocol::body;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Response, StatusCode};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::access::{EVENT_STREAM, JSON, LAST_EVENT_ID};
-use super::events::SseDecoder;
+use super::events::SseReader;
 use super::exchange::{
     ExchangeContext, ExchangeMessage, ExchangeSender, LineSession, content_type, drop_headers, next_event,
 };
 use super::failures::not_mcp;
-use super::{message, routing};
+use super::routing;
 
 /// Time that a connection is kept after its answer. If the exchange ends in this time, the connection can be reused.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -81,8 +82,8 @@ async fn try_request(
         Some(JSON) | None if !accepted => {
             let named = response.headers().get(CONTENT_TYPE).cloned();
             let body = terms.read_body(response).await?;
-            let messages = message::split_messages(&body).unwrap_or_default();
-            let answered = messages.iter().any(|message| message::is_answer_to(message, id));
+            let messages = body::split_messages(&body).unwrap_or_default();
+            let answered = messages.iter().any(|message| body::is_answer_to(message, id));
             for message in messages {
                 out.send(ExchangeMessage::Event(LineEvent::Message { message, request: Some(id) })).await;
             }
@@ -119,15 +120,15 @@ async fn follow(
     let mut last_id = None;
     loop {
         let began = Instant::now();
-        let mut events = terms.sse_decoder();
+        let mut events = terms.sse_reader();
         while let Some(event) =
             next_event(&mut response, &mut events).await.map_err(|error| terms.sse_failure(&error))?
         {
             if event.kind.is_some_and(|kind| kind != "message") {
                 continue;
             }
-            let answered = match message::split_messages(&event.data) {
-                Some(messages) => messages.iter().any(|message| message::is_answer_to(message, id)),
+            let answered = match body::split_messages(&event.data) {
+                Some(messages) => messages.iter().any(|message| body::is_answer_to(message, id)),
                 None => false,
             };
             if answered {
@@ -143,7 +144,7 @@ async fn follow(
         }
         last_id = last_event_id(&events).or(last_id);
         let last_id = last_id.as_ref().ok_or_else(cut)?;
-        sleep(pace.delay_after_end(began.elapsed(), events.retry())).await;
+        sleep(pace.delay_after_end(began.elapsed(), events.decoder.retry())).await;
 
         // The server has accepted the request: a refused resumption does not mean that it was not executed.
         terms = session.context().map_err(|failure| ExchangeFailure::answering(failure.kind))?;
@@ -168,7 +169,7 @@ async fn follow(
     }
 }
 
-async fn forward_remaining(response: &mut Response, events: &mut SseDecoder, out: &mut ExchangeSender) {
+async fn forward_remaining(response: &mut Response, events: &mut SseReader, out: &mut ExchangeSender) {
     let until = Instant::now() + LAST_WORDS;
     while let Ok(Ok(Some(event))) = timeout_at(until, next_event(response, events)).await {
         if event.kind.is_none_or(|kind| kind == "message") {
@@ -201,7 +202,7 @@ pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -
                 (opened, broken) = (true, false);
                 drop_headers(&mut response);
                 let began = Instant::now();
-                let mut events = terms.sse_decoder();
+                let mut events = terms.sse_reader();
                 loop {
                     match next_event(&mut response, &mut events).await {
                         Ok(Some(event)) if event.kind.as_ref().is_none_or(|kind| kind == "message") => {
@@ -213,7 +214,7 @@ pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -
                     }
                 }
                 last_id = last_event_id(&events).or(last_id);
-                pace.delay_after_end(began.elapsed(), events.retry())
+                pace.delay_after_end(began.elapsed(), events.decoder.retry())
             }
             Ok(response) => match terms.interpret_error(response, None).await {
                 Err(FailureKind::Status { status: 405, .. }) => return ExchangeMessage::Done,
@@ -259,8 +260,8 @@ fn is_stream(response: &Response) -> bool {
     response.status().is_success() && content_type(response).as_deref() == Some(EVENT_STREAM)
 }
 
-fn last_event_id(events: &SseDecoder) -> Option<HeaderValue> {
-    HeaderValue::from_bytes(events.last_id()?).ok()
+fn last_event_id(events: &SseReader) -> Option<HeaderValue> {
+    HeaderValue::from_bytes(events.decoder.last_id()?).ok()
 }
 
 /// Backoff for reopening a stream: at once first, then with growing pauses.

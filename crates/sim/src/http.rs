@@ -24,6 +24,9 @@ use axum::serve::ListenerExt;
 use futures::stream;
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::seam::ProcessEnd;
+use mcp_satellite_protocol::era::SESSION_VERSIONS;
+use mcp_satellite_protocol::error_code::{INVALID_REQUEST, PARSE_ERROR};
+use mcp_satellite_protocol::header::{PROTOCOL_VERSION, SESSION_ID};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -33,11 +36,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::process::die_by;
 use super::script::SimScript;
-use super::server::{EnvSource, SimPhase, SimResponder, VERSIONS};
-use super::wire::{CallParams, INVALID_REQUEST, PARSE_ERROR, WireMessage, parse};
-
-const SESSION: &str = "mcp-session-id";
-const VERSION: &str = "mcp-protocol-version";
+use super::server::{EnvSource, SimPhase, SimResponder};
+use super::wire::{CallParams, WireMessage, parse};
 
 // Header that names the client's instance, if a client sends it. Separates the instances in the statistics.
 const INSTANCE: &str = "x-instance";
@@ -215,7 +215,7 @@ impl HttpEndpoint {
     }
 
     fn session(&self, headers: &HeaderMap) -> Result<Arc<HttpSession>, HttpRefusal> {
-        let Some(id) = headers.get(SESSION).and_then(|id| id.to_str().ok()) else {
+        let Some(id) = headers.get(SESSION_ID).and_then(|id| id.to_str().ok()) else {
             return Err(HttpRefusal(StatusCode::BAD_REQUEST, "no session id"));
         };
         let mut books = self.books();
@@ -420,7 +420,7 @@ async fn handle_post(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderM
         return refuse_as(StatusCode::BAD_REQUEST, PARSE_ERROR, "not JSON-RPC");
     };
     let method = message.method.as_ref().map(|method| &*method.0);
-    let begins = method == Some("initialize") && !headers.contains_key(SESSION);
+    let begins = method == Some("initialize") && !headers.contains_key(SESSION_ID);
     let session = if begins {
         endpoint.open_session()
     } else {
@@ -443,7 +443,7 @@ async fn handle_post(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderM
         AnswerFormat::Sse => respond_events(ask),
     };
     if let Some(id) = named.and_then(|id| id.try_into().ok()) {
-        response.headers_mut().insert(SESSION, id);
+        response.headers_mut().insert(SESSION_ID, id);
     }
     response
 }
@@ -526,9 +526,9 @@ fn check_headers(headers: &HeaderMap, accepted: &[&str]) -> Result<(), HttpRefus
     if !accepted.iter().all(|wanted| accept.contains(wanted) || accept == "*/*") {
         return Err(HttpRefusal(StatusCode::NOT_ACCEPTABLE, "the header Accept lacks a media type of the response"));
     }
-    match value(VERSION) {
+    match value(PROTOCOL_VERSION) {
         "" => Ok(()),
-        version if VERSIONS.contains(&version) => Ok(()),
+        version if SESSION_VERSIONS.contains(&version) => Ok(()),
         _ => Err(HttpRefusal(StatusCode::BAD_REQUEST, "unsupported protocol version")),
     }
 }
@@ -545,7 +545,7 @@ fn refuse(status: StatusCode, message: &str) -> Response {
     refuse_as(status, INVALID_REQUEST, message)
 }
 
-fn refuse_as(status: StatusCode, code: i32, message: &str) -> Response {
+fn refuse_as(status: StatusCode, code: i64, message: &str) -> Response {
     (status, Json(json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message}}))).into_response()
 }
 

@@ -19,6 +19,7 @@ use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, ServerTarget};
 use mcp_satellite_actors::seam::{LineEvent, LineOutput, ServerLine};
+use mcp_satellite_protocol::error_code::METHOD_NOT_FOUND;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -26,7 +27,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::endpoint::{DeliveryProgress, EndpointEvent, SimEndpoint, failure};
 use super::script::{RunRng, SimScript, SpokenEras};
 use super::server::{EnvSource, SimPhase, SimResponder};
-use super::wire::{CallParams, METHOD_NOT_FOUND, WireMessage, parse, put_answer, put_error};
+use super::wire::{CallParams, WireMessage, parse, put_answer, put_error};
 
 pub(super) struct SimLine {
     endpoint: Arc<SimEndpoint>,

@@ -74,7 +74,7 @@ pub struct SimScript {
     pub handshake_error: Option<String>,
     /// The code of that error, and of the refusal of `initialize` by a server without sessions
     #[cfg_attr(feature = "cli", arg(long, allow_negative_numbers = true))]
-    pub handshake_code: Option<i32>,
+    pub handshake_code: Option<i64>,
     /// End, by `exit_signal` or `exit_code`, once `initialize` was refused
     #[cfg_attr(feature = "cli", arg(long))]
     pub exit_on_refusal: bool,

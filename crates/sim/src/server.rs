@@ -16,6 +16,10 @@ use bytes::{BufMut, BytesMut};
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::ProcessEnd;
+use mcp_satellite_protocol::era::{NEWEST_SESSION_VERSION, SESSION_VERSIONS};
+use mcp_satellite_protocol::error_code::{
+    INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR,
+};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
@@ -24,12 +28,11 @@ use super::stateless::SimStatelessState;
 use super::tools::{self, SimListKind};
 use super::wire::{
     AddArguments, BigArguments, CallParams, CancelledParams, CrashArguments, EchoArguments, EnvArguments,
-    FailureArguments, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InitializeParams, ListParams, METHOD_NOT_FOUND,
-    PARSE_ERROR, SleepArguments, WireMessage, parse, put_answer, put_error, put_filled, put_result, put_text,
+    FailureArguments, InitializeParams, ListParams, SleepArguments, WireMessage, parse, put_answer, put_error,
+    put_filled, put_result, put_text,
 };
 
 /// Supported protocol versions. The last one is the answer to an unknown version.
-pub(super) const VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
 // Maximum size of the text of `big` in bytes.
 const BIG_MAX: usize = 256 * 1024 * 1024;
@@ -353,7 +356,7 @@ impl SimResponder {
         }
         let offered = parse::<InitializeParams<'_>>(params).unwrap_or_default().protocol_version;
         let offered = offered.as_ref().map_or("", |version| &*version.0);
-        let known = if VERSIONS.contains(&offered) { offered } else { VERSIONS[VERSIONS.len() - 1] };
+        let known = if SESSION_VERSIONS.contains(&offered) { offered } else { NEWEST_SESSION_VERSION };
         let version = script.protocol_version.as_deref().unwrap_or(known);
         let body = |line: &mut BytesMut| {
             line.put_slice(b"\"result\":{\"protocolVersion\":");
@@ -568,7 +571,7 @@ impl SimResponder {
         }
     }
 
-    pub(super) fn refuse(&mut self, id: &RawValue, code: i32, message: &str) {
+    pub(super) fn refuse(&mut self, id: &RawValue, code: i64, message: &str) {
         self.answer(id, |line| put_error(line, code, message));
     }
 

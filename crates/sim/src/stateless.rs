@@ -4,20 +4,19 @@
 use std::sync::Arc;
 
 use bytes::{BufMut, BytesMut};
-use mcp_satellite_actors::model::era::{Era, STATELESS_VERSION};
+use mcp_satellite_protocol::era::{Era, SESSION_VERSIONS, STATELESS_VERSION};
+use mcp_satellite_protocol::error_code::{
+    INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION,
+};
+use mcp_satellite_protocol::meta::{SERVER_INFO, SUBSCRIPTION_ID};
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::script::SpokenEras;
-use super::server::{SimPhase, SimResponder, VERSIONS};
+use super::server::{SimPhase, SimResponder};
 use super::tools;
-use super::wire::{
-    self, AskArguments, CallParams, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, parse, put_result,
-};
-
-const UNSUPPORTED_VERSION: i32 = -32022;
-const MISSING_CAPABILITY: i32 = -32021;
+use super::wire::{self, AskArguments, CallParams, parse, put_result};
 
 #[derive(Default)]
 pub(super) struct SimStatelessState {
@@ -122,11 +121,11 @@ impl SimResponder {
         }
         let mut versions = vec![STATELESS_VERSION];
         if script.speaks == SpokenEras::Both {
-            versions.extend(VERSIONS);
+            versions.extend(SESSION_VERSIONS);
         }
         let mut capabilities = BytesMut::new();
         tools::put_capabilities(&mut capabilities, &script);
-        let info = json!({"io.modelcontextprotocol/serverInfo": {"name": script.name, "version": script.version}});
+        let info = json!({SERVER_INFO: {"name": script.name, "version": script.version}});
         let capabilities = serde_json::from_slice::<serde_json::Value>(&capabilities).unwrap_or_default();
         let result = json!({
             "resultType": "complete", "supportedVersions": versions, "capabilities": capabilities, "_meta": info,
@@ -141,7 +140,7 @@ impl SimResponder {
     fn listen(&mut self, id: &RawValue, wanted: Option<&RawValue>) {
         let wanted = wanted.map_or("{}", RawValue::get);
         let said = format!(
-            r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"notifications":{wanted},"_meta":{{"io.modelcontextprotocol/subscriptionId":{id}}}}}}}"#,
+            r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"notifications":{wanted},"_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}}}"#,
         );
         self.out.put_slice(said.as_bytes());
         self.out.put_u8(b'\n');
@@ -154,7 +153,7 @@ impl SimResponder {
         }
         for id in &self.stateless.streams {
             let said = format!(
-                r#"{{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":{id}}}}}}}"#,
+                r#"{{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":{{"_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}}}"#,
             );
             self.out.put_slice(said.as_bytes());
             self.out.put_u8(b'\n');

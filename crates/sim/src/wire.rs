@@ -6,12 +6,6 @@ use bytes::{BufMut, BytesMut};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-pub(super) const PARSE_ERROR: i32 = -32700;
-pub(super) const INVALID_REQUEST: i32 = -32600;
-pub(super) const METHOD_NOT_FOUND: i32 = -32601;
-pub(super) const INVALID_PARAMS: i32 = -32602;
-pub(super) const INTERNAL_ERROR: i32 = -32603;
-
 // Initial capacity for an answer in bytes: enough for most, so that they need one allocation.
 const ANSWER_SIZE: usize = 256;
 
@@ -131,7 +125,7 @@ pub(super) struct BigArguments {
 pub(super) struct FailureArguments {
     #[serde(default)]
     pub(super) message: String,
-    pub(super) code: Option<i32>,
+    pub(super) code: Option<i64>,
 }
 
 #[derive(Deserialize)]
@@ -172,7 +166,7 @@ pub(super) fn put_text(line: &mut BytesMut, text: &str) {
     let _ = serde_json::to_writer(line.writer(), text);
 }
 
-pub(super) fn put_error(line: &mut BytesMut, code: i32, message: &str) {
+pub(super) fn put_error(line: &mut BytesMut, code: i64, message: &str) {
     line.put_slice(format!("\"error\":{{\"code\":{code},\"message\":").as_bytes());
     put_text(line, message);
     line.put_u8(b'}');

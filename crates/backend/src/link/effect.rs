@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use mcp_satellite_actors::audience::CallOrigin;
-use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget as Reached};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage};
 use mcp_satellite_actors::rules::slot::RequestedState;
 use mcp_satellite_actors::{ClientRelay, RuntimeHandle};
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;

@@ -16,6 +16,7 @@ use futures::stream::{self, Stream};
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::{Event, EventSubject, StopKind};
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_protocol::header::LAST_EVENT_ID;
 use rusqlite::{OptionalExtension as _, Row, Transaction, params, params_from_iter};
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -223,7 +224,7 @@ pub(super) async fn follow(
     QueryParams(wanted): QueryParams<InstanceFilter>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, ApiError> {
-    let seen = match headers.get("last-event-id") {
+    let seen = match headers.get(LAST_EVENT_ID) {
         None => None,
         Some(id) => {
             let id = id.to_str().ok().and_then(|id| id.parse::<i64>().ok()).filter(|id| *id >= 0);

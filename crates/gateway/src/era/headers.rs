@@ -2,15 +2,14 @@
 //! differ from the body, because a proxy and a server could interpret it differently.
 
 use axum::http::{HeaderMap, HeaderName};
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
-use mcp_satellite_actors::rpc::member;
-use mcp_satellite_actors::rules::mirror::{self, HeaderParam};
+use mcp_satellite_protocol::header::{self, decode_value, name_member};
+use mcp_satellite_protocol::header_params::{HeaderParam, header_params};
+use mcp_satellite_protocol::rpc::member;
 
 use super::super::tools::raw::JsonMembers;
 
-const METHOD: HeaderName = HeaderName::from_static("mcp-method");
-const NAME: HeaderName = HeaderName::from_static("mcp-name");
+const METHOD: HeaderName = HeaderName::from_static(header::METHOD);
+const NAME: HeaderName = HeaderName::from_static(header::NAME);
 
 pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, String> {
     let mut values = headers.get_all(name).iter();
@@ -22,22 +21,6 @@ pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Res
         .to_str()
         .map(Some)
         .map_err(|_| format!("the header `{name}` contains characters that are not allowed in a header"))
-}
-
-fn decode_value(value: &str) -> Option<String> {
-    match value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) {
-        Some(coded) => String::from_utf8(BASE64_STANDARD.decode(coded).ok()?).ok(),
-        None => Some(value.to_owned()),
-    }
-}
-
-fn name_member(method: &str) -> Option<&'static str> {
-    match method {
-        "tools/call" | "prompts/get" => Some("name"),
-        "resources/read" => Some("uri"),
-        "tasks/get" | "tasks/update" | "tasks/cancel" => Some("taskId"),
-        _ => None,
-    }
 }
 
 pub(super) fn check(method: &str, params: &JsonMembers<'_>, headers: &HeaderMap) -> Result<(), String> {
@@ -61,7 +44,7 @@ pub(super) fn check(method: &str, params: &JsonMembers<'_>, headers: &HeaderMap)
 /// Compares the headers that repeat a tool's arguments with the arguments. `definition` is the tool's JSON text.
 pub(crate) fn check_arguments(definition: &str, params: Option<&str>, headers: &HeaderMap) -> Result<(), String> {
     // Clients do not use a tool with an invalid definition.
-    let Ok(mirrors) = mirror::header_params(definition) else { return Ok(()) };
+    let Ok(mirrors) = header_params(definition) else { return Ok(()) };
     let arguments = params.and_then(|params| member(params, "arguments")).unwrap_or("{}");
     mirrors.iter().try_for_each(|mirror| check_argument(mirror, arguments, headers))
 }
@@ -69,7 +52,7 @@ pub(crate) fn check_arguments(definition: &str, params: Option<&str>, headers: &
 fn check_argument(mirror: &HeaderParam, arguments: &str, headers: &HeaderMap) -> Result<(), String> {
     let header = &mirror.header;
     // A client cannot send an invalid header name.
-    let Ok(full) = HeaderName::try_from(format!("mcp-param-{header}")) else { return Ok(()) };
+    let Ok(full) = HeaderName::try_from(format!("{}{header}", header::PARAM_PREFIX)) else { return Ok(()) };
     match (single_value(headers, &full)?, mirror.value(arguments)) {
         (None, None) => Ok(()),
         (None, Some(_)) => Err(format!("the header Mcp-Param-{header} is missing, but the call has the argument")),

@@ -6,29 +6,24 @@ pub(crate) mod request_meta;
 pub(crate) mod translation;
 
 use axum::http::{HeaderMap, HeaderName, StatusCode};
-use mcp_satellite_actors::model::era::STATELESS_VERSION;
-use mcp_satellite_actors::rpc::{RpcMessage, member};
+use mcp_satellite_protocol::era::{SESSION_VERSIONS, STATELESS_VERSION};
+use mcp_satellite_protocol::error_code::{HEADER_MISMATCH, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION};
+use mcp_satellite_protocol::rpc::{RpcMessage, member};
+use mcp_satellite_protocol::{header, meta};
 
 use super::answer::RpcError;
 use super::reply::SESSION_ID;
 
-// Newest version with sessions.
-pub(crate) const NEWEST: &str = "2025-11-25";
+// Supported versions, newest first.
+pub(crate) const SERVED: [&str; 5] = {
+    let [fourth, third, second, newest] = SESSION_VERSIONS;
+    [STATELESS_VERSION, newest, second, third, fourth]
+};
 
-// Supported versions.
-pub(crate) const SERVED: [&str; 5] = [STATELESS_VERSION, NEWEST, "2025-06-18", "2025-03-26", "2024-11-05"];
-
-pub(crate) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
-
-// Headers and body contradict each other.
-pub(crate) const HEADER_MISMATCH: i64 = -32020;
-// The client does not offer a capability that the request needs.
-pub(crate) const MISSING_CAPABILITY: i64 = -32021;
-// The version of the request is not supported.
-pub(crate) const UNSUPPORTED_VERSION: i64 = -32022;
+pub(crate) const PROTOCOL_VERSION: HeaderName = HeaderName::from_static(header::PROTOCOL_VERSION);
 
 pub(crate) fn has_sessions(version: &str) -> bool {
-    version != STATELESS_VERSION && SERVED.contains(&version)
+    SESSION_VERSIONS.contains(&version)
 }
 
 /// Negotiates a version with sessions: the older one of the client's and the server's. For an unknown or stateless
@@ -53,10 +48,10 @@ fn declared_version(message: &RpcMessage) -> Option<&str> {
     let params = message.params()?;
     // The name may be written with escapes, so a text with an escape is parsed, too.
     let may_have = |part: &str| memchr::memmem::find(params.as_bytes(), part.as_bytes()).is_some();
-    if !may_have(request_meta::VERSION) && !may_have("\\u") {
+    if !may_have(meta::VERSION) && !may_have("\\u") {
         return None;
     }
-    member(member(params, "_meta")?, request_meta::VERSION)
+    member(member(params, "_meta")?, meta::VERSION)
 }
 
 /// Returns true for a stateless request: `_meta` names such a version, or the header does and there is no session.
@@ -89,7 +84,7 @@ pub(crate) fn can_require_input(method: &str) -> bool {
 pub(crate) fn status_of(code: i64) -> StatusCode {
     match code {
         HEADER_MISMATCH | MISSING_CAPABILITY | UNSUPPORTED_VERSION => StatusCode::BAD_REQUEST,
-        super::reply::METHOD_NOT_FOUND => StatusCode::NOT_FOUND,
+        METHOD_NOT_FOUND => StatusCode::NOT_FOUND,
         _ => StatusCode::OK,
     }
 }

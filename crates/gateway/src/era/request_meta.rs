@@ -1,20 +1,16 @@
 //! The terms of a stateless request: version, client and log level from its `_meta`.
 
 use axum::http::HeaderMap;
-use mcp_satellite_actors::model::era::STATELESS_VERSION;
-use mcp_satellite_actors::rpc::{RpcMessage, member};
+use mcp_satellite_protocol::era::STATELESS_VERSION;
+use mcp_satellite_protocol::error_code::{HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_VERSION};
+use mcp_satellite_protocol::meta::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION};
+use mcp_satellite_protocol::rpc::{RpcMessage, member};
 
 use super::super::answer::RpcError;
 use super::super::client_description::ClientDescription;
-use super::super::refusal::INVALID_PARAMS;
 use super::super::shared_session::McpLogLevel;
 use super::super::tools::raw::{JsonMembers, to_json};
-use super::{HEADER_MISMATCH, PROTOCOL_VERSION, SERVED, StatelessErrorResponse, UNSUPPORTED_VERSION, headers};
-
-pub(crate) const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-pub(crate) const INFO: &str = "io.modelcontextprotocol/clientInfo";
-pub(crate) const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
-pub(crate) const LEVEL: &str = "io.modelcontextprotocol/logLevel";
+use super::{PROTOCOL_VERSION, SERVED, StatelessErrorResponse, headers};
 
 #[derive(Debug)]
 pub(crate) struct StatelessRequestMeta {
@@ -64,19 +60,19 @@ impl StatelessRequestMeta {
         if version != STATELESS_VERSION {
             return Err(unsupported_version_error(&version));
         }
-        let level = match meta.get_unique(LEVEL).map_err(twice)?.map(serde_json::from_str) {
+        let level = match meta.get_unique(LOG_LEVEL).map_err(twice)?.map(serde_json::from_str) {
             None => None,
             Some(Ok(level)) => Some(level),
             Some(Err(_)) => {
                 return Err(StatelessErrorResponse::bad_request(
                     INVALID_PARAMS,
-                    format!("`{LEVEL}` is not a log level"),
+                    format!("`{LOG_LEVEL}` is not a log level"),
                 ));
             }
         };
         headers::check(message.method().unwrap_or_default(), &params, given)
             .map_err(|why| StatelessErrorResponse::bad_request(HEADER_MISMATCH, why))?;
-        let info = object(INFO).map_err(twice)?;
+        let info = object(CLIENT_INFO).map_err(twice)?;
         Ok(Self { client: ClientDescription::new(STATELESS_VERSION.to_owned(), Some(capabilities), info), level })
     }
 }
@@ -124,7 +120,8 @@ mod tests {
 
     fn read(version: Option<&'static str>, meta: &Value) -> Result<StatelessRequestMeta, StatelessErrorResponse> {
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}});
-        let method = (HeaderName::from_static("mcp-method"), HeaderValue::from_static("tools/list"));
+        let method =
+            (HeaderName::from_static(mcp_satellite_protocol::header::METHOD), HeaderValue::from_static("tools/list"));
         let version = version.map(|version| (PROTOCOL_VERSION, HeaderValue::from_static(version)));
         let headers = version.into_iter().chain([method]).collect();
         StatelessRequestMeta::read(&RpcMessage::parse(request.to_string().into()).unwrap(), &headers)
@@ -144,7 +141,10 @@ mod tests {
         assert_eq!(code(new, json!({VERSION: "2026-07-28"})), Some(INVALID_PARAMS));
         assert_eq!(code(new, json!({VERSION: "2026-07-28", CAPABILITIES: []})), Some(INVALID_PARAMS));
         assert_eq!(code(new, json!(1)), Some(INVALID_PARAMS));
-        assert_eq!(code(new, json!({VERSION: "2026-07-28", CAPABILITIES: {}, LEVEL: "loud"})), Some(INVALID_PARAMS));
+        assert_eq!(
+            code(new, json!({VERSION: "2026-07-28", CAPABILITIES: {}, LOG_LEVEL: "loud"})),
+            Some(INVALID_PARAMS)
+        );
     }
 
     #[test]

@@ -1,20 +1,16 @@
 //! Translates messages between the eras. Only parts with an equivalent are changed; the rest stays as it was sent.
 
-use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::remote::ServerInfo;
-use mcp_satellite_actors::rpc::{MalformedMessage, RpcMessage, member};
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::error_code::{
+    INTERNAL_ERROR, INVALID_PARAMS, RESOURCE_NOT_FOUND, SERVER_ERROR, URL_ELICITATION_REQUIRED,
+};
+use mcp_satellite_protocol::meta::{self, SERVER_INFO, SUBSCRIPTION_ID};
+use mcp_satellite_protocol::rpc::{MalformedMessage, RpcMessage, member};
 
-use super::super::refusal::{INVALID_PARAMS, SERVER_ERROR};
 use super::super::tools::raw::{JsonMembers, json_string, map_string, replace_part, to_json};
 use super::{SERVED, request_meta};
 
-const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
-pub(crate) const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
-pub(crate) const INTERNAL_ERROR: i64 = -32603;
-// Code for a missing resource up to 2025-11-25.
-const RESOURCE_NOT_FOUND: i64 = -32002;
-// Code of 2025-11-25 for a request that needs the user to open a URL first.
-pub(crate) const URL_ELICITATION_REQUIRED: i64 = -32042;
 
 pub(crate) fn to_session_request(message: &RpcMessage) -> Result<RpcMessage, MalformedMessage> {
     let Some((params, mut pairs)) = message.params().and_then(|params| Some((params, JsonMembers::read(params)?)))
@@ -23,7 +19,7 @@ pub(crate) fn to_session_request(message: &RpcMessage) -> Result<RpcMessage, Mal
     };
     pairs.remove(&["inputResponses", "requestState"]);
     if let Some(mut meta) = member(params, "_meta").and_then(JsonMembers::read) {
-        meta.remove(&[request_meta::VERSION, request_meta::INFO, request_meta::CAPABILITIES, request_meta::LEVEL]);
+        meta.remove(&[meta::VERSION, meta::CLIENT_INFO, meta::CAPABILITIES, meta::LOG_LEVEL]);
         pairs.set("_meta", meta.to_json());
     }
     RpcMessage::parse(replace_part(message.text(), params, &pairs.to_json()).into())

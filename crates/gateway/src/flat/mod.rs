@@ -18,8 +18,9 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
+use mcp_satellite_protocol::error_code::{INVALID_PARAMS, RESOURCE_NOT_FOUND};
+use mcp_satellite_protocol::rpc::RpcMessage;
 
 pub use self::merged_lists::{ItemKind, MergedList, MergedLists};
 use self::user_state::{FlatUserState, FlatUserStates};
@@ -30,7 +31,7 @@ use super::era::translation;
 use super::forward::forward;
 use super::instructions::aggregate_instructions;
 use super::names;
-use super::refusal::{CallRefusal, INVALID_PARAMS};
+use super::refusal::CallRefusal;
 use super::request::EndpointRequest;
 use super::session::ClientSession;
 use super::subscription::SubscriptionFilter;
@@ -38,9 +39,6 @@ use super::tools::endpoint::{initialize_answer, single_page, unknown_method};
 use super::tools::raw::{find_string, replace_string};
 use super::tools::resources::SEPARATOR;
 use super::tools::{CallerCache, CallerSnapshot};
-
-// Error code of the protocol for a missing resource.
-const RESOURCE_NOT_FOUND: i64 = -32002;
 
 const CAPABILITIES: &str = r#"{"tools":{"listChanged":true},"prompts":{"listChanged":true},"resources":{"listChanged":true},"completions":{}}"#;
 

@@ -4,17 +4,19 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, StatusCode, header, request};
 use axum::response::Response;
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage};
+use mcp_satellite_protocol::error_code::{
+    HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND,
+};
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage};
 use tokio::time::{Duration, Instant};
 
 use super::super::access::Permission;
 use super::super::answer::{CallAnswer, RpcError};
 use super::super::endpoint_id::EndpointPath;
 use super::super::era::request_meta::StatelessRequestMeta;
-use super::super::era::{self, HEADER_MISMATCH, StatelessErrorResponse, headers, translation};
+use super::super::era::{self, StatelessErrorResponse, headers, translation};
 use super::super::parked_calls::ParkedRequestIdentity;
-use super::super::refusal::INVALID_PARAMS;
-use super::super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, SESSION_ID};
+use super::super::reply::{self, SESSION_ID};
 use super::super::session::{ClientLifetime, ClientSession, ENDED, SessionEnd, SessionFacts};
 use super::super::session_call::{OpenCallGuard, ResponseFormat, ResponseSettings};
 use super::super::settings::GatewaySettings;
@@ -62,7 +64,7 @@ impl HttpEndpoint {
             let why = format!("there is no method `{method}` in this version of the protocol");
             return Err(error_response(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
         }
-        let (endpoint, name) = self.resolve_endpoint(&pass.user, place, &id, translation::INTERNAL_ERROR)?;
+        let (endpoint, name) = self.resolve_endpoint(&pass.user, place, &id, INTERNAL_ERROR)?;
         if method == "tools/call"
             && let Some((_, tool)) = message.params().and_then(|params| raw::find_string(params, &["name"]))
             && let Some(definition) = self.handler.definition(pass.user.clone(), &endpoint, &tool).await
@@ -119,7 +121,7 @@ impl HttpEndpoint {
             error_response(
                 StatusCode::SERVICE_UNAVAILABLE,
                 Some(&id),
-                translation::INTERNAL_ERROR,
+                INTERNAL_ERROR,
                 "the system provides no random numbers",
             )
         };
@@ -170,7 +172,7 @@ impl HttpEndpoint {
             return Err(ErrorResponse::new(reply::overloaded(CROWDED_PAUSE)));
         }
         let Some(listening) = session.listen(call, None, manner.keep_alive) else {
-            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), translation::INTERNAL_ERROR, ENDED));
+            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), INTERNAL_ERROR, ENDED));
         };
         tokio::spawn(async move {
             // The last event is read by the listener that is still attached.

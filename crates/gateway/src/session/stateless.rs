@@ -7,12 +7,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use mcp_satellite_actors::audience::{ClientQuestion, SessionSource};
 use mcp_satellite_actors::byte_budget::ByteShare;
-use mcp_satellite_actors::rpc::{RpcMessage, join_parts};
+use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, SERVER_ERROR};
+use mcp_satellite_protocol::meta::SUBSCRIPTION_ID;
+use mcp_satellite_protocol::rpc::{RpcMessage, join_parts};
 
 use super::super::answer::{CallAnswer, RpcError};
 use super::super::endpoint_id::EndpointId;
 use super::super::era::{can_require_input, request_meta, translation};
-use super::super::refusal::SERVER_ERROR;
 use super::super::shared_session::McpLogLevel;
 use super::super::stream::UNASKED;
 use super::super::subscription::SubscriptionFilter;
@@ -46,10 +47,10 @@ impl SessionState {
     pub(super) fn final_answer(&self) -> CallAnswer {
         match &self.subscription {
             Some(GuestSubscription { id, .. }) => {
-                let meta = format!("{{{}:{id}}}", json_string(translation::SUBSCRIPTION_ID));
+                let meta = format!("{{{}:{id}}}", json_string(SUBSCRIPTION_ID));
                 CallAnswer::Result(format!(r#"{{"resultType":"complete","_meta":{meta}}}"#))
             }
-            None if self.is_guest => CallAnswer::Error(RpcError::new(translation::INTERNAL_ERROR, ENDED)),
+            None if self.is_guest => CallAnswer::Error(RpcError::new(INTERNAL_ERROR, ENDED)),
             None => CallAnswer::Error(RpcError::new(SERVER_ERROR, ENDED)),
         }
     }
@@ -139,7 +140,7 @@ impl ClientSession {
     pub fn acknowledge_subscription(&self, id: &Arc<str>, filter: SubscriptionFilter) -> bool {
         let params = format!(
             r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#,
-            json_string(translation::SUBSCRIPTION_ID),
+            json_string(SUBSCRIPTION_ID),
             filter.to_json()
         );
         let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
@@ -198,7 +199,7 @@ impl ClientSession {
     pub fn decline_questions(&self, why: &str) {
         let questions = std::mem::take(&mut self.state().questions);
         for asked in questions.into_values() {
-            asked.question.decline(translation::INTERNAL_ERROR, why);
+            asked.question.decline(INTERNAL_ERROR, why);
         }
     }
 }

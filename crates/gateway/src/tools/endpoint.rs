@@ -5,7 +5,9 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::rpc::{RpcMessage, join_parts, member};
+use mcp_satellite_protocol::era::NEWEST_SESSION_VERSION;
+use mcp_satellite_protocol::error_code::{INVALID_PARAMS, METHOD_NOT_FOUND};
+use mcp_satellite_protocol::rpc::{RpcMessage, join_parts, member};
 
 use super::MetaTools;
 use super::raw::json_string;
@@ -15,8 +17,6 @@ use crate::answer::{CallAnswer, InitializeAnswer, RpcError};
 use crate::client_description::ClientDescription;
 use crate::era::{self, translation};
 use crate::instructions::aggregate_instructions;
-use crate::refusal::INVALID_PARAMS;
-use crate::reply::METHOD_NOT_FOUND;
 use crate::request::EndpointRequest;
 use crate::session::ClientSession;
 use crate::shared_session::McpLogLevel;
@@ -28,7 +28,7 @@ pub(crate) fn initialize_answer(
     capabilities: &str,
     instructions: &str,
 ) -> InitializeAnswer {
-    let version = era::negotiate_version(&greeting.version, era::NEWEST);
+    let version = era::negotiate_version(&greeting.version, NEWEST_SESSION_VERSION);
     let result = format!(
         r#"{{"protocolVersion":{},"capabilities":{capabilities},"serverInfo":{{"name":"mcp-satellite","version":{}}},"instructions":{}}}"#,
         json_string(&version),

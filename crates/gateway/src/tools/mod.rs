@@ -32,7 +32,6 @@ use self::resources::{list as list_resources, resource_request, to_resource_resu
 use self::servers::{list as list_servers, reconnect};
 use super::access::User;
 use super::answer::{CallAnswer, RpcError};
-use super::refusal::INVALID_PARAMS;
 use super::request::EndpointRequest;
 use super::search::CatalogueIndexes;
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::{InstanceId, TeamId, UserId};
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_protocol::rpc::RpcMessage;
 use serde::Serialize;
 use tokio::time::{Duration, Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;

@@ -14,6 +14,8 @@ use futures::{FutureExt, StreamExt, TryStreamExt};
 use mcp_satellite_actors::audience::Audience;
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use mcp_satellite_actors::runtime::RuntimeHandle;
+use mcp_satellite_protocol::era::NEWEST_SESSION_VERSION;
+use mcp_satellite_protocol::header::{PROTOCOL_VERSION, SESSION_ID};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -41,7 +43,6 @@ const OPEN_MAX: Duration = Duration::from_secs(30);
 // Limit for a response body: the harness never expects a longer one.
 const ANSWER_MAX: usize = 16 << 20;
 
-const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"load","version":"0"}}}"#;
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
 /// Parts of the endpoint that must exist before the runtime starts.
@@ -256,16 +257,19 @@ impl LoadSession {
         let head = format!(
             "POST /mcp HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {token}\r\n\
              content-type: application/json\r\naccept: application/json, text/event-stream\r\n\
-             mcp-protocol-version: 2025-11-25\r\n"
+             {PROTOCOL_VERSION}: {NEWEST_SESSION_VERSION}\r\n"
         );
         let mut session = Self { address, head, next_id: AtomicU64::new(1), idle: Mutex::default() };
         let refused = |reply: &EndpointResponse| {
             let said = String::from_utf8_lossy(&reply.body).into_owned();
             io::Error::other(format!("the endpoint refused a session with HTTP {}: {said}", reply.status))
         };
-        let reply = session.post(INITIALIZE).await?;
+        let initialize = format!(
+            r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{NEWEST_SESSION_VERSION}","capabilities":{{}},"clientInfo":{{"name":"load","version":"0"}}}}}}"#
+        );
+        let reply = session.post(&initialize).await?;
         let id = reply.session.as_ref().filter(|_| reply.status == 200).ok_or_else(|| refused(&reply))?;
-        session.head.extend(["mcp-session-id: ", id, "\r\n"]);
+        session.head.extend([SESSION_ID, ": ", id, "\r\n"]);
         let reply = session.post(INITIALIZED).await?;
         if reply.status == 202 { Ok(session) } else { Err(refused(&reply)) }
     }
@@ -315,7 +319,7 @@ async fn read_reply(stream: &mut BufReader<TcpStream>) -> io::Result<EndpointRes
             length = value.parse().map_err(|_| unreadable())?;
         } else if name.eq_ignore_ascii_case("transfer-encoding") {
             chunked = true;
-        } else if name.eq_ignore_ascii_case("mcp-session-id") {
+        } else if name.eq_ignore_ascii_case(SESSION_ID) {
             session = Some(value.to_owned());
         } else if name.eq_ignore_ascii_case("connection") {
             stays = !value.eq_ignore_ascii_case("close");

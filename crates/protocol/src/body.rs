@@ -1,4 +1,4 @@
-//! JSON-RPC as far as a line needs it: detects which message of a body answers a request.
+//! Messages in the body of an HTTP response: splits a batch, and detects which message answers a request.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-const METHOD_NOT_FOUND: i64 = -32601;
+use crate::error_code::METHOD_NOT_FOUND;
 
 #[derive(Deserialize)]
 struct MessageEnvelope<'a> {
@@ -33,23 +33,28 @@ impl<'a> MessageEnvelope<'a> {
     }
 }
 
-pub(super) fn answered_id(message: &[u8]) -> Option<u64> {
+/// Returns the id of the request that the message answers; `None` if it is not a response to a request of ours.
+pub fn answered_id(message: &[u8]) -> Option<u64> {
     MessageEnvelope::parse(message).filter(|outside| outside.method.is_none())?.id?.get().parse().ok()
 }
 
-pub(super) fn is_answer_to(message: &[u8], id: u64) -> bool {
+/// Returns true if the message is the response to request `id`.
+pub fn is_answer_to(message: &[u8], id: u64) -> bool {
     answered_id(message) == Some(id)
 }
 
-pub(super) fn is_error(message: &[u8]) -> bool {
+/// Returns true if the message is an error response.
+pub fn is_error(message: &[u8]) -> bool {
     MessageEnvelope::parse(message).is_some_and(|outside| outside.is_error())
 }
 
-pub(super) fn is_error_without_id(message: &[u8]) -> bool {
+/// Returns true if the message is an error response without an id.
+pub fn is_error_without_id(message: &[u8]) -> bool {
     MessageEnvelope::parse(message).is_some_and(|outside| outside.is_error() && outside.id.is_none())
 }
 
-pub(super) fn error_message(message: &[u8]) -> Option<String> {
+/// Returns the text of an error response, unless it is blank.
+pub fn error_message(message: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct ErrorEnvelope {
         error: Complaint,
@@ -62,12 +67,13 @@ pub(super) fn error_message(message: &[u8]) -> Option<String> {
     Some(refusal.error.message).filter(|said| !said.trim().is_empty())
 }
 
-pub(super) fn is_session_not_found(text: &str) -> bool {
+/// Returns true if the text of an error says that the session does not exist.
+pub fn is_session_not_found(text: &str) -> bool {
     text.to_ascii_lowercase().contains("session not found")
 }
 
 /// Converts a method-not-found error to an answer to request `id`.
-pub(super) fn method_not_found_answer(message: &[u8], id: u64) -> Option<Bytes> {
+pub fn method_not_found_answer(message: &[u8], id: u64) -> Option<Bytes> {
     #[derive(Deserialize)]
     struct RefusalBody<'a> {
         #[serde(borrow)]
@@ -84,7 +90,7 @@ pub(super) fn method_not_found_answer(message: &[u8], id: u64) -> Option<Bytes> 
 }
 
 /// Splits a text into messages: one object, or the members of a batch. Returns `None` if it is not JSON.
-pub(super) fn split_messages(text: &Bytes) -> Option<Vec<Bytes>> {
+pub fn split_messages(text: &Bytes) -> Option<Vec<Bytes>> {
     let trimmed = text.trim_ascii();
     match trimmed.first() {
         Some(b'{') => {

@@ -237,6 +237,16 @@ pub fn join_parts(parts: &[&str]) -> Bytes {
     text.freeze()
 }
 
+/// Appends JSON text on one line.
+pub fn put_json(out: &mut BytesMut, json: &str) {
+    // In JSON a newline is whitespace, because strings cannot contain one unescaped.
+    if memchr::memchr2(b'\n', b'\r', json.as_bytes()).is_none() {
+        out.extend_from_slice(json.as_bytes());
+    } else {
+        out.extend(json.bytes().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+    }
+}
+
 /// Returns the value of an object's member, as written. The last of several members with the same name counts, as in
 /// most parsers. `None` if there is none, or `json` is no object.
 pub fn member<'a>(json: &'a str, wanted: &str) -> Option<&'a str> {
@@ -570,6 +580,13 @@ mod tests {
         );
         let message = read(&text).unwrap();
         assert_eq!(join_parts(&message.with_id("2")), text.replacen("\"id\":1", "\"id\":2", 1));
+    }
+
+    #[test]
+    fn pretty_json_is_written_on_one_line() {
+        let mut out = BytesMut::new();
+        put_json(&mut out, "{\n \"a\": \"x\\ny\"\r\n}");
+        assert_eq!(&out[..], b"{  \"a\": \"x\\ny\"  }");
     }
 
     proptest! {
