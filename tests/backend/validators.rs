@@ -21,9 +21,9 @@ pub(crate) struct SchemaValidators {
 #[derive(Debug)]
 pub(crate) struct SchemaViolation {
     /// JSON pointer to the invalid value; empty for the whole document.
-    pub(crate) pointer: String,
-    /// Keyword of the schema that the value violates, for example `maxLength`.
-    pub(crate) keyword: String,
+    pointer: String,
+    /// JSON pointer to the violated constraint in the schema.
+    pub(crate) constraint: String,
     why: String,
 }
 
@@ -31,7 +31,7 @@ impl SchemaViolation {
     fn from_error(error: &ValidationError<'_>) -> Self {
         Self {
             pointer: error.instance_path().as_str().to_owned(),
-            keyword: error.schema_path().as_str().rsplit('/').next().unwrap_or_default().to_owned(),
+            constraint: error.schema_path().as_str().to_owned(),
             why: error.masked().to_string(),
         }
     }
