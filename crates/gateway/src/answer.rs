@@ -1,6 +1,6 @@
 //! Answers to requests of clients.
 
-use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_protocol::rpc::RpcMessage;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RpcError {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mcp_satellite_actors::ClientFacts;
-use mcp_satellite_actors::rpc::member;
+use mcp_satellite_protocol::rpc::member;
 
 const FACTS_MAX: usize = 16 * 1024;
 const NOBODY: &str = r#"{"name":"","version":""}"#;

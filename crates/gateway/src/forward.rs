@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::time::Duration;
 
 use super::answer::{CallAnswer, RpcError};
-use super::era::{request_meta, translation};
+use super::era::translation;
 use super::request::EndpointRequest;
 use super::tools::raw::{JsonMembers, json_string, replace_part};
 
@@ -112,10 +112,8 @@ fn translate_url_elicitation(answer: &RpcMessage, request: &RpcMessage, capabili
     let can = member(capabilities, "elicitation").is_some_and(|elicitation| member(elicitation, "url").is_some());
     if !can {
         let data = Some(r#"{"requiredCapabilities":{"elicitation":{"url":{}}}}"#.to_owned());
-        let why = format!(
-            "the server asks the user to open a URL, but `{}` has no `elicitation.url`",
-            meta::CAPABILITIES
-        );
+        let why =
+            format!("the server asks the user to open a URL, but `{}` has no `elicitation.url`", meta::CAPABILITIES);
         return Some(CallAnswer::Error(RpcError { code: MISSING_CAPABILITY, message: why, data }));
     }
     let input_request = |(at, Elicitation { message, url }): (usize, &Elicitation)| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_protocol::rpc::RpcMessage;
 
 use super::access::User;
 use super::answer::{CallAnswer, InitializeAnswer, RpcError};

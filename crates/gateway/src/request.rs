@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use mcp_satellite_actors::ClientFacts;
 use mcp_satellite_actors::audience::CallOrigin;
-use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::rpc::RpcMessage;
 use tokio::sync::oneshot;
 use tokio::time::Duration;
 

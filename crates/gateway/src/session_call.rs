@@ -7,8 +7,9 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures::future::BoxFuture;
-use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::error_code::{INVALID_REQUEST, SERVER_ERROR};
+use mcp_satellite_protocol::rpc::RpcMessage;
 use tokio::time::{Duration, sleep};
 
 use super::answer::CallAnswer;

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures::future::{BoxFuture, ready};
-use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
@@ -229,8 +229,7 @@ pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCo
                     CallAnswer::Message(if same { message } else { replace_outcome(message, &completed) }),
                 );
             }
-            let code =
-                member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
+            let code = member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
             let coded = translation::stateless_error_code(code, false);
             let message = match JsonMembers::read(outcome) {
                 Some(mut error) if coded != code => {

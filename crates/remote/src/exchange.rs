@@ -26,7 +26,6 @@ use super::access::{JSON, PROTOCOL_VERSION, SESSION_ID, ServerAccess, TEXT};
 use super::clients::HttpClients;
 use super::events::{COUNTED_FROM, SseError, SseReader};
 use super::failures::{challenge, failure_from_error, failure_from_status, one_line};
-use super::server_line::OneWayKind;
 use super::tokens::{TokenRefusal, TokenSource};
 
 // Minimum length of a session id that is masked in messages. A shorter one is a counter: it occurs in ordinary text and

@@ -9,8 +9,7 @@ use mcp_satellite_protocol::meta::{self, SERVER_INFO, SUBSCRIPTION_ID};
 use mcp_satellite_protocol::rpc::{MalformedMessage, RpcMessage, member};
 
 use super::super::tools::raw::{JsonMembers, json_string, map_string, replace_part, to_json};
-use super::{SERVED, request_meta};
-
+use super::SERVED;
 
 pub(crate) fn to_session_request(message: &RpcMessage) -> Result<RpcMessage, MalformedMessage> {
     let Some((params, mut pairs)) = message.params().and_then(|params| Some((params, JsonMembers::read(params)?)))

@@ -138,11 +138,8 @@ impl ClientSession {
     /// Starts a subscription by sending the acknowledgement. Returns false if there is no memory for the filter.
     #[must_use]
     pub fn acknowledge_subscription(&self, id: &Arc<str>, filter: SubscriptionFilter) -> bool {
-        let params = format!(
-            r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#,
-            json_string(SUBSCRIPTION_ID),
-            filter.to_json()
-        );
+        let params =
+            format!(r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#, json_string(SUBSCRIPTION_ID), filter.to_json());
         let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
         let mut kept = self.budget.share();
         if !kept.try_take(params.len()) {

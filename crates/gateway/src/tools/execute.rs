@@ -7,7 +7,7 @@ use bytes::Bytes;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::rpc::RpcMessage;
+use mcp_satellite_protocol::rpc::RpcMessage;
 
 use super::arguments::MetaToolArguments;
 use super::caller::CallerSnapshot;

@@ -23,6 +23,7 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_protocol::error_code::INVALID_PARAMS;
 
 pub use self::caller::{CallerCache, CallerSnapshot, OfferedCatalogues};
 use self::discover::discover;

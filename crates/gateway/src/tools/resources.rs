@@ -3,7 +3,7 @@
 
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::catalogue::CatalogueEntry;
-use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
