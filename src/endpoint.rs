@@ -15,11 +15,12 @@ use crate::config::{EndpointAuth, GatewayPlan, LISTEN, ListenSetting};
 use crate::console::api::EndpointStatus;
 use crate::data_dir::DataDir;
 use crate::gateway::access::{Access, TOKEN_FILE, load_or_create_token};
-use crate::gateway::behind::EndpointDispatcher;
+use crate::gateway::audience::GatewayAudience;
 use crate::gateway::clients::ClientStatus;
-use crate::gateway::room::GatewayAudience;
+use crate::gateway::dispatch::EndpointDispatcher;
+use crate::gateway::endpoint_id::EndpointId;
 use crate::gateway::sessions::Sessions;
-use crate::gateway::{self, Gateway, GatewaySettings, face};
+use crate::gateway::{self, Gateway, GatewaySettings};
 use mcp_satellite_files::disk::run_with_timeout;
 
 #[derive(Debug, thiserror::Error)]
@@ -169,7 +170,7 @@ impl SatelliteEndpoint {
 
     pub(crate) fn remove_instance(&self, id: &InstanceId) {
         if let Some(open) = &*self.state() {
-            open.gateway.end_endpoint_sessions(&face::EndpointId::Instance(id.clone()));
+            open.gateway.end_endpoint_sessions(&EndpointId::Instance(id.clone()));
         }
     }
 

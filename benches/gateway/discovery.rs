@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use mcp_satellite::config::{EndpointAuth, GatewayPlan, GatewayUser};
 use mcp_satellite::gateway::access::Access;
-use mcp_satellite::gateway::behind::EndpointDispatcher;
-use mcp_satellite::gateway::room::GatewayAudience;
+use mcp_satellite::gateway::audience::GatewayAudience;
+use mcp_satellite::gateway::dispatch::EndpointDispatcher;
 use mcp_satellite::gateway::sessions::Sessions;
 use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use mcp_satellite::actors::model::event::Event;
 use mcp_satellite::actors::model::ids::{InstallationId, InstanceId};
 use mcp_satellite::config::ListenSetting;
 use mcp_satellite::gateway::GatewaySettings;
-use mcp_satellite::gateway::face::EndpointId;
+use mcp_satellite::gateway::endpoint_id::EndpointId;
 use serde_json::json;
 use tokio::time::Duration;
 

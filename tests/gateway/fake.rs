@@ -11,9 +11,11 @@ use mcp_satellite::actors::model::ids::{InstallationId, InstanceId};
 use mcp_satellite::actors::rpc::RpcMessage;
 use mcp_satellite::config::{GatewayPlan, GatewayUser, ListenSetting, TokenHash};
 use mcp_satellite::gateway::access::{Access, User};
-use mcp_satellite::gateway::face::{
-    CallAnswer, ClientDescription, EndpointCall, EndpointHandler, EndpointId, InitializeAnswer, RpcError,
-};
+use mcp_satellite::gateway::answer::{CallAnswer, InitializeAnswer, RpcError};
+use mcp_satellite::gateway::client_description::ClientDescription;
+use mcp_satellite::gateway::endpoint_id::EndpointId;
+use mcp_satellite::gateway::handler::EndpointHandler;
+use mcp_satellite::gateway::request::EndpointRequest;
 use mcp_satellite::gateway::session::ClientSession;
 use mcp_satellite::gateway::sessions::Sessions;
 use mcp_satellite::gateway::subscription::SubscriptionFilter;
@@ -120,16 +122,16 @@ impl EndpointHandler for FakeHandler {
         let _ = self.seen.send(HandlerEvent::SessionStarted);
     }
 
-    fn handle_request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer> {
+    fn handle_request(&self, request: EndpointRequest) -> BoxFuture<'static, CallAnswer> {
         let (seen, release) = (self.seen.clone(), self.release.clone());
         async move {
-            let EndpointCall { message, origin, cancellation: cancelled, .. } = call;
+            let EndpointRequest { message, session, call, cancellation: cancelled, .. } = request;
             let method = message.method().unwrap_or_default().to_owned();
             let _ = seen.send(HandlerEvent::Request(method.clone()));
             let mut watch = DropGuard { seen: seen.clone(), method: method.clone(), answered: false };
             let note = |text: &str| {
                 let parts = [r#"{"jsonrpc":"2.0","method":"note","params":""#, text, r#""}"#];
-                session.send(Some(origin.call), &parts);
+                session.send(Some(call), &parts);
             };
             if method == "talk" || method == "chat" {
                 note("first");

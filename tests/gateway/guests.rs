@@ -1,7 +1,7 @@
 //! Clients of the era without sessions in front of servers of both eras: the translation of their messages.
 
 use mcp_satellite::config::GatewayLimits;
-use mcp_satellite::gateway::face::EndpointId;
+use mcp_satellite::gateway::endpoint_id::EndpointId;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, timeout};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use mcp_satellite::config::GatewayLimits;
 use mcp_satellite::gateway::access::Access;
-use mcp_satellite::gateway::behind::EndpointDispatcher;
-use mcp_satellite::gateway::room::GatewayAudience;
+use mcp_satellite::gateway::audience::GatewayAudience;
+use mcp_satellite::gateway::dispatch::EndpointDispatcher;
 use mcp_satellite::gateway::sessions::Sessions;
 use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::{Value, json};

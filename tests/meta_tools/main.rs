@@ -11,7 +11,7 @@ mod support;
 
 use std::sync::Arc;
 
-use mcp_satellite::gateway::face::CallAnswer;
+use mcp_satellite::gateway::answer::CallAnswer;
 use mcp_satellite::gateway::flat::{ItemKind, MergedLists};
 use mcp_satellite::gateway::tools::{CallerCache, CallerSnapshot, schema};
 use mcp_satellite_actors::model::ids::InstanceId;

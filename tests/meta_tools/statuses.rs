@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite::connect::sim::SimScript;
-use mcp_satellite::gateway::face::{CallAnswer, ClientDescription, EndpointCall};
+use mcp_satellite::gateway::answer::CallAnswer;
 use mcp_satellite::gateway::tools::MetaTools;
-use mcp_satellite_actors::audience::CallOrigin;
-use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::status::Status;
@@ -17,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::fleet::{Fleet, Server};
+use super::support;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -28,11 +27,8 @@ async fn call_failing(fleet: &Fleet, tool: &str, arguments: Value) -> (Value, St
     });
     let (_cancel, cancellation) = oneshot::channel();
     let message = RpcMessage::parse(request.to_string().into()).unwrap();
-    let (origin, client) = (CallOrigin { client: 1, call: 1 }, ClientDescription::default().facts);
-    let call = EndpointCall { message, origin, cancellation, timeout: Some(CALL_TIMEOUT), era: Era::Sessions, client };
-    let CallAnswer::Result(result) = tools.call((&"acme".into(), &"alice".into()), call).await else {
-        panic!("the server answered: {arguments}")
-    };
+    let request = support::request(message, cancellation, Some(CALL_TIMEOUT));
+    let CallAnswer::Result(result) = tools.call(request).await else { panic!("the server answered: {arguments}") };
     let result: Value = serde_json::from_str(&result).unwrap();
     assert_eq!(result["isError"], true, "{result}");
     let (error, text) = (&result["_meta"]["mcp-satellite/error"], result["content"][0]["text"].as_str().unwrap());

@@ -1,16 +1,24 @@
 //! Scripted servers of a user: each lists what a test gives it and reflects its requests.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use jiff::Timestamp;
-use mcp_satellite::gateway::face::{self, ClientDescription, EndpointCall};
+use mcp_satellite::config::{EndpointAuth, GatewayPlan, GatewayUser};
+use mcp_satellite::gateway::access::Access;
+use mcp_satellite::gateway::answer::CallAnswer;
+use mcp_satellite::gateway::client_description::ClientDescription;
+use mcp_satellite::gateway::endpoint_id::EndpointId;
 use mcp_satellite::gateway::flat::MergedLists;
+use mcp_satellite::gateway::request::EndpointRequest;
+use mcp_satellite::gateway::session::{ClientLifetime, ClientSession, SessionFacts};
 use mcp_satellite::gateway::tools::{CallerSnapshot, MetaTools};
-use mcp_satellite_actors::audience::{Audience, CallOrigin, NoAudience};
+use mcp_satellite_actors::audience::{Audience, NoAudience};
+use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::RuntimeEnd;
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
@@ -25,11 +33,12 @@ use mcp_satellite_actors::seam::{
     UnsupportedLine,
 };
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions, start};
+use reqwest::header::HeaderMap;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex, split};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// Longer than a server needs to become dormant. In paused time the wait costs nothing.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(300);
@@ -269,6 +278,36 @@ async fn serve_stateless(pipe: DuplexStream, lists: Lists, unanswered: mpsc::Unb
     }
 }
 
+/// Returns a request in a new session of alice in the team acme.
+pub(crate) fn request(
+    message: RpcMessage,
+    cancellation: oneshot::Receiver<RpcMessage>,
+    timeout: Option<Duration>,
+) -> EndpointRequest {
+    let alice = GatewayUser {
+        team: "acme".into(),
+        team_slug: "acme".into(),
+        user: "alice".into(),
+        slug: "alice".into(),
+        tokens: Vec::new(),
+        has_stored_token: false,
+        flat: false,
+    };
+    let plan = GatewayPlan { auth: EndpointAuth::None(None), users: vec![alice], ..GatewayPlan::default() };
+    let permission = Access::new(&plan).unwrap().admit(&HeaderMap::new(), Ipv4Addr::LOCALHOST.into()).unwrap();
+    let facts = SessionFacts {
+        permission,
+        endpoint: EndpointId::Tools,
+        name: Box::default(),
+        client: ClientDescription::default(),
+        version: "2025-11-25".to_owned(),
+        user_agent: None,
+        lifetime: ClientLifetime::Session,
+    };
+    let session = Arc::new(ClientSession::new(1, [0; 16], facts, Instant::now(), ByteBudget::new(1 << 20)));
+    EndpointRequest { message, session, call: 1, cancellation, timeout, era: Era::Sessions }
+}
+
 /// A runtime with servers of alice in the team acme, and a server `secret` of bob.
 pub(crate) struct House {
     pub(crate) runtime: RuntimeHandle,
@@ -361,23 +400,18 @@ impl House {
     }
 
     /// Calls a meta-tool as alice with these literal params.
-    pub(crate) async fn call_raw(&self, params: &str, cancellation: oneshot::Receiver<RpcMessage>) -> face::CallAnswer {
+    pub(crate) async fn call_raw(&self, params: &str, cancellation: oneshot::Receiver<RpcMessage>) -> CallAnswer {
         let text = format!(r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{params}}}"#);
-        let message = RpcMessage::parse(text.into()).unwrap();
-        let (origin, client) = (CallOrigin { client: 1, call: 1 }, ClientDescription::default().facts);
-        let call = EndpointCall { message, origin, cancellation, timeout: None, era: Era::Sessions, client };
-        let (team, user) = ("acme".into(), "alice".into());
-        timeout(GIVE_UP, self.tools.call((&team, &user), call)).await.unwrap()
+        let request = request(RpcMessage::parse(text.into()).unwrap(), cancellation, None);
+        timeout(GIVE_UP, self.tools.call(request)).await.unwrap()
     }
 
     /// Calls a meta-tool as alice and returns the result, or the message of the server, as text.
     pub(crate) async fn asks(&self, tool: &str, arguments: &str) -> String {
         let (_cancel, cancellation) = oneshot::channel();
         match self.call_raw(&format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#), cancellation).await {
-            face::CallAnswer::Result(text) => text,
-            face::CallAnswer::Message(message) => {
-                String::from_utf8(join_parts(&message.with_id("\"c\"")).to_vec()).unwrap()
-            }
+            CallAnswer::Result(text) => text,
+            CallAnswer::Message(message) => String::from_utf8(join_parts(&message.with_id("\"c\"")).to_vec()).unwrap(),
             other => panic!("{other:?}"),
         }
     }

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{Duration, Instant};
 
 use super::access::User;
-use super::face::{ClientDescription, EndpointId};
+use super::client_description::ClientDescription;
+use super::endpoint_id::EndpointId;
 use super::session::{ClientSession, SessionFacts};
 
 /// Time for which a client still counts after its last request or stream.
@@ -172,8 +173,8 @@ fn endpoint_of(opening: &SessionFacts) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
+    use super::super::session::ClientLifetime;
     use super::super::session::SessionEnd;
-    use super::super::session::guest::ClientLifetime;
     use super::super::sessions::Sessions;
     use super::super::sessions::tests::{session_facts, user};
     use super::*;

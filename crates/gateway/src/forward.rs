@@ -10,10 +10,11 @@ use mcp_satellite_actors::{ClientRelay, RuntimeHandle};
 use serde::Deserialize;
 use tokio::time::Duration;
 
-use super::era::{MISSING_CAPABILITY, change, terms};
-use super::face::{CallAnswer, EndpointCall, RpcError};
+use super::answer::{CallAnswer, RpcError};
+use super::era::{MISSING_CAPABILITY, request_meta, translation};
 use super::refusal::INVALID_PARAMS;
 use super::reply::METHOD_NOT_FOUND;
+use super::request::EndpointRequest;
 use super::tools::raw::{JsonMembers, json_string, replace_part};
 
 // Maximum time to find out the era of a server, if neither the call nor the instance has a timeout.
@@ -22,26 +23,26 @@ const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) async fn forward(
     runtime: &RuntimeHandle,
     id: &InstanceId,
-    call: EndpointCall,
+    request: EndpointRequest,
     repeatable: bool,
     tool: Option<String>,
 ) -> Result<CallAnswer, CallError> {
-    let EndpointCall { message, origin, cancellation: withdrawn, timeout, era, client } = call;
+    let (origin, client) = (request.origin(), request.client().clone());
+    let EndpointRequest { message, cancellation, timeout, era, .. } = request;
     let relay = |message, era| ClientRelay { message, origin, repeatable, tool, era, client: Some(client.clone()) };
-    let is_as_it_came = era == Era::Sessions || is_stateless_supported(runtime, id, timeout).await?;
-    if is_as_it_came {
-        let answer = runtime.relay(id, relay(message, era), timeout, withdrawn).await?;
+    if era == Era::Sessions || is_stateless_supported(runtime, id, timeout).await? {
+        let answer = runtime.relay(id, relay(message, era), timeout, cancellation).await?;
         return Ok(answer.map_or(CallAnswer::Cancelled, CallAnswer::Message));
     }
     if let Some(why) = translation_error(&message) {
         return Ok(CallAnswer::Error(why));
     }
-    let asked = change::to_session_request(&message).map_err(|why| CallError::BadInput(why.to_string()))?;
-    let Some(answer) = runtime.relay(id, relay(asked, Era::Sessions), timeout, withdrawn).await? else {
+    let translated = translation::to_session_request(&message).map_err(|why| CallError::BadInput(why.to_string()))?;
+    let Some(answer) = runtime.relay(id, relay(translated, Era::Sessions), timeout, cancellation).await? else {
         return Ok(CallAnswer::Cancelled);
     };
-    if let Some(asks) = translate_url_elicitation(&answer, &message, &client.capabilities) {
-        return Ok(asks);
+    if let Some(question) = translate_url_elicitation(&answer, &message, &client.capabilities) {
+        return Ok(question);
     }
     let server = runtime.status(id).and_then(|view| view.server.clone());
     Ok(CallAnswer::Message(add_server_info(answer, server.as_deref(), message.method().unwrap_or_default())))
@@ -76,18 +77,18 @@ pub(super) fn unknown_state_error() -> RpcError {
 }
 
 fn add_server_info(answer: RpcMessage, server: Option<&ServerInfo>, method: &str) -> RpcMessage {
-    let info = server.and_then(change::info_of);
+    let info = server.and_then(translation::info_of);
     let (MessageKind::Result, Some(result), Some(info)) = (answer.kind(), answer.outcome(), info) else {
         return answer;
     };
-    let whole = change::complete_result(result, method, Some(info));
+    let completed = translation::complete_result(result, method, Some(info));
     // The text is derived from a valid message and stays valid.
-    RpcMessage::parse(replace_part(answer.text(), result, &whole).into()).unwrap_or(answer)
+    RpcMessage::parse(replace_part(answer.text(), result, &completed).into()).unwrap_or(answer)
 }
 
 /// Translates the error with which a server of 2025-11-25 asks its user to open a URL into a question of the stateless
 /// era. A client that has declined the question receives the original error.
-fn translate_url_elicitation(answer: &RpcMessage, asked: &RpcMessage, capabilities: &str) -> Option<CallAnswer> {
+fn translate_url_elicitation(answer: &RpcMessage, request: &RpcMessage, capabilities: &str) -> Option<CallAnswer> {
     #[derive(Deserialize)]
     struct ErrorData {
         elicitations: Vec<Elicitation>,
@@ -99,7 +100,7 @@ fn translate_url_elicitation(answer: &RpcMessage, asked: &RpcMessage, capabiliti
     }
     let error = answer.outcome().filter(|_| answer.kind() == MessageKind::Error)?;
     let code: i64 = member(error, "code")?.parse().ok()?;
-    if code != change::URL_ELICITATION_REQUIRED || has_declined(asked) {
+    if code != translation::URL_ELICITATION_REQUIRED || has_declined(request) {
         return None;
     }
     let data: ErrorData = serde_json::from_str(member(error, "data")?).ok()?;
@@ -109,27 +110,29 @@ fn translate_url_elicitation(answer: &RpcMessage, asked: &RpcMessage, capabiliti
     let can = member(capabilities, "elicitation").is_some_and(|elicitation| member(elicitation, "url").is_some());
     if !can {
         let data = Some(r#"{"requiredCapabilities":{"elicitation":{"url":{}}}}"#.to_owned());
-        let why =
-            format!("the server asks the user to open a URL, but `{}` has no `elicitation.url`", terms::CAPABILITIES);
+        let why = format!(
+            "the server asks the user to open a URL, but `{}` has no `elicitation.url`",
+            request_meta::CAPABILITIES
+        );
         return Some(CallAnswer::Error(RpcError { code: MISSING_CAPABILITY, message: why, data }));
     }
-    let request = |(at, Elicitation { message, url }): (usize, &Elicitation)| {
+    let input_request = |(at, Elicitation { message, url }): (usize, &Elicitation)| {
         let (message, url) = (json_string(message), json_string(url));
         format!(
             r#""url-{}":{{"method":"elicitation/create","params":{{"mode":"url","message":{message},"url":{url}}}}}"#,
             at + 1
         )
     };
-    let requests: Vec<String> = data.elicitations.iter().enumerate().map(request).collect();
+    let requests: Vec<String> = data.elicitations.iter().enumerate().map(input_request).collect();
     Some(CallAnswer::Result(format!(r#"{{"resultType":"input_required","inputRequests":{{{}}}}}"#, requests.join(","))))
 }
 
-fn has_declined(asked: &RpcMessage) -> bool {
+fn has_declined(request: &RpcMessage) -> bool {
     #[derive(Deserialize)]
     struct Response {
         action: String,
     }
-    let responses = asked.params().and_then(|params| member(params, "inputResponses"));
+    let responses = request.params().and_then(|params| member(params, "inputResponses"));
     responses.and_then(JsonMembers::read).unwrap_or_default().iter().any(|(_, response)| {
         serde_json::from_str::<Response>(response).is_ok_and(|response| response.action != "accept")
     })

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, stream};
-use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
@@ -20,17 +19,18 @@ use tokio::sync::oneshot;
 use tokio::time::{Duration, sleep, timeout};
 
 use super::access::User;
-use super::era::{self, change};
-use super::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
+use super::answer::{CallAnswer, InitializeAnswer, RpcError};
+use super::audience::GatewayAudience;
+use super::client_description::ClientDescription;
+use super::era::{self, translation};
 use super::forward::forward;
 use super::refusal::{CallRefusal, INVALID_PARAMS, SERVER_ERROR};
-use super::room::GatewayAudience;
-use super::session::ClientSession;
-use super::session::guest::ClientLifetime;
+use super::request::EndpointRequest;
+use super::session::{ClientLifetime, ClientSession};
+use super::shared_session::{SUBSCRIPTIONS_MAX, SharedSessionRequest, SubscriptionLimitError, URI_BYTES_MAX};
 use super::subscription::SubscriptionFilter;
 use super::tools::CallerCache;
 use super::tools::raw::{find_string, json_string};
-use super::wishes::{SUBSCRIPTIONS_MAX, SharedSessionRequest, SubscriptionLimitError, URI_BYTES_MAX};
 
 // Maximum time that a connecting client waits for a server that has to be started.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -69,7 +69,7 @@ impl Instances {
                 server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
             let spoken = if server.era == Era::Sessions { &server.protocol } else { era::NEWEST };
             let version = era::negotiate_version(&greeting.version, spoken);
-            Ok(InitializeAnswer { result: change::initialize_result(&server, &version), version })
+            Ok(InitializeAnswer { result: translation::initialize_result(&server, &version), version })
         }
         .boxed()
     }
@@ -80,7 +80,7 @@ impl Instances {
             let server = fetch_server_info(&runtime, &id).await;
             let server =
                 server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
-            Ok(change::discovery_result(&server))
+            Ok(translation::discovery_result(&server))
         }
         .boxed()
     }
@@ -96,20 +96,20 @@ impl Instances {
         id: InstanceId,
         wanted: SubscriptionFilter,
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
-        let (runtime, rooms, session) = (self.runtime.clone(), self.audience.clone(), session.clone());
+        let (runtime, audience, session) = (self.runtime.clone(), self.audience.clone(), session.clone());
         async move {
             let server = fetch_server_info(&runtime, &id).await;
             let server =
                 server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
             let mut agreed = wanted.restrict_to(server.capabilities.get());
-            rooms.add_client(&session, &id);
+            audience.add_client(&session, &id);
             // The session may have ended while the server was asked.
             if session.end_reason().is_some() {
-                rooms.remove_client(&session, &id);
+                audience.remove_client(&session, &id);
                 return Err(CallRefusal::closing().to_rpc_error());
             }
             let uris = std::mem::take(&mut agreed.uris);
-            agreed.uris = subscribe_all(&runtime, &rooms, &session, &id, uris).await?;
+            agreed.uris = subscribe_all(&runtime, &audience, &session, &id, uris).await?;
             Ok(agreed)
         }
         .boxed()
@@ -119,31 +119,25 @@ impl Instances {
         self.audience.add_client(session, id);
     }
 
-    pub(super) fn handle_request(
-        &self,
-        id: InstanceId,
-        session: Arc<ClientSession>,
-        call: EndpointCall,
-    ) -> BoxFuture<'static, CallAnswer> {
-        let (runtime, rooms) = (self.runtime.clone(), self.audience.clone());
+    pub(super) fn handle_request(&self, id: InstanceId, request: EndpointRequest) -> BoxFuture<'static, CallAnswer> {
+        let (runtime, audience) = (self.runtime.clone(), self.audience.clone());
         async move {
             let view = runtime.status(&id);
             // A dormant server is healthy and is not woken by a ping.
-            if call.message.method() == Some("ping") && view.as_ref().is_some_and(|view| view.dormant) {
+            if request.method() == "ping" && view.as_ref().is_some_and(|view| view.dormant) {
                 return CallAnswer::Result("{}".to_owned());
             }
-            if call.era == Era::Stateless {
+            if request.era == Era::Stateless {
                 let own = || view.as_ref().map(|view| view.spec.policy.session.request_timeout);
-                let patience = call.timeout.or_else(own).unwrap_or(GREETING_TIMEOUT);
-                if let Err(error) = prepare_log_level(&runtime, &rooms, &session, &id, patience).await {
-                    let method = call.message.method().unwrap_or_default();
-                    return CallRefusal::from_instance_error(&error, &runtime, &id, None).to_answer(method);
+                let timeout = request.timeout.or_else(own).unwrap_or(GREETING_TIMEOUT);
+                if let Err(error) = prepare_log_level(&runtime, &audience, &request.session, &id, timeout).await {
+                    return CallRefusal::from_instance_error(&error, &runtime, &id, None).to_answer(request.method());
                 }
-            } else if let Some(wish) = SharedSessionRequest::from_message(&call.message) {
-                return forward_shared_request(&runtime, &rooms, &session, &id, &wish, call).await;
+            } else if let Some(shared) = SharedSessionRequest::from_message(&request.message) {
+                return forward_shared_request(&runtime, &audience, &id, &shared, request).await;
             }
-            let answer = forward_call(&runtime, &id, view, call).await;
-            rooms.retry_failed_sync(&id);
+            let answer = forward_request(&runtime, &id, view, request).await;
+            audience.retry_failed_sync(&id);
             answer
         }
         .boxed()
@@ -211,7 +205,7 @@ fn is_complete(view: &InstanceView, server: &ServerInfo) -> bool {
 /// receive it before the request.
 async fn prepare_log_level(
     runtime: &RuntimeHandle,
-    rooms: &GatewayAudience,
+    audience: &GatewayAudience,
     session: &Arc<ClientSession>,
     id: &InstanceId,
     patience: Duration,
@@ -220,29 +214,28 @@ async fn prepare_log_level(
         // The call would wake the server anyway.
         && runtime.discover(id, patience).await?.is_none()
     {
-        rooms.add_guest_with_level(session, id, *level, patience).await;
+        audience.add_guest_with_level(session, id, *level, patience).await;
     }
     Ok(())
 }
 
 async fn forward_shared_request(
     runtime: &RuntimeHandle,
-    rooms: &GatewayAudience,
-    session: &ClientSession,
+    audience: &GatewayAudience,
     id: &InstanceId,
-    wish: &SharedSessionRequest,
-    call: EndpointCall,
+    shared: &SharedSessionRequest,
+    request: EndpointRequest,
 ) -> CallAnswer {
-    let wished = match rooms.record_request(session, id, wish) {
-        Ok(wished) => wished,
-        Err(too_much) => return CallAnswer::Error(subscription_limit_error(too_much)),
+    let recorded = match audience.record_request(&request.session, id, shared) {
+        Ok(recorded) => recorded,
+        Err(exceeded) => return CallAnswer::Error(subscription_limit_error(exceeded)),
     };
-    if wished.is_granted() {
+    if recorded.is_granted() {
         return CallAnswer::Result("{}".to_owned());
     }
-    let answer = forward_call(runtime, id, runtime.status(id), call).await;
+    let answer = forward_request(runtime, id, runtime.status(id), request).await;
     if let CallAnswer::Message(message) = &answer {
-        wished.report_answer(message.kind() == MessageKind::Result);
+        recorded.report_answer(message.kind() == MessageKind::Result);
     }
     answer
 }
@@ -251,8 +244,8 @@ async fn forward_shared_request(
 /// user and waits for the rate limit. The whole operation ends after the request timeout.
 async fn subscribe_all(
     runtime: &RuntimeHandle,
-    rooms: &GatewayAudience,
-    session: &ClientSession,
+    audience: &GatewayAudience,
+    session: &Arc<ClientSession>,
     id: &InstanceId,
     uris: BTreeSet<String>,
 ) -> Result<BTreeSet<String>, RpcError> {
@@ -260,7 +253,7 @@ async fn subscribe_all(
     let policy = &view.spec.policy.session;
     let at_once = SUBSCRIBING_MAX.min(policy.calls_in_flight_max / 2).max(1);
     let (mut agreed, mut refused) = (BTreeSet::new(), None);
-    let each = uris.into_iter().map(|uri| subscribe(runtime, rooms, session, id, uri));
+    let each = uris.into_iter().map(|uri| subscribe(runtime, audience, session, id, uri));
     let mut answers = pin!(stream::iter(each).buffer_unordered(at_once));
     let all = async {
         while let Some(answer) = answers.next().await {
@@ -280,26 +273,25 @@ async fn subscribe_all(
 
 async fn subscribe(
     runtime: &RuntimeHandle,
-    rooms: &GatewayAudience,
-    session: &ClientSession,
+    audience: &GatewayAudience,
+    session: &Arc<ClientSession>,
     id: &InstanceId,
     uri: String,
 ) -> Result<Option<String>, RpcError> {
     while let Err(limited) = session.user().count_request() {
         sleep(limited.retry_after).await;
     }
-    let wish = SharedSessionRequest::Subscribe(uri.clone());
+    let shared = SharedSessionRequest::Subscribe(uri.clone());
     let text = format!(
         r#"{{"jsonrpc":"2.0","id":0,"method":"resources/subscribe","params":{{"uri":{}}}}}"#,
         json_string(&uri)
     );
     let message = RpcMessage::parse(text.into()).map_err(|why| RpcError::new(INVALID_PARAMS, why.to_string()))?;
     // Held until the answer, because no client cancels this request.
-    let (_held, withdrawn) = oneshot::channel();
-    let origin = CallOrigin { client: session.number(), call: 0 };
-    let client = session.facts.client.facts.clone();
-    let call = EndpointCall { message, origin, cancellation: withdrawn, timeout: None, era: Era::Sessions, client };
-    let is_agreed = match forward_shared_request(runtime, rooms, session, id, &wish, call).await {
+    let (_cancel, cancellation) = oneshot::channel();
+    let session = session.clone();
+    let request = EndpointRequest { message, session, call: 0, cancellation, timeout: None, era: Era::Sessions };
+    let is_agreed = match forward_shared_request(runtime, audience, id, &shared, request).await {
         CallAnswer::Result(_) => true,
         CallAnswer::Message(answer) => answer.kind() == MessageKind::Result,
         CallAnswer::Error(error) => return Err(error),
@@ -308,18 +300,18 @@ async fn subscribe(
     Ok(is_agreed.then_some(uri))
 }
 
-async fn forward_call(
+async fn forward_request(
     runtime: &RuntimeHandle,
     id: &InstanceId,
     view: Option<Arc<InstanceView>>,
-    call: EndpointCall,
+    request: EndpointRequest,
 ) -> CallAnswer {
-    let method = call.message.method().unwrap_or_default().to_owned();
-    let tool = (method == "tools/call").then(|| name_of(&call.message)).flatten();
+    let method = request.method().to_owned();
+    let tool = (method == "tools/call").then(|| name_of(&request.message)).flatten();
     let known =
         tool.as_ref().and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
     let repeatable = known.unwrap_or_else(|| is_repeatable(&method));
-    match forward(runtime, id, call, repeatable, tool).await {
+    match forward(runtime, id, request, repeatable, tool).await {
         Ok(answer) => answer,
         Err(error) => CallRefusal::from_instance_error(&error, runtime, id, None).to_answer(&method),
     }

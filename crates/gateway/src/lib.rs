@@ -1,146 +1,80 @@
 //! The MCP endpoint: streamable HTTP for every client. It owns no server and makes no decision about one.
 //!
 //! ```text
-//! listen   TCP, TLS, limits of connections
-//! front    guard → path → access → method → body → access → drain → rate → era → session (or none)
-//! call     one request in a session: JSON, or a stream
-//!                                     session   one client: open requests, questions, streams
-//! visit    one stateless request                or one stateless request ("guest")
-//! ────────────────────────────── face: the interface ──────────────────────────
+//! listen          TCP, TLS, limits of connections
+//! http_requests   guard → path → access → method → body → access → drain → rate → era → session (or none)
+//! session_call    one request in a session: JSON, or a stream
+//!                                            session   one client: open requests, questions, streams
+//! stateless_call  one stateless request                 or one stateless request
+//! ──────────── handler: the interface, which passes an EndpointRequest to one of three views ────────────
 //! one instance, passed through · the tools that find tools · all tools in one list
 //! ```
 //!
-//! The front replaces the HTTP server of rmcp. That server parses every message into its own types, finds a session by
+//! This code replaces the HTTP server of rmcp. That server parses every message into its own types, finds a session by
 //! its id alone, cancels the call of a disconnected client only without sessions, and keeps two tasks and about 50 KB
 //! for each idle session.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "the embedding API documents its own items; this crate is internal")]
 
 pub mod access;
-pub mod behind;
-mod call;
+pub mod answer;
+pub mod audience;
+pub mod client_description;
 pub mod clients;
 mod connections;
+pub mod dispatch;
+pub mod endpoint_id;
 mod era;
-pub mod face;
 pub mod flat;
 mod forward;
-mod front;
 pub mod guard;
+pub mod handler;
+mod http_requests;
 mod instance;
 mod instructions;
 mod listen;
 mod metadata;
 pub mod names;
-mod parked;
+mod parked_calls;
 pub mod refusal;
 pub mod remedy;
 mod reply;
-pub mod room;
+pub mod request;
 pub mod search;
 pub mod session;
+mod session_call;
 pub mod sessions;
+mod settings;
+mod shared_session;
+mod stateless_call;
 pub mod stream;
 pub mod subscription;
 pub mod tools;
-mod visit;
-mod wishes;
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mcp_satellite_actors::model::event::Event;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Duration, Instant, timeout};
 
 use access::Access;
-use call::ResponseFormat;
 use clients::ClientStatus;
-use connections::{ConnectionLimits, Connections};
-use face::{EndpointHandler, EndpointId};
-use front::HttpFront;
-use guard::OriginGuard;
-use listen::{EndpointListener, ListenerTerms, TlsIdentity};
-use mcp_satellite_config::{GatewayLimits, GatewayPlan, ListenSetting, ResponseStyle, TlsFiles};
+use connections::Connections;
+use endpoint_id::EndpointId;
+use handler::EndpointHandler;
+use http_requests::HttpEndpoint;
+use listen::{EndpointListener, ListenerTerms};
+use mcp_satellite_config::{ListenSetting, TlsFiles};
 use session::SessionEnd;
 use sessions::Sessions;
-use visit::StatelessRequest;
-
-pub type ClientEventSink = Box<dyn Fn(Event) + Send + Sync>;
-
-const SSE_AFTER: Duration = Duration::from_secs(1);
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
-
-#[derive(Debug, Clone)]
-pub struct GatewaySettings {
-    /// Name of the satellite, for metadata.
-    pub name: String,
-    pub public_url: Option<String>,
-    pub guard: OriginGuard,
-    pub authorization_servers: Vec<String>,
-    pub trusted_proxies: Vec<IpAddr>,
-    pub tls: Option<TlsFiles>,
-    pub answers: ResponseStyle,
-    pub limits: GatewayLimits,
-    /// Time without an answer after which a response becomes an event stream: proxies close silent connections.
-    pub sse_after: Duration,
-    /// Interval of the keep-alive comments on a silent stream.
-    pub keep_alive: Duration,
-}
-
-impl GatewaySettings {
-    pub fn new(name: &str, plan: &GatewayPlan, address: SocketAddr) -> Self {
-        Self {
-            name: name.to_owned(),
-            public_url: plan.public_url.clone(),
-            guard: OriginGuard {
-                loopback: address.ip().is_loopback(),
-                hosts: plan.hosts.clone(),
-                origins: plan.origins.clone(),
-            },
-            authorization_servers: plan.authorization_servers.clone(),
-            trusted_proxies: plan.trusted_proxies.clone(),
-            tls: plan.tls.clone(),
-            answers: plan.response_style,
-            limits: plan.limits.clone(),
-            sse_after: SSE_AFTER,
-            keep_alive: KEEP_ALIVE,
-        }
-    }
-
-    fn base_url(&self, host: &str) -> String {
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
-        match &self.public_url {
-            Some(url) => url.trim_end_matches('/').to_owned(),
-            None => format!("{scheme}://{host}"),
-        }
-    }
-
-    pub fn check_certificate(&self) -> io::Result<()> {
-        self.load_identity().map(drop)
-    }
-
-    fn response_format(&self) -> ResponseFormat {
-        match self.answers {
-            ResponseStyle::Json => ResponseFormat::Either,
-            ResponseStyle::Sse => ResponseFormat::Stream,
-        }
-    }
-
-    fn connection_limits(&self) -> ConnectionLimits {
-        ConnectionLimits::new(&self.limits, &self.trusted_proxies)
-    }
-
-    fn load_identity(&self) -> io::Result<Option<TlsIdentity>> {
-        self.tls.as_ref().map(|tls| listen::identity(&tls.cert, &tls.key)).transpose()
-    }
-}
+pub use settings::{ClientEventSink, GatewaySettings};
+use stateless_call::StatelessCall;
 
 /// A running endpoint. Dropping it ends it at once.
 pub struct Gateway {
-    front: Arc<HttpFront>,
+    front: Arc<HttpEndpoint>,
     terms: Arc<ListenerTerms>,
     listeners: Mutex<EndpointListeners>,
     sweeper: JoinHandle<()>,
@@ -184,7 +118,7 @@ impl Gateway {
         let connections = Connections::new(settings.connection_limits());
         let terms = Arc::new(ListenerTerms::new(settings.load_identity()?, connections.clone()));
         let address = listener.local_addr()?;
-        let front = Arc::new(HttpFront::new(faces, sessions, tell, access, connections, settings));
+        let front = Arc::new(HttpEndpoint::new(faces, sessions, tell, access, connections, settings));
         let door = EndpointListener::open(listener, front.clone(), terms.clone())?;
         let doors = EndpointListeners { address, open: Some(door), closing: JoinSet::new() };
         let sweeper = tokio::spawn(sweep(front.clone()));
@@ -223,7 +157,7 @@ impl Gateway {
 
     /// Replaces the settings, and moves to another address if `elsewhere` is given. Ends sessions whose token is no
     /// longer accepted. Connections that the new settings would create differently end after their open requests, at
-    /// the latest after [`GatewayLimits::drain_timeout`]; sessions outlive them.
+    /// the latest after [`GatewayLimits::drain_timeout`](mcp_satellite_config::GatewayLimits::drain_timeout); sessions outlive them.
     ///
     /// # Errors
     /// The certificate or the address cannot be used. Both keep their old value, because a new certificate may
@@ -277,7 +211,7 @@ impl Gateway {
                 guest.end(why);
             }
         }
-        self.front.parked.sweep(Instant::now(), StatelessRequest::is_over);
+        self.front.parked.sweep(Instant::now(), StatelessCall::is_over);
     }
 
     pub fn end_endpoint_sessions(&self, endpoint: &EndpointId) {
@@ -326,7 +260,7 @@ impl Gateway {
 // Time to write the last answers.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-async fn sweep(front: Arc<HttpFront>) {
+async fn sweep(front: Arc<HttpEndpoint>) {
     const AT_MOST: Duration = Duration::from_secs(5);
     loop {
         let limits = front.settings().limits.clone();
@@ -337,7 +271,7 @@ async fn sweep(front: Arc<HttpFront>) {
         for session in front.sessions.sweep(&front.settings().limits, Instant::now()) {
             front.handle_session_end(&session);
         }
-        front.parked.sweep(Instant::now(), StatelessRequest::is_over);
+        front.parked.sweep(Instant::now(), StatelessCall::is_over);
         front.sessions.free_stream_memory();
     }
 }

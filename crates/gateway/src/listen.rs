@@ -16,10 +16,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 
-pub(crate) use mcp_satellite_http::tls::{TlsIdentity, identity};
+use mcp_satellite_http::tls::TlsIdentity;
 
 use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
-use super::front::{self, HttpFront};
+use super::http_requests::{self, HttpEndpoint};
 use mcp_satellite_http::server::{Admission, HttpServer};
 
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
@@ -63,13 +63,13 @@ pub(crate) struct EndpointListener {
 }
 
 impl EndpointListener {
-    pub(crate) fn open(listener: TcpListener, front: Arc<HttpFront>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
+    pub(crate) fn open(listener: TcpListener, front: Arc<HttpEndpoint>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
         let socket = Some(listener.try_clone()?);
-        let server = HttpServer::start(listener, EndpointAdmission { terms }, front::handle.with_state(front))?;
+        let server = HttpServer::start(listener, EndpointAdmission { terms }, http_requests::handle.with_state(front))?;
         Ok(Self { socket, server })
     }
 
-    pub(crate) fn reopen(&self, front: Arc<HttpFront>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
+    pub(crate) fn reopen(&self, front: Arc<HttpEndpoint>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
         let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
         Self::open(socket.try_clone()?, front, terms)
     }

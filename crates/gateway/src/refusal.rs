@@ -9,7 +9,7 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, RuntimeHandle};
 use serde::Serialize;
 
-use super::face::{CallAnswer, RpcError};
+use super::answer::{CallAnswer, RpcError};
 use super::tools::raw::to_json;
 use crate::remedy::command;
 

@@ -1,6 +1,7 @@
 //! HTTP responses. Every body is a JSON-RPC message or an event stream of them. An error contains the request's id if
 //! it is known, because a client waits for that id whatever the HTTP status is.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,12 +9,12 @@ use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
+use futures::Stream;
 use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::rpc::join_parts;
 
 use super::access::LimitExceeded;
-use super::face::{CallAnswer, RpcError};
-use super::session::EventStreamBody;
+use super::answer::{CallAnswer, RpcError};
 use super::stream::ASSURED;
 
 pub(crate) const PARSE_ERROR: i64 = -32700;
@@ -137,8 +138,8 @@ pub(crate) fn batch(unread: &Arc<ByteBudget>, answers: &[(Arc<str>, CallAnswer)]
     }
 }
 
-pub(crate) fn stream(listening: EventStreamBody) -> Response {
-    let mut response = build_response(StatusCode::OK, Some(EVENTS), Body::from_stream(listening));
+pub(crate) fn stream(events: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
+    let mut response = build_response(StatusCode::OK, Some(EVENTS), Body::from_stream(events));
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
@@ -146,23 +147,7 @@ pub(crate) fn stream(listening: EventStreamBody) -> Response {
 }
 
 fn to_bytes(answer: &CallAnswer, id: &str) -> Bytes {
-    with_parts(answer, id, |parts| join_parts(parts.unwrap_or_default()))
-}
-
-/// Writes an answer as the parts of a message and passes them to `then`; `None` if the request was cancelled.
-pub(crate) fn with_parts<R>(answer: &CallAnswer, id: &str, then: impl FnOnce(Option<&[&str]>) -> R) -> R {
-    const START: &str = r#"{"jsonrpc":"2.0","id":"#;
-    match answer {
-        CallAnswer::Message(message) => then(Some(&message.with_id(id))),
-        CallAnswer::Result(result) => then(Some(&[START, id, r#","result":"#, result, "}"])),
-        CallAnswer::Error(RpcError { code, message, data }) => {
-            let (code, message) = (code.to_string(), serde_json::Value::from(message.as_str()).to_string());
-            let (comma, data) = data.as_deref().map_or(("", ""), |data| (r#","data":"#, data));
-            let error = [START, id, r#","error":{"code":"#, &code, r#","message":"#, &message, comma, data, "}}"];
-            then(Some(&error))
-        }
-        CallAnswer::Cancelled => then(None),
-    }
+    answer.with_parts(id, |parts| join_parts(parts.unwrap_or_default()))
 }
 
 #[cfg(test)]

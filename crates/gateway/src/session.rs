@@ -7,7 +7,7 @@
 //!            ask ──► the same, under a number of ours ──► its answer ──► the server
 //! ```
 
-pub(super) mod guest;
+pub(super) mod stateless;
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -26,10 +26,11 @@ use tokio::time::{Duration, Instant, Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::access::{Permission, User};
-use super::face::{ClientDescription, EndpointId};
-use super::reply;
+use super::client_description::ClientDescription;
+use super::endpoint_id::{EndpointId, EndpointPath};
+use super::shared_session::McpLogLevel;
 use super::stream::{ASSURED, EventStream, ListenerId, SlowListener, StreamChoice, StreamItem, UNASKED, choose_stream};
-use guest::{ClientLifetime, GuestSubscription};
+use stateless::GuestSubscription;
 
 // SSE comment that keeps a silent connection open and detects a dead one.
 const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
@@ -66,6 +67,21 @@ impl SessionEnd {
     }
 }
 
+/// Time for which a client is known to the endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientLifetime {
+    Session,
+    Request {
+        method: Box<str>,
+        // Minimum level of log messages; `None` for none.
+        level: Option<McpLogLevel>,
+    },
+    Listening {
+        // Minimum level of the endpoint's own log messages; `None` for none.
+        level: Option<McpLogLevel>,
+    },
+}
+
 #[derive(Debug)]
 pub struct SessionFacts {
     pub permission: Permission,
@@ -77,13 +93,6 @@ pub struct SessionFacts {
     pub version: String,
     pub user_agent: Option<String>,
     pub lifetime: ClientLifetime,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndpointPath<'a> {
-    Instance(&'a str),
-    Tools,
-    Flat,
 }
 
 impl SessionFacts {
@@ -652,7 +661,7 @@ impl ClientSession {
             for call in state.calls.values_mut() {
                 if call.can_stream && call.cancel.is_some() {
                     // The error means that the client reads too slowly, and the stream ends anyway.
-                    let _ = reply::with_parts(&last, &call.id, |parts| call.reader.append(parts.unwrap_or_default()));
+                    let _ = last.with_parts(&call.id, |parts| call.reader.append(parts.unwrap_or_default()));
                 }
                 call.reader.end();
             }

@@ -11,10 +11,10 @@ use subtle::ConstantTimeEq as _;
 use tokio::time::Instant;
 
 use super::access::User;
+use super::client_description::ClientDescription;
 use super::clients::{self, ClientStatus, StatelessClients};
-use super::face::ClientDescription;
-use super::session::guest::ClientLifetime;
-use super::session::{ClientSession, EndpointPath, SessionEnd, SessionFacts};
+use super::endpoint_id::EndpointPath;
+use super::session::{ClientLifetime, ClientSession, SessionEnd, SessionFacts};
 use super::stream::is_crowded;
 use mcp_satellite_config::GatewayLimits;
 
@@ -290,7 +290,7 @@ pub(super) mod tests {
     use mcp_satellite_actors::model::ids::{InstallationId, InstanceId};
 
     use super::super::access::{Access, Permission};
-    use super::super::face::EndpointId;
+    use super::super::endpoint_id::EndpointId;
     use super::super::stream::UNASKED;
     use super::*;
     use mcp_satellite_config::{GatewayPlan, GatewayUser, TokenHash};

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use mcp_satellite_actors::rpc::{RpcMessage, member};
 use serde::Deserialize;
 
+use super::shared_session::{SUBSCRIPTIONS_MAX, URI_BYTES_MAX, covers, uri_of};
 use super::tools::raw::to_json;
-use super::wishes::{SUBSCRIPTIONS_MAX, URI_BYTES_MAX, covers, uri_of};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SubscriptionFilter {

@@ -1,15 +1,15 @@
 //! The two eras of the protocol: up to 2025-11-25 a client opens a session with `initialize`; since 2026-07-28 every
 //! request is self-contained and there are no sessions ("stateless"). Both are served on the same paths. Pure.
 
-pub(crate) mod change;
 pub(crate) mod headers;
-pub(crate) mod terms;
+pub(crate) mod request_meta;
+pub(crate) mod translation;
 
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use mcp_satellite_actors::model::era::STATELESS_VERSION;
 use mcp_satellite_actors::rpc::{RpcMessage, member};
 
-use super::face::RpcError;
+use super::answer::RpcError;
 use super::reply::SESSION_ID;
 
 // Newest version with sessions.
@@ -53,10 +53,10 @@ fn declared_version(message: &RpcMessage) -> Option<&str> {
     let params = message.params()?;
     // The name may be written with escapes, so a text with an escape is parsed, too.
     let may_have = |part: &str| memchr::memmem::find(params.as_bytes(), part.as_bytes()).is_some();
-    if !may_have(terms::VERSION) && !may_have("\\u") {
+    if !may_have(request_meta::VERSION) && !may_have("\\u") {
         return None;
     }
-    member(member(params, "_meta")?, terms::VERSION)
+    member(member(params, "_meta")?, request_meta::VERSION)
 }
 
 /// Returns true for a stateless request: `_meta` names such a version, or the header does and there is no session.

@@ -8,8 +8,8 @@
 //!    └──> the user's watcher ──> changes that last 250 ms ──> list_changed
 //! ```
 
-mod desk;
-mod picture;
+mod merged_lists;
+mod user_state;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,18 +21,20 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
 
-use self::desk::{FlatUserState, FlatUserStates};
-pub use self::picture::{ItemKind, MergedList, MergedLists};
+pub use self::merged_lists::{ItemKind, MergedList, MergedLists};
+use self::user_state::{FlatUserState, FlatUserStates};
 use super::access::User;
-use super::era::change;
-use super::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
+use super::answer::{CallAnswer, InitializeAnswer, RpcError};
+use super::client_description::ClientDescription;
+use super::era::translation;
 use super::forward::forward;
 use super::instructions::aggregate_instructions;
 use super::names;
 use super::refusal::{CallRefusal, INVALID_PARAMS};
+use super::request::EndpointRequest;
 use super::session::ClientSession;
 use super::subscription::SubscriptionFilter;
-use super::tools::face::{initialize_answer, single_page, unknown_method};
+use super::tools::endpoint::{initialize_answer, single_page, unknown_method};
 use super::tools::raw::{find_string, replace_string};
 use super::tools::resources::SEPARATOR;
 use super::tools::{CallerCache, CallerSnapshot};
@@ -68,7 +70,7 @@ impl FlatEndpoint {
     }
 
     pub(super) fn discover(&self, user: &User) -> String {
-        change::own_discovery_result(CAPABILITIES, &self.instructions(user))
+        translation::own_discovery_result(CAPABILITIES, &self.instructions(user))
     }
 
     fn instructions(&self, user: &User) -> String {
@@ -124,36 +126,30 @@ impl FlatEndpoint {
         self.states.remove_client(session);
     }
 
-    pub(super) fn handle_request(
-        self: &Arc<Self>,
-        session: Arc<ClientSession>,
-        call: EndpointCall,
-    ) -> BoxFuture<'static, CallAnswer> {
+    pub(super) fn handle_request(self: &Arc<Self>, request: EndpointRequest) -> BoxFuture<'static, CallAnswer> {
         let flat = self.clone();
         async move {
-            let desk = if session.is_guest() {
+            let session = &request.session;
+            let state = if session.is_guest() {
                 flat.states.keep_for_request(session.user(), &flat.runtime, &flat.callers)
-            } else if let Some(desk) = flat.states.find_for_session(&session) {
-                desk
+            } else if let Some(state) = flat.states.find_for_session(session) {
+                state
             } else {
                 // The session has just ended.
                 return CallAnswer::Cancelled;
             };
-            let method = call.message.method().unwrap_or_default();
-            match method {
+            match request.method() {
                 "ping" => CallAnswer::Result("{}".to_owned()),
-                "tools/list" => flat.list(&desk, &session, &call, ItemKind::Tools, MergedLists::tools).await,
-                "prompts/list" => flat.list(&desk, &session, &call, ItemKind::Prompts, MergedLists::prompts).await,
-                "resources/list" => {
-                    flat.list(&desk, &session, &call, ItemKind::Resources, MergedLists::resources).await
-                }
+                "tools/list" => flat.list(&state, &request, ItemKind::Tools, MergedLists::tools).await,
+                "prompts/list" => flat.list(&state, &request, ItemKind::Prompts, MergedLists::prompts).await,
+                "resources/list" => flat.list(&state, &request, ItemKind::Resources, MergedLists::resources).await,
                 "resources/templates/list" => {
-                    flat.list(&desk, &session, &call, ItemKind::Resources, MergedLists::resource_templates).await
+                    flat.list(&state, &request, ItemKind::Resources, MergedLists::resource_templates).await
                 }
                 "tools/call" | "prompts/get" | "resources/read" | "completion/complete" => {
-                    match flat.resolve_target(&desk, &session, &call.message).await {
-                        Ok(addressee) => flat.forward_to_target(call, addressee).await,
-                        Err(refusal) => refusal.to_answer(method),
+                    match flat.resolve_target(&state, &request).await {
+                        Ok(target) => flat.forward_to_target(request, target).await,
+                        Err(refusal) => refusal.to_answer(request.method()),
                     }
                 }
                 other => unknown_method(Some(other)),
@@ -170,15 +166,14 @@ impl FlatEndpoint {
     async fn list(
         &self,
         desk: &FlatUserState,
-        session: &ClientSession,
-        call: &EndpointCall,
+        request: &EndpointRequest,
         thing: ItemKind,
         text: fn(&MergedLists) -> &str,
     ) -> CallAnswer {
-        let picture = desk.merged_lists(self.caller(session)).await;
+        let picture = desk.merged_lists(self.caller(&request.session)).await;
         let Some(picture) = picture else { return CallAnswer::Error(CallRefusal::closing().to_rpc_error()) };
-        single_page(call.message.params(), || {
-            desk.record_read(session, thing, picture.list(thing));
+        single_page(request.message.params(), || {
+            desk.record_read(&request.session, thing, picture.list(thing));
             text(&picture).to_owned()
         })
     }
@@ -186,9 +181,9 @@ impl FlatEndpoint {
     async fn resolve_target(
         &self,
         desk: &FlatUserState,
-        session: &ClientSession,
-        message: &RpcMessage,
+        request: &EndpointRequest,
     ) -> Result<FlatItemTarget, CallRefusal> {
+        let (session, message) = (&request.session, &request.message);
         let text = message.text();
         let said = |path: &[&str]| find_string(text, path).map(|(_, said)| said);
         let path: &[&str] = match message.method().unwrap_or_default() {
@@ -237,10 +232,10 @@ impl FlatEndpoint {
             .ok_or_else(|| CallRefusal::not_found(what, name))
     }
 
-    async fn forward_to_target(&self, call: EndpointCall, addressee: FlatItemTarget) -> CallAnswer {
-        let FlatItemTarget { name_range: place, id, own_name: own, is_tool } = addressee;
-        let method = call.message.method().unwrap_or_default().to_owned();
-        let text = replace_string(call.message.text(), &place, &own);
+    async fn forward_to_target(&self, request: EndpointRequest, target: FlatItemTarget) -> CallAnswer {
+        let FlatItemTarget { name_range, id, own_name: own, is_tool } = target;
+        let method = request.method().to_owned();
+        let text = replace_string(request.message.text(), &name_range, &own);
         let message = match RpcMessage::parse(Bytes::from(text)) {
             Ok(renamed) => renamed,
             Err(why) => return CallAnswer::Error(RpcError::new(INVALID_PARAMS, why.to_string())),
@@ -252,8 +247,8 @@ impl FlatEndpoint {
         } else {
             is_repeatable(&method)
         };
-        let call = EndpointCall { message, ..call };
-        match forward(&self.runtime, &id, call, repeatable, is_tool.then_some(own)).await {
+        let request = EndpointRequest { message, ..request };
+        match forward(&self.runtime, &id, request, repeatable, is_tool.then_some(own)).await {
             Ok(answer) => answer,
             Err(error) => CallRefusal::from_instance_error(&error, &self.runtime, &id, None).to_answer(&method),
         }

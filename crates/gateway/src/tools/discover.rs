@@ -11,7 +11,7 @@ use super::arguments::MetaToolArguments;
 use super::caller::CallerSnapshot;
 use super::raw::{map_string, members, raw_value};
 use super::resources::{UI, qualify_uri};
-use super::structured_result;
+use super::result::structured_result;
 use crate::refusal::CallRefusal;
 use crate::search::{CatalogueIndexes, SearchedServer, ToolHit, search};
 

@@ -4,89 +4,96 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use mcp_satellite_actors::audience::CallOrigin;
-use mcp_satellite_actors::model::era::Era;
+use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::rpc::RpcMessage;
-use mcp_satellite_actors::{ClientFacts, RuntimeHandle};
-use tokio::sync::oneshot;
-use tokio::time::Duration;
 
 use super::arguments::MetaToolArguments;
 use super::caller::CallerSnapshot;
-use super::raw::json_string;
-use crate::face::{CallAnswer, EndpointCall};
+use super::raw::{Members, json_string};
+use crate::answer::CallAnswer;
 use crate::forward::forward;
 use crate::refusal::CallRefusal;
+use crate::request::EndpointRequest;
 
+// Members of the params that belong to the call and not to the meta-tool, so they are passed on.
+const CALL_MEMBERS: [&str; 3] = ["_meta", "inputResponses", "requestState"];
+
+/// Server for which the request of a meta-tool is meant.
 #[derive(Debug)]
-pub(super) struct MetaToolCall<'a> {
-    // Arguments of the outer tool.
-    pub arguments: Option<&'a str>,
-    // Other members of the params as JSON text, for example `_meta` with the progress token.
-    pub other_members: Vec<(&'static str, &'a str)>,
-    pub origin: CallOrigin,
-    // Receiver of the client's own cancellation.
-    pub cancellation: oneshot::Receiver<RpcMessage>,
-    // Time limit; `None` leaves it to the instance.
-    pub timeout: Option<Duration>,
-    // Era of the members in `other_members`.
-    pub era: Era,
-    pub client: Arc<ClientFacts>,
+pub(super) struct MetaToolTarget<'a> {
+    view: &'a Arc<InstanceView>,
+    // Name of the server in the arguments, for errors.
+    label: String,
+    // Name of the called tool, unless a resource is read.
+    tool: Option<String>,
 }
 
-pub(super) async fn execute(
+/// Returns the request of `execute_mcp_tool` to a server. `params` are those of the client's request.
+pub(super) fn tool_request<'a>(
     runtime: &RuntimeHandle,
-    caller: &CallerSnapshot,
-    asked: MetaToolCall<'_>,
-) -> Result<CallAnswer, CallRefusal> {
-    let arguments = MetaToolArguments::read(asked.arguments, &["tool_path", "arguments"])?;
+    caller: &'a CallerSnapshot,
+    arguments: Option<&str>,
+    params: &Members<'_>,
+) -> Result<(MetaToolTarget<'a>, RpcMessage), CallRefusal> {
+    let arguments = MetaToolArguments::read(arguments, &["tool_path", "arguments"])?;
     let path = arguments.text("tool_path")?;
     let (view, label, tool) = caller.split_server(&path, ':', "server:tool")?;
-    let given = arguments.raw("arguments");
-    if given.is_some_and(|given| !given.get().starts_with('{')) {
+    let tool_arguments = arguments.raw("arguments");
+    if tool_arguments.is_some_and(|value| !value.get().starts_with('{')) {
         return Err(CallRefusal::bad_input("`arguments` must be an object"));
     }
-    let name = [("name", json_string(tool))];
-    let params = name.into_iter().chain(given.map(|given| ("arguments", given.get().to_owned())));
-    let params: Vec<(&str, String)> = params.collect();
-    match forward_request(runtime, view, "tools/call", &params, asked, RelayedOperation::Tool(tool)).await {
-        Ok(answer) => Ok(answer),
-        Err(error) => Err(CallRefusal::from_instance_error(&error, runtime, &view.spec.id, Some(label))),
+    let name = json_string(tool);
+    let members = [("name", &*name)].into_iter().chain(tool_arguments.map(|value| ("arguments", value.get())));
+    let target = MetaToolTarget { view, label: label.to_owned(), tool: Some(tool.to_owned()) };
+    let message = target.message(runtime, "tools/call", members, params)?;
+    Ok((target, message))
+}
+
+impl<'a> MetaToolTarget<'a> {
+    pub(super) fn resource(view: &'a Arc<InstanceView>, label: &str) -> Self {
+        Self { view, label: label.to_owned(), tool: None }
     }
-}
 
-#[derive(Debug, Clone, Copy)]
-pub(super) enum RelayedOperation<'a> {
-    Tool(&'a str),
-    Resource,
-}
+    /// Returns a request with these members and those of the client's `params` that belong to the call.
+    pub(super) fn message<'m>(
+        &self,
+        runtime: &RuntimeHandle,
+        method: &str,
+        members: impl Iterator<Item = (&'m str, &'m str)>,
+        params: &'m Members<'_>,
+    ) -> Result<RpcMessage, CallRefusal> {
+        let passed_on = CALL_MEMBERS.into_iter().filter_map(|name| Some((name, params.get(name)?.get())));
+        let members: Vec<String> =
+            members.chain(passed_on).map(|(name, value)| format!("\"{name}\":{value}")).collect();
+        // The runtime replaces the id.
+        let text = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{{{}}}}}"#, members.join(","));
+        let message = RpcMessage::parse(Bytes::from(text));
+        message.map_err(|why| self.refusal(runtime, &CallError::BadInput(why.to_string())))
+    }
 
-/// Sends a request of the satellite to a server on behalf of the client. Returns the server's answer, or
-/// `CallAnswer::Cancelled` if the client cancels its own request.
-pub(super) async fn forward_request(
-    runtime: &RuntimeHandle,
-    view: &Arc<InstanceView>,
-    method: &str,
-    params: &[(&str, String)],
-    asked: MetaToolCall<'_>,
-    passed: RelayedOperation<'_>,
-) -> Result<CallAnswer, CallError> {
-    let MetaToolCall { arguments: _, other_members: beside, origin, cancellation: withdrawn, timeout, era, client } =
-        asked;
-    let params = params.iter().map(|(name, value)| (*name, &**value)).chain(beside);
-    let params: Vec<String> = params.map(|(name, value)| format!("\"{name}\":{value}")).collect();
-    // `relay` replaces the id.
-    let text = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{{{}}}}}"#, params.join(","));
-    let message = RpcMessage::parse(Bytes::from(text)).map_err(|why| CallError::BadInput(why.to_string()))?;
-    let (repeatable, tool) = match passed {
-        RelayedOperation::Tool(name) => {
-            let known = view.catalogue.as_deref().and_then(|catalogue| catalogue.tool(name));
-            (known.is_some_and(|tool| tool.repeatable), Some(name.to_owned()))
-        }
-        RelayedOperation::Resource => (true, None),
-    };
-    let call = EndpointCall { message, origin, cancellation: withdrawn, timeout, era, client };
-    forward(runtime, &view.spec.id, call, repeatable, tool).await
+    /// Sends a request to the server. Returns the server's answer, or `CallAnswer::Cancelled` if the client cancels its
+    /// own request.
+    pub(super) async fn forward(
+        mut self,
+        runtime: &RuntimeHandle,
+        request: EndpointRequest,
+    ) -> Result<CallAnswer, CallRefusal> {
+        let tool = self.tool.take();
+        let repeatable = match &tool {
+            Some(name) => {
+                let known = self.view.catalogue.as_deref().and_then(|catalogue| catalogue.tool(name));
+                known.is_some_and(|tool| tool.repeatable)
+            }
+            // Reading a resource changes nothing.
+            None => true,
+        };
+        let answer = forward(runtime, &self.view.spec.id, request, repeatable, tool).await;
+        answer.map_err(|error| self.refusal(runtime, &error))
+    }
+
+    fn refusal(&self, runtime: &RuntimeHandle, error: &CallError) -> CallRefusal {
+        CallRefusal::from_instance_error(error, runtime, &self.view.spec.id, Some(&self.label))
+    }
 }

@@ -18,9 +18,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::caller::{CallerCache, CallerSnapshot};
 use super::raw::to_json;
-use crate::session::ClientSession;
-use crate::session::guest::ClientLifetime;
-use crate::wishes::McpLogLevel;
+use crate::session::{ClientLifetime, ClientSession};
+use crate::shared_session::McpLogLevel;
 
 // Shorter interruptions are not reported.
 const LOST_AFTER: Duration = Duration::from_secs(2);

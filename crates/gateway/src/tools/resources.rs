@@ -3,16 +3,16 @@
 
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::catalogue::CatalogueEntry;
-use mcp_satellite_actors::rpc::{MessageKind, member};
+use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::arguments::MetaToolArguments;
 use super::caller::{CallerSnapshot, OfferedCatalogues};
-use super::execute::{MetaToolCall, RelayedOperation, forward_request};
-use super::raw::{json_string, map_string, members, raw_value};
-use super::{structured_result, structured_result_with};
-use crate::face::CallAnswer;
+use super::execute::MetaToolTarget;
+use super::raw::{Members, json_string, map_string, members, raw_value};
+use super::result::{structured_result, structured_result_with};
+use crate::answer::CallAnswer;
 use crate::refusal::CallRefusal;
 
 // Path of the member in which a tool or resource names the resource of its user interface.
@@ -59,27 +59,30 @@ impl Resources {
     }
 }
 
-/// Answers `read_mcp_resource`. Contents are not cached.
-pub(super) async fn read(
+/// Returns the request of `read_mcp_resource` to a server. `params` are those of the client's request.
+pub(super) fn resource_request<'a>(
     runtime: &RuntimeHandle,
-    caller: &CallerSnapshot,
-    asked: MetaToolCall<'_>,
-) -> Result<CallAnswer, CallRefusal> {
-    let uri = MetaToolArguments::read(asked.arguments, &["uri"])?.text("uri")?;
-    let (view, label, uri) = caller.split_server(&uri, SEPARATOR, "server|uri")?;
-    let params = [("uri", json_string(uri))];
-    match forward_request(runtime, view, "resources/read", &params, asked, RelayedOperation::Resource).await {
-        Err(error) => Err(CallRefusal::from_instance_error(&error, runtime, &view.spec.id, Some(label))),
-        Ok(CallAnswer::Message(answer)) => {
-            let outcome = answer.outcome().unwrap_or_default();
-            match answer.kind() {
-                // The client has to answer a question and then repeats its request.
-                MessageKind::Result if is_question(outcome) => Ok(CallAnswer::Message(answer)),
-                MessageKind::Result => contents_result(outcome).map(CallAnswer::Result),
-                MessageKind::Error | MessageKind::Request | MessageKind::Notification => Err(server_error(outcome)),
-            }
-        }
-        Ok(answer) => Ok(answer),
+    caller: &'a CallerSnapshot,
+    arguments: Option<&str>,
+    params: &Members<'_>,
+) -> Result<(MetaToolTarget<'a>, RpcMessage), CallRefusal> {
+    let address = MetaToolArguments::read(arguments, &["uri"])?.text("uri")?;
+    let (view, label, uri) = caller.split_server(&address, SEPARATOR, "server|uri")?;
+    let target = MetaToolTarget::resource(view, label);
+    let uri = json_string(uri);
+    let message = target.message(runtime, "resources/read", [("uri", &*uri)].into_iter(), params)?;
+    Ok((target, message))
+}
+
+/// Converts the answer of a server to the result of `read_mcp_resource`. Contents are not cached.
+pub(super) fn to_resource_result(answer: CallAnswer) -> Result<CallAnswer, CallRefusal> {
+    let CallAnswer::Message(answer) = answer else { return Ok(answer) };
+    let outcome = answer.outcome().unwrap_or_default();
+    match answer.kind() {
+        // The client has to answer a question and then repeats its request.
+        MessageKind::Result if is_question(outcome) => Ok(CallAnswer::Message(answer)),
+        MessageKind::Result => contents_result(outcome).map(CallAnswer::Result),
+        MessageKind::Error | MessageKind::Request | MessageKind::Notification => Err(server_error(outcome)),
     }
 }
 
@@ -107,8 +110,8 @@ fn is_question(result: &str) -> bool {
 }
 
 fn server_error(error: &str) -> CallRefusal {
-    let told = members(error).unwrap_or_default();
-    let message = told.get("message").and_then(|message| serde_json::from_str::<String>(message.get()).ok());
-    let code = told.get("code").map_or("", |code| code.get());
+    let error = members(error).unwrap_or_default();
+    let message = error.get("message").and_then(|message| serde_json::from_str::<String>(message.get()).ok());
+    let code = error.get("code").map_or("", |code| code.get());
     CallRefusal::new("server_error", format!("server error {code}: {}", message.unwrap_or_default()))
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::arguments::MetaToolArguments;
 use super::caller::CallerSnapshot;
-use super::structured_result;
+use super::result::structured_result;
 use crate::refusal::{CallRefusal, CallTarget};
 
 #[derive(Serialize)]

@@ -26,8 +26,8 @@ use crate::fleet::LoadFleet;
 use crate::types::{CallOutcome, PlannedCall};
 use mcp_satellite_config::{GatewayLimits, GatewayPlan, GatewayUser, ListenSetting, TokenHash};
 use mcp_satellite_gateway::access::Access;
-use mcp_satellite_gateway::behind::EndpointDispatcher;
-use mcp_satellite_gateway::room::GatewayAudience;
+use mcp_satellite_gateway::audience::GatewayAudience;
+use mcp_satellite_gateway::dispatch::EndpointDispatcher;
 use mcp_satellite_gateway::sessions::Sessions;
 use mcp_satellite_gateway::{self, Gateway, GatewaySettings};
 

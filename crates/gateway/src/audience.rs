@@ -31,12 +31,12 @@ use tokio::runtime::Handle;
 use tokio::time::{Duration, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::face::EndpointId;
+use super::endpoint_id::EndpointId;
 use super::reply::METHOD_NOT_FOUND;
 use super::session::ClientSession;
-use super::session::guest::own_message;
+use super::session::stateless::own_message;
 use super::sessions::Sessions;
-use super::wishes::{
+use super::shared_session::{
     McpLogLevel, PendingSessionRequest, RequestDisposition, SessionRequestOutcome, SharedSessionRequest,
     SharedSessionState, SubscriptionLimitError, uri_of,
 };

@@ -6,7 +6,7 @@ use mcp_satellite_actors::rpc::{MalformedMessage, RpcMessage, member};
 
 use super::super::refusal::{INVALID_PARAMS, SERVER_ERROR};
 use super::super::tools::raw::{JsonMembers, json_string, map_string, replace_part, to_json};
-use super::{SERVED, terms};
+use super::{SERVED, request_meta};
 
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 pub(crate) const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
@@ -23,7 +23,7 @@ pub(crate) fn to_session_request(message: &RpcMessage) -> Result<RpcMessage, Mal
     };
     pairs.remove(&["inputResponses", "requestState"]);
     if let Some(mut meta) = member(params, "_meta").and_then(JsonMembers::read) {
-        meta.remove(&[terms::VERSION, terms::INFO, terms::CAPABILITIES, terms::LEVEL]);
+        meta.remove(&[request_meta::VERSION, request_meta::INFO, request_meta::CAPABILITIES, request_meta::LEVEL]);
         pairs.set("_meta", meta.to_json());
     }
     RpcMessage::parse(replace_part(message.text(), params, &pairs.to_json()).into())

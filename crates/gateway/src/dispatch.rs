@@ -10,15 +10,17 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::rpc::RpcMessage;
 
 use super::access::User;
-use super::face::{
-    CallAnswer, ClientDescription, EndpointCall, EndpointHandler, EndpointId, InitializeAnswer, RpcError,
-};
+use super::answer::{CallAnswer, InitializeAnswer, RpcError};
+use super::audience::GatewayAudience;
+use super::client_description::ClientDescription;
+use super::endpoint_id::EndpointId;
 use super::flat::FlatEndpoint;
+use super::handler::EndpointHandler;
 use super::instance::Instances;
-use super::room::GatewayAudience;
+use super::request::EndpointRequest;
 use super::session::ClientSession;
 use super::subscription::SubscriptionFilter;
-use super::tools::face::handle_notification;
+use super::tools::endpoint::handle_notification;
 use super::tools::{CallerCache, MetaTools};
 
 #[derive(Debug)]
@@ -105,11 +107,11 @@ impl EndpointHandler for EndpointDispatcher {
         }
     }
 
-    fn handle_request(&self, session: Arc<ClientSession>, call: EndpointCall) -> BoxFuture<'static, CallAnswer> {
-        match &session.facts.endpoint {
-            EndpointId::Instance(id) => self.instances.handle_request(id.clone(), session.clone(), call),
-            EndpointId::Tools => self.tools.handle_request(session, call),
-            EndpointId::Flat => self.flat.handle_request(session, call),
+    fn handle_request(&self, request: EndpointRequest) -> BoxFuture<'static, CallAnswer> {
+        match &request.session.facts.endpoint {
+            EndpointId::Instance(id) => self.instances.handle_request(id.clone(), request),
+            EndpointId::Tools => self.tools.handle_request(request),
+            EndpointId::Flat => self.flat.handle_request(request),
         }
     }
 

@@ -9,28 +9,15 @@ use mcp_satellite_actors::audience::{ClientQuestion, SessionSource};
 use mcp_satellite_actors::byte_budget::ByteShare;
 use mcp_satellite_actors::rpc::{RpcMessage, join_parts};
 
-use super::super::era::{can_require_input, change, terms};
-use super::super::face::{CallAnswer, EndpointId, RpcError};
+use super::super::answer::{CallAnswer, RpcError};
+use super::super::endpoint_id::EndpointId;
+use super::super::era::{can_require_input, request_meta, translation};
 use super::super::refusal::SERVER_ERROR;
+use super::super::shared_session::McpLogLevel;
 use super::super::stream::UNASKED;
 use super::super::subscription::SubscriptionFilter;
 use super::super::tools::raw::{JsonMembers, json_string};
-use super::super::wishes::McpLogLevel;
-use super::{ClientSession, ENDED, SentQuestion, SessionState};
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClientLifetime {
-    Session,
-    Request {
-        method: Box<str>,
-        // Minimum level of log messages; `None` for none.
-        level: Option<McpLogLevel>,
-    },
-    Listening {
-        // Minimum level of the endpoint's own log messages; `None` for none.
-        level: Option<McpLogLevel>,
-    },
-}
+use super::{ClientLifetime, ClientSession, ENDED, SentQuestion, SessionState};
 
 #[derive(Debug)]
 pub(super) struct GuestSubscription {
@@ -59,10 +46,10 @@ impl SessionState {
     pub(super) fn final_answer(&self) -> CallAnswer {
         match &self.subscription {
             Some(GuestSubscription { id, .. }) => {
-                let meta = format!("{{{}:{id}}}", json_string(change::SUBSCRIPTION_ID));
+                let meta = format!("{{{}:{id}}}", json_string(translation::SUBSCRIPTION_ID));
                 CallAnswer::Result(format!(r#"{{"resultType":"complete","_meta":{meta}}}"#))
             }
-            None if self.is_guest => CallAnswer::Error(RpcError::new(change::INTERNAL_ERROR, ENDED)),
+            None if self.is_guest => CallAnswer::Error(RpcError::new(translation::INTERNAL_ERROR, ENDED)),
             None => CallAnswer::Error(RpcError::new(SERVER_ERROR, ENDED)),
         }
     }
@@ -105,7 +92,7 @@ impl ClientSession {
                 let hears = |hearing: &&GuestSubscription| is_notice || hearing.filter.is_subscribed_to(message);
                 let mut state = self.state();
                 let Some(hearing) = state.subscription.as_ref().filter(hears) else { return };
-                let Some(tagged) = change::tag_with_subscription(message, &hearing.id) else { return };
+                let Some(tagged) = translation::tag_with_subscription(message, &hearing.id) else { return };
                 let said = state.send(None, &[&tagged]);
                 drop(state);
                 self.end_if_slow(said);
@@ -134,7 +121,7 @@ impl ClientSession {
             ClientLifetime::Session if client.can_answer(method) => return Ok(()),
             ClientLifetime::Session => format!("the client does not support `{method}`"),
             ClientLifetime::Request { method: own, .. } if can_require_input(own) => {
-                match terms::missing_capability(client, question) {
+                match request_meta::missing_capability(client, question) {
                     None => return Ok(()),
                     Some(what) => format!("the client does not support {what}"),
                 }
@@ -152,7 +139,7 @@ impl ClientSession {
     pub fn acknowledge_subscription(&self, id: &Arc<str>, filter: SubscriptionFilter) -> bool {
         let params = format!(
             r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#,
-            json_string(change::SUBSCRIPTION_ID),
+            json_string(translation::SUBSCRIPTION_ID),
             filter.to_json()
         );
         let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
@@ -211,7 +198,7 @@ impl ClientSession {
     pub fn decline_questions(&self, why: &str) {
         let questions = std::mem::take(&mut self.state().questions);
         for asked in questions.into_values() {
-            asked.question.decline(change::INTERNAL_ERROR, why);
+            asked.question.decline(translation::INTERNAL_ERROR, why);
         }
     }
 }

@@ -13,57 +13,57 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures::future::{BoxFuture, ready};
-use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::rpc::{MessageKind, RpcMessage, member};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use super::call::{OpenCallGuard, ResponseFormat, ResponseSettings};
-use super::era::{change, status_of};
-use super::face::{CallAnswer, EndpointCall, RpcError};
-use super::front::HttpFront;
-use super::parked::ParkedRequestIdentity;
+use super::answer::{CallAnswer, RpcError};
+use super::era::{status_of, translation};
+use super::http_requests::HttpEndpoint;
+use super::parked_calls::ParkedRequestIdentity;
 use super::reply;
+use super::request::EndpointRequest;
 use super::session::{CallEvent, ClientSession, ENDED};
+use super::session_call::{OpenCallGuard, ResponseFormat, ResponseSettings};
 use super::tools::raw::{JsonMembers, json_string, replace_part};
 
 // Reason for declining a server's request when the call cannot be parked.
 const NO_ROOM: &str = "too many or too large calls wait for a response of their client";
 
-pub(super) struct GuestSession {
-    front: Arc<HttpFront>,
+pub(super) struct StatelessSession {
+    http: Arc<HttpEndpoint>,
     pub(super) session: Arc<ClientSession>,
 }
 
-impl GuestSession {
-    pub(super) fn new(front: Arc<HttpFront>, session: Arc<ClientSession>) -> Self {
-        Self { front, session }
+impl StatelessSession {
+    pub(super) fn new(http: Arc<HttpEndpoint>, session: Arc<ClientSession>) -> Self {
+        Self { http, session }
     }
 }
 
-impl Drop for GuestSession {
+impl Drop for StatelessSession {
     fn drop(&mut self) {
-        self.front.sessions.close_guest(&self.session);
-        self.front.handler.handle_session_end(&self.session);
+        self.http.sessions.close_guest(&self.session);
+        self.http.handler.handle_session_end(&self.session);
     }
 }
 
-pub(super) struct StatelessRequest {
+pub(super) struct StatelessCall {
     // Declared before the guest, so that the call is dropped (cancelled) while the guest still exists.
     answer: BoxFuture<'static, CallAnswer>,
-    guest: GuestSession,
+    guest: StatelessSession,
     // The request of the first round.
     message: RpcMessage,
     // Keeps the channel open: a stateless client cancels by closing the connection, not with a notification.
-    _withdraw: oneshot::Sender<RpcMessage>,
+    _cancel: oneshot::Sender<RpcMessage>,
     // The permit for the call and the bytes of its message.
-    _holds: Box<dyn Send>,
+    _resources: Box<dyn Send>,
 }
 
-impl StatelessRequest {
+impl StatelessCall {
     pub(super) fn begin(
-        guest: GuestSession,
+        guest: StatelessSession,
         message: RpcMessage,
         timeout: Option<std::time::Duration>,
         admission: impl Send + 'static,
@@ -71,19 +71,17 @@ impl StatelessRequest {
     ) -> Self {
         let session = &guest.session;
         session.set_progress_token(message.token());
-        let client = session.facts.client.facts.clone();
-        let origin = CallOrigin { client: session.number(), call: FIRST };
-        let (withdraw, withdrawn) = oneshot::channel();
-        let call = EndpointCall {
+        let (cancel, cancellation) = oneshot::channel();
+        let request = EndpointRequest {
             message: message.clone(),
-            origin,
-            cancellation: withdrawn,
+            session: session.clone(),
+            call: FIRST,
+            cancellation,
             timeout,
             era: Era::Stateless,
-            client,
         };
-        let answer = guest.front.handler.handle_request(session.clone(), call);
-        Self { answer, guest, message, _withdraw: withdraw, _holds: Box::new((admission, memory)) }
+        let answer = guest.http.handler.handle_request(request);
+        Self { answer, guest, message, _cancel: cancel, _resources: Box::new((admission, memory)) }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -106,7 +104,7 @@ impl StatelessRequest {
 const FIRST: u64 = 1;
 
 pub(super) async fn run_round(
-    mut visit: StatelessRequest,
+    mut visit: StatelessCall,
     id: Arc<str>,
     manner: ResponseSettings,
     work: impl Send + 'static,
@@ -158,12 +156,12 @@ fn stream_single_answer(open: OpenCallGuard, id: &Arc<str>, answer: &CallAnswer,
     let Some(listening) = open.session.listen(open.call, None, manner.keep_alive) else {
         return session_ended_response(id);
     };
-    reply::with_parts(answer, id, |parts| open.session.finish_call(open.call, parts));
+    answer.with_parts(id, |parts| open.session.finish_call(open.call, parts));
     tokio::spawn(async move { wait_until_read(&open).await });
     reply::stream(listening)
 }
 
-async fn stream_answer(mut visit: StatelessRequest, open: OpenCallGuard, id: Arc<str>, work: impl Send + 'static) {
+async fn stream_answer(mut visit: StatelessCall, open: OpenCallGuard, id: Arc<str>, work: impl Send + 'static) {
     let session = open.session.clone();
     let answer = loop {
         tokio::select! {
@@ -183,8 +181,8 @@ async fn stream_answer(mut visit: StatelessRequest, open: OpenCallGuard, id: Arc
         }
     };
     let (answer, visit) = answer;
-    reply::with_parts(&answer, &id, |parts| session.finish_call(open.call, parts));
-    let rest = visit.map(|StatelessRequest { guest, .. }| guest);
+    answer.with_parts(&id, |parts| session.finish_call(open.call, parts));
+    let rest = visit.map(|StatelessCall { guest, .. }| guest);
     wait_until_read(&open).await;
     drop((work, rest));
 }
@@ -198,12 +196,12 @@ async fn wait_until_read(open: &OpenCallGuard) {
 
 /// Parks a call whose client has to answer a question. Returns the response with the questions, or the call if there is
 /// no capacity.
-fn park(visit: StatelessRequest) -> Result<CallAnswer, Box<StatelessRequest>> {
-    let (front, session) = (visit.guest.front.clone(), visit.guest.session.clone());
+fn park(visit: StatelessCall) -> Result<CallAnswer, Box<StatelessCall>> {
+    let (http, session) = (visit.guest.http.clone(), visit.guest.session.clone());
     let requests = session.input_requests();
     let bound = ParkedRequestIdentity::new(session.user(), &session.facts.endpoint, &visit.message);
-    let (bytes, room) = (visit.message.text().len(), front.parked_limits(session.user()));
-    match front.parked.put(bound, bytes, room, Instant::now(), visit) {
+    let (bytes, room) = (visit.message.text().len(), http.parked_limits(session.user()));
+    match http.parked.put(bound, bytes, room, Instant::now(), visit) {
         Ok(state) => Ok(CallAnswer::Result(format!(
             r#"{{"resultType":"input_required","inputRequests":{requests},"requestState":{}}}"#,
             json_string(&state)
@@ -216,7 +214,7 @@ fn park(visit: StatelessRequest) -> Result<CallAnswer, Box<StatelessRequest>> {
 }
 
 fn session_ended_response(id: &str) -> Response {
-    reply::rpc_error(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(change::INTERNAL_ERROR, ENDED))
+    reply::rpc_error(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(translation::INTERNAL_ERROR, ENDED))
 }
 
 pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCode, CallAnswer) {
@@ -224,15 +222,16 @@ pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCo
         CallAnswer::Message(message) => {
             let outcome = message.outcome().unwrap_or_default();
             if message.kind() == MessageKind::Result {
-                let completed = change::complete_result(outcome, method, None);
+                let completed = translation::complete_result(outcome, method, None);
                 let same = completed == outcome;
                 return (
                     StatusCode::OK,
                     CallAnswer::Message(if same { message } else { replace_outcome(message, &completed) }),
                 );
             }
-            let code = member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(change::INTERNAL_ERROR);
-            let coded = change::stateless_error_code(code, false);
+            let code =
+                member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(translation::INTERNAL_ERROR);
+            let coded = translation::stateless_error_code(code, false);
             let message = match JsonMembers::read(outcome) {
                 Some(mut error) if coded != code => {
                     error.set("code", coded.to_string());
@@ -244,11 +243,11 @@ pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCo
             (status_of(coded), CallAnswer::Message(message))
         }
         CallAnswer::Result(result) => {
-            let result = change::complete_result(&result, method, Some(&change::own_server_info()));
+            let result = translation::complete_result(&result, method, Some(&translation::own_server_info()));
             (StatusCode::OK, CallAnswer::Result(result))
         }
         CallAnswer::Error(error) => {
-            let code = change::stateless_error_code(error.code, true);
+            let code = translation::stateless_error_code(error.code, true);
             (status_of(code), CallAnswer::Error(RpcError { code, ..error }))
         }
         CallAnswer::Cancelled => (StatusCode::OK, CallAnswer::Cancelled),

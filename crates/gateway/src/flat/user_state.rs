@@ -9,10 +9,10 @@ use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, sleep_until};
 
-use super::picture::{ItemKind, MergedList, MergedLists};
+use super::merged_lists::{ItemKind, MergedList, MergedLists};
 use crate::access::User;
 use crate::session::ClientSession;
-use crate::session::guest::own_message;
+use crate::session::stateless::own_message;
 use crate::tools::{CallerCache, CallerSnapshot};
 
 // Only changes that last this long are announced, so a quick restart of a server is not.

@@ -15,8 +15,8 @@ use subtle::ConstantTimeEq as _;
 use tokio::time::{Duration, Instant};
 
 use super::access::User;
+use super::endpoint_id::EndpointId;
 use super::era::can_require_input;
-use super::face::EndpointId;
 use super::sessions::{parse_key, split_key};
 use super::tools::raw::JsonMembers;
 

@@ -4,10 +4,11 @@ use axum::http::HeaderMap;
 use mcp_satellite_actors::model::era::STATELESS_VERSION;
 use mcp_satellite_actors::rpc::{RpcMessage, member};
 
-use super::super::face::{ClientDescription, RpcError};
+use super::super::answer::RpcError;
+use super::super::client_description::ClientDescription;
 use super::super::refusal::INVALID_PARAMS;
+use super::super::shared_session::McpLogLevel;
 use super::super::tools::raw::{JsonMembers, to_json};
-use super::super::wishes::McpLogLevel;
 use super::{HEADER_MISMATCH, PROTOCOL_VERSION, SERVED, StatelessErrorResponse, UNSUPPORTED_VERSION, headers};
 
 pub(crate) const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
@@ -16,13 +17,13 @@ pub(crate) const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilitie
 pub(crate) const LEVEL: &str = "io.modelcontextprotocol/logLevel";
 
 #[derive(Debug)]
-pub(crate) struct RequestTerms {
+pub(crate) struct StatelessRequestMeta {
     pub client: ClientDescription,
     // Minimum level of log messages on behalf of the request; without one the client receives none.
     pub level: Option<McpLogLevel>,
 }
 
-impl RequestTerms {
+impl StatelessRequestMeta {
     pub(crate) fn read(message: &RpcMessage, given: &HeaderMap) -> Result<Self, StatelessErrorResponse> {
         let twice = |_| {
             StatelessErrorResponse::bad_request(
@@ -121,12 +122,12 @@ mod tests {
 
     use super::*;
 
-    fn read(version: Option<&'static str>, meta: &Value) -> Result<RequestTerms, StatelessErrorResponse> {
+    fn read(version: Option<&'static str>, meta: &Value) -> Result<StatelessRequestMeta, StatelessErrorResponse> {
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}});
         let method = (HeaderName::from_static("mcp-method"), HeaderValue::from_static("tools/list"));
         let version = version.map(|version| (PROTOCOL_VERSION, HeaderValue::from_static(version)));
         let headers = version.into_iter().chain([method]).collect();
-        RequestTerms::read(&RpcMessage::parse(request.to_string().into()).unwrap(), &headers)
+        StatelessRequestMeta::read(&RpcMessage::parse(request.to_string().into()).unwrap(), &headers)
     }
 
     #[test]
@@ -156,11 +157,12 @@ mod tests {
     #[test]
     fn the_client_description_comes_from_the_request_metadata() {
         let meta = json!({VERSION: "2026-07-28", CAPABILITIES: {"sampling": {}}, INFO: {"name": "n", "version": "1"}, LEVEL: "info"});
-        let RequestTerms { client, level } = read(Some("2026-07-28"), &meta).unwrap();
+        let StatelessRequestMeta { client, level } = read(Some("2026-07-28"), &meta).unwrap();
         assert_eq!((&*client.name, &*client.client_version, level), ("n", "1", Some(McpLogLevel::Info)));
         assert!(client.sampling && !client.elicitation && !client.roots);
         let twice = r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{},"_meta":{}}}"#;
-        let wrong = RequestTerms::read(&RpcMessage::parse(twice.into()).unwrap(), &HeaderMap::new()).unwrap_err();
+        let wrong =
+            StatelessRequestMeta::read(&RpcMessage::parse(twice.into()).unwrap(), &HeaderMap::new()).unwrap_err();
         assert_eq!(wrong.error.code, INVALID_PARAMS);
     }
 

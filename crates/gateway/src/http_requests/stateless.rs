@@ -1,4 +1,4 @@
-//! Stateless requests: the part of the [front](super) that handles requests without a session.
+//! Stateless requests: the part of [request handling](super) that answers requests without a session.
 
 use std::sync::Arc;
 
@@ -8,25 +8,26 @@ use mcp_satellite_actors::rpc::{MessageKind, RpcMessage};
 use tokio::time::{Duration, Instant};
 
 use super::super::access::Permission;
-use super::super::call::{OpenCallGuard, ResponseFormat, ResponseSettings};
-use super::super::era::terms::RequestTerms;
-use super::super::era::{self, HEADER_MISMATCH, StatelessErrorResponse, change, headers};
-use super::super::face::{CallAnswer, RpcError};
-use super::super::parked::ParkedRequestIdentity;
+use super::super::answer::{CallAnswer, RpcError};
+use super::super::endpoint_id::EndpointPath;
+use super::super::era::request_meta::StatelessRequestMeta;
+use super::super::era::{self, HEADER_MISMATCH, StatelessErrorResponse, headers, translation};
+use super::super::parked_calls::ParkedRequestIdentity;
 use super::super::refusal::INVALID_PARAMS;
 use super::super::reply::{self, INVALID_REQUEST, METHOD_NOT_FOUND, SESSION_ID};
-use super::super::session::guest::ClientLifetime;
-use super::super::session::{ClientSession, ENDED, EndpointPath, SessionEnd, SessionFacts};
+use super::super::session::{ClientLifetime, ClientSession, ENDED, SessionEnd, SessionFacts};
+use super::super::session_call::{OpenCallGuard, ResponseFormat, ResponseSettings};
+use super::super::settings::GatewaySettings;
+use super::super::stateless_call::{self, StatelessCall, StatelessSession};
 use super::super::subscription::SubscriptionFilter;
 use super::super::tools::raw;
-use super::super::visit::{self, GuestSession, StatelessRequest};
 use super::{
-    BodyMemory, CROWDED_PAUSE, Checked, ErrorResponse, GatewaySettings, HttpFront, TEXT_MAX, error_response,
-    first_value, method_not_allowed, sanitize,
+    BodyMemory, CROWDED_PAUSE, Checked, ErrorResponse, HttpEndpoint, TEXT_MAX, error_response, first_value,
+    method_not_allowed, sanitize,
 };
 
 struct SubscriptionGuard {
-    front: Arc<HttpFront>,
+    front: Arc<HttpEndpoint>,
     session: Arc<ClientSession>,
 }
 
@@ -38,7 +39,7 @@ impl Drop for SubscriptionGuard {
     }
 }
 
-impl HttpFront {
+impl HttpEndpoint {
     pub(super) async fn handle_stateless(
         self: &Arc<Self>,
         settings: &GatewaySettings,
@@ -54,13 +55,14 @@ impl HttpFront {
         };
         let id: Arc<str> = id.into();
         let wrong = |StatelessErrorResponse { status, error }| ErrorResponse::new(reply::rpc_error(status, &id, error));
-        let RequestTerms { client, level } = RequestTerms::read(&message, &parts.headers).map_err(wrong)?;
+        let StatelessRequestMeta { client, level } =
+            StatelessRequestMeta::read(&message, &parts.headers).map_err(wrong)?;
         let method = message.method().unwrap_or_default();
         if era::is_removed(method) {
             let why = format!("there is no method `{method}` in this version of the protocol");
             return Err(error_response(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
         }
-        let (endpoint, name) = self.resolve_endpoint(&pass.user, place, &id, change::INTERNAL_ERROR)?;
+        let (endpoint, name) = self.resolve_endpoint(&pass.user, place, &id, translation::INTERNAL_ERROR)?;
         if method == "tools/call"
             && let Some((_, tool)) = message.params().and_then(|params| raw::find_string(params, &["name"]))
             && let Some(definition) = self.handler.definition(pass.user.clone(), &endpoint, &tool).await
@@ -77,7 +79,7 @@ impl HttpFront {
             visit.resume(&message);
             // The parked call has kept its own share of the user's budget.
             drop(memory);
-            return Ok(visit::run_round(visit, id, manner, self.work.token()).await);
+            return Ok(stateless_call::run_round(visit, id, manner, self.work.token()).await);
         }
         let admission = pass
             .user
@@ -90,7 +92,7 @@ impl HttpFront {
                 Ok(told) => CallAnswer::Result(told),
                 Err(error) => CallAnswer::Error(error),
             };
-            let (status, told) = visit::to_stateless_answer(told, method);
+            let (status, told) = stateless_call::to_stateless_answer(told, method);
             return Ok(reply::answer_with_status(status, &told, &id));
         }
         let listens = method == "subscriptions/listen";
@@ -117,15 +119,16 @@ impl HttpFront {
             error_response(
                 StatusCode::SERVICE_UNAVAILABLE,
                 Some(&id),
-                change::INTERNAL_ERROR,
+                translation::INTERNAL_ERROR,
                 "the system provides no random numbers",
             )
         };
-        let guest = GuestSession::new(self.clone(), self.sessions.open_guest(opening, Instant::now()).map_err(full)?);
+        let guest =
+            StatelessSession::new(self.clone(), self.sessions.open_guest(opening, Instant::now()).map_err(full)?);
         // The token may have been revoked between the check and the insertion into the table.
         self.check_permission(settings, &guest.session.facts.permission, parts)?;
-        let visit = StatelessRequest::begin(guest, message, manner.timeout, admission, memory);
-        Ok(visit::run_round(visit, id, manner, self.work.token()).await)
+        let visit = StatelessCall::begin(guest, message, manner.timeout, admission, memory);
+        Ok(stateless_call::run_round(visit, id, manner, self.work.token()).await)
     }
 
     /// Answers `subscriptions/listen`. The subscription counts as a session of its user.
@@ -159,7 +162,7 @@ impl HttpFront {
             Ok(agreed) => agreed,
             Err(error) => {
                 let RpcError { code, message, data } = error;
-                let error = RpcError { code: change::stateless_error_code(code, true), message, data };
+                let error = RpcError { code: translation::stateless_error_code(code, true), message, data };
                 return Ok(reply::rpc_error(era::status_of(error.code), id, error));
             }
         };
@@ -167,7 +170,7 @@ impl HttpFront {
             return Err(ErrorResponse::new(reply::overloaded(CROWDED_PAUSE)));
         }
         let Some(listening) = session.listen(call, None, manner.keep_alive) else {
-            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), change::INTERNAL_ERROR, ENDED));
+            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), translation::INTERNAL_ERROR, ENDED));
         };
         tokio::spawn(async move {
             // The last event is read by the listener that is still attached.

@@ -11,13 +11,15 @@ use super::MetaTools;
 use super::raw::json_string;
 use super::schema::{INSTRUCTIONS, TOOLS};
 use crate::access::User;
-use crate::era::{self, change};
-use crate::face::{CallAnswer, ClientDescription, EndpointCall, InitializeAnswer, RpcError};
+use crate::answer::{CallAnswer, InitializeAnswer, RpcError};
+use crate::client_description::ClientDescription;
+use crate::era::{self, translation};
 use crate::instructions::aggregate_instructions;
 use crate::refusal::INVALID_PARAMS;
 use crate::reply::METHOD_NOT_FOUND;
+use crate::request::EndpointRequest;
 use crate::session::ClientSession;
-use crate::wishes::McpLogLevel;
+use crate::shared_session::McpLogLevel;
 
 const CAPABILITIES: &str = r#"{"tools":{},"logging":{}}"#;
 
@@ -71,16 +73,15 @@ impl MetaTools {
     }
 
     pub(crate) fn discover(&self, user: &User) -> String {
-        change::own_discovery_result(CAPABILITIES, &self.instructions(user))
+        translation::own_discovery_result(CAPABILITIES, &self.instructions(user))
     }
 
     fn instructions(&self, user: &User) -> String {
-        aggregate_instructions(INSTRUCTIONS, &self.caller(&user.team, &user.user))
+        aggregate_instructions(INSTRUCTIONS, &self.caller(user))
     }
 
     pub(crate) fn handle_session_start(&self, session: &Arc<ClientSession>) {
-        let user = session.user();
-        self.prepare_indexes(&user.team, &user.user);
+        self.prepare_indexes(session.user());
         self.listen(session);
     }
 
@@ -96,20 +97,16 @@ impl MetaTools {
         self.notices.remove_client(session);
     }
 
-    pub(crate) fn handle_request(
-        self: &Arc<Self>,
-        session: Arc<ClientSession>,
-        call: EndpointCall,
-    ) -> BoxFuture<'static, CallAnswer> {
+    pub(crate) fn handle_request(self: &Arc<Self>, request: EndpointRequest) -> BoxFuture<'static, CallAnswer> {
         let tools = self.clone();
         async move {
-            match call.message.method() {
-                Some("tools/call") => tools.call((&session.user().team, &session.user().user), call).await,
-                Some("tools/list") => single_page(call.message.params(), || TOOLS.to_owned()),
+            match request.message.method() {
+                Some("tools/call") => tools.call(request).await,
+                Some("tools/list") => single_page(request.message.params(), || TOOLS.to_owned()),
                 Some("ping") => CallAnswer::Result("{}".to_owned()),
-                Some("logging/setLevel") => match McpLogLevel::from_message(&call.message) {
+                Some("logging/setLevel") => match McpLogLevel::from_message(&request.message) {
                     Some(level) => {
-                        tools.notices.set_level(&session, level);
+                        tools.notices.set_level(&request.session, level);
                         CallAnswer::Result("{}".to_owned())
                     }
                     None => CallAnswer::Error(RpcError::new(INVALID_PARAMS, "`level` is missing or unknown")),

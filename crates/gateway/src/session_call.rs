@@ -7,13 +7,14 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures::future::BoxFuture;
-use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::rpc::RpcMessage;
 use tokio::time::{Duration, sleep};
 
-use super::face::{CallAnswer, EndpointCall, EndpointHandler};
+use super::answer::CallAnswer;
+use super::handler::EndpointHandler;
 use super::reply;
+use super::request::EndpointRequest;
 use super::session::{CallEvent, ClientSession, ENDED};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,22 +55,21 @@ struct StartedCall {
 }
 
 fn start_call(
-    faces: &dyn EndpointHandler,
+    handler: &dyn EndpointHandler,
     session: &Arc<ClientSession>,
     message: RpcMessage,
     timeout: Option<Duration>,
     streams: bool,
 ) -> Result<StartedCall, Arc<str>> {
     let id: Arc<str> = message.id().unwrap_or("null").into();
-    let Ok((call, withdrawn)) = session.open_call(&id, streams) else { return Err(id) };
+    let Ok((call, cancellation)) = session.open_call(&id, streams) else { return Err(id) };
     if message.method() == Some("tools/call") {
         session.count_tool_call();
     }
     let open = OpenCallGuard { session: session.clone(), call };
-    let origin = CallOrigin { client: session.number(), call };
-    let client = session.facts.client.facts.clone();
-    let call = EndpointCall { message, origin, cancellation: withdrawn, timeout, era: Era::Sessions, client };
-    let answer = faces.handle_request(session.clone(), call);
+    let session = session.clone();
+    let request = EndpointRequest { message, session, call, cancellation, timeout, era: Era::Sessions };
+    let answer = handler.handle_request(request);
     Ok(StartedCall { open, id, answer })
 }
 
@@ -87,7 +87,7 @@ fn session_ended_response(id: &str) -> Response {
 pub(crate) type CallResources<A, W, M> = (A, W, M);
 
 pub(crate) async fn answer(
-    faces: &dyn EndpointHandler,
+    handler: &dyn EndpointHandler,
     session: &Arc<ClientSession>,
     message: RpcMessage,
     manner: ResponseSettings,
@@ -95,7 +95,7 @@ pub(crate) async fn answer(
 ) -> Response {
     let streams = manner.format != ResponseFormat::Json;
     let StartedCall { open, id, answer: mut coming } =
-        match start_call(faces, session, message, manner.timeout, streams) {
+        match start_call(handler, session, message, manner.timeout, streams) {
             Ok(begun) => begun,
             Err(id) => return id_in_use_response(&id),
         };
@@ -129,7 +129,7 @@ async fn stream_answer(
     let OpenCallGuard { session, call } = &open;
     tokio::select! {
         biased;
-        answer = coming => reply::with_parts(&answer, &id, |parts| session.finish_call(*call, parts)),
+        answer = coming => answer.with_parts(&id, |parts| session.finish_call(*call, parts)),
         () = session.end_token().cancelled() => return,
         () = session.wait_until_abandoned(*call, grace) => return,
     }
@@ -148,7 +148,7 @@ async fn stream_answer(
 }
 
 pub(crate) async fn answer_batch(
-    faces: &dyn EndpointHandler,
+    handler: &dyn EndpointHandler,
     session: &Arc<ClientSession>,
     requests: Vec<RpcMessage>,
     timeout: Option<Duration>,
@@ -156,7 +156,7 @@ pub(crate) async fn answer_batch(
 ) -> Response {
     let mut coming = Vec::with_capacity(requests.len());
     for message in requests {
-        let begun = match start_call(faces, session, message, timeout, false) {
+        let begun = match start_call(handler, session, message, timeout, false) {
             Ok(begun) => begun,
             Err(id) => return id_in_use_response(&id),
         };
@@ -183,7 +183,9 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::super::access::User;
-    use super::super::face::{ClientDescription, EndpointId, InitializeAnswer, RpcError};
+    use super::super::answer::{InitializeAnswer, RpcError};
+    use super::super::client_description::ClientDescription;
+    use super::super::endpoint_id::EndpointId;
     use super::super::sessions::Sessions;
     use super::super::sessions::tests::{session_facts, user};
     use super::super::subscription::SubscriptionFilter;
@@ -225,7 +227,7 @@ mod tests {
 
         fn handle_session_start(&self, _: &Arc<ClientSession>) {}
 
-        fn handle_request(&self, _: Arc<ClientSession>, _: EndpointCall) -> BoxFuture<'static, CallAnswer> {
+        fn handle_request(&self, _: EndpointRequest) -> BoxFuture<'static, CallAnswer> {
             let answer = self.0.lock().unwrap().take().unwrap();
             Box::pin(async move { CallAnswer::Result(answer.await.unwrap()) })
         }
@@ -242,7 +244,7 @@ mod tests {
         let opened = sessions.open(session_facts(&alice, EndpointId::Tools), &GatewayLimits::default(), now);
         let (session, _) = opened.unwrap();
         let (release, answer) = oneshot::channel();
-        let faces = SingleResponseHandler(Mutex::new(Some(answer)));
+        let handler = SingleResponseHandler(Mutex::new(Some(answer)));
         let request = br#"{"jsonrpc":"2.0","id":5,"method":"x"}"#;
         let message = RpcMessage::parse(Bytes::from_static(request)).unwrap();
         let long = Duration::from_secs(3600);
@@ -255,7 +257,7 @@ mod tests {
         };
         let (admission, work, memory) = (Arc::new(()), Arc::new(()), Arc::new(()));
         let held = (admission.clone(), work.clone(), memory.clone());
-        let response = super::answer(&faces, &session, message, settings, held).await;
+        let response = super::answer(&handler, &session, message, settings, held).await;
         let mut body = response.into_body().into_data_stream();
         assert!(body.next().await.unwrap().unwrap().starts_with(b"id: 1-0"));
         release.send("1".to_owned()).unwrap();

@@ -1,5 +1,5 @@
 //! Handles every HTTP request in a fixed order: guard → path → access → method → body → access → drain → rate → era →
-//! session (or the terms of a stateless request) → face. The first check that fails determines the response and the
+//! session (or the metadata of a stateless request) → handler. The first check that fails determines the response and the
 //! later ones are skipped, so a client without a token learns nothing about existing servers.
 
 mod stateless;
@@ -25,19 +25,22 @@ use tokio::time::{Duration, Instant, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::access::{Access, AccessDenied, Permission, User};
-use super::call::{self, ResponseFormat, ResponseSettings};
+use super::answer::{CallAnswer, RpcError};
+use super::client_description::ClientDescription;
 use super::connections::Connections;
+use super::endpoint_id::{EndpointId, EndpointPath};
 use super::era::PROTOCOL_VERSION;
-use super::face::{CallAnswer, ClientDescription, EndpointHandler, EndpointId, RpcError};
-use super::parked::{ParkedCalls, ParkedLimits};
+use super::handler::EndpointHandler;
+use super::parked_calls::{ParkedCalls, ParkedLimits};
 use super::refusal::SERVER_ERROR;
 use super::reply::{self, INVALID_REQUEST, PARSE_ERROR, SESSION_ID};
-use super::session::guest::ClientLifetime;
-use super::session::{ClientSession, EndpointPath, SessionEnd, SessionFacts};
+use super::session::{ClientLifetime, ClientSession, SessionEnd, SessionFacts};
+use super::session_call::{self, ResponseFormat, ResponseSettings};
 use super::sessions::{SessionLimitError, Sessions};
+use super::settings::{ClientEventSink, GatewaySettings};
+use super::stateless_call::StatelessCall;
 use super::stream::{self, UNASKED};
-use super::visit::StatelessRequest;
-use super::{ClientEventSink, GatewaySettings, era, metadata};
+use super::{era, metadata};
 use stateless::reject_stateless;
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -51,7 +54,7 @@ const CROWDED_PAUSE: Duration = Duration::from_secs(1);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const TEXT_MAX: usize = 256;
 
-pub(crate) struct HttpFront {
+pub(crate) struct HttpEndpoint {
     pub handler: Arc<dyn EndpointHandler>,
     pub sessions: Arc<Sessions>,
     pub event_sink: ClientEventSink,
@@ -64,7 +67,7 @@ pub(crate) struct HttpFront {
     draining: AtomicBool,
     // Tracks the open requests, streams included.
     work: TaskTracker,
-    pub(super) parked: ParkedCalls<StatelessRequest>,
+    pub(super) parked: ParkedCalls<StatelessCall>,
 }
 
 type Checked<T> = Result<T, ErrorResponse>;
@@ -126,7 +129,7 @@ fn first_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str
     (first, values.next().is_some())
 }
 
-impl HttpFront {
+impl HttpEndpoint {
     pub(crate) fn new(
         handler: Arc<dyn EndpointHandler>,
         sessions: Arc<Sessions>,
@@ -359,7 +362,7 @@ impl HttpFront {
         let admission =
             user.acquire_call_permit().map_err(|limited| ErrorResponse::new(reply::limit_exceeded(id, &limited)))?;
         let held = (admission, self.work.token(), memory);
-        Ok(call::answer(&*self.handler, &session, message, manner, held).await)
+        Ok(session_call::answer(&*self.handler, &session, message, manner, held).await)
     }
 
     /// Resolves the endpoint for this user. The instance of another user is reported as missing, with `code` as error
@@ -395,7 +398,7 @@ impl HttpFront {
         parts: &request::Parts,
         id: &str,
     ) -> Checked<Arc<ClientSession>> {
-        let code = era::change::stateless_error_code(SERVER_ERROR, opening.lifetime != ClientLifetime::Session);
+        let code = era::translation::stateless_error_code(SERVER_ERROR, opening.lifetime != ClientLifetime::Session);
         let opened = self.sessions.open(opening, &settings.limits, Instant::now());
         let (session, evicted) = opened.map_err(|full| {
             let why = match full {
@@ -499,7 +502,8 @@ impl HttpFront {
         };
         let admissions = requests.iter().map(begin).collect::<Checked<Vec<_>>>()?;
         let _work = self.work.token();
-        Ok(call::answer_batch(&*self.handler, &session, requests, settings.limits.request_timeout, admissions).await)
+        Ok(session_call::answer_batch(&*self.handler, &session, requests, settings.limits.request_timeout, admissions)
+            .await)
     }
 
     async fn initialize(
@@ -692,7 +696,7 @@ fn resolve_endpoint_path<'a>(
 
 /// Answers one HTTP request. There are few paths and one function distinguishes them, so no router is needed.
 pub(crate) async fn handle(
-    State(front): State<Arc<HttpFront>>,
+    State(front): State<Arc<HttpEndpoint>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
 ) -> Response {

@@ -1,0 +1,42 @@
+//! The request of a client.
+
+use std::sync::Arc;
+
+use mcp_satellite_actors::ClientFacts;
+use mcp_satellite_actors::audience::CallOrigin;
+use mcp_satellite_actors::model::era::Era;
+use mcp_satellite_actors::rpc::RpcMessage;
+use tokio::sync::oneshot;
+use tokio::time::Duration;
+
+use super::session::ClientSession;
+
+/// Request of a client with everything that its answer needs. Created once, when the request has a session, and passed
+/// on by value up to [`RuntimeHandle::relay`](mcp_satellite_actors::RuntimeHandle::relay).
+#[derive(Debug)]
+pub struct EndpointRequest {
+    pub message: RpcMessage,
+    pub session: Arc<ClientSession>,
+    /// Number of the call in its session; 0 for a request that the satellite sends for a subscription.
+    pub call: u64,
+    /// Receiver of the client's `notifications/cancelled`.
+    pub cancellation: oneshot::Receiver<RpcMessage>,
+    /// Time limit; `None` leaves it to the instance.
+    pub timeout: Option<Duration>,
+    /// Protocol era of `message`.
+    pub era: Era,
+}
+
+impl EndpointRequest {
+    pub fn method(&self) -> &str {
+        self.message.method().unwrap_or_default()
+    }
+
+    pub(crate) fn origin(&self) -> CallOrigin {
+        CallOrigin { client: self.session.number(), call: self.call }
+    }
+
+    pub(crate) fn client(&self) -> &Arc<ClientFacts> {
+        &self.session.facts.client.facts
+    }
+}
