@@ -22,7 +22,7 @@ use super::{
     shell_word,
 };
 use crate::connect::process::raise_descriptor_limit;
-use crate::load::chance::RunSeed;
+use crate::load::random::RunSeed;
 use crate::load::report::{self, ReportTable, TerminalProgress, headline, tables, verdict};
 use crate::load::scenario::{self, SHIPPED, Scenario, ScenarioErrors, ScenarioOverrides};
 use crate::load::types::{RunFindings, RunSetup, ServerEnvironment};

@@ -11,8 +11,8 @@ use mcp_satellite_actors::model::spec::{
     ServerTarget as Configured, UpdateMethod,
 };
 
-use super::chance::RunSeed;
 use super::plan;
+use super::random::RunSeed;
 use super::scenario::{FleetShape, Scenario};
 use super::types::{InstanceNo, LoadTarget, LoadTransport, TeamNo};
 

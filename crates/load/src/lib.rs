@@ -7,10 +7,8 @@
 #![cfg_attr(not(test), forbid(unsafe_code))]
 #![allow(missing_docs, reason = "the embedding API documents its own items; this crate is internal")]
 
-mod books;
 #[cfg(test)]
-mod broken;
-pub mod chance;
+mod broken_runtimes;
 pub mod checks;
 mod drive;
 mod fleet;
@@ -18,11 +16,13 @@ mod inject;
 pub mod measure;
 mod panics;
 pub mod plan;
+pub mod random;
 mod recorder;
+mod recovery_log;
 pub mod report;
 mod run;
 pub mod scenario;
-mod seams;
+mod test_hooks;
 #[cfg(test)]
 mod tests;
 pub mod types;
@@ -31,4 +31,4 @@ mod world;
 
 pub use panics::silence_deliberate_panics;
 pub use run::{LoadError, build_runtime, run};
-pub use seams::TestHooks;
+pub use test_hooks::TestHooks;

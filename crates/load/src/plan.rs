@@ -10,7 +10,7 @@ use mcp_satellite_actors::model::policy::RestartPolicy;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use super::chance::{DurationDistribution, RunSeed, ZipfIndexes};
+use super::random::{DurationDistribution, RunSeed, ZipfIndexes};
 use super::scenario::{
     CallLoad, FaultRule, FaultTiming, FleetShape, Scenario, ScenarioServer, VictimSelection, fault_name,
 };

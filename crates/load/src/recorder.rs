@@ -19,9 +19,9 @@ use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::books::RecoveryLog;
 use super::checks::InvariantChecks;
 use super::fleet::LoadFleet;
+use super::recovery_log::RecoveryLog;
 use super::types::{BudgetReset, FaultVictim, InstanceNo, ProbeResult};
 
 /// Clock of a run. The runtime's wall clock derives from it, so each event timestamp maps to a time of the run.

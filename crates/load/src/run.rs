@@ -17,7 +17,6 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::books::RecoveryLog;
 use super::checks::InvariantChecks;
 use super::drive::{
     CallCounters, CallResults, CallSources, EndpointParts, LoadCaller, LoadEndpoint, LoadGenerator, LoadPeriods,
@@ -28,6 +27,7 @@ use super::inject::{FaultInjector, InjectionResults};
 use super::measure::{self, CpuClock, Latency};
 use super::plan::{self, CallSource, FaultPlan};
 use super::recorder::{RunClock, RunRecorder};
+use super::recovery_log::RecoveryLog;
 use super::scenario::{CallLoad, Scenario, ScenarioErrors};
 use super::types::{
     EventFindings, FaultKind, FaultVictim, InstanceNo, Invariant, InvariantViolation, LeftoverResources, PlannedFault,

@@ -6,9 +6,9 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::chance::RunSeed;
+use super::random::RunSeed;
 use super::scenario::{self, CallLoad, Scenario, ScenarioOverrides};
-use super::seams::TestHooks;
+use super::test_hooks::TestHooks;
 use super::types::{FaultKind, Invariant, ProgressDisplay, RunFindings, RunSample, RunSetup, ServerEnvironment};
 use super::{build_runtime, run, silence_deliberate_panics};
 

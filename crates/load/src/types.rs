@@ -7,10 +7,10 @@ use std::time::Duration;
 use mcp_satellite_actors::model::status::Status;
 use serde::{Deserialize, Serialize};
 
-use super::chance::RunSeed;
 use super::measure::Latency;
+use super::random::RunSeed;
 use super::scenario::Scenario;
-use super::seams::TestHooks;
+use super::test_hooks::TestHooks;
 
 /// Number of an instance. The id of its installation is `i` followed by this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

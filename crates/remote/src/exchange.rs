@@ -24,13 +24,19 @@ use super::access::{JSON, PROTOCOL_VERSION, SESSION_ID, ServerAccess, TEXT};
 use super::clients::HttpClients;
 use super::events::{COUNTED_FROM, SseDecoder, SseError, SseEvent};
 use super::failures::{challenge, failure_from_error, failure_from_status, one_line};
-use super::line::OneWayKind;
 use super::message;
 use super::tokens::{TokenRefusal, TokenSource};
 
 // Minimum length of a session id that is masked in messages. A shorter one is a counter: it occurs in ordinary text and
 // is no secret.
 const SESSION_ID_MIN: usize = 5;
+
+/// Kind of a message that gets no answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum OneWayKind {
+    Notification,
+    Response,
+}
 
 #[derive(Debug)]
 pub(super) enum ExchangeMessage {

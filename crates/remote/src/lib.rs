@@ -12,12 +12,12 @@ mod events;
 mod exchange;
 mod failures;
 mod legacy;
-mod line;
 mod message;
 mod names;
 #[cfg(feature = "oauth")]
 pub mod oauth;
 mod routing;
+mod server_line;
 mod streamable;
 mod tokens;
 
@@ -32,7 +32,7 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::{Connector, OpenError, ProcessLink, ServerLine};
 
 pub use self::clients::HttpClients;
-use self::line::RemoteLine;
+use self::server_line::RemoteLine;
 pub use self::tokens::{NoTokens, TokenHolder, TokenRefusal, TokenSource};
 pub use mcp_satellite_actors::model::spec::is_reserved_header as is_reserved;
 

@@ -10,7 +10,7 @@ use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 
 use super::key::SatelliteKey;
-use super::orders::PollResponse;
+use super::poll_response::PollResponse;
 use crate::wire::{
     CommandResult, EmptyResponse, ErrorBody, Heartbeat, Registration, RegistrationResponse, SatelliteConfig,
 };

@@ -14,20 +14,20 @@
 //! and starts a new registration. After a 401 to events, the next poll or heartbeat decides.
 
 mod calls;
+mod command_executor;
+mod command_log;
 mod contact;
-mod desk;
 mod document;
-mod done;
 mod effect;
+mod event_sink;
 mod heartbeat;
 mod key;
 mod metrics;
-mod orders;
 mod poll;
+mod poll_response;
 mod registration;
 pub mod rules;
 mod status;
-mod way;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -48,14 +48,14 @@ use mcp_satellite_actors::seam::EventSink;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+pub use command_log::{CommandLog, CommandProgress, InMemoryCommandLog};
 pub use document::CONFIG_FILE;
-pub use done::{CommandLog, CommandProgress, InMemoryCommandLog};
 pub use key::KEY_FILE;
 
 use calls::{BackendCallError, BackendClient};
+use command_log::FallbackCommandLog;
 use contact::{BackendReachability, RequestPurpose};
 use document::AppliedConfig;
-use done::FallbackCommandLog;
 use key::SatelliteKey;
 use metrics::SystemMonitor;
 use rules::InstanceScope;
@@ -194,7 +194,7 @@ impl BackendLink {
                 tokio::join!(
                     registration::run(link),
                     poll::run(link, inbox),
-                    desk::run(link, fleet, received),
+                    command_executor::run(link, fleet, received),
                     document::run(link, fleet),
                     heartbeat::run(link, fleet),
                 )
@@ -234,7 +234,7 @@ impl BackendLink {
 
     /// Returns a sink that sends events to the backend. It is unavailable until the satellite is registered.
     pub fn event_sink(&self) -> Arc<dyn EventSink> {
-        way::BackendEventSink::new(self.0.clone())
+        event_sink::BackendEventSink::new(self.0.clone())
     }
 
     pub fn status(&self, backlog: u64) -> BackendStatus {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::LinkShared;
 use super::contact::RequestPurpose;
-use super::orders::{InvalidCommand, ParsedPollResponse};
+use super::poll_response::{InvalidCommand, ParsedPollResponse};
 use super::rules::{PollPacer, is_expired};
 use crate::wire::BackendCommand;
 

@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::LoadCaller;
-use crate::chance::RunSeed;
 use crate::fleet::LoadFleet;
+use crate::random::RunSeed;
 use crate::recorder::RunRecorder;
 use crate::types::{CallOutcome, InstanceNo, PlannedCall, ProbeResult};
 

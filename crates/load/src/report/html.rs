@@ -321,7 +321,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    use crate::report::made_up::{findings_with_violations, findings_without_violations, samples};
+    use crate::report::sample_results::{findings_with_violations, findings_without_violations, samples};
     use crate::types::CallFindings;
 
     #[test]

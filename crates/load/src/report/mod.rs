@@ -2,9 +2,9 @@
 
 mod html;
 mod live;
-#[cfg(test)]
-pub mod made_up;
 mod plots;
+#[cfg(test)]
+pub mod sample_results;
 mod tables;
 
 use std::collections::BTreeMap;
@@ -69,7 +69,7 @@ pub fn describe_invariant(invariant: Invariant) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::made_up::{findings_with_violations, findings_without_violations};
+    use super::sample_results::{findings_with_violations, findings_without_violations};
     use super::*;
     use crate::types::{FaultKind, InvariantCoverage};
 

@@ -239,7 +239,7 @@ fn format_seconds(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::made_up::{findings_with_violations, findings_without_violations};
+    use crate::report::sample_results::{findings_with_violations, findings_without_violations};
     use crate::types::Invariant;
 
     #[test]

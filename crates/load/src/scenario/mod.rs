@@ -9,7 +9,7 @@ use mcp_satellite_actors::model::policy::{BatchPolicy, Policy, TeamBudgetPolicy}
 use mcp_satellite_actors::model::spec::ProcessLifetime;
 use toml_span::ErrorKind;
 
-use super::chance::DurationDistribution;
+use super::random::DurationDistribution;
 use super::types::{FaultKind, InstanceNo, LoadTransport, TeamNo, VictimClass};
 use mcp_satellite_config::errors::{ConfigFindings, ConfigText};
 use mcp_satellite_config::reader::nearest;

@@ -14,7 +14,7 @@ use super::{
     CallLoad, FAULTS, FaultRule, FaultTiming, FleetShape, MANY_MAX, QUIET, RATE_MAX, RunMoment, Scenario,
     ScenarioLimits, ScenarioServer, VictimSelection, can_hit, fault_name, needs_healing, rule_errors,
 };
-use crate::chance::{DurationDistribution, SPREADS};
+use crate::random::{DurationDistribution, SPREADS};
 use crate::types::{LoadTransport, VictimClass};
 use mcp_satellite_config::errors::ConfigFindings;
 use mcp_satellite_config::reader::{TableReader, nearest};

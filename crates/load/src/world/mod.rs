@@ -1,7 +1,7 @@
 //! Environments for servers: simulated in this process, or child processes.
 
-mod hand;
 mod real;
+mod server_faults;
 mod sim;
 
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use super::types::{FaultKind, InstanceNo, LoadTarget, PlannedFault};
 
 use mcp_satellite_sim::SimScript;
 
-pub(crate) use hand::ServerFaults;
 pub(crate) use real::ProcessWorld;
+pub(crate) use server_faults::ServerFaults;
 pub(crate) use sim::SimWorld;
 
 // Bytes per second that a flooding server writes to stderr.

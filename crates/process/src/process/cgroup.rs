@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use nix::libc;
 
-use super::census::ProcessStat;
+use super::proc_info::ProcessStat;
 use super::spawn::try_cgroup;
 
 // Prefix of a satellite's cgroup; process id, start time and mark of the satellite follow.

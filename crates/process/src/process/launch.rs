@@ -25,7 +25,7 @@ use super::cgroup::CgroupLimits;
 use super::descriptors;
 use super::filter::SyscallFilter;
 use super::limits::ResourceLimits;
-use super::mark;
+use super::run_mark;
 use super::spawn::{ExecImage, SpawnStage, SpawnedChild};
 use super::userns::{self, IdMapPipes};
 use crate::huge_pages;
@@ -174,7 +174,7 @@ impl ChildPreparation {
         // A new session has its own process group and no terminal to read from or write to.
         setsid()?;
         if let Some(mark) = self.mark {
-            mark::set_limit(mark);
+            run_mark::set_limit(mark);
         }
         if let Some((soft, hard)) = self.descriptors {
             setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;

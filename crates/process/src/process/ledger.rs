@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::census::{PidfdProcess, ProcessCensus, ProcessStat};
 use super::cgroup;
+use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat};
 use mcp_satellite_files::data_dir::{DataDir, OpenMode};
 use mcp_satellite_files::disk::DiskSaver;
 

@@ -16,17 +16,17 @@
 //!
 //! Linux only: it needs pidfds (5.4) and `/proc`.
 
-mod census;
 mod cgroup;
 mod descriptors;
 mod filter;
 mod fork;
 mod group;
-mod holds;
 mod launch;
 mod ledger;
 mod limits;
-mod mark;
+mod proc_info;
+mod process_trees;
+mod run_mark;
 mod scan;
 pub mod signals;
 mod spawn;
@@ -50,19 +50,19 @@ use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::unix::pipe;
 
 // Used by the reaper.
-pub use self::census::{ProcessCensus, ProcessStat, children_of};
 pub use self::cgroup::LeftoverCgroups;
 pub use self::cgroup::own_cgroup;
 pub(super) use self::cgroup::{CgroupControllers, CgroupLimits};
 pub use self::descriptors::DescriptorReserve;
 pub use self::descriptors::raise_descriptor_limit;
 use self::fork::{ForkThread, StartedProcess};
-use self::holds::ProcessTrees;
-pub use self::holds::{CgroupMode, TreeUsage};
 pub(super) use self::launch::{Confinement, LaunchError, LaunchSpec, is_machine_fault};
 pub use self::ledger::ReclaimedProcesses;
 pub(super) use self::limits::ResourceLimits;
 use self::limits::StderrMonitor;
+pub use self::proc_info::{ProcessCensus, ProcessStat, children_of};
+use self::process_trees::ProcessTrees;
+pub use self::process_trees::{CgroupMode, TreeUsage};
 use self::scan::TreeScanner;
 use self::tree::ProcessTree;
 use mcp_satellite_files::data_dir::DataDir;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::sync::oneshot;
 
-use super::census::{ProcessCensus, children_of};
-use super::mark::{self, RunMark};
+use super::proc_info::{ProcessCensus, children_of};
+use super::run_mark::{self, RunMark};
 use super::tree::{self, ProcessTree};
 
 const PAUSE: Duration = Duration::from_millis(5);
@@ -156,7 +156,7 @@ impl ScanLoop {
         let Some(satellite) = &self.subreaper_id else { return };
         self.last_reap = Some(Instant::now());
         for pid in children_of(std::process::id()).unwrap_or_default() {
-            if mark::has_limit_of(pid, satellite)
+            if run_mark::has_limit_of(pid, satellite)
                 && let Some(pid) = Pid::from_raw(pid.cast_signed())
             {
                 let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);

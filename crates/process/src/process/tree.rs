@@ -16,13 +16,13 @@ use mcp_satellite_actors::model::exit::{ExceededLimit, LimitedResource};
 use mcp_satellite_actors::seam::ProcessEnd;
 use rustix::process::Signal;
 
-use super::census::{PidfdProcess, ProcessCensus, ProcessStat, children_of};
 use super::cgroup::Cgroup;
 use super::group::ProcessGroup;
 use super::launch::Confinement;
 use super::ledger::Ledger;
 use super::limits::ResourceLimits;
-use super::mark::RunMark;
+use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat, children_of};
+use super::run_mark::RunMark;
 
 // Exit codes of a sandbox above this value encode the signal that ended its server.
 const SIGNAL_BASE: i32 = 128;

@@ -11,7 +11,7 @@ use rmcp::transport::auth::{
     OAuthClientConfig, StateStore,
 };
 
-use super::OAuthError;
+use super::error::OAuthError;
 use super::grant::{AuthorizationServer, OAuthClient};
 use super::http::OAuthHttp;
 use super::rules;

@@ -11,10 +11,11 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use reqwest::Url;
 
 use super::discovery::{self, AuthorizationPage};
+use super::error::OAuthError;
 use super::grant::{AuthorizationServer, Grant, OAuthClient};
-use super::keeper::{Grants, new_grant};
+use super::grants::{Grants, new_grant};
+use super::rules;
 use super::token::{self, DeviceAuthorization, TokenGrant, TokenResponse};
-use super::{OAuthError, rules};
 use crate::TokenHolder;
 
 // Lifetime of an unfinished flow.

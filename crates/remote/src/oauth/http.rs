@@ -11,7 +11,7 @@ use reqwest::{Method, Request, RequestBuilder, StatusCode, Url};
 use rmcp::transport::auth::{OAuthHttpClient, OAuthHttpClientError, OAuthHttpClientFuture, OAuthHttpRequest};
 use serde::Deserialize;
 
-use super::OAuthError;
+use super::error::OAuthError;
 use crate::HttpClients;
 use mcp_satellite_http::client::{is_loopback, root_cause};
 

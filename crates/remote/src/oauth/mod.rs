@@ -8,33 +8,17 @@
 //! connection, because a request that was refused had the newest token.
 
 mod discovery;
+mod error;
 mod flow;
 mod grant;
+mod grants;
 mod http;
-mod keeper;
-mod refused;
+
 mod rules;
 mod token;
+mod token_source;
 
+pub use self::error::OAuthError;
 pub use self::flow::{FlowCompletion, FlowRequest, FlowStart};
-pub use self::keeper::{Grants, TokenListener};
+pub use self::grants::{Grants, TokenListener};
 pub use self::rules::is_safe_in_a_command;
-
-// Contains no secrets.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum OAuthError {
-    // No valid response from the authorization server; a retry may succeed.
-    #[error("{0}")]
-    Unavailable(String),
-    // The authorization server rejected the request.
-    #[error("the authorization server rejected the request: {said}")]
-    Refused {
-        // OAuth error code.
-        error: String,
-        // Error code and description.
-        said: String,
-    },
-    // The configuration or the server does not allow the request; a retry cannot succeed.
-    #[error("{0}")]
-    Unusable(String),
-}

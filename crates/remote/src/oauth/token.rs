@@ -12,9 +12,10 @@ use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use serde::Deserialize;
 use url::form_urlencoded::{Serializer, byte_serialize};
 
+use super::error::OAuthError;
 use super::grant::{AuthorizationServer, OAuthClient};
 use super::http::{OAuthHttp, OAuthResponse};
-use super::{OAuthError, rules};
+use super::rules;
 
 // Characters of an error text from the authorization server.
 const SAID_MAX: usize = 200;

@@ -17,15 +17,15 @@
 //! checkpoints only. A disk that is full, read-only or broken does not end the satellite: the journal reports the state
 //! and retries, and events stay in the batcher's memory, within its limit.
 
-mod gone;
-mod keeper;
-mod mark;
-mod pulse;
+mod disk_monitor;
+mod lost_ranges;
 mod read;
 mod salvage;
 mod schema;
+mod seq_file;
 mod sink;
 mod store;
+mod writer;
 
 use std::collections::HashMap;
 use std::io;
@@ -43,9 +43,9 @@ use mcp_satellite_actors::seam::{NumberStore, SinkAnswer, SinkBatch};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
-use keeper::JournalWriter;
+use disk_monitor::DiskMonitor;
 use mcp_satellite_files::data_dir::{DataDir, FileStat};
-use pulse::DiskMonitor;
+use writer::JournalWriter;
 
 pub use read::{
     EventFollower, JournalEvents, StoredEventQuery, StoredLine, StoredLines, read, request_logs, server_logs,

@@ -14,7 +14,7 @@ use rusqlite::types::ToSql;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params};
 use serde::Serialize;
 
-use super::gone::LostRanges;
+use super::lost_ranges::LostRanges;
 use super::read::{EventFacets, read_chunk, to_i64};
 use super::schema::{self, SchemaError};
 use super::{BatchInFlight, CommandRecord, DATABASE, DeliveryState, JournalHome, JournalLimits};

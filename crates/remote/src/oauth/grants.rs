@@ -20,11 +20,12 @@ use reqwest::Url;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
+use super::error::OAuthError;
 use super::flow::PendingFlows;
 use super::grant::{Grant, GrantStore, OAuthClient};
 use super::http::OAuthHttp;
 use super::token::{self, TokenGrant, TokenResponse};
-use super::{OAuthError, discovery, rules};
+use super::{discovery, rules};
 use crate::{HttpClients, TokenHolder};
 use mcp_satellite_actors::model::settings::OAuthPlan;
 use mcp_satellite_files::data_dir::DataDir;

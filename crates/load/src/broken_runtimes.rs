@@ -18,7 +18,7 @@ use mcp_satellite_actors::seam::{
 
 use super::drive::LoadCaller;
 use super::scenario::{FaultTiming, RunMoment, Scenario};
-use super::seams::TestHooks;
+use super::test_hooks::TestHooks;
 use super::tests::{default_hooks, run_text, violated_by, violated_under};
 use super::types::{CallOutcome, FaultKind, InstanceNo, Invariant, PlannedCall};
 use mcp_satellite_sim::{SimConnector, SimScript};

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use nix::errno::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::mark::{ObservedMark, RunMark};
+use super::run_mark::{ObservedMark, RunMark};
 
 /// A process as described by `/proc/PID/stat`, see proc(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use std::fs;
 
 use nix::sys::resource::{Resource, setrlimit};
 
-use super::census::environment_variable;
+use super::proc_info::environment_variable;
 
 const VARIABLE: &str = "MCP_SATELLITE_RUN";
 // Highest bit of every limit that is a mark. Below it are 30 bits of the satellite id and 32 bits of the run.

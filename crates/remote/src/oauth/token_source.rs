@@ -7,7 +7,7 @@ use mcp_satellite_actors::model::secret::{Secret, SecretMask};
 use reqwest::Url;
 use rmcp::transport::auth::WWWAuthenticateParams;
 
-use super::keeper::Grants;
+use super::grants::Grants;
 use super::{rules, token};
 use crate::{TokenHolder, TokenRefusal, TokenSource};
 

@@ -13,7 +13,7 @@ use mcp_satellite_actors::seam::{LineEvent, LineOutput, ServerLine};
 use tokio::time::sleep;
 
 use super::clients::HttpClients;
-use super::exchange::{ExchangeMessage, ExchangeSender, LineExchanges, LineSession};
+use super::exchange::{ExchangeMessage, ExchangeSender, LineExchanges, LineSession, OneWayKind};
 use super::streamable::LAST_WORDS;
 use super::tokens::TokenSource;
 use super::{legacy, message, streamable};
@@ -42,12 +42,6 @@ pub(super) struct RemoteLine {
 struct DeliveryQueue {
     queued: VecDeque<Bytes>,
     in_flight: usize,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) enum OneWayKind {
-    Notification,
-    Response,
 }
 
 enum SendState {

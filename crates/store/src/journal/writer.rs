@@ -29,12 +29,12 @@ use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 use rusqlite::ErrorCode;
 use tokio::sync::watch;
 
-use super::gone::LostRanges;
-use super::mark::SeqFile;
-use super::pulse::DiskMonitor;
+use super::disk_monitor::DiskMonitor;
+use super::lost_ranges::LostRanges;
 use super::read::is_damage;
 use super::salvage::{last_put_aside, put_aside, salvage};
 use super::schema::SchemaError;
+use super::seq_file::SeqFile;
 use super::store::{JournalDatabase, Memos, PruningProgress, StoredState, read_stored_state};
 use super::{
     BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalHome, JournalJob, JournalLimits,

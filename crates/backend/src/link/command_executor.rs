@@ -15,11 +15,11 @@ use serde_json::Map;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 
+use super::command_log::CommandProgress;
 use super::contact::RequestPurpose;
-use super::done::CommandProgress;
 use super::effect::{CommandAction, execute_action};
-use super::orders::InvalidCommand;
 use super::poll::{LIMIT_MAX, ReceivedCommands, ServerTimeReading};
+use super::poll_response::InvalidCommand;
 use super::rules::{Backoff, CommandLanes};
 use super::{LinkHost, LinkShared};
 use crate::wire::{BackendCommand, CommandOutcome, CommandResult};

@@ -10,9 +10,9 @@ use std::{io, thread};
 
 use rustix::process::Signal;
 
-use super::census::{PidfdProcess, ProcessCensus};
 use super::cgroup::{Cgroup, CgroupControllers, CgroupLimits, Cgroups};
 use super::ledger::{Ledger, LedgerHeader, boot_id, pid_namespace};
+use super::proc_info::{PidfdProcess, ProcessCensus};
 use super::tree::ProcessTree;
 pub use mcp_satellite_actors::model::settings::CgroupMode;
 use mcp_satellite_files::data_dir::DataDir;
