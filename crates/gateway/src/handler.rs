@@ -25,7 +25,7 @@ pub trait EndpointHandler: Send + Sync + 'static {
         &self,
         user: Arc<User>,
         endpoint: EndpointId,
-        greeting: ClientDescription,
+        client: ClientDescription,
     ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>>;
 
     /// Returns the result of `server/discover` for a stateless client, as JSON text.
@@ -39,7 +39,7 @@ pub trait EndpointHandler: Send + Sync + 'static {
     fn listen(
         &self,
         session: &Arc<ClientSession>,
-        wanted: SubscriptionFilter,
+        filter: SubscriptionFilter,
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>>;
 
     /// Handles the begin of a session, before the client receives its id. Not called for a single stateless request,

@@ -15,7 +15,7 @@ use mcp_satellite_actors::rpc::join_parts;
 
 use super::access::LimitExceeded;
 use super::answer::{CallAnswer, RpcError};
-use super::stream::ASSURED;
+use super::stream::GUARANTEED_BYTES;
 
 pub(crate) const PARSE_ERROR: i64 = -32700;
 pub(crate) const INVALID_REQUEST: i64 = -32600;
@@ -94,7 +94,7 @@ pub(crate) fn answer_within(unread: &Arc<ByteBudget>, status: StatusCode, answer
 
 /// Counts a long body until it is written. The error is its length, if the budget is exhausted.
 fn hold_until_written(unread: &Arc<ByteBudget>, body: Bytes) -> Result<Bytes, usize> {
-    if body.len() <= ASSURED {
+    if body.len() <= GUARANTEED_BYTES {
         return Ok(body);
     }
     let mut share = unread.share();

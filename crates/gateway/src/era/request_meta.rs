@@ -91,14 +91,14 @@ fn unsupported_version_error(version: &str) -> StatelessErrorResponse {
 pub(crate) fn missing_capability(client: &ClientDescription, question: &RpcMessage) -> Option<&'static str> {
     let capabilities = &*client.facts.capabilities;
     let has = |path: &[&str]| path.iter().try_fold(capabilities, |json, name| member(json, name)).is_some();
-    let asks = |name: &str| question.params().and_then(|params| member(params, name));
+    let param = |name: &str| question.params().and_then(|params| member(params, name));
     let needed: &[(bool, &'static str, &[&str])] = match question.method().unwrap_or_default() {
         "sampling/createMessage" => &[
             (true, "sampling", &["sampling"]),
-            (asks("tools").is_some(), "sampling with tools", &["sampling", "tools"]),
+            (param("tools").is_some(), "sampling with tools", &["sampling", "tools"]),
         ],
         "elicitation/create" => {
-            let by_url = asks("mode") == Some("\"url\"");
+            let by_url = param("mode") == Some("\"url\"");
             // A client without modes supports forms.
             let only_url = has(&["elicitation", "url"]) && !has(&["elicitation", "form"]);
             return match (has(&["elicitation"]), by_url) {
