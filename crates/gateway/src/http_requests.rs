@@ -54,7 +54,7 @@ const CROWDED_PAUSE: Duration = Duration::from_secs(1);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const TEXT_MAX: usize = 256;
 
-pub(crate) struct HttpEndpoint {
+pub(crate) struct EndpointService {
     pub handler: Arc<dyn EndpointHandler>,
     pub sessions: Arc<Sessions>,
     pub event_sink: ClientEventSink,
@@ -165,7 +165,7 @@ fn first_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str
     (first, values.next().is_some())
 }
 
-impl HttpEndpoint {
+impl EndpointService {
     pub(crate) fn new(
         handler: Arc<dyn EndpointHandler>,
         sessions: Arc<Sessions>,
@@ -689,7 +689,7 @@ impl<'de> Deserialize<'de> for BatchTexts<'de> {
 
 /// Answers one HTTP request. There are few paths and one function distinguishes them, so no router is needed.
 pub(crate) async fn handle(
-    State(endpoint): State<Arc<HttpEndpoint>>,
+    State(endpoint): State<Arc<EndpointService>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
 ) -> Response {

@@ -64,7 +64,7 @@ use clients::ClientStatus;
 use connections::Connections;
 use endpoint_id::EndpointId;
 use handler::EndpointHandler;
-use http_requests::HttpEndpoint;
+use http_requests::EndpointService;
 use listen::{EndpointListener, ListenerTerms};
 use mcp_satellite_config::{ListenSetting, TlsFiles};
 use session::SessionEnd;
@@ -74,7 +74,7 @@ use stateless_call::StatelessCall;
 
 /// A running endpoint. Dropping it ends it at once.
 pub struct Gateway {
-    endpoint: Arc<HttpEndpoint>,
+    endpoint: Arc<EndpointService>,
     terms: Arc<ListenerTerms>,
     listeners: Mutex<EndpointListeners>,
     sweeper: JoinHandle<()>,
@@ -118,7 +118,7 @@ impl Gateway {
         let connections = Connections::new(settings.connection_limits());
         let terms = Arc::new(ListenerTerms::new(settings.load_identity()?, connections.clone()));
         let address = listener.local_addr()?;
-        let endpoint = Arc::new(HttpEndpoint::new(handler, sessions, event_sink, access, connections, settings));
+        let endpoint = Arc::new(EndpointService::new(handler, sessions, event_sink, access, connections, settings));
         let endpoint_listener = EndpointListener::open(listener, endpoint.clone(), terms.clone())?;
         let listeners = EndpointListeners { address, open: Some(endpoint_listener), closing: JoinSet::new() };
         let sweeper = tokio::spawn(sweep(endpoint.clone()));
@@ -262,7 +262,7 @@ impl Gateway {
 // Time to write the last answers.
 const FINAL_WRITE_TIMEOUT: Duration = Duration::from_millis(100);
 
-async fn sweep(endpoint: Arc<HttpEndpoint>) {
+async fn sweep(endpoint: Arc<EndpointService>) {
     const AT_MOST: Duration = Duration::from_secs(5);
     loop {
         let limits = endpoint.settings().limits.clone();

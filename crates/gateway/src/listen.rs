@@ -19,7 +19,7 @@ use tokio_util::either::Either;
 use mcp_satellite_http::tls::TlsIdentity;
 
 use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
-use super::http_requests::{self, HttpEndpoint};
+use super::http_requests::{self, EndpointService};
 use mcp_satellite_http::server::{Admission, HttpServer};
 
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
@@ -65,7 +65,7 @@ pub(crate) struct EndpointListener {
 impl EndpointListener {
     pub(crate) fn open(
         listener: TcpListener,
-        endpoint: Arc<HttpEndpoint>,
+        endpoint: Arc<EndpointService>,
         terms: Arc<ListenerTerms>,
     ) -> io::Result<Self> {
         let socket = Some(listener.try_clone()?);
@@ -74,7 +74,7 @@ impl EndpointListener {
         Ok(Self { socket, server })
     }
 
-    pub(crate) fn reopen(&self, endpoint: Arc<HttpEndpoint>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
+    pub(crate) fn reopen(&self, endpoint: Arc<EndpointService>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
         let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
         Self::open(socket.try_clone()?, endpoint, terms)
     }

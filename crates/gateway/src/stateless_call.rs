@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use super::answer::{CallAnswer, RpcError};
 use super::era::{status_of, translation};
-use super::http_requests::HttpEndpoint;
+use super::http_requests::EndpointService;
 use super::parked_calls::ParkedRequestIdentity;
 use super::reply;
 use super::request::EndpointRequest;
@@ -32,12 +32,12 @@ use super::tools::raw::{JsonMembers, json_string, replace_part};
 const PARKING_LIMIT_REASON: &str = "too many or too large calls wait for a response of their client";
 
 pub(super) struct StatelessSessionGuard {
-    http: Arc<HttpEndpoint>,
+    http: Arc<EndpointService>,
     pub(super) session: Arc<ClientSession>,
 }
 
 impl StatelessSessionGuard {
-    pub(super) fn new(http: Arc<HttpEndpoint>, session: Arc<ClientSession>) -> Self {
+    pub(super) fn new(http: Arc<EndpointService>, session: Arc<ClientSession>) -> Self {
         Self { http, session }
     }
 }

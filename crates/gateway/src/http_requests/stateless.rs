@@ -20,11 +20,11 @@ use super::super::stateless_call::{self, StatelessCall, StatelessSessionGuard};
 use super::super::subscription::SubscriptionFilter;
 use super::super::tools::raw;
 use super::{
-    BodyMemory, CROWDED_PAUSE, Checked, ErrorResponse, HttpEndpoint, HttpRequest, error_response, method_not_allowed,
+    BodyMemory, CROWDED_PAUSE, Checked, EndpointService, ErrorResponse, HttpRequest, error_response, method_not_allowed,
 };
 
 struct SubscriptionGuard {
-    endpoint: Arc<HttpEndpoint>,
+    endpoint: Arc<EndpointService>,
     session: Arc<ClientSession>,
 }
 
@@ -36,7 +36,7 @@ impl Drop for SubscriptionGuard {
     }
 }
 
-impl HttpEndpoint {
+impl EndpointService {
     pub(super) async fn handle_stateless(
         self: &Arc<Self>,
         request: HttpRequest<'_>,
