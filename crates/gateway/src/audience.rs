@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!              on behalf of a call       ──► the client of that call
-//! server ──►   a resource has changed    ──► its subscribers                  shared_session   levels and subscriptions
-//!              log message               ──► each client from its level on                     of all clients, for the one session
+//! server ──►   a resource has changed    ──► its subscribers                  shared_session   levels and
+//!              log message               ──► each client from its level on    subscriptions of all clients
 //!              change of a list, a task
 //!              or an elicitation,
 //!              anything else             ──► all clients

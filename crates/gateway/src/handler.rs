@@ -34,8 +34,8 @@ pub trait EndpointHandler: Send + Sync + 'static {
     /// Returns the definition of a tool as `tools/list` returns it to this user.
     fn definition(&self, user: Arc<User>, endpoint: &EndpointId, tool: &str) -> BoxFuture<'static, Option<Box<str>>>;
 
-    /// Subscribes a stateless client until its session [ends](Self::handle_session_end). Returns the part of the filter that is
-    /// supported.
+    /// Subscribes a stateless client until its session [ends](Self::handle_session_end). Returns the part of the filter
+    /// that is supported.
     fn listen(
         &self,
         session: &Arc<ClientSession>,

@@ -1,6 +1,6 @@
 //! Handles every HTTP request in a fixed order: guard → path → access → method → body → access → drain → rate → era →
-//! session (or the metadata of a stateless request) → handler. The first check that fails determines the response and the
-//! later ones are skipped, so a client without a token learns nothing about existing servers.
+//! session (or the metadata of a stateless request) → handler. The first check that fails determines the response and
+//! the later ones are skipped, so a client without a token learns nothing about existing servers.
 
 mod stateless;
 

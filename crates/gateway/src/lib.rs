@@ -155,9 +155,9 @@ impl Gateway {
         }
     }
 
-    /// Replaces the settings, and moves to another address if `elsewhere` is given. Ends sessions whose token is no
+    /// Replaces the settings, and moves to another address if `new_listener` is given. Ends sessions whose token is no
     /// longer accepted. Connections that the new settings would create differently end after their open requests, at
-    /// the latest after [`GatewayLimits::drain_timeout`](mcp_satellite_config::GatewayLimits::drain_timeout); sessions outlive them.
+    /// the latest after [`drain_timeout`](mcp_satellite_config::GatewayLimits::drain_timeout); sessions outlive them.
     ///
     /// # Errors
     /// The certificate or the address cannot be used. Both keep their old value, because a new certificate may
