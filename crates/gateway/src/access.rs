@@ -134,23 +134,23 @@ impl Access {
     /// Replaces the users by those of `plan`. Unchanged users keep the used part of their limits.
     pub fn apply(&self, plan: &GatewayPlan) {
         let before = self.table();
-        let mut door = AccessTable::default();
+        let mut table = AccessTable::default();
         for typed in &plan.users {
             let id = (typed.team.clone(), typed.user.clone());
             let known = before.users.get(&id).filter(|user| user.is_unchanged(typed, &plan.limits));
             let user = known.cloned().unwrap_or_else(|| Arc::new(User::new(typed, &plan.limits)));
             if plan.auth == EndpointAuth::Bearer {
                 let places = typed.tokens.iter().map(|token| (self.table_key(token), (*token, Arc::clone(&user))));
-                door.by_token.extend(places);
+                table.by_token.extend(places);
             }
-            door.users.insert(id, user);
+            table.users.insert(id, user);
         }
         if plan.auth != EndpointAuth::Bearer {
             // The configuration was validated: there is exactly one user.
             let alone = plan.single_user().ok().map(|user| (user.team.clone(), user.user.clone()));
-            door.single_user = alone.and_then(|id| door.users.get(&id).cloned());
+            table.single_user = alone.and_then(|id| table.users.get(&id).cloned());
         }
-        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(door);
+        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
     }
 
     /// Authenticates a client by its headers and address.
@@ -158,51 +158,53 @@ impl Access {
     /// # Errors
     /// The token is missing or wrong, or authentication is off and the client is not on this machine.
     pub fn admit(&self, headers: &HeaderMap, peer: IpAddr) -> Result<Permission, AccessDenied> {
-        let door = self.table();
-        if let Some(user) = &door.single_user {
+        let table = self.table();
+        if let Some(user) = &table.single_user {
             let forwarded = FORWARDED.iter().any(|name| headers.contains_key(*name));
             if forwarded || !peer.to_canonical().is_loopback() {
                 return Err(AccessDenied::NotLocal);
             }
             return Ok(Permission { user: Arc::clone(user), token: None });
         }
-        let mut shown = headers.get_all(AUTHORIZATION).iter();
-        let pass = match (shown.next(), shown.next()) {
+        let mut presented = headers.get_all(AUTHORIZATION).iter();
+        let permission = match (presented.next(), presented.next()) {
             (None, _) => return Err(AccessDenied::NoToken),
             // Two tokens are ambiguous.
             (Some(_), Some(_)) => None,
             (Some(header), None) => {
-                header.to_str().ok().and_then(parse_bearer_token).and_then(|token| self.find(&door, token))
+                header.to_str().ok().and_then(parse_bearer_token).and_then(|token| self.find(&table, token))
             }
         };
-        pass.ok_or_else(|| match self.failures.check() {
+        permission.ok_or_else(|| match self.failures.check() {
             Ok(()) => AccessDenied::WrongToken,
             Err(early) => AccessDenied::TooManyAttempts(early.wait_time_from(self.failures.clock().now())),
         })
     }
 
     /// Returns true if the client would still be admitted with the same token as the same user.
-    pub fn is_valid(&self, pass: &Permission) -> bool {
-        let door = self.table();
-        match &pass.token {
-            Some(token) => door.by_token.get(&self.table_key(token)).is_some_and(|(_, user)| user.is_same(&pass.user)),
-            None => door.single_user.as_ref().is_some_and(|user| user.is_same(&pass.user)),
+    pub fn is_valid(&self, permission: &Permission) -> bool {
+        let table = self.table();
+        match &permission.token {
+            Some(token) => {
+                table.by_token.get(&self.table_key(token)).is_some_and(|(_, user)| user.is_same(&permission.user))
+            }
+            None => table.single_user.as_ref().is_some_and(|user| user.is_same(&permission.user)),
         }
     }
 
-    fn find(&self, door: &AccessTable, token: &str) -> Option<Permission> {
-        let shown = TokenHash::from_token(token);
-        let found = door.by_token.get(&self.table_key(&shown));
+    fn find(&self, table: &AccessTable, token: &str) -> Option<Permission> {
+        let presented = TokenHash::from_token(token);
+        let found = table.by_token.get(&self.table_key(&presented));
         let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
-        let same = bool::from(known.0.ct_eq(&shown.0));
+        let same = bool::from(known.0.ct_eq(&presented.0));
         let (token, user) = found.filter(|_| same)?;
         Some(Permission { user: Arc::clone(user), token: Some(*token) })
     }
 
     fn table_key(&self, token: &TokenHash) -> [u8; 32] {
-        let mut place = [0; 32];
-        place.copy_from_slice(hmac::sign(&self.key, &token.0).as_ref());
-        place
+        let mut key = [0; 32];
+        key.copy_from_slice(hmac::sign(&self.key, &token.0).as_ref());
+        key
     }
 
     fn table(&self) -> Arc<AccessTable> {
@@ -365,7 +367,7 @@ mod tests {
     }
 
     fn admit_user(access: &Access, authorizations: &[&str]) -> Result<String, AccessDenied> {
-        access.admit(&authorization_headers(authorizations), HERE).map(|pass| pass.user.slug.to_string())
+        access.admit(&authorization_headers(authorizations), HERE).map(|permission| permission.user.slug.to_string())
     }
 
     #[test]
@@ -407,32 +409,33 @@ mod tests {
     #[test]
     fn a_reload_admits_new_tokens_and_revokes_removed_ones() {
         let access = Access::new(&plan()).unwrap();
-        let pass = |token: &str| access.admit(&authorization_headers(&[&format!("Bearer {token}")]), HERE);
-        let (first, second, bob) = (pass("alice-1").unwrap(), pass("alice-2").unwrap(), pass("bob-1").unwrap());
+        let permission = |token: &str| access.admit(&authorization_headers(&[&format!("Bearer {token}")]), HERE);
+        let (first, second, bob) =
+            (permission("alice-1").unwrap(), permission("alice-2").unwrap(), permission("bob-1").unwrap());
         let users = vec![user("alice", &["alice-2", "alice-3"]), user("carol", &["bob-1"])];
         access.apply(&GatewayPlan { users, ..plan() });
         assert!(!access.is_valid(&first) && access.is_valid(&second));
         assert!(!access.is_valid(&bob), "the token belongs to another user now");
-        assert_eq!(pass("alice-1").unwrap_err(), AccessDenied::WrongToken);
+        assert_eq!(permission("alice-1").unwrap_err(), AccessDenied::WrongToken);
         assert!(
-            Arc::ptr_eq(&pass("alice-3").unwrap().user, &second.user),
+            Arc::ptr_eq(&permission("alice-3").unwrap().user, &second.user),
             "a new configuration does not reset the limit"
         );
-        assert_eq!(pass("bob-1").unwrap().user.slug.as_str(), "carol");
+        assert_eq!(permission("bob-1").unwrap().user.slug.as_str(), "carol");
     }
 
     #[test]
     fn the_request_rate_is_limited_per_user() {
         let limits = GatewayLimits { requests_per_second: 1, burst: 3, ..GatewayLimits::default() };
         let access = Access::new(&GatewayPlan { limits, ..plan() }).unwrap();
-        let pass = |token: &str| access.admit(&authorization_headers(&[token]), HERE).unwrap();
-        let asked: Vec<_> = (0..4).map(|_| pass("Bearer alice-1").user.count_request()).collect();
-        assert_eq!(asked[..3], [Ok(()), Ok(()), Ok(())]);
-        let limited = asked[3].clone().unwrap_err();
+        let permission = |token: &str| access.admit(&authorization_headers(&[token]), HERE).unwrap();
+        let counted: Vec<_> = (0..4).map(|_| permission("Bearer alice-1").user.count_request()).collect();
+        assert_eq!(counted[..3], [Ok(()), Ok(()), Ok(())]);
+        let limited = counted[3].clone().unwrap_err();
         assert_eq!((limited.kind, limited.limit), ("rate_limited", 1));
         assert!(!limited.retry_after.is_zero() && limited.retry_after <= Duration::from_secs(1), "{limited:?}");
-        assert!(pass("Bearer alice-2").user.count_request().is_err(), "all tokens of a user share the limit");
-        assert_eq!(pass("Bearer bob-1").user.count_request(), Ok(()));
+        assert!(permission("Bearer alice-2").user.count_request().is_err(), "all tokens of a user share the limit");
+        assert_eq!(permission("Bearer bob-1").user.count_request(), Ok(()));
     }
 
     #[test]
@@ -464,8 +467,8 @@ mod tests {
         let auth = EndpointAuth::None(Some("acme/bob".to_owned()));
         let access = Access::new(&GatewayPlan { auth, ..plan() }).unwrap();
         for peer in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
-            let pass = access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap();
-            assert!(pass.user.slug.as_str() == "bob" && access.is_valid(&pass));
+            let permission = access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap();
+            assert!(permission.user.slug.as_str() == "bob" && access.is_valid(&permission));
         }
         for peer in ["192.168.0.7", "::ffff:10.0.0.1", "fe80::1"] {
             assert_eq!(access.admit(&HeaderMap::new(), peer.parse().unwrap()).unwrap_err(), AccessDenied::NotLocal);
@@ -474,9 +477,9 @@ mod tests {
             let headers = std::iter::once((header.parse().unwrap(), HeaderValue::from_static("x"))).collect();
             assert_eq!(access.admit(&headers, HERE).unwrap_err(), AccessDenied::NotLocal, "{header}");
         }
-        let pass = access.admit(&HeaderMap::new(), HERE).unwrap();
+        let permission = access.admit(&HeaderMap::new(), HERE).unwrap();
         access.apply(&plan());
-        assert!(!access.is_valid(&pass));
+        assert!(!access.is_valid(&permission));
         assert_eq!(access.admit(&HeaderMap::new(), HERE).unwrap_err(), AccessDenied::NoToken);
     }
 
@@ -513,8 +516,8 @@ mod tests {
     #[test]
     fn debug_output_contains_no_token() {
         let access = Access::new(&plan()).unwrap();
-        let pass = access.admit(&authorization_headers(&["Bearer alice-1"]), HERE).unwrap();
-        let shown = format!("{access:?} {pass:?} {:?}", TokenHash::from_token("alice-1"));
-        assert_eq!(shown, "Access(3 tokens) Pass(User(acme/alice)) [token]");
+        let permission = access.admit(&authorization_headers(&["Bearer alice-1"]), HERE).unwrap();
+        let presented = format!("{access:?} {permission:?} {:?}", TokenHash::from_token("alice-1"));
+        assert_eq!(presented, "Access(3 tokens) Pass(User(acme/alice)) [token]");
     }
 }

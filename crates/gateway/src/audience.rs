@@ -2,18 +2,19 @@
 //!
 //! ```text
 //!              on behalf of a call       ──► the client of that call
-//! server ──►   a resource has changed    ──► its subscribers                  wishes   levels and subscriptions of all
-//!              log message               ──► each client from its level on             clients, for the one session
+//! server ──►   a resource has changed    ──► its subscribers                  shared_session   levels and
+//!              log message               ──► each client from its level on    subscriptions of all clients
 //!              change of a list, a task
 //!              or an elicitation,
 //!              anything else             ──► all clients
 //!              request                   ──► the one client it can be for, or none
 //! ```
 //!
-//! A client of `/mcp` belongs to no room: it receives the messages of its own calls, and gets a `roots/list` request
-//! outside of a call only if no client is connected to the server directly. Messages sent while such a call is the only
-//! one in flight go to the room, too.
+//! A client of `/mcp` is not connected to an instance: it receives the messages of its own calls, and gets a
+//! `roots/list` request outside of a call only if no client is connected to the server directly. Messages sent while
+//! such a call is the only one in flight go to the clients of the instance, too.
 
+use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,7 +26,6 @@ use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{CallPort, CallerRequest, KeepAwakeGuard, RuntimeHandle};
-use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use mcp_satellite_protocol::rpc::RpcMessage;
 use serde_json::value::RawValue;
 use tokio::runtime::Handle;
@@ -56,7 +56,7 @@ struct AudienceState {
 
 impl fmt::Debug for AudienceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("House").finish_non_exhaustive()
+        f.debug_struct("AudienceState").finish_non_exhaustive()
     }
 }
 
@@ -96,7 +96,7 @@ fn changed_aspect(method: &str) -> Option<CatalogueAspect> {
 }
 
 // Notifications that go to all clients, because only a client can tell if they concern it.
-const EVERYBODYS: [&str; 2] = ["notifications/tasks/status", "notifications/elicitation/complete"];
+const BROADCAST_METHODS: [&str; 2] = ["notifications/tasks/status", "notifications/elicitation/complete"];
 
 fn list_changed_notification(aspect: CatalogueAspect) -> Option<&'static str> {
     match aspect {
@@ -120,31 +120,32 @@ fn run_of(view: Option<&InstanceView>) -> Option<RunNumber> {
 }
 
 impl InstanceClients {
-    /// Returns the clients that receive a message. `meant` is the client it was sent for; if that client is not in this
-    /// room, all others receive the message, because the message may not belong to its call at all.
-    fn recipients(&self, message: &RpcMessage, meant: Option<u64>) -> Vec<Arc<ClientSession>> {
+    /// Returns the clients that receive a message. `addressee` is the client it was sent for; if that client is not
+    /// connected to this instance, all others receive the message, because the message may not belong to its call at
+    /// all.
+    fn recipients(&self, message: &RpcMessage, addressee: Option<u64>) -> Vec<Arc<ClientSession>> {
         let method = message.method().unwrap_or_default();
-        let (clients, wishes) = (&self.clients, &self.shared_state);
-        let meant = meant.filter(|client| clients.contains_key(client));
+        let (clients, shared_state) = (&self.clients, &self.shared_state);
+        let addressee = addressee.filter(|client| clients.contains_key(client));
         let all = || clients.values().cloned().collect();
-        let those = |hears: &dyn Fn(u64) -> bool| {
-            clients.iter().filter(|(client, _)| hears(**client)).map(|(_, session)| session.clone()).collect()
+        let those = |receives: &dyn Fn(u64) -> bool| {
+            clients.iter().filter(|(client, _)| receives(**client)).map(|(_, session)| session.clone()).collect()
         };
-        if changed_aspect(method).is_some() || EVERYBODYS.contains(&method) {
+        if changed_aspect(method).is_some() || BROADCAST_METHODS.contains(&method) {
             return all();
         }
         if method == "notifications/resources/updated" {
-            let subscribers = uri_of(message).map(|uri| wishes.subscribers(&uri)).unwrap_or_default();
-            if subscribers.is_empty() && meant.is_none() {
+            let subscribers = uri_of(message).map(|uri| shared_state.subscribers(&uri)).unwrap_or_default();
+            if subscribers.is_empty() && addressee.is_none() {
                 // A server that sends updates without any subscription sends them to all.
                 return all();
             }
-            return those(&|client| subscribers.contains(&client) || meant == Some(client));
+            return those(&|client| subscribers.contains(&client) || addressee == Some(client));
         }
         let level = (method == "notifications/message").then(|| McpLogLevel::from_message(message));
         those(&|client| {
-            meant.is_none_or(|meant| meant == client)
-                && level.is_none_or(|level| wishes.is_level_enabled(client, level))
+            addressee.is_none_or(|addressee| addressee == client)
+                && level.is_none_or(|level| shared_state.is_level_enabled(client, level))
         })
     }
 
@@ -181,33 +182,33 @@ impl AudienceState {
         loop {
             let Some(view) = runtime.status(id) else { return };
             let port = view.port.clone();
-            let owed = {
+            let pending_request = {
                 let mut table = self.table();
-                let Some(room) = table.by_instance.get_mut(id) else { return };
-                room.shared_state.set_run(port.as_ref().map(CallPort::run));
-                room.update_keep_awake(port.as_ref());
-                room.is_behind = false;
-                port.is_some().then(|| room.shared_state.take_owed_request()).flatten()
+                let Some(instance) = table.by_instance.get_mut(id) else { return };
+                instance.shared_state.set_run(port.as_ref().map(CallPort::run));
+                instance.update_keep_awake(port.as_ref());
+                instance.is_behind = false;
+                port.is_some().then(|| instance.shared_state.take_owed_request()).flatten()
             };
-            let (Some(port), Some(owed)) = (port, owed) else { return };
-            let params = RawValue::from_string(owed.params().to_string()).ok();
-            let request = CallerRequest::Method { method: owed.method().to_owned(), params };
+            let (Some(port), Some(pending_request)) = (port, pending_request) else { return };
+            let params = RawValue::from_string(pending_request.params().to_string()).ok();
+            let request = CallerRequest::Method { method: pending_request.method().to_owned(), params };
             let answer = port.request(request, view.spec.policy.session.request_timeout).await;
             let was_not_sent = answer.as_ref().is_err_and(|error| error.fate() == Some(CallFate::NotSent));
             if let Err(error) = answer {
                 let (name, error) = (&view.spec.name, view.spec.mask.apply(&error.to_string()));
-                tracing::debug!(instance = %name, method = owed.method(), error, "request to the server failed");
+                tracing::debug!(instance = %name, method = pending_request.method(), error, "request to the server failed");
             }
             let mut table = self.table();
-            let Some(room) = table.by_instance.get_mut(id) else { return };
+            let Some(instance) = table.by_instance.get_mut(id) else { return };
             if was_not_sent {
                 // A retry at once would fail, too.
-                room.shared_state.record_not_sent(&owed, port.run());
-                room.is_behind = true;
+                instance.shared_state.record_not_sent(&pending_request, port.run());
+                instance.is_behind = true;
                 return;
             }
-            if let SharedSessionRequest::Unsubscribe(uri) = &owed {
-                room.shared_state.record_unsubscribed(uri);
+            if let SharedSessionRequest::Unsubscribe(uri) = &pending_request {
+                instance.shared_state.record_unsubscribed(uri);
             }
         }
     }
@@ -215,52 +216,52 @@ impl AudienceState {
     fn spawn_server_sync(self: &Arc<Self>, id: &InstanceId) {
         // Without a tokio runtime the process is ending, and the servers with it.
         let Ok(handle) = Handle::try_current() else { return };
-        let (house, id) = (self.clone(), id.clone());
-        handle.spawn(async move { house.sync_server(&id).await });
+        let (state, id) = (self.clone(), id.clone());
+        handle.spawn(async move { state.sync_server(&id).await });
     }
 
     /// Handles the start of a run: sends it the clients' levels and subscriptions, and sends the clients the changes of
     /// its lists.
-    async fn follow_run(&self, runtime: RuntimeHandle, of: SessionSource) {
+    async fn follow_run(&self, runtime: RuntimeHandle, source: SessionSource) {
         let mut watch = runtime.watch();
-        let run_of = |snapshot: &Snapshot| run_of(snapshot.get(&of.id).map(|view| &**view));
-        let serves = |snapshot: &Arc<Snapshot>| run_of(snapshot).is_some_and(|run| run >= of.run);
+        let run_of = |snapshot: &Snapshot| run_of(snapshot.get(&source.id).map(|view| &**view));
+        let serves = |snapshot: &Arc<Snapshot>| run_of(snapshot).is_some_and(|run| run >= source.run);
         // The runtime has ended.
         if watch.wait_for(serves).await.is_err() {
             return;
         }
-        let news = async {
+        let announce = async {
             let is_read = |snapshot: &Arc<Snapshot>| {
-                run_of(snapshot).is_some_and(|run| run > of.run)
-                    || snapshot.get(&of.id).is_some_and(|view| view.status == Status::Online)
+                run_of(snapshot).is_some_and(|run| run > source.run)
+                    || snapshot.get(&source.id).is_some_and(|view| view.status == Status::Online)
             };
             let Ok(snapshot) = watch.wait_for(is_read).await.map(|snapshot| snapshot.clone()) else { return };
-            let view = snapshot.get(&of.id).filter(|_| run_of(&snapshot) == Some(of.run));
+            let view = snapshot.get(&source.id).filter(|_| run_of(&snapshot) == Some(source.run));
             if let Some(catalogue) = view.and_then(|view| view.catalogue.as_ref()) {
-                self.announce_changes(&of, catalogue);
+                self.announce_changes(&source, catalogue);
             }
         };
-        tokio::join!(self.sync_server(&of.id), news);
+        tokio::join!(self.sync_server(&source.id), announce);
     }
 
     /// Sends change notifications for the lists that differ from the last run's, unless the server sent them itself.
-    fn announce_changes(&self, of: &SessionSource, catalogue: &Arc<Catalogue>) {
+    fn announce_changes(&self, source: &SessionSource, catalogue: &Arc<Catalogue>) {
         let (clients, changed): (Vec<_>, Vec<_>) = {
             let mut table = self.table();
-            let Some(room) = table.by_instance.get_mut(&of.id) else { return };
+            let Some(instance) = table.by_instance.get_mut(&source.id) else { return };
             let mut changed = Vec::new();
-            if let Some(known) = room.known_catalogue.replace(catalogue.clone()) {
+            if let Some(known) = instance.known_catalogue.replace(catalogue.clone()) {
                 let mut revisions = Revisions::default();
                 revisions.count_changes(Some(&known), catalogue);
                 changed = revisions.changes_since(&Revisions::default());
             }
-            let said = room.followers.get(&of.run).map_or(&[][..], |begun| &begun.announced);
-            changed.retain(|aspect| !said.contains(aspect));
-            (room.clients.values().cloned().collect(), changed)
+            let announced = instance.followers.get(&source.run).map_or(&[][..], |follower| &follower.announced);
+            changed.retain(|aspect| !announced.contains(aspect));
+            (instance.clients.values().cloned().collect(), changed)
         };
-        for words in changed.into_iter().filter_map(list_changed_notification).filter_map(own_message) {
+        for message in changed.into_iter().filter_map(list_changed_notification).filter_map(own_message) {
             for session in &clients {
-                session.deliver(None, &words);
+                session.deliver(None, &message);
             }
         }
     }
@@ -279,9 +280,9 @@ impl GatewayAudience {
     pub(super) fn add_client(&self, session: &Arc<ClientSession>, id: &InstanceId) {
         let catalogue = self.state.catalogue(id);
         let mut table = self.state.table();
-        let room = table.by_instance.entry(id.clone()).or_default();
-        room.known_catalogue = room.known_catalogue.take().or(catalogue);
-        room.clients.insert(session.number(), session.clone());
+        let instance = table.by_instance.entry(id.clone()).or_default();
+        instance.known_catalogue = instance.known_catalogue.take().or(catalogue);
+        instance.clients.insert(session.number(), session.clone());
     }
 
     /// Adds a guest for the duration of its request and sets its log level. Waits up to `patience` for the server to
@@ -294,13 +295,13 @@ impl GatewayAudience {
         patience: Duration,
     ) {
         self.add_client(session, id);
-        if let Some(room) = self.state.table().by_instance.get_mut(id) {
-            room.shared_state.set_level(session.number(), level);
+        if let Some(instance) = self.state.table().by_instance.get_mut(id) {
+            instance.shared_state.set_level(session.number(), level);
         }
         // In its own task: the update includes other clients' settings and must finish even if this client disconnects.
-        let (house, id) = (self.state.clone(), id.clone());
-        let settled = tokio::spawn(async move { house.sync_server(&id).await });
-        let _ = timeout(patience, settled).await;
+        let (state, id) = (self.state.clone(), id.clone());
+        let sync = tokio::spawn(async move { state.sync_server(&id).await });
+        let _ = timeout(patience, sync).await;
     }
 
     /// Called when a client has initialized its session. Returns true if it is the first with roots after the server
@@ -334,20 +335,20 @@ impl GatewayAudience {
 
     pub(super) fn remove_client(&self, session: &Arc<ClientSession>, id: &InstanceId) {
         let mut table = self.state.table();
-        let Some(room) = table.by_instance.get_mut(id) else { return };
+        let Some(instance) = table.by_instance.get_mut(id) else { return };
         // Most guests were never added.
-        if room.clients.remove(&session.number()).is_none() {
+        if instance.clients.remove(&session.number()).is_none() {
             return;
         }
-        room.shared_state.remove_client(session.number());
+        instance.shared_state.remove_client(session.number());
         drop(table);
-        let house = self.state.clone();
+        let state = self.state.clone();
         let Ok(handle) = Handle::try_current() else { return };
         let id = id.clone();
         handle.spawn(async move {
-            house.sync_server(&id).await;
-            let mut table = house.table();
-            if table.by_instance.get(&id).is_some_and(|room| room.clients.is_empty() && !room.is_behind) {
+            state.sync_server(&id).await;
+            let mut table = state.table();
+            if table.by_instance.get(&id).is_some_and(|instance| instance.clients.is_empty() && !instance.is_behind) {
                 table.by_instance.remove(&id);
             }
         });
@@ -357,30 +358,30 @@ impl GatewayAudience {
         &self,
         session: &ClientSession,
         id: &InstanceId,
-        wish: &SharedSessionRequest,
+        request: &SharedSessionRequest,
     ) -> Result<SessionRequestHandle, SubscriptionLimitError> {
         let run = self.run_of(id);
-        let made = match self.state.table().by_instance.get_mut(id) {
-            Some(room) => room.shared_state.record_request(session.number(), wish, run),
+        let disposition = match self.state.table().by_instance.get_mut(id) {
+            Some(instance) => instance.shared_state.record_request(session.number(), request, run),
             // The client has left, so the answer does not matter.
             None => RequestDisposition::Granted,
         };
-        let asked = match made {
+        let pending = match disposition {
             RequestDisposition::Granted => None,
-            RequestDisposition::Pending(asked) => Some(asked),
-            RequestDisposition::Refused(too_much) => return Err(too_much),
+            RequestDisposition::Pending(pending) => Some(pending),
+            RequestDisposition::Refused(error) => return Err(error),
         };
-        let wished = SessionRequestHandle { state: self.state.clone(), id: id.clone(), pending: asked };
-        if wished.is_granted() {
+        let handle = SessionRequestHandle { state: self.state.clone(), id: id.clone(), pending };
+        if handle.is_granted() {
             self.state.spawn_server_sync(id);
         }
-        Ok(wished)
+        Ok(handle)
     }
 
     /// Repeats a failed update of the server. Called when a request has ended, because the server may have capacity
     /// again.
     pub(super) fn retry_failed_sync(&self, id: &InstanceId) {
-        if self.state.table().by_instance.get(id).is_some_and(|room| room.is_behind) {
+        if self.state.table().by_instance.get(id).is_some_and(|instance| instance.is_behind) {
             self.state.spawn_server_sync(id);
         }
     }
@@ -389,14 +390,16 @@ impl GatewayAudience {
         run_of(self.state.runtime.get()?.status(id).as_deref())
     }
 
-    fn record_if_rootless(&self, of: &SessionSource) -> bool {
+    fn record_if_rootless(&self, source: &SessionSource) -> bool {
         let mut table = self.state.table();
-        let is_rootless =
-            table.by_instance.get(&of.id).is_none_or(|room| room.clients_able_to_answer("roots/list").next().is_none())
-                && self.clients_with_roots(&of.id).next().is_none();
+        let is_rootless = table
+            .by_instance
+            .get(&source.id)
+            .is_none_or(|instance| instance.clients_able_to_answer("roots/list").next().is_none())
+            && self.clients_with_roots(&source.id).next().is_none();
         if is_rootless {
             // A client that brings roots later triggers a notification of this run.
-            table.rootless.insert(of.id.clone(), of.run);
+            table.rootless.insert(source.id.clone(), source.run);
         }
         is_rootless
     }
@@ -425,19 +428,19 @@ impl GatewayAudience {
             MessageCause::Call(_) | MessageCause::Client(_) | MessageCause::NoCall => {}
         }
         let (table, method) = (self.state.table(), question.method().unwrap_or_default());
-        let mut able: Vec<_> = table
+        let mut candidates: Vec<_> = table
             .by_instance
             .get(id)
             .into_iter()
-            .flat_map(|room| room.clients_able_to_answer(method))
+            .flat_map(|instance| instance.clients_able_to_answer(method))
             .cloned()
             .collect();
         drop(table);
-        if method == "roots/list" && able.is_empty() {
-            able.extend(self.clients_with_roots(id));
+        if method == "roots/list" && candidates.is_empty() {
+            candidates.extend(self.clients_with_roots(id));
         }
-        let mut able = able.into_iter();
-        match (able.next(), able.count()) {
+        let mut candidates = candidates.into_iter();
+        match (candidates.next(), candidates.count()) {
             (Some(session), 0) => Ok((session, None)),
             (None, _) => Err("no client is attached that could answer".to_owned()),
             (Some(_), others) => Err(format!(
@@ -448,7 +451,7 @@ impl GatewayAudience {
     }
 }
 
-/// A recorded wish whose outcome must be reported. Dropping it reports an unknown outcome.
+/// A recorded request whose outcome must be reported. Dropping it reports an unknown outcome.
 #[derive(Debug)]
 pub(super) struct SessionRequestHandle {
     state: Arc<AudienceState>,
@@ -467,9 +470,9 @@ impl SessionRequestHandle {
     }
 
     fn report_outcome(&mut self, outcome: SessionRequestOutcome) {
-        let Some(asked) = self.pending.take() else { return };
-        if let Some(room) = self.state.table().by_instance.get_mut(&self.id) {
-            room.shared_state.record_outcome(asked, outcome);
+        let Some(pending) = self.pending.take() else { return };
+        if let Some(instance) = self.state.table().by_instance.get_mut(&self.id) {
+            instance.shared_state.record_outcome(pending, outcome);
         }
         self.state.spawn_server_sync(&self.id);
     }
@@ -482,29 +485,29 @@ impl Drop for SessionRequestHandle {
 }
 
 impl Audience for GatewayAudience {
-    fn on_notification(&self, of: &SessionSource, cause: MessageCause, message: RpcMessage) {
-        let meant = client_and_call(cause);
+    fn on_notification(&self, source: &SessionSource, cause: MessageCause, message: RpcMessage) {
+        let addressee = client_and_call(cause);
         let list = changed_aspect(message.method().unwrap_or_default());
-        let (hearers, is_there) = {
+        let (recipients, is_member) = {
             let mut table = self.state.table();
-            match table.by_instance.get_mut(&of.id) {
-                Some(room) => {
-                    if let (Some(list), Some(begun)) = (list, room.followers.get_mut(&of.run)) {
-                        begun.announced.push(list);
+            match table.by_instance.get_mut(&source.id) {
+                Some(instance) => {
+                    if let (Some(list), Some(follower)) = (list, instance.followers.get_mut(&source.run)) {
+                        follower.announced.push(list);
                     }
-                    let is_there = meant.is_some_and(|(client, _)| room.clients.contains_key(&client));
-                    (room.recipients(&message, meant.map(|(client, _)| client)), is_there)
+                    let is_member = addressee.is_some_and(|(client, _)| instance.clients.contains_key(&client));
+                    (instance.recipients(&message, addressee.map(|(client, _)| client)), is_member)
                 }
                 None => (Vec::new(), false),
             }
         };
-        for session in hearers {
-            let call = meant.filter(|(client, _)| *client == session.number()).and_then(|(_, call)| call);
+        for session in recipients {
+            let call = addressee.filter(|(client, _)| *client == session.number()).and_then(|(_, call)| call);
             session.deliver(call, &message);
         }
         // A client of `/mcp` receives the messages of its call, but not about lists and resources that it cannot see.
-        let is_of_the_room = list.is_some() || message.method() == Some("notifications/resources/updated");
-        if let Some((client, call)) = meant.filter(|_| !is_there && !is_of_the_room)
+        let is_instance_wide = list.is_some() || message.method() == Some("notifications/resources/updated");
+        if let Some((client, call)) = addressee.filter(|_| !is_member && !is_instance_wide)
             && let Some(session) = self.sessions.get(client)
         {
             session.deliver(call, &message);
@@ -517,12 +520,12 @@ impl Audience for GatewayAudience {
         }
     }
 
-    fn on_request(&self, of: &SessionSource, cause: MessageCause, question: ClientQuestion) {
+    fn on_request(&self, source: &SessionSource, cause: MessageCause, question: ClientQuestion) {
         let method = question.message().method().unwrap_or_default().to_owned();
-        match (self.choose_client(&of.id, cause, question.message()), method.as_str()) {
-            (Ok((session, call)), _) => session.ask(of.clone(), call, question),
+        match (self.choose_client(&source.id, cause, question.message()), method.as_str()) {
+            (Ok((session, call)), _) => session.ask(source.clone(), call, question),
             // An empty list is correct only if no client has roots.
-            (Err(_), "roots/list") if self.record_if_rootless(of) => question.answer_without_client(),
+            (Err(_), "roots/list") if self.record_if_rootless(source) => question.answer_without_client(),
             (Err(why), "sampling/createMessage" | "elicitation/create" | "roots/list") => {
                 question.decline(INTERNAL_ERROR, &why);
             }
@@ -530,44 +533,46 @@ impl Audience for GatewayAudience {
         }
     }
 
-    fn on_request_withdrawn(&self, of: &SessionSource, question: u64, message: RpcMessage) {
-        for session in self.sessions.user_sessions(&of.id.team, &of.id.user) {
-            session.cancel_question(of, question, &message);
+    fn on_request_withdrawn(&self, source: &SessionSource, question: u64, message: RpcMessage) {
+        for session in self.sessions.user_sessions(&source.id.team, &source.id.user) {
+            session.cancel_question(source, question, &message);
         }
     }
 
-    fn on_session_started(&self, of: &SessionSource) {
+    fn on_session_started(&self, source: &SessionSource) {
         let Some(runtime) = self.state.runtime.get() else { return };
         let mut table = self.state.table();
-        let Some(room) = table.by_instance.get_mut(&of.id) else { return };
-        let (house, runtime, source) = (self.state.clone(), runtime.clone(), of.clone());
-        let work = tokio::spawn(async move { house.follow_run(runtime, source).await });
-        room.followers.insert(of.run, RunFollower { announced: Vec::new(), _work: AbortOnDropHandle::new(work) });
+        let Some(instance) = table.by_instance.get_mut(&source.id) else { return };
+        let (state, runtime, followed) = (self.state.clone(), runtime.clone(), source.clone());
+        let work = tokio::spawn(async move { state.follow_run(runtime, followed).await });
+        instance
+            .followers
+            .insert(source.run, RunFollower { announced: Vec::new(), _work: AbortOnDropHandle::new(work) });
     }
 
-    fn on_session_ended(&self, of: &SessionSource) {
+    fn on_session_ended(&self, source: &SessionSource) {
         {
-            let catalogue = self.state.catalogue(&of.id);
+            let catalogue = self.state.catalogue(&source.id);
             let mut table = self.state.table();
-            if table.rootless.get(&of.id) == Some(&of.run) {
-                table.rootless.remove(&of.id);
+            if table.rootless.get(&source.id) == Some(&source.run) {
+                table.rootless.remove(&source.id);
             }
-            if let Some(room) = table.by_instance.get_mut(&of.id) {
-                room.followers.remove(&of.run);
-                room.known_catalogue = catalogue.or(room.known_catalogue.take());
-                room.shared_state.end_run(of.run);
-                if room.keep_awake.as_ref().is_some_and(|(run, _)| *run == of.run) {
-                    room.keep_awake = None;
+            if let Some(instance) = table.by_instance.get_mut(&source.id) {
+                instance.followers.remove(&source.run);
+                instance.known_catalogue = catalogue.or(instance.known_catalogue.take());
+                instance.shared_state.end_run(source.run);
+                if instance.keep_awake.as_ref().is_some_and(|(run, _)| *run == source.run) {
+                    instance.keep_awake = None;
                 }
                 // A new run gets all settings anyway.
-                room.is_behind = false;
-                if room.clients.is_empty() {
-                    table.by_instance.remove(&of.id);
+                instance.is_behind = false;
+                if instance.clients.is_empty() {
+                    table.by_instance.remove(&source.id);
                 }
             }
         }
-        for session in self.sessions.user_sessions(&of.id.team, &of.id.user) {
-            session.cancel_questions(of);
+        for session in self.sessions.user_sessions(&source.id.team, &source.id.user) {
+            session.cancel_questions(source);
         }
     }
 }

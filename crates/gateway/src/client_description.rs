@@ -6,7 +6,7 @@ use mcp_satellite_actors::ClientFacts;
 use mcp_satellite_protocol::rpc::member;
 
 const FACTS_MAX: usize = 16 * 1024;
-const NOBODY: &str = r#"{"name":"","version":""}"#;
+const UNKNOWN_CLIENT: &str = r#"{"name":"","version":""}"#;
 
 /// Description that a client gives of itself, in `initialize` or in each stateless request. A malformed member counts
 /// as absent.
@@ -40,13 +40,13 @@ impl ClientDescription {
 
     pub fn new(version: String, capabilities: Option<&str>, info: Option<&str>) -> Self {
         let capabilities = capabilities.unwrap_or("{}");
-        let info = info.unwrap_or(NOBODY);
+        let info = info.unwrap_or(UNKNOWN_CLIENT);
         let text = |name| member(info, name).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let has = |name| member(capabilities, name).is_some_and(|value| value != "null");
         let (sampling, elicitation, roots) = (has("sampling"), has("elicitation"), has("roots"));
         // Longer text contains no fact that a server needs, and would be kept with every session.
-        let kept = |text: &str, short: &str| if text.len() <= FACTS_MAX { text } else { short }.to_owned();
-        let facts = ClientFacts { capabilities: kept(capabilities, "{}"), info: kept(info, NOBODY) };
+        let limited = |text: &str, short: &str| if text.len() <= FACTS_MAX { text } else { short }.to_owned();
+        let facts = ClientFacts { capabilities: limited(capabilities, "{}"), info: limited(info, UNKNOWN_CLIENT) };
         let (name, client_version) = (text("name"), text("version"));
         Self { version, name, client_version, sampling, elicitation, roots, facts: Arc::new(facts) }
     }

@@ -194,9 +194,9 @@ mod tests {
         let (session, _) = sessions.open(session_facts(&alice, EndpointId::Flat), &limits, start).unwrap();
         let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
         assert_eq!((count(0), count(59), count(61)), (1, 1, 0), "the client disappeared without ending its session");
-        let listening = session.listen(super::super::stream::UNASKED, None, PRESENT_FOR).unwrap();
+        let events = session.listen(super::super::stream::SESSION_STREAM, None, PRESENT_FOR).unwrap();
         assert_eq!(count(3600), 1, "a listening client counts");
-        drop(listening);
+        drop(events);
         assert_eq!(count(3600), 0);
         let status = &sessions.clients(start)[0];
         assert_eq!((&*status.user, &*status.endpoint, status.session_id.is_some()), ("alice", "flat", true));

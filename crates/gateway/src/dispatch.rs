@@ -32,11 +32,11 @@ pub struct EndpointDispatcher {
 }
 
 impl EndpointDispatcher {
-    pub fn new(runtime: &RuntimeHandle, rooms: Arc<GatewayAudience>) -> Self {
+    pub fn new(runtime: &RuntimeHandle, audience: Arc<GatewayAudience>) -> Self {
         let callers = Arc::<CallerCache>::default();
         Self {
             runtime: runtime.clone(),
-            instances: Instances::new(runtime.clone(), rooms, callers.clone()),
+            instances: Instances::new(runtime.clone(), audience, callers.clone()),
             tools: Arc::new(MetaTools::new(runtime.clone(), callers.clone())),
             flat: Arc::new(FlatEndpoint::new(runtime.clone(), callers)),
         }
@@ -52,22 +52,22 @@ impl EndpointHandler for EndpointDispatcher {
         &self,
         user: Arc<User>,
         endpoint: EndpointId,
-        greeting: ClientDescription,
+        client: ClientDescription,
     ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
         match endpoint {
-            EndpointId::Instance(id) => self.instances.initialize(id, greeting),
-            EndpointId::Tools => self.tools.initialize(&user, &greeting),
-            EndpointId::Flat => self.flat.initialize(&user, &greeting),
+            EndpointId::Instance(id) => self.instances.initialize(id, client),
+            EndpointId::Tools => self.tools.initialize(&user, &client),
+            EndpointId::Flat => self.flat.initialize(&user, &client),
         }
     }
 
     fn discover(&self, user: Arc<User>, endpoint: EndpointId) -> BoxFuture<'static, Result<String, RpcError>> {
-        let told = match endpoint {
+        let result = match endpoint {
             EndpointId::Instance(id) => return self.instances.discover(id),
             EndpointId::Tools => self.tools.discover(&user),
             EndpointId::Flat => self.flat.discover(&user),
         };
-        ready(Ok(told)).boxed()
+        ready(Ok(result)).boxed()
     }
 
     fn definition(&self, user: Arc<User>, endpoint: &EndpointId, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
@@ -82,16 +82,16 @@ impl EndpointHandler for EndpointDispatcher {
     fn listen(
         &self,
         session: &Arc<ClientSession>,
-        wanted: SubscriptionFilter,
+        filter: SubscriptionFilter,
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
         match &session.facts.endpoint {
-            EndpointId::Instance(id) => self.instances.listen(session, id.clone(), wanted),
+            EndpointId::Instance(id) => self.instances.listen(session, id.clone(), filter),
             // The list of these tools never changes; lost and returned servers are reported as log notifications.
             EndpointId::Tools => {
                 self.tools.listen(session);
                 ready(Ok(SubscriptionFilter::default())).boxed()
             }
-            EndpointId::Flat => self.flat.listen(session, wanted),
+            EndpointId::Flat => self.flat.listen(session, filter),
         }
     }
 

@@ -9,7 +9,7 @@ use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{
     INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABILITY, URL_ELICITATION_REQUIRED,
 };
-use mcp_satellite_protocol::meta;
+use mcp_satellite_protocol::meta::{self};
 use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use serde::Deserialize;
 use tokio::time::Duration;

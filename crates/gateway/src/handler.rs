@@ -25,7 +25,7 @@ pub trait EndpointHandler: Send + Sync + 'static {
         &self,
         user: Arc<User>,
         endpoint: EndpointId,
-        greeting: ClientDescription,
+        client: ClientDescription,
     ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>>;
 
     /// Returns the result of `server/discover` for a stateless client, as JSON text.
@@ -34,12 +34,12 @@ pub trait EndpointHandler: Send + Sync + 'static {
     /// Returns the definition of a tool as `tools/list` returns it to this user.
     fn definition(&self, user: Arc<User>, endpoint: &EndpointId, tool: &str) -> BoxFuture<'static, Option<Box<str>>>;
 
-    /// Subscribes a stateless client until its session [ends](Self::handle_session_end). Returns the part of the filter that is
-    /// supported.
+    /// Subscribes a stateless client until its session [ends](Self::handle_session_end). Returns the part of the filter
+    /// that is supported.
     fn listen(
         &self,
         session: &Arc<ClientSession>,
-        wanted: SubscriptionFilter,
+        filter: SubscriptionFilter,
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>>;
 
     /// Handles the begin of a session, before the client receives its id. Not called for a single stateless request,

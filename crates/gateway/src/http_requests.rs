@@ -1,9 +1,10 @@
 //! Handles every HTTP request in a fixed order: guard → path → access → method → body → access → drain → rate → era →
-//! session (or the metadata of a stateless request) → handler. The first check that fails determines the response and the
-//! later ones are skipped, so a client without a token learns nothing about existing servers.
+//! session (or the metadata of a stateless request) → handler. The first check that fails determines the response and
+//! the later ones are skipped, so a client without a token learns nothing about existing servers.
 
 mod stateless;
 
+use mcp_satellite_protocol::error_code::{INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +18,6 @@ use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use mcp_satellite_actors::model::event::Event;
-use mcp_satellite_protocol::error_code::{INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR};
 use mcp_satellite_protocol::rpc::{MalformedMessage, MessageKind, RpcMessage};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -39,7 +39,7 @@ use super::session_call::{self, ResponseFormat, ResponseSettings};
 use super::sessions::{SessionLimitError, Sessions};
 use super::settings::{ClientEventSink, GatewaySettings};
 use super::stateless_call::StatelessCall;
-use super::stream::{self, UNASKED};
+use super::stream::{self, SESSION_STREAM};
 use super::{era, metadata};
 use stateless::reject_stateless;
 
@@ -54,7 +54,7 @@ const CROWDED_PAUSE: Duration = Duration::from_secs(1);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static(mcp_satellite_protocol::header::LAST_EVENT_ID);
 const TEXT_MAX: usize = 256;
 
-pub(crate) struct HttpEndpoint {
+pub(crate) struct EndpointService {
     pub handler: Arc<dyn EndpointHandler>,
     pub sessions: Arc<Sessions>,
     pub event_sink: ClientEventSink,
@@ -114,11 +114,47 @@ fn parse_path(path: &str) -> Option<RequestPath<'_>> {
     if path == "/mcp" {
         return Some(RequestPath::AllServers);
     }
-    if let Some(of) = path.strip_prefix(metadata::PATH) {
-        return (of.is_empty() || of.starts_with('/')).then_some(RequestPath::Metadata(of));
+    if let Some(resource) = path.strip_prefix(metadata::PATH) {
+        return (resource.is_empty() || resource.starts_with('/')).then_some(RequestPath::Metadata(resource));
     }
     let name = path.strip_prefix("/i/")?.strip_suffix("/mcp")?;
     (!name.is_empty() && !name.contains('/')).then_some(RequestPath::Instance(name))
+}
+
+/// An authenticated HTTP request. The body is read separately.
+#[derive(Clone, Copy)]
+struct HttpRequest<'a> {
+    settings: &'a GatewaySettings,
+    permission: &'a Permission,
+    path: RequestPath<'a>,
+    parts: &'a request::Parts,
+}
+
+impl<'a> HttpRequest<'a> {
+    fn user(self) -> &'a Arc<User> {
+        &self.permission.user
+    }
+
+    fn user_agent(self) -> Option<String> {
+        first_value(&self.parts.headers, &header::USER_AGENT).0.map(|text| sanitize(text, TEXT_MAX))
+    }
+
+    /// Determines the endpoint from path and query. The existence of an instance is checked only when a session is
+    /// opened.
+    fn endpoint_path(self, id: Option<&str>) -> Checked<EndpointPath<'a>> {
+        if let RequestPath::Instance(name) = self.path {
+            return Ok(EndpointPath::Instance(name));
+        }
+        let mode = self.parts.uri.query().into_iter().flat_map(|query| query.split('&'));
+        match mode.filter_map(|part| part.strip_prefix("mode=")).next_back() {
+            None if self.user().flat => Ok(EndpointPath::Flat),
+            None | Some("tools") => Ok(EndpointPath::Tools),
+            Some("flat") => Ok(EndpointPath::Flat),
+            Some(_) => {
+                Err(error_response(StatusCode::NOT_FOUND, id, SERVER_ERROR, "unknown mode; use `tools` or `flat`"))
+            }
+        }
+    }
 }
 
 /// Returns the first value of a header as text, and true if there are several. A value that is not text becomes NUL,
@@ -129,7 +165,7 @@ fn first_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str
     (first, values.next().is_some())
 }
 
-impl HttpEndpoint {
+impl EndpointService {
     pub(crate) fn new(
         handler: Arc<dyn EndpointHandler>,
         sessions: Arc<Sessions>,
@@ -213,11 +249,11 @@ impl HttpEndpoint {
     ) -> Checked<Response> {
         let settings = self.settings();
         let host = Self::check_host_and_origin(&settings, parts)?;
-        let full = parts.uri.path();
-        let Some(path) = parse_path(full) else {
+        let path = parts.uri.path();
+        let Some(path) = parse_path(path) else {
             return Err(not_found());
         };
-        if let RequestPath::Metadata(of) = path {
+        if let RequestPath::Metadata(resource) = path {
             // A client that finds this document starts an authorization, which only an authorization server can
             // complete.
             if settings.authorization_servers.is_empty() {
@@ -228,16 +264,17 @@ impl HttpEndpoint {
             }
             return Ok(metadata::document(
                 &settings.base_url(host),
-                of,
+                resource,
                 &settings.name,
                 &settings.authorization_servers,
             ));
         }
-        let pass = self.authenticate(&settings, peer, parts)?;
+        let permission = self.authenticate(&settings, peer, parts)?;
+        let request = HttpRequest { settings: &settings, permission: &permission, path, parts };
         match parts.method {
-            Method::POST => self.post(&settings, &pass, path, parts, body).await,
-            Method::GET => self.get(&settings, &pass.user, path, parts),
-            Method::DELETE => self.delete(&pass.user, path, parts),
+            Method::POST => self.post(request, body).await,
+            Method::GET => self.get(request),
+            Method::DELETE => self.delete(request),
             _ => Err(method_not_allowed("GET, POST, DELETE")),
         }
     }
@@ -280,22 +317,21 @@ impl HttpEndpoint {
         })
     }
 
-    fn check_permission(&self, settings: &GatewaySettings, pass: &Permission, parts: &request::Parts) -> Checked<()> {
-        if self.access.is_valid(pass) { Ok(()) } else { Err(unauthorized(settings, parts, &AccessDenied::WrongToken)) }
+    /// Checks the token again.
+    fn check_permission(&self, request: HttpRequest<'_>) -> Checked<()> {
+        if self.access.is_valid(request.permission) {
+            Ok(())
+        } else {
+            Err(unauthorized(request.settings, request.parts, &AccessDenied::WrongToken))
+        }
     }
 
-    async fn post(
-        self: &Arc<Self>,
-        settings: &GatewaySettings,
-        pass: &Permission,
-        path: RequestPath<'_>,
-        parts: &request::Parts,
-        body: &mut BodyDataStream,
-    ) -> Checked<Response> {
+    async fn post(self: &Arc<Self>, request: HttpRequest<'_>, body: &mut BodyDataStream) -> Checked<Response> {
+        let HttpRequest { settings, permission, parts, .. } = request;
         let headers = &parts.headers;
         check_content_type(headers)
             .map_err(|why| error_response(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, INVALID_REQUEST, why))?;
-        let form = match accepted_formats(headers) {
+        let format = match accepted_formats(headers) {
             (true, true) => settings.response_format(),
             (true, false) => ResponseFormat::Json,
             (false, true) => ResponseFormat::Stream,
@@ -304,36 +340,33 @@ impl HttpEndpoint {
                 return Err(error_response(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
             }
         };
-        let mut memory = BodyMemory { all: self.bodies.share(), own: pass.user.body_share() };
+        let mut memory = BodyMemory { all: self.bodies.share(), own: permission.user.body_share() };
         let body = read_body(body, headers, settings.limits.body_max, &mut memory).await?;
         // The token may have been revoked while the body was read.
-        self.check_permission(settings, pass, parts)?;
+        self.check_permission(request)?;
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
             let batch = MessageBatch::read(&body)?;
-            return self.handle_batch(settings, &pass.user, path, parts, batch).await;
+            return self.handle_batch(request, batch).await;
         }
         let message = RpcMessage::parse(body).map_err(|error| malformed(&error))?;
-        let manner = ResponseSettings {
-            format: form,
+        let response_settings = ResponseSettings {
+            format,
             sse_after: settings.sse_after,
             keep_alive: settings.keep_alive,
             grace: settings.limits.resume_grace,
             timeout: settings.limits.request_timeout,
         };
-        self.handle_message(settings, pass, path, parts, (message, memory), manner).await
+        self.handle_message(request, (message, memory), response_settings).await
     }
 
     async fn handle_message(
         self: &Arc<Self>,
-        settings: &GatewaySettings,
-        pass: &Permission,
-        path: RequestPath<'_>,
-        parts: &request::Parts,
+        request: HttpRequest<'_>,
         (message, memory): (RpcMessage, BodyMemory),
-        manner: ResponseSettings,
+        response_settings: ResponseSettings,
     ) -> Checked<Response> {
-        let user = &pass.user;
+        let (user, headers) = (request.user(), &request.parts.headers);
         let id = message.id().filter(|_| message.kind() == MessageKind::Request);
         if id.is_some() {
             self.check_not_draining(id)?;
@@ -342,27 +375,27 @@ impl HttpEndpoint {
         if !is_rate_limit_exempt(&message) {
             counted.map_err(|limited| ErrorResponse::new(reply::limit_exceeded(id, &limited)))?;
         }
-        let place = resolve_endpoint_path(user, path, parts, id)?;
-        if era::is_stateless(&message, &parts.headers) {
-            return self.handle_stateless(settings, pass, place, parts, (message, memory), manner).await;
+        let endpoint_path = request.endpoint_path(id)?;
+        if era::is_stateless(&message, headers) {
+            return self.handle_stateless(request, endpoint_path, (message, memory), response_settings).await;
         }
         if id.is_some() && message.method() == Some("initialize") {
             // A client that supports both eras may send the header of the stateless era with `initialize`.
-            if !era::is_stateless_header(&parts.headers) {
-                check_version(&parts.headers, id)?;
+            if !era::is_stateless_header(headers) {
+                check_version(headers, id)?;
             }
-            return self.initialize(settings, pass, place, parts, &message).await;
+            return self.initialize(request, endpoint_path, &message).await;
         }
-        check_version(&parts.headers, id)?;
-        let session = self.find_session(user, place, &parts.headers, id)?;
+        check_version(headers, id)?;
+        let session = self.find_session(user, endpoint_path, headers, id)?;
         if id.is_none() {
             self.handle_non_request(&session, message);
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
         let admission =
             user.acquire_call_permit().map_err(|limited| ErrorResponse::new(reply::limit_exceeded(id, &limited)))?;
-        let held = (admission, self.work.token(), memory);
-        Ok(session_call::answer(&*self.handler, &session, message, manner, held).await)
+        let resources = (admission, self.work.token(), memory);
+        Ok(session_call::answer(&*self.handler, &session, message, response_settings, resources).await)
     }
 
     /// Resolves the endpoint for this user. The instance of another user is reported as missing, with `code` as error
@@ -370,11 +403,11 @@ impl HttpEndpoint {
     fn resolve_endpoint<'a>(
         &self,
         user: &User,
-        place: EndpointPath<'a>,
+        path: EndpointPath<'a>,
         id: &str,
         code: i64,
     ) -> Checked<(EndpointId, &'a str)> {
-        Ok(match place {
+        Ok(match path {
             EndpointPath::Tools => (EndpointId::Tools, ""),
             EndpointPath::Flat => (EndpointId::Flat, ""),
             EndpointPath::Instance(name) => {
@@ -391,17 +424,11 @@ impl HttpEndpoint {
         })
     }
 
-    fn open_session(
-        &self,
-        settings: &GatewaySettings,
-        opening: SessionFacts,
-        parts: &request::Parts,
-        id: &str,
-    ) -> Checked<Arc<ClientSession>> {
-        let code = era::translation::stateless_error_code(SERVER_ERROR, opening.lifetime != ClientLifetime::Session);
-        let opened = self.sessions.open(opening, &settings.limits, Instant::now());
-        let (session, evicted) = opened.map_err(|full| {
-            let why = match full {
+    fn open_session(&self, request: HttpRequest<'_>, facts: SessionFacts, id: &str) -> Checked<Arc<ClientSession>> {
+        let code = era::translation::stateless_error_code(SERVER_ERROR, facts.lifetime != ClientLifetime::Session);
+        let opened = self.sessions.open(facts, &request.settings.limits, Instant::now());
+        let (session, evicted) = opened.map_err(|error| {
+            let why = match error {
                 SessionLimitError::User(limit) => format!("you have {limit} sessions, and none is idle; close one"),
                 SessionLimitError::All(_) | SessionLimitError::NoRandomNumbers => {
                     "there is no room for another session; try again later".to_owned()
@@ -413,7 +440,7 @@ impl HttpEndpoint {
             self.handle_session_end(session);
         }
         // The token may have been revoked between the check and the insertion into the table.
-        if let Err(refused) = self.check_permission(settings, &session.facts.permission, parts) {
+        if let Err(refused) = self.check_permission(request) {
             let _ = self.sessions.close(&session, SessionEnd::Revoked);
             return Err(refused);
         }
@@ -453,38 +480,32 @@ impl HttpEndpoint {
                 }
             }
             MessageKind::Notification | MessageKind::Request => {
-                let withdraws = message.method() == Some("notifications/cancelled");
-                if !(withdraws && session.cancel_call(message.clone())) {
+                let is_cancellation = message.method() == Some("notifications/cancelled");
+                if !(is_cancellation && session.cancel_call(message.clone())) {
                     self.handler.handle_notification(session, message);
                 }
             }
         }
     }
 
-    async fn handle_batch(
-        &self,
-        settings: &GatewaySettings,
-        user: &Arc<User>,
-        path: RequestPath<'_>,
-        parts: &request::Parts,
-        batch: MessageBatch,
-    ) -> Checked<Response> {
+    async fn handle_batch(&self, request: HttpRequest<'_>, batch: MessageBatch) -> Checked<Response> {
+        let (user, headers) = (request.user(), &request.parts.headers);
         let MessageBatch { requests, others } = batch;
-        let (owed, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_rate_limit_exempt);
+        let (exempt, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_rate_limit_exempt);
         // Each message counts against the rate limit; counting stops at the first one that exceeds it.
         let counted = (0..requests.len() + others.len()).try_for_each(|_| user.count_request());
-        for _ in &owed {
+        for _ in &exempt {
             // These messages are accepted in any case.
             let _ = user.count_request();
         }
-        let place = resolve_endpoint_path(user, path, parts, None)?;
-        check_version(&parts.headers, None)?;
-        let session = self.find_session(user, place, &parts.headers, None)?;
+        let endpoint_path = request.endpoint_path(None)?;
+        check_version(headers, None)?;
+        let session = self.find_session(user, endpoint_path, headers, None)?;
         if session.facts.version.as_str() > "2025-03-26" {
             let why = "this protocol version has no batches; send one message at a time";
             return Err(error_response(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, why));
         }
-        for message in owed {
+        for message in exempt {
             self.handle_non_request(&session, message);
         }
         if !requests.is_empty() {
@@ -497,92 +518,83 @@ impl HttpEndpoint {
         if requests.is_empty() {
             return Ok(reply::empty(StatusCode::ACCEPTED));
         }
-        let begin = |_: &RpcMessage| {
+        let acquire = |_: &RpcMessage| {
             user.acquire_call_permit().map_err(|limited| ErrorResponse::new(reply::limit_exceeded(None, &limited)))
         };
-        let admissions = requests.iter().map(begin).collect::<Checked<Vec<_>>>()?;
+        let admissions = requests.iter().map(acquire).collect::<Checked<Vec<_>>>()?;
         let _work = self.work.token();
-        Ok(session_call::answer_batch(&*self.handler, &session, requests, settings.limits.request_timeout, admissions)
-            .await)
+        let timeout = request.settings.limits.request_timeout;
+        Ok(session_call::answer_batch(&*self.handler, &session, requests, timeout, admissions).await)
     }
 
     async fn initialize(
         &self,
-        settings: &GatewaySettings,
-        pass: &Permission,
-        place: EndpointPath<'_>,
-        parts: &request::Parts,
+        request: HttpRequest<'_>,
+        path: EndpointPath<'_>,
         message: &RpcMessage,
     ) -> Checked<Response> {
-        let user = &pass.user;
+        let user = request.user();
         let id = message.id().unwrap_or("null");
-        let (endpoint, name) = self.resolve_endpoint(user, place, id, SERVER_ERROR)?;
-        let greeting = ClientDescription::read(message.params());
+        let (endpoint, name) = self.resolve_endpoint(user, path, id, SERVER_ERROR)?;
+        let client = ClientDescription::read(message.params());
         let _admission = user
             .acquire_call_permit()
             .map_err(|limited| ErrorResponse::new(reply::limit_exceeded(Some(id), &limited)))?;
         let _work = self.work.token();
-        let welcome = match self.handler.initialize(user.clone(), endpoint.clone(), greeting.clone()).await {
-            Ok(welcome) => welcome,
+        let answer = match self.handler.initialize(user.clone(), endpoint.clone(), client.clone()).await {
+            Ok(answer) => answer,
             Err(error) => return Ok(reply::answer(&CallAnswer::Error(error), id)),
         };
-        let user_agent = first_value(&parts.headers, &header::USER_AGENT).0.map(|text| sanitize(text, TEXT_MAX));
-        let (pass, version, presence) = (pass.clone(), welcome.version, ClientLifetime::Session);
-        let opening = SessionFacts {
-            permission: pass,
+        let facts = SessionFacts {
+            permission: request.permission.clone(),
             endpoint,
             name: name.into(),
-            client: greeting,
-            version,
-            user_agent,
-            lifetime: presence,
+            client,
+            version: answer.version,
+            user_agent: request.user_agent(),
+            lifetime: ClientLifetime::Session,
         };
-        let session = self.open_session(settings, opening, parts, id)?;
+        let session = self.open_session(request, facts, id)?;
         self.handler.handle_session_start(&session);
         if session.end_reason().is_some() {
             let why = "the session ended while it was being opened; open another one";
             return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), SERVER_ERROR, why));
         }
-        let mut response = reply::answer(&CallAnswer::Result(welcome.result), id);
+        let mut response = reply::answer(&CallAnswer::Result(answer.result), id);
         if let Ok(id) = HeaderValue::try_from(session.id()) {
             response.headers_mut().insert(SESSION_ID, id);
         }
         Ok(response)
     }
 
-    fn get(
-        &self,
-        settings: &GatewaySettings,
-        user: &Arc<User>,
-        path: RequestPath<'_>,
-        parts: &request::Parts,
-    ) -> Checked<Response> {
-        let headers = &parts.headers;
+    fn get(&self, request: HttpRequest<'_>) -> Checked<Response> {
+        let (user, headers) = (request.user(), &request.parts.headers);
         if !accepted_formats(headers).1 {
             let why = "the response is text/event-stream; send an Accept header that includes it";
             return Err(error_response(StatusCode::NOT_ACCEPTABLE, None, INVALID_REQUEST, why));
         }
         self.check_not_draining(None)?;
         user.count_request().map_err(|limited| ErrorResponse::new(reply::limit_exceeded(None, &limited)))?;
-        let place = resolve_endpoint_path(user, path, parts, None)?;
+        let endpoint_path = request.endpoint_path(None)?;
         reject_stateless(headers)?;
         check_version(headers, None)?;
-        let session = self.find_session(user, place, headers, None)?;
-        let listen = |stream, after| session.listen(stream, after, settings.keep_alive);
-        let listening = match first_value(headers, &LAST_EVENT_ID) {
-            (None, _) => listen(UNASKED, None),
+        let session = self.find_session(user, endpoint_path, headers, None)?;
+        let listen = |stream, after| session.listen(stream, after, request.settings.keep_alive);
+        let events = match first_value(headers, &LAST_EVENT_ID) {
+            (None, _) => listen(SESSION_STREAM, None),
             (Some(id), false) => stream::parse_id(id).and_then(|(stream, after)| listen(stream, Some(after))),
             (Some(_), true) => None,
         };
         // Clients stop at 405; after other errors they would request an ended stream again and again.
-        listening.map(reply::stream).ok_or_else(|| method_not_allowed("POST, DELETE"))
+        events.map(reply::stream).ok_or_else(|| method_not_allowed("POST, DELETE"))
     }
 
-    fn delete(&self, user: &Arc<User>, path: RequestPath<'_>, parts: &request::Parts) -> Checked<Response> {
+    fn delete(&self, request: HttpRequest<'_>) -> Checked<Response> {
+        let (user, headers) = (request.user(), &request.parts.headers);
         user.count_request().map_err(|limited| ErrorResponse::new(reply::limit_exceeded(None, &limited)))?;
-        let place = resolve_endpoint_path(user, path, parts, None)?;
-        reject_stateless(&parts.headers)?;
-        let session = self.find_session(user, place, &parts.headers, None)?;
+        let endpoint_path = request.endpoint_path(None)?;
+        reject_stateless(headers)?;
+        let session = self.find_session(user, endpoint_path, headers, None)?;
         if let Some(session) = self.sessions.close(&session, SessionEnd::Closed) {
             self.handle_session_end(&session);
         }
@@ -592,15 +604,15 @@ impl HttpEndpoint {
     fn find_session(
         &self,
         user: &User,
-        place: EndpointPath<'_>,
+        path: EndpointPath<'_>,
         headers: &HeaderMap,
         id: Option<&str>,
     ) -> Checked<Arc<ClientSession>> {
-        let (Some(given), false) = first_value(headers, &SESSION_ID) else {
+        let (Some(session_id), false) = first_value(headers, &SESSION_ID) else {
             let why = "a request needs exactly one Mcp-Session-Id header; `initialize` returns the id";
             return Err(error_response(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
         };
-        self.sessions.find(given, user, place, Instant::now()).ok_or_else(|| {
+        self.sessions.find(session_id, user, path, Instant::now()).ok_or_else(|| {
             error_response(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such session; begin with `initialize`")
         })
     }
@@ -675,34 +687,15 @@ impl<'de> Deserialize<'de> for BatchTexts<'de> {
     }
 }
 
-/// Determines the endpoint from path and query. The existence of an instance is checked only when a session is opened.
-fn resolve_endpoint_path<'a>(
-    user: &User,
-    path: RequestPath<'a>,
-    parts: &request::Parts,
-    id: Option<&str>,
-) -> Checked<EndpointPath<'a>> {
-    if let RequestPath::Instance(name) = path {
-        return Ok(EndpointPath::Instance(name));
-    }
-    let mode = parts.uri.query().into_iter().flat_map(|query| query.split('&'));
-    match mode.filter_map(|part| part.strip_prefix("mode=")).next_back() {
-        None if user.flat => Ok(EndpointPath::Flat),
-        None | Some("tools") => Ok(EndpointPath::Tools),
-        Some("flat") => Ok(EndpointPath::Flat),
-        Some(_) => Err(error_response(StatusCode::NOT_FOUND, id, SERVER_ERROR, "unknown mode; use `tools` or `flat`")),
-    }
-}
-
 /// Answers one HTTP request. There are few paths and one function distinguishes them, so no router is needed.
 pub(crate) async fn handle(
-    State(front): State<Arc<HttpEndpoint>>,
+    State(endpoint): State<Arc<EndpointService>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
     let mut body = body.into_data_stream();
-    match front.answer(peer, &parts, &mut body).await {
+    match endpoint.answer(peer, &parts, &mut body).await {
         Ok(response) => response,
         Err(ErrorResponse(response)) => {
             // A client that is still sending when the connection closes may never see the response.
@@ -717,8 +710,8 @@ pub(crate) async fn handle(
 async fn discard(body: &mut BodyDataStream) {
     let mut left = UNREAD_MAX;
     while let Some(Ok(frame)) = body.next().await {
-        let Some(less) = left.checked_sub(frame.len()) else { return };
-        left = less;
+        let Some(remaining) = left.checked_sub(frame.len()) else { return };
+        left = remaining;
     }
 }
 
@@ -785,10 +778,10 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), &'static str> {
 
 /// Returns whether the client accepts JSON and whether it accepts event streams; both without an `Accept` header.
 fn accepted_formats(headers: &HeaderMap) -> (bool, bool) {
-    let (mut json, mut events, mut said) = (false, false, false);
+    let (mut json, mut events, mut is_present) = (false, false, false);
     for value in headers.get_all(header::ACCEPT) {
         for range in value.to_str().unwrap_or_default().split(',') {
-            said = true;
+            is_present = true;
             let mut parts = range.split(';').map(str::trim);
             let kind = parts.next().unwrap_or_default();
             let is = |kinds: [&str; 3]| kinds.iter().any(|known| kind.eq_ignore_ascii_case(known));
@@ -797,7 +790,7 @@ fn accepted_formats(headers: &HeaderMap) -> (bool, bool) {
             events |= !refused && is(["*/*", "text/*", "text/event-stream"]);
         }
     }
-    if said { (json, events) } else { (true, true) }
+    if is_present { (json, events) } else { (true, true) }
 }
 
 /// Reads the whole body within its limits of size and time. Bytes are counted as they arrive: an announced length
@@ -808,20 +801,20 @@ async fn read_body(
     limit: usize,
     memory: &mut BodyMemory,
 ) -> Checked<Bytes> {
-    let large = || {
+    let too_large = || {
         let why = format!("the message is larger than {limit} bytes; send less at once");
         error_response(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, &why)
     };
     let announced = first_value(headers, &header::CONTENT_LENGTH).0.and_then(|length| length.parse::<usize>().ok());
     if announced.is_some_and(|length| length > limit) {
-        return Err(large());
+        return Err(too_large());
     }
-    let whole = async {
+    let read = async {
         let broken =
             |_| error_response(StatusCode::BAD_REQUEST, None, PARSE_ERROR, "the body of the request is incomplete");
-        let mut room_for = |frame: &Bytes| {
+        let mut count = |frame: &Bytes| {
             if memory.own.bytes() + frame.len() > limit {
-                Err(large())
+                Err(too_large())
             } else if memory.try_take(frame.len()) {
                 Ok(())
             } else {
@@ -829,23 +822,23 @@ async fn read_body(
             }
         };
         let Some(first) = frames.next().await.transpose().map_err(broken)? else { return Ok(Bytes::new()) };
-        room_for(&first)?;
+        count(&first)?;
         let Some(second) = frames.next().await.transpose().map_err(broken)? else { return Ok(first) };
-        let there = first.len() + second.len();
-        let mut all = BytesMut::with_capacity(announced.unwrap_or(there).min(RESERVED_MAX).max(there));
+        let received = first.len() + second.len();
+        let mut all = BytesMut::with_capacity(announced.unwrap_or(received).min(RESERVED_MAX).max(received));
         all.extend_from_slice(&first);
         let mut next = Some(second);
         while let Some(frame) = next {
-            room_for(&frame)?;
+            count(&frame)?;
             all.extend_from_slice(&frame);
             next = frames.next().await.transpose().map_err(broken)?;
         }
         Ok(all.freeze())
     };
-    let late = |_| {
+    let timed_out = |_| {
         error_response(StatusCode::REQUEST_TIMEOUT, None, PARSE_ERROR, "the body of the request did not arrive in time")
     };
-    timeout(BODY_TIMEOUT, whole).await.map_err(late)?
+    timeout(BODY_TIMEOUT, read).await.map_err(timed_out)?
 }
 
 fn sanitize(text: &str, max: usize) -> String {

@@ -1,5 +1,6 @@
 //! The endpoint `/i/{instance}/mcp`: passes messages to one instance and back unchanged.
 
+use mcp_satellite_protocol::error_code::{INVALID_PARAMS, SERVER_ERROR};
 use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,7 +15,6 @@ use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{RemoteTransport, ServerTarget};
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
 use mcp_satellite_protocol::era::{Era, NEWEST_SESSION_VERSION};
-use mcp_satellite_protocol::error_code::{INVALID_PARAMS, SERVER_ERROR};
 use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, join_parts};
 use tokio::sync::oneshot;
 use tokio::time::{Duration, sleep, timeout};
@@ -61,15 +61,15 @@ impl Instances {
     pub(super) fn initialize(
         &self,
         id: InstanceId,
-        greeting: ClientDescription,
+        client: ClientDescription,
     ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
         let runtime = self.runtime.clone();
         async move {
             let server = runtime.server_info(&id, GREETING_TIMEOUT).await;
             let server =
                 server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
-            let spoken = if server.era == Era::Sessions { &server.protocol } else { NEWEST_SESSION_VERSION };
-            let version = era::negotiate_version(&greeting.version, spoken);
+            let server_version = if server.era == Era::Sessions { &server.protocol } else { NEWEST_SESSION_VERSION };
+            let version = era::negotiate_version(&client.version, server_version);
             Ok(InitializeAnswer { result: translation::initialize_result(&server, &version), version })
         }
         .boxed()
@@ -95,23 +95,23 @@ impl Instances {
         &self,
         session: &Arc<ClientSession>,
         id: InstanceId,
-        wanted: SubscriptionFilter,
+        filter: SubscriptionFilter,
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
         let (runtime, audience, session) = (self.runtime.clone(), self.audience.clone(), session.clone());
         async move {
             let server = fetch_server_info(&runtime, &id).await;
             let server =
                 server.map_err(|error| CallRefusal::from_instance_error(&error, &runtime, &id, None).to_rpc_error())?;
-            let mut agreed = wanted.restrict_to(server.capabilities.get());
+            let mut accepted = filter.restrict_to(server.capabilities.get());
             audience.add_client(&session, &id);
             // The session may have ended while the server was asked.
             if session.end_reason().is_some() {
                 audience.remove_client(&session, &id);
                 return Err(CallRefusal::closing().to_rpc_error());
             }
-            let uris = std::mem::take(&mut agreed.uris);
-            agreed.uris = subscribe_all(&runtime, &audience, &session, &id, uris).await?;
-            Ok(agreed)
+            let uris = std::mem::take(&mut accepted.uris);
+            accepted.uris = subscribe_all(&runtime, &audience, &session, &id, uris).await?;
+            Ok(accepted)
         }
         .boxed()
     }
@@ -145,7 +145,7 @@ impl Instances {
     }
 
     pub(super) fn handle_notification(&self, session: &Arc<ClientSession>, id: &InstanceId, message: RpcMessage) {
-        let passed = match message.method() {
+        let forwarded = match message.method() {
             // The server's own session was initialized long before.
             Some("notifications/initialized") => {
                 if !self.audience.take_rootless(session, id) {
@@ -158,7 +158,7 @@ impl Instances {
             Some("notifications/progress") => translate_question_progress(session, &message),
             _ => Some(message),
         };
-        let Some(message) = passed else { return };
+        let Some(message) = forwarded else { return };
         if let Err(error) = self.runtime.notify(id, message) {
             tracing::debug!(session_id = session.public_id(), %error, "a client's notification was not passed on");
         }
@@ -168,9 +168,9 @@ impl Instances {
     /// Called when a client of several servers has initialized its session.
     pub(super) fn announce_roots(&self, session: &ClientSession) {
         for id in self.audience.take_all_rootless(session) {
-            let told =
+            let sent =
                 RpcMessage::parse(Bytes::from_static(ROOTS_CHANGED)).map(|message| self.runtime.notify(&id, message));
-            if let Ok(Err(error)) = told {
+            if let Ok(Err(error)) = sent {
                 tracing::debug!(session_id = session.public_id(), %error, "cannot notify a server of new roots");
             }
         }
@@ -209,13 +209,13 @@ async fn prepare_log_level(
     audience: &GatewayAudience,
     session: &Arc<ClientSession>,
     id: &InstanceId,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), CallError> {
     if let ClientLifetime::Request { level: Some(level), .. } = &session.facts.lifetime
         // The call would wake the server anyway.
-        && runtime.discover(id, patience).await?.is_none()
+        && runtime.discover(id, timeout).await?.is_none()
     {
-        audience.add_guest_with_level(session, id, *level, patience).await;
+        audience.add_guest_with_level(session, id, *level, timeout).await;
     }
     Ok(())
 }
@@ -253,22 +253,22 @@ async fn subscribe_all(
     let Some(view) = runtime.status(id) else { return Ok(BTreeSet::new()) };
     let policy = &view.spec.policy.session;
     let at_once = SUBSCRIBING_MAX.min(policy.calls_in_flight_max / 2).max(1);
-    let (mut agreed, mut refused) = (BTreeSet::new(), None);
+    let (mut accepted, mut rejected) = (BTreeSet::new(), None);
     let each = uris.into_iter().map(|uri| subscribe(runtime, audience, session, id, uri));
     let mut answers = pin!(stream::iter(each).buffer_unordered(at_once));
     let all = async {
         while let Some(answer) = answers.next().await {
             match answer {
-                Ok(uri) => agreed.extend(uri),
-                Err(error) => refused = Some(error),
+                Ok(uri) => accepted.extend(uri),
+                Err(error) => rejected = Some(error),
             }
         }
     };
     // Subscriptions without an answer by then are withdrawn.
     let _ = timeout(policy.request_timeout, all).await;
-    match refused {
-        Some(error) if agreed.is_empty() => Err(error),
-        _ => Ok(agreed),
+    match rejected {
+        Some(error) if accepted.is_empty() => Err(error),
+        _ => Ok(accepted),
     }
 }
 
@@ -309,9 +309,9 @@ async fn forward_request(
 ) -> CallAnswer {
     let method = request.method().to_owned();
     let tool = (method == "tools/call").then(|| name_of(&request.message)).flatten();
-    let known =
+    let known_tool =
         tool.as_ref().and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
-    let repeatable = known.unwrap_or_else(|| is_repeatable(&method));
+    let repeatable = known_tool.unwrap_or_else(|| is_repeatable(&method));
     match forward(runtime, id, request, repeatable, tool).await {
         Ok(answer) => answer,
         Err(error) => CallRefusal::from_instance_error(&error, runtime, id, None).to_answer(&method),
@@ -325,13 +325,13 @@ fn translate_question_progress(session: &ClientSession, message: &RpcMessage) ->
     RpcMessage::parse(join_parts(&message.with_token(&token))).ok()
 }
 
-fn subscription_limit_error(too_much: SubscriptionLimitError) -> RpcError {
-    let (code, kind, limit) = match too_much {
+fn subscription_limit_error(error: SubscriptionLimitError) -> RpcError {
+    let (code, kind, limit) = match error {
         SubscriptionLimitError::Subscriptions => (SERVER_ERROR, "subscriptions", SUBSCRIPTIONS_MAX),
         SubscriptionLimitError::Uri => (INVALID_PARAMS, "subscription_uri", URI_BYTES_MAX),
     };
     let data = Some(format!(r#"{{"kind":"{kind}","limit":{limit}}}"#));
-    RpcError { code, message: too_much.to_string(), data }
+    RpcError { code, message: error.to_string(), data }
 }
 
 fn name_of(message: &RpcMessage) -> Option<String> {

@@ -64,7 +64,7 @@ use clients::ClientStatus;
 use connections::Connections;
 use endpoint_id::EndpointId;
 use handler::EndpointHandler;
-use http_requests::HttpEndpoint;
+use http_requests::EndpointService;
 use listen::{EndpointListener, ListenerTerms};
 use mcp_satellite_config::{ListenSetting, TlsFiles};
 use session::SessionEnd;
@@ -74,7 +74,7 @@ use stateless_call::StatelessCall;
 
 /// A running endpoint. Dropping it ends it at once.
 pub struct Gateway {
-    front: Arc<HttpEndpoint>,
+    endpoint: Arc<EndpointService>,
     terms: Arc<ListenerTerms>,
     listeners: Mutex<EndpointListeners>,
     sweeper: JoinHandle<()>,
@@ -97,7 +97,7 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         self.sweeper.abort();
         // Each parked call holds an `Arc` of the front that contains it; this breaks the cycle.
-        self.front.parked.clear();
+        self.endpoint.parked.clear();
     }
 }
 
@@ -111,18 +111,18 @@ impl Gateway {
         listener: TcpListener,
         settings: GatewaySettings,
         access: Arc<Access>,
-        faces: Arc<dyn EndpointHandler>,
+        handler: Arc<dyn EndpointHandler>,
         sessions: Arc<Sessions>,
-        tell: ClientEventSink,
+        event_sink: ClientEventSink,
     ) -> io::Result<Self> {
         let connections = Connections::new(settings.connection_limits());
         let terms = Arc::new(ListenerTerms::new(settings.load_identity()?, connections.clone()));
         let address = listener.local_addr()?;
-        let front = Arc::new(HttpEndpoint::new(faces, sessions, tell, access, connections, settings));
-        let door = EndpointListener::open(listener, front.clone(), terms.clone())?;
-        let doors = EndpointListeners { address, open: Some(door), closing: JoinSet::new() };
-        let sweeper = tokio::spawn(sweep(front.clone()));
-        Ok(Self { front, terms, listeners: Mutex::new(doors), sweeper })
+        let endpoint = Arc::new(EndpointService::new(handler, sessions, event_sink, access, connections, settings));
+        let endpoint_listener = EndpointListener::open(listener, endpoint.clone(), terms.clone())?;
+        let listeners = EndpointListeners { address, open: Some(endpoint_listener), closing: JoinSet::new() };
+        let sweeper = tokio::spawn(sweep(endpoint.clone()));
+        Ok(Self { endpoint, terms, listeners: Mutex::new(listeners), sweeper })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -130,15 +130,15 @@ impl Gateway {
     }
 
     pub fn tls(&self) -> Option<TlsFiles> {
-        self.front.settings().tls.clone()
+        self.endpoint.settings().tls.clone()
     }
 
     pub fn session_count(&self) -> usize {
-        self.front.sessions.len()
+        self.endpoint.sessions.len()
     }
 
     pub fn clients(&self) -> Vec<ClientStatus> {
-        self.front.sessions.clients(Instant::now())
+        self.endpoint.sessions.clients(Instant::now())
     }
 
     /// Binds a new listener if `listen` names another address; the caller passes it to [`apply`](Self::apply).
@@ -155,67 +155,69 @@ impl Gateway {
         }
     }
 
-    /// Replaces the settings, and moves to another address if `elsewhere` is given. Ends sessions whose token is no
+    /// Replaces the settings, and moves to another address if `new_listener` is given. Ends sessions whose token is no
     /// longer accepted. Connections that the new settings would create differently end after their open requests, at
-    /// the latest after [`GatewayLimits::drain_timeout`](mcp_satellite_config::GatewayLimits::drain_timeout); sessions outlive them.
+    /// the latest after [`drain_timeout`](mcp_satellite_config::GatewayLimits::drain_timeout); sessions outlive them.
     ///
     /// # Errors
     /// The certificate or the address cannot be used. Both keep their old value, because a new certificate may
     /// belong to the new address; all other settings apply.
-    pub fn apply(&self, mut settings: GatewaySettings, elsewhere: Option<TcpListener>) -> io::Result<()> {
-        let (before, former) = (self.front.settings(), self.terms.load_identity());
-        let taken = settings.load_identity().and_then(|identity| {
-            let switched = settings.tls.is_some() != before.tls.is_some();
+    pub fn apply(&self, mut settings: GatewaySettings, new_listener: Option<TcpListener>) -> io::Result<()> {
+        let (old_settings, old_identity) = (self.endpoint.settings(), self.terms.load_identity());
+        let applied = settings.load_identity().and_then(|identity| {
+            let tls_switched = settings.tls.is_some() != old_settings.tls.is_some();
             self.terms.set(identity, settings.connection_limits());
-            self.front.set_settings(Arc::new(settings.clone()));
-            self.move_to(elsewhere, switched, settings.limits.drain_timeout)
+            self.endpoint.set_settings(Arc::new(settings.clone()));
+            self.move_to(new_listener, tls_switched, settings.limits.drain_timeout)
         });
-        if taken.is_err() {
-            settings.tls.clone_from(&before.tls);
-            settings.guard.loopback = before.guard.loopback;
-            self.terms.set(former, settings.connection_limits());
-            self.front.set_settings(Arc::new(settings));
+        if applied.is_err() {
+            settings.tls.clone_from(&old_settings.tls);
+            settings.guard.loopback = old_settings.guard.loopback;
+            self.terms.set(old_identity, settings.connection_limits());
+            self.endpoint.set_settings(Arc::new(settings));
         }
         self.end_revoked_sessions();
-        taken
+        applied
     }
 
-    fn move_to(&self, elsewhere: Option<TcpListener>, switched: bool, left: Duration) -> io::Result<()> {
-        let mut doors = self.listeners();
-        while doors.closing.try_join_next().is_some() {}
-        let Some(open) = doors.open.as_ref().filter(|_| switched || elsewhere.is_some()) else { return Ok(()) };
-        let (front, terms) = (self.front.clone(), self.terms.clone());
-        let (address, door) = match elsewhere {
-            Some(listener) => (listener.local_addr()?, EndpointListener::open(listener, front, terms)?),
-            None => (doors.address, open.reopen(front, terms)?),
+    fn move_to(&self, new_listener: Option<TcpListener>, tls_switched: bool, time_left: Duration) -> io::Result<()> {
+        let mut listeners = self.listeners();
+        while listeners.closing.try_join_next().is_some() {}
+        let Some(open) = listeners.open.as_ref().filter(|_| tls_switched || new_listener.is_some()) else {
+            return Ok(());
         };
-        doors.address = address;
-        if let Some(old) = doors.open.replace(door) {
-            doors.closing.spawn(old.close(left));
+        let (endpoint, terms) = (self.endpoint.clone(), self.terms.clone());
+        let (address, endpoint_listener) = match new_listener {
+            Some(listener) => (listener.local_addr()?, EndpointListener::open(listener, endpoint, terms)?),
+            None => (listeners.address, open.reopen(endpoint, terms)?),
+        };
+        listeners.address = address;
+        if let Some(old) = listeners.open.replace(endpoint_listener) {
+            listeners.closing.spawn(old.close(time_left));
         }
         Ok(())
     }
 
     pub fn end_revoked_sessions(&self) {
-        for session in self.front.sessions.all() {
-            if !self.front.access.is_valid(&session.facts.permission) {
+        for session in self.endpoint.sessions.all() {
+            if !self.endpoint.access.is_valid(&session.facts.permission) {
                 self.end_session(&session, SessionEnd::Revoked);
             }
         }
-        self.end_guests(SessionEnd::Revoked, |guest| !self.front.access.is_valid(&guest.facts.permission));
+        self.end_guests(SessionEnd::Revoked, |guest| !self.endpoint.access.is_valid(&guest.facts.permission));
     }
 
-    fn end_guests(&self, why: SessionEnd, leaves: impl Fn(&session::ClientSession) -> bool) {
-        for guest in self.front.sessions.guests() {
-            if leaves(&guest) {
-                guest.end(why);
+    fn end_guests(&self, reason: SessionEnd, ends: impl Fn(&session::ClientSession) -> bool) {
+        for guest in self.endpoint.sessions.guests() {
+            if ends(&guest) {
+                guest.end(reason);
             }
         }
-        self.front.parked.sweep(Instant::now(), StatelessCall::is_over);
+        self.endpoint.parked.sweep(Instant::now(), StatelessCall::is_over);
     }
 
     pub fn end_endpoint_sessions(&self, endpoint: &EndpointId) {
-        for session in self.front.sessions.all() {
+        for session in self.endpoint.sessions.all() {
             if session.facts.endpoint == *endpoint {
                 self.end_session(&session, SessionEnd::Removed);
             }
@@ -223,9 +225,9 @@ impl Gateway {
         self.end_guests(SessionEnd::Removed, |guest| guest.facts.endpoint == *endpoint);
     }
 
-    fn end_session(&self, session: &Arc<session::ClientSession>, why: SessionEnd) {
-        if let Some(session) = self.front.sessions.close(session, why) {
-            self.front.handle_session_end(&session);
+    fn end_session(&self, session: &Arc<session::ClientSession>, reason: SessionEnd) {
+        if let Some(session) = self.endpoint.sessions.close(session, reason) {
+            self.endpoint.handle_session_end(&session);
         }
     }
 
@@ -236,42 +238,42 @@ impl Gateway {
 
     /// Rejects new requests, waits up to the drain timeout for the open ones, and ends all sessions.
     pub async fn drain(&self) {
-        let until = Instant::now() + self.front.settings().limits.drain_timeout;
-        self.front.drain();
+        let until = Instant::now() + self.endpoint.settings().limits.drain_timeout;
+        self.endpoint.drain();
         // On a timeout, the unanswered requests are cancelled with their sessions.
-        let _ = timeout(until.saturating_duration_since(Instant::now()), self.front.wait_for_open_requests()).await;
-        for session in self.front.sessions.all() {
+        let _ = timeout(until.saturating_duration_since(Instant::now()), self.endpoint.wait_for_open_requests()).await;
+        for session in self.endpoint.sessions.all() {
             self.end_session(&session, SessionEnd::Drained);
         }
         self.end_guests(SessionEnd::Drained, |_| true);
         let (open, mut closing) = {
-            let mut doors = self.listeners();
-            (doors.open.take(), std::mem::take(&mut doors.closing))
+            let mut listeners = self.listeners();
+            (listeners.open.take(), std::mem::take(&mut listeners.closing))
         };
-        let left = until.saturating_duration_since(Instant::now()).max(LAST_WORDS);
-        if let Some(door) = open {
-            closing.spawn(door.close(left));
+        let time_left = until.saturating_duration_since(Instant::now()).max(FINAL_WRITE_TIMEOUT);
+        if let Some(listener) = open {
+            closing.spawn(listener.close(time_left));
         }
         // Listeners of earlier settings may have had more time; now all share the same deadline.
-        let _ = timeout(left + LAST_WORDS, closing.join_all()).await;
+        let _ = timeout(time_left + FINAL_WRITE_TIMEOUT, closing.join_all()).await;
     }
 }
 
 // Time to write the last answers.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+const FINAL_WRITE_TIMEOUT: Duration = Duration::from_millis(100);
 
-async fn sweep(front: Arc<HttpEndpoint>) {
+async fn sweep(endpoint: Arc<EndpointService>) {
     const AT_MOST: Duration = Duration::from_secs(5);
     loop {
-        let limits = front.settings().limits.clone();
+        let limits = endpoint.settings().limits.clone();
         let shortest = limits.session_idle.min(limits.session_age_max) / 2;
         let pause = AT_MOST.min(shortest).max(Duration::from_millis(10));
         // The timeout is the normal pause; a change of the settings ends it early.
-        let _ = timeout(pause, front.wait_for_settings_change()).await;
-        for session in front.sessions.sweep(&front.settings().limits, Instant::now()) {
-            front.handle_session_end(&session);
+        let _ = timeout(pause, endpoint.wait_for_settings_change()).await;
+        for session in endpoint.sessions.sweep(&endpoint.settings().limits, Instant::now()) {
+            endpoint.handle_session_end(&session);
         }
-        front.parked.sweep(Instant::now(), StatelessCall::is_over);
-        front.sessions.free_stream_memory();
+        endpoint.parked.sweep(Instant::now(), StatelessCall::is_over);
+        endpoint.sessions.free_stream_memory();
     }
 }

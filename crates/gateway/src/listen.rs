@@ -19,7 +19,7 @@ use tokio_util::either::Either;
 use mcp_satellite_http::tls::TlsIdentity;
 
 use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
-use super::http_requests::{self, HttpEndpoint};
+use super::http_requests::{self, EndpointService};
 use mcp_satellite_http::server::{Admission, HttpServer};
 
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
@@ -63,21 +63,26 @@ pub(crate) struct EndpointListener {
 }
 
 impl EndpointListener {
-    pub(crate) fn open(listener: TcpListener, front: Arc<HttpEndpoint>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
+    pub(crate) fn open(
+        listener: TcpListener,
+        endpoint: Arc<EndpointService>,
+        terms: Arc<ListenerTerms>,
+    ) -> io::Result<Self> {
         let socket = Some(listener.try_clone()?);
-        let server = HttpServer::start(listener, EndpointAdmission { terms }, http_requests::handle.with_state(front))?;
+        let server =
+            HttpServer::start(listener, EndpointAdmission { terms }, http_requests::handle.with_state(endpoint))?;
         Ok(Self { socket, server })
     }
 
-    pub(crate) fn reopen(&self, front: Arc<HttpEndpoint>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
+    pub(crate) fn reopen(&self, endpoint: Arc<EndpointService>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
         let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
-        Self::open(socket.try_clone()?, front, terms)
+        Self::open(socket.try_clone()?, endpoint, terms)
     }
 
     /// Stops accepting; open connections end after their responses, at the latest after `left`.
-    pub(crate) async fn close(mut self, left: Duration) {
+    pub(crate) async fn close(mut self, time_left: Duration) {
         self.socket = None;
-        self.server.close(left).await;
+        self.server.close(time_left).await;
     }
 }
 
@@ -93,15 +98,15 @@ impl Admission for EndpointAdmission {
     async fn admit(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
         let stream = self.move_out_of_reserve(stream).await?;
         let now = Instant::now();
-        let place = self.terms.connections.admit(peer, stream.as_raw_fd(), now);
-        let place = place.ok_or_else(|| io::Error::other("too many connections"))?;
+        let entry = self.terms.connections.admit(peer, stream.as_raw_fd(), now);
+        let entry = entry.ok_or_else(|| io::Error::other("too many connections"))?;
         // TCP's own delay of small packets costs 40 ms per event.
         stream.set_nodelay(true)?;
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         rustix::net::sockopt::set_tcp_keepidle(&stream, TCP_KEEP_ALIVE)?;
         rustix::net::sockopt::set_tcp_user_timeout(&stream, UNREAD_MS)?;
-        let deadline = Some(Box::pin(sleep_until(now + place.header_timeout)));
-        Ok(Connection { stream, place, deadline })
+        let deadline = Some(Box::pin(sleep_until(now + entry.header_timeout)));
+        Ok(Connection { stream, entry, deadline })
     }
 
     async fn prepare(&self, connection: Connection) -> io::Result<Self::Stream> {
@@ -128,14 +133,14 @@ impl EndpointAdmission {
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
-    place: ConnectionPlace,
+    entry: ConnectionPlace,
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl Connection {
     fn poll_should_close(&mut self, context: &mut Context<'_>) -> bool {
         let Some(deadline) = &mut self.deadline else { return false };
-        if self.place.is_authenticated() {
+        if self.entry.is_authenticated() {
             self.deadline = None;
             return false;
         }
@@ -143,7 +148,7 @@ impl Connection {
             tracing::debug!("a connection without a valid token was closed after `header_timeout`");
             return true;
         }
-        self.place.poll_evicted(context)
+        self.entry.poll_evicted(context)
     }
 }
 

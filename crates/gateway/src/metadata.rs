@@ -1,11 +1,11 @@
 //! Responses to clients without a token: the location of the authorization servers (RFC 9728), if there are any, and no
 //! information about the servers behind the endpoint.
 
+use mcp_satellite_protocol::error_code::SERVER_ERROR;
 use std::fmt::Write as _;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use mcp_satellite_protocol::error_code::SERVER_ERROR;
 use serde::Serialize;
 
 use super::access::AccessDenied;

@@ -21,14 +21,14 @@ use super::sessions::{parse_key, split_key};
 use super::tools::raw::JsonMembers;
 
 // Maximum number of waiting calls, per user and in total.
-pub(crate) const OF_ONE_MAX: usize = 32;
-pub(crate) const OF_ALL_MAX: usize = 1024;
+pub(crate) const PER_USER_MAX: usize = 32;
+pub(crate) const TOTAL_MAX: usize = 1024;
 // Divisors of the body budgets (per user and in total) that give the share of waiting calls. A waiting call costs its
 // client no connection, so other requests need the larger part.
-const OF_ONE_PART: usize = 16;
-const OF_ALL_PART: usize = 4;
+const PER_USER_DIVISOR: usize = 16;
+const TOTAL_DIVISOR: usize = 4;
 // Maximum time that a call waits for its client.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5 * 60);
+pub(crate) const PARKED_TIME_MAX: Duration = Duration::from_secs(5 * 60);
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct ParkedRequestIdentity {
@@ -71,8 +71,8 @@ pub(crate) struct ParkedLimits {
 }
 
 impl ParkedLimits {
-    pub(crate) fn from_budgets(of_one: usize, of_all: usize) -> Self {
-        Self { per_user: of_one / OF_ONE_PART, total: of_all / OF_ALL_PART }
+    pub(crate) fn from_budgets(user_bytes: usize, total_bytes: usize) -> Self {
+        Self { per_user: user_bytes / PER_USER_DIVISOR, total: total_bytes / TOTAL_DIVISOR }
     }
 }
 
@@ -112,22 +112,22 @@ impl<T> ParkedCalls<T> {
         &self,
         bound: ParkedRequestIdentity,
         bytes: usize,
-        room: ParkedLimits,
+        limits: ParkedLimits,
         now: Instant,
         what: T,
     ) -> Result<String, T> {
         let mut key = [0; 24];
         let mut table = self.table();
-        let (mut own, mut of_one, mut of_all) = (0, bytes, bytes);
-        for place in table.values() {
-            of_all += place.bytes;
-            if place.identity.is_same_user(&bound) {
-                own += 1;
-                of_one += place.bytes;
+        let (mut user_calls, mut user_bytes, mut total_bytes) = (0, bytes, bytes);
+        for entry in table.values() {
+            total_bytes += entry.bytes;
+            if entry.identity.is_same_user(&bound) {
+                user_calls += 1;
+                user_bytes += entry.bytes;
             }
         }
-        let is_crowded = own >= OF_ONE_MAX || table.len() >= OF_ALL_MAX;
-        if is_crowded || of_one > room.per_user || of_all > room.total {
+        let is_crowded = user_calls >= PER_USER_MAX || table.len() >= TOTAL_MAX;
+        if is_crowded || user_bytes > limits.per_user || total_bytes > limits.total {
             return Err(what);
         }
         let (number, secret) = loop {
@@ -139,32 +139,36 @@ impl<T> ParkedCalls<T> {
                 break (number, secret);
             }
         };
-        table.insert(number, ParkedCall { secret, identity: bound, bytes, expires_at: now + PATIENCE, call: what });
+        table.insert(
+            number,
+            ParkedCall { secret, identity: bound, bytes, expires_at: now + PARKED_TIME_MAX, call: what },
+        );
         Ok(format!("{number:016x}{:032x}", u128::from_be_bytes(secret)))
     }
 
     /// Removes and returns the call of a state; `None` if the state does not belong to this request.
-    pub(crate) fn take(&self, state: &str, bound: &ParkedRequestIdentity, now: Instant) -> Option<T> {
+    pub(crate) fn take(&self, state: &str, identity: &ParkedRequestIdentity, now: Instant) -> Option<T> {
         let (number, secret) = parse_key(state)?;
         let mut table = self.table();
-        let place = table.get(&number)?;
-        let is_it = bool::from(secret.ct_eq(&place.secret)) && place.identity == *bound && now < place.expires_at;
-        is_it.then(|| table.remove(&number).map(|place| place.call)).flatten()
+        let entry = table.get(&number)?;
+        let is_it = bool::from(secret.ct_eq(&entry.secret)) && entry.identity == *identity && now < entry.expires_at;
+        is_it.then(|| table.remove(&number).map(|entry| entry.call)).flatten()
     }
 
     pub(crate) fn sweep(&self, now: Instant, is_over: impl Fn(&T) -> bool) {
         let mut table = self.table();
-        let over = |place: &ParkedCall<T>| now >= place.expires_at || is_over(&place.call);
-        let numbers: Vec<u64> = table.iter().filter(|(_, place)| over(place)).map(|(number, _)| *number).collect();
-        let gone: Vec<_> = numbers.into_iter().filter_map(|number| table.remove(&number)).collect();
+        let is_expired = |entry: &ParkedCall<T>| now >= entry.expires_at || is_over(&entry.call);
+        let numbers: Vec<u64> =
+            table.iter().filter(|(_, entry)| is_expired(entry)).map(|(number, _)| *number).collect();
+        let removed: Vec<_> = numbers.into_iter().filter_map(|number| table.remove(&number)).collect();
         drop(table);
         // Dropping a call may call back into this table.
-        drop(gone);
+        drop(removed);
     }
 
     pub(crate) fn clear(&self) {
-        let gone = std::mem::take(&mut *self.table());
-        drop(gone);
+        let removed = std::mem::take(&mut *self.table());
+        drop(removed);
     }
 }
 
@@ -218,10 +222,10 @@ mod tests {
             parked.put(alices.clone(), 1, ROOM, now, 1).unwrap(),
             parked.put(alices.clone(), 1, ROOM, now, 2).unwrap(),
         );
-        parked.sweep(now + PATIENCE - Duration::from_millis(1), |what| *what == 2);
+        parked.sweep(now + PARKED_TIME_MAX - Duration::from_millis(1), |call| *call == 2);
         assert_eq!(parked.take(&other, &alices, now), None);
-        assert_eq!(parked.take(&one, &alices, now + PATIENCE), None, "the state has expired");
-        parked.sweep(now + PATIENCE, |_| false);
+        assert_eq!(parked.take(&one, &alices, now + PARKED_TIME_MAX), None, "the state has expired");
+        parked.sweep(now + PARKED_TIME_MAX, |_| false);
         assert_eq!(parked.take(&one, &alices, now), None);
         parked.put(alices, 1, ROOM, now, 3).unwrap();
         parked.clear();
@@ -232,17 +236,17 @@ mod tests {
     fn parked_calls_are_limited_per_user_and_in_total() {
         let (parked, now) = (ParkedCalls::default(), Instant::now());
         let put = |name: &str| parked.put(identity(name, &EndpointId::Tools, CALL), 1, ROOM, now, ()).is_ok();
-        assert!((0..OF_ONE_MAX).all(|_| put("alice")) && !put("alice"));
-        let users = OF_ALL_MAX / OF_ONE_MAX - 1;
-        assert!((0..users).all(|user| (0..OF_ONE_MAX).all(|_| put(&user.to_string()))));
+        assert!((0..PER_USER_MAX).all(|_| put("alice")) && !put("alice"));
+        let users = TOTAL_MAX / PER_USER_MAX - 1;
+        assert!((0..users).all(|user| (0..PER_USER_MAX).all(|_| put(&user.to_string()))));
         assert!(!put("bob"));
     }
 
     #[test]
     fn the_memory_of_parked_calls_is_limited_per_user_and_in_total() {
         let (parked, now) = (ParkedCalls::default(), Instant::now());
-        let room = ParkedLimits::from_budgets(1600, 1000);
-        let put = |name: &str, bytes| parked.put(identity(name, &EndpointId::Tools, CALL), bytes, room, now, ());
+        let limits = ParkedLimits::from_budgets(1600, 1000);
+        let put = |name: &str, bytes| parked.put(identity(name, &EndpointId::Tools, CALL), bytes, limits, now, ());
         assert!(put("alice", 101).is_err(), "one call may be too large");
         let state = put("alice", 60).unwrap();
         assert!(put("alice", 41).is_err() && put("alice", 40).is_ok());

@@ -1,6 +1,7 @@
 //! HTTP responses. Every body is a JSON-RPC message or an event stream of them. An error contains the request's id if
 //! it is known, because a client waits for that id whatever the HTTP status is.
 
+use mcp_satellite_protocol::error_code::SERVER_ERROR;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +12,11 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures::Stream;
 use mcp_satellite_actors::byte_budget::ByteBudget;
-use mcp_satellite_protocol::error_code::SERVER_ERROR;
 use mcp_satellite_protocol::rpc::join_parts;
 
 use super::access::LimitExceeded;
 use super::answer::{CallAnswer, RpcError};
-use super::stream::ASSURED;
+use super::stream::GUARANTEED_BYTES;
 
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static(mcp_satellite_protocol::header::SESSION_ID);
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -92,7 +92,7 @@ pub(crate) fn answer_within(unread: &Arc<ByteBudget>, status: StatusCode, answer
 
 /// Counts a long body until it is written. The error is its length, if the budget is exhausted.
 fn hold_until_written(unread: &Arc<ByteBudget>, body: Bytes) -> Result<Bytes, usize> {
-    if body.len() <= ASSURED {
+    if body.len() <= GUARANTEED_BYTES {
         return Ok(body);
     }
     let mut share = unread.share();

@@ -29,16 +29,17 @@ use super::access::{Permission, User};
 use super::client_description::ClientDescription;
 use super::endpoint_id::{EndpointId, EndpointPath};
 use super::shared_session::McpLogLevel;
-use super::stream::{ASSURED, EventStream, ListenerId, SlowListener, StreamChoice, StreamItem, UNASKED, choose_stream};
+use super::stream::{
+    EventStream, GUARANTEED_BYTES, ListenerId, SESSION_STREAM, SlowListener, StreamChoice, StreamItem, choose_stream,
+};
 use stateless::GuestSubscription;
 
 // SSE comment that keeps a silent connection open and detects a dead one.
 const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
 
-pub const ENDED: &str = "the session has ended";
+pub const SESSION_ENDED: &str = "the session has ended";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
-#[strum(serialize_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionEnd {
     /// The client sent `DELETE`, or its stateless request ended.
     Closed,
@@ -55,7 +56,16 @@ pub enum SessionEnd {
 impl SessionEnd {
     /// Returns the name used in events.
     pub fn as_str(self) -> &'static str {
-        self.into()
+        match self {
+            Self::Closed => "closed",
+            Self::Idle => "idle",
+            Self::Age => "age",
+            Self::Evicted => "evicted",
+            Self::Slow => "slow",
+            Self::Revoked => "revoked",
+            Self::Removed => "removed",
+            Self::Drained => "drained",
+        }
     }
 }
 
@@ -88,8 +98,8 @@ pub struct SessionFacts {
 }
 
 impl SessionFacts {
-    fn is_at(&self, place: EndpointPath<'_>) -> bool {
-        match (place, &self.endpoint) {
+    fn is_at(&self, path: EndpointPath<'_>) -> bool {
+        match (path, &self.endpoint) {
             (EndpointPath::Instance(name), EndpointId::Instance(_)) => *self.name == *name,
             (EndpointPath::Tools, EndpointId::Tools) | (EndpointPath::Flat, EndpointId::Flat) => true,
             (EndpointPath::Instance(_) | EndpointPath::Tools | EndpointPath::Flat, _) => false,
@@ -140,7 +150,7 @@ struct SessionState {
 struct StreamReader {
     stream: EventStream,
     waker: Option<Waker>,
-    left_at: Option<Instant>,
+    detached_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -166,11 +176,11 @@ struct SentQuestion {
 
 impl StreamReader {
     fn new(number: u64, budget: &Arc<ByteBudget>) -> Self {
-        Self { stream: EventStream::new(number, budget), waker: None, left_at: None }
+        Self { stream: EventStream::new(number, budget), waker: None, detached_at: None }
     }
 
     fn without_ids(number: u64, budget: &Arc<ByteBudget>) -> Self {
-        Self { stream: EventStream::without_ids(number, budget), waker: None, left_at: None }
+        Self { stream: EventStream::without_ids(number, budget), waker: None, detached_at: None }
     }
 
     fn append(&mut self, parts: &[&str]) -> Result<(), SlowListener> {
@@ -200,7 +210,7 @@ impl StreamReader {
 
 impl SessionState {
     fn reader(&mut self, stream: u64) -> Option<&mut StreamReader> {
-        if stream == UNASKED {
+        if stream == SESSION_STREAM {
             return Some(&mut self.session_stream);
         }
         self.calls.get_mut(&stream).filter(|call| call.can_stream).map(|call| &mut call.reader)
@@ -211,7 +221,7 @@ impl SessionState {
             // A stateless request may consist of several rounds; only the last one can be open.
             let last = self.calls.iter().next_back();
             let open = last.filter(|(_, call)| call.can_stream && call.cancel.is_some());
-            return open.map_or(UNASKED, |(number, _)| *number);
+            return open.map_or(SESSION_STREAM, |(number, _)| *number);
         }
         // The client no longer reads a call's stream after the answer.
         let can_stream = self.calls.iter().filter(|(_, call)| call.can_stream && call.cancel.is_some());
@@ -220,7 +230,7 @@ impl SessionState {
         let numbers = |calls: Vec<(&u64, &OpenCall)>| calls.into_iter().map(|(number, _)| *number).collect::<Vec<_>>();
         match choose_stream(call, &numbers(read), &numbers(unread), self.session_stream.stream.has_listener()) {
             StreamChoice::Call(call) => call,
-            StreamChoice::Session => UNASKED,
+            StreamChoice::Session => SESSION_STREAM,
         }
     }
 
@@ -230,12 +240,12 @@ impl SessionState {
 
     fn send_on(&mut self, stream: u64, parts: &[&str]) -> Result<(), SlowListener> {
         // A guest has no stream apart from its calls.
-        if self.ended.is_some() || self.is_guest && stream == UNASKED {
+        if self.ended.is_some() || self.is_guest && stream == SESSION_STREAM {
             return Ok(());
         }
-        let said = self.reader(stream).map_or(Ok(()), |ear| ear.append(parts));
+        let outcome = self.reader(stream).map_or(Ok(()), |reader| reader.append(parts));
         self.decline_dropped(stream);
-        said
+        outcome
     }
 
     /// Sends or resends a question under `number`, which is also its progress token, so that the client's progress
@@ -243,42 +253,41 @@ impl SessionState {
     fn send_question(
         &mut self,
         number: u64,
-        of: SessionSource,
+        source: SessionSource,
         call: Option<u64>,
         question: ClientQuestion,
     ) -> Result<(), SlowListener> {
         let (stream, id, message) = (self.choose_stream(call), number.to_string(), question.message().clone());
-        let event = self.reader(stream).map_or(0, |ear| ear.stream.next_number());
-        self.questions
-            .insert(number, SentQuestion { source: of, question, call, position: (stream, event), _share: None });
+        let event = self.reader(stream).map_or(0, |reader| reader.stream.next_number());
+        self.questions.insert(number, SentQuestion { source, question, call, position: (stream, event), _share: None });
         self.send_on(stream, &message.with_id_and_token(&id, &id))
     }
 
     /// Removes the questions whose events were dropped from a stream. Dropping a question declines it.
     fn decline_dropped(&mut self, stream: u64) {
-        let dropped = self.reader(stream).map_or(0..0, |ear| ear.stream.take_dropped());
+        let dropped = self.reader(stream).map_or(0..0, |reader| reader.stream.take_dropped());
         if !dropped.is_empty() {
-            self.questions.retain(|_, asked| asked.position.0 != stream || !dropped.contains(&asked.position.1));
+            self.questions.retain(|_, sent| sent.position.0 != stream || !dropped.contains(&sent.position.1));
         }
     }
 
     /// Resends the questions from the stream of a closed call that was not read completely on another stream. If no
     /// stream has a reader, drops them, which declines them.
     fn resend_questions(&mut self, call: u64) -> Result<(), SlowListener> {
-        let asked = self.questions.iter().filter(|(_, asked)| asked.position.0 == call);
-        let mut numbers: Vec<u64> = asked.map(|(number, _)| *number).collect();
+        let sent = self.questions.iter().filter(|(_, sent)| sent.position.0 == call);
+        let mut numbers: Vec<u64> = sent.map(|(number, _)| *number).collect();
         numbers.sort_unstable();
-        let mut said = Ok(());
+        let mut outcome = Ok(());
         for number in numbers {
-            let Some(SentQuestion { source: of, question, call, .. }) = self.questions.remove(&number) else {
+            let Some(SentQuestion { source, question, call, .. }) = self.questions.remove(&number) else {
                 continue;
             };
             let stream = self.choose_stream(call);
-            if self.reader(stream).is_some_and(|ear| ear.stream.has_or_expects_listener()) {
-                said = said.and(self.send_question(number, of, call, question));
+            if self.reader(stream).is_some_and(|reader| reader.stream.has_or_expects_listener()) {
+                outcome = outcome.and(self.send_question(number, source, call, question));
             }
         }
-        said
+        outcome
     }
 }
 
@@ -287,7 +296,7 @@ impl ClientSession {
         let state = SessionState {
             ended: None,
             active_at: now,
-            session_stream: StreamReader::new(UNASKED, &budget),
+            session_stream: StreamReader::new(SESSION_STREAM, &budget),
             calls: BTreeMap::new(),
             calls_made: 0,
             questions: HashMap::new(),
@@ -364,62 +373,62 @@ impl ClientSession {
     /// Sends a message, given in parts, to the client: on the stream of `call` if that is open and streams, else on a
     /// stream that has a reader. The message is buffered while there is no reader.
     pub fn send(&self, call: Option<u64>, parts: &[&str]) {
-        let said = self.state().send(call, parts);
-        self.end_if_slow(said);
+        let outcome = self.state().send(call, parts);
+        self.end_if_slow(outcome);
     }
 
     /// Sends a server's question to the client. The question is declined if the session ends first or if its event is
     /// dropped before the client reads it.
-    pub fn ask(&self, of: SessionSource, call: Option<u64>, question: ClientQuestion) {
+    pub fn ask(&self, source: SessionSource, call: Option<u64>, question: ClientQuestion) {
         let mut state = self.state();
         if state.ended.is_some() {
             drop(state);
             return;
         }
         if state.is_guest {
-            let kept = state.store_question(of, question, self.budget.share());
+            let declined = state.store_question(source, question, self.budget.share());
             drop(state);
             self.changed.notify_waiters();
             // Dropping the question declines it; the lock is free again.
-            drop(kept);
+            drop(declined);
             return;
         }
         state.questions_sent += 1;
         let number = state.questions_sent;
-        let said = state.send_question(number, of, call, question);
+        let outcome = state.send_question(number, source, call, question);
         drop(state);
-        self.end_if_slow(said);
+        self.end_if_slow(outcome);
     }
 
-    /// Withdraws a question that its server cancelled. `words` is the server's cancellation.
-    pub fn cancel_question(&self, of: &SessionSource, question: u64, words: &RpcMessage) {
+    /// Withdraws a question that its server cancelled. `message` is the server's cancellation.
+    pub fn cancel_question(&self, source: &SessionSource, question: u64, message: &RpcMessage) {
         let mut state = self.state();
-        let is_it = |asked: &SentQuestion| asked.source == *of && asked.question.number() == question;
-        let Some(number) = state.questions.iter().find(|(_, asked)| is_it(asked)).map(|(number, _)| *number) else {
+        let is_it = |sent: &SentQuestion| sent.source == *source && sent.question.number() == question;
+        let Some(number) = state.questions.iter().find(|(_, sent)| is_it(sent)).map(|(number, _)| *number) else {
             return;
         };
-        let asked = state.questions.remove(&number);
-        let call = asked.as_ref().and_then(|asked| asked.call);
+        let sent = state.questions.remove(&number);
+        let call = sent.as_ref().and_then(|sent| sent.call);
         // A guest receives its questions only with the answer, so it has not seen this one.
-        let said =
-            if state.is_guest { Ok(()) } else { state.send(call, &words.with_cancelled_id(&number.to_string())) };
+        let outcome =
+            if state.is_guest { Ok(()) } else { state.send(call, &message.with_cancelled_id(&number.to_string())) };
         drop(state);
-        drop(asked);
-        self.end_if_slow(said);
+        drop(sent);
+        self.end_if_slow(outcome);
     }
 
     /// Withdraws all questions of a server whose run ended, and notifies the client.
-    pub fn cancel_questions(&self, of: &SessionSource) {
+    pub fn cancel_questions(&self, source: &SessionSource) {
         let mut state = self.state();
-        let gone = |asked: &SentQuestion| asked.source == *of;
+        let abandoned_at = |sent: &SentQuestion| sent.source == *source;
         let numbers: Vec<u64> =
-            state.questions.iter().filter(|(_, asked)| gone(asked)).map(|(number, _)| *number).collect();
-        let mut said = Ok(());
+            state.questions.iter().filter(|(_, sent)| abandoned_at(sent)).map(|(number, _)| *number).collect();
+        let mut outcome = Ok(());
         let mut dropped = Vec::with_capacity(numbers.len());
         for number in numbers {
-            let Some(asked) = state.questions.remove(&number) else { continue };
+            let Some(sent) = state.questions.remove(&number) else { continue };
             if state.is_guest {
-                dropped.push(asked);
+                dropped.push(sent);
                 continue;
             }
             let number = number.to_string();
@@ -428,18 +437,18 @@ impl ClientSession {
                 &number,
                 r#","reason":"the server ended"}}"#,
             ];
-            said = said.and(state.send(asked.call, &parts));
-            dropped.push(asked);
+            outcome = outcome.and(state.send(sent.call, &parts));
+            dropped.push(sent);
         }
         drop(state);
         drop(dropped);
-        self.end_if_slow(said);
+        self.end_if_slow(outcome);
     }
 
     pub fn accept_answer(&self, message: RpcMessage) -> bool {
         let Some(number) = message.id().and_then(|id| id.parse().ok()) else { return false };
-        let Some(asked) = self.state().questions.remove(&number) else { return false };
-        asked.question.answer(message);
+        let Some(sent) = self.state().questions.remove(&number) else { return false };
+        sent.question.answer(message);
         true
     }
 
@@ -448,8 +457,8 @@ impl ClientSession {
     pub fn find_question(&self, token: &str) -> Option<(SessionSource, String)> {
         let number: u64 = token.parse().ok()?;
         let state = self.state();
-        let asked = state.questions.get(&number)?;
-        Some((asked.source.clone(), asked.question.message().token()?.to_owned()))
+        let sent = state.questions.get(&number)?;
+        Some((sent.source.clone(), sent.question.message().token()?.to_owned()))
     }
 
     /// Returns true if the client reads the session's GET stream.
@@ -472,8 +481,8 @@ impl ClientSession {
     }
 
     /// Records activity of the client. Returns false if the session has ended or belongs to another endpoint.
-    pub fn record_activity(&self, place: EndpointPath<'_>, now: Instant) -> bool {
-        if !self.facts.is_at(place) {
+    pub fn record_activity(&self, path: EndpointPath<'_>, now: Instant) -> bool {
+        if !self.facts.is_at(path) {
             return false;
         }
         let mut state = self.state();
@@ -490,7 +499,7 @@ impl ClientSession {
     pub fn drop_buffered_events(&self) {
         let mut state = self.state();
         state.session_stream.stream.drop_buffered_events();
-        state.decline_dropped(UNASKED);
+        state.decline_dropped(SESSION_STREAM);
     }
 
     pub fn lost_count(&self) -> u64 {
@@ -502,7 +511,7 @@ impl ClientSession {
         id: &Arc<str>,
         streams: bool,
     ) -> Result<(u64, oneshot::Receiver<RpcMessage>), RequestIdInUse> {
-        let (withdraw, withdrawn) = oneshot::channel();
+        let (cancel, cancellation) = oneshot::channel();
         let mut state = self.state();
         // An answered call no longer occupies its id, even if its stream is not read completely.
         if state.calls.values().any(|call| call.id == *id && call.cancel.is_some()) {
@@ -510,33 +519,31 @@ impl ClientSession {
         }
         state.calls_made += 1;
         let number = state.calls_made;
-        let ear = if state.is_guest {
+        let reader = if state.is_guest {
             StreamReader::without_ids(number, &self.budget)
         } else {
             StreamReader::new(number, &self.budget)
         };
-        state
-            .calls
-            .insert(number, OpenCall { id: id.clone(), cancel: Some(withdraw), can_stream: streams, reader: ear });
-        Ok((number, withdrawn))
+        state.calls.insert(number, OpenCall { id: id.clone(), cancel: Some(cancel), can_stream: streams, reader });
+        Ok((number, cancellation))
     }
 
-    pub fn cancel_call(&self, words: RpcMessage) -> bool {
-        let withdraw = {
+    pub fn cancel_call(&self, message: RpcMessage) -> bool {
+        let cancel = {
             let mut state = self.state();
-            let Some(id) = words.cancelled_id() else { return false };
-            let named = state.calls.values_mut().find(|call| *call.id == *id && call.cancel.is_some());
-            named.and_then(|call| call.cancel.take())
+            let Some(id) = message.cancelled_id() else { return false };
+            let open_call = state.calls.values_mut().find(|call| *call.id == *id && call.cancel.is_some());
+            open_call.and_then(|call| call.cancel.take())
         };
-        withdraw.is_some_and(|withdraw| withdraw.send(words).is_ok())
+        cancel.is_some_and(|cancel| cancel.send(message).is_ok())
     }
 
     pub async fn wait_for_event(&self, call: u64) -> CallEvent {
         poll_fn(|context| {
             let mut state = self.state();
-            let over = state.ended.is_some();
+            let is_ended = state.ended.is_some();
             match state.calls.get_mut(&call) {
-                Some(open) if !over => {
+                Some(open) if !is_ended => {
                     if open.reader.stream.has_unread() {
                         return Poll::Ready(CallEvent::Message);
                     }
@@ -562,29 +569,29 @@ impl ClientSession {
 
     /// Ends the stream of a call, after its answer if there is one (`None` if the client cancelled the call).
     pub fn finish_call(&self, call: u64, answer: Option<&[&str]>) {
-        let said = {
+        let outcome = {
             let mut state = self.state();
             let Some(open) = state.calls.get_mut(&call) else { return };
             open.cancel = None;
-            let said = answer.map_or(Ok(()), |parts| open.reader.append(parts));
+            let outcome = answer.map_or(Ok(()), |parts| open.reader.append(parts));
             open.reader.end();
-            said
+            outcome
         };
-        self.end_if_slow(said);
+        self.end_if_slow(outcome);
     }
 
     pub fn close_call(&self, call: u64) {
         let mut state = self.state();
         // The last messages of an ended session still have to be read, unless its client reads too slowly.
-        if state.ended.is_some_and(|why| why != SessionEnd::Slow) {
+        if state.ended.is_some_and(|reason| reason != SessionEnd::Slow) {
             return;
         }
         let Some(mut closed) = state.calls.remove(&call) else { return };
         state.active_at = Instant::now();
-        let said = if closed.reader.stream.is_done() { Ok(()) } else { state.resend_questions(call) };
+        let outcome = if closed.reader.stream.is_done() { Ok(()) } else { state.resend_questions(call) };
         drop(state);
         closed.reader.end();
-        self.end_if_slow(said);
+        self.end_if_slow(outcome);
     }
 
     /// Waits until the stream of a call has no reader left: it was read completely, or its reader left and did not
@@ -593,15 +600,15 @@ impl ClientSession {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let gone = {
+            let abandoned_at = {
                 let mut state = self.state();
-                let Some(ear) = state.reader(call) else { return };
-                if ear.stream.is_done() {
+                let Some(reader) = state.reader(call) else { return };
+                if reader.stream.is_done() {
                     return;
                 }
-                ear.left_at.map(|at| if ear.stream.is_resumable() { at + grace } else { at })
+                reader.detached_at.map(|at| if reader.stream.is_resumable() { at + grace } else { at })
             };
-            match gone {
+            match abandoned_at {
                 None => changed.await,
                 Some(until) => {
                     tokio::select! {
@@ -616,18 +623,18 @@ impl ClientSession {
     /// Attaches a listener to a stream. `after` is the last event that a returning client has; `keep_alive` is the
     /// longest silence on the connection. Returns `None` if the session has ended or there is no such stream.
     pub fn listen(self: &Arc<Self>, stream: u64, after: Option<u64>, keep_alive: Duration) -> Option<EventStreamBody> {
-        let primed = self.needs_priming() && after.is_none();
+        let is_primed = self.needs_priming() && after.is_none();
         let (listener, first) = {
             let mut state = self.state();
             if state.ended.is_some() {
                 return None;
             }
-            let ear = state.reader(stream)?;
-            let listener = ear.stream.attach(after);
-            ear.left_at = None;
+            let reader = state.reader(stream)?;
+            let listener = reader.stream.attach(after);
+            reader.detached_at = None;
             // Wakes the previous listener, which finds out that it was replaced.
-            ear.wake();
-            (listener, primed.then(|| ear.stream.priming_event()))
+            reader.wake();
+            (listener, is_primed.then(|| reader.stream.priming_event()))
         };
         self.changed.notify_waiters();
         let (silent_since, wakes) = (Instant::now(), Box::pin(sleep(keep_alive)));
@@ -641,13 +648,13 @@ impl ClientSession {
 
     /// Ends the session: declines the questions to its client and cancels its calls. Calls with a stream are answered
     /// with an error. Returns false if the session had ended already.
-    pub fn end(&self, why: SessionEnd) -> bool {
+    pub fn end(&self, reason: SessionEnd) -> bool {
         let questions = {
             let mut state = self.state();
             if state.ended.is_some() {
                 return false;
             }
-            state.ended = Some(why);
+            state.ended = Some(reason);
             state.session_stream.end();
             let last = state.final_answer();
             for call in state.calls.values_mut() {
@@ -665,8 +672,8 @@ impl ClientSession {
         true
     }
 
-    fn end_if_slow(&self, said: Result<(), SlowListener>) {
-        if said == Err(SlowListener) {
+    fn end_if_slow(&self, outcome: Result<(), SlowListener>) {
+        if outcome == Err(SlowListener) {
             tracing::warn!(session_id = self.public_id(), "a client reads too slowly; its session ends");
             self.end(SessionEnd::Slow);
         }
@@ -693,10 +700,10 @@ impl futures::Stream for EventStreamBody {
         }
         let next = {
             let mut state = self.session.state();
-            let Some(ear) = state.reader(self.stream) else { return Poll::Ready(None) };
-            let next = ear.stream.take(self.listener);
+            let Some(reader) = state.reader(self.stream) else { return Poll::Ready(None) };
+            let next = reader.stream.take(self.listener);
             if next == StreamItem::Pending {
-                ear.register_waker(context);
+                reader.register_waker(context);
             }
             next
         };
@@ -730,7 +737,7 @@ impl futures::Stream for EventStreamBody {
 
 /// Counts a large event until the connection has written it: its stream no longer counts it.
 fn hold_until_written(budget: &Arc<ByteBudget>, event: Bytes) -> Bytes {
-    if event.len() <= ASSURED {
+    if event.len() <= GUARANTEED_BYTES {
         return event;
     }
     let mut share = budget.share();
@@ -743,13 +750,13 @@ impl Drop for EventStreamBody {
         let now = Instant::now();
         {
             let mut state = self.session.state();
-            if self.stream == UNASKED {
+            if self.stream == SESSION_STREAM {
                 state.active_at = now;
             }
-            if let Some(ear) = state.reader(self.stream)
-                && ear.stream.detach(self.listener)
+            if let Some(reader) = state.reader(self.stream)
+                && reader.stream.detach(self.listener)
             {
-                ear.left_at = Some(now);
+                reader.detached_at = Some(now);
             }
             state.decline_dropped(self.stream);
         }

@@ -2,13 +2,13 @@
 //! up to the answer. If the client disconnects, the call is cancelled: at once, or after the grace period if the stream
 //! can be resumed.
 
+use mcp_satellite_protocol::error_code::{INVALID_REQUEST, SERVER_ERROR};
 use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures::future::BoxFuture;
 use mcp_satellite_protocol::era::Era;
-use mcp_satellite_protocol::error_code::{INVALID_REQUEST, SERVER_ERROR};
 use mcp_satellite_protocol::rpc::RpcMessage;
 use tokio::time::{Duration, sleep};
 
@@ -16,7 +16,7 @@ use super::answer::CallAnswer;
 use super::handler::EndpointHandler;
 use super::reply;
 use super::request::EndpointRequest;
-use super::session::{CallEvent, ClientSession, ENDED};
+use super::session::{CallEvent, ClientSession, SESSION_ENDED};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResponseFormat {
@@ -80,7 +80,7 @@ fn id_in_use_response(id: &str) -> Response {
 }
 
 fn session_ended_response(id: &str) -> Response {
-    reply::error_response(StatusCode::NOT_FOUND, Some(id), SERVER_ERROR, ENDED)
+    reply::error_response(StatusCode::NOT_FOUND, Some(id), SERVER_ERROR, SESSION_ENDED)
 }
 
 /// Resources of a call: the user's permit and the memory of the message are held until the answer, the tracker of open
@@ -91,46 +91,46 @@ pub(crate) async fn answer(
     handler: &dyn EndpointHandler,
     session: &Arc<ClientSession>,
     message: RpcMessage,
-    manner: ResponseSettings,
-    held: CallResources<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
+    settings: ResponseSettings,
+    resources: CallResources<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
 ) -> Response {
-    let streams = manner.format != ResponseFormat::Json;
-    let StartedCall { open, id, answer: mut coming } =
-        match start_call(handler, session, message, manner.timeout, streams) {
-            Ok(begun) => begun,
+    let streams = settings.format != ResponseFormat::Json;
+    let StartedCall { open, id, answer: mut pending } =
+        match start_call(handler, session, message, settings.timeout, streams) {
+            Ok(started) => started,
             Err(id) => return id_in_use_response(&id),
         };
     let call = open.call;
-    if manner.format != ResponseFormat::Stream {
+    if settings.format != ResponseFormat::Stream {
         tokio::select! {
             biased;
-            answer = &mut coming => {
+            answer = &mut pending => {
                 if session.try_finish_without_stream(call) {
                     return reply::answer_within(session.budget(), StatusCode::OK, &answer, &id);
                 }
-                coming = Box::pin(std::future::ready(answer));
+                pending = Box::pin(std::future::ready(answer));
             }
             news = session.wait_for_event(call) => if news == CallEvent::Ended { return session_ended_response(&id) },
             // The timer is registered with tokio only if the answer is not ready at the first poll.
-            () = sleep(manner.sse_after), if streams => {}
+            () = sleep(settings.sse_after), if streams => {}
         }
     }
-    let Some(listening) = session.listen(call, None, manner.keep_alive) else { return session_ended_response(&id) };
-    tokio::spawn(stream_answer(open, id, coming, manner.grace, held));
-    reply::stream(listening)
+    let Some(events) = session.listen(call, None, settings.keep_alive) else { return session_ended_response(&id) };
+    tokio::spawn(stream_answer(open, id, pending, settings.grace, resources));
+    reply::stream(events)
 }
 
 async fn stream_answer(
     open: OpenCallGuard,
     id: Arc<str>,
-    coming: BoxFuture<'static, CallAnswer>,
+    pending: BoxFuture<'static, CallAnswer>,
     grace: Duration,
     (admission, work, memory): CallResources<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
 ) {
     let OpenCallGuard { session, call } = &open;
     tokio::select! {
         biased;
-        answer = coming => answer.with_parts(&id, |parts| session.finish_call(*call, parts)),
+        answer = pending => answer.with_parts(&id, |parts| session.finish_call(*call, parts)),
         () = session.end_token().cancelled() => return,
         () = session.wait_until_abandoned(*call, grace) => return,
     }
@@ -153,21 +153,21 @@ pub(crate) async fn answer_batch(
     session: &Arc<ClientSession>,
     requests: Vec<RpcMessage>,
     timeout: Option<Duration>,
-    _held: impl Send + 'static,
+    _resources: impl Send + 'static,
 ) -> Response {
-    let mut coming = Vec::with_capacity(requests.len());
+    let mut pending = Vec::with_capacity(requests.len());
     for message in requests {
-        let begun = match start_call(handler, session, message, timeout, false) {
-            Ok(begun) => begun,
+        let started = match start_call(handler, session, message, timeout, false) {
+            Ok(started) => started,
             Err(id) => return id_in_use_response(&id),
         };
-        coming.push(async move {
-            let StartedCall { open: _open, id, answer } = begun;
+        pending.push(async move {
+            let StartedCall { open: _open, id, answer } = started;
             (id, answer.await)
         });
     }
     tokio::select! {
-        answers = futures::future::join_all(coming) => reply::batch(session.budget(), &answers),
+        answers = futures::future::join_all(pending) => reply::batch(session.budget(), &answers),
         () = session.end_token().cancelled() => session_ended_response("null"),
     }
 }
@@ -257,8 +257,8 @@ mod tests {
             timeout: None,
         };
         let (admission, work, memory) = (Arc::new(()), Arc::new(()), Arc::new(()));
-        let held = (admission.clone(), work.clone(), memory.clone());
-        let response = super::answer(&handler, &session, message, settings, held).await;
+        let resources = (admission.clone(), work.clone(), memory.clone());
+        let response = super::answer(&handler, &session, message, settings, resources).await;
         let mut body = response.into_body().into_data_stream();
         assert!(body.next().await.unwrap().unwrap().starts_with(b"id: 1-0"));
         release.send("1".to_owned()).unwrap();

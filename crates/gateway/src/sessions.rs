@@ -107,13 +107,13 @@ impl Sessions {
 
     pub fn open(
         &self,
-        opening: SessionFacts,
+        facts: SessionFacts,
         limits: &GatewayLimits,
         now: Instant,
     ) -> Result<(Arc<ClientSession>, Vec<Arc<ClientSession>>), SessionLimitError> {
         let mut table = self.table();
         let mut evicted = Vec::new();
-        let owner = owner(&opening.permission.user);
+        let owner = owner(&facts.permission.user);
         let own = table.by_owner.get(&owner).map_or(0, HashSet::len);
         if own >= limits.sessions_per_user_max {
             let idlest = table.by_owner.get(&owner).and_then(|numbers| table.longest_idle(numbers.iter()));
@@ -122,7 +122,7 @@ impl Sessions {
             let idlest = table.longest_idle(table.sessions.keys());
             evicted.extend(table.remove(idlest.ok_or(SessionLimitError::All(limits.sessions_max))?));
         }
-        let session = self.create_session(&table, opening, now)?;
+        let session = self.create_session(&table, facts, now)?;
         let number = session.number();
         if session.is_guest() {
             table.stateless_clients.open_request(&session.facts, false, now);
@@ -136,9 +136,9 @@ impl Sessions {
         Ok((session, evicted))
     }
 
-    pub fn open_guest(&self, opening: SessionFacts, now: Instant) -> Result<Arc<ClientSession>, SessionLimitError> {
+    pub fn open_guest(&self, facts: SessionFacts, now: Instant) -> Result<Arc<ClientSession>, SessionLimitError> {
         let mut table = self.table();
-        let guest = self.create_session(&table, opening, now)?;
+        let guest = self.create_session(&table, facts, now)?;
         let calls_tool =
             matches!(&guest.facts.lifetime, ClientLifetime::Request { method, .. } if &**method == "tools/call");
         table.stateless_clients.open_request(&guest.facts, calls_tool, now);
@@ -170,7 +170,7 @@ impl Sessions {
     fn create_session(
         &self,
         table: &SessionTable,
-        opening: SessionFacts,
+        facts: SessionFacts,
         now: Instant,
     ) -> Result<Arc<ClientSession>, SessionLimitError> {
         let mut key = [0; 24];
@@ -178,18 +178,18 @@ impl Sessions {
             self.random.fill(&mut key).map_err(|_| SessionLimitError::NoRandomNumbers)?;
             let (number, secret) = split_key(&key);
             if !table.sessions.contains_key(&number) && !table.guests.contains_key(&number) {
-                return Ok(Arc::new(ClientSession::new(number, secret, opening, now, self.streams.clone())));
+                return Ok(Arc::new(ClientSession::new(number, secret, facts, now, self.streams.clone())));
             }
         }
     }
 
     /// Returns the session of an id if it belongs to this user and endpoint, and marks it as active.
-    pub fn find(&self, id: &str, user: &User, place: EndpointPath<'_>, now: Instant) -> Option<Arc<ClientSession>> {
+    pub fn find(&self, id: &str, user: &User, path: EndpointPath<'_>, now: Instant) -> Option<Arc<ClientSession>> {
         let (number, secret) = parse_key(id)?;
         let session = self.table().sessions.get(&number)?.clone();
         let is_it = bool::from(secret.ct_eq(session.secret()));
         let is_it = is_it && !session.is_guest() && session.user().is_same(user);
-        (is_it && session.record_activity(place, now)).then_some(session)
+        (is_it && session.record_activity(path, now)).then_some(session)
     }
 
     /// Returns the session of a number, including those of stateless requests. Messages from servers contain this
@@ -219,8 +219,8 @@ impl Sessions {
         let table = self.table();
         let numbers = table.by_owner.get(&(team.clone(), user.clone())).into_iter().flatten();
         let sessions = numbers.filter_map(|number| table.sessions.get(number));
-        let is_theirs = |guest: &&Arc<ClientSession>| guest.user().team == *team && guest.user().user == *user;
-        sessions.chain(table.guests.values().filter(is_theirs)).cloned().collect()
+        let is_of_user = |guest: &&Arc<ClientSession>| guest.user().team == *team && guest.user().user == *user;
+        sessions.chain(table.guests.values().filter(is_of_user)).cloned().collect()
     }
 
     pub fn close(&self, session: &Arc<ClientSession>, why: SessionEnd) -> Option<Arc<ClientSession>> {
@@ -229,7 +229,7 @@ impl Sessions {
     }
 
     pub fn sweep(&self, limits: &GatewayLimits, now: Instant) -> Vec<Arc<ClientSession>> {
-        let over = |session: &&Arc<ClientSession>| {
+        let is_expired = |session: &&Arc<ClientSession>| {
             let idle =
                 session.idle_since().is_some_and(|since| now.saturating_duration_since(since) >= limits.session_idle);
             if now.saturating_duration_since(session.started_at()) >= limits.session_age_max {
@@ -241,7 +241,7 @@ impl Sessions {
         };
         let mut table = self.table();
         table.stateless_clients.remove_absent(now);
-        let numbers: Vec<u64> = table.sessions.values().filter(over).map(|session| session.number()).collect();
+        let numbers: Vec<u64> = table.sessions.values().filter(is_expired).map(|session| session.number()).collect();
         numbers.into_iter().filter_map(|number| table.remove(number)).collect()
     }
 
@@ -291,7 +291,7 @@ pub(super) mod tests {
 
     use super::super::access::{Access, Permission};
     use super::super::endpoint_id::EndpointId;
-    use super::super::stream::UNASKED;
+    use super::super::stream::SESSION_STREAM;
     use super::*;
     use mcp_satellite_config::{GatewayPlan, GatewayUser, TokenHash};
 
@@ -307,8 +307,8 @@ pub(super) mod tests {
             flat: false,
         };
         let access = Access::new(&GatewayPlan { users: vec![user], ..GatewayPlan::default() }).unwrap();
-        let shown = [(AUTHORIZATION, HeaderValue::from_static("Bearer t"))].into_iter().collect();
-        access.admit(&shown, IpAddr::from([127, 0, 0, 1])).unwrap()
+        let headers = [(AUTHORIZATION, HeaderValue::from_static("Bearer t"))].into_iter().collect();
+        access.admit(&headers, IpAddr::from([127, 0, 0, 1])).unwrap()
     }
 
     pub(in super::super) fn session_facts(pass: &Permission, endpoint: EndpointId) -> SessionFacts {
@@ -336,12 +336,12 @@ pub(super) mod tests {
             sessions.open(session_facts(&alice, EndpointId::Tools), &GatewayLimits::default(), now).unwrap();
         let id = session.id();
         assert_eq!(id.len(), 48);
-        let find = |id: &str, pass: &Permission, place| sessions.find(id, &pass.user, place, now).is_some();
+        let find = |id: &str, permission: &Permission, path| sessions.find(id, &permission.user, path, now).is_some();
         // A user read from a new configuration is the same user.
         assert!(find(&id, &user("alice"), EndpointPath::Tools));
         assert!(!find(&id, &user("bob"), EndpointPath::Tools));
-        for elsewhere in [EndpointPath::Flat, EndpointPath::Instance("a"), EndpointPath::Instance("")] {
-            assert!(!find(&id, &alice, elsewhere), "{elsewhere:?}");
+        for other_path in [EndpointPath::Flat, EndpointPath::Instance("a"), EndpointPath::Instance("")] {
+            assert!(!find(&id, &alice, other_path), "{other_path:?}");
         }
         let wrong = format!("{}{}", &id[..47], if id.ends_with('0') { '1' } else { '0' });
         for id in [wrong.as_str(), &id[..16], &id.to_uppercase().replace(char::is_numeric, "A"), "", "é"] {
@@ -354,8 +354,8 @@ pub(super) mod tests {
 
         let (session, _) = sessions.open(session_facts(&alice, instance("a")), &GatewayLimits::default(), now).unwrap();
         assert!(find(&session.id(), &alice, EndpointPath::Instance("a")));
-        for elsewhere in [EndpointPath::Instance("b"), EndpointPath::Instance(""), EndpointPath::Tools] {
-            assert!(!find(&session.id(), &alice, elsewhere), "{elsewhere:?}");
+        for other_path in [EndpointPath::Instance("b"), EndpointPath::Instance(""), EndpointPath::Tools] {
+            assert!(!find(&session.id(), &alice, other_path), "{other_path:?}");
         }
     }
 
@@ -371,13 +371,13 @@ pub(super) mod tests {
             opened.unwrap().0
         };
         // The session that is inactive longest has a listener.
-        let away = [open(0), open(2), open(1), open(3)];
-        let _listening = away[0].listen(0, None, Duration::from_secs(60));
-        for session in &away {
+        let abandoned = [open(0), open(2), open(1), open(3)];
+        let _listening = abandoned[0].listen(0, None, Duration::from_secs(60));
+        for session in &abandoned {
             session.send(None, &[&"x".repeat(1000)]);
         }
         let used = sessions.stream_budget().used();
-        let lost = || away.each_ref().map(|session| session.lost_count());
+        let lost = || abandoned.each_ref().map(|session| session.lost_count());
         sessions.stream_budget().set_max(2 * used);
         sessions.free_stream_memory();
         assert_eq!(lost(), [0, 0, 0, 0], "the budget is not exceeded");
@@ -388,7 +388,7 @@ pub(super) mod tests {
         sessions.stream_budget().set_max(10);
         sessions.free_stream_memory();
         assert_eq!(lost(), [0, 1, 1, 1], "messages that a listener has not received are kept");
-        drop(away);
+        drop(abandoned);
     }
 
     #[test]
@@ -457,7 +457,7 @@ pub(super) mod tests {
             }
             session.close_call(call);
         }
-        let mut listener = session.listen(UNASKED, Some(0), Duration::from_secs(60)).unwrap();
+        let mut listener = session.listen(SESSION_STREAM, Some(0), Duration::from_secs(60)).unwrap();
         for expected in expected {
             let Some(Ok(event)) = listener.next().await else { panic!("{expected:?} is lost") };
             assert_eq!(event, expected);

@@ -150,18 +150,18 @@ impl SharedSessionState {
     pub(super) fn record_request(
         &mut self,
         client: u64,
-        wish: &SharedSessionRequest,
+        shared_request: &SharedSessionRequest,
         run: Option<RunNumber>,
     ) -> RequestDisposition {
         self.set_run(run);
         let mut before = None;
-        let granted = match wish {
+        let granted = match shared_request {
             SharedSessionRequest::Level(level) => {
                 before = self.levels.insert(client, *level);
                 let others = self.levels.iter().filter(|(other, _)| **other != client);
                 let lowest = others.map(|(_, level)| *level).min();
                 lowest.is_some_and(|lowest| {
-                    lowest <= *level && self.run_settings.level.is_some_and(|told| told <= lowest)
+                    lowest <= *level && self.run_settings.level.is_some_and(|sent| sent <= lowest)
                 })
             }
             SharedSessionRequest::Subscribe(uri) => {
@@ -183,40 +183,40 @@ impl SharedSessionState {
         if granted {
             return RequestDisposition::Granted;
         }
-        if let SharedSessionRequest::Subscribe(uri) = wish
+        if let SharedSessionRequest::Subscribe(uri) = shared_request
             && let Some(subscription) = self.subscriptions.get_mut(uri)
         {
             subscription.pending += 1;
         }
         RequestDisposition::Pending(PendingSessionRequest {
             client,
-            request: wish.clone(),
+            request: shared_request.clone(),
             previous_level: before,
             run,
         })
     }
 
-    pub(super) fn record_outcome(&mut self, asked: PendingSessionRequest, outcome: SessionRequestOutcome) {
-        let PendingSessionRequest { client, request: wish, previous_level: before, run } = asked;
-        if let SharedSessionRequest::Subscribe(uri) = &wish
+    pub(super) fn record_outcome(&mut self, pending_request: PendingSessionRequest, outcome: SessionRequestOutcome) {
+        let PendingSessionRequest { client, request: shared_request, previous_level: before, run } = pending_request;
+        if let SharedSessionRequest::Subscribe(uri) = &shared_request
             && let Some(subscription) = self.subscriptions.get_mut(uri)
         {
             subscription.pending -= 1;
             self.remove_if_unused(uri);
         }
-        let told = |this: &mut Self, now: Option<RunNumber>| {
+        let same_run = |this: &mut Self, now: Option<RunNumber>| {
             this.set_run(now);
             // If the run has changed, it is unknown which run received the request.
             now.is_some() && now == run
         };
-        match (outcome, wish) {
+        match (outcome, shared_request) {
             (SessionRequestOutcome::Done(now), SharedSessionRequest::Level(level)) => {
-                if told(self, now) {
+                if same_run(self, now) {
                     self.run_settings.level = Some(level);
                 }
             }
             (SessionRequestOutcome::Done(now), SharedSessionRequest::Subscribe(uri)) => {
-                if told(self, now) {
+                if same_run(self, now) {
                     self.run_settings.uris.insert(uri);
                 }
             }
@@ -291,14 +291,14 @@ impl SharedSessionState {
     }
 
     /// Records that a request from `take_owed_request` did not reach this run, so that it is returned again.
-    pub(super) fn record_not_sent(&mut self, wish: &SharedSessionRequest, run: RunNumber) {
+    pub(super) fn record_not_sent(&mut self, shared_request: &SharedSessionRequest, run: RunNumber) {
         if self.run_settings.run != Some(run) {
             return;
         }
-        match wish {
+        match shared_request {
             // Another level may have been sent meanwhile.
             SharedSessionRequest::Level(level) => {
-                self.run_settings.level = self.run_settings.level.filter(|told| told != level);
+                self.run_settings.level = self.run_settings.level.filter(|sent| sent != level);
             }
             SharedSessionRequest::Subscribe(uri) => {
                 self.run_settings.uris.remove(uri);
@@ -389,18 +389,23 @@ mod tests {
     fn record_pending(
         state: &mut SharedSessionState,
         client: u64,
-        wish: &SharedSessionRequest,
+        shared_request: &SharedSessionRequest,
         run: Option<RunNumber>,
     ) -> PendingSessionRequest {
-        match state.record_request(client, wish, run) {
-            RequestDisposition::Pending(asked) => asked,
-            other => panic!("{wish:?} of {client} is not sent to the server: {other:?}"),
+        match state.record_request(client, shared_request, run) {
+            RequestDisposition::Pending(pending_request) => pending_request,
+            other => panic!("{shared_request:?} of {client} is not sent to the server: {other:?}"),
         }
     }
 
-    fn record_done(state: &mut SharedSessionState, client: u64, wish: &SharedSessionRequest, run: Option<RunNumber>) {
-        let asked = record_pending(state, client, wish, run);
-        state.record_outcome(asked, SessionRequestOutcome::Done(run));
+    fn record_done(
+        state: &mut SharedSessionState,
+        client: u64,
+        shared_request: &SharedSessionRequest,
+        run: Option<RunNumber>,
+    ) {
+        let pending_request = record_pending(state, client, shared_request, run);
+        state.record_outcome(pending_request, SessionRequestOutcome::Done(run));
     }
 
     fn take_owed_requests(state: &mut SharedSessionState) -> Vec<SharedSessionRequest> {
@@ -492,12 +497,12 @@ mod tests {
         state.remove_client(1);
         state.set_run(TWO);
         state.set_run(ONE);
-        for owed in [SharedSessionRequest::Level(McpLogLevel::Error), subscribe("b")] {
+        for expected in [SharedSessionRequest::Level(McpLogLevel::Error), subscribe("b")] {
             for _ in 0..2 {
-                assert_eq!(state.take_owed_request().as_ref(), Some(&owed));
-                state.record_not_sent(&owed, RunNumber(1));
+                assert_eq!(state.take_owed_request().as_ref(), Some(&expected));
+                state.record_not_sent(&expected, RunNumber(1));
             }
-            assert_eq!(state.take_owed_request(), Some(owed));
+            assert_eq!(state.take_owed_request(), Some(expected));
         }
         state.remove_client(2);
         assert_eq!(state.take_owed_request(), Some(unsubscribe("b")));
@@ -514,8 +519,8 @@ mod tests {
         let asking = record_pending(&mut state, 1, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
         // A request that is still on its way may be refused, so the second client's request is sent, too.
         let other = record_pending(&mut state, 3, &SharedSessionRequest::Level(McpLogLevel::Error), ONE);
-        for asked in [asking, other] {
-            state.record_outcome(asked, SessionRequestOutcome::Done(ONE));
+        for pending_request in [asking, other] {
+            state.record_outcome(pending_request, SessionRequestOutcome::Done(ONE));
         }
         record_done(&mut state, 2, &SharedSessionRequest::Level(McpLogLevel::Debug), ONE);
         assert_eq!(
@@ -547,11 +552,11 @@ mod tests {
 
     #[test]
     fn only_valid_session_requests_are_recognised() {
-        let wish = |text: &str| {
+        let shared_request = |text: &str| {
             RpcMessage::parse(text.to_owned().into()).ok().as_ref().and_then(SharedSessionRequest::from_message)
         };
         let request = |method: &str, params: &str| {
-            wish(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#))
+            shared_request(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#))
         };
         assert_eq!(
             request("logging/setLevel", r#"{"level":"notice","x":1e400}"#),
@@ -561,9 +566,9 @@ mod tests {
         assert_eq!(request("resources/subscribe", r#"{"uri":"\u0061"}"#), Some(subscribe("a")));
         assert_eq!(request("resources/unsubscribe", r#"{"uri":"a"}"#), Some(unsubscribe("a")));
         assert_eq!(request("resources/read", r#"{"uri":"a"}"#), None);
-        assert_eq!(wish(r#"{"jsonrpc":"2.0","method":"resources/subscribe","params":{"uri":"a"}}"#), None);
-        for wish in [SharedSessionRequest::Level(McpLogLevel::Critical), subscribe("a"), unsubscribe("a")] {
-            assert_eq!(request(wish.method(), &wish.params().to_string()), Some(wish));
+        assert_eq!(shared_request(r#"{"jsonrpc":"2.0","method":"resources/subscribe","params":{"uri":"a"}}"#), None);
+        for shared_request in [SharedSessionRequest::Level(McpLogLevel::Critical), subscribe("a"), unsubscribe("a")] {
+            assert_eq!(request(shared_request.method(), &shared_request.params().to_string()), Some(shared_request));
         }
     }
 }

@@ -8,6 +8,7 @@
 //!               └──► `input_required` ┄┄ parked ┄┄ the request again ──► round ──► …
 //! ```
 
+use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -20,29 +21,29 @@ use tokio::time::{Instant, sleep};
 
 use super::answer::{CallAnswer, RpcError};
 use super::era::{status_of, translation};
-use super::http_requests::HttpEndpoint;
+use super::http_requests::EndpointService;
 use super::parked_calls::ParkedRequestIdentity;
 use super::reply;
 use super::request::EndpointRequest;
-use super::session::{CallEvent, ClientSession, ENDED};
+use super::session::{CallEvent, ClientSession, SESSION_ENDED};
 use super::session_call::{OpenCallGuard, ResponseFormat, ResponseSettings};
 use super::tools::raw::{JsonMembers, json_string, replace_part};
 
 // Reason for declining a server's request when the call cannot be parked.
-const NO_ROOM: &str = "too many or too large calls wait for a response of their client";
+const PARKING_LIMIT_REASON: &str = "too many or too large calls wait for a response of their client";
 
-pub(super) struct StatelessSession {
-    http: Arc<HttpEndpoint>,
+pub(super) struct StatelessSessionGuard {
+    http: Arc<EndpointService>,
     pub(super) session: Arc<ClientSession>,
 }
 
-impl StatelessSession {
-    pub(super) fn new(http: Arc<HttpEndpoint>, session: Arc<ClientSession>) -> Self {
+impl StatelessSessionGuard {
+    pub(super) fn new(http: Arc<EndpointService>, session: Arc<ClientSession>) -> Self {
         Self { http, session }
     }
 }
 
-impl Drop for StatelessSession {
+impl Drop for StatelessSessionGuard {
     fn drop(&mut self) {
         self.http.sessions.close_guest(&self.session);
         self.http.handler.handle_session_end(&self.session);
@@ -50,9 +51,9 @@ impl Drop for StatelessSession {
 }
 
 pub(super) struct StatelessCall {
-    // Declared before the guest, so that the call is dropped (cancelled) while the guest still exists.
+    // Declared before the session, so that the call is dropped (cancelled) while the session still exists.
     answer: BoxFuture<'static, CallAnswer>,
-    guest: StatelessSession,
+    session_guard: StatelessSessionGuard,
     // The request of the first round.
     message: RpcMessage,
     // Keeps the channel open: a stateless client cancels by closing the connection, not with a notification.
@@ -63,29 +64,29 @@ pub(super) struct StatelessCall {
 
 impl StatelessCall {
     pub(super) fn begin(
-        guest: StatelessSession,
+        session_guard: StatelessSessionGuard,
         message: RpcMessage,
         timeout: Option<std::time::Duration>,
         admission: impl Send + 'static,
         memory: impl Send + 'static,
     ) -> Self {
-        let session = &guest.session;
+        let session = &session_guard.session;
         session.set_progress_token(message.token());
         let (cancel, cancellation) = oneshot::channel();
         let request = EndpointRequest {
             message: message.clone(),
             session: session.clone(),
-            call: FIRST,
+            call: CALL_NUMBER,
             cancellation,
             timeout,
             era: Era::Stateless,
         };
-        let answer = guest.http.handler.handle_request(request);
-        Self { answer, guest, message, _cancel: cancel, _resources: Box::new((admission, memory)) }
+        let answer = session_guard.http.handler.handle_request(request);
+        Self { answer, session_guard, message, _cancel: cancel, _resources: Box::new((admission, memory)) }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.guest.session.end_reason().is_some()
+        self.session_guard.session.end_reason().is_some()
     }
 
     fn method(&self) -> &str {
@@ -93,98 +94,103 @@ impl StatelessCall {
     }
 
     pub(super) fn resume(&self, message: &RpcMessage) {
-        self.guest.session.set_progress_token(message.token());
+        self.session_guard.session.set_progress_token(message.token());
         let responses =
             message.params().and_then(|params| member(params, "inputResponses")).and_then(JsonMembers::read);
-        self.guest.session.accept_input_responses(&responses.unwrap_or_default());
+        self.session_guard.session.accept_input_responses(&responses.unwrap_or_default());
     }
 }
 
 // Messages from servers go to the open round, whichever it is, so every round uses the same call number.
-const FIRST: u64 = 1;
+const CALL_NUMBER: u64 = 1;
 
 pub(super) async fn run_round(
-    mut visit: StatelessCall,
+    mut call: StatelessCall,
     id: Arc<str>,
-    manner: ResponseSettings,
-    work: impl Send + 'static,
+    settings: ResponseSettings,
+    work_token: impl Send + 'static,
 ) -> Response {
-    let streams = manner.format != ResponseFormat::Json;
-    let session = visit.guest.session.clone();
-    // `begin` fails only if the id is in use. A guest has one open round at a time, and each has its own stream.
-    let Ok((call, _withdrawn)) = session.open_call(&id, streams) else { return session_ended_response(&id) };
-    let open = OpenCallGuard { session: session.clone(), call };
+    let streams = settings.format != ResponseFormat::Json;
+    let session = call.session_guard.session.clone();
+    // `begin` fails only if the id is in use. A stateless call has one open round at a time, and each has its own stream.
+    let Ok((number, _withdrawn)) = session.open_call(&id, streams) else { return session_ended_response(&id) };
+    let open = OpenCallGuard { session: session.clone(), call: number };
     loop {
         tokio::select! {
             biased;
-            answer = &mut visit.answer => {
-                let (status, answer) = to_stateless_answer(answer, visit.method());
-                let is_first = session.try_finish_without_stream(call);
-                if is_first && (status != StatusCode::OK || manner.format != ResponseFormat::Stream) {
+            answer = &mut call.answer => {
+                let (status, answer) = to_stateless_answer(answer, call.method());
+                let is_first = session.try_finish_without_stream(number);
+                if is_first && (status != StatusCode::OK || settings.format != ResponseFormat::Stream) {
                     return reply::answer_within(session.budget(), status, &answer, &id);
                 }
-                visit.answer = Box::pin(ready(answer));
+                call.answer = Box::pin(ready(answer));
                 break;
             }
             // Messages that were sent before the question are delivered first.
-            news = session.wait_for_event(call) => {
-                if news == CallEvent::Ended {
+            event = session.wait_for_event(number) => {
+                if event == CallEvent::Ended {
                     return session_ended_response(&id);
                 }
                 break;
             }
             () = session.wait_for_question() => {
-                match park(visit) {
+                match park(call) {
                     Ok(question) => {
-                        if manner.format == ResponseFormat::Stream {
-                            return stream_single_answer(open, &id, &question, manner);
+                        if settings.format == ResponseFormat::Stream {
+                            return stream_single_answer(open, &id, &question, settings);
                         }
                         return reply::answer_within(session.budget(), StatusCode::OK, &question, &id);
                     }
-                    Err(refused) => visit = *refused,
+                    Err(returned) => call = *returned,
                 }
             }
-            () = sleep(manner.sse_after), if streams => break,
+            () = sleep(settings.sse_after), if streams => break,
         }
     }
-    let Some(listening) = session.listen(call, None, manner.keep_alive) else { return session_ended_response(&id) };
-    tokio::spawn(stream_answer(visit, open, id, work));
-    reply::stream(listening)
+    let Some(events) = session.listen(number, None, settings.keep_alive) else { return session_ended_response(&id) };
+    tokio::spawn(stream_answer(call, open, id, work_token));
+    reply::stream(events)
 }
 
-fn stream_single_answer(open: OpenCallGuard, id: &Arc<str>, answer: &CallAnswer, manner: ResponseSettings) -> Response {
-    let Some(listening) = open.session.listen(open.call, None, manner.keep_alive) else {
+fn stream_single_answer(
+    open: OpenCallGuard,
+    id: &Arc<str>,
+    answer: &CallAnswer,
+    settings: ResponseSettings,
+) -> Response {
+    let Some(events) = open.session.listen(open.call, None, settings.keep_alive) else {
         return session_ended_response(id);
     };
     answer.with_parts(id, |parts| open.session.finish_call(open.call, parts));
     tokio::spawn(async move { wait_until_read(&open).await });
-    reply::stream(listening)
+    reply::stream(events)
 }
 
-async fn stream_answer(mut visit: StatelessCall, open: OpenCallGuard, id: Arc<str>, work: impl Send + 'static) {
+async fn stream_answer(mut call: StatelessCall, open: OpenCallGuard, id: Arc<str>, work_token: impl Send + 'static) {
     let session = open.session.clone();
     let answer = loop {
         tokio::select! {
             biased;
-            answer = &mut visit.answer => {
-                let (_, answer) = to_stateless_answer(answer, visit.method());
-                break (answer, Some(visit));
+            answer = &mut call.answer => {
+                let (_, answer) = to_stateless_answer(answer, call.method());
+                break (answer, Some(call));
             }
             () = session.wait_for_question() => {
-                match park(visit) {
+                match park(call) {
                     Ok(question) => break (question, None),
-                    Err(refused) => visit = *refused,
+                    Err(returned) => call = *returned,
                 }
             }
             () = session.end_token().cancelled() => return,
             () = session.wait_until_abandoned(open.call, std::time::Duration::ZERO) => return,
         }
     };
-    let (answer, visit) = answer;
+    let (answer, call) = answer;
     answer.with_parts(&id, |parts| session.finish_call(open.call, parts));
-    let rest = visit.map(|StatelessCall { guest, .. }| guest);
+    let session_guard = call.map(|StatelessCall { session_guard, .. }| session_guard);
     wait_until_read(&open).await;
-    drop((work, rest));
+    drop((work_token, session_guard));
 }
 
 async fn wait_until_read(open: &OpenCallGuard) {
@@ -196,25 +202,25 @@ async fn wait_until_read(open: &OpenCallGuard) {
 
 /// Parks a call whose client has to answer a question. Returns the response with the questions, or the call if there is
 /// no capacity.
-fn park(visit: StatelessCall) -> Result<CallAnswer, Box<StatelessCall>> {
-    let (http, session) = (visit.guest.http.clone(), visit.guest.session.clone());
+fn park(call: StatelessCall) -> Result<CallAnswer, Box<StatelessCall>> {
+    let (http, session) = (call.session_guard.http.clone(), call.session_guard.session.clone());
     let requests = session.input_requests();
-    let bound = ParkedRequestIdentity::new(session.user(), &session.facts.endpoint, &visit.message);
-    let (bytes, room) = (visit.message.text().len(), http.parked_limits(session.user()));
-    match http.parked.put(bound, bytes, room, Instant::now(), visit) {
+    let identity = ParkedRequestIdentity::new(session.user(), &session.facts.endpoint, &call.message);
+    let (bytes, limits) = (call.message.text().len(), http.parked_limits(session.user()));
+    match http.parked.put(identity, bytes, limits, Instant::now(), call) {
         Ok(state) => Ok(CallAnswer::Result(format!(
             r#"{{"resultType":"input_required","inputRequests":{requests},"requestState":{}}}"#,
             json_string(&state)
         ))),
-        Err(visit) => {
-            session.decline_questions(NO_ROOM);
-            Err(Box::new(visit))
+        Err(call) => {
+            session.decline_questions(PARKING_LIMIT_REASON);
+            Err(Box::new(call))
         }
     }
 }
 
 fn session_ended_response(id: &str) -> Response {
-    reply::rpc_error(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(INTERNAL_ERROR, ENDED))
+    reply::rpc_error(StatusCode::SERVICE_UNAVAILABLE, id, RpcError::new(INTERNAL_ERROR, SESSION_ENDED))
 }
 
 pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCode, CallAnswer) {
@@ -230,16 +236,16 @@ pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCo
                 );
             }
             let code = member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
-            let coded = translation::stateless_error_code(code, false);
+            let mapped_code = translation::stateless_error_code(code, false);
             let message = match JsonMembers::read(outcome) {
-                Some(mut error) if coded != code => {
-                    error.set("code", coded.to_string());
+                Some(mut error) if mapped_code != code => {
+                    error.set("code", mapped_code.to_string());
                     let text = error.to_json();
                     replace_outcome(message, &text)
                 }
                 _ => message,
             };
-            (status_of(coded), CallAnswer::Message(message))
+            (status_of(mapped_code), CallAnswer::Message(message))
         }
         CallAnswer::Result(result) => {
             let result = translation::complete_result(&result, method, Some(&translation::own_server_info()));

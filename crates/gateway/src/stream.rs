@@ -28,9 +28,9 @@ pub const BEHIND: usize = 4 * 1024 * 1024;
 // Cost of an event in addition to its bytes: the queue entry and the allocator.
 const OVERHEAD: usize = 100;
 /// Bytes that each listener and each call may always use, even if the shared budget is exhausted.
-pub const ASSURED: usize = 64 * 1024;
+pub const GUARANTEED_BYTES: usize = 64 * 1024;
 /// Number of the session's own stream, which belongs to no call. Calls count from 1.
-pub const UNASKED: u64 = 0;
+pub const SESSION_STREAM: u64 = 0;
 // Reconnection time for clients, in ms.
 const RETRY_MS: u32 = 1000;
 
@@ -83,7 +83,7 @@ impl EventStream {
             share: budget.share(),
             bytes_unread: 0,
             listener: None,
-            listener_expected: number != UNASKED,
+            listener_expected: number != SESSION_STREAM,
             listeners: 0,
             has_ids: true,
             resumable: false,
@@ -204,8 +204,8 @@ impl EventStream {
     }
 
     fn is_far_behind(&self) -> bool {
-        let full = self.share.budget().is_overdrawn();
-        self.bytes_unread >= if full { ASSURED } else { BEHIND }
+        let is_over_budget = self.share.budget().is_overdrawn();
+        self.bytes_unread >= if is_over_budget { GUARANTEED_BYTES } else { BEHIND }
     }
 
     pub fn next_number(&self) -> u64 {
@@ -219,7 +219,8 @@ impl EventStream {
     /// Drops the oldest events while there are too many. Unread events are dropped only without a listener. The newest
     /// one is dropped only if the shared budget is exhausted and it is not a call's.
     fn trim(&mut self) {
-        let (of_calls, assured) = (self.number != UNASKED, if self.number == UNASKED { 0 } else { ASSURED });
+        let (of_calls, assured) =
+            (self.number != SESSION_STREAM, if self.number == SESSION_STREAM { 0 } else { GUARANTEED_BYTES });
         loop {
             let crowded = is_crowded(self.share.budget()) && self.share.bytes() > assured;
             let too_much = crowded || self.events.len() > KEPT.events || self.share.bytes() > KEPT.bytes;
@@ -428,8 +429,8 @@ mod tests {
 
     #[test]
     fn streams_share_a_budget_and_drop_new_messages_over_it() {
-        let budget = ByteBudget::new(8 * ASSURED);
-        let large = "x".repeat(ASSURED);
+        let budget = ByteBudget::new(8 * GUARANTEED_BYTES);
+        let large = "x".repeat(GUARANTEED_BYTES);
         let mut first = EventStream::new(0, &budget);
         for _ in 0..8 {
             assert_eq!(first.append(&[&large]), Ok(()));
@@ -439,7 +440,7 @@ mod tests {
         let (mut late, mut call) = (EventStream::new(0, &budget), EventStream::new(1, &budget));
         assert_eq!((late.append(&[&large]), late.append(&["x"])), (Ok(()), Ok(())));
         // A small message may still fit; one that does not is lost, even if it is the newest.
-        assert!(late.share.bytes() < ASSURED && late.lost_count() > 0);
+        assert!(late.share.bytes() < GUARANTEED_BYTES && late.lost_count() > 0);
         // The answer of a call waits for a listener that returns.
         assert_eq!(call.append(&[&large]), Ok(()));
         assert_eq!((call.events.len(), call.lost_count()), (1, 0));
@@ -452,7 +453,7 @@ mod tests {
 
     #[test]
     fn over_the_budget_only_a_listener_with_a_backlog_is_slow() {
-        let budget = ByteBudget::new(2 * ASSURED);
+        let budget = ByteBudget::new(2 * GUARANTEED_BYTES);
         let mut behind = EventStream::new(0, &budget);
         let listener = behind.attach(None);
         while budget.used() <= budget.max() {

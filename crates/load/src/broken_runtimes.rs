@@ -50,10 +50,10 @@ impl LoadCaller for MixedUpCaller {
         async move {
             let answered = self.caller.call(call).await;
             let CallOutcome::Text(text) = answered else { return answered };
-            let mut said = self.kept_text.lock().unwrap();
-            let other = said.clone();
-            if !self.always_first || said.is_none() {
-                *said = Some(text.clone());
+            let mut first_text = self.kept_text.lock().unwrap();
+            let other = first_text.clone();
+            if !self.always_first || first_text.is_none() {
+                *first_text = Some(text.clone());
             }
             let is_wrong = self.calls.fetch_add(1, Ordering::Relaxed) % 50 == 49;
             CallOutcome::Text(other.filter(|_| is_wrong).unwrap_or(text))
@@ -91,22 +91,22 @@ impl LossySink {
 impl EventSink for LossySink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
         // The inner sink may panic on purpose; do not hold the lock then.
-        let mut gone = *self.lost_seq.lock().unwrap();
+        let mut lost = *self.lost_seq.lock().unwrap();
         let mut events = batch.events.clone();
-        if gone.is_none() {
-            gone = events.iter().find(|envelope| (self.is_target)(envelope)).map(|envelope| envelope.seq);
-            *self.lost_seq.lock().unwrap() = gone;
+        if lost.is_none() {
+            lost = events.iter().find(|envelope| (self.is_target)(envelope)).map(|envelope| envelope.seq);
+            *self.lost_seq.lock().unwrap() = lost;
         }
-        if let Some(gone) = gone {
+        if let Some(lost) = lost {
             if self.hides_gap {
                 // Repeat the previous status: no event number is missing.
-                for envelope in events.iter_mut().filter(|envelope| envelope.seq == gone) {
+                for envelope in events.iter_mut().filter(|envelope| envelope.seq == lost) {
                     if let Event::StatusChanged { status, .. } = &mut envelope.event {
                         *status = Status::Connecting;
                     }
                 }
             } else {
-                events.retain(|envelope| envelope.seq != gone);
+                events.retain(|envelope| envelope.seq != lost);
             }
         }
         self.sink.send(Arc::new(SinkBatch { id: batch.id, events }))

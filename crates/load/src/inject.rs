@@ -82,7 +82,7 @@ impl FaultInjector {
         let mut deeds = InjectionResults::default();
         let mut due: BinaryHeap<Reverse<(Duration, DelayedAction)>> = BinaryHeap::new();
         let mut under_way: FuturesUnordered<BoxFuture<'_, ActionResult>> = FuturesUnordered::new();
-        let mut coming = plan.iter().enumerate().peekable();
+        let mut upcoming = plan.iter().enumerate().peekable();
         let (mut give_up_at, mut everybody_was_asked) = (None, false);
         loop {
             let has_ended = self.ended.is_cancelled();
@@ -95,7 +95,7 @@ impl FaultInjector {
                 };
                 due = due.into_iter().map(earlier).collect();
             }
-            let fault = coming.peek().map(|(_, injection)| self.from + injection.at);
+            let fault = upcoming.peek().map(|(_, injection)| self.from + injection.at);
             let healing = due.peek().map(|Reverse((at, _))| *at);
             let next = fault.into_iter().chain(healing).min();
             let is_quiet = fault.is_none() && has_ended;
@@ -153,25 +153,25 @@ impl FaultInjector {
             let ended = OptionFuture::from((!has_ended).then(|| self.ended.cancelled()));
             tokio::select! {
                 biased;
-                Some(()) = stopped => while coming.next().is_some() {},
+                Some(()) = stopped => while upcoming.next().is_some() {},
                 Some(()) = ended => {}
                 Some(done) = under_way.next(), if !under_way.is_empty() => deeds.record(done),
                 Some(nth) = given_up.recv() => due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(nth)))),
                 () = sleep_until(self.recorder.clock.instant(next)) => {
                     if healing == Some(next) {
                         match due.pop() {
-                            Some(Reverse((_, DelayedAction::Heal(place)))) => under_way.push(self.heal(&plan[place]).boxed()),
+                            Some(Reverse((_, DelayedAction::Heal(index)))) => under_way.push(self.heal(&plan[index]).boxed()),
                             Some(Reverse((_, DelayedAction::Restart(nth)))) => {
                                 deeds.manual_restarts += 1;
                                 under_way.push(self.restart_failed(nth).boxed());
                             }
                             None => {}
                         }
-                    } else if let Some((place, injection)) = coming.next() {
+                    } else if let Some((index, injection)) = upcoming.next() {
                         self.injected.fetch_add(1, Ordering::Relaxed);
                         under_way.push(self.inject(injection).boxed());
                         if !injection.duration.is_zero() {
-                            due.push(Reverse((next + injection.duration, DelayedAction::Heal(place))));
+                            due.push(Reverse((next + injection.duration, DelayedAction::Heal(index))));
                         }
                     }
                 }

@@ -221,8 +221,8 @@ fn busy_cpu_time() -> Duration {
 
 fn usage_cpu_time(usage: &Usage) -> Duration {
     let of = |time: nix::sys::time::TimeVal| {
-        let whole = Duration::from_secs(u64::try_from(time.tv_sec()).unwrap_or_default());
-        whole + Duration::from_micros(u64::try_from(time.tv_usec()).unwrap_or_default())
+        let seconds = Duration::from_secs(u64::try_from(time.tv_sec()).unwrap_or_default());
+        seconds + Duration::from_micros(u64::try_from(time.tv_usec()).unwrap_or_default())
     };
     of(usage.user_time()) + of(usage.system_time())
 }

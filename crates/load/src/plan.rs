@@ -44,22 +44,22 @@ pub fn plan(scenario: &Scenario, seed: RunSeed, mode: ServerEnvironment) -> Faul
     let mut draft = PlanBuilder::new(scenario, seed, &kinds);
     let mut rules: BTreeMap<FaultKind, u64> = BTreeMap::new();
     let mut named = Vec::new();
-    for (place, rule) in scenario.faults.iter().enumerate() {
+    for (rule_index, rule) in scenario.faults.iter().enumerate() {
         // The stream is named by the kind, not by the position, so that a new rule does not change other rules.
         let nth = rules.entry(rule.kind).or_default();
         let name = format!("{} {nth}", fault_name(rule.kind));
         *nth += 1;
         let times = draft.times(rule, &name);
-        named.push((place, rule, name, times));
+        named.push((rule_index, rule, name, times));
     }
     // The sort is stable: rules with the same number of faults choose in the order of the file.
     named.sort_by_key(|(_, _, _, times)| times.len());
-    for (place, rule, name, times) in named {
-        draft.draw(place, rule, &name, times, mode);
+    for (rule_index, rule, name, times) in named {
+        draft.draw(rule_index, rule, &name, times, mode);
     }
     let PlanBuilder { mut drawn, impossible, .. } = draft;
     // Faults at the same time are in the order of the file.
-    drawn.sort_by_key(|(place, injection)| (injection.at, *place));
+    drawn.sort_by_key(|(rule_index, injection)| (injection.at, *rule_index));
     let mut injections: Vec<_> = drawn.into_iter().map(|(_, injection)| injection).collect();
     for (serial, injection) in (0..).zip(&mut injections) {
         injection.serial = serial;
@@ -133,7 +133,7 @@ impl<'a> PlanBuilder<'a> {
         Self { scenario, seed, stdio, remote, all, fault_periods, drawn, impossible }
     }
 
-    fn draw(&mut self, place: usize, rule: &FaultRule, name: &str, times: Vec<Duration>, mode: ServerEnvironment) {
+    fn draw(&mut self, rule_index: usize, rule: &FaultRule, name: &str, times: Vec<Duration>, mode: ServerEnvironment) {
         for (nth, at) in (0..).zip(times) {
             // Each fault has its own streams, so that a repeated draw of a victim changes no other fault.
             let mut whom = self.seed.stream(&format!("whom {name}"), nth);
@@ -144,7 +144,7 @@ impl<'a> PlanBuilder<'a> {
                 (_, VictimClass::Satellite) => {
                     let lasts = rule.duration.draw(&mut lasts);
                     let befallen =
-                        possible && self.add_fault(place, rule.kind, FaultVictim::Satellite, at, lasts, rest);
+                        possible && self.add_fault(rule_index, rule.kind, FaultVictim::Satellite, at, lasts, rest);
                     self.count_impossible(rule.kind, befallen);
                 }
                 (VictimSelection::One, _) => {
@@ -152,23 +152,23 @@ impl<'a> PlanBuilder<'a> {
                     let befallen = possible
                         && self
                             .draw_victim(rule.kind, at, at + lasts + rest, &mut whom)
-                            .is_some_and(|victim| self.add_fault(place, rule.kind, victim, at, lasts, rest));
+                            .is_some_and(|victim| self.add_fault(rule_index, rule.kind, victim, at, lasts, rest));
                     self.count_impossible(rule.kind, befallen);
                 }
                 (VictimSelection::Share(share), _) => {
                     let all = self.candidates(rule.kind).to_vec();
-                    let wanted = share_of(share, all.len());
+                    let count = share_of(share, all.len());
                     let victims = shuffled(all, &mut whom).into_iter().map(FaultVictim::Instance);
-                    self.add_faults(place, rule, victims, wanted, at, &mut lasts, possible);
+                    self.add_faults(rule_index, rule, victims, count, at, &mut lasts, possible);
                 }
                 (VictimSelection::TeamsShare(share), befalls) => {
                     let teams: Vec<_> = (0..self.scenario.fleet.teams)
                         .filter_map(|team| u32::try_from(team).ok())
                         .map(TeamNo)
                         .collect();
-                    let wanted = share_of(share, teams.len());
+                    let count = share_of(share, teams.len());
                     let mut teams = shuffled(teams, &mut whom);
-                    teams.truncate(wanted);
+                    teams.truncate(count);
                     let victims: Vec<_> = if befalls == VictimClass::Team {
                         teams.into_iter().map(FaultVictim::Team).collect()
                     } else {
@@ -177,8 +177,8 @@ impl<'a> PlanBuilder<'a> {
                         let fitting = self.candidates(rule.kind);
                         members.filter(|nth| fitting.binary_search(nth).is_ok()).map(FaultVictim::Instance).collect()
                     };
-                    let wanted = victims.len();
-                    self.add_faults(place, rule, victims.into_iter(), wanted, at, &mut lasts, possible);
+                    let count = victims.len();
+                    self.add_faults(rule_index, rule, victims.into_iter(), count, at, &mut lasts, possible);
                 }
             }
         }
@@ -225,10 +225,10 @@ impl<'a> PlanBuilder<'a> {
     #[expect(clippy::too_many_arguments, reason = "all parameters of one occurrence of a rule")]
     fn add_faults(
         &mut self,
-        place: usize,
+        rule_index: usize,
         rule: &FaultRule,
         victims: impl Iterator<Item = FaultVictim>,
-        wanted: usize,
+        count: usize,
         at: Duration,
         lasts: &mut StdRng,
         possible: bool,
@@ -236,14 +236,14 @@ impl<'a> PlanBuilder<'a> {
         let rest = recovery_pause(self.scenario, rule.kind);
         let mut befallen = 0;
         for victim in victims {
-            if befallen == wanted || !possible {
+            if befallen == count || !possible {
                 break;
             }
             let lasts = rule.duration.draw(lasts);
-            befallen += usize::from(self.add_fault(place, rule.kind, victim, at, lasts, rest));
+            befallen += usize::from(self.add_fault(rule_index, rule.kind, victim, at, lasts, rest));
         }
-        if befallen < wanted {
-            *self.impossible.entry(rule.kind).or_default() += wanted - befallen;
+        if befallen < count {
+            *self.impossible.entry(rule.kind).or_default() += count - befallen;
         }
     }
 
@@ -256,7 +256,7 @@ impl<'a> PlanBuilder<'a> {
     // Returns false if the victim has another fault at that time.
     fn add_fault(
         &mut self,
-        place: usize,
+        rule_index: usize,
         kind: FaultKind,
         victim: FaultVictim,
         at: Duration,
@@ -281,7 +281,7 @@ impl<'a> PlanBuilder<'a> {
             self.fault_periods.entry(huge).or_default().insert(at, until);
         }
         self.fault_periods.entry(patient).or_default().insert(at, until);
-        self.drawn.push((place, PlannedFault { serial: 0, at, kind, victim, duration: lasts }));
+        self.drawn.push((rule_index, PlannedFault { serial: 0, at, kind, victim, duration: lasts }));
         true
     }
 
@@ -329,8 +329,8 @@ pub fn longest_team_delay() -> Duration {
 
 fn share_of(share: f64, all: usize) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the result is at most `all`")]
-    let wanted = (share * all as f64).round() as usize;
-    wanted.min(all)
+    let count = (share * all as f64).round() as usize;
+    count.min(all)
 }
 
 fn random_below(count: usize, rng: &mut StdRng) -> u32 {
@@ -456,8 +456,8 @@ mod tests {
     }
 
     // Serial numbers are removed: they depend on the whole plan.
-    fn without_serials(plan: &FaultPlan, wanted: &[FaultRule]) -> Vec<PlannedFault> {
-        let known = |injection: &&PlannedFault| wanted.iter().any(|rule| rule.kind == injection.kind);
+    fn without_serials(plan: &FaultPlan, rules: &[FaultRule]) -> Vec<PlannedFault> {
+        let known = |injection: &&PlannedFault| rules.iter().any(|rule| rule.kind == injection.kind);
         plan.injections.iter().filter(known).map(|injection| PlannedFault { serial: 0, ..injection.clone() }).collect()
     }
 

@@ -273,10 +273,10 @@ impl<'a> RunContext<'a> {
         self.wait_until_online(show).await?;
         let now = self.recorder.clock.now();
         let children_cpu = self.children_cpu();
-        let door = self.open_endpoint().await?;
+        let endpoint = self.open_endpoint().await?;
         // Call every instance before measuring memory, as at the end: memory of a first call is no growth.
         show.show_phase("first calls");
-        self.prober(self.stop.clone(), door.as_ref()).probe_all(self.fleet.shape.all().collect()).await;
+        self.prober(self.stop.clone(), endpoint.as_ref()).probe_all(self.fleet.shape.all().collect()).await;
         let memory_before = self.settled_memory().await;
         // Prefer the time of the event; the snapshot is read a little later.
         let all_online = self.recorder.state().recovery_log.all_online.unwrap_or(now).saturating_sub(installing);
@@ -284,20 +284,20 @@ impl<'a> RunContext<'a> {
         show.show_phase("calls and faults");
         let times = self.load_periods();
         let (ended, well) = (CancellationToken::new(), CancellationToken::new());
-        let desk = tokio::spawn(self.load_generator(self.load_periods(), door.as_ref()).run(self.sources()));
-        let prober = self.prober(well.clone(), door.as_ref());
+        let load_task = tokio::spawn(self.load_generator(self.load_periods(), endpoint.as_ref()).run(self.sources()));
+        let prober = self.prober(well.clone(), endpoint.as_ref());
         let (injector, plan) = (self.injector(times.from, prober.clone(), ended.clone()), Arc::clone(&self.plan));
         let prober = tokio::spawn(prober.run());
         let injector = tokio::spawn(async move { injector.run(&plan.injections, given_up).await });
-        let calls = desk.await?;
+        let calls = load_task.await?;
         show.show_phase("recovering");
         ended.cancel();
         let deeds = injector.await?;
         well.cancel();
         prober.await?;
         let memory_after = self.settled_memory().await;
-        if let Some(door) = door {
-            door.close().await;
+        if let Some(endpoint) = endpoint {
+            endpoint.close().await;
         }
         Ok(LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, injection: deeds })
     }
@@ -419,9 +419,9 @@ impl<'a> RunContext<'a> {
         }
     }
 
-    fn load_generator(&self, times: LoadPeriods, door: Option<&LoadEndpoint>) -> LoadGenerator {
+    fn load_generator(&self, times: LoadPeriods, endpoint: Option<&LoadEndpoint>) -> LoadGenerator {
         LoadGenerator {
-            caller: (self.setup.hooks.caller)(self.caller(door)),
+            caller: (self.setup.hooks.caller)(self.caller(endpoint)),
             clock: self.recorder.clock,
             shape: self.fleet.shape,
             times,
@@ -432,14 +432,14 @@ impl<'a> RunContext<'a> {
     }
 
     // The prober uses this caller: tests replace only the caller of the load.
-    fn caller(&self, door: Option<&LoadEndpoint>) -> Arc<dyn LoadCaller> {
+    fn caller(&self, endpoint: Option<&LoadEndpoint>) -> Arc<dyn LoadCaller> {
         let direct = || Arc::new(RuntimeCaller { runtime: self.runtime.clone(), ids: Arc::clone(&self.fleet.ids) });
-        door.map_or_else(|| direct() as _, LoadEndpoint::caller)
+        endpoint.map_or_else(|| direct() as _, LoadEndpoint::caller)
     }
 
-    fn prober(&self, stop: CancellationToken, door: Option<&LoadEndpoint>) -> Prober {
+    fn prober(&self, stop: CancellationToken, endpoint: Option<&LoadEndpoint>) -> Prober {
         Prober {
-            caller: self.caller(door),
+            caller: self.caller(endpoint),
             runtime: self.runtime.clone(),
             fleet: Arc::clone(&self.fleet),
             recorder: Arc::clone(&self.recorder),
@@ -644,11 +644,11 @@ fn marks(injections: &[PlannedFault], from: Duration) -> Vec<(u64, String)> {
     let mark = |at: Duration, text| (u64::try_from((from + at).as_millis()).unwrap_or(u64::MAX), text);
     let of_many = large_faults(injections)
         .map(|(at, many)| mark(at, format!("{} × {}", super::scenario::fault_name(many[0].kind), many.len())));
-    let ours = injections
+    let satellite_faults = injections
         .iter()
         .filter(|injection| !matches!(injection.victim, FaultVictim::Instance(_)))
         .map(|injection| mark(injection.at, super::scenario::fault_name(injection.kind).to_owned()));
-    let mut marks: Vec<_> = of_many.chain(ours).collect();
+    let mut marks: Vec<_> = of_many.chain(satellite_faults).collect();
     marks.sort();
     marks
 }

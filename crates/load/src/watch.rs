@@ -72,9 +72,10 @@ impl RunSampler<'_> {
     pub(crate) async fn run(&self, lasts: Duration, samples: &mut Vec<RunSample>) {
         let each = EACH * u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
         let every = (lasts / SAMPLES).max(EVERY_MIN + each);
-        let (mut looks, mut asks) = (interval_at(Instant::now(), every), interval_at(Instant::now(), ASK_EVERY));
+        let (mut looks, mut measurements) =
+            (interval_at(Instant::now(), every), interval_at(Instant::now(), ASK_EVERY));
         let mut stops = interval_at(Instant::now(), EVERY_MIN);
-        let mut asked = JoinSet::new();
+        let mut measurement_tasks = JoinSet::new();
         let mut foreign = ForeignCpu::start(self.children_cpu());
         let mut ids = self.ids.iter().cycle();
         loop {
@@ -82,12 +83,12 @@ impl RunSampler<'_> {
                 biased;
                 // Spawned, not awaited, so that samples are taken while Root is busy. Virtual time has no response
                 // times.
-                due = asks.tick(), if self.mode != ServerEnvironment::Virtual => {
-                    while asked.try_join_next().is_some() {}
+                due = measurements.tick(), if self.mode != ServerEnvironment::Virtual => {
+                    while measurement_tasks.try_join_next().is_some() {}
                     // Response times during the start of the fleet are not measured.
                     let is_up = self.recorder.state().recovery_log.all_online.is_some();
                     if let Some(id) = ids.next().filter(|_| is_up) {
-                        self.measure_response(id.clone(), due, &mut asked);
+                        self.measure_response(id.clone(), due, &mut measurement_tasks);
                     }
                 }
                 _ = looks.tick() => {
@@ -106,16 +107,16 @@ impl RunSampler<'_> {
         }
     }
 
-    fn measure_response(&self, id: InstanceId, due: Instant, asked: &mut JoinSet<()>) {
+    fn measure_response(&self, id: InstanceId, due: Instant, measurement_tasks: &mut JoinSet<()>) {
         let wait = |of| ResponseTimer { due, times: Arc::clone(&self.response_times), histogram: of };
         let (runtime, team) = (self.runtime.clone(), wait(|waits| &waits.supervisors));
-        asked.spawn(async move {
+        measurement_tasks.spawn(async move {
             let _team = team;
             // No instance is stopped by an operator during a run, and for all others a start changes nothing.
             let _ = runtime.start(&id).await;
         });
         let (runtime, registry) = (self.runtime.clone(), wait(|waits| &waits.registry));
-        asked.spawn(async move {
+        measurement_tasks.spawn(async move {
             runtime.sync_snapshot().await;
             let took = u64::try_from(registry.due.elapsed().as_micros()).unwrap_or(u64::MAX);
             registry.times.longest.fetch_max(took, Ordering::Relaxed);

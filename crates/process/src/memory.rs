@@ -13,11 +13,11 @@ const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Calls `tell` with each reading, one every two seconds, and never returns. `tell` is not called if the kernel does
 /// not report memory sizes.
-pub async fn watch(mut tell: impl FnMut(MemoryReading)) {
+pub async fn watch(mut report: impl FnMut(MemoryReading)) {
     let sources = MemorySources::detect();
     loop {
         if let Some(reading) = sources.read() {
-            tell(reading);
+            report(reading);
         }
         tokio::time::sleep(INTERVAL).await;
     }
@@ -52,9 +52,9 @@ impl MemorySources {
             total_bytes: bytes("MemTotal:")?,
         };
         for cgroup in &self.cgroups {
-            let waits = pressure(&cgroup.join("memory.pressure"));
+            let own_pressure = pressure(&cgroup.join("memory.pressure"));
             // The higher pressure of machine and cgroup counts, as far as they are known.
-            reading.pressure_percent = reading.pressure_percent.into_iter().chain(waits).reduce(f64::max);
+            reading.pressure_percent = reading.pressure_percent.into_iter().chain(own_pressure).reduce(f64::max);
             if let Some((available, total)) = cgroup_memory(cgroup)
                 && available < reading.available_bytes
             {

@@ -157,8 +157,8 @@ fn supervise_satellite(satellite: Pid, mut pipe: PipeWriter, last_word: PipeRead
             break (code, Some(satellite));
         }
         let timeout = done.map_or(PollTimeout::NONE, |(_, until)| {
-            let left = until.saturating_duration_since(Instant::now()) + PAUSE;
-            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            let remaining = until.saturating_duration_since(Instant::now()) + PAUSE;
+            PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)
         });
         let mut awaited = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         awaited.extend(last_word.as_ref().map(|last_word| PollFd::new(last_word.as_fd(), PollFlags::POLLIN)));
@@ -241,8 +241,8 @@ fn end_orphans(cgroups: &LeftoverCgroups, stuck: Option<Pid>) -> usize {
             return ended;
         }
         if Instant::now() >= until {
-            let left: Vec<String> = children().iter().map(Pid::to_string).collect();
-            let _ = writeln!(io::stderr(), "satellite: cannot end these processes: {}", left.join(", "));
+            let remaining: Vec<String> = children().iter().map(Pid::to_string).collect();
+            let _ = writeln!(io::stderr(), "satellite: cannot end these processes: {}", remaining.join(", "));
             return ended;
         }
         thread::sleep(PAUSE);

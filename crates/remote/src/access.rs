@@ -50,10 +50,10 @@ impl ServerAccess {
             return Err(FailureKind::UnsupportedTransport);
         };
         let query: Vec<_> = spec.query.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-        let parse = |what: &str, text: &str| {
-            let mut url = Url::parse(text).map_err(|error| bad(format!("`{what}` is not a valid URL: {error}")))?;
+        let parse = |part: &str, text: &str| {
+            let mut url = Url::parse(text).map_err(|error| bad(format!("`{part}` is not a valid URL: {error}")))?;
             if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
-                return Err(bad(format!("`{what}` must begin with http:// or https://")));
+                return Err(bad(format!("`{part}` must begin with http:// or https://")));
             }
             if url.scheme() == "https" && !clients.has_roots() {
                 let why = "this machine has no CA certificates; install them, or set SSL_CERT_FILE";
@@ -127,8 +127,9 @@ fn extend_query(url: &mut Url, query: &[(String, Secret)]) {
     if query.is_empty() {
         return;
     }
-    let others = url.query_pairs().into_owned().filter(|(name, _)| !query.iter().any(|(ours, _)| ours == name));
+    let others =
+        url.query_pairs().into_owned().filter(|(name, _)| !query.iter().any(|(own_query, _)| own_query == name));
     let others: Vec<_> = others.collect();
-    let ours = query.iter().map(|(name, value)| (name.as_str(), value.expose()));
-    url.query_pairs_mut().clear().extend_pairs(others).extend_pairs(ours);
+    let own_query = query.iter().map(|(name, value)| (name.as_str(), value.expose()));
+    url.query_pairs_mut().clear().extend_pairs(others).extend_pairs(own_query);
 }

@@ -61,9 +61,9 @@ pub(super) struct ExchangeSender {
 }
 
 impl ExchangeSender {
-    pub(super) async fn send(&mut self, news: ExchangeMessage) {
+    pub(super) async fn send(&mut self, message: ExchangeMessage) {
         // If the line is gone, this exchange is dropped at the next await.
-        let _ = self.line.send(news).await;
+        let _ = self.line.send(message).await;
     }
 
     pub(super) async fn send_answer(&mut self, text: Bytes) {
@@ -120,8 +120,9 @@ impl LineExchanges {
         F: Future<Output = ExchangeMessage> + Send + 'static,
     {
         let (handle, registration) = AbortHandle::new_pair();
-        let exchange =
-            exchange(ExchangeSender { line: self.sender.clone(), request_id: id }).map(move |news| (id, news)).boxed();
+        let exchange = exchange(ExchangeSender { line: self.sender.clone(), request_id: id })
+            .map(move |message| (id, message))
+            .boxed();
         self.running.push(Abortable::new(exchange, registration));
         if let Some(id) = id {
             self.abandonable.push((id, handle));
@@ -154,22 +155,22 @@ impl LineExchanges {
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeMessage> {
         loop {
             // Messages that an exchange sent while it ran come before its result.
-            let told = match self.receiver.poll_next_unpin(cx) {
-                Poll::Ready(news) => news,
+            let received = match self.receiver.poll_next_unpin(cx) {
+                Poll::Ready(message) => message,
                 Poll::Pending => self.ended.pop_front(),
             };
-            if let Some(news) = told {
-                return Poll::Ready(news);
+            if let Some(message) = received {
+                return Poll::Ready(message);
             }
             match self.running.poll_next_unpin(cx) {
-                Poll::Ready(Some(Ok((id, news)))) => {
+                Poll::Ready(Some(Ok((id, message)))) => {
                     self.abandonable.retain(|(its, _)| Some(*its) != id);
-                    self.ended.push_back(news);
+                    self.ended.push_back(message);
                 }
                 Poll::Ready(Some(Err(Aborted))) => {}
                 // An exchange may have sent a message during this poll.
                 Poll::Ready(None) | Poll::Pending => match self.receiver.poll_next_unpin(cx) {
-                    Poll::Ready(Some(news)) => return Poll::Ready(news),
+                    Poll::Ready(Some(message)) => return Poll::Ready(message),
                     Poll::Ready(None) | Poll::Pending => break,
                 },
             }
@@ -307,10 +308,10 @@ impl ExchangeContext {
     ) -> Result<Response, ExchangeFailure> {
         let (client, request) = request.build_split();
         let request = request.map_err(|error| failure_from_error(&error, &self.access))?;
-        let Some(purse) = self.access.tokens_for(request.url()) else {
+        let Some(tokens) = self.access.tokens_for(request.url()) else {
             return self.send(&client, request, header_timeout).await;
         };
-        let (mut used, mut again) = (purse.token(), request.try_clone());
+        let (mut used, mut again) = (tokens.token(), request.try_clone());
         let mut response = self.send(&client, add_bearer_token(request, used.as_ref()), header_timeout).await?;
         while matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             let refusal = TokenRefusal {
@@ -320,7 +321,7 @@ impl ExchangeContext {
                 is_first_request: self.is_first_request,
                 is_retry: again.is_none(),
             };
-            let another = purse.replacement_token(refusal).await.map_err(ExchangeFailure::sent)?;
+            let another = tokens.replacement_token(refusal).await.map_err(ExchangeFailure::sent)?;
             let (Some(token), Some(request)) = (another, again.take()) else { break };
             response = self.send(&client, add_bearer_token(request, Some(&token)), header_timeout).await?;
             used = Some(token);
@@ -334,12 +335,12 @@ impl ExchangeContext {
         request: Request,
         header_timeout: Option<Duration>,
     ) -> Result<Response, ExchangeFailure> {
-        let asked = client.execute(request);
+        let response = client.execute(request);
         let answer = match header_timeout {
             Some(limit) => {
-                timeout(limit, asked).await.map_err(|_| ExchangeFailure::sent(FailureKind::HeaderTimeout(limit)))?
+                timeout(limit, response).await.map_err(|_| ExchangeFailure::sent(FailureKind::HeaderTimeout(limit)))?
             }
-            None => asked.await,
+            None => response.await,
         };
         answer.map_err(|error| failure_from_error(&error, &self.access))
     }
@@ -391,8 +392,8 @@ impl ExchangeContext {
             // that does not know the session returns a JSON-RPC error without id or with its own id. Plain text or an
             // empty body can mean either.
             StatusCode::BAD_REQUEST => {
-                let begun = id.is_some() && self.version.is_some();
-                let speaks = if begun { body::is_error } else { body::is_error_without_id };
+                let is_in_session = id.is_some() && self.version.is_some();
+                let speaks = if is_in_session { body::is_error } else { body::is_error_without_id };
                 messages.iter().any(|message| speaks(message))
             }
             _ => false,
@@ -407,8 +408,8 @@ impl ExchangeContext {
     }
 
     /// Masks secrets and the session id in a message of the server. The id gives access to the session.
-    fn mask_line(&self, said: &str) -> String {
-        let masked = self.access.mask.apply(said);
+    fn mask_line(&self, message: &str) -> String {
+        let masked = self.access.mask.apply(message);
         match self.id.as_ref().and_then(|id| id.to_str().ok()).filter(|id| id.len() >= SESSION_ID_MIN) {
             // After the mask: a secret that contains the id would no longer be recognized.
             Some(id) => one_line(&masked.replace(id, "[session]")),
@@ -435,11 +436,11 @@ impl ExchangeContext {
             }
             parts.push(part);
         }
-        let whole = match <[Bytes; 1]>::try_from(parts) {
-            Ok([whole]) => whole,
+        let body = match <[Bytes; 1]>::try_from(parts) {
+            Ok([body]) => body,
             Err(parts) => parts.concat().into(),
         };
-        Ok(if share.bytes() == 0 { whole } else { share.attach_to(whole) })
+        Ok(if share.bytes() == 0 { body } else { share.attach_to(body) })
     }
 
     pub(super) fn sse_reader(&self) -> SseReader {

@@ -21,12 +21,13 @@ pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -
     let opening = async {
         let terms = session.context()?;
         let header_timeout = terms.header_timeout();
-        let until = tokio::time::Instant::now() + header_timeout;
-        let late = |_| ExchangeFailure::sent(FailureKind::HeaderTimeout(header_timeout));
+        let deadline = tokio::time::Instant::now() + header_timeout;
+        let timed_out = |_| ExchangeFailure::sent(FailureKind::HeaderTimeout(header_timeout));
         let mut response = open(&terms).await?;
         drop_headers(&mut response);
         let mut events = terms.sse_reader();
-        let endpoint = timeout_at(until, read_endpoint(&terms, &mut response, &mut events)).await.map_err(late)??;
+        let endpoint =
+            timeout_at(deadline, read_endpoint(&terms, &mut response, &mut events)).await.map_err(timed_out)??;
         session.set_endpoint(endpoint);
         Ok((terms, response, events))
     };

@@ -20,9 +20,9 @@ use super::tokens::TokenSource;
 use super::{legacy, streamable};
 
 // Maximum number of notifications in flight, each on its own connection. The same number applies to responses.
-const TELLING_MAX: usize = 4;
+const ONE_WAY_IN_FLIGHT_MAX: usize = 4;
 // Maximum number of queued responses, including responses and notifications that wait for the end of the handshake.
-const UNTOLD_MAX: usize = 4096;
+const QUEUED_MAX: usize = 4096;
 // Maximum number of queued notifications, mostly cancellations. Beyond it the oldest is dropped: a server needs it
 // least.
 const NOTIFICATIONS_MAX: usize = 256;
@@ -110,18 +110,18 @@ impl RemoteLine {
 
     /// Queues a message and sends a few at a time: a server that sends many requests must not get a connection for each
     /// response.
-    fn enqueue_one_way(&mut self, telling: OneWayKind, body: Option<Bytes>) {
-        let lane = self.delivery_queue(telling);
-        lane.queued.extend(body);
-        if matches!(telling, OneWayKind::Notification) && lane.queued.len() > NOTIFICATIONS_MAX {
-            lane.queued.pop_front();
+    fn enqueue_one_way(&mut self, kind: OneWayKind, body: Option<Bytes>) {
+        let queue = self.delivery_queue(kind);
+        queue.queued.extend(body);
+        if matches!(kind, OneWayKind::Notification) && queue.queued.len() > NOTIFICATIONS_MAX {
+            queue.queued.pop_front();
         }
-        while self.delivery_queue(telling).in_flight < TELLING_MAX
-            && let Some(body) = self.delivery_queue(telling).queued.pop_front()
+        while self.delivery_queue(kind).in_flight < ONE_WAY_IN_FLIGHT_MAX
+            && let Some(body) = self.delivery_queue(kind).queued.pop_front()
         {
-            self.delivery_queue(telling).in_flight += 1;
+            self.delivery_queue(kind).in_flight += 1;
             let session = Arc::clone(&self.session);
-            self.exchanges.start(None, |_| send_one_way(session, telling, body));
+            self.exchanges.start(None, |_| send_one_way(session, kind, body));
         }
     }
 
@@ -136,8 +136,8 @@ impl RemoteLine {
         gate + self.responses.queued.len()
     }
 
-    fn delivery_queue(&mut self, telling: OneWayKind) -> &mut DeliveryQueue {
-        match telling {
+    fn delivery_queue(&mut self, kind: OneWayKind) -> &mut DeliveryQueue {
+        match kind {
             OneWayKind::Notification => &mut self.notifications,
             OneWayKind::Response => &mut self.responses,
         }
@@ -239,7 +239,7 @@ impl ServerLine for RemoteLine {
                 self.exchanges.start(None, |out: ExchangeSender| legacy::listen(session, out));
             }
         }
-        if counts && self.queued_count() > UNTOLD_MAX {
+        if counts && self.queued_count() > QUEUED_MAX {
             self.report_lost(ExchangeFailure::sent(FailureKind::Flooded));
         }
         self.exchanges.wake();
@@ -273,9 +273,9 @@ impl ServerLine for RemoteLine {
                 }
                 ExchangeMessage::Endpoint => self.open(),
                 ExchangeMessage::OpenFailed(failure) => self.fail_unopened(&failure),
-                ExchangeMessage::Delivered(telling) => {
-                    self.delivery_queue(telling).in_flight -= 1;
-                    self.enqueue_one_way(telling, None);
+                ExchangeMessage::Delivered(kind) => {
+                    self.delivery_queue(kind).in_flight -= 1;
+                    self.enqueue_one_way(kind, None);
                 }
                 ExchangeMessage::Done => {}
             }
@@ -299,13 +299,13 @@ async fn deliver(
     Ok(messages.into_iter().find(|message| id.is_some_and(|id| body::is_answer_to(message, id))))
 }
 
-async fn send_one_way(session: Arc<LineSession>, telling: OneWayKind, body: Bytes) -> ExchangeMessage {
-    let Err(failure) = deliver_one_way(&session, body).await else { return ExchangeMessage::Delivered(telling) };
+async fn send_one_way(session: Arc<LineSession>, kind: OneWayKind, body: Bytes) -> ExchangeMessage {
+    let Err(failure) = deliver_one_way(&session, body).await else { return ExchangeMessage::Delivered(kind) };
     if is_session_lost(&failure) {
         return ExchangeMessage::Event(LineEvent::Lost(failure));
     }
-    tracing::debug!(%failure, ?telling, "the server did not accept a notification or response");
-    ExchangeMessage::Delivered(telling)
+    tracing::debug!(%failure, ?kind, "the server did not accept a notification or response");
+    ExchangeMessage::Delivered(kind)
 }
 
 /// Delivers `notifications/initialized` before the first request: some servers reject requests that arrive too early.

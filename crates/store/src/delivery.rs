@@ -263,9 +263,10 @@ impl DeliveryTask {
             self.outbox.begin_final_cycle();
             self.send_all().await;
             self.answer_direct();
-            let left = self.outbox.unsent() > 0 || self.last_read.is_none_or(|passed| passed < *self.appended.borrow());
+            let has_unsent = self.outbox.unsent() > 0
+                || self.last_read.is_none_or(|read_through| read_through < *self.appended.borrow());
             // As always, a batch that was not accepted is sent again after an interval.
-            if !left || Instant::now() + self.policy.interval >= until {
+            if !has_unsent || Instant::now() + self.policy.interval >= until {
                 return;
             }
             sleep(self.policy.interval).await;
@@ -348,11 +349,11 @@ impl DeliveryTask {
     /// Reads events up to `stored`, the last one when the cycle began, and then adds those that were received directly.
     async fn refill(&mut self, stored: u64) {
         let page = self.policy.batch_max * 2;
-        while let Some(passed) = self.last_read
-            && passed < stored
+        while let Some(read_through) = self.last_read
+            && read_through < stored
             && self.outbox.statistics().queue_size < self.policy.batch_max
         {
-            let rows = match self.journal.outbox(passed, page).await {
+            let rows = match self.journal.outbox(read_through, page).await {
                 Ok(rows) => rows,
                 Err(error) => {
                     self.read_error = Some(error.to_string());
@@ -361,22 +362,22 @@ impl DeliveryTask {
             };
             self.read_error = None;
             // A page without a readable event is not the end of the journal: skip as many numbers and read on.
-            let read = rows.last().map_or(passed.saturating_add(page as u64).min(stored), |last| last.seq);
+            let read = rows.last().map_or(read_through.saturating_add(page as u64).min(stored), |last| last.seq);
             let went = self.direct_from..=self.direct_through;
             self.outbox.refill(rows.into_iter().filter(|row| row.seq <= stored && !went.contains(&row.seq)));
             self.last_read = Some(read.min(stored));
         }
-        if self.last_read.is_none_or(|passed| passed >= stored)
+        if self.last_read.is_none_or(|read_through| read_through >= stored)
             && let Some((batch, _)) = &self.direct
         {
             let known = self.direct_through.max(self.last_read.unwrap_or_default());
-            let news: Vec<Envelope> = batch.events.iter().filter(|event| event.seq > known).cloned().collect();
-            if let Some(last) = news.last() {
-                self.direct_from = self.direct_from.min(news.first().map_or(u64::MAX, |first| first.seq));
+            let new_events: Vec<Envelope> = batch.events.iter().filter(|event| event.seq > known).cloned().collect();
+            if let Some(last) = new_events.last() {
+                self.direct_from = self.direct_from.min(new_events.first().map_or(u64::MAX, |first| first.seq));
                 self.direct_through = last.seq;
                 self.last_read = self.last_read.map(|_| last.seq);
             }
-            self.outbox.refill(news);
+            self.outbox.refill(new_events);
         }
         // The events just read belong to this cycle.
         if self.flushing {

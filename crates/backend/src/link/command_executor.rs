@@ -59,7 +59,7 @@ struct QueuedCommand {
 }
 
 pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost, mut inbox: mpsc::Receiver<ReceivedCommands>) {
-    let mut desk = CommandExecutor {
+    let mut executor = CommandExecutor {
         link,
         lanes: CommandLanes::new(BESIDE_MAX),
         queued: HashMap::new(),
@@ -69,23 +69,23 @@ pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost, mut inbox: mpsc
     };
     let mut running: FuturesUnordered<BoxFuture<'_, (CommandKey, CommandResult)>> = FuturesUnordered::new();
     loop {
-        while let Some(whole) = desk.lanes.start_next() {
-            let Some(order) = desk.queued.remove(&whole) else { continue };
+        while let Some(global_id) = executor.lanes.start_next() {
+            let Some(order) = executor.queued.remove(&global_id) else { continue };
             running.push(execute_command(link, fleet, order).boxed());
         }
-        link.active_commands.store(desk.lanes.len(), Ordering::Relaxed);
-        link.unfinished_commands.store(desk.unfinished_commands(), Ordering::Relaxed);
+        link.active_commands.store(executor.lanes.len(), Ordering::Relaxed);
+        link.unfinished_commands.store(executor.unfinished_commands(), Ordering::Relaxed);
         tokio::select! {
             received = inbox.recv() => {
                 let Some(received) = received else { return };
-                desk.enqueue_batch(received).await;
+                executor.enqueue_batch(received).await;
             }
             Some((name, result)) = running.next() => {
-                desk.lanes.finish(&name.global_id);
-                desk.start_sending_result(name, result);
+                executor.lanes.finish(&name.global_id);
+                executor.start_sending_result(name, result);
             }
-            Some(whole) = desk.send_tasks.next() => {
-                desk.sending.remove(&whole);
+            Some(global_id) = executor.send_tasks.next() => {
+                executor.sending.remove(&global_id);
             }
         }
     }
@@ -104,7 +104,7 @@ struct CommandExecutor<'a> {
 
 impl CommandExecutor<'_> {
     async fn enqueue_batch(&mut self, received: ReceivedCommands) {
-        let ReceivedCommands { satellite_id, commands, invalid: unreadable, clock_reading: shown } = received;
+        let ReceivedCommands { satellite_id, commands, invalid: unreadable, clock_reading: server_time } = received;
         for InvalidCommand { id, why } in unreadable {
             if let Some((name, _)) = self.claim(&satellite_id, &id).await {
                 self.finish_unexecuted(name, failed_result(why.to_owned())).await;
@@ -112,7 +112,7 @@ impl CommandExecutor<'_> {
         }
         for command in commands {
             if let Some((name, again)) = self.claim(&satellite_id, &command.id).await {
-                self.enqueue(name, again, command, shown).await;
+                self.enqueue(name, again, command, server_time).await;
             }
         }
     }
@@ -139,8 +139,14 @@ impl CommandExecutor<'_> {
         }
     }
 
-    async fn enqueue(&mut self, name: CommandKey, again: bool, command: BackendCommand, shown: ServerTimeReading) {
-        if !again && shown.is_expired(self.link, command.expires_at) {
+    async fn enqueue(
+        &mut self,
+        name: CommandKey,
+        again: bool,
+        command: BackendCommand,
+        server_time: ServerTimeReading,
+    ) {
+        if !again && server_time.is_expired(self.link, command.expires_at) {
             return self.finish_unexecuted(name, expired_result()).await;
         }
         match CommandAction::from_command(&command) {
@@ -149,7 +155,7 @@ impl CommandExecutor<'_> {
                 let expires_at = command.expires_at;
                 self.queued.insert(
                     name.global_id.clone(),
-                    QueuedCommand { name, task, expires_at, clock_reading: shown, started_before: again },
+                    QueuedCommand { name, task, expires_at, clock_reading: server_time, started_before: again },
                 );
             }
             Err(why) => self.finish_unexecuted(name, failed_result(why)).await,
@@ -202,8 +208,8 @@ async fn record_result(link: &LinkShared, name: &CommandKey, result: &CommandRes
     link.command_log.record_result(&name.global_id, serde_json::to_string(result).unwrap_or_default()).await;
 }
 
-async fn send_result(link: &LinkShared, way: Arc<Semaphore>, name: CommandKey, result: CommandResult) -> String {
-    let CommandKey { satellite_id, id, global_id: whole } = name;
+async fn send_result(link: &LinkShared, permits: Arc<Semaphore>, name: CommandKey, result: CommandResult) -> String {
+    let CommandKey { satellite_id, id, global_id } = name;
     let mut pacer = RetryPacer::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng(&id));
     loop {
         let key = link.wait_for_key().await;
@@ -213,20 +219,20 @@ async fn send_result(link: &LinkShared, way: Arc<Semaphore>, name: CommandKey, r
                 satellite_id,
                 "result of a command discarded: the satellite has registered under another id"
             );
-            return whole;
+            return global_id;
         }
         let answer = {
             // Released while waiting for a retry. The semaphore is never closed.
-            let _permit = way.acquire().await;
+            let _permit = permits.acquire().await;
             link.backend.send_result(&key, &id, &result).await
         };
         link.record_response(RequestPurpose::Results, &key, &answer);
-        let Err(error) = answer else { return whole };
+        let Err(error) = answer else { return global_id };
         if error.status().is_some_and(|status| matches!(status.as_u16(), 400 | 404 | 405 | 409 | 410 | 413 | 422)) {
             // A backend that still needs the result delivers the command again.
             link.reachability.record_success(RequestPurpose::Results);
             tracing::error!(command = id, %error, "the backend rejected the result of a command");
-            return whole;
+            return global_id;
         }
         tokio::select! {
             () = link.pause_until(Instant::now() + pacer.delay_after_failure(error.retry_after())) => {}

@@ -74,9 +74,9 @@ impl BackendReachability {
             state.last_contact = Some(now);
         }
         state.connected &= !matter.is_periodic();
-        let told = state.errors.insert(matter, (now, why.to_owned()));
+        let previous = state.errors.insert(matter, (now, why.to_owned()));
         // Log each reason once, not on each attempt.
-        if told.is_none_or(|(_, before)| before != why) {
+        if previous.is_none_or(|(_, before)| before != why) {
             tracing::warn!(matter = matter.as_str(), why, "a request to the backend failed; running servers continue");
         }
     }

@@ -132,12 +132,12 @@ pub(super) async fn refresh(
     again_in: impl FnOnce(&ConfigFetchError) -> Option<Duration> + Send,
 ) -> Result<ConfigFetchOutcome, ConfigFetchError> {
     // One at a time, so that an older configuration cannot be applied last.
-    let mut taken = link.applied_config.lock().await;
-    let looked = fetch_and_apply(link, fleet, key, expected, &mut taken).await;
+    let mut applied = link.applied_config.lock().await;
+    let looked = fetch_and_apply(link, fleet, key, expected, &mut applied).await;
     match &looked {
         Ok(_) => {
             link.reachability.record_success(RequestPurpose::Configuration);
-            taken.reported_error = None;
+            applied.reported_error = None;
         }
         Err(trouble) => {
             match trouble {
@@ -146,7 +146,7 @@ pub(super) async fn refresh(
                     link.reachability.record_failure(RequestPurpose::Configuration, true, &trouble.to_string());
                 }
             }
-            report_error(fleet, &mut taken, trouble, again_in(trouble));
+            report_error(fleet, &mut applied, trouble, again_in(trouble));
         }
     }
     looked
@@ -157,23 +157,23 @@ async fn fetch_and_apply(
     fleet: &dyn LinkHost,
     key: &Arc<SatelliteKey>,
     expected: Option<&InstanceScope>,
-    taken: &mut AppliedConfig,
+    applied: &mut AppliedConfig,
 ) -> Result<ConfigFetchOutcome, ConfigFetchError> {
     let started = std::time::Instant::now();
-    let known = taken.etag.clone().or_else(|| {
-        let hash = taken.hash.as_ref()?;
+    let known = applied.etag.clone().or_else(|| {
+        let hash = applied.hash.as_ref()?;
         HeaderValue::from_str(&format!("\"{hash}\"")).ok()
     });
     let fetched = link.backend.fetch_config(key, known.as_ref()).await?;
     link.mark_key_accepted();
-    let unchanged = |taken: &AppliedConfig| {
-        let change = taken.before.clone().zip(taken.specs.clone());
+    let unchanged = |applied: &AppliedConfig| {
+        let change = applied.before.clone().zip(applied.specs.clone());
         Ok(ConfigFetchOutcome::Unchanged(change.map(|(before, now)| AppliedSpecsChange { before, now })))
     };
-    let ConfigFetch::New(config, tag) = fetched else { return unchanged(taken) };
-    if taken.hash.as_ref() == Some(&config.hash) {
-        taken.etag = tag;
-        return unchanged(taken);
+    let ConfigFetch::New(config, tag) = fetched else { return unchanged(applied) };
+    if applied.hash.as_ref() == Some(&config.hash) {
+        applied.etag = tag;
+        return unchanged(applied);
     }
     let hash = config.hash.clone();
     let read = tokio::task::spawn_blocking(move || {
@@ -183,8 +183,8 @@ async fn fetch_and_apply(
     let document = document.map_err(|error| ConfigFetchError::Invalid(error.to_string()))?;
     let specs = fleet.apply_config(document, started, expected).await;
     let specs = specs.map_err(|errors| ConfigFetchError::Invalid(format_errors(&hash, &errors)))?;
-    let before = taken.specs.take();
-    *taken =
+    let before = applied.specs.take();
+    *applied =
         AppliedConfig { hash: Some(hash.clone()), etag: tag, reported_error: None, before, specs: Some(specs.clone()) };
     link.reachability.set_config_hash(Some(hash));
     let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
@@ -198,7 +198,7 @@ async fn fetch_and_apply(
 // Reports an error once until it changes.
 fn report_error(
     fleet: &dyn LinkHost,
-    taken: &mut AppliedConfig,
+    applied: &mut AppliedConfig,
     trouble: &ConfigFetchError,
     retry_in: Option<Duration>,
 ) {
@@ -209,7 +209,7 @@ fn report_error(
         ConfigFetchError::Invalid(_) => ("invalid", None),
     };
     let told = (error_type, status_code, trouble.to_string());
-    if taken.reported_error.as_ref() == Some(&told) {
+    if applied.reported_error.as_ref() == Some(&told) {
         return;
     }
     fleet.runtime().emitter().emit(Event::ConfigError {
@@ -218,7 +218,7 @@ fn report_error(
         status_code,
         retry_in: retry_in.map(|wait| wait.as_secs()),
     });
-    taken.reported_error = Some(told);
+    applied.reported_error = Some(told);
 }
 
 fn format_errors(hash: &str, errors: &ConfigErrors) -> String {

@@ -13,7 +13,7 @@ use crate::wire::{Heartbeat, HeartbeatInstance};
 use mcp_satellite_files::disk::run_with_timeout;
 
 // The last heartbeat must not delay the end of the satellite for longer.
-const LAST_WORD: Duration = Duration::from_secs(2);
+const FINAL_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost) {
     loop {
@@ -32,14 +32,14 @@ pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost) {
 
 pub(super) async fn send_last(link: &LinkShared, fleet: &dyn LinkHost) {
     let Some(key) = link.key.borrow().clone().filter(|_| link.reachability.snapshot().connected) else { return };
-    let said = async {
+    let send = async {
         let mut body = build_heartbeat(link, fleet, "stopping").await;
         // The processes have ended, but their supervisors can no longer report that.
         body.processes_by_team.values_mut().flatten().for_each(|process| process.pid = None);
         link.backend.send_heartbeat(&key, &body).await.map_err(|error| error.to_string())
     };
-    let said = tokio::time::timeout(LAST_WORD, said).await;
-    if let Err(why) = said.unwrap_or_else(|_| Err(format!("no answer within {LAST_WORD:?}"))) {
+    let send = tokio::time::timeout(FINAL_HEARTBEAT_TIMEOUT, send).await;
+    if let Err(why) = send.unwrap_or_else(|_| Err(format!("no answer within {FINAL_HEARTBEAT_TIMEOUT:?}"))) {
         tracing::warn!(why, "cannot report to the backend that the satellite is stopping");
     }
 }

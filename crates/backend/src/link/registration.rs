@@ -101,8 +101,8 @@ async fn load_stored_key(link: &LinkShared) {
         return;
     }
     let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
-    let Ok(kept) = tokio::task::spawn_blocking(move || key::load(&data_dir, &url)).await else { return };
-    match kept {
+    let Ok(stored_key) = tokio::task::spawn_blocking(move || key::load(&data_dir, &url)).await else { return };
+    match stored_key {
         StoredKey::Missing => {}
         StoredKey::Key(key) => link.set_key(key),
         StoredKey::OtherBackend { url } => {
@@ -144,8 +144,8 @@ async fn register(link: &LinkShared, token: Option<&Secret>) -> Result<(), Regis
         return Err(RegistrationError::Backend(BackendCallError::Malformed { to: link.plan.url.clone(), reason }));
     }
     let key = SatelliteKey { url: link.plan.url.clone(), satellite_id, secret: api_key.into() };
-    let (data_dir, kept) = (link.data_dir.clone(), key.clone());
-    let stored = run_with_timeout(move || key::store(&data_dir, &kept)).await;
+    let (data_dir, stored_key) = (link.data_dir.clone(), key.clone());
+    let stored = run_with_timeout(move || key::store(&data_dir, &stored_key)).await;
     if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
         tracing::error!(%error, "cannot store the key of the backend; it is used until the satellite ends, and the \
                                  next start needs another registration token");

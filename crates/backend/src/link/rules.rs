@@ -76,16 +76,17 @@ impl PollPacer {
     pub fn delay_after_response(&mut self, answer: &PollCommands, limit: usize) -> Duration {
         self.failures = 0;
         self.mode = answer.polling_mode;
-        let asked = answer.next_poll_interval.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let usual = asked.map_or_else(|| self.interval(self.mode), |asked| asked.clamp(ASKED_MIN, ASKED_MAX));
+        let requested = answer.next_poll_interval.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let interval =
+            requested.map_or_else(|| self.interval(self.mode), |requested| requested.clamp(ASKED_MIN, ASKED_MAX));
         let urgent = answer.commands.iter().filter_map(|command| match command.priority {
             CommandPriority::Immediate => Some(self.intervals.immediate),
             CommandPriority::High => Some(self.intervals.high),
             CommandPriority::Normal | CommandPriority::Low => None,
         });
         // A full response may not contain all waiting commands.
-        let full = (answer.commands.len() >= limit).then_some(self.intervals.immediate);
-        urgent.chain(full).fold(usual, Duration::min).max(INTERVAL_MIN)
+        let immediate = (answer.commands.len() >= limit).then_some(self.intervals.immediate);
+        urgent.chain(immediate).fold(interval, Duration::min).max(INTERVAL_MIN)
     }
 
     pub fn delay_after_failure(&mut self, retry_after: Option<Duration>) -> Duration {
@@ -297,7 +298,7 @@ mod tests {
     #[test]
     fn the_poll_delay_follows_the_mode_or_the_requested_seconds() {
         use PollingMode::{High, Idle, Immediate, Normal};
-        for (mode, asked, wanted) in [
+        for (mode, requested, wanted) in [
             (Immediate, None, 2_000),
             (High, None, 10_000),
             (Normal, None, 30_000),
@@ -312,8 +313,8 @@ mod tests {
             (Normal, Some(-3.0), 30_000),
             (High, Some(f64::NAN), 10_000),
         ] {
-            let wait = pacer().delay_after_response(&answer(mode, asked, &[]), 10);
-            assert_eq!(milliseconds(wait), wanted, "{mode:?}, {asked:?}");
+            let wait = pacer().delay_after_response(&answer(mode, requested, &[]), 10);
+            assert_eq!(milliseconds(wait), wanted, "{mode:?}, {requested:?}");
         }
     }
 
@@ -358,11 +359,11 @@ mod tests {
 
     #[test]
     fn a_requested_pause_is_honoured_up_to_the_maximum_delay() {
-        let asked = Some(Duration::from_secs(200));
-        assert_eq!(pacer().delay_after_failure(asked).as_secs(), 200);
+        let requested = Some(Duration::from_secs(200));
+        assert_eq!(pacer().delay_after_failure(requested).as_secs(), 200);
         assert!(pacer().delay_after_failure(Some(Duration::from_secs(1))) > Duration::from_secs(50));
         let mut retries = RetryPacer::new(Duration::from_secs(2), Duration::from_secs(300), jitter_rng());
-        assert_eq!(retries.delay_after_failure(asked).as_secs(), 200);
+        assert_eq!(retries.delay_after_failure(requested).as_secs(), 200);
         assert!(retries.delay_after_failure(None) < Duration::from_secs(5));
         let hour = Some(Duration::from_secs(3600));
         assert_eq!(pacer().delay_after_failure(hour).as_secs(), 300);

@@ -23,17 +23,17 @@ pub(super) const SMALL_MAX: usize = 256 * 1024;
 pub(super) const LARGE_MAX: usize = 8 * 1024 * 1024;
 
 pub(super) async fn read(body: Body, max: usize) -> Result<Bytes, ApiError> {
-    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body of the request did not arrive in time");
-    timeout(BODY_TIMEOUT, collect_body(body.into_data_stream(), max)).await.map_err(late)?
+    let timed_out = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body of the request did not arrive in time");
+    timeout(BODY_TIMEOUT, collect_body(body.into_data_stream(), max)).await.map_err(timed_out)?
 }
 
 async fn collect_body(mut stream: BodyDataStream, max: usize) -> Result<Bytes, ApiError> {
-    let (mut whole, mut seen) = (BytesMut::new(), 0);
+    let (mut bytes, mut seen) = (BytesMut::new(), 0);
     while let Some(chunk) = stream.next().await {
         let chunk = chunk.map_err(|_| ApiError::bad_request("the body of the request is incomplete"))?;
         seen += chunk.len();
         if seen <= max {
-            whole.extend_from_slice(&chunk);
+            bytes.extend_from_slice(&chunk);
         } else if seen > UNREAD_MAX {
             break;
         }
@@ -42,7 +42,7 @@ async fn collect_body(mut stream: BodyDataStream, max: usize) -> Result<Bytes, A
         let why = format!("the body of the request is larger than {max} bytes; send less at once");
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why));
     }
-    Ok(whole.freeze())
+    Ok(bytes.freeze())
 }
 
 pub(super) async fn read_validated<T: DeserializeOwned + Serialize + Send + 'static>(

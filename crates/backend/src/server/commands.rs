@@ -75,11 +75,11 @@ pub(super) async fn poll(
     // Subscribed before the first query, so that no command is missed between query and wait.
     let mut queued = app.queue_signal.subscribe();
     let until = Instant::now() + Duration::from_secs(wait.min(HOLD_MAX));
-    let held = app.hold_permits.try_acquire();
+    let hold_permit = app.hold_permits.try_acquire();
     let (commands, polling_mode, now) = loop {
         let now = app.now();
         let (commands, mode) = deliver_pending(&app, &id, limit, now).await?;
-        if !commands.is_empty() || held.is_err() {
+        if !commands.is_empty() || hold_permit.is_err() {
             break (commands, mode, now);
         }
         let another = tokio::select! {
@@ -111,10 +111,10 @@ async fn deliver_pending(
             let mut sent = db.prepare_cached(
                 "UPDATE commands SET times_sent = times_sent + 1, first_sent_at = coalesce(first_sent_at, ?2) WHERE number = ?1",
             )?;
-            for kept in &waiting {
-                sent.execute(params![kept.number, timestamp_to_millis(now)])?;
+            for command in &waiting {
+                sent.execute(params![command.number, timestamp_to_millis(now)])?;
             }
-            let mode = polling_mode(db, &id, waiting.first().map(|kept| kept.priority), now)?;
+            let mode = polling_mode(db, &id, waiting.first().map(|command| command.priority), now)?;
             Ok((waiting.into_iter().map(CommandRow::into_command).collect::<Result<_, _>>()?, mode))
         })
         .await
@@ -147,8 +147,8 @@ fn polling_mode(
     }
     let registered_at =
         db.query_row("SELECT registered_at FROM satellites WHERE id = ?1", [satellite], |row| row.get(0))?;
-    let begun = since(Some(registered_at)).min(since(last_of(priority_to_number(CommandPriority::Low))?));
-    Ok(if waiting.is_some() || begun < IDLE_AFTER { PollingMode::Normal } else { PollingMode::Idle })
+    let idle_time = since(Some(registered_at)).min(since(last_of(priority_to_number(CommandPriority::Low))?));
+    Ok(if waiting.is_some() || idle_time < IDLE_AFTER { PollingMode::Normal } else { PollingMode::Idle })
 }
 
 fn interval_seconds(mode: PollingMode) -> f64 {
@@ -172,15 +172,15 @@ pub(super) async fn receive_result(
         .run(move |db| {
             // Only the first result counts. A repeated one means that the response was lost.
             let text = serde_json::to_string(&result)?;
-            let taken = db.execute(
+            let updated = db.execute(
                 "UPDATE commands SET result = ?3, finished_at = ?4 WHERE satellite = ?1 AND id = ?2 AND finished_at IS NULL",
                 params![id, command, text, timestamp_to_millis(now)],
             )?;
             let known = "SELECT 1 FROM commands WHERE satellite = ?1 AND id = ?2";
-            if taken == 0 && !db.prepare_cached(known)?.exists(params![id, command])? {
+            if updated == 0 && !db.prepare_cached(known)?.exists(params![id, command])? {
                 return Err(ApiError::not_found("command"));
             }
-            if taken > 0 {
+            if updated > 0 {
                 tracing::info!(satellite = id, command, status = ?result.status, "result of a command received");
             }
             Ok(())
@@ -198,13 +198,13 @@ pub(super) async fn queue(
     names: PathParams,
     body: Body,
 ) -> Result<(StatusCode, Json<CommandRecordView>), ApiError> {
-    let wanted: CommandRequest = body::read_validated(body, SMALL_MAX, MessageSchema::CommandWanted).await?;
-    check_payload(&wanted)?;
+    let requested: CommandRequest = body::read_validated(body, SMALL_MAX, MessageSchema::CommandWanted).await?;
+    check_payload(&requested)?;
     let now = app.now();
     let later =
-        wanted.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok()).map(SignedDuration::from_secs);
+        requested.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok()).map(SignedDuration::from_secs);
     let later = later.map(|later| now.saturating_add(later).unwrap_or(Timestamp::MAX));
-    let expires_at = match (later, wanted.expires_at) {
+    let expires_at = match (later, requested.expires_at) {
         (Some(_), Some(_)) => {
             return Err(ApiError::bad_request(
                 "expires_in_seconds and expires_at exclude each other; give only one of them",
@@ -212,15 +212,15 @@ pub(super) async fn queue(
         }
         (one, other) => one.or(other),
     };
-    let (id, given) = match wanted.id {
+    let (id, given) = match requested.id {
         Some(id) => (id, true),
         None => (keys::generate_id("cmd-")?, false),
     };
     let command = BackendCommand {
         id,
-        command_type: wanted.command_type,
-        priority: wanted.priority,
-        payload: wanted.payload,
+        command_type: requested.command_type,
+        priority: requested.priority,
+        payload: requested.payload,
         expires_at,
     };
     let (state, new) = app
@@ -241,10 +241,10 @@ pub(super) async fn queue(
 }
 
 /// Rejects payloads that the satellite would answer with a failure.
-fn check_payload(wanted: &CommandRequest) -> Result<(), ApiError> {
-    let payload = Value::Object(wanted.payload.clone());
+fn check_payload(requested: &CommandRequest) -> Result<(), ApiError> {
+    let payload = Value::Object(requested.payload.clone());
     let target = || decode::<CommandTarget>(&payload).map(drop);
-    let (form, checked) = match &*wanted.command_type {
+    let (form, checked) = match &*requested.command_type {
         "configure" => (MessageSchema::Configure, decode::<ConfigurePayload>(&payload).map(drop)),
         "restart" | "spawn" | "kill" => (MessageSchema::Target, target()),
         // The target first: an error in flattened members has no place of its own.
@@ -275,7 +275,7 @@ pub(super) async fn list(
             db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 ORDER BY number DESC LIMIT ?2")?;
         let found =
             select.query_map(params![satellite, limit], CommandRow::from_row)?.collect::<Result<Vec<_>, _>>()?;
-        found.into_iter().map(|kept| kept.into_view(now)).collect::<Result<_, _>>()
+        found.into_iter().map(|command| command.into_view(now)).collect::<Result<_, _>>()
     });
     Ok(Json(CommandList { commands: commands.await? }))
 }
@@ -288,16 +288,16 @@ pub(super) async fn show(
     let now = app.now();
     let state = app.database.run(move |db| {
         let satellite = satellites::find_id(db, &names.get("satellite"))?;
-        let kept = find_command(db, &satellite, &names.get("command"))?;
-        kept.ok_or_else(|| ApiError::not_found("command"))?.into_view(now)
+        let command = find_command(db, &satellite, &names.get("command"))?;
+        command.ok_or_else(|| ApiError::not_found("command"))?.into_view(now)
     });
     state.await.map(Json)
 }
 
 /// Queues a `configure` command unless an undelivered one is already in the queue.
 pub(super) fn queue_configure(db: &Transaction<'_>, satellite: &str, now: Timestamp) -> Result<(), ApiError> {
-    let told = "SELECT 1 FROM commands WHERE satellite = ?1 AND by_itself AND times_sent = 0 AND finished_at IS NULL";
-    if db.prepare_cached(told)?.exists([satellite])? {
+    let query = "SELECT 1 FROM commands WHERE satellite = ?1 AND by_itself AND times_sent = 0 AND finished_at IS NULL";
+    if db.prepare_cached(query)?.exists([satellite])? {
         return Ok(());
     }
     let event = ConfigureEvent::McpInstallationUpdated;

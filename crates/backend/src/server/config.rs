@@ -64,11 +64,11 @@ fn stored_config(db: &Transaction<'_>, scope: &str) -> Result<Option<SatelliteCo
 }
 
 // Adds the hash: an HMAC with a secret key, because short credentials could be guessed from a plain digest.
-fn add_hash(db: &Transaction<'_>, wanted: ConfigUpdate) -> Result<SatelliteConfig, ApiError> {
+fn add_hash(db: &Transaction<'_>, update: ConfigUpdate) -> Result<SatelliteConfig, ApiError> {
     let key: Vec<u8> =
         db.prepare_cached("SELECT value FROM keys WHERE name = 'config'")?.query_row([], |row| row.get(0))?;
-    let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), &serde_json::to_vec(&wanted)?);
-    let ConfigUpdate { servers, teams } = wanted;
+    let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), &serde_json::to_vec(&update)?);
+    let ConfigUpdate { servers, teams } = update;
     Ok(SatelliteConfig { hash: keys::hexadecimal(tag.as_ref()), servers, teams })
 }
 
@@ -98,24 +98,24 @@ pub(super) async fn put_shared(
     State(app): State<Arc<BackendState>>,
     body: Body,
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
-    let wanted: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted).await?;
+    let update: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted).await?;
     let now = app.now();
-    let kept = app.database.run(move |db| {
-        let (before, config) = (effective_config(db, FOR_ALL)?, add_hash(db, wanted)?);
+    let stored = app.database.run(move |db| {
+        let (before, config) = (effective_config(db, FOR_ALL)?, add_hash(db, update)?);
         store_config(db, FOR_ALL, &config, now)?;
         let all = "SELECT id FROM satellites WHERE id NOT IN (SELECT scope FROM configs) ORDER BY name";
         let all = db.prepare(all)?.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
         queue_configure_if_changed(db, all, before.as_ref(), config, now)
     });
-    let kept = kept.await?;
+    let stored = stored.await?;
     app.notify_command_queued();
     tracing::info!(
-        hash = kept.hash,
-        changed = kept.changed,
-        told = kept.told.len(),
+        hash = stored.hash,
+        changed = stored.changed,
+        told = stored.told.len(),
         "configuration for all satellites stored"
     );
-    Ok(Json(kept))
+    Ok(Json(stored))
 }
 
 pub(super) async fn put(
@@ -124,18 +124,18 @@ pub(super) async fn put(
     names: PathParams,
     body: Body,
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
-    let wanted: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted).await?;
+    let update: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted).await?;
     let now = app.now();
-    let kept = app.database.run(move |db| {
+    let stored = app.database.run(move |db| {
         let satellite = satellites::find_id(db, &names.get("satellite"))?;
-        let (before, config) = (effective_config(db, &satellite)?, add_hash(db, wanted)?);
+        let (before, config) = (effective_config(db, &satellite)?, add_hash(db, update)?);
         store_config(db, &satellite, &config, now)?;
         queue_configure_if_changed(db, vec![satellite], before.as_ref(), config, now)
     });
-    let kept = kept.await?;
+    let stored = stored.await?;
     app.notify_command_queued();
-    tracing::info!(hash = kept.hash, changed = kept.changed, told = ?kept.told, "configuration of a satellite stored");
-    Ok(Json(kept))
+    tracing::info!(hash = stored.hash, changed = stored.changed, told = ?stored.told, "configuration of a satellite stored");
+    Ok(Json(stored))
 }
 
 pub(super) async fn delete_own(
@@ -144,7 +144,7 @@ pub(super) async fn delete_own(
     names: PathParams,
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
     let now = app.now();
-    let kept = app.database.run(move |db| {
+    let stored = app.database.run(move |db| {
         let satellite = satellites::find_id(db, &names.get("satellite"))?;
         let Some(config) = stored_config(db, FOR_ALL)? else {
             let why = "there is no configuration for all satellites that could replace this one; put one first";
@@ -154,9 +154,9 @@ pub(super) async fn delete_own(
         db.execute("DELETE FROM configs WHERE scope = ?1", [&satellite])?;
         queue_configure_if_changed(db, vec![satellite], before.as_ref(), config, now)
     });
-    let kept = kept.await?;
+    let stored = stored.await?;
     app.notify_command_queued();
-    Ok(Json(kept))
+    Ok(Json(stored))
 }
 
 fn store_config(db: &Transaction<'_>, scope: &str, config: &SatelliteConfig, now: Timestamp) -> Result<(), ApiError> {

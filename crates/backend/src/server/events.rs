@@ -44,7 +44,7 @@ pub(super) async fn receive(
     })
     .await?;
     let now = app.now();
-    let (taken, changed) = app
+    let (result, changed) = app
         .database
         .run(move |db| {
             if let Some(key) = &key
@@ -53,7 +53,7 @@ pub(super) async fn receive(
                 tracing::debug!(satellite = id, batch = key, "a batch was received again");
                 return Ok((answer, false));
             }
-            let (taken, changed) = store(db, &id, batch, now)?;
+            let (result, changed) = store(db, &id, batch, now)?;
             if let Some(key) = key {
                 // The same key with other events is a new batch after a split; its events are deduplicated by `seq`.
                 db.prepare_cached(
@@ -65,21 +65,21 @@ pub(super) async fn receive(
                     id,
                     key,
                     fingerprint,
-                    serde_json::to_string(&taken)?,
+                    serde_json::to_string(&result)?,
                     timestamp_to_millis(now)
                 ])?;
             }
-            if taken.failed > 0 {
-                let first = taken.failures.first().map(|failure| &*failure.error);
-                tracing::warn!(satellite = id, failed = taken.failed, first, "events were rejected");
+            if result.failed > 0 {
+                let first = result.failures.first().map(|failure| &*failure.error);
+                tracing::warn!(satellite = id, failed = result.failed, first, "events were rejected");
             }
-            Ok((taken, changed))
+            Ok((result, changed))
         })
         .await?;
     if changed {
         app.notify_instances_changed();
     }
-    Ok(Json(taken))
+    Ok(Json(result))
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -119,23 +119,23 @@ fn store(
     batch: Vec<ValidatedEvent>,
     now: Timestamp,
 ) -> Result<(EventBatchResult, bool), ApiError> {
-    let (mut taken, mut changed) = (EventBatchResult::default(), false);
+    let (mut result, mut changed) = (EventBatchResult::default(), false);
     for (index, ValidatedEvent { envelope, decoded: meaning }) in batch.into_iter().enumerate() {
         match meaning {
-            Err(error) => taken.failures.push(RejectedEvent { index, kind: envelope.kind, error }),
+            Err(error) => result.failures.push(RejectedEvent { index, kind: envelope.kind, error }),
             Ok(event) => {
                 let (id, new) = insert(db, satellite, &envelope, now)?;
-                taken.event_ids.push(id.to_string());
+                result.event_ids.push(id.to_string());
                 if new {
                     changed |= instances::apply_event(db, satellite, &event, envelope.seq, envelope.timestamp, now)?;
                 }
             }
         }
     }
-    taken.processed = taken.event_ids.len();
-    taken.failed = taken.failures.len();
-    taken.success = taken.failed == 0;
-    Ok((taken, changed))
+    result.processed = result.event_ids.len();
+    result.failed = result.failures.len();
+    result.success = result.failed == 0;
+    Ok((result, changed))
 }
 
 // The boolean is true if the event is new.

@@ -42,9 +42,9 @@ impl BackendDataDir {
 
     // Creates an empty file, readable only by its owner, if there is none.
     pub(super) fn create_database_file(&self) -> Result<PathBuf, BackendOpenError> {
-        let made =
+        let created =
             self.dir.stat(DATABASE).map_or_else(|| self.dir.open_file(DATABASE, OpenMode::Write).map(drop), |_| Ok(()));
-        let path = made.and_then(|()| self.dir.database_path(DATABASE));
+        let path = created.and_then(|()| self.dir.database_path(DATABASE));
         path.map_err(|why| self.data_dir_error("open", DATABASE, why))
     }
 
@@ -101,8 +101,8 @@ impl BackendDataDir {
                 return Ok(None);
             }
             let note = Some("the file registration-token".to_owned());
-            let wanted = TokenRequest { note, ..TokenRequest::default() };
-            let (token, _) = registration::insert_token(db, now, TOKEN_AGE_MAX, &wanted)?;
+            let request = TokenRequest { note, ..TokenRequest::default() };
+            let (token, _) = registration::insert_token(db, now, TOKEN_AGE_MAX, &request)?;
             Ok(Some(token))
         });
         let Some(token) = token.await.map_err(|_| BackendOpenError::Token)? else { return Ok(()) };

@@ -165,21 +165,21 @@ impl InstanceFilter {
 
     fn select(&self) -> (String, Vec<&str>) {
         // The expressions must equal those of the indexes. The primary key is first, as the most selective one.
-        let asked = [
+        let filters = [
             ("satellite", &self.satellite),
             ("instance", &self.instance),
             ("body ->> 'user_id'", &self.user),
             ("body ->> 'team_id'", &self.team),
         ];
-        let asked = asked.into_iter().filter_map(|(column, wanted)| Some((column, wanted.as_deref()?)));
-        let (columns, wanted): (Vec<_>, Vec<_>) = asked.unzip();
+        let filters = filters.into_iter().filter_map(|(column, filter)| Some((column, filter.as_deref()?)));
+        let (columns, filter): (Vec<_>, Vec<_>) = filters.unzip();
         let terms: Vec<_> = columns.iter().map(|column| format!("{column} = ?")).collect();
         let only = if terms.is_empty() { String::new() } else { format!("WHERE {} ", terms.join(" AND ")) };
-        (format!("SELECT body FROM instances {only}ORDER BY satellite, instance"), wanted)
+        (format!("SELECT body FROM instances {only}ORDER BY satellite, instance"), filter)
     }
 
     fn matches(&self, instance: &InstanceState) -> bool {
-        let is = |wanted: &Option<String>, is: &str| wanted.as_deref().is_none_or(|wanted| wanted == is);
+        let is = |filter: &Option<String>, is: &str| filter.as_deref().is_none_or(|filter| filter == is);
         is(&self.satellite, &instance.satellite_id)
             && is(&self.team, &instance.team_id)
             && is(&self.user, &instance.user_id)
@@ -190,13 +190,13 @@ impl InstanceFilter {
 pub(super) async fn list(
     _: AdminAccess,
     State(app): State<Arc<BackendState>>,
-    QueryParams(wanted): QueryParams<InstanceFilter>,
+    QueryParams(filter): QueryParams<InstanceFilter>,
 ) -> Result<Json<InstanceList>, ApiError> {
     let instances = app.database.run(move |db| {
-        let wanted = wanted.resolve_satellite(db)?;
-        let (select, asked) = wanted.select();
+        let filter = filter.resolve_satellite(db)?;
+        let (select, filters) = filter.select();
         let mut select = db.prepare_cached(&select)?;
-        let bodies = select.query_map(params_from_iter(asked), |row| row.get(0))?;
+        let bodies = select.query_map(params_from_iter(filters), |row| row.get(0))?;
         Ok(bodies.collect::<Result<Vec<String>, _>>()?)
     });
     // Decoded here, not on the thread of the database.
@@ -232,8 +232,8 @@ pub(super) async fn follow(
         }
     };
     let wanted = app.database.run(move |db| wanted.resolve_satellite(db)).await?;
-    let news = app.change_signal.subscribe();
-    let follower = ChangeStream { app, filter: wanted, seen, waiting: VecDeque::new(), change_signal: news };
+    let changes = app.change_signal.subscribe();
+    let follower = ChangeStream { app, filter: wanted, seen, waiting: VecDeque::new(), change_signal: changes };
     let events = stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await?;
         Some((Ok(event), follower))
@@ -341,18 +341,18 @@ mod tests {
     async fn every_instance_filter_uses_an_ordered_index() {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(&dir.path().join("backend.db")).unwrap();
-        for asked in 0..16_u8 {
-            let wanted = |bit: u8| (asked & bit != 0).then(|| "x".to_owned());
-            let wanted = InstanceFilter { satellite: wanted(1), team: wanted(2), user: wanted(4), instance: wanted(8) };
+        for filters in 0..16_u8 {
+            let filter = |bit: u8| (filters & bit != 0).then(|| "x".to_owned());
+            let filter = InstanceFilter { satellite: filter(1), team: filter(2), user: filter(4), instance: filter(8) };
             let plan = database.run(move |db| {
-                let (select, asked) = wanted.select();
+                let (select, filters) = filter.select();
                 let mut explain = db.prepare(&format!("EXPLAIN QUERY PLAN {select}"))?;
-                let steps = explain.query_map(params_from_iter(asked), |row| row.get::<_, String>("detail"))?;
+                let steps = explain.query_map(params_from_iter(filters), |row| row.get::<_, String>("detail"))?;
                 Ok(steps.collect::<Result<Vec<_>, _>>()?)
             });
             let plan = plan.await.unwrap();
             // Without a filter the index is scanned in order.
-            let word = if asked == 0 { "SCAN" } else { "SEARCH" };
+            let word = if filters == 0 { "SCAN" } else { "SEARCH" };
             assert!(plan.len() == 1 && plan[0].starts_with(word) && plan[0].contains("USING INDEX"), "{plan:?}");
         }
     }

@@ -43,10 +43,10 @@ pub(super) async fn register(
         .run(move |db| if is_valid(db, token, now)? { Ok(()) } else { Err(ApiError::unauthorized(NOT_VALID)) })
         .await?;
     let heard = app.last_contacts();
-    let wanted: Registration = body::read_validated(body, SMALL_MAX, MessageSchema::Registration).await?;
+    let request: Registration = body::read_validated(body, SMALL_MAX, MessageSchema::Registration).await?;
     let (key, new_id) = (keys::generate_credential(CredentialKind::Satellite)?, keys::generate_id("sat-")?);
     let hash = TokenHash::from_token(key.expose());
-    let name = wanted.name.clone();
+    let name = request.name.clone();
     let (id, again) = app
         .database
         .run(move |db| {
@@ -57,18 +57,18 @@ pub(super) async fn register(
             let made_for = "SELECT name FROM registration_tokens WHERE hash = ?1";
             let made_for: Option<String> = db.query_row(made_for, [token.0], |row| row.get(0))?;
             match made_for {
-                Some(name) if name != wanted.name => {
+                Some(name) if name != request.name => {
                     return Err(ApiError::new(StatusCode::FORBIDDEN, "this registration token is for another name"));
                 }
                 Some(_) => {}
                 // A token for a new satellite must not replace a connected one.
-                None if satellites::is_connected(db, &wanted.name, now, &heard)? => {
+                None if satellites::is_connected(db, &request.name, now, &heard)? => {
                     return Err(ApiError::new(StatusCode::CONFLICT, TAKEN));
                 }
                 None => {}
             }
             let known: Option<String> = db
-                .query_row("SELECT id FROM satellites WHERE name = ?1", [&wanted.name], |row| row.get(0))
+                .query_row("SELECT id FROM satellites WHERE name = ?1", [&request.name], |row| row.get(0))
                 .optional()?;
             let again = known.is_some();
             let id = known.unwrap_or(new_id);
@@ -76,7 +76,7 @@ pub(super) async fn register(
                 "INSERT INTO satellites (id, name, key_hash, registration, registered_at) VALUES (?1, ?2, ?3, ?4, ?5)
                  ON CONFLICT (id) DO UPDATE SET
                      key_hash = excluded.key_hash, registration = excluded.registration, registered_at = excluded.registered_at",
-                params![id, wanted.name, hash.0, serde_json::to_string(&wanted)?, timestamp_to_millis(now)],
+                params![id, request.name, hash.0, serde_json::to_string(&request)?, timestamp_to_millis(now)],
             )?;
             db.execute(
                 "UPDATE registration_tokens SET used_at = ?2, used_by = ?3 WHERE hash = ?1",
@@ -95,11 +95,11 @@ pub(super) async fn make_token(
     State(app): State<Arc<BackendState>>,
     body: Body,
 ) -> Result<(StatusCode, Json<IssuedToken>), ApiError> {
-    let wanted: TokenRequest = body::read_validated(body, SMALL_MAX, MessageSchema::TokenWanted).await?;
-    let age = wanted.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok());
+    let request: TokenRequest = body::read_validated(body, SMALL_MAX, MessageSchema::TokenWanted).await?;
+    let age = request.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok());
     let age = age.map_or(TOKEN_AGE_MAX, SignedDuration::from_secs);
     let now = app.now();
-    let (token, expires_at) = app.database.run(move |db| insert_token(db, now, age, &wanted)).await?;
+    let (token, expires_at) = app.database.run(move |db| insert_token(db, now, age, &request)).await?;
     tracing::info!(%expires_at, "a registration token was created");
     Ok((StatusCode::CREATED, Json(IssuedToken { token: token.expose().to_owned(), expires_at })))
 }
@@ -108,7 +108,7 @@ pub(super) fn insert_token(
     db: &Transaction<'_>,
     now: Timestamp,
     age: SignedDuration,
-    wanted: &TokenRequest,
+    request: &TokenRequest,
 ) -> Result<(Secret, Timestamp), ApiError> {
     let token = keys::generate_credential(CredentialKind::Registration)?;
     let expires_at = now.saturating_add(age).unwrap_or(Timestamp::MAX);
@@ -116,8 +116,8 @@ pub(super) fn insert_token(
         "INSERT INTO registration_tokens (hash, note, name, created_at, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)",
         params![
             TokenHash::from_token(token.expose()).0,
-            wanted.note,
-            wanted.name,
+            request.note,
+            request.name,
             timestamp_to_millis(now),
             timestamp_to_millis(expires_at)
         ],
@@ -126,9 +126,9 @@ pub(super) fn insert_token(
 }
 
 pub(super) fn is_valid(db: &Transaction<'_>, token: TokenHash, now: Timestamp) -> Result<bool, ApiError> {
-    let kept: Option<Vec<u8>> = db
+    let stored_hash: Option<Vec<u8>> = db
         .prepare_cached("SELECT hash FROM registration_tokens WHERE hash = ?1 AND used_at IS NULL AND expires_at > ?2")?
         .query_row(params![token.0, timestamp_to_millis(now)], |row| row.get(0))
         .optional()?;
-    Ok(kept.is_some_and(|kept| keys::is_same_hash(&token, &kept)))
+    Ok(stored_hash.is_some_and(|stored_hash| keys::is_same_hash(&token, &stored_hash)))
 }

@@ -38,7 +38,7 @@ pub(super) async fn list(
     let satellites = app.database.run(move |db| {
         let mut select = db.prepare_cached("SELECT * FROM satellites ORDER BY name")?;
         let rows = select.query_map([], SatelliteRow::from_row)?.collect::<Result<Vec<_>, _>>()?;
-        rows.into_iter().map(|kept| kept.into_view(db, now, &heard, false)).collect::<Result<_, _>>()
+        rows.into_iter().map(|row| row.into_view(db, now, &heard, false)).collect::<Result<_, _>>()
     });
     Ok(Json(SatelliteList { satellites: satellites.await? }))
 }
@@ -51,8 +51,8 @@ pub(super) async fn show(
     let (now, heard) = (app.now(), app.last_contacts());
     let satellite = app.database.run(move |db| {
         let id = find_id(db, &names.get("satellite"))?;
-        let kept = db.query_row("SELECT * FROM satellites WHERE id = ?1", [id], SatelliteRow::from_row)?;
-        kept.into_view(db, now, &heard, true)
+        let row = db.query_row("SELECT * FROM satellites WHERE id = ?1", [id], SatelliteRow::from_row)?;
+        row.into_view(db, now, &heard, true)
     });
     satellite.await.map(Json)
 }
@@ -83,8 +83,8 @@ pub(super) fn is_connected(
     heard: &BTreeMap<String, Timestamp>,
 ) -> Result<bool, ApiError> {
     let select = "SELECT * FROM satellites WHERE name = ?1";
-    let kept = db.prepare_cached(select)?.query_row([name], SatelliteRow::from_row).optional()?;
-    kept.map_or(Ok(false), |kept| Ok(kept.into_view(db, now, heard, false)?.connected))
+    let row = db.prepare_cached(select)?.query_row([name], SatelliteRow::from_row).optional()?;
+    row.map_or(Ok(false), |row| Ok(row.into_view(db, now, heard, false)?.connected))
 }
 
 fn has_recent_contact(

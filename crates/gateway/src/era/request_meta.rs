@@ -87,14 +87,14 @@ fn unsupported_version_error(version: &str) -> StatelessErrorResponse {
 pub(crate) fn missing_capability(client: &ClientDescription, question: &RpcMessage) -> Option<&'static str> {
     let capabilities = &*client.facts.capabilities;
     let has = |path: &[&str]| path.iter().try_fold(capabilities, |json, name| member(json, name)).is_some();
-    let asks = |name: &str| question.params().and_then(|params| member(params, name));
+    let param = |name: &str| question.params().and_then(|params| member(params, name));
     let needed: &[(bool, &'static str, &[&str])] = match question.method().unwrap_or_default() {
         "sampling/createMessage" => &[
             (true, "sampling", &["sampling"]),
-            (asks("tools").is_some(), "sampling with tools", &["sampling", "tools"]),
+            (param("tools").is_some(), "sampling with tools", &["sampling", "tools"]),
         ],
         "elicitation/create" => {
-            let by_url = asks("mode") == Some("\"url\"");
+            let by_url = param("mode") == Some("\"url\"");
             // A client without modes supports forms.
             let only_url = has(&["elicitation", "url"]) && !has(&["elicitation", "form"]);
             return match (has(&["elicitation"]), by_url) {
@@ -120,8 +120,7 @@ mod tests {
 
     fn read(version: Option<&'static str>, meta: &Value) -> Result<StatelessRequestMeta, StatelessErrorResponse> {
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}});
-        let method =
-            (HeaderName::from_static(mcp_satellite_protocol::header::METHOD), HeaderValue::from_static("tools/list"));
+        let method = (HeaderName::from_static("mcp-method"), HeaderValue::from_static("tools/list"));
         let version = version.map(|version| (PROTOCOL_VERSION, HeaderValue::from_static(version)));
         let headers = version.into_iter().chain([method]).collect();
         StatelessRequestMeta::read(&RpcMessage::parse(request.to_string().into()).unwrap(), &headers)
@@ -156,7 +155,7 @@ mod tests {
 
     #[test]
     fn the_client_description_comes_from_the_request_metadata() {
-        let meta = json!({VERSION: "2026-07-28", CAPABILITIES: {"sampling": {}}, INFO: {"name": "n", "version": "1"}, LEVEL: "info"});
+        let meta = json!({VERSION: "2026-07-28", CAPABILITIES: {"sampling": {}}, CLIENT_INFO: {"name": "n", "version": "1"}, LOG_LEVEL: "info"});
         let StatelessRequestMeta { client, level } = read(Some("2026-07-28"), &meta).unwrap();
         assert_eq!((&*client.name, &*client.client_version, level), ("n", "1", Some(McpLogLevel::Info)));
         assert!(client.sampling && !client.elicitation && !client.roots);

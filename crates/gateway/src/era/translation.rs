@@ -27,41 +27,41 @@ pub(crate) fn to_session_request(message: &RpcMessage) -> Result<RpcMessage, Mal
 /// Builds the result of `server/discover` from a server's description in either era. The versions are those that the
 /// satellite supports, because clients talk to the satellite.
 pub(crate) fn discovery_result(server: &ServerInfo) -> String {
-    let greeting = JsonMembers::read(server.handshake_result.get()).unwrap_or_default();
-    let mut told = match server.era {
-        Era::Stateless => greeting,
+    let handshake = JsonMembers::read(server.handshake_result.get()).unwrap_or_default();
+    let mut result = match server.era {
+        Era::Stateless => handshake,
         Era::Sessions => {
-            let mut told = greeting;
-            let info = told.get("serverInfo").map(str::to_owned);
-            let capabilities = told.get("capabilities").and_then(JsonMembers::read).map(|mut capabilities| {
+            let mut result = handshake;
+            let info = result.get("serverInfo").map(str::to_owned);
+            let capabilities = result.get("capabilities").and_then(JsonMembers::read).map(|mut capabilities| {
                 // The stateless era has an extension of the same name with another meaning.
                 capabilities.remove(&["tasks"]);
                 capabilities.to_json()
             });
-            told.set("capabilities", capabilities.unwrap_or_else(|| "{}".to_owned()));
-            told.remove(&["protocolVersion", "serverInfo"]);
+            result.set("capabilities", capabilities.unwrap_or_else(|| "{}".to_owned()));
+            result.remove(&["protocolVersion", "serverInfo"]);
             if let Some(info) = info {
-                told.set("_meta", with_meta(told.get("_meta"), SERVER_INFO, info));
+                result.set("_meta", with_meta(result.get("_meta"), SERVER_INFO, info));
             }
-            told
+            result
         }
     };
-    told.set("supportedVersions", to_json(&SERVED));
-    complete_result(&told.to_json(), "server/discover", None)
+    result.set("supportedVersions", to_json(&SERVED));
+    complete_result(&result.to_json(), "server/discover", None)
 }
 
 pub(crate) fn initialize_result(server: &ServerInfo, version: &str) -> String {
     if server.era == Era::Sessions {
         return map_string(server.handshake_result.get(), &["protocolVersion"], |_| version.to_owned());
     }
-    let mut told = JsonMembers::read(server.handshake_result.get()).unwrap_or_default();
-    let named = told.get("_meta").and_then(|meta| member(meta, SERVER_INFO)).map(str::to_owned);
+    let mut result = JsonMembers::read(server.handshake_result.get()).unwrap_or_default();
+    let named = result.get("_meta").and_then(|meta| member(meta, SERVER_INFO)).map(str::to_owned);
     // The name is optional in the stateless era and required in the other.
     let nobody = || format!(r#"{{"name":{},"version":{}}}"#, json_string(&server.name), json_string(&server.version));
-    told.set("protocolVersion", json_string(version));
-    told.set("serverInfo", named.unwrap_or_else(nobody));
-    told.remove(&["resultType", "supportedVersions", "ttlMs", "cacheScope"]);
-    told.to_json()
+    result.set("protocolVersion", json_string(version));
+    result.set("serverInfo", named.unwrap_or_else(nobody));
+    result.remove(&["resultType", "supportedVersions", "ttlMs", "cacheScope"]);
+    result.to_json()
 }
 
 pub(crate) fn own_discovery_result(capabilities: &str, instructions: &str) -> String {
@@ -154,9 +154,9 @@ pub(crate) fn tag_with_subscription(message: &RpcMessage, id: &str) -> Option<St
     if let Some(params) = params {
         return Some(replace_part(message.text(), params, &tagged));
     }
-    let mut whole = JsonMembers::read(message.text())?;
-    whole.set("params", tagged);
-    Some(whole.to_json())
+    let mut members = JsonMembers::read(message.text())?;
+    members.set("params", tagged);
+    Some(members.to_json())
 }
 
 #[cfg(test)]
@@ -171,8 +171,8 @@ mod tests {
         RpcMessage::parse(text.to_owned().into()).unwrap()
     }
 
-    fn server(era: Era, greeting: &str) -> ServerInfo {
-        let part = |name| member(greeting, name).unwrap_or("{}").to_owned();
+    fn server(era: Era, handshake: &str) -> ServerInfo {
+        let part = |name| member(handshake, name).unwrap_or("{}").to_owned();
         ServerInfo {
             name: "n".to_owned(),
             version: "1".to_owned(),
@@ -180,7 +180,7 @@ mod tests {
             protocol: String::new(),
             capabilities: serde_json::value::RawValue::from_string(part("capabilities")).unwrap(),
             instructions: None,
-            handshake_result: serde_json::value::RawValue::from_string(greeting.to_owned()).unwrap(),
+            handshake_result: serde_json::value::RawValue::from_string(handshake.to_owned()).unwrap(),
         }
     }
 

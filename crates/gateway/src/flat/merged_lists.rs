@@ -27,7 +27,7 @@ impl ItemKind {
 #[derive(Debug)]
 pub struct MergedLists {
     offered: OfferedCatalogues,
-    // Per `Thing`. Unchanged parts are shared with the previous picture.
+    // Per `ItemKind`. Unchanged lists are shared with the previous ones.
     lists: [Arc<MergedList>; 3],
 }
 
@@ -54,9 +54,9 @@ impl MergedList {
 
     /// Splits `server|uri` at the first bar that follows a label. Returns the owner and the rest.
     pub fn split<'t>(&self, address: &'t str) -> Option<(&InstanceId, &'t str)> {
-        let whose = |at: usize| Some((self.owner(&address[..at])?.0, &address[at + SEPARATOR.len_utf8()..]));
+        let owner_at = |at: usize| Some((self.owner(&address[..at])?.0, &address[at + SEPARATOR.len_utf8()..]));
         let bars = address.match_indices(SEPARATOR).map(|(at, _)| at);
-        bars.take_while(|at| *at <= self.longest).find_map(whose)
+        bars.take_while(|at| *at <= self.longest).find_map(owner_at)
     }
 
     pub fn is_different_from(&self, other: &Self) -> bool {
@@ -65,11 +65,11 @@ impl MergedList {
 }
 
 impl MergedLists {
-    /// Builds the lists. Long lists take time, so this belongs on a blocking thread. Parts equal to those of `before`
+    /// Builds the lists. Long lists take time, so this belongs on a blocking thread. Lists equal to those of `previous`
     /// are shared.
-    pub fn new(offered: OfferedCatalogues, before: Option<&Self>) -> Self {
-        let lists = ItemKind::ALL.map(|thing| {
-            let part = match thing {
+    pub fn new(offered: OfferedCatalogues, previous: Option<&Self>) -> Self {
+        let lists = ItemKind::ALL.map(|kind| {
+            let list = match kind {
                 ItemKind::Tools => merge_named_items(&offered, "tools", &|catalogue| {
                     catalogue.tools.iter().map(|tool| (&*tool.name, tool.raw.get())).collect()
                 }),
@@ -78,8 +78,8 @@ impl MergedLists {
                 }),
                 ItemKind::Resources => merge_addressed_items(&offered),
             };
-            let same = before.map(|before| before.list(thing)).filter(|before| ***before == part);
-            same.cloned().unwrap_or_else(|| Arc::new(part))
+            let same = previous.map(|previous| previous.list(kind)).filter(|previous| ***previous == list);
+            same.cloned().unwrap_or_else(|| Arc::new(list))
         });
         Self { offered, lists }
     }
@@ -88,8 +88,8 @@ impl MergedLists {
         self.offered.is_current_for(caller)
     }
 
-    pub fn list(&self, thing: ItemKind) -> &Arc<MergedList> {
-        &self.lists[thing as usize]
+    pub fn list(&self, kind: ItemKind) -> &Arc<MergedList> {
+        &self.lists[kind as usize]
     }
 
     pub fn tools(&self) -> &str {
@@ -115,13 +115,13 @@ fn merge_named_items(
     list: &str,
     of: &dyn Fn(&Catalogue) -> Vec<(&str, &str)>,
 ) -> MergedList {
-    let mut things = Vec::new();
+    let mut items = Vec::new();
     for (label, spec, catalogue) in offered.servers() {
-        things.extend(of(catalogue).into_iter().map(|(name, raw)| (label, &spec.id, name, raw)));
+        items.extend(of(catalogue).into_iter().map(|(name, raw)| (label, &spec.id, name, raw)));
     }
-    let pairs: Vec<(&str, &str)> = things.iter().map(|(label, _, name, _)| (*label, *name)).collect();
-    let (mut definitions, mut owners) = (Vec::with_capacity(things.len()), HashMap::with_capacity(things.len()));
-    for ((label, id, name, raw), flat) in things.into_iter().zip(names::flat_names(&pairs)) {
+    let pairs: Vec<(&str, &str)> = items.iter().map(|(label, _, name, _)| (*label, *name)).collect();
+    let (mut definitions, mut owners) = (Vec::with_capacity(items.len()), HashMap::with_capacity(items.len()));
+    for ((label, id, name, raw), flat) in items.into_iter().zip(names::flat_names(&pairs)) {
         // If a server lists a name twice, the first counts: clients reject duplicate names.
         if owners.contains_key(&flat) {
             continue;
@@ -162,17 +162,17 @@ mod tests {
         MergedList::new(Vec::new(), owners.collect())
     }
 
-    fn split<'t>(part: &MergedList, address: &'t str) -> Option<(String, &'t str)> {
-        part.split(address).map(|(id, rest)| (id.installation.as_str().to_owned(), rest))
+    fn split<'t>(list: &MergedList, address: &'t str) -> Option<(String, &'t str)> {
+        list.split(address).map(|(id, rest)| (id.installation.as_str().to_owned(), rest))
     }
 
     #[test]
     fn an_address_is_split_after_a_known_label() {
-        let part = merged_list(&["git", "a|b"]);
-        assert_eq!(split(&part, "git|file:///a|b"), Some(("git".to_owned(), "file:///a|b")));
-        assert_eq!(split(&part, "a|b|c"), Some(("a|b".to_owned(), "c")));
+        let list = merged_list(&["git", "a|b"]);
+        assert_eq!(split(&list, "git|file:///a|b"), Some(("git".to_owned(), "file:///a|b")));
+        assert_eq!(split(&list, "a|b|c"), Some(("a|b".to_owned(), "c")));
         for unknown in ["git", "a|c", "gi|git|x", "|git|x", ""] {
-            assert_eq!(split(&part, unknown), None, "{unknown}");
+            assert_eq!(split(&list, unknown), None, "{unknown}");
         }
     }
 

@@ -3,7 +3,7 @@
 //! is unchanged.
 //!
 //! ```text
-//! snapshot ──> Picture (one for all clients of a user) ──> lists
+//! snapshot ──> MergedLists (for all clients of a user) ──> lists
 //!    │            └── owner of `git__log`? ──> runtime.relay ──> the server's own answer
 //!    └──> the user's watcher ──> changes that last 250 ms ──> list_changed
 //! ```
@@ -11,6 +11,7 @@
 mod merged_lists;
 mod user_state;
 
+use mcp_satellite_protocol::error_code::{INVALID_PARAMS, RESOURCE_NOT_FOUND};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,7 +20,6 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
-use mcp_satellite_protocol::error_code::{INVALID_PARAMS, RESOURCE_NOT_FOUND};
 use mcp_satellite_protocol::rpc::RpcMessage;
 
 pub use self::merged_lists::{ItemKind, MergedList, MergedLists};
@@ -62,9 +62,9 @@ impl FlatEndpoint {
     pub(super) fn initialize(
         &self,
         user: &User,
-        greeting: &ClientDescription,
+        client: &ClientDescription,
     ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
-        ready(Ok(initialize_answer(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
+        ready(Ok(initialize_answer(client, CAPABILITIES, &self.instructions(user)))).boxed()
     }
 
     pub(super) fn discover(&self, user: &User) -> String {
@@ -78,12 +78,12 @@ impl FlatEndpoint {
     pub(super) fn definition(self: &Arc<Self>, user: Arc<User>, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
         let (flat, tool) = (self.clone(), tool.to_owned());
         async move {
-            let desk = flat.states.keep_for_request(&user, &flat.runtime, &flat.callers);
+            let state = flat.states.keep_for_request(&user, &flat.runtime, &flat.callers);
             let caller = flat.callers.caller(flat.runtime.snapshot(), &user.team, &user.user);
-            let picture = desk.merged_lists(caller).await?;
-            let (id, own) = picture.list(ItemKind::Tools).owner(&tool)?;
+            let lists = state.merged_lists(caller).await?;
+            let (id, own_name) = lists.list(ItemKind::Tools).owner(&tool)?;
             let view = flat.runtime.status(id)?;
-            view.catalogue.as_deref()?.tool(own).map(|tool| tool.raw.get().into())
+            view.catalogue.as_deref()?.tool(own_name).map(|tool| tool.raw.get().into())
         }
         .boxed()
     }
@@ -91,23 +91,23 @@ impl FlatEndpoint {
     pub(super) fn listen(
         self: &Arc<Self>,
         session: &Arc<ClientSession>,
-        wanted: SubscriptionFilter,
+        filter: SubscriptionFilter,
     ) -> BoxFuture<'static, Result<SubscriptionFilter, RpcError>> {
         let (flat, session) = (self.clone(), session.clone());
         async move {
-            let agreed = wanted.restrict_to(CAPABILITIES);
-            let desk = flat.states.add_client(&session, &flat.runtime, &flat.callers);
+            let accepted = filter.restrict_to(CAPABILITIES);
+            let state = flat.states.add_client(&session, &flat.runtime, &flat.callers);
             // The session may have ended before this call.
             if session.end_reason().is_some() {
                 flat.states.remove_client(&session);
                 return Err(CallRefusal::closing().to_rpc_error());
             }
-            let picture =
-                desk.merged_lists(flat.caller(&session)).await.ok_or_else(|| CallRefusal::closing().to_rpc_error())?;
-            for thing in ItemKind::ALL {
-                desk.record_read(&session, thing, picture.list(thing));
+            let lists =
+                state.merged_lists(flat.caller(&session)).await.ok_or_else(|| CallRefusal::closing().to_rpc_error())?;
+            for kind in ItemKind::ALL {
+                state.record_read(&session, kind, lists.list(kind));
             }
-            Ok(agreed)
+            Ok(accepted)
         }
         .boxed()
     }
@@ -163,30 +163,30 @@ impl FlatEndpoint {
 
     async fn list(
         &self,
-        desk: &FlatUserState,
+        state: &FlatUserState,
         request: &EndpointRequest,
-        thing: ItemKind,
+        kind: ItemKind,
         text: fn(&MergedLists) -> &str,
     ) -> CallAnswer {
-        let picture = desk.merged_lists(self.caller(&request.session)).await;
-        let Some(picture) = picture else { return CallAnswer::Error(CallRefusal::closing().to_rpc_error()) };
+        let lists = state.merged_lists(self.caller(&request.session)).await;
+        let Some(lists) = lists else { return CallAnswer::Error(CallRefusal::closing().to_rpc_error()) };
         single_page(request.message.params(), || {
-            desk.record_read(&request.session, thing, picture.list(thing));
-            text(&picture).to_owned()
+            state.record_read(&request.session, kind, lists.list(kind));
+            text(&lists).to_owned()
         })
     }
 
     async fn resolve_target(
         &self,
-        desk: &FlatUserState,
+        state: &FlatUserState,
         request: &EndpointRequest,
     ) -> Result<FlatItemTarget, CallRefusal> {
         let (session, message) = (&request.session, &request.message);
         let text = message.text();
-        let said = |path: &[&str]| find_string(text, path).map(|(_, said)| said);
+        let name = |path: &[&str]| find_string(text, path).map(|(_, name)| name);
         let path: &[&str] = match message.method().unwrap_or_default() {
             "resources/read" => &["params", "uri"],
-            "completion/complete" => match said(&["params", "ref", "type"]).as_deref() {
+            "completion/complete" => match name(&["params", "ref", "type"]).as_deref() {
                 Some("ref/resource") => &["params", "ref", "uri"],
                 _ => &["params", "ref", "name"],
             },
@@ -194,18 +194,18 @@ impl FlatEndpoint {
         };
         let member = path[path.len() - 1];
         let missing = || CallRefusal::bad_input(format!("`{member}` is missing, or not a string"));
-        let (place, said) = find_string(text, path).ok_or_else(missing)?;
+        let (range, name) = find_string(text, path).ok_or_else(missing)?;
         let caller = self.caller(session);
-        let thing = match (message.method(), member) {
+        let kind = match (message.method(), member) {
             (Some("tools/call"), _) => ItemKind::Tools,
             (_, "uri") => ItemKind::Resources,
             _ => ItemKind::Prompts,
         };
-        let (id, own) = match thing {
-            ItemKind::Resources => resolve_resource(desk, session, &caller, &said)?,
-            ItemKind::Tools | ItemKind::Prompts => self.resolve_name(desk, session, caller, thing, &said).await?,
+        let (id, own) = match kind {
+            ItemKind::Resources => resolve_resource(state, session, &caller, &name)?,
+            ItemKind::Tools | ItemKind::Prompts => self.resolve_name(state, session, caller, kind, &name).await?,
         };
-        Ok(FlatItemTarget { name_range: place, id, own_name: own, is_tool: thing == ItemKind::Tools })
+        Ok(FlatItemTarget { name_range: range, id, own_name: own, is_tool: kind == ItemKind::Tools })
     }
 
     /// Finds the owner of a name: in the list that this client has read, because the name may belong to another server
@@ -213,20 +213,20 @@ impl FlatEndpoint {
     /// returns the reason.
     async fn resolve_name(
         &self,
-        desk: &FlatUserState,
+        state: &FlatUserState,
         session: &ClientSession,
         caller: CallerSnapshot,
-        thing: ItemKind,
+        kind: ItemKind,
         name: &str,
     ) -> Result<(InstanceId, String), CallRefusal> {
-        let found = |part: &MergedList| part.owner(name).map(|(id, own)| (id.clone(), own.to_owned()));
-        if let Some(read) = desk.list_known_to(session, thing).and_then(|part| found(&part)) {
+        let found = |part: &MergedList| part.owner(name).map(|(id, own_name)| (id.clone(), own_name.to_owned()));
+        if let Some(read) = state.list_known_to(session, kind).and_then(|part| found(&part)) {
             return Ok(read);
         }
-        let picture = desk.merged_lists(caller.clone()).await.ok_or_else(CallRefusal::closing)?;
-        let what = if thing == ItemKind::Tools { "tool" } else { "prompt" };
-        found(picture.list(thing))
-            .or_else(|| find_offline_owner(&caller, thing, name))
+        let lists = state.merged_lists(caller.clone()).await.ok_or_else(CallRefusal::closing)?;
+        let what = if kind == ItemKind::Tools { "tool" } else { "prompt" };
+        found(lists.list(kind))
+            .or_else(|| find_offline_owner(&caller, kind, name))
             .ok_or_else(|| CallRefusal::not_found(what, name))
     }
 
@@ -264,42 +264,42 @@ struct FlatItemTarget {
 /// Finds the owner of a resource: by the labels that this client has read, because they may belong to another server by
 /// now; else by the current names.
 fn resolve_resource(
-    desk: &FlatUserState,
+    state: &FlatUserState,
     session: &ClientSession,
     caller: &CallerSnapshot,
     uri: &str,
 ) -> Result<(InstanceId, String), CallRefusal> {
-    let read = desk.list_known_to(session, ItemKind::Resources);
-    if let Some((id, own)) = read.as_ref().and_then(|part| part.split(uri)) {
-        return Ok((id.clone(), own.to_owned()));
+    let read = state.list_known_to(session, ItemKind::Resources);
+    if let Some((id, own_name)) = read.as_ref().and_then(|part| part.split(uri)) {
+        return Ok((id.clone(), own_name.to_owned()));
     }
     match caller.split_server(uri, SEPARATOR, "server|uri") {
-        Ok((view, _, own)) => Ok((view.spec.id.clone(), own.to_owned())),
+        Ok((view, _, own_name)) => Ok((view.spec.id.clone(), own_name.to_owned())),
         Err(refusal) if refusal.kind == "ambiguous" => Err(refusal),
         Err(_) => Err(CallRefusal::not_found("resource", uri).with_code(RESOURCE_NOT_FOUND)),
     }
 }
 
-fn find_offline_owner(caller: &CallerSnapshot, thing: ItemKind, name: &str) -> Option<(InstanceId, String)> {
-    let away = caller.servers().filter(|(_, view)| view.offered_catalogue().is_none());
-    let mut guess = None;
-    for (label, view) in away {
+fn find_offline_owner(caller: &CallerSnapshot, kind: ItemKind, name: &str) -> Option<(InstanceId, String)> {
+    let offline = caller.servers().filter(|(_, view)| view.offered_catalogue().is_none());
+    let mut fallback = None;
+    for (label, view) in offline {
         let Some(rest) = name.strip_prefix(&*names::flat_prefix(label)) else { continue };
         match &view.catalogue {
-            None => guess = Some((view.spec.id.clone(), rest.to_owned())),
+            None => fallback = Some((view.spec.id.clone(), rest.to_owned())),
             Some(catalogue) => {
-                let own: Vec<&str> = match thing {
+                let own_name: Vec<&str> = match kind {
                     ItemKind::Tools => catalogue.tools.iter().map(|tool| &*tool.name).collect(),
                     ItemKind::Prompts | ItemKind::Resources => {
                         catalogue.prompts.iter().map(|prompt| &*prompt.key).collect()
                     }
                 };
-                let pairs: Vec<(&str, &str)> = own.iter().map(|own| (label, *own)).collect();
+                let pairs: Vec<(&str, &str)> = own_name.iter().map(|own_name| (label, *own_name)).collect();
                 if let Some(at) = names::flat_names(&pairs).iter().position(|flat| flat == name) {
-                    return Some((view.spec.id.clone(), own[at].to_owned()));
+                    return Some((view.spec.id.clone(), own_name[at].to_owned()));
                 }
             }
         }
     }
-    guess
+    fallback
 }

@@ -18,13 +18,13 @@ use crate::tools::{CallerCache, CallerSnapshot};
 // Only changes that last this long are announced, so a quick restart of a server is not.
 const SETTLED_AFTER: Duration = Duration::from_millis(250);
 // Time for which the state is kept after the last stateless request.
-const LINGERS: Duration = Duration::from_secs(60);
+const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct FlatUserState {
     team: TeamId,
     user: UserId,
-    // Locked while a new picture is built, so that concurrent requests build it once.
+    // Locked while new lists are merged, so that concurrent requests merge them once.
     merged_lists: tokio::sync::Mutex<Option<Arc<MergedLists>>>,
     clients: Mutex<HashMap<u64, FlatClient>>,
     // Time of the last stateless request, while a task waits to remove the state.
@@ -34,10 +34,10 @@ pub(super) struct FlatUserState {
 #[derive(Debug)]
 struct FlatClient {
     session: Arc<ClientSession>,
-    // Per `Thing`, the list that the client has read or was notified of. A client that has never read a list gets no
+    // Per `ItemKind`, the list that the client has read or was notified of. A client that has never read a list gets no
     // notification about it.
     announced: [Option<Arc<MergedList>>; 3],
-    // Per `Thing`, the list that the client has read. Its names stay valid for the client until it reads a newer
+    // Per `ItemKind`, the list that the client has read. Its names stay valid for the client until it reads a newer
     // one.
     last_read: [Option<Arc<MergedList>>; 3],
 }
@@ -57,54 +57,54 @@ impl FlatUserState {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the picture for this caller; builds a new one if its servers have changed. `None` if the runtime is
+    /// Returns the lists for this caller; merges them again if its servers have changed. `None` if the runtime is
     /// shutting down.
     pub(super) async fn merged_lists(&self, caller: CallerSnapshot) -> Option<Arc<MergedLists>> {
-        let mut held = self.merged_lists.lock().await;
-        if let Some(picture) = held.as_ref().filter(|picture| picture.is_current_for(&caller)) {
-            return Some(picture.clone());
+        let mut cached = self.merged_lists.lock().await;
+        if let Some(lists) = cached.as_ref().filter(|lists| lists.is_current_for(&caller)) {
+            return Some(lists.clone());
         }
-        let (offered, before) = (caller.offered_catalogues(), held.clone());
+        let (offered, before) = (caller.offered_catalogues(), cached.clone());
         // The runtime is shutting down.
-        let made = tokio::task::spawn_blocking(move || MergedLists::new(offered, before.as_deref())).await.ok()?;
-        *held = Some(Arc::new(made));
-        held.clone()
+        let merged = tokio::task::spawn_blocking(move || MergedLists::new(offered, before.as_deref())).await.ok()?;
+        *cached = Some(Arc::new(merged));
+        cached.clone()
     }
 
-    pub(super) fn record_read(&self, session: &ClientSession, thing: ItemKind, part: &Arc<MergedList>) {
+    pub(super) fn record_read(&self, session: &ClientSession, kind: ItemKind, list: &Arc<MergedList>) {
         if let Some(client) = self.clients().get_mut(&session.number()) {
-            client.announced[thing as usize] = Some(part.clone());
-            client.last_read[thing as usize] = Some(part.clone());
+            client.announced[kind as usize] = Some(list.clone());
+            client.last_read[kind as usize] = Some(list.clone());
         }
     }
 
-    pub(super) fn list_known_to(&self, session: &ClientSession, thing: ItemKind) -> Option<Arc<MergedList>> {
-        self.clients().get(&session.number())?.last_read[thing as usize].clone()
+    pub(super) fn list_known_to(&self, session: &ClientSession, kind: ItemKind) -> Option<Arc<MergedList>> {
+        self.clients().get(&session.number())?.last_read[kind as usize].clone()
     }
 
-    /// Notifies clients of lists that differ from what they know. Returns false, without notifying, if the picture is
+    /// Notifies clients of lists that differ from what they know. Returns false, without notifying, if the lists are
     /// outdated.
-    fn notify_clients(&self, picture: &MergedLists, is_now: impl FnOnce() -> bool) -> bool {
-        let mut news = Vec::new();
+    fn notify_clients(&self, lists: &MergedLists, is_now: impl FnOnce() -> bool) -> bool {
+        let mut changed = Vec::new();
         let mut clients = self.clients();
         // Checked under the lock: a client that reads a newer list meanwhile must not be notified of this one.
         if !is_now() {
             return false;
         }
         for client in clients.values_mut() {
-            for thing in ItemKind::ALL {
-                let now = picture.list(thing);
-                let Some(told) = &mut client.announced[thing as usize] else { continue };
-                if told.is_different_from(now) {
-                    news.push((client.session.clone(), thing));
+            for kind in ItemKind::ALL {
+                let now = lists.list(kind);
+                let Some(announced) = &mut client.announced[kind as usize] else { continue };
+                if announced.is_different_from(now) {
+                    changed.push((client.session.clone(), kind));
                 }
-                *told = now.clone();
+                *announced = now.clone();
             }
         }
         drop(clients);
-        for (session, thing) in news {
-            if let Some(words) = own_message(list_changed_notification(thing)) {
-                session.deliver(None, &words);
+        for (session, kind) in changed {
+            if let Some(message) = own_message(list_changed_notification(kind)) {
+                session.deliver(None, &message);
             }
         }
         true
@@ -112,12 +112,12 @@ impl FlatUserState {
 
     async fn watch(self: Arc<Self>, runtime: RuntimeHandle, callers: Arc<CallerCache>) {
         let mut snapshots = runtime.watch();
-        let mut seen: Option<Arc<MergedLists>> = None;
+        let mut announced_lists: Option<Arc<MergedLists>> = None;
         let mut settled_at: Option<Instant> = None;
         loop {
             let caller = callers.caller(snapshots.borrow_and_update().clone(), &self.team, &self.user);
-            settled_at = match &seen {
-                Some(seen) if seen.is_current_for(&caller) => None,
+            settled_at = match &announced_lists {
+                Some(announced_lists) if announced_lists.is_current_for(&caller) => None,
                 Some(_) | None => settled_at.or_else(|| Some(Instant::now() + SETTLED_AFTER)),
             };
             tokio::select! {
@@ -127,11 +127,11 @@ impl FlatUserState {
                     }
                 }
                 () = sleep_until(settled_at.unwrap_or_else(Instant::now)), if settled_at.is_some() => {
-                    let Some(picture) = self.merged_lists(caller).await else { return };
-                    let is_now = || picture.is_current_for(&callers.caller(runtime.snapshot(), &self.team, &self.user));
-                    // An outdated picture is rebuilt at once, because `settled_at` is still set.
-                    if self.notify_clients(&picture, is_now) {
-                        (seen, settled_at) = (Some(picture), None);
+                    let Some(lists) = self.merged_lists(caller).await else { return };
+                    let is_now = || lists.is_current_for(&callers.caller(runtime.snapshot(), &self.team, &self.user));
+                    // Outdated lists are merged again at once, because `settled_at` is still set.
+                    if self.notify_clients(&lists, is_now) {
+                        (announced_lists, settled_at) = (Some(lists), None);
                     }
                 }
             }
@@ -139,8 +139,8 @@ impl FlatUserState {
     }
 }
 
-fn list_changed_notification(thing: ItemKind) -> &'static str {
-    match thing {
+fn list_changed_notification(kind: ItemKind) -> &'static str {
+    match kind {
         ItemKind::Tools => r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#,
         ItemKind::Resources => r#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#,
         ItemKind::Prompts => r#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#,
@@ -173,11 +173,11 @@ impl FlatUserStates {
         runtime: &RuntimeHandle,
         callers: &Arc<CallerCache>,
     ) -> Arc<FlatUserState> {
-        let desk = Self::get_or_create(&mut self.states(), session.user(), runtime, callers);
+        let state = Self::get_or_create(&mut self.states(), session.user(), runtime, callers);
         let client =
             FlatClient { session: session.clone(), announced: Default::default(), last_read: Default::default() };
-        desk.clients().insert(session.number(), client);
-        desk
+        state.clients().insert(session.number(), client);
+        state
     }
 
     pub(super) fn keep_for_request(
@@ -186,45 +186,45 @@ impl FlatUserStates {
         runtime: &RuntimeHandle,
         callers: &Arc<CallerCache>,
     ) -> Arc<FlatUserState> {
-        let desk = Self::get_or_create(&mut self.states(), user, runtime, callers);
-        let is_first = desk.last_request_at().replace(Instant::now()).is_none();
+        let state = Self::get_or_create(&mut self.states(), user, runtime, callers);
+        let is_first = state.last_request_at().replace(Instant::now()).is_none();
         if is_first {
-            tokio::spawn(Self::remove_when_unused(Arc::downgrade(self), desk.clone()));
+            tokio::spawn(Self::remove_when_unused(Arc::downgrade(self), state.clone()));
         }
-        desk
+        state
     }
 
     fn get_or_create(
-        desks: &mut FlatClientsByUser,
+        states: &mut FlatClientsByUser,
         user: &User,
         runtime: &RuntimeHandle,
         callers: &Arc<CallerCache>,
     ) -> Arc<FlatUserState> {
         let key = (user.team.clone(), user.user.clone());
-        let (desk, _) = desks.entry(key).or_insert_with(|| {
-            let desk = Arc::new(FlatUserState::new(user.team.clone(), user.user.clone()));
-            let watcher = WatcherTask(tokio::spawn(desk.clone().watch(runtime.clone(), callers.clone())));
-            (desk, watcher)
+        let (state, _) = states.entry(key).or_insert_with(|| {
+            let state = Arc::new(FlatUserState::new(user.team.clone(), user.user.clone()));
+            let watcher = WatcherTask(tokio::spawn(state.clone().watch(runtime.clone(), callers.clone())));
+            (state, watcher)
         });
-        desk.clone()
+        state.clone()
     }
 
-    /// Waits until no stateless request has come for [`LINGERS`], and removes the state if it has no clients.
-    async fn remove_when_unused(desks: Weak<Self>, desk: Arc<FlatUserState>) {
+    /// Waits until no stateless request has come for [`UNUSED_TIMEOUT`], and removes the state if it has no clients.
+    async fn remove_when_unused(states: Weak<Self>, state: Arc<FlatUserState>) {
         loop {
-            let Some(until) = desk.last_request_at().map(|at| at + LINGERS) else { return };
+            let Some(until) = state.last_request_at().map(|at| at + UNUSED_TIMEOUT) else { return };
             sleep_until(until).await;
-            let Some(desks) = desks.upgrade() else { return };
-            let mut desks = desks.states();
-            let mut visited_at = desk.last_request_at();
-            if visited_at.is_none_or(|at| at + LINGERS > Instant::now()) {
+            let Some(states) = states.upgrade() else { return };
+            let mut states = states.states();
+            let mut last_request_at = state.last_request_at();
+            if last_request_at.is_none_or(|at| at + UNUSED_TIMEOUT > Instant::now()) {
                 continue;
             }
-            *visited_at = None;
-            let is_empty = desk.clients().is_empty();
-            let key = (desk.team.clone(), desk.user.clone());
-            if is_empty && desks.get(&key).is_some_and(|(other, _)| Arc::ptr_eq(other, &desk)) {
-                desks.remove(&key);
+            *last_request_at = None;
+            let is_empty = state.clients().is_empty();
+            let key = (state.team.clone(), state.user.clone());
+            if is_empty && states.get(&key).is_some_and(|(other, _)| Arc::ptr_eq(other, &state)) {
+                states.remove(&key);
             }
             return;
         }
@@ -232,20 +232,20 @@ impl FlatUserStates {
 
     pub(super) fn find(&self, user: &User) -> Option<Arc<FlatUserState>> {
         let key = (user.team.clone(), user.user.clone());
-        self.states().get(&key).map(|(desk, _)| desk.clone())
+        self.states().get(&key).map(|(state, _)| state.clone())
     }
 
     pub(super) fn remove_client(&self, session: &ClientSession) {
         let key = (session.user().team.clone(), session.user().user.clone());
-        let mut desks = self.states();
-        let Some((desk, _)) = desks.get(&key) else { return };
+        let mut states = self.states();
+        let Some((state, _)) = states.get(&key) else { return };
         let is_empty = {
-            let mut clients = desk.clients();
+            let mut clients = state.clients();
             clients.remove(&session.number());
-            clients.is_empty() && desk.last_request_at().is_none()
+            clients.is_empty() && state.last_request_at().is_none()
         };
         if is_empty {
-            desks.remove(&key);
+            states.remove(&key);
         }
     }
 

@@ -1,123 +1,116 @@
 //! Stateless requests: the part of [request handling](super) that answers requests without a session.
 
-use std::sync::Arc;
-
-use axum::http::{HeaderMap, StatusCode, header, request};
-use axum::response::Response;
 use mcp_satellite_protocol::error_code::{
     HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND,
 };
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
 use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage};
 use tokio::time::{Duration, Instant};
 
-use super::super::access::Permission;
 use super::super::answer::{CallAnswer, RpcError};
 use super::super::endpoint_id::EndpointPath;
 use super::super::era::request_meta::StatelessRequestMeta;
 use super::super::era::{self, StatelessErrorResponse, headers, translation};
 use super::super::parked_calls::ParkedRequestIdentity;
 use super::super::reply::{self, SESSION_ID};
-use super::super::session::{ClientLifetime, ClientSession, ENDED, SessionEnd, SessionFacts};
+use super::super::session::{ClientLifetime, ClientSession, SESSION_ENDED, SessionEnd, SessionFacts};
 use super::super::session_call::{OpenCallGuard, ResponseFormat, ResponseSettings};
-use super::super::settings::GatewaySettings;
-use super::super::stateless_call::{self, StatelessCall, StatelessSession};
+use super::super::stateless_call::{self, StatelessCall, StatelessSessionGuard};
 use super::super::subscription::SubscriptionFilter;
 use super::super::tools::raw;
 use super::{
-    BodyMemory, CROWDED_PAUSE, Checked, ErrorResponse, HttpEndpoint, TEXT_MAX, error_response, first_value,
-    method_not_allowed, sanitize,
+    BodyMemory, CROWDED_PAUSE, Checked, EndpointService, ErrorResponse, HttpRequest, error_response, method_not_allowed,
 };
 
 struct SubscriptionGuard {
-    front: Arc<HttpEndpoint>,
+    endpoint: Arc<EndpointService>,
     session: Arc<ClientSession>,
 }
 
 impl Drop for SubscriptionGuard {
     fn drop(&mut self) {
-        if let Some(session) = self.front.sessions.close(&self.session, SessionEnd::Closed) {
-            self.front.handle_session_end(&session);
+        if let Some(session) = self.endpoint.sessions.close(&self.session, SessionEnd::Closed) {
+            self.endpoint.handle_session_end(&session);
         }
     }
 }
 
-impl HttpEndpoint {
+impl EndpointService {
     pub(super) async fn handle_stateless(
         self: &Arc<Self>,
-        settings: &GatewaySettings,
-        pass: &Permission,
-        place: EndpointPath<'_>,
-        parts: &request::Parts,
+        request: HttpRequest<'_>,
+        path: EndpointPath<'_>,
         (message, memory): (RpcMessage, BodyMemory),
-        manner: ResponseSettings,
+        response_settings: ResponseSettings,
     ) -> Checked<Response> {
+        let (user, headers) = (request.user(), &request.parts.headers);
         let Some(id) = message.id().filter(|_| message.kind() == MessageKind::Request) else {
             // No client notification of this era has a meaning over HTTP.
             return Ok(reply::empty(StatusCode::ACCEPTED));
         };
         let id: Arc<str> = id.into();
-        let wrong = |StatelessErrorResponse { status, error }| ErrorResponse::new(reply::rpc_error(status, &id, error));
-        let StatelessRequestMeta { client, level } =
-            StatelessRequestMeta::read(&message, &parts.headers).map_err(wrong)?;
+        let rejected =
+            |StatelessErrorResponse { status, error }| ErrorResponse::new(reply::rpc_error(status, &id, error));
+        let StatelessRequestMeta { client, level } = StatelessRequestMeta::read(&message, headers).map_err(rejected)?;
         let method = message.method().unwrap_or_default();
         if era::is_removed(method) {
             let why = format!("there is no method `{method}` in this version of the protocol");
             return Err(error_response(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
         }
-        let (endpoint, name) = self.resolve_endpoint(&pass.user, place, &id, INTERNAL_ERROR)?;
+        let (endpoint, name) = self.resolve_endpoint(user, path, &id, INTERNAL_ERROR)?;
         if method == "tools/call"
             && let Some((_, tool)) = message.params().and_then(|params| raw::find_string(params, &["name"]))
-            && let Some(definition) = self.handler.definition(pass.user.clone(), &endpoint, &tool).await
+            && let Some(definition) = self.handler.definition(user.clone(), &endpoint, &tool).await
         {
-            headers::check_arguments(&definition, message.params(), &parts.headers)
+            headers::check_arguments(&definition, message.params(), headers)
                 .map_err(|why| error_response(StatusCode::BAD_REQUEST, Some(&id), HEADER_MISMATCH, &why))?;
         }
         let state = message.params().and_then(|params| raw::find_string(params, &["requestState"]));
-        let waits = state.and_then(|(_, state)| {
-            let bound = ParkedRequestIdentity::new(&pass.user, &endpoint, &message);
-            self.parked.take(&state, &bound, Instant::now()).filter(|visit| !visit.is_over())
+        let parked = state.and_then(|(_, state)| {
+            let identity = ParkedRequestIdentity::new(user, &endpoint, &message);
+            self.parked.take(&state, &identity, Instant::now()).filter(|call| !call.is_over())
         });
-        if let Some(visit) = waits {
-            visit.resume(&message);
+        if let Some(call) = parked {
+            call.resume(&message);
             // The parked call has kept its own share of the user's budget.
             drop(memory);
-            return Ok(stateless_call::run_round(visit, id, manner, self.work.token()).await);
+            return Ok(stateless_call::run_round(call, id, response_settings, self.work.token()).await);
         }
-        let admission = pass
-            .user
+        let admission = user
             .acquire_call_permit()
             .map_err(|limited| ErrorResponse::new(reply::limit_exceeded(Some(&id), &limited)))?;
         if method == "server/discover" {
             let _work = self.work.token();
-            self.sessions.record_request(&pass.user, &client, Instant::now());
-            let told = match self.handler.discover(pass.user.clone(), endpoint).await {
-                Ok(told) => CallAnswer::Result(told),
+            self.sessions.record_request(user, &client, Instant::now());
+            let answer = match self.handler.discover(user.clone(), endpoint).await {
+                Ok(result) => CallAnswer::Result(result),
                 Err(error) => CallAnswer::Error(error),
             };
-            let (status, told) = stateless_call::to_stateless_answer(told, method);
-            return Ok(reply::answer_with_status(status, &told, &id));
+            let (status, answer) = stateless_call::to_stateless_answer(answer, method);
+            return Ok(reply::answer_with_status(status, &answer, &id));
         }
-        let listens = method == "subscriptions/listen";
-        let presence = if listens {
+        let is_subscription = method == "subscriptions/listen";
+        let lifetime = if is_subscription {
             ClientLifetime::Listening { level }
         } else {
             ClientLifetime::Request { method: method.into(), level }
         };
-        let user_agent = first_value(&parts.headers, &header::USER_AGENT).0.map(|text| sanitize(text, TEXT_MAX));
-        let (pass, version) = (pass.clone(), client.version.clone());
-        let opening = SessionFacts {
-            permission: pass,
+        let facts = SessionFacts {
+            permission: request.permission.clone(),
             endpoint,
             name: name.into(),
+            version: client.version.clone(),
             client,
-            version,
-            user_agent,
-            lifetime: presence,
+            user_agent: request.user_agent(),
+            lifetime,
         };
-        if listens {
-            return self.handle_listen(settings, opening, parts, &message, &id, manner).await;
+        if is_subscription {
+            return self.handle_listen(request, facts, &message, &id, response_settings).await;
         }
-        let full = |_| {
+        let no_random_numbers = |_| {
             error_response(
                 StatusCode::SERVICE_UNAVAILABLE,
                 Some(&id),
@@ -125,32 +118,31 @@ impl HttpEndpoint {
                 "the system provides no random numbers",
             )
         };
-        let guest =
-            StatelessSession::new(self.clone(), self.sessions.open_guest(opening, Instant::now()).map_err(full)?);
+        let session = self.sessions.open_guest(facts, Instant::now()).map_err(no_random_numbers)?;
+        let session_guard = StatelessSessionGuard::new(self.clone(), session);
         // The token may have been revoked between the check and the insertion into the table.
-        self.check_permission(settings, &guest.session.facts.permission, parts)?;
-        let visit = StatelessCall::begin(guest, message, manner.timeout, admission, memory);
-        Ok(stateless_call::run_round(visit, id, manner, self.work.token()).await)
+        self.check_permission(request)?;
+        let call = StatelessCall::begin(session_guard, message, response_settings.timeout, admission, memory);
+        Ok(stateless_call::run_round(call, id, response_settings, self.work.token()).await)
     }
 
     /// Answers `subscriptions/listen`. The subscription counts as a session of its user.
     async fn handle_listen(
         self: &Arc<Self>,
-        settings: &GatewaySettings,
-        opening: SessionFacts,
-        parts: &request::Parts,
+        request: HttpRequest<'_>,
+        facts: SessionFacts,
         message: &RpcMessage,
         id: &Arc<str>,
-        manner: ResponseSettings,
+        response_settings: ResponseSettings,
     ) -> Checked<Response> {
-        if manner.format == ResponseFormat::Json {
+        if response_settings.format == ResponseFormat::Json {
             let why = "the response is text/event-stream; send an Accept header that includes it";
             return Err(error_response(StatusCode::NOT_ACCEPTABLE, Some(id), INVALID_REQUEST, why));
         }
         let wanted = SubscriptionFilter::read(message.params());
         let wanted = wanted.map_err(|why| error_response(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
-        let session = self.open_session(settings, opening, parts, id)?;
-        let present = SubscriptionGuard { front: self.clone(), session: session.clone() };
+        let session = self.open_session(request, facts, id)?;
+        let guard = SubscriptionGuard { endpoint: self.clone(), session: session.clone() };
         let Ok((call, _withdrawn)) = session.open_call(id, true) else {
             return Err(error_response(
                 StatusCode::BAD_REQUEST,
@@ -160,30 +152,30 @@ impl HttpEndpoint {
             ));
         };
         let open = OpenCallGuard { session: session.clone(), call };
-        let agreed = match self.handler.listen(&session, wanted).await {
-            Ok(agreed) => agreed,
+        let accepted_filter = match self.handler.listen(&session, wanted).await {
+            Ok(accepted_filter) => accepted_filter,
             Err(error) => {
                 let RpcError { code, message, data } = error;
                 let error = RpcError { code: translation::stateless_error_code(code, true), message, data };
                 return Ok(reply::rpc_error(era::status_of(error.code), id, error));
             }
         };
-        if !session.acknowledge_subscription(id, agreed) {
+        if !session.acknowledge_subscription(id, accepted_filter) {
             return Err(ErrorResponse::new(reply::overloaded(CROWDED_PAUSE)));
         }
-        let Some(listening) = session.listen(call, None, manner.keep_alive) else {
-            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), INTERNAL_ERROR, ENDED));
+        let Some(events) = session.listen(call, None, response_settings.keep_alive) else {
+            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, Some(id), INTERNAL_ERROR, SESSION_ENDED));
         };
         tokio::spawn(async move {
             // The last event is read by the listener that is still attached.
             session.wait_until_abandoned(call, Duration::ZERO).await;
-            drop((open, present));
+            drop((open, guard));
         });
-        Ok(reply::stream(listening))
+        Ok(reply::stream(events))
     }
 }
 
 pub(super) fn reject_stateless(headers: &HeaderMap) -> Checked<()> {
-    let is_elsewhere = !headers.contains_key(SESSION_ID) && era::is_stateless_header(headers);
-    if is_elsewhere { Err(method_not_allowed("POST")) } else { Ok(()) }
+    let is_stateless = !headers.contains_key(SESSION_ID) && era::is_stateless_header(headers);
+    if is_stateless { Err(method_not_allowed("POST")) } else { Ok(()) }
 }

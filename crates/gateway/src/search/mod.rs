@@ -101,7 +101,7 @@ impl CatalogueIndex {
         Self { terms, tools }
     }
 
-    fn find_related(&self, asked: &str, tell: &mut dyn FnMut(&Term, f32)) {
+    fn find_related(&self, asked: &str, report: &mut dyn FnMut(&Term, f32)) {
         // All similar words share this prefix, the shortest that a stem or prefix match requires.
         let letters = asked.chars().count();
         let shared = text::min_prefix_len(letters).min(letters).min(5);
@@ -110,16 +110,16 @@ impl CatalogueIndex {
         for term in self.terms[from..].iter().take_while(|term| term.text.starts_with(&start)) {
             let near = word_similarity(asked, &term.text);
             if near > 0.0 {
-                tell(term, near);
+                report(term, near);
             }
         }
     }
 
-    fn find_misspelled(&self, asked: (&str, WordShape), tell: &mut dyn FnMut(&Term, f32)) {
+    fn find_misspelled(&self, asked: (&str, WordShape), report: &mut dyn FnMut(&Term, f32)) {
         for term in &self.terms {
             let near = misspelling_similarity(asked, (&term.text, term.shape));
             if near > 0.0 {
-                tell(term, near);
+                report(term, near);
             }
         }
     }
@@ -160,10 +160,10 @@ impl CatalogueIndexes {
             return index;
         }
         let index = Arc::new(CatalogueIndex::new(catalogue));
-        let mut kept = self.cache();
-        kept.tidy();
-        kept.tools += index.tools.len();
-        kept.by_address.insert(address(catalogue), (Arc::downgrade(catalogue), index.clone()));
+        let mut cache = self.cache();
+        cache.tidy();
+        cache.tools += index.tools.len();
+        cache.by_address.insert(address(catalogue), (Arc::downgrade(catalogue), index.clone()));
         index
     }
 
@@ -244,11 +244,11 @@ pub struct ToolHits {
 }
 
 /// Searches for tools and returns at most `limit` hits. A query without words matches all tools, sorted by path.
-pub fn search(question: &str, shelves: &[SearchedServer<'_>], limit: usize) -> ToolHits {
+pub fn search(question: &str, servers: &[SearchedServer<'_>], limit: usize) -> ToolHits {
     let question = SearchQuery::read(question);
-    let mut found = if question.words.is_empty() { all_tools(shelves) } else { question.find_hits(shelves) };
+    let mut found = if question.words.is_empty() { all_tools(servers) } else { question.find_hits(servers) };
     let path =
-        |hit: &ToolHit| (shelves[hit.server_index].label, &*shelves[hit.server_index].index.tools[hit.tool].name);
+        |hit: &ToolHit| (servers[hit.server_index].label, &*servers[hit.server_index].index.tools[hit.tool].name);
     let shorter = |one: &ToolHit, other: &ToolHit| {
         if question.words.is_empty() { Ordering::Equal } else { path(one).1.len().cmp(&path(other).1.len()) }
     };
@@ -265,11 +265,13 @@ pub fn search(question: &str, shelves: &[SearchedServer<'_>], limit: usize) -> T
     ToolHits { best: found, total }
 }
 
-fn all_tools(shelves: &[SearchedServer<'_>]) -> Vec<ToolHit> {
-    let of = |(at, shelf): (usize, &SearchedServer<'_>)| {
-        (0..shelf.index.tools.len()).map(move |tool| ToolHit { server_index: at, tool, score: 0.0 }).collect::<Vec<_>>()
+fn all_tools(servers: &[SearchedServer<'_>]) -> Vec<ToolHit> {
+    let of = |(at, server): (usize, &SearchedServer<'_>)| {
+        (0..server.index.tools.len())
+            .map(move |tool| ToolHit { server_index: at, tool, score: 0.0 })
+            .collect::<Vec<_>>()
     };
-    shelves.iter().enumerate().flat_map(of).collect()
+    servers.iter().enumerate().flat_map(of).collect()
 }
 
 struct SearchQuery {
@@ -323,9 +325,9 @@ impl SearchQuery {
         Self { texts, words, normalized: normalize(text) }
     }
 
-    fn find_hits(&self, shelves: &[SearchedServer<'_>]) -> Vec<ToolHit> {
-        let labels: Vec<Vec<Word>> = shelves.iter().map(|shelf| text::words(shelf.label)).collect();
-        let mut pages: Vec<ServerSimilarities> = (0..shelves.len())
+    fn find_hits(&self, servers: &[SearchedServer<'_>]) -> Vec<ToolHit> {
+        let labels: Vec<Vec<Word>> = servers.iter().map(|shelf| text::words(shelf.label)).collect();
+        let mut pages: Vec<ServerSimilarities> = (0..servers.len())
             .map(|shelf| ServerSimilarities {
                 server_index: shelf,
                 server: vec![0.0; self.texts.len()],
@@ -338,10 +340,10 @@ impl SearchQuery {
                 known |= page.match_text(
                     at,
                     self.texts.len(),
-                    &shelves[page.server_index].index,
+                    &servers[page.server_index].index,
                     label,
-                    &mut |index, tell| {
-                        index.find_related(text, tell);
+                    &mut |index, report| {
+                        index.find_related(text, report);
                     },
                     &|word| word_similarity(text, word),
                 );
@@ -349,23 +351,23 @@ impl SearchQuery {
             if known {
                 continue;
             }
-            for (word, slips) in corrections(text, shelves, &labels) {
+            for (word, slips) in corrections(text, servers, &labels) {
                 for (page, label) in pages.iter_mut().zip(&labels) {
                     page.match_text(
                         at,
                         self.texts.len(),
-                        &shelves[page.server_index].index,
+                        &servers[page.server_index].index,
                         label,
-                        &mut |index, tell| index.find_related(&word, &mut |term, near| tell(term, slips * near)),
+                        &mut |index, report| index.find_related(&word, &mut |term, near| report(term, slips * near)),
                         &|other| slips * word_similarity(&word, other),
                     );
                 }
             }
         }
-        let weights = self.weights(shelves, &pages);
+        let weights = self.weights(servers, &pages);
         let mut hits = Vec::new();
         for page in &pages {
-            let SearchedServer { label, index } = &shelves[page.server_index];
+            let SearchedServer { label, index } = &servers[page.server_index];
             let label = normalize(label);
             for (tool, indexed) in index.tools.iter().enumerate() {
                 let score =
@@ -384,11 +386,11 @@ impl SearchQuery {
     }
 
     /// Returns the weight of each word: the logarithm of its inverse frequency.
-    fn weights(&self, shelves: &[SearchedServer<'_>], pages: &[ServerSimilarities]) -> Vec<f32> {
-        let tools: usize = shelves.iter().map(|shelf| shelf.index.tools.len()).sum();
+    fn weights(&self, servers: &[SearchedServer<'_>], pages: &[ServerSimilarities]) -> Vec<f32> {
+        let tools: usize = servers.iter().map(|server| server.index.tools.len()).sum();
         let weight = |word: &QueryWord| {
             let fits = |page: &ServerSimilarities| {
-                let tools = shelves[page.server_index].index.tools.len();
+                let tools = servers[page.server_index].index.tools.len();
                 if word.similarity(|text| page.server[text]) > 0.0 {
                     return tools;
                 }
@@ -429,11 +431,11 @@ impl SearchQuery {
     }
 }
 
-fn corrections(text: &str, shelves: &[SearchedServer<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
+fn corrections(text: &str, servers: &[SearchedServer<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
     let asked = (text, WordShape::new(text));
     let mut words: HashMap<String, f32> = HashMap::new();
-    for shelf in shelves {
-        shelf.index.find_misspelled(asked, &mut |term, near| {
+    for server in servers {
+        server.index.find_misspelled(asked, &mut |term, near| {
             words.entry(term.text.to_string()).or_insert(near);
         });
     }

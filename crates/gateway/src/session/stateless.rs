@@ -2,23 +2,23 @@
 //! request find the guest by its number; clients cannot refer to it. Questions to a guest are part of the response, and
 //! the client repeats its request with the answers.
 
+use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, SERVER_ERROR};
+use mcp_satellite_protocol::meta::SUBSCRIPTION_ID;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use mcp_satellite_actors::audience::{ClientQuestion, SessionSource};
 use mcp_satellite_actors::byte_budget::ByteShare;
-use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, SERVER_ERROR};
-use mcp_satellite_protocol::meta::SUBSCRIPTION_ID;
 use mcp_satellite_protocol::rpc::{RpcMessage, join_parts};
 
 use super::super::answer::{CallAnswer, RpcError};
 use super::super::endpoint_id::EndpointId;
 use super::super::era::{can_require_input, request_meta, translation};
 use super::super::shared_session::McpLogLevel;
-use super::super::stream::UNASKED;
+use super::super::stream::SESSION_STREAM;
 use super::super::subscription::SubscriptionFilter;
 use super::super::tools::raw::{JsonMembers, json_string};
-use super::{ClientLifetime, ClientSession, ENDED, SentQuestion, SessionState};
+use super::{ClientLifetime, ClientSession, SESSION_ENDED, SentQuestion, SessionState};
 
 #[derive(Debug)]
 pub(super) struct GuestSubscription {
@@ -31,16 +31,16 @@ pub(super) struct GuestSubscription {
 impl SessionState {
     pub(super) fn store_question(
         &mut self,
-        of: SessionSource,
+        source: SessionSource,
         question: ClientQuestion,
-        mut kept: ByteShare,
+        mut share: ByteShare,
     ) -> Option<ClientQuestion> {
-        if !kept.try_take(question.message().text().len()) {
+        if !share.try_take(question.message().text().len()) {
             return Some(question);
         }
         self.questions_sent += 1;
-        let asked = SentQuestion { source: of, question, call: None, position: (UNASKED, 0), _share: Some(kept) };
-        self.questions.insert(self.questions_sent, asked);
+        let sent = SentQuestion { source, question, call: None, position: (SESSION_STREAM, 0), _share: Some(share) };
+        self.questions.insert(self.questions_sent, sent);
         None
     }
 
@@ -50,8 +50,8 @@ impl SessionState {
                 let meta = format!("{{{}:{id}}}", json_string(SUBSCRIPTION_ID));
                 CallAnswer::Result(format!(r#"{{"resultType":"complete","_meta":{meta}}}"#))
             }
-            None if self.is_guest => CallAnswer::Error(RpcError::new(INTERNAL_ERROR, ENDED)),
-            None => CallAnswer::Error(RpcError::new(SERVER_ERROR, ENDED)),
+            None if self.is_guest => CallAnswer::Error(RpcError::new(INTERNAL_ERROR, SESSION_ENDED)),
+            None => CallAnswer::Error(RpcError::new(SERVER_ERROR, SESSION_ENDED)),
         }
     }
 }
@@ -72,7 +72,7 @@ impl ClientSession {
         match &self.facts.lifetime {
             ClientLifetime::Session => self.send(call, &[message.text()]),
             ClientLifetime::Request { level, .. } => {
-                let is_heard = match method {
+                let is_delivered = match method {
                     "notifications/message" => {
                         level.is_some_and(|from| McpLogLevel::from_message(message).is_none_or(|level| from <= level))
                     }
@@ -80,7 +80,7 @@ impl ClientSession {
                     "notifications/elicitation/complete" => false,
                     other => !other.ends_with("/list_changed"),
                 };
-                if is_heard && call.is_some() {
+                if is_delivered && call.is_some() {
                     self.send(call, &[message.text()]);
                 }
             }
@@ -90,13 +90,14 @@ impl ClientSession {
                 let is_notice = method == "notifications/message"
                     && self.facts.endpoint == EndpointId::Tools
                     && level.is_some_and(|from| McpLogLevel::from_message(message).is_none_or(|level| from <= level));
-                let hears = |hearing: &&GuestSubscription| is_notice || hearing.filter.is_subscribed_to(message);
+                let receives =
+                    |subscription: &&GuestSubscription| is_notice || subscription.filter.is_subscribed_to(message);
                 let mut state = self.state();
-                let Some(hearing) = state.subscription.as_ref().filter(hears) else { return };
-                let Some(tagged) = translation::tag_with_subscription(message, &hearing.id) else { return };
-                let said = state.send(None, &[&tagged]);
+                let Some(subscription) = state.subscription.as_ref().filter(receives) else { return };
+                let Some(tagged) = translation::tag_with_subscription(message, &subscription.id) else { return };
+                let outcome = state.send(None, &[&tagged]);
                 drop(state);
-                self.end_if_slow(said);
+                self.end_if_slow(outcome);
             }
         }
     }
@@ -111,9 +112,9 @@ impl ClientSession {
         }
         let mut state = self.state();
         let Some(token) = state.progress_token.clone() else { return };
-        let said = state.send(Some(call), &message.with_token(&token));
+        let outcome = state.send(Some(call), &message.with_token(&token));
         drop(state);
-        self.end_if_slow(said);
+        self.end_if_slow(outcome);
     }
 
     pub fn check_can_answer(&self, question: &RpcMessage) -> Result<(), String> {
@@ -121,14 +122,14 @@ impl ClientSession {
         let why = match &self.facts.lifetime {
             ClientLifetime::Session if client.can_answer(method) => return Ok(()),
             ClientLifetime::Session => format!("the client does not support `{method}`"),
-            ClientLifetime::Request { method: own, .. } if can_require_input(own) => {
+            ClientLifetime::Request { method: request_method, .. } if can_require_input(request_method) => {
                 match request_meta::missing_capability(client, question) {
                     None => return Ok(()),
                     Some(what) => format!("the client does not support {what}"),
                 }
             }
-            ClientLifetime::Request { method: own, .. } => {
-                format!("a server cannot send requests to the client during `{own}`")
+            ClientLifetime::Request { method: request_method, .. } => {
+                format!("a server cannot send requests to the client during `{request_method}`")
             }
             ClientLifetime::Listening { .. } => "the client only receives notifications".to_owned(),
         };
@@ -141,15 +142,15 @@ impl ClientSession {
         let params =
             format!(r#"{{"_meta":{{{}:{id}}},"notifications":{}}}"#, json_string(SUBSCRIPTION_ID), filter.to_json());
         let parts = [r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":"#, &params, "}"];
-        let mut kept = self.budget.share();
-        if !kept.try_take(params.len()) {
+        let mut share = self.budget.share();
+        if !share.try_take(params.len()) {
             return false;
         }
         let mut state = self.state();
-        let said = state.send(None, &parts);
-        state.subscription = Some(GuestSubscription { id: id.clone(), filter, _share: kept });
+        let outcome = state.send(None, &parts);
+        state.subscription = Some(GuestSubscription { id: id.clone(), filter, _share: share });
         drop(state);
-        self.end_if_slow(said);
+        self.end_if_slow(outcome);
         true
     }
 
@@ -166,15 +167,15 @@ impl ClientSession {
 
     pub fn input_requests(&self) -> String {
         let state = self.state();
-        let mut asked: Vec<_> = state.questions.iter().collect();
-        asked.sort_unstable_by_key(|(number, _)| **number);
-        let request = |(number, asked): (&u64, &SentQuestion)| {
-            let message = asked.question.message();
+        let mut sent: Vec<_> = state.questions.iter().collect();
+        sent.sort_unstable_by_key(|(number, _)| **number);
+        let request = |(number, sent): (&u64, &SentQuestion)| {
+            let message = sent.question.message();
             let method = json_string(message.method().unwrap_or_default());
             let params = message.params().unwrap_or("{}");
             format!(r#""{}":{{"method":{method},"params":{params}}}"#, input_key(*number))
         };
-        let requests: Vec<String> = asked.into_iter().map(request).collect();
+        let requests: Vec<String> = sent.into_iter().map(request).collect();
         format!("{{{}}}", requests.join(","))
     }
 
@@ -183,20 +184,20 @@ impl ClientSession {
     pub(crate) fn accept_input_responses(&self, responses: &JsonMembers<'_>) {
         for (name, value) in responses.iter().filter(|(_, value)| value.starts_with('{')) {
             let number = name.strip_prefix("input-").and_then(|number| number.parse().ok());
-            let asked = number.and_then(|number: u64| self.state().questions.remove(&number));
-            let Some(asked) = asked else { continue };
+            let sent = number.and_then(|number: u64| self.state().questions.remove(&number));
+            let Some(sent) = sent else { continue };
             let answer = join_parts(&[r#"{"jsonrpc":"2.0","id":0,"result":"#, value, "}"]);
             // The text is derived from a valid message and stays valid.
             if let Ok(answer) = RpcMessage::parse(answer) {
-                asked.question.answer(answer);
+                sent.question.answer(answer);
             }
         }
     }
 
     pub fn decline_questions(&self, why: &str) {
         let questions = std::mem::take(&mut self.state().questions);
-        for asked in questions.into_values() {
-            asked.question.decline(INTERNAL_ERROR, why);
+        for sent in questions.into_values() {
+            sent.question.decline(INTERNAL_ERROR, why);
         }
     }
 }

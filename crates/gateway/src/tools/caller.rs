@@ -38,8 +38,8 @@ impl Directory {
     }
 
     fn is_current_for(&self, snapshot: &Snapshot) -> bool {
-        let now = snapshot.user(&self.team, &self.user).map(|view| Arc::as_ptr(&view.spec));
-        now.eq(self.specs.iter().map(Arc::as_ptr))
+        let current = snapshot.user(&self.team, &self.user).map(|view| Arc::as_ptr(&view.spec));
+        current.eq(self.specs.iter().map(Arc::as_ptr))
     }
 }
 
@@ -126,10 +126,10 @@ impl OfferedCatalogues {
 
     pub fn is_current_for(&self, caller: &CallerSnapshot) -> bool {
         let address = |catalogue: Option<&Arc<Catalogue>>| catalogue.map(Arc::as_ptr);
-        let now =
+        let current =
             |spec: &Arc<InstanceSpec>| address(caller.snapshot.get(&spec.id).and_then(|view| view.offered_catalogue()));
         Arc::ptr_eq(&self.directory, &caller.directory)
-            && self.directory.specs.iter().map(now).eq(self.catalogues.iter().map(|known| address(known.as_ref())))
+            && self.directory.specs.iter().map(current).eq(self.catalogues.iter().map(|known| address(known.as_ref())))
     }
 }
 

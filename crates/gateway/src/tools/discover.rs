@@ -65,8 +65,8 @@ pub(super) async fn discover(
     let indexes = indexes.get_or_create_all(catalogues).await;
     let offered: Vec<_> = offered.servers().collect();
     let labels = offered.iter().map(|(label, _, _)| *label);
-    let shelves: Vec<_> = labels.zip(indexes).map(|(label, index)| SearchedServer { label, index }).collect();
-    let hits = search(&query, &shelves, limit);
+    let servers: Vec<_> = labels.zip(indexes).map(|(label, index)| SearchedServer { label, index }).collect();
+    let hits = search(&query, &servers, limit);
     let anything = raw_value(r#"{"type":"object"}"#.to_owned());
     let offer = |hit: &ToolHit| {
         let (label, spec, catalogue) = offered[hit.server_index];

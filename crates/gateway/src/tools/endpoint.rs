@@ -1,12 +1,12 @@
 //! The endpoint `/mcp`: an MCP server of the satellite itself with six tools.
 
+use mcp_satellite_protocol::era::NEWEST_SESSION_VERSION;
+use mcp_satellite_protocol::error_code::{INVALID_PARAMS, METHOD_NOT_FOUND};
 use std::sync::Arc;
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_protocol::era::NEWEST_SESSION_VERSION;
-use mcp_satellite_protocol::error_code::{INVALID_PARAMS, METHOD_NOT_FOUND};
 use mcp_satellite_protocol::rpc::{RpcMessage, join_parts, member};
 
 use super::MetaTools;
@@ -24,11 +24,11 @@ use crate::shared_session::McpLogLevel;
 const CAPABILITIES: &str = r#"{"tools":{},"logging":{}}"#;
 
 pub(crate) fn initialize_answer(
-    greeting: &ClientDescription,
+    client: &ClientDescription,
     capabilities: &str,
     instructions: &str,
 ) -> InitializeAnswer {
-    let version = era::negotiate_version(&greeting.version, NEWEST_SESSION_VERSION);
+    let version = era::negotiate_version(&client.version, NEWEST_SESSION_VERSION);
     let result = format!(
         r#"{{"protocolVersion":{},"capabilities":{capabilities},"serverInfo":{{"name":"mcp-satellite","version":{}}},"instructions":{}}}"#,
         json_string(&version),
@@ -54,11 +54,11 @@ pub(crate) fn single_page(params: Option<&str>, list: impl FnOnce() -> String) -
 /// other notifications concern no server.
 pub(crate) fn handle_notification(runtime: &RuntimeHandle, session: &ClientSession, message: &RpcMessage) {
     let Some(token) = message.token().filter(|_| message.method() == Some("notifications/progress")) else { return };
-    let Some((of, theirs)) = session.find_question(token) else { return };
-    let told = RpcMessage::parse(join_parts(&message.with_token(&theirs)));
+    let Some((source, theirs)) = session.find_question(token) else { return };
+    let translated = RpcMessage::parse(join_parts(&message.with_token(&theirs)));
     // The text is derived from a valid message and stays valid.
-    let passed = told.map(|told| runtime.notify(&of.id, told));
-    if let Ok(Err(error)) = passed {
+    let sent = translated.map(|translated| runtime.notify(&source.id, translated));
+    if let Ok(Err(error)) = sent {
         tracing::debug!(session_id = session.public_id(), %error, "a client's progress was not passed on");
     }
 }
@@ -67,9 +67,9 @@ impl MetaTools {
     pub(crate) fn initialize(
         &self,
         user: &User,
-        greeting: &ClientDescription,
+        client: &ClientDescription,
     ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
-        ready(Ok(initialize_answer(greeting, CAPABILITIES, &self.instructions(user)))).boxed()
+        ready(Ok(initialize_answer(client, CAPABILITIES, &self.instructions(user)))).boxed()
     }
 
     pub(crate) fn discover(&self, user: &User) -> String {

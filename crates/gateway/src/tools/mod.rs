@@ -18,12 +18,12 @@ mod result;
 pub mod schema;
 mod servers;
 
+use mcp_satellite_protocol::error_code::INVALID_PARAMS;
 use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_protocol::error_code::INVALID_PARAMS;
 
 pub use self::caller::{CallerCache, CallerSnapshot, OfferedCatalogues};
 use self::discover::discover;

@@ -72,16 +72,16 @@ impl AnnouncedStates {
         for ServerObservation { id, label, status, message } in seen {
             let online = status == Status::Online;
             let settled = (!status.is_transitional()).then_some(online);
-            let mut told = known.remove(id).unwrap_or(AnnouncedState { online: settled, differs_since: None });
-            if told.online.is_none_or(|known| known == online) {
-                told = AnnouncedState { online: told.online.or(settled), differs_since: None };
+            let mut state = known.remove(id).unwrap_or(AnnouncedState { online: settled, differs_since: None });
+            if state.online.is_none_or(|known| known == online) {
+                state = AnnouncedState { online: state.online.or(settled), differs_since: None };
             } else {
-                let since = *told.differs_since.get_or_insert(now);
+                let since = *state.differs_since.get_or_insert(now);
                 let due = if online { since } else { since + LOST_AFTER };
                 let free = if self.sent.len() < NOTICES_MAX { None } else { self.sent.front() };
                 let due = free.map_or(due, |first| due.max(*first + NOTICES_WINDOW));
                 if now >= due {
-                    told = AnnouncedState { online: Some(online), differs_since: None };
+                    state = AnnouncedState { online: Some(online), differs_since: None };
                     self.sent.push_back(now);
                     let (level, default) =
                         if online { (McpLogLevel::Notice, "online") } else { (McpLogLevel::Warning, "not online") };
@@ -91,7 +91,7 @@ impl AnnouncedStates {
                     again_at = Some(again_at.map_or(due, |at| at.min(due)));
                 }
             }
-            self.servers.insert(id.clone(), told);
+            self.servers.insert(id.clone(), state);
         }
         (notices, again_at)
     }
@@ -136,9 +136,9 @@ impl NoticeClients {
 
     fn send_notice(&self, notice: &ServerNotice) {
         let Some(message) = notice.to_rpc_message() else { return };
-        let hears = |from: &Option<McpLogLevel>| from.is_none_or(|from| from <= notice.level);
+        let receives = |from: &Option<McpLogLevel>| from.is_none_or(|from| from <= notice.level);
         let hearers: Vec<_> =
-            self.sessions().values().filter(|(_, from)| hears(from)).map(|(one, _)| one.clone()).collect();
+            self.sessions().values().filter(|(_, from)| receives(from)).map(|(one, _)| one.clone()).collect();
         for session in hearers {
             session.deliver(None, &message);
         }

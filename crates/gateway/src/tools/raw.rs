@@ -113,9 +113,9 @@ impl<'de> Deserialize<'de> for JsonMembers<'de> {
     }
 }
 
-pub(crate) fn replace_part(text: &str, part: &str, instead: &str) -> String {
+pub(crate) fn replace_part(text: &str, part: &str, replacement: &str) -> String {
     let start = part.as_ptr() as usize - text.as_ptr() as usize;
-    [&text[..start], instead, &text[start + part.len()..]].concat()
+    [&text[..start], replacement, &text[start + part.len()..]].concat()
 }
 
 /// Finds the string at the end of a path of member names. Returns its range, with the quotes, and its decoded value.
@@ -125,13 +125,13 @@ pub(crate) fn find_string(json: &str, path: &[&str]) -> Option<(Range<usize>, St
     Some((start..start + value.len(), serde_json::from_str(value).ok()?))
 }
 
-pub(crate) fn replace_string(json: &str, place: &Range<usize>, text: &str) -> String {
-    [&json[..place.start], &json_string(text), &json[place.end..]].concat()
+pub(crate) fn replace_string(json: &str, range: &Range<usize>, text: &str) -> String {
+    [&json[..range.start], &json_string(text), &json[range.end..]].concat()
 }
 
-pub(crate) fn map_string(json: &str, path: &[&str], spell: impl FnOnce(&str) -> String) -> String {
+pub(crate) fn map_string(json: &str, path: &[&str], map: impl FnOnce(&str) -> String) -> String {
     match find_string(json, path) {
-        Some((place, text)) => replace_string(json, &place, &spell(&text)),
+        Some((range, text)) => replace_string(json, &range, &map(&text)),
         None => json.to_owned(),
     }
 }

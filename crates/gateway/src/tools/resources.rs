@@ -24,8 +24,8 @@ pub(crate) const SEPARATOR: char = '|';
 /// Returns a definition for the list of all servers: as its server wrote it, but with qualified URIs in the member
 /// `key` and in the path `UI`.
 pub(crate) fn qualify_definition(label: &str, raw: &str, key: &str) -> String {
-    let spell = |uri: &str| qualify_uri(label, uri);
-    map_string(&map_string(raw, &[key], spell), &UI, spell)
+    let qualify = |uri: &str| qualify_uri(label, uri);
+    map_string(&map_string(raw, &[key], qualify), &UI, qualify)
 }
 
 #[derive(Serialize)]

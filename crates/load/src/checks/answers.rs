@@ -28,12 +28,12 @@ impl ResponseCheck {
     }
 
     /// Records the response to the call with this token.
-    pub fn record_response(&mut self, token: &str, said: &str) {
+    pub fn record_response(&mut self, token: &str, text: &str) {
         self.close_call(token);
-        if said != token {
+        if text != token {
             // A wrong response may have any length.
-            let said: String = said.chars().take(60).collect();
-            self.wrong.push(format!("the call {token} got the answer `{said}`"));
+            let text: String = text.chars().take(60).collect();
+            self.wrong.push(format!("the call {token} got the answer `{text}`"));
         }
     }
 

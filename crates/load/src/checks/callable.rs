@@ -6,10 +6,10 @@ use crate::types::{CallOutcome, Invariant, ProbeResult};
 
 pub(super) fn check_probe(probe: &ProbeResult, broken: &mut FoundViolations) {
     match &probe.answer {
-        CallOutcome::Text(said) if **said != *probe.token => {
+        CallOutcome::Text(text) if **text != *probe.token => {
             // A wrong response may have any length.
-            let said: String = said.chars().take(60).collect();
-            let what = format!("the probe {} got the answer `{said}`", probe.token);
+            let text: String = text.chars().take(60).collect();
+            let what = format!("the probe {} got the answer `{text}`", probe.token);
             broken.push(Invariant::OwnAnswer, probe.at, Some(probe.nth), what);
         }
         CallOutcome::Text(_) | CallOutcome::ServerError(_) => {}

@@ -66,7 +66,7 @@ pub(super) fn check_neighbours(
         ));
     }
     let before = quiet.quantile(0.99);
-    let told = |took: &str| InvariantViolation {
+    let violation = |took: &str| InvariantViolation {
         invariant: Invariant::Neighbours,
         since_ms: 0,
         at_ms: millis(at),
@@ -79,11 +79,11 @@ pub(super) fn check_neighbours(
     // Percentile over all calls, with the failed ones after the successful ones.
     let share = 0.99 * calls as f64 / storm.len().max(1) as f64;
     if share > 1.0 {
-        return Ok(Some(told(&format!("{failed} of {calls} calls to teams without a fault failed"))));
+        return Ok(Some(violation(&format!("{failed} of {calls} calls to teams without a fault failed"))));
     }
     let during = storm.quantile(share);
     let took = format!("99 % of calls to teams without a fault took up to {:.1} ms", during.as_secs_f64() * 1e3);
-    Ok((during > before.mul_f64(times)).then(|| told(&took)))
+    Ok((during > before.mul_f64(times)).then(|| violation(&took)))
 }
 
 /// Creates the violation for a failed call that no fault of its team explains. `why` is the error of the caller.

@@ -103,10 +103,10 @@ impl EndpointParts {
         let listener = mcp_satellite_gateway::bind(any)?;
         let settings = GatewaySettings::new("load", &plan, listener.local_addr()?);
         let access = Arc::new(Access::new(&plan)?);
-        let faces = Arc::new(EndpointDispatcher::new(runtime, Arc::clone(&self.audience)));
+        let handler = Arc::new(EndpointDispatcher::new(runtime, Arc::clone(&self.audience)));
         let emitter = runtime.emitter().clone();
-        let tell = Box::new(move |event| emitter.emit(event));
-        let gateway = Gateway::start(listener, settings, access, faces, Arc::clone(&self.sessions), tell)?;
+        let event_sink = Box::new(move |event| emitter.emit(event));
+        let gateway = Gateway::start(listener, settings, access, handler, Arc::clone(&self.sessions), event_sink)?;
         let address = gateway.address();
         let open = |(owner, token): ((TeamId, UserId), String)| async move {
             let session = timeout(OPEN_MAX, LoadSession::open(address, &token)).await;
@@ -166,8 +166,8 @@ impl LoadCaller for EndpointClients {
             match timeout(self.deadline + PATIENCE, session.post(&body.to_string())).await {
                 Ok(Ok(reply)) if reply.status == 200 => parse_response(&reply.body),
                 Ok(Ok(reply)) => {
-                    let said = String::from_utf8_lossy(&reply.body);
-                    failed_outcome(None, &format!("HTTP {}: {said}", reply.status))
+                    let body_text = String::from_utf8_lossy(&reply.body);
+                    failed_outcome(None, &format!("HTTP {}: {body_text}", reply.status))
                 }
                 Ok(Err(error)) => failed_outcome(None, &error),
                 Err(_) => failed_outcome(Some("timed_out".to_owned()), &"the endpoint did not respond in time"),
@@ -261,8 +261,8 @@ impl LoadSession {
         );
         let mut session = Self { address, head, next_id: AtomicU64::new(1), idle: Mutex::default() };
         let refused = |reply: &EndpointResponse| {
-            let said = String::from_utf8_lossy(&reply.body).into_owned();
-            io::Error::other(format!("the endpoint refused a session with HTTP {}: {said}", reply.status))
+            let body_text = String::from_utf8_lossy(&reply.body).into_owned();
+            io::Error::other(format!("the endpoint refused a session with HTTP {}: {body_text}", reply.status))
         };
         let initialize = format!(
             r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{NEWEST_SESSION_VERSION}","capabilities":{{}},"clientInfo":{{"name":"load","version":"0"}}}}}}"#
@@ -280,12 +280,14 @@ impl LoadSession {
 
     async fn post(&self, body: &str) -> io::Result<EndpointResponse> {
         let request = format!("{}content-length: {}\r\n\r\n{body}", self.head, body.len());
-        let kept = self.idle().pop();
-        if let Some((_, mut kept)) = kept {
+        let idle_connection = self.idle().pop();
+        if let Some((_, mut idle_connection)) = idle_connection {
             // The server may have closed the idle connection before it read the request; then send it on a new
             // connection.
-            if kept.get_mut().write_all(request.as_bytes()).await.is_ok() && !kept.fill_buf().await?.is_empty() {
-                return self.read_reply(kept).await;
+            if idle_connection.get_mut().write_all(request.as_bytes()).await.is_ok()
+                && !idle_connection.fill_buf().await?.is_empty()
+            {
+                return self.read_reply(idle_connection).await;
             }
         }
         let stream = TcpStream::connect(self.address).await?;
@@ -364,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_response_is_parsed_as_text_server_error_or_failure() {
-        let text = |said: &str| CallOutcome::Text(said.to_owned());
+        let text = |body_text: &str| CallOutcome::Text(body_text.to_owned());
         let echo = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"\"a-1\""}]}}"#;
         assert_eq!(parse_response(echo.as_bytes()), text("a-1"));
         let stream = format!(": keep-alive\n\nid: 1\ndata:\n\nevent: message\ndata: {echo}\n\n");

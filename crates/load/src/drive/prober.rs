@@ -76,8 +76,8 @@ impl Prober {
             let has_answered = self.probe(nth, &view, &format!("all-{now}-{}", nth.0)).await;
             has_answered.then_some(nth)
         };
-        let asked = futures::stream::iter(whom).map(ask).buffer_unordered(PROBES_MAX);
-        asked.take_until(self.stop.cancelled()).filter_map(futures::future::ready).collect().await
+        let probes = futures::stream::iter(whom).map(ask).buffer_unordered(PROBES_MAX);
+        probes.take_until(self.stop.cancelled()).filter_map(futures::future::ready).collect().await
     }
 
     // Returns true if the instance answered.

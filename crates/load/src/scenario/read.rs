@@ -53,7 +53,7 @@ pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut ConfigFindi
             file.findings.error(*at, format!("there are two kinds of server named `{name}`"), "rename one of them");
         }
     }
-    let whole = kinds.iter().all(Option::is_some);
+    let is_complete = kinds.iter().all(Option::is_some);
     let kinds: Vec<ScenarioServer> = kinds.into_iter().flatten().map(|(_, kind)| kind).collect();
     let duration = seconds.map(Duration::from_secs);
     for (at, rule) in faults.iter().filter_map(|(at, rule)| Some((at, rule.as_ref()?))) {
@@ -62,7 +62,7 @@ pub(super) fn scenario(name: String, tree: Value<'_>, findings: &mut ConfigFindi
                 file.findings.error(*at, message, hint);
             }
         }
-        if whole && !kinds.is_empty() && !kinds.iter().any(|kind| can_hit(rule.kind, kind.transport)) {
+        if is_complete && !kinds.is_empty() && !kinds.iter().any(|kind| can_hit(rule.kind, kind.transport)) {
             let kind = fault_name(rule.kind);
             let message = format!("no kind of server in this scenario can have the fault `{kind}`");
             let transport = if rule.kind.victim_class() == VictimClass::Remote { "remote" } else { "stdio" };
@@ -159,7 +159,7 @@ fn script(fields: &mut TableReader<'_, '_>) -> SimScript {
         _ => serde_json::Map::new(),
     };
     let words: Vec<&str> = known.keys().map(String::as_str).collect();
-    let mut said = serde_json::Map::new();
+    let mut values = serde_json::Map::new();
     for (key, mut value) in table {
         let (key, at, value_at) = (key.name.into_owned(), key.span, value.span);
         if let Some((_, hint)) = DRAWN.iter().find(|(drawn, _)| *drawn == key) {
@@ -177,7 +177,7 @@ fn script(fields: &mut TableReader<'_, '_>) -> SimScript {
         let value = json(value.take());
         let alone = serde_json::Value::Object([(key.clone(), value.clone())].into_iter().collect());
         match serde_json::from_value::<SimScript>(alone) {
-            Ok(_) => drop(said.insert(key, value)),
+            Ok(_) => drop(values.insert(key, value)),
             Err(error) => {
                 let hint = "see the option of this name in `satellite sim-server --help`";
                 fields.findings.error(value_at, format!("`{key}` is invalid: {error}"), hint);
@@ -185,7 +185,7 @@ fn script(fields: &mut TableReader<'_, '_>) -> SimScript {
         }
     }
     // The keys are independent, so they are valid together.
-    serde_json::from_value(serde_json::Value::Object(said)).unwrap_or_default()
+    serde_json::from_value(serde_json::Value::Object(values)).unwrap_or_default()
 }
 
 fn json(value: ValueInner<'_>) -> serde_json::Value {
@@ -258,9 +258,9 @@ struct ScenarioPolicies {
     connect_permits: Option<usize>,
 }
 
-fn set_if_given<T>(typed: Option<T>, meant: &mut T) {
+fn set_if_given<T>(typed: Option<T>, target: &mut T) {
     if let Some(typed) = typed {
-        *meant = typed;
+        *target = typed;
     }
 }
 
@@ -328,7 +328,7 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
     let kind = fields.one_of("kind", &FAULTS);
     let [at_there, every_there, from_there, until_there] =
         ["at", "every", "from", "until"].map(|key| fields.contains_key(key));
-    let once = read_moment(fields, "at");
+    let moment = read_moment(fields, "at");
     let every = fields.positive("every");
     let from = read_moment(fields, "from").unwrap_or(RunMoment::Share(QUIET));
     let until = read_moment(fields, "until").unwrap_or(RunMoment::Share(0.75));
@@ -345,7 +345,7 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
             if from_there || until_there {
                 wrong("`from` and `until` require `every`".to_owned(), "remove them");
             }
-            once.map(FaultTiming::At)
+            moment.map(FaultTiming::At)
         }
         (false, true) => every.map(|mean| FaultTiming::Every { mean, from, until }),
         (true, true) => {

@@ -246,7 +246,7 @@ impl ServerWorld for ProcessWorld {
 }
 
 /// Returns the descendants of this process, including zombies and those adopted by its reaper.
-fn descendants(ours: u32) -> Vec<u32> {
+fn descendants(root_pid: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
@@ -254,12 +254,12 @@ fn descendants(ours: u32) -> Vec<u32> {
         children.entry(parent).or_default().push(pid);
     }
     // The reaper has no other child than this process.
-    let top = if is_orphan(ours) { Some(ours) } else { parent_of(ours) };
+    let top = if is_orphan(root_pid) { Some(root_pid) } else { parent_of(root_pid) };
     let mut open = Vec::from_iter(top);
     let mut found = Vec::new();
     while let Some(pid) = open.pop() {
         for child in children.remove(&pid).unwrap_or_default() {
-            if child != ours {
+            if child != root_pid {
                 found.push(child);
             }
             open.push(child);

@@ -73,10 +73,10 @@ impl ServerWorld for SimWorld {
     }
 
     fn set_script(&self, nth: InstanceNo, script: Option<SimScript>) -> Result<(), String> {
-        let mut over = self.overrides.scripts();
+        let mut scripts = self.overrides.scripts();
         match script {
-            Some(script) => drop(over.insert(nth, Arc::new(script))),
-            None => drop(over.remove(&nth)),
+            Some(script) => drop(scripts.insert(nth, Arc::new(script))),
+            None => drop(scripts.remove(&nth)),
         }
         Ok(())
     }
@@ -104,7 +104,7 @@ impl ServerWorld for SimWorld {
             match what.kind {
                 FaultKind::Unauthorized => {
                     let wanted = (CREDENTIAL.to_owned(), credential(what).into());
-                    remote.change(|manner| manner.required_header = Some(wanted));
+                    remote.change(|config| config.required_header = Some(wanted));
                     hand.trigger_detection(nth).await;
                 }
                 FaultKind::SessionLost => {

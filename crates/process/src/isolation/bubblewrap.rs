@@ -8,7 +8,7 @@ use super::jail::{MountKind, SandboxSpec, SandboxUser};
 use super::{SandboxCommand, SandboxLauncher};
 use mcp_satellite_actors::model::settings::SANDBOX_USER;
 
-const OWN_WORDS: [&str; 2] = ["bwrap: ", "setpriv: "];
+const OWN_MESSAGES: [&str; 2] = ["bwrap: ", "setpriv: "];
 
 pub(super) struct Bubblewrap {
     pub(super) path: PathBuf,
@@ -27,7 +27,7 @@ impl SandboxLauncher for Bubblewrap {
     fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool {
         |code, said| {
             code.is_some_and(|code| code != 0)
-                && said.lines().any(|line| OWN_WORDS.iter().any(|own| line.starts_with(own)))
+                && said.lines().any(|line| OWN_MESSAGES.iter().any(|own| line.starts_with(own)))
         }
     }
 

@@ -73,10 +73,10 @@ pub(super) enum SandboxUser {
 impl SandboxSpec {
     pub(super) fn new(policy: &IsolationPolicy, team: &str, home: &Path, identity: SandboxUser) -> Self {
         let same = |path: &str, kind| SandboxMount { source: path.into(), target: path.into(), kind };
-        let there = |path: &&&str| Path::new(path).exists();
+        let exists = |path: &&&str| Path::new(path).exists();
         let mut mounts: Vec<SandboxMount> =
-            SYSTEM.iter().chain(&ETC).filter(there).map(|path| same(path, MountKind::ReadOnly)).collect();
-        mounts.extend(DEVICES.iter().filter(there).map(|path| same(path, MountKind::Device)));
+            SYSTEM.iter().chain(&ETC).filter(exists).map(|path| same(path, MountKind::ReadOnly)).collect();
+        mounts.extend(DEVICES.iter().filter(exists).map(|path| same(path, MountKind::Device)));
         mounts.push(SandboxMount { source: home.into(), target: HOME.into(), kind: MountKind::Writable });
         mounts.extend(policy.binds.iter().map(|bind| SandboxMount {
             source: bind.source.clone(),
@@ -101,10 +101,10 @@ impl SandboxSpec {
 
     pub(super) fn has_directory(&self, path: &Path) -> bool {
         let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-        let made = self.directories();
+        let created = self.directories();
         plain
             && (path == Path::new("/tmp")
-                || made.iter().any(|directory| directory == path)
+                || created.iter().any(|directory| directory == path)
                 || self.mounts.iter().any(|mount| {
                     let below = path.strip_prefix(&mount.target);
                     below.is_ok_and(|below| mount.source.join(below).is_dir())

@@ -402,12 +402,12 @@ impl LaunchFactory {
                 is_machine_fault: error.is_machine_fault(),
             })?;
             let ProcessLink { reader, writer, stderr, mut process, guard } = link;
-            let mut said = String::new();
-            BufReader::new(reader).read_line(&mut said).await.map_err(|error| error.to_string())?;
+            let mut output = String::new();
+            BufReader::new(reader).read_line(&mut output).await.map_err(|error| error.to_string())?;
             drop(writer);
             let end = process.wait().await;
             drop(guard);
-            if said.trim() == "works" && end.code == Some(7) {
+            if output.trim() == "works" && end.code == Some(7) {
                 return Ok(());
             }
             let mut complaint = Vec::new();
@@ -416,13 +416,13 @@ impl LaunchFactory {
                 let _ = stderr.take(COMPLAINT_MAX).read_to_end(&mut complaint).await;
             }
             let complaint = String::from_utf8_lossy(&complaint);
-            let words: Vec<&str> = complaint.split_whitespace().collect();
-            let words = if words.is_empty() { "no output".to_owned() } else { words.join(" ") };
-            Err(format!("trial run failed: {words}").into())
+            let text: Vec<&str> = complaint.split_whitespace().collect();
+            let text = if text.is_empty() { "no output".to_owned() } else { text.join(" ") };
+            Err(format!("trial run failed: {text}").into())
         };
         let tried = tokio::time::timeout(TRIAL_PATIENCE, trial).await;
-        let late = || format!("trial run did not end within {} s", TRIAL_PATIENCE.as_secs());
-        tried.unwrap_or_else(|_elapsed| Err(late().into()))
+        let timed_out = || format!("trial run did not end within {} s", TRIAL_PATIENCE.as_secs());
+        tried.unwrap_or_else(|_elapsed| Err(timed_out().into()))
     }
 }
 
@@ -534,14 +534,14 @@ fn limits(
     policy: &IsolationPolicy,
     depth: usize,
     identity: SandboxUser,
-    whole: CgroupControllers,
+    controllers: CgroupControllers,
 ) -> (ResourceLimits, CgroupLimits) {
     let depth = depth as u64;
     let each = ResourceLimits {
-        address_space: policy.memory_max.filter(|_| !whole.memory),
+        address_space: policy.memory_max.filter(|_| !controllers.memory),
         cpu_seconds: policy.cpu_time_max.map(|time| time.as_secs().max(1)),
         // As root, the sandbox's own processes belong to another user and do not count; otherwise they do.
-        processes: policy.processes_max.filter(|_| !whole.processes).map(|limit| match identity {
+        processes: policy.processes_max.filter(|_| !controllers.processes).map(|limit| match identity {
             SandboxUser::Outside => limit,
             SandboxUser::Inside { .. } => limit + depth,
         }),
@@ -549,8 +549,8 @@ fn limits(
         file_size: policy.file_size_max,
     };
     let all = CgroupLimits {
-        memory_bytes: policy.memory_max.filter(|_| whole.memory),
-        processes: policy.processes_max.filter(|_| whole.processes).map(|limit| limit + depth),
+        memory_bytes: policy.memory_max.filter(|_| controllers.memory),
+        processes: policy.processes_max.filter(|_| controllers.processes).map(|limit| limit + depth),
     };
     (each, all)
 }

@@ -90,8 +90,8 @@ impl TeamUids {
         }
         let UidRange { first, last } = self.range;
         let mut after = self.assigned_ids.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let taken: Vec<u32> = after.values().copied().collect();
-        let free = (first..=last).find(|id| !taken.contains(id));
+        let used_ids: Vec<u32> = after.values().copied().collect();
+        let free = (first..=last).find(|id| !used_ids.contains(id));
         let id = free.ok_or_else(|| "every user id of uid_range was given to a team: extend the range".to_owned())?;
         after.insert(team.to_string(), id);
         // Stored before use: after a kill the id is not given to another team.

@@ -118,16 +118,16 @@ impl Cgroups {
     /// contain processes itself (except the root), so satellite and reaper move into a leaf first. If other processes
     /// remain, that fails and is undone. Without a reaper the satellite may be embedded in a host and is not moved.
     fn enable_controllers(&self, parent: &Path) -> CgroupControllers {
-        let there = CgroupControllers::from_file(&parent.join("cgroup.controllers"));
-        let passed = |directory: &Path| CgroupControllers::from_file(&directory.join("cgroup.subtree_control"));
-        let pass = |directory: &Path| {
-            let _ = fs::write(directory.join("cgroup.subtree_control"), there.to_string());
-            passed(directory) == there
+        let available = CgroupControllers::from_file(&parent.join("cgroup.controllers"));
+        let delegated = |directory: &Path| CgroupControllers::from_file(&directory.join("cgroup.subtree_control"));
+        let delegate = |directory: &Path| {
+            let _ = fs::write(directory.join("cgroup.subtree_control"), available.to_string());
+            delegated(directory) == available
         };
-        if there == CgroupControllers::default() {
-            return there;
+        if available == CgroupControllers::default() {
+            return available;
         }
-        if passed(parent) != there && !pass(parent) {
+        if delegated(parent) != available && !delegate(parent) {
             let Some(reaper) = super::reaper_pid() else { return CgroupControllers::default() };
             let leaf = self.base.join(LEAF);
             let moved = |into: &Path| {
@@ -135,13 +135,13 @@ impl Cgroups {
                     .iter()
                     .all(|pid| fs::write(into.join("cgroup.procs"), pid.to_string()).is_ok())
             };
-            if fs::create_dir(&leaf).is_err() || !moved(&leaf) || !pass(parent) {
+            if fs::create_dir(&leaf).is_err() || !moved(&leaf) || !delegate(parent) {
                 moved(parent);
                 let _ = fs::remove_dir(&leaf);
                 return CgroupControllers::default();
             }
         }
-        if pass(&self.base) { there } else { CgroupControllers::default() }
+        if delegate(&self.base) { available } else { CgroupControllers::default() }
     }
 }
 
@@ -155,9 +155,9 @@ impl CgroupControllers {
 
 impl fmt::Display for CgroupControllers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let words = [(self.memory, "+memory"), (self.processes, "+pids")];
-        let words: Vec<&str> = words.into_iter().filter_map(|(has, word)| has.then_some(word)).collect();
-        f.write_str(&words.join(" "))
+        let controllers = [(self.memory, "+memory"), (self.processes, "+pids")];
+        let controllers: Vec<&str> = controllers.into_iter().filter_map(|(has, word)| has.then_some(word)).collect();
+        f.write_str(&controllers.join(" "))
     }
 }
 
@@ -256,7 +256,7 @@ impl LeftoverCgroups {
     }
 
     pub fn kill_and_remove(&self) -> bool {
-        let mut gone = true;
+        let mut is_removed = true;
         for base in self.parents.iter().flat_map(|parent| directories(parent)) {
             let name = base.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             if !name.starts_with(&self.prefix) {
@@ -264,11 +264,11 @@ impl LeftoverCgroups {
             }
             for run in directories(&base).into_iter().filter(|directory| !directory.ends_with(LEAF)) {
                 let _ = fs::write(run.join("cgroup.kill"), "1");
-                gone &= !is_populated(&run);
+                is_removed &= !is_populated(&run);
             }
             remove(&base);
         }
-        gone
+        is_removed
     }
 }
 

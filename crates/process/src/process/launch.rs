@@ -70,8 +70,8 @@ pub(crate) enum LaunchError {
     System(#[from] io::Error),
     #[error("cannot create its cgroup: {}", reason(.0))]
     Cgroup(#[source] io::Error),
-    #[error("the sandbox {sandbox} failed: {said}")]
-    Sandbox { sandbox: &'static str, said: String },
+    #[error("the sandbox {sandbox} failed: {output}")]
+    Sandbox { sandbox: &'static str, output: String },
     #[error("the satellite is ending")]
     ShuttingDown,
     #[error("the thread that starts processes failed: restart the satellite")]

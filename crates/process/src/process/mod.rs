@@ -70,7 +70,7 @@ use mcp_satellite_files::data_dir::DataDir;
 // Pause between two checks whether the server in a sandbox has started.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 // Maximum number of bytes of stderr that are read from a sandbox that ends at once.
-const SAID_MAX: u64 = 1024;
+const OUTPUT_MAX: u64 = 1024;
 
 // Process id of the reaper, the parent of this process, if there is one.
 static REAPER: OnceLock<u32> = OnceLock::new();
@@ -138,14 +138,14 @@ impl ProcessLauncher {
         let StartedProcess { tree, guard, stdin, stdout, stderr } = started;
         let mut stderr = pipe::Receiver::from_owned_fd(stderr)?;
         let ended = LeaderPidfd(Arc::clone(&tree)).into_async_fd()?;
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         if let Some(Confinement { sandbox, is_own_failure, .. }) = confinement {
             while !tree.find_sandboxed_server()? {
                 if let Some(end) = tree.end() {
-                    said = read_final_stderr(&mut stderr).await;
-                    let words = String::from_utf8_lossy(&said);
-                    if is_own_failure(end.code, &words) {
-                        return Err(LaunchError::Sandbox { sandbox, said: join_lines(&words) });
+                    output = read_final_stderr(&mut stderr).await;
+                    let text = String::from_utf8_lossy(&output);
+                    if is_own_failure(end.code, &text) {
+                        return Err(LaunchError::Sandbox { sandbox, output: join_lines(&text) });
                     }
                     // The server itself ended before it was seen.
                     break;
@@ -153,7 +153,7 @@ impl ProcessLauncher {
                 tokio::time::sleep(LOOK_PAUSE).await;
             }
         }
-        let stderr = io::Cursor::new(said).chain(stderr);
+        let stderr = io::Cursor::new(output).chain(stderr);
         let complained = Arc::new(AtomicBool::new(false));
         let stderr: Box<dyn tokio::io::AsyncRead + Send + Unpin> =
             if confinement.is_some_and(|confinement| confinement.limits.address_space.is_some()) {
@@ -179,14 +179,14 @@ impl ProcessLauncher {
 }
 
 async fn read_final_stderr(stderr: &mut pipe::Receiver) -> Vec<u8> {
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     // Another process may keep the pipe open, so the wait is bounded.
-    let _ = tokio::time::timeout(Duration::from_millis(250), stderr.take(SAID_MAX).read_to_end(&mut said)).await;
-    said
+    let _ = tokio::time::timeout(Duration::from_millis(250), stderr.take(OUTPUT_MAX).read_to_end(&mut output)).await;
+    output
 }
 
-fn join_lines(said: &str) -> String {
-    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+fn join_lines(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if lines.is_empty() { "it ended without output".to_owned() } else { lines.join("; ") }
 }
 

@@ -113,7 +113,7 @@ impl ProcessCensus {
     /// group or session, and their descendants.
     pub(super) fn members_under(&self, leaders: &HashSet<u32>) -> HashMap<u32, u32> {
         let mut found: HashMap<u32, Option<u32>> = HashMap::new();
-        let mut way = Vec::new();
+        let mut path = Vec::new();
         for stat in self.all.values() {
             let mut at = Some(stat);
             let leader = loop {
@@ -122,17 +122,17 @@ impl ProcessCensus {
                     break *known;
                 }
                 let own = [stat.pid, stat.group, stat.session].into_iter().find(|number| leaders.contains(number));
-                way.push(stat.pid);
+                path.push(stat.pid);
                 // A parent is older than its child. If it is not, its number was reused during the scan.
                 at = match own {
                     Some(leader) => break Some(leader),
                     None => self.all.get(&stat.parent).filter(|parent| parent.start_time <= stat.start_time),
                 };
-                if way.contains(&at.map_or(0, |parent| parent.pid)) {
+                if path.contains(&at.map_or(0, |parent| parent.pid)) {
                     break None;
                 }
             };
-            found.extend(way.drain(..).map(|pid| (pid, leader)));
+            found.extend(path.drain(..).map(|pid| (pid, leader)));
         }
         let alive = |pid: &u32| self.all.get(pid).is_some_and(|stat| stat.alive);
         found.into_iter().filter_map(|(pid, leader)| Some((pid, leader?))).filter(|(pid, _)| alive(pid)).collect()

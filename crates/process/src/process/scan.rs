@@ -72,10 +72,10 @@ impl TreeScanner {
         if tree.is_empty(None) {
             return self.reap_and_sweep(tree);
         }
-        let (tell, told) = oneshot::channel();
-        let _ = self.0.send(ScanOrder::Watch(WatchedTree { tree: Arc::clone(tree), reply: Some(tell) }));
+        let (reply_sender, reply_receiver) = oneshot::channel();
+        let _ = self.0.send(ScanOrder::Watch(WatchedTree { tree: Arc::clone(tree), reply: Some(reply_sender) }));
         // The thread has ended: kill and reap the tree here.
-        if told.await.is_err() {
+        if reply_receiver.await.is_err() {
             tree.kill();
             tree.reap();
         }
@@ -187,8 +187,8 @@ impl ScanLoop {
         let due: Vec<bool> = self.watched.iter().map(|one| ended(one) || one.tree.is_kill_requested()).collect();
         let in_question = self.watched.iter().zip(&due).any(|(one, due)| *due && one.tree.needs_census());
         // A census fails if descriptors or memory are short; the next one may succeed.
-        let asked = !self.terminating.is_empty() || !self.to_terminate.is_empty() || !self.to_sweep.is_empty();
-        let census = (in_question || asked).then(ProcessCensus::take).and_then(Result::ok);
+        let is_requested = !self.terminating.is_empty() || !self.to_terminate.is_empty() || !self.to_sweep.is_empty();
+        let census = (in_question || is_requested).then(ProcessCensus::take).and_then(Result::ok);
         if let Some(census) = &census {
             for tree in std::mem::take(&mut self.to_terminate) {
                 tree.terminate(census);
@@ -208,8 +208,8 @@ impl ScanLoop {
             if one.tree.is_empty(census.as_ref()) {
                 one.tree.reap();
                 self.to_sweep.extend(one.tree.mark_to_sweep().cloned());
-                if let Some(tell) = one.reply.take() {
-                    let _ = tell.send(());
+                if let Some(reply_sender) = one.reply.take() {
+                    let _ = reply_sender.send(());
                 }
                 return false;
             }

@@ -85,8 +85,8 @@ impl ExecImage {
         let its_stdout = move_above_stdio(its_stdout.into()).map_err(becoming)?;
         let its_stderr = move_above_stdio(its_stderr.into()).map_err(becoming)?;
         let its_failure = move_above_stdio(its_failure.into()).map_err(becoming)?;
-        let pointers = |words: &[CString]| -> Vec<*const c_char> {
-            words.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect()
+        let pointers = |arguments: &[CString]| -> Vec<*const c_char> {
+            arguments.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect()
         };
         let becomes = ExecPointers {
             standard: [its_stdin.as_raw_fd(), its_stdout.as_raw_fd(), its_stderr.as_raw_fd()],
@@ -211,8 +211,8 @@ pub(super) fn try_cgroup(cgroup: BorrowedFd<'_>) -> io::Result<()> {
 fn is_readable_within(failure: &PipeReader, patience: Duration) -> bool {
     let until = Instant::now() + patience;
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        let remaining = until.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(failure.as_fd(), PollFlags::POLLIN)], timeout) {
             Ok(0) => return false,
             Err(nix::errno::Errno::EINTR) => {}

@@ -39,11 +39,11 @@ pub(super) struct AuthorizationPage {
 }
 
 pub(super) async fn discover(
-    way: &Arc<OAuthHttp>,
+    http: &Arc<OAuthHttp>,
     url: &str,
     challenge: Option<&str>,
 ) -> Result<DiscoveredAuthority, OAuthError> {
-    let mut manager = AuthorizationManager::new_with_oauth_http_client(url, way.clone())
+    let mut manager = AuthorizationManager::new_with_oauth_http_client(url, http.clone())
         .await
         .map_err(|error| OAuthError::Unusable(error.to_string()))?;
     let resolved = manager.resolve_metadata_from_challenge(challenge).await.map_err(|error| match error {
@@ -75,10 +75,10 @@ pub(super) async fn discover(
         let Some(url) = url else { continue };
         let url =
             Url::parse(&url).map_err(|error| OAuthError::Unusable(format!("{what} is not a valid URL: {error}")))?;
-        way.check_url(what, &url)?;
+        http.check_url(what, &url)?;
     }
     let methods = extra("token_endpoint_auth_methods_supported").and_then(|value| value.as_array());
-    let takes = |wanted: &str| methods.is_some_and(|methods| methods.iter().any(|method| method == wanted));
+    let takes = |name: &str| methods.is_some_and(|methods| methods.iter().any(|method| method == name));
     let authority = AuthorizationServer {
         issuer: match &metadata.issuer {
             Some(issuer) => issuer.clone(),
@@ -91,7 +91,7 @@ pub(super) async fn discover(
         revocation_endpoint: text("revocation_endpoint"),
         secret_in_form: takes("client_secret_post") && !takes("client_secret_basic"),
     };
-    let called = way.resource().filter(|_| resolved.source == AuthorizationMetadataSource::ProtectedResourceMetadata);
+    let called = http.resource().filter(|_| resolved.source == AuthorizationMetadataSource::ProtectedResourceMetadata);
     manager.set_metadata(metadata.clone());
     Ok(DiscoveredAuthority { manager, metadata, authority, resource: called.unwrap_or_else(|| url.to_owned()) })
 }
@@ -117,15 +117,17 @@ impl DiscoveredAuthority {
 
     /// Returns the issuer that the redirect must come from, and true if the redirect must name it (RFC 9207).
     pub(super) fn expected_issuer(&self) -> (Option<String>, bool) {
-        let said = self.field("authorization_response_iss_parameter_supported").and_then(serde_json::Value::as_bool);
-        (self.metadata.issuer.clone(), said.unwrap_or(false))
+        let declared =
+            self.field("authorization_response_iss_parameter_supported").and_then(serde_json::Value::as_bool);
+        (self.metadata.issuer.clone(), declared.unwrap_or(false))
     }
 
     /// Returns the scopes to request: `asked`, otherwise those of the server, and in addition the scopes `before`,
     /// which were granted or lacking before.
-    pub(super) async fn select_scopes(&self, asked: &[String], before: &[String]) -> Vec<String> {
-        let wanted = if asked.is_empty() { self.manager.select_initial_scopes(&[]).await } else { asked.to_vec() };
-        let mut scopes = rules::union(wanted.iter().chain(before));
+    pub(super) async fn select_scopes(&self, configured: &[String], granted: &[String]) -> Vec<String> {
+        let requested_scopes =
+            if configured.is_empty() { self.manager.select_initial_scopes(&[]).await } else { configured.to_vec() };
+        let mut scopes = rules::union(requested_scopes.iter().chain(granted));
         let offers_offline = self.metadata.scopes_supported.iter().flatten().any(|scope| scope == OFFLINE);
         if offers_offline && !scopes.is_empty() && !scopes.iter().any(|scope| scope == OFFLINE) {
             scopes.push(OFFLINE.to_owned());
@@ -172,15 +174,15 @@ impl DiscoveredAuthority {
         self.manager.configure_client(OAuthClientConfig::new(client.id.clone(), redirect_uri)).map_err(unusable)?;
         let scopes: Vec<&str> = scopes.iter().map(String::as_str).collect();
         let url = self.manager.get_authorization_url(&scopes).await.map_err(unusable)?;
-        let given = |wanted: &str| {
+        let given = |requested_scopes: &str| {
             let url = Url::parse(&url).ok()?;
-            url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned())
+            url.query_pairs().find(|(name, _)| name == requested_scopes).map(|(_, value)| value.into_owned())
         };
         let state = given("state").unwrap_or_default();
-        let kept = states.load(&state).await.map_err(unusable)?;
-        let kept =
-            kept.ok_or_else(|| OAuthError::Unusable("the OAuth library has no state of the authorization".to_owned()))?;
+        let stored = states.load(&state).await.map_err(unusable)?;
+        let stored = stored
+            .ok_or_else(|| OAuthError::Unusable("the OAuth library has no state of the authorization".to_owned()))?;
         let resource = given("resource").unwrap_or(self.resource);
-        Ok(AuthorizationPage { url, state: state.into(), verifier: kept.pkce_verifier.into(), resource })
+        Ok(AuthorizationPage { url, state: state.into(), verifier: stored.pkce_verifier.into(), resource })
     }
 }

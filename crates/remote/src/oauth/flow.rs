@@ -19,13 +19,13 @@ use super::token::{self, DeviceAuthorization, TokenGrant, TokenResponse};
 use crate::TokenHolder;
 
 // Lifetime of an unfinished flow.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const FLOW_LIFETIME: Duration = Duration::from_secs(15 * 60);
 // Beyond this number the oldest flow is dropped.
 const FLOWS_MAX: usize = 64;
 // Increment for each `slow_down` response (RFC 8628).
 const SLOW_DOWN: Duration = Duration::from_secs(5);
 // Longest poll interval while the authorization server is unreachable.
-const AWAY_MAX: Duration = Duration::from_secs(30);
+const UNREACHABLE_INTERVAL_MAX: Duration = Duration::from_secs(30);
 
 pub struct FlowRequest {
     pub redirect_uri: String,
@@ -76,7 +76,7 @@ struct PendingFlow {
     registered: bool,
     resource: String,
     scopes: Vec<String>,
-    until: Instant,
+    deadline: Instant,
     return_path: FlowReturn,
 }
 
@@ -89,7 +89,7 @@ enum FlowReturn {
 impl PendingFlows {
     fn insert(&mut self, flow: PendingFlow) -> u64 {
         let now = Instant::now();
-        self.flows.retain(|_, flow| now < flow.until);
+        self.flows.retain(|_, flow| now < flow.deadline);
         if self.flows.len() >= FLOWS_MAX
             && let Some(first) = self.flows.keys().min().copied()
         {
@@ -101,7 +101,7 @@ impl PendingFlows {
     }
 
     fn get(&self, flow: u64) -> Result<PendingFlow, OAuthError> {
-        let known = self.flows.get(&flow).filter(|flow| Instant::now() < flow.until);
+        let known = self.flows.get(&flow).filter(|flow| Instant::now() < flow.deadline);
         known.cloned().ok_or_else(|| {
             OAuthError::Unusable("the authorization has expired or is completed; start it again".to_owned())
         })
@@ -120,34 +120,34 @@ impl Grants {
                 "OAuth needs a remote server without `bearer_token` or `Authorization` header in the configuration";
             OAuthError::Unusable(why.to_owned())
         })?;
-        let (plan, challenge, before) = {
+        let (plan, challenge, granted_before) = {
             let mut state = self.state();
             let plan = state.plan(&holder.id);
-            let held = state.instance_grant(&holder.id);
-            let granted = held.grant(&holder, &plan).map(|grant| grant.scopes.clone()).unwrap_or_default();
-            let before = rules::union(granted.iter().chain(&held.missing_scopes));
-            (plan, held.challenge.clone(), before)
+            let instance_grant = state.instance_grant(&holder.id);
+            let granted = instance_grant.grant(&holder, &plan).map(|grant| grant.scopes.clone()).unwrap_or_default();
+            let granted_before = rules::union(granted.iter().chain(&instance_grant.missing_scopes));
+            (plan, instance_grant.challenge.clone(), granted_before)
         };
         if plan.machine {
             self.renew(&holder).await?;
             return Ok(FlowStart::Granted);
         }
-        let way = self.oauth_http(&holder.url)?;
-        let mut found = discovery::discover(&way, &holder.url, challenge.as_deref()).await?;
+        let http = self.oauth_http(&holder.url)?;
+        let mut found = discovery::discover(&http, &holder.url, challenge.as_deref()).await?;
         found.check_issuer(&plan)?;
-        let asked = if wanted.scopes.is_empty() { &plan.scopes } else { &wanted.scopes };
-        let scopes = found.select_scopes(asked, &before).await;
+        let requested_scopes = if wanted.scopes.is_empty() { &plan.scopes } else { &wanted.scopes };
+        let scopes = found.select_scopes(requested_scopes, &granted_before).await;
         let client = found.obtain_client(&plan, &wanted.redirect_uri, &scopes).await?;
         let authority = found.authority.clone();
-        let flow = |resource, until, way| PendingFlow {
+        let flow = |resource, deadline, return_path| PendingFlow {
             holder: holder.clone(),
             authority: authority.clone(),
             client: client.clone(),
             registered: plan.client_id.is_none(),
             resource,
             scopes: scopes.clone(),
-            until,
-            return_path: way,
+            deadline,
+            return_path,
         };
         if wanted.device {
             let Some(url) = found.device_endpoint() else {
@@ -155,7 +155,7 @@ impl Grants {
                 return Err(OAuthError::Unusable(why.to_owned()));
             };
             let device =
-                token::request_device_authorization(&way, &url, &authority, &client, &found.resource, &scopes).await?;
+                token::request_device_authorization(&http, &url, &authority, &client, &found.resource, &scopes).await?;
             let DeviceAuthorization {
                 code,
                 user_code,
@@ -164,8 +164,8 @@ impl Grants {
                 expires_in,
                 interval,
             } = device;
-            let until = Instant::now() + expires_in.min(PATIENCE);
-            let flow = flow(found.resource, until, FlowReturn::Device { code, interval });
+            let deadline = Instant::now() + expires_in.min(FLOW_LIFETIME);
+            let flow = flow(found.resource, deadline, FlowReturn::Device { code, interval });
             let flow = self.state().flows.insert(flow);
             return Ok(FlowStart::Device(DevicePrompt {
                 flow,
@@ -180,7 +180,7 @@ impl Grants {
         let AuthorizationPage { url, state, verifier, resource } = page;
         let redirect_uri = wanted.redirect_uri;
         let back = FlowReturn::Browser { state, verifier, redirect_uri, issuer, issuer_required: issuer_is_said };
-        let flow = flow(resource, Instant::now() + PATIENCE, back);
+        let flow = flow(resource, Instant::now() + FLOW_LIFETIME, back);
         let flow = self.state().flows.insert(flow);
         Ok(FlowStart::Page { flow, url })
     }
@@ -225,8 +225,8 @@ impl Grants {
     }
 
     async fn request_token(&self, flow: &PendingFlow, ask: TokenGrant<'_>) -> Result<TokenResponse, OAuthError> {
-        let way = self.oauth_http(&flow.holder.url)?;
-        token::request_token(&way, &flow.authority, &flow.client, &flow.resource, ask).await
+        let http = self.oauth_http(&flow.holder.url)?;
+        token::request_token(&http, &flow.authority, &flow.client, &flow.resource, ask).await
     }
 
     async fn poll_device_token(
@@ -242,7 +242,7 @@ impl Grants {
                 Ok(issued) => return Ok(issued),
                 Err(OAuthError::Refused { error, .. }) if error == "authorization_pending" => {}
                 Err(OAuthError::Refused { error, .. }) if error == "slow_down" => interval += SLOW_DOWN,
-                Err(OAuthError::Unavailable(_)) => interval = (interval * 2).min(AWAY_MAX),
+                Err(OAuthError::Unavailable(_)) => interval = (interval * 2).min(UNREACHABLE_INTERVAL_MAX),
                 Err(trouble) => return Err(trouble),
             }
             // Fails if the flow has expired.
@@ -273,7 +273,7 @@ fn parse_redirect(
         return Err(bad("this URL belongs to another authorization: its `state` does not match"));
     }
     match (given("iss"), issuer) {
-        (Some(said), Some(issuer)) if said != issuer => {
+        (Some(received), Some(issuer)) if received != issuer => {
             return Err(bad(&format!("the response does not come from the issuer `{issuer}`")));
         }
         (None, _) if issuer_is_said => return Err(bad("the response does not name its issuer (`iss`)")),

@@ -118,23 +118,23 @@ impl From<&Grant> for StoredGrant {
 }
 
 impl From<StoredGrant> for Grant {
-    fn from(kept: StoredGrant) -> Self {
+    fn from(stored: StoredGrant) -> Self {
         Self {
-            id: InstanceId::new(kept.team.as_str().into(), kept.user.as_str().into(), kept.installation.into()),
-            url: kept.url,
-            resource: kept.resource,
+            id: InstanceId::new(stored.team.as_str().into(), stored.user.as_str().into(), stored.installation.into()),
+            url: stored.url,
+            resource: stored.resource,
             authority: AuthorizationServer {
-                issuer: kept.issuer,
-                token_endpoint: kept.token_endpoint,
-                revocation_endpoint: kept.revocation_endpoint,
-                secret_in_form: kept.secret_in_form,
+                issuer: stored.issuer,
+                token_endpoint: stored.token_endpoint,
+                revocation_endpoint: stored.revocation_endpoint,
+                secret_in_form: stored.secret_in_form,
             },
-            client: OAuthClient { id: kept.client_id, secret: kept.client_secret.map(Secret::from) },
-            scopes: kept.scopes,
-            access_token: kept.access_token.into(),
-            refresh_token: kept.refresh_token.map(Secret::from),
-            received_at: kept.received_at,
-            lifetime: kept.expires_in.map(Duration::from_secs),
+            client: OAuthClient { id: stored.client_id, secret: stored.client_secret.map(Secret::from) },
+            scopes: stored.scopes,
+            access_token: stored.access_token.into(),
+            refresh_token: stored.refresh_token.map(Secret::from),
+            received_at: stored.received_at,
+            lifetime: stored.expires_in.map(Duration::from_secs),
         }
     }
 }
@@ -185,14 +185,14 @@ impl GrantStore {
     fn load(directory: &DataDir, name: &str) -> Result<Grant, String> {
         let bytes = directory.read(name, FILE_MAX).map_err(|error| error.to_string())?.ok_or("the file was removed")?;
         // The serde error would contain the value, which may be a secret.
-        let kept: StoredGrant = serde_json::from_slice(&bytes).map_err(|_| "the file is damaged")?;
-        if kept.version != VERSION {
+        let stored: StoredGrant = serde_json::from_slice(&bytes).map_err(|_| "the file is damaged")?;
+        if stored.version != VERSION {
             return Err(format!(
                 "the file has version {}, and this satellite supports version {VERSION}",
-                kept.version
+                stored.version
             ));
         }
-        let grant = Grant::from(kept);
+        let grant = Grant::from(stored);
         // A copy under another name must not become the grant of another instance.
         if file_name(&grant.id) != name {
             return Err("the file belongs to another instance".to_owned());

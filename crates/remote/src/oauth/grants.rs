@@ -50,7 +50,7 @@ pub struct Grants(Arc<GrantsInner>);
 struct GrantsInner {
     store: GrantStore,
     clients: Arc<HttpClients>,
-    state: Mutex<GrantKeeperState>,
+    state: Mutex<GrantState>,
     token_listener: OnceLock<TokenListener>,
     tasks: TaskTracker,
     // The next due time may have changed.
@@ -58,7 +58,7 @@ struct GrantsInner {
 }
 
 #[derive(Default)]
-pub(super) struct GrantKeeperState {
+pub(super) struct GrantState {
     instances: HashMap<InstanceId, InstanceGrant>,
     plans: BTreeMap<InstanceId, Arc<OAuthPlan>>,
     pub(super) flows: PendingFlows,
@@ -106,15 +106,15 @@ impl InstanceGrant {
 impl Grants {
     pub fn open(data_dir: &DataDir, clients: Arc<HttpClients>) -> io::Result<Self> {
         let (store, grants) = GrantStore::open(data_dir)?;
-        let held = grants.into_iter().map(|grant| {
-            let held = InstanceGrant {
+        let instances = grants.into_iter().map(|grant| {
+            let instance_grant = InstanceGrant {
                 due: renewal_due(&grant),
                 grant: Some(Arc::new(grant.clone())),
                 ..InstanceGrant::default()
             };
-            (grant.id, held)
+            (grant.id, instance_grant)
         });
-        let state = GrantKeeperState { instances: held.collect(), ..GrantKeeperState::default() };
+        let state = GrantState { instances: instances.collect(), ..GrantState::default() };
         Ok(Self(Arc::new(GrantsInner {
             store,
             clients,
@@ -125,9 +125,9 @@ impl Grants {
         })))
     }
 
-    pub fn set_token_listener(&self, teller: TokenListener) {
+    pub fn set_token_listener(&self, listener: TokenListener) {
         // There is only one runtime, and it calls this once at its start.
-        let _ = self.0.token_listener.set(teller);
+        let _ = self.0.token_listener.set(listener);
     }
 
     /// Replaces the list of instances and their authorization plans. If the list is `complete`, grants for servers
@@ -143,59 +143,74 @@ impl Grants {
         let known = state.plans.clone();
         let mut holders: HashMap<_, _> =
             specs.iter().filter_map(TokenHolder::from_spec).map(|of| (of.id.clone(), of)).collect();
-        let mut gone = Vec::new();
-        for (id, held) in &mut state.instances {
-            let before = std::mem::replace(&mut held.holder, holders.remove(id));
-            if held.holder.is_none() && before.is_some() {
-                held.last_plan = known.get(id).cloned();
+        let mut removed = Vec::new();
+        for (id, instance_grant) in &mut state.instances {
+            let previous = std::mem::replace(&mut instance_grant.holder, holders.remove(id));
+            if instance_grant.holder.is_none() && previous.is_some() {
+                instance_grant.last_plan = known.get(id).cloned();
             }
-            if before.is_some_and(|before| held.holder.as_ref().is_some_and(|holder| holder.url != before.url)) {
-                held.reset_server_state();
+            if previous
+                .is_some_and(|previous| instance_grant.holder.as_ref().is_some_and(|holder| holder.url != previous.url))
+            {
+                instance_grant.reset_server_state();
             }
-            let is_for = |url: &String| held.grant.as_ref().is_some_and(|grant| grant.url == *url);
-            if complete && held.holder.as_ref().is_some_and(|holder| !is_for(&holder.url)) {
-                gone.extend(held.grant.take());
-                held.due = None;
+            let is_for = |url: &String| instance_grant.grant.as_ref().is_some_and(|grant| grant.url == *url);
+            if complete && instance_grant.holder.as_ref().is_some_and(|holder| !is_for(&holder.url)) {
+                removed.extend(instance_grant.grant.take());
+                instance_grant.due = None;
             }
         }
         for (id, holder) in holders {
             state.instances.entry(id).or_default().holder = Some(holder);
         }
-        state.instances.retain(|_, held| held.holder.is_some() || held.grant.is_some() || held.renewal.is_some());
-        let before = std::mem::replace(&mut state.plans, plans);
-        let GrantKeeperState { instances: held, plans, .. } = &*state;
-        let changed = held.keys().filter(|id| before.get(*id) != plans.get(*id)).cloned().collect();
-        let gone: Vec<_> =
-            gone.into_iter().map(|grant| (before.get(&grant.id).cloned().unwrap_or_default(), grant)).collect();
+        state.instances.retain(|_, instance_grant| {
+            instance_grant.holder.is_some() || instance_grant.grant.is_some() || instance_grant.renewal.is_some()
+        });
+        let previous = std::mem::replace(&mut state.plans, plans);
+        let GrantState { instances, plans, .. } = &*state;
+        let changed = instances.keys().filter(|id| previous.get(*id) != plans.get(*id)).cloned().collect();
+        let removed: Vec<_> =
+            removed.into_iter().map(|grant| (previous.get(&grant.id).cloned().unwrap_or_default(), grant)).collect();
         drop(state);
-        self.remove_and_revoke_all(gone);
+        self.remove_and_revoke_all(removed);
         self.0.changed.notify_one();
         changed
     }
 
     pub fn instances(&self) -> Vec<InstanceId> {
         let state = self.state();
-        state.instances.iter().filter(|(_, held)| held.grant.is_some()).map(|(id, _)| id.clone()).collect()
+        state
+            .instances
+            .iter()
+            .filter(|(_, instance_grant)| instance_grant.grant.is_some())
+            .map(|(id, _)| id.clone())
+            .collect()
     }
 
     /// Removes and revokes the grants of these instances, except those that are configured again.
     pub fn erase(&self, ids: &[InstanceId]) {
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         {
             let mut state = self.state();
             for id in ids {
-                let Some(held) = state.instances.get_mut(id).filter(|held| held.holder.is_none()) else { continue };
-                let plan = held.last_plan.take().unwrap_or_default();
-                gone.extend(held.grant.take().map(|grant| (plan, grant)));
-                held.due = None;
+                let Some(instance_grant) =
+                    state.instances.get_mut(id).filter(|instance_grant| instance_grant.holder.is_none())
+                else {
+                    continue;
+                };
+                let plan = instance_grant.last_plan.take().unwrap_or_default();
+                removed.extend(instance_grant.grant.take().map(|grant| (plan, grant)));
+                instance_grant.due = None;
             }
-            state.instances.retain(|_, held| held.holder.is_some() || held.grant.is_some() || held.renewal.is_some());
+            state.instances.retain(|_, instance_grant| {
+                instance_grant.holder.is_some() || instance_grant.grant.is_some() || instance_grant.renewal.is_some()
+            });
         }
-        self.remove_and_revoke_all(gone);
+        self.remove_and_revoke_all(removed);
     }
 
-    fn remove_and_revoke_all(&self, gone: Vec<(Arc<OAuthPlan>, Arc<Grant>)>) {
-        for (plan, grant) in gone {
+    fn remove_and_revoke_all(&self, removed: Vec<(Arc<OAuthPlan>, Arc<Grant>)>) {
+        for (plan, grant) in removed {
             let grants = self.clone();
             self.0.tasks.spawn(async move { grants.remove_and_revoke(grant, &plan).await });
         }
@@ -227,18 +242,18 @@ impl Grants {
     }
 
     async fn process_due(&self, now: Instant) {
-        let (mut renewed, mut kept) = (Vec::new(), Vec::new());
-        for held in self.state().instances.values_mut() {
-            if let Some(holder) = &held.holder
-                && held.due.take_if(|due| *due <= now).is_some()
+        let (mut renewed, mut to_store) = (Vec::new(), Vec::new());
+        for instance_grant in self.state().instances.values_mut() {
+            if let Some(holder) = &instance_grant.holder
+                && instance_grant.due.take_if(|due| *due <= now).is_some()
             {
                 renewed.push(holder.clone());
             }
-            if held.store_at.take_if(|at| *at <= now).is_some() {
-                kept.extend(held.grant.clone());
+            if instance_grant.store_at.take_if(|at| *at <= now).is_some() {
+                to_store.extend(instance_grant.grant.clone());
             }
         }
-        for grant in kept {
+        for grant in to_store {
             self.store_grant(&grant).await;
         }
         // Not awaited: each renewal is a task of its own.
@@ -252,7 +267,7 @@ impl Grants {
         let _ = tokio::time::timeout(LAST_ANSWERS, self.0.tasks.wait()).await;
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, GrantKeeperState> {
+    pub(super) fn state(&self) -> MutexGuard<'_, GrantState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -268,8 +283,8 @@ impl Grants {
     pub(super) fn renew(&self, holder: &TokenHolder) -> SharedRenewal {
         let mut state = self.state();
         let plan = state.plan(&holder.id);
-        let held = state.instance_grant(&holder.id);
-        if let Some((of, renewal)) = &held.renewal {
+        let instance_grant = state.instance_grant(&holder.id);
+        if let Some((of, renewal)) = &instance_grant.renewal {
             let (is_for_it, renewal) = (of.url == holder.url, renewal.clone());
             if is_for_it {
                 return renewal;
@@ -281,12 +296,12 @@ impl Grants {
             };
             return after.boxed().shared();
         }
-        if let Some((_, trouble)) = held.backoff.as_ref().filter(|(until, _)| Instant::now() < *until) {
+        if let Some((_, trouble)) = instance_grant.backoff.as_ref().filter(|(retry_at, _)| Instant::now() < *retry_at) {
             return ready(Err(trouble.clone())).boxed().shared();
         }
-        let grant = held.grant(holder, &plan).cloned();
+        let grant = instance_grant.grant(holder, &plan).cloned();
         let (grants, of) = (self.clone(), holder.clone());
-        self.start_renewal(held, holder, async move {
+        self.start_renewal(instance_grant, holder, async move {
             let renewed = match &grant {
                 _ if plan.machine => grants.request_machine_grant(&of, &plan).await,
                 Some(grant) => grants.refresh(grant, &plan).await,
@@ -304,7 +319,7 @@ impl Grants {
 
     fn start_renewal(
         &self,
-        held: &mut InstanceGrant,
+        instance_grant: &mut InstanceGrant,
         holder: &TokenHolder,
         work: impl Future<Output = Result<Secret, OAuthError>> + Send + 'static,
     ) -> SharedRenewal {
@@ -318,7 +333,7 @@ impl Grants {
             Err(OAuthError::Unavailable("an internal error of the satellite interrupted the authorization".to_owned()))
         };
         let renewal = task.map(move |outcome| outcome.unwrap_or_else(fault)).boxed().shared();
-        held.renewal = Some((holder.clone(), renewal.clone()));
+        instance_grant.renewal = Some((holder.clone(), renewal.clone()));
         renewal
     }
 
@@ -331,10 +346,10 @@ impl Grants {
         loop {
             let renewal = {
                 let mut state = self.state();
-                let held = state.instance_grant(&holder.id);
-                match &held.renewal {
+                let instance_grant = state.instance_grant(&holder.id);
+                match &instance_grant.renewal {
                     Some((_, renewal)) => renewal.clone(),
-                    None => return self.start_renewal(held, holder, work),
+                    None => return self.start_renewal(instance_grant, holder, work),
                 }
             };
             let _ = renewal.await;
@@ -349,9 +364,9 @@ impl Grants {
         let Some(refresh_token) = &grant.refresh_token else {
             return Err(OAuthError::Unusable("the authorization server has issued no refresh token".to_owned()));
         };
-        let (way, client) = (self.oauth_http(&grant.url)?, client_of(grant, plan));
+        let (http, client) = (self.oauth_http(&grant.url)?, client_of(grant, plan));
         let ask = TokenGrant::Refresh { token: refresh_token };
-        let issued = token::request_token(&way, &grant.authority, &client, &grant.resource, ask).await?;
+        let issued = token::request_token(&http, &grant.authority, &client, &grant.resource, ask).await?;
         let TokenResponse { access_token, refresh_token, lifetime, scopes } = issued;
         Ok(Grant {
             access_token,
@@ -366,14 +381,15 @@ impl Grants {
 
     // Client credentials: no person is involved.
     async fn request_machine_grant(&self, holder: &TokenHolder, plan: &OAuthPlan) -> Result<Grant, OAuthError> {
-        let challenge = self.state().instances.get(&holder.id).and_then(|held| held.challenge.clone());
-        let way = self.oauth_http(&holder.url)?;
-        let found = discovery::discover(&way, &holder.url, challenge.as_deref()).await?;
+        let challenge =
+            self.state().instances.get(&holder.id).and_then(|instance_grant| instance_grant.challenge.clone());
+        let http = self.oauth_http(&holder.url)?;
+        let found = discovery::discover(&http, &holder.url, challenge.as_deref()).await?;
         found.check_issuer(plan)?;
         let scopes = found.select_scopes(&plan.scopes, &[]).await;
         let client = OAuthClient { id: plan.client_id.clone().unwrap_or_default(), secret: plan.client_secret.clone() };
         let ask = TokenGrant::Machine { scopes: &scopes };
-        let issued = token::request_token(&way, &found.authority, &client, &found.resource, ask).await?;
+        let issued = token::request_token(&http, &found.authority, &client, &found.resource, ask).await?;
         Ok(new_grant(holder, found.authority, client.without_secret(), found.resource, scopes, issued))
     }
 
@@ -383,25 +399,30 @@ impl Grants {
         let (id, token, due) = (grant.id.clone(), grant.access_token.clone(), renewal_due(&grant));
         let grant = Arc::new(grant);
         self.store_grant(&grant).await;
-        let before = self.state().instances.get(&id).and_then(|held| Some(held.grant.as_ref()?.access_token.clone()));
-        if let Some(teller) = self.0.token_listener.get() {
+        let previous = self
+            .state()
+            .instances
+            .get(&id)
+            .and_then(|instance_grant| Some(instance_grant.grant.as_ref()?.access_token.clone()));
+        if let Some(listener) = self.0.token_listener.get() {
             // Runs to its end even after the timeout: until then the new token is not masked.
-            let telling = self.0.tasks.spawn(teller(id.clone(), before, token.clone()));
-            let _ = tokio::time::timeout(TELL_MAX, telling).await;
+            let notification = self.0.tasks.spawn(listener(id.clone(), previous, token.clone()));
+            let _ = tokio::time::timeout(TELL_MAX, notification).await;
         }
         let (is_wanted, plan) = {
             let mut state = self.state();
             let plan = state.plan(&id);
-            let held = state.instance_grant(&id);
-            let is_there = from.is_none_or(|from| held.grant.as_ref().is_some_and(|grant| Arc::ptr_eq(grant, &from)));
-            let serves = held.holder.as_ref().is_some_and(|holder| grant.is_valid_for(&holder.url, &plan));
-            let is_wanted = is_there && serves;
+            let instance_grant = state.instance_grant(&id);
+            let is_current =
+                from.is_none_or(|from| instance_grant.grant.as_ref().is_some_and(|grant| Arc::ptr_eq(grant, &from)));
+            let serves = instance_grant.holder.as_ref().is_some_and(|holder| grant.is_valid_for(&holder.url, &plan));
+            let is_wanted = is_current && serves;
             if is_wanted {
-                (held.failures, held.backoff) = (0, None);
-                held.missing_scopes.clear();
-                (held.grant, held.due) = (Some(Arc::clone(&grant)), due);
+                (instance_grant.failures, instance_grant.backoff) = (0, None);
+                instance_grant.missing_scopes.clear();
+                (instance_grant.grant, instance_grant.due) = (Some(Arc::clone(&grant)), due);
             } else {
-                held.grant.take_if(|of| of.url == grant.url);
+                instance_grant.grant.take_if(|of| of.url == grant.url);
             }
             (is_wanted, plan)
         };
@@ -416,9 +437,9 @@ impl Grants {
     }
 
     async fn store_grant(&self, grant: &Arc<Grant>) {
-        let (store, kept) = (self.0.store.clone(), Arc::clone(grant));
+        let (store, stored_grant) = (self.0.store.clone(), Arc::clone(grant));
         // A disk that hangs must not delay a token that is needed now.
-        let keeping = run_with_timeout(move || store.store(&kept)).await;
+        let keeping = run_with_timeout(move || store.store(&stored_grant)).await;
         let keeping = keeping.unwrap_or_else(|| Err(io::Error::other("the disk does not answer")));
         let keep_at = keeping.as_ref().err().map(|_| Instant::now() + KEEP_AGAIN);
         if let Err(error) = keeping {
@@ -431,8 +452,9 @@ impl Grants {
     fn record_failure(&self, holder: &TokenHolder, trouble: &OAuthError) {
         let name = &holder.name;
         let mut state = self.state();
-        let is_for = |held: &&mut InstanceGrant| held.holder.as_ref().is_some_and(|of| of.url == holder.url);
-        let Some(held) = state.instances.get_mut(&holder.id).filter(is_for) else { return };
+        let is_for =
+            |instance_grant: &&mut InstanceGrant| instance_grant.holder.as_ref().is_some_and(|of| of.url == holder.url);
+        let Some(instance_grant) = state.instances.get_mut(&holder.id).filter(is_for) else { return };
         if token::is_final(trouble) {
             tracing::warn!(
                 instance = %name,
@@ -441,11 +463,11 @@ impl Grants {
             );
             return;
         }
-        held.failures += 1;
-        let until = Instant::now() + rules::BACKOFF.delay(held.failures);
+        instance_grant.failures += 1;
+        let retry_at = Instant::now() + rules::BACKOFF.delay(instance_grant.failures);
         tracing::warn!(instance = %name, why = %trouble, "cannot renew an authorization now; trying again");
-        held.backoff = Some((until, trouble.clone()));
-        held.due = held.grant.is_some().then_some(until);
+        instance_grant.backoff = Some((retry_at, trouble.clone()));
+        instance_grant.due = instance_grant.grant.is_some().then_some(retry_at);
         drop(state);
         self.0.changed.notify_one();
     }
@@ -461,9 +483,9 @@ impl Grants {
         let (grant, plan) = {
             let mut state = self.state();
             let plan = state.plan(id);
-            let Some(held) = state.instances.get_mut(id) else { return Ok(false) };
-            held.due = None;
-            (held.grant.take(), plan)
+            let Some(instance_grant) = state.instances.get_mut(id) else { return Ok(false) };
+            instance_grant.due = None;
+            (instance_grant.grant.take(), plan)
         };
         let Some(grant) = grant else { return Ok(false) };
         self.remove(id).await;
@@ -494,16 +516,16 @@ impl Grants {
     }
 
     async fn revoke(&self, grant: &Grant, plan: &OAuthPlan) -> Result<(), OAuthError> {
-        let (way, client) = (self.oauth_http(&grant.url)?, client_of(grant, plan));
+        let (http, client) = (self.oauth_http(&grant.url)?, client_of(grant, plan));
         let tokens = [grant.refresh_token.as_ref(), Some(&grant.access_token)];
         for token in tokens.into_iter().flatten() {
-            token::revoke(&way, &grant.authority, &client, token).await?;
+            token::revoke(&http, &grant.authority, &client, token).await?;
         }
         Ok(())
     }
 }
 
-impl GrantKeeperState {
+impl GrantState {
     pub(super) fn plan(&self, id: &InstanceId) -> Arc<OAuthPlan> {
         self.plans.get(id).cloned().unwrap_or_default()
     }
@@ -525,8 +547,8 @@ struct RenewalGuard {
 
 impl Drop for RenewalGuard {
     fn drop(&mut self) {
-        if let Some(held) = self.grants.state().instances.get_mut(&self.id) {
-            held.renewal = None;
+        if let Some(instance_grant) = self.grants.state().instances.get_mut(&self.id) {
+            instance_grant.renewal = None;
         }
     }
 }

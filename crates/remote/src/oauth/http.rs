@@ -94,12 +94,12 @@ impl OAuthHttp {
 
     async fn exchange(client: &reqwest::Client, request: Request) -> Result<OAuthResponse, OAuthError> {
         let origin = request.url().origin().ascii_serialization();
-        let away = |why: String| OAuthError::Unavailable(format!("`{origin}` {why}"));
+        let unavailable = |why: String| OAuthError::Unavailable(format!("`{origin}` {why}"));
         let failed = |error: reqwest::Error| {
             let why = if error.is_timeout() { Some("no answer in time".to_owned()) } else { root_cause(&error) };
-            away(format!("cannot be reached: {}", why.unwrap_or_else(|| "the exchange failed".to_owned())))
+            unavailable(format!("cannot be reached: {}", why.unwrap_or_else(|| "the exchange failed".to_owned())))
         };
-        let whole = async {
+        let read = async {
             let mut response = client.execute(request).await.map_err(failed)?;
             let (status, headers) = (response.status(), response.headers().clone());
             let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -108,15 +108,15 @@ impl OAuthHttp {
             if !kind.starts_with("text/event-stream") {
                 while let Some(chunk) = response.chunk().await.map_err(failed)? {
                     if body.len() + chunk.len() > BODY_MAX {
-                        return Err(away(format!("answers with more than {BODY_MAX} bytes")));
+                        return Err(unavailable(format!("answers with more than {BODY_MAX} bytes")));
                     }
                     body.extend_from_slice(&chunk);
                 }
             }
             Ok(OAuthResponse { status, headers, body: body.into() })
         };
-        let late = |_| away(format!("cannot be reached: no answer within {} s", TIMEOUT.as_secs()));
-        tokio::time::timeout(TIMEOUT, whole).await.map_err(late)?
+        let timed_out = |_| unavailable(format!("cannot be reached: no answer within {} s", TIMEOUT.as_secs()));
+        tokio::time::timeout(TIMEOUT, read).await.map_err(timed_out)?
     }
 
     fn record_resource(&self, answer: &OAuthResponse) {

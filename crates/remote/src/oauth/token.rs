@@ -69,13 +69,13 @@ impl OAuthForm {
 
     async fn send(
         mut self,
-        way: &OAuthHttp,
-        what: &str,
+        http: &OAuthHttp,
+        endpoint: &str,
         url: &str,
         client: &OAuthClient,
         in_form: bool,
     ) -> Result<OAuthResponse, OAuthError> {
-        let mut request = way.post(what, url)?;
+        let mut request = http.post(endpoint, url)?;
         match &client.secret {
             None => self = self.with_field("client_id", &client.id),
             Some(secret) if in_form => {
@@ -89,13 +89,13 @@ impl OAuthForm {
         }
         let body = Serializer::new(String::new()).extend_pairs(&self.fields).finish();
         let request = request.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
-        let answer = way.send(request.header(ACCEPT, "application/json").body(body)).await?;
-        self.check_response(answer, what)
+        let answer = http.send(request.header(ACCEPT, "application/json").body(body)).await?;
+        self.check_response(answer, endpoint)
     }
 
     /// Checks the response. OAuth errors may come with a 200. Statuses that are temporary or concern the address are no
     /// statement about the grant, whatever the body contains.
-    fn check_response(&self, answer: OAuthResponse, what: &str) -> Result<OAuthResponse, OAuthError> {
+    fn check_response(&self, answer: OAuthResponse, endpoint: &str) -> Result<OAuthResponse, OAuthError> {
         #[derive(Deserialize)]
         struct OAuthErrorBody {
             error: String,
@@ -114,7 +114,7 @@ impl OAuthForm {
                 Err(OAuthError::Refused { error: mask.apply(&error), said: one_line(&mask.apply(&said)) })
             }
             _ if answer.status.is_success() => Ok(answer),
-            _ => Err(OAuthError::Unavailable(format!("{what} answers with HTTP {}", answer.status.as_u16()))),
+            _ => Err(OAuthError::Unavailable(format!("{endpoint} answers with HTTP {}", answer.status.as_u16()))),
         }
     }
 }
@@ -125,7 +125,7 @@ pub(super) fn one_line(text: &str) -> String {
 }
 
 pub(super) async fn request_token(
-    way: &OAuthHttp,
+    http: &OAuthHttp,
     authority: &AuthorizationServer,
     client: &OAuthClient,
     resource: &str,
@@ -148,9 +148,9 @@ pub(super) async fn request_token(
         }
         TokenGrant::Device { code } => form.with_field("grant_type", DEVICE).with_secret("device_code", code),
     };
-    let what = "the token endpoint";
-    let answer = form.send(way, what, &authority.token_endpoint, client, authority.secret_in_form).await?;
-    parse_token_response(&answer.body).map_err(|why| OAuthError::Unavailable(format!("{what} answers with {why}")))
+    let endpoint = "the token endpoint";
+    let answer = form.send(http, endpoint, &authority.token_endpoint, client, authority.secret_in_form).await?;
+    parse_token_response(&answer.body).map_err(|why| OAuthError::Unavailable(format!("{endpoint} answers with {why}")))
 }
 
 fn parse_token_response(body: &[u8]) -> Result<TokenResponse, &'static str> {
@@ -182,18 +182,18 @@ fn parse_token_response(body: &[u8]) -> Result<TokenResponse, &'static str> {
 
 // Revoking a refresh token ends the whole grant.
 pub(super) async fn revoke(
-    way: &OAuthHttp,
+    http: &OAuthHttp,
     authority: &AuthorizationServer,
     client: &OAuthClient,
     token: &Secret,
 ) -> Result<(), OAuthError> {
     let Some(url) = &authority.revocation_endpoint else { return Ok(()) };
     let form = OAuthForm::new().with_secret("token", token);
-    form.send(way, "the revocation endpoint", url, client, authority.secret_in_form).await.map(drop)
+    form.send(http, "the revocation endpoint", url, client, authority.secret_in_form).await.map(drop)
 }
 
 pub(super) async fn request_device_authorization(
-    way: &OAuthHttp,
+    http: &OAuthHttp,
     url: &str,
     authority: &AuthorizationServer,
     client: &OAuthClient,
@@ -213,19 +213,20 @@ pub(super) async fn request_device_authorization(
     fn default_interval() -> u64 {
         5
     }
-    let what = "the device endpoint";
+    let endpoint = "the device endpoint";
     let mut form = OAuthForm::new().with_field("resource", resource);
     if !scopes.is_empty() {
         form = form.with_field("scope", &scopes.join(" "));
     }
-    let answer = form.send(way, what, url, client, authority.secret_in_form).await?;
+    let answer = form.send(http, endpoint, url, client, authority.secret_in_form).await?;
     let answered: DeviceCodeBody = serde_json::from_slice(&answer.body)
-        .map_err(|_| OAuthError::Unusable(format!("{what} answers without a valid device code")))?;
+        .map_err(|_| OAuthError::Unusable(format!("{endpoint} answers without a valid device code")))?;
     let DeviceCodeBody { device_code, user_code, verification_uri, verification_uri_complete, expires_in, interval } =
         answered;
     for uri in [Some(&verification_uri), verification_uri_complete.as_ref()].into_iter().flatten() {
-        let url = uri.parse().map_err(|_| OAuthError::Unusable(format!("{what} names a page without a valid URL")))?;
-        way.check_url("the page for the code", &url)?;
+        let url =
+            uri.parse().map_err(|_| OAuthError::Unusable(format!("{endpoint} names a page without a valid URL")))?;
+        http.check_url("the page for the code", &url)?;
     }
     Ok(DeviceAuthorization {
         code: device_code.into(),

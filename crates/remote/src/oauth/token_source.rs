@@ -41,17 +41,17 @@ impl Grants {
         }
         let mut state = self.state();
         let plan = state.plan(&holder.id);
-        let held = state.instance_grant(&holder.id);
+        let instance_grant = state.instance_grant(&holder.id);
         // The challenge may echo one of these secrets.
-        let grant = held.grant(holder, &plan);
+        let grant = instance_grant.grant(holder, &plan);
         let renewed_with = grant.and_then(|grant| grant.refresh_token.as_ref());
         let secrets = [refusal.token.as_ref(), grant.map(|grant| &grant.access_token), renewed_with];
         let mask = SecretMask::new(secrets.into_iter().flatten().map(Secret::expose));
-        let wanted =
+        let required_scopes =
             rules::parse_scopes(challenge.scope.as_deref().unwrap_or_default(), |scope| mask.apply(scope) == scope);
-        held.missing_scopes = rules::union(held.missing_scopes.iter().chain(&wanted));
-        held.missing_scopes.truncate(rules::SCOPES_MAX);
-        let scopes = wanted.join(" ");
+        instance_grant.missing_scopes = rules::union(instance_grant.missing_scopes.iter().chain(&required_scopes));
+        instance_grant.missing_scopes.truncate(rules::SCOPES_MAX);
+        let scopes = required_scopes.join(" ");
         if refusal.is_first_request {
             // No person can consent for a machine client; the operator sets its scopes in the configuration.
             let cure = if plan.machine { "; add them to `scopes` of `oauth`" } else { "" };
@@ -75,11 +75,11 @@ impl Grants {
         } else {
             let mut state = self.state();
             let plan = state.plan(&holder.id);
-            let held = state.instance_grant(&holder.id);
+            let instance_grant = state.instance_grant(&holder.id);
             if challenge.is_some() {
-                held.challenge.clone_from(&refusal.challenge);
+                instance_grant.challenge.clone_from(&refusal.challenge);
             }
-            match held.grant(holder, &plan) {
+            match instance_grant.grant(holder, &plan) {
                 Some(grant) if refusal.token.as_ref() != Some(&grant.access_token) && !refusal.is_retry => {
                     return Ok(Some(grant.access_token.clone()));
                 }

@@ -73,30 +73,30 @@ mod tests {
 
     #[test]
     fn a_range_is_reported_once_and_removed_when_the_report_is_stored() {
-        let mut gone = LostRanges::default();
-        gone.add(5, 7);
-        gone.add(8, 9);
-        gone.add(20, 20);
-        assert_eq!(gone.take_unreported(), [(5, 9), (20, 20)]);
-        assert_eq!(gone.take_unreported(), []);
-        gone.add(10, 12);
+        let mut ranges = LostRanges::default();
+        ranges.add(5, 7);
+        ranges.add(8, 9);
+        ranges.add(20, 20);
+        assert_eq!(ranges.take_unreported(), [(5, 9), (20, 20)]);
+        assert_eq!(ranges.take_unreported(), []);
+        ranges.add(10, 12);
         assert_eq!(
-            LostRanges::from_stored(gone.to_stored()).take_unreported(),
+            LostRanges::from_stored(ranges.to_stored()).take_unreported(),
             [(5, 12), (20, 20)],
             "nothing is stored yet"
         );
-        assert_eq!(gone.take_unreported(), [(10, 12)]);
-        assert!(gone.remove_covered(5, 9));
-        assert!(!gone.remove_covered(5, 9));
-        assert_eq!(gone.to_stored(), [(20, 20), (10, 12)]);
+        assert_eq!(ranges.take_unreported(), [(10, 12)]);
+        assert!(ranges.remove_covered(5, 9));
+        assert!(!ranges.remove_covered(5, 9));
+        assert_eq!(ranges.to_stored(), [(20, 20), (10, 12)]);
     }
 
     #[test]
     fn too_many_ranges_are_merged_into_one() {
-        let mut gone = LostRanges::default();
+        let mut ranges = LostRanges::default();
         for at in 0..=RANGES_MAX as u64 {
-            gone.add(at * 10, at * 10);
+            ranges.add(at * 10, at * 10);
         }
-        assert_eq!(gone.take_unreported(), [(0, RANGES_MAX as u64 * 10)]);
+        assert_eq!(ranges.take_unreported(), [(0, RANGES_MAX as u64 * 10)]);
     }
 }

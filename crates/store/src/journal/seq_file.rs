@@ -58,8 +58,8 @@ struct SeqRecord {
 
 impl SeqRecord {
     fn parse(text: &str, boot: &str) -> Option<Self> {
-        let words: Vec<&str> = text.split_ascii_whitespace().collect();
-        let (reserved, word, rest) = match words.as_slice() {
+        let fields: Vec<&str> = text.split_ascii_whitespace().collect();
+        let (reserved, word, rest) = match fields.as_slice() {
             [reserved, word, rest @ ..] => (reserved.parse::<u64>().ok()?, *word, rest),
             _ => return None,
         };
@@ -71,8 +71,8 @@ impl SeqRecord {
             [reached, end, granted, boot] => (reached.parse().ok()?, *end, *boot, granted.parse().ok()?),
             _ => return None,
         };
-        let whole = boot == NO_BOOT || boot.len() == BOOT_LEN;
-        let known = whole && matches!(word, "stored" | "ahead") && matches!(end, "open" | "closed");
+        let is_complete = boot == NO_BOOT || boot.len() == BOOT_LEN;
+        let known = is_complete && matches!(word, "stored" | "ahead") && matches!(end, "open" | "closed");
         let (ahead, closed) = (word == "ahead", end == "closed");
         known.then(|| Self { reserved, ahead, reached, closed, boot: boot.to_owned(), granted })
     }

@@ -24,12 +24,12 @@ impl JournalSink {
 
 impl EventSink for JournalSink {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
-        let (journal, way) = (self.journal.clone(), self.fallback.clone());
+        let (journal, fallback) = (self.journal.clone(), self.fallback.clone());
         async move {
             let answer = journal.append(Arc::clone(&batch)).await;
-            match (answer, way) {
-                (SinkAnswer::Unavailable(_), Some(way)) => {
-                    let answer = way.send(Arc::clone(&batch)).await;
+            match (answer, fallback) {
+                (SinkAnswer::Unavailable(_), Some(fallback)) => {
+                    let answer = fallback.send(Arc::clone(&batch)).await;
                     if matches!(answer, SinkAnswer::Accepted | SinkAnswer::Partial(_)) {
                         journal.queue_delivered(batch);
                     }

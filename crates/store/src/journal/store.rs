@@ -139,9 +139,9 @@ impl JournalDatabase {
         let cursor = get(&transaction, "cursor")?.and_then(|text| text.parse().ok()).unwrap_or(self.last);
         set(&transaction, "cursor", &cursor)?;
         let sending = get(&transaction, "sending")?.and_then(|text| serde_json::from_str(&text).ok()).flatten();
-        let gone = get(&transaction, "gone")?.and_then(|text| serde_json::from_str(&text).ok());
+        let lost = get(&transaction, "gone")?.and_then(|text| serde_json::from_str(&text).ok());
         transaction.commit()?;
-        self.lost_ranges = LostRanges::from_stored(gone.unwrap_or_default());
+        self.lost_ranges = LostRanges::from_stored(lost.unwrap_or_default());
         self.handed_out = sending.as_ref().map_or(cursor, |sending: &BatchInFlight| sending.last.max(cursor));
         self.delivery = DeliveryState { cursor, sending };
         self.stat_wal();
@@ -195,7 +195,7 @@ impl JournalDatabase {
     ) -> rusqlite::Result<SinkAnswer> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut last = self.last;
-        let (mut gone, mut announced) = (self.lost_ranges.clone(), false);
+        let (mut lost, mut announced) = (self.lost_ranges.clone(), false);
         {
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO events (seq, at, type, team, user, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
@@ -223,7 +223,7 @@ impl JournalDatabase {
                         }
                     }
                     Event::EventsDropped { from_seq, to_seq } => {
-                        announced |= gone.remove_covered(*from_seq, *to_seq);
+                        announced |= lost.remove_covered(*from_seq, *to_seq);
                     }
                     _ => {}
                 }
@@ -236,12 +236,12 @@ impl JournalDatabase {
             write_delivery(&transaction, &self.delivery)?;
         }
         if announced {
-            set(&transaction, "gone", &gone.to_stored())?;
+            set(&transaction, "gone", &lost.to_stored())?;
         }
         transaction.commit()?;
         self.last = last;
         self.delivery_pending = false;
-        self.lost_ranges = gone;
+        self.lost_ranges = lost;
         // Committed data stays, even if the checkpoint fails.
         self.checkpoint_if_long();
         Ok(SinkAnswer::Accepted)
@@ -313,11 +313,11 @@ impl JournalDatabase {
     }
 
     pub(super) fn store_lost_ranges(&mut self, more: &LostRanges) -> rusqlite::Result<()> {
-        let mut gone = self.lost_ranges.clone();
-        gone.merge(more);
-        if gone != self.lost_ranges {
-            set(&self.connection, "gone", &gone.to_stored())?;
-            self.lost_ranges = gone;
+        let mut lost = self.lost_ranges.clone();
+        lost.merge(more);
+        if lost != self.lost_ranges {
+            set(&self.connection, "gone", &lost.to_stored())?;
+            self.lost_ranges = lost;
         }
         Ok(())
     }
@@ -383,7 +383,7 @@ impl JournalDatabase {
         let count = last.unwrap_or(0).saturating_sub(first.unwrap_or(0));
         let step = u32::try_from(count / PRUNE_TO.1).unwrap_or(PRUNE_MAX).clamp(PRUNE_MIN, PRUNE_MAX);
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut gone = self.lost_ranges.clone();
+        let mut lost = self.lost_ranges.clone();
         let mut unsent = 0;
         let settled = if delivers { self.delivery.cursor } else { u64::MAX };
         let mut removed = delete_oldest(&transaction, 0, settled, step)?;
@@ -392,15 +392,15 @@ impl JournalDatabase {
             if let Some(removed) = &removed {
                 // A pruned `events.dropped` event announced a loss that was not delivered, so the loss must be reported
                 // again.
-                removed.announced.iter().for_each(|(from, to)| gone.add(*from, *to));
-                gone.add(removed.first, removed.last);
-                set(&transaction, "gone", &gone.to_stored())?;
+                removed.announced.iter().for_each(|(from, to)| lost.add(*from, *to));
+                lost.add(removed.first, removed.last);
+                set(&transaction, "gone", &lost.to_stored())?;
                 unsent = removed.count;
             }
         }
         set(&transaction, "last", &self.last)?;
         transaction.commit()?;
-        self.lost_ranges = gone;
+        self.lost_ranges = lost;
         pruning.unsent += unsent;
         self.checkpoint_if_long();
         let Some(removed) = removed else {

@@ -107,10 +107,10 @@ impl JournalWriter {
         let (opened, answer) = mpsc::channel();
         let pulse = DiskMonitor::start()?;
         thread::Builder::new().name("journal".into()).spawn(move || {
-            let mut keeper = Self::open(home, limits, clock, pulse);
+            let mut writer = Self::open(home, limits, clock, pulse);
             // If the caller stopped waiting, there will be no jobs either.
-            let _ = opened.send(Arc::clone(&keeper.shared));
-            keeper.run(&inbox);
+            let _ = opened.send(Arc::clone(&writer.shared));
+            writer.run(&inbox);
         })?;
         answer.recv().map_err(io::Error::other)
     }
@@ -132,7 +132,7 @@ impl JournalWriter {
             memos_unread: AtomicBool::new(false),
             disk_monitor: pulse,
         });
-        let mut keeper = Self {
+        let mut writer = Self {
             home,
             path,
             limits,
@@ -155,25 +155,25 @@ impl JournalWriter {
             late_memos: None,
             memos_missed: 0,
         };
-        let was_there = keeper.home.stat("").is_some();
+        let was_there = writer.home.stat("").is_some();
         // Copied before the errors of this start are recorded.
-        let noted = keeper.seq_file.clone();
+        let noted = writer.seq_file.clone();
         let mut facts = None;
         // An error is visible in the status.
-        let _ = keeper.ensure_open(&mut facts);
+        let _ = writer.ensure_open(&mut facts);
         if facts.is_none() && was_there {
             // The database cannot be opened for writing, but it may be readable.
-            facts = read::open(keeper.home.path())
+            facts = read::open(writer.home.path())
                 .ok()
                 .flatten()
                 .and_then(|connection| read_stored_state(&connection).ok());
         }
-        keeper.init_seq(facts, was_there, &noted);
-        keeper.store_lost_ranges();
+        writer.init_seq(facts, was_there, &noted);
+        writer.store_lost_ranges();
         // The database stays aside for inspection and is reported until it is removed.
-        keeper.damaged = keeper.damaged.or_else(|| last_put_aside(&keeper.home.directory().ok()?));
-        keeper.publish_status();
-        keeper
+        writer.damaged = writer.damaged.or_else(|| last_put_aside(&writer.home.directory().ok()?));
+        writer.publish_status();
+        writer
     }
 
     /// Determines the number of the next event, which no earlier event may have had. If the database `was_there`, its
@@ -456,10 +456,10 @@ impl JournalWriter {
     pub(super) fn call_late_memos_hook(&mut self) {
         let hook = self.shared.on_memos.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(hook) = &*hook else { return };
-        let Some(late) = self.late_memos.take() else { return };
-        let (instead, missed) = hook(late);
+        let Some(overdue) = self.late_memos.take() else { return };
+        let (replacement, missed) = hook(overdue);
         self.memos_missed += missed;
-        self.put_memos_back(instead);
+        self.put_memos_back(replacement);
     }
 
     /// Records losses after the database was opened. It contains events up to `last`: known events after it are lost,
