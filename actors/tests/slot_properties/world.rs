@@ -1016,7 +1016,7 @@ impl World {
             ([], Up { run: current, state: RunState::Starting { .. } }) => assert_eq!(*current, run),
             // A run starts beside the one that takes calls, or beside one that ends.
             ([other], Up { run: current, state: RunState::Ready { .. } }) => {
-                assert_eq!((*other, run), (*current, beside.unwrap()))
+                assert_eq!((*other, run), (*current, beside.unwrap()));
             }
             ([other], Up { run: current, state: RunState::Starting { .. } }) => {
                 assert_eq!((*other, run), (beside.unwrap(), *current));
@@ -1166,7 +1166,7 @@ impl World {
         }
         match phase {
             Up { state: RunState::Ready { .. } | RunState::Undiscovered { .. }, .. } => {
-                assert_ne!(*health, ServerHealth::Unknown)
+                assert_ne!(*health, ServerHealth::Unknown);
             }
             _ if self.slot.run().is_none() => assert_eq!(*health, ServerHealth::Unknown, "{phase:?}"),
             _ => {}

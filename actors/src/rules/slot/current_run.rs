@@ -64,7 +64,7 @@ impl Slot {
         match why {
             // The tools are known, so calls are answered after the handshake.
             StartReason::Wake { .. } if self.record.catalogue.is_some() => {
-                self.become_ready(now, run, &why, since, out)
+                self.become_ready(now, run, &why, since, out);
             }
             StartReason::Wake { .. } => {}
             StartReason::First | StartReason::Restart { .. } => self.transition(StatusCause::Initialized, None, out),

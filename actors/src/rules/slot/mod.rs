@@ -137,8 +137,11 @@ impl Slot {
         let attempt = match (&self.phase, self.phase.start_reason()) {
             (_, Some(StartReason::Restart { attempt, .. })) => *attempt,
             (_, Some(StartReason::Reconnect { attempt, .. }))
-            | (Down(DownState::Reconnecting { attempt, .. }), _)
-            | (Up { state: RunState::Undiscovered { attempt, .. }, .. }, _) => *attempt as usize,
+            | (
+                Down(DownState::Reconnecting { attempt, .. })
+                | Up { state: RunState::Undiscovered { attempt, .. }, .. },
+                _,
+            ) => *attempt as usize,
             _ => 0,
         };
         (attempt > 0).then_some(attempt)

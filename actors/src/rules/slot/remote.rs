@@ -142,7 +142,7 @@ impl Slot {
             }
             Up { state: RunState::Stopping { then: AfterStop::StartAgain(_), .. }, .. } => {}
             Up { state: RunState::Stopping { then: AfterStop::Stop, .. }, .. } | Down(DownState::Stopped) => {
-                self.on_start(out)
+                self.on_start(out);
             }
             Up { state: RunState::Stopping { then: AfterStop::AwaitConfig, .. }, .. }
             | Down(DownState::Unconfigured)

@@ -57,7 +57,7 @@ impl Slot {
             }
             // A start does not end these phases: each has its own remedy.
             Down(DownState::Failed) => {
-                out.push(self.reject_command("start", "it failed permanently", Some(Remedy::Restart)))
+                out.push(self.reject_command("start", "it failed permanently", Some(Remedy::Restart)));
             }
             Up { state: RunState::Stopping { then: AfterStop::AwaitConfig, .. }, .. }
             | Down(DownState::Unconfigured) => {
@@ -233,7 +233,7 @@ impl Slot {
                 self.accept(out);
             }
             Down(DownState::Unconfigured) => {
-                self.transition(StatusCause::ConfigMissing, Some(self.missing_message()), out)
+                self.transition(StatusCause::ConfigMissing, Some(self.missing_message()), out);
             }
             Down(DownState::Queued { .. }) if !complete => {
                 out.push(SlotEffect::WithdrawPermit);
@@ -395,7 +395,7 @@ impl Slot {
         match &mut self.phase {
             // A call that is admitted at once does not set `has_caller`, which would keep a lazy instance awake.
             Up { run, state: RunState::Ready { .. } | RunState::Undiscovered { .. } } => {
-                out.push(SlotEffect::Admit(*run))
+                out.push(SlotEffect::Admit(*run));
             }
             Down(DownState::Dormant { since, not_before }) => {
                 self.has_caller = true;
@@ -440,7 +440,7 @@ impl Slot {
                 }
             }
             Up { state: RunState::Stopping { then: AfterStop::End, kind, .. }, .. } => {
-                out.push(refuse_callers_while_ending(*kind))
+                out.push(refuse_callers_while_ending(*kind));
             }
             Up { state: RunState::Stopping { then: AfterStop::Stop | AfterStop::AwaitConfig, .. }, .. }
             | Down(
