@@ -252,7 +252,8 @@ const MEMBERS: [(&str, &[&str]); 13] = [
 
 #[test]
 fn workspace_members_have_exactly_the_listed_dependencies() {
-    let members = files("crates", "toml").len() + 1;
+    let manifests = files("crates", "toml").into_iter().filter(|path| path.ends_with("Cargo.toml"));
+    let members = manifests.count() + 1;
     assert_eq!(members, MEMBERS.len(), "`MEMBERS` does not list every member");
     for (member, allowed) in MEMBERS {
         let manifest = fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
