@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use mcp_satellite_session::SessionEvent;
 use ractor::{ActorRef, cast};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -19,7 +20,7 @@ use crate::model::spec::InstanceSpec;
 use crate::rules::jitter::JitterRng;
 use crate::rules::slot::{HealthChange, SlotInput};
 use crate::seam::{Connector, OpenError, ProcessLink};
-use crate::session::{SessionArgs, SessionControl, SessionEvent};
+use crate::session::{SessionArgs, SessionControl};
 use crate::{remote_worker, stdio_worker, team};
 
 /// Messages to a worker. `Opened` contains the result of starting a process. `Over` means that the session has ended

@@ -210,6 +210,17 @@ fn no_profile_aborts_on_panic() {
 }
 
 #[test]
+fn session_and_protocol_do_not_wait_and_read_no_clock() {
+    let pure: Vec<Source> = ["crates/session/src", "crates/protocol/src"].into_iter().flat_map(sources).collect();
+    assert_absent(&pure, &["Instant::now", "SystemTime", ".elapsed("], "time is an argument");
+    assert_absent(
+        &pure,
+        &["tokio::spawn", "tokio::time", ".await", "async fn", "async move"],
+        "drivers do the waiting",
+    );
+}
+
+#[test]
 fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
     let product = ["src", "crates", "actors/src"].into_iter().flat_map(sources);
     let product = product.filter(|source| !source.path.starts_with(root().join("crates/protocol")));
@@ -234,10 +245,11 @@ fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 13] = [
+const MEMBERS: [(&str, &[&str]); 14] = [
     ("crates/protocol", &[]),
     ("crates/model", &["protocol"]),
-    ("actors", &["model", "protocol"]),
+    ("crates/session", &["model", "protocol"]),
+    ("actors", &["model", "protocol", "session"]),
     ("crates/files", &[]),
     ("crates/http", &[]),
     ("crates/config", &["http", "model"]),

@@ -2,10 +2,9 @@
 
 use std::fmt;
 
+use mcp_satellite_protocol::era::Era;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-
-use mcp_satellite_protocol::era::Era;
 
 /// State of the connection of a remote instance, in addition to its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -247,7 +247,7 @@ impl Slot {
         } else {
             let delay = restart::reconnect_delay(policy, attempt);
             let delay = self.rng.jitter(delay, policy.jitter_percent);
-            let asked = retry::requested_pause(&failure.kind);
+            let asked = failure.kind.requested_pause();
             let until = resume.unwrap_or(now + delay).max(now + asked);
             self.phase = SlotPhase::Reconnecting { until, attempt };
             let (cause, message) = match class {
