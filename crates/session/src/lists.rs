@@ -33,9 +33,10 @@ fn deserialize_presence<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bo
 
 /// Lists of one server and the current read.
 ///
-/// `reads_by_itself` is true if the session reads them after the handshake. `known` is true once the lists were read in this session, or need not be: the instance is online. `failed` refers to
-/// the last read; `failures` counts failed reads in a row while the lists are known. `last_reported` is the last
-/// reported catalogue if some of its lists could not be read. `memory` is the budget for the lists of all servers.
+/// `reads_by_itself` is true if the session reads them after the handshake. `known` is true once the lists were read in
+/// this session, or need not be: the instance is online. `failed` refers to the last read; `failures` counts failed reads
+/// in a row while the lists are known. `last_reported` is the last reported catalogue if some of its lists could not be
+/// read. `memory` is the budget for the lists of all servers.
 pub(crate) struct ServerLists {
     pub(crate) reads_by_itself: bool,
     pub(crate) offers: OfferedLists,
