@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::rpc::RpcMessage;
 use mcp_satellite_session::{
-    CallGate, CallOrigin, MessageCause, Outlet, SessionCommand, SessionCore, SessionEvent, SessionHost, masked_excerpt,
+    CallGate, CallOrigin, MessageCause, Outlet, SessionCommand, SessionCore, SessionEvent, SessionHost, SessionOptions,
+    masked_excerpt,
 };
 use tokio::sync::mpsc;
 
@@ -89,8 +90,8 @@ impl SessionArgs {
         let host = WorkerHost { counters, wall, rng, report_event, stdout_lines, audience, answers };
         let ports = SessionPorts { commands, control, gate: gate.clone(), draining: false };
         let since = since.into_std();
-        let args = mcp_satellite_session::SessionArgs { spec, gate, since, reads_lists, era, lists_memory };
-        (SessionCore::new(args, outlet, host, now()), ports)
+        let options = SessionOptions { spec, gate, since, reads_lists, era, lists_memory };
+        (SessionCore::new(options, outlet, host, now()), ports)
     }
 }
 

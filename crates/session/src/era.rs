@@ -19,9 +19,9 @@
 
 use std::time::Duration;
 
-use mcp_satellite_model::era::{Era, STATELESS_VERSION};
 use mcp_satellite_model::exit::CallError;
 use mcp_satellite_model::failure::FailureKind;
+use mcp_satellite_protocol::era::{Era, STATELESS_VERSION};
 use mcp_satellite_protocol::error_code::{
     HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION,
 };

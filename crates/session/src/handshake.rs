@@ -19,9 +19,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::era;
+use crate::interface::{MessageOutcome, Outlet, PassedDeadline, SessionEvent, SessionHost};
 use crate::lists::OfferedLists;
 use crate::pending::{PendingPurpose, PendingRequest};
-use crate::session::{MessageOutcome, Outlet, PassedDeadline, SessionCore, SessionEvent, SessionHost, masked_excerpt};
+use crate::session::{SessionCore, masked_excerpt};
 
 /// Progress of the handshake.
 ///

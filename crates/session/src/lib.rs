@@ -16,11 +16,13 @@ mod envelope;
 pub mod era;
 mod gate;
 mod handshake;
+mod interface;
 mod lists;
 mod origin;
 mod pending;
 mod relay;
 mod rounds;
+mod send;
 mod session;
 mod stateless;
 
@@ -30,9 +32,7 @@ pub use call::{
 };
 pub use gate::{AdmissionError, CallGate, CallPermit};
 pub use handshake::HandshakeRefusal;
+pub use interface::{MessageOutcome, Outlet, PassedDeadline, RequestPhase, SessionEvent, SessionHost, SessionOptions};
 pub use origin::{CallOrigin, MessageCause};
 pub use pending::{PendingPurpose, PendingRequest, PendingRequests, RefusedCall, RelayedCallOrigin};
-pub use session::{
-    MessageOutcome, Outlet, PassedDeadline, RequestPhase, SessionArgs, SessionCore, SessionEvent, SessionHost,
-    masked_excerpt,
-};
+pub use session::{SessionCore, masked_excerpt};

@@ -15,9 +15,10 @@ use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, join_par
 use serde_json::value::RawValue;
 
 use crate::call::SessionCommand;
+use crate::interface::{MessageOutcome, Outlet, SessionHost};
 use crate::origin::{self, CallOrigin, MessageCause};
 use crate::pending::{PendingPurpose, PendingRequest};
-use crate::session::{MessageOutcome, Outlet, SessionCore, SessionHost};
+use crate::session::SessionCore;
 
 /// Maximum number of unanswered requests of a server; the session rejects further ones.
 pub(crate) const QUESTIONS_MAX: usize = 64;

@@ -12,10 +12,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::era::INPUT_ROUNDS_MAX;
+use crate::interface::{Outlet, SessionHost};
 use crate::origin::MessageCause;
 use crate::pending::{PendingPurpose, PendingRequest};
 use crate::relay::{AnswerRoute, InputQuestion, QUESTIONS_MAX};
-use crate::session::{Outlet, SessionCore, SessionHost};
+use crate::session::SessionCore;
 
 // Methods that a server may use in an input request.
 const INPUTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];

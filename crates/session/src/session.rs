@@ -6,26 +6,20 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use bytestring::ByteString;
-use mcp_satellite_model::byte_budget::ByteBudget;
-use mcp_satellite_model::catalogue::Catalogue;
 use mcp_satellite_model::exit::{CallError, CallFate};
-use mcp_satellite_model::policy::ReconnectPolicy;
-use mcp_satellite_model::remote::ServerInfo;
 use mcp_satellite_model::secret::SecretMask;
 use mcp_satellite_model::spec::InstanceSpec;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{HEADER_MISMATCH, INTERNAL_ERROR, METHOD_NOT_FOUND};
-use mcp_satellite_protocol::header::RequestHeaders;
-use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, utf8_text};
+use mcp_satellite_protocol::rpc::{MessageKind, MessageView, utf8_text};
 use serde_json::value::RawValue;
 
-use crate::call::{AdmittedRequest, CallerRequest, ClientRelay, OutboundRequest, SessionCommand, server_error};
-use crate::envelope::{self, RequestIdentity, RequestMeta};
+use crate::call::{AdmittedRequest, ClientRelay, OutboundRequest, SessionCommand, server_error};
 use crate::era;
 use crate::gate::CallGate;
-use crate::handshake::{HandshakeProgress, HandshakeRefusal};
+use crate::handshake::HandshakeProgress;
+use crate::interface::{MessageOutcome, Outlet, PassedDeadline, SessionEvent, SessionHost, SessionOptions};
 use crate::lists::{Kind, ListRead, PageError, PageStep, ServerLists};
-use crate::origin::{CallOrigin, MessageCause};
 use crate::pending::{PendingPurpose, PendingRequest, PendingRequests, RefusedCall, RelayedCallOrigin};
 use crate::relay::OpenQuestions;
 use crate::rounds::{self, ResultType};
@@ -33,150 +27,6 @@ use crate::stateless::StatelessState;
 
 // Maximum length in bytes of server text quoted in a log or an error.
 const QUOTED_MAX: usize = 200;
-
-/// Session events, reported as they happen.
-#[derive(Debug)]
-pub enum SessionEvent {
-    /// The server sent its first byte.
-    FirstByte,
-    /// The server printed a line that is no message, before the end of the handshake.
-    StdoutLine(String),
-    /// The handshake is complete.
-    Initialized(Arc<ServerInfo>),
-    /// The lists were read and differ from the last report.
-    Discovered(Arc<Catalogue>),
-    /// The lists could not be read: the reason, and the pause that the server requested.
-    DiscoveryFailed(String, Duration),
-    /// A call succeeded after the lists could not be read.
-    Recovered,
-    /// The server rejected the opening request of the other era; this one is tried next.
-    EraChanged(Era),
-    /// Health checks failed: the number of failures in a row, and the last error.
-    Degraded(u32, String),
-    /// A health check succeeded after failures: their number, and the last error.
-    Restored(u32, Option<String>),
-}
-
-/// Arguments of a session.
-pub struct SessionArgs {
-    /// The instance.
-    pub spec: Arc<InstanceSpec>,
-    /// State shared with the port through which calls arrive.
-    pub gate: Arc<CallGate>,
-    /// Start of the run; the handshake timeout counts from there.
-    pub since: Instant,
-    /// True if the session reads the lists by itself after the handshake.
-    pub reads_lists: bool,
-    /// Era in which the server was opened last.
-    pub era: Option<Era>,
-    /// Budget for the lists of all servers.
-    pub lists_memory: Arc<ByteBudget>,
-}
-
-/// Outgoing side of a transport. It accepts messages without blocking; each is the concatenation of its parts.
-pub trait Outlet {
-    /// True if each request has its own exchange (HTTP). Such a request may be sent more than once and may belong to
-    /// another era than the session; closing the exchange tells the server that the response is no longer awaited.
-    const REPEATS: bool;
-    /// Sends a request.
-    fn request(&mut self, id: u64, phase: RequestPhase, routing: Option<Box<RequestHeaders>>, parts: &[&str]);
-    /// Sends a notification.
-    fn notify(&mut self, parts: &[&str]);
-    /// Sends a response.
-    fn respond(&mut self, parts: &[&str]);
-    /// Sends the notification that ends the handshake.
-    fn send_initialized(&mut self, version: &str, parts: &[&str]);
-    /// Ends the exchange of a request whose response is no longer awaited.
-    fn abandon(&mut self, id: u64);
-    /// Returns true if further requests may be sent.
-    fn has_room(&self) -> bool;
-    /// Returns true if the server sends requests without reading the responses.
-    fn is_flooded(&self) -> bool;
-    /// Returns the offset in bytes of the next message, counted over all messages ever queued.
-    fn position(&self) -> u64;
-}
-
-/// Receiver of everything that a session reports, and source of the delays that it draws.
-pub trait SessionHost {
-    /// Reports an event.
-    fn report(&self, event: SessionEvent);
-    /// Counts a message of the server.
-    fn on_message(&self);
-    /// Counts a proof that the server works: the handshake, or the result of a call.
-    fn on_server_proved(&self);
-    /// Counts and logs text of the server that is not a message, or not one that the server may send.
-    fn on_malformed(&self, spec: &InstanceSpec, text: &[u8], why: &str, is_initialized: bool);
-    /// Returns the delay after this number of consecutive failures, with jitter.
-    fn reconnect_delay(&mut self, policy: &ReconnectPolicy, failures: u32) -> Duration;
-    /// Forwards a notification of the server.
-    fn on_notification(&self, cause: MessageCause, message: RpcMessage);
-    /// Forwards progress of a call; the message contains the client's own token.
-    fn on_progress(&self, origin: CallOrigin, message: RpcMessage);
-    /// Forwards a request of the server. A command with the number of the question answers it.
-    fn on_request(&self, cause: MessageCause, question: u64, message: RpcMessage);
-    /// Withdraws a question.
-    fn on_request_withdrawn(&self, question: u64, message: RpcMessage);
-    /// Reports the start of the session to the clients.
-    fn on_session_started(&self);
-    /// Reports the end of the session and of its questions to the clients.
-    fn on_session_ended(&mut self);
-}
-
-/// Phase to which a request belongs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RequestPhase {
-    /// The request opens the session.
-    Handshake,
-    /// Any other request.
-    InSession,
-}
-
-/// Outcome of a message from the server.
-#[derive(Debug)]
-pub enum MessageOutcome {
-    /// Nothing that concerns the transport.
-    Nothing,
-    /// A result.
-    ResultResponse,
-    /// An error response, which only proves that the server is reachable.
-    ErrorResponse,
-    /// An error response that may mean that the server no longer has sessions.
-    SessionDoubted,
-    /// The answer to a check.
-    Checked,
-    /// An error response to a check.
-    CheckRefused {
-        /// True if the server does not know the method.
-        unknown: bool,
-        /// True if the error means that the server belongs to the other era.
-        other_era: bool,
-        /// The error, masked.
-        why: String,
-    },
-    /// The handshake is complete.
-    Initialized,
-    /// The handshake failed.
-    HandshakeRefused(HandshakeRefusal),
-    /// The server said that it no longer has sessions: the reason, and the call that it refused.
-    OtherEra(String, Box<RefusedCall>),
-    /// The server sends requests without reading the responses.
-    Flooded,
-}
-
-/// Kind of a deadline that passed.
-#[derive(Debug)]
-pub enum PassedDeadline {
-    /// Deadline of a call.
-    Call,
-    /// Deadline of a list.
-    List,
-    /// Deadline of a check.
-    Check,
-    /// Handshake timeout.
-    Handshake,
-    /// Handshake timeout that the refusal of the other era explains better.
-    HandshakeRefused(HandshakeRefusal),
-}
 
 /// One session. The transport calls it with each message of the server and each command, and at the latest at
 /// [`next_deadline`](Self::next_deadline); every call gets the present time.
@@ -203,8 +53,8 @@ pub struct SessionCore<O, H> {
 
 impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// Begins a session: sends the first request of the handshake.
-    pub fn new(args: SessionArgs, outlet: O, host: H, now: Instant) -> Self {
-        let SessionArgs { spec, gate, since, reads_lists, era, lists_memory } = args;
+    pub fn new(options: SessionOptions, outlet: O, host: H, now: Instant) -> Self {
+        let SessionOptions { spec, gate, since, reads_lists, era, lists_memory } = options;
         let mut this = Self {
             spec,
             outlet,
@@ -603,160 +453,6 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         }
     }
 
-    /// Sends the waiting requests for which the outlet has room.
-    pub fn send_queued(&mut self) {
-        // A queued request's deadline keeps running: a server that does not read must not block its callers.
-        while self.outlet.has_room()
-            && let Some((id, wanted)) = self.calls.unsent.pop_front()
-        {
-            let position = self.outlet.position();
-            let Some(pending) = self.calls.pending.get_mut(&id) else { continue };
-            pending.output_offset = Some(position);
-            pending.attempts += 1;
-            let number = id.to_string();
-            let is_of_it = matches!(wanted, OutboundRequest::Relay(ClientRelay { era: Era::Stateless, .. }));
-            match &wanted {
-                _ if self.era == Era::Stateless || is_of_it => {
-                    let rounds = pending.rounds.as_ref().map(|rounds| rounds.input_members());
-                    self.send_stateless(id, &wanted, &rounds.unwrap_or_default());
-                }
-                OutboundRequest::Relay(ClientRelay { message, .. }) => {
-                    self.outlet.request(
-                        id,
-                        RequestPhase::InSession,
-                        None,
-                        &message.with_id_and_token(&number, &number),
-                    );
-                }
-                OutboundRequest::Request(CallerRequest::Tool { name, arguments, repeatable: _ }) => {
-                    let name = serde_json::Value::from(name.as_str()).to_string();
-                    let arguments = arguments.as_deref().map_or("{}", RawValue::get);
-                    let parts = [
-                        r#"{"jsonrpc":"2.0","id":"#,
-                        &number,
-                        r#","method":"tools/call","params":{"name":"#,
-                        &name,
-                        r#","arguments":"#,
-                        arguments,
-                        r#","_meta":{"progressToken":"#,
-                        &number,
-                        "}}}",
-                    ];
-                    self.outlet.request(id, RequestPhase::InSession, None, &parts);
-                }
-                OutboundRequest::Request(CallerRequest::Method { method, params }) => {
-                    let params = params.as_deref().map(RawValue::get);
-                    put_request(&mut self.outlet, id, RequestPhase::InSession, None, method, params);
-                }
-            }
-            // Keeps the request where it may be sent again: remote calls for a retry, stateless calls with the
-            // requested input.
-            let is_kept = O::REPEATS || self.era == Era::Stateless;
-            if let Some(pending) = self.calls.pending.get_mut(&id).filter(|_| is_kept) {
-                pending.request = Some(wanted);
-            }
-        }
-    }
-
-    pub(crate) fn send_stateless(&mut self, id: u64, wanted: &OutboundRequest, input: &[(&'static str, String)]) {
-        // The request contains all context. `input` contains the answers to the server's requests for input.
-        let number = id.to_string();
-        let input: Vec<(&str, &str)> = input.iter().map(|(name, value)| (*name, &**value)).collect();
-        match wanted {
-            OutboundRequest::Relay(ClientRelay { message, era: Era::Stateless, .. }) => {
-                let routing = self.routing_headers(message.method().unwrap_or_default(), message.params());
-                self.outlet.request(id, RequestPhase::InSession, routing, &message.with_id_and_token(&number, &number));
-            }
-            OutboundRequest::Relay(ClientRelay { message, client, .. }) => {
-                let token = message.token().map(|_| &*number);
-                let who = RequestIdentity::Client(client.as_deref());
-                let params = RequestMeta { identity: who, token, level: self.log_level(), input: &input }
-                    .wrap_params(message.params());
-                let routing = self.routing_headers(message.method().unwrap_or_default(), Some(&params));
-                self.outlet.request(
-                    id,
-                    RequestPhase::InSession,
-                    routing,
-                    &[&message.with_id_and_params(&number, &params)],
-                );
-            }
-            OutboundRequest::Request(request) => {
-                let (method, params) = envelope::method_and_params(request);
-                let token = matches!(request, CallerRequest::Tool { .. }).then_some(&*number);
-                let envelope = RequestMeta { identity: RequestIdentity::Caller, token, level: None, input: &input };
-                let params = envelope.wrap_params(params.as_deref());
-                let routing = self.routing_headers(method, Some(&params));
-                put_request(&mut self.outlet, id, RequestPhase::InSession, routing, method, Some(&params));
-            }
-        }
-    }
-
-    pub(crate) fn routing_headers(&self, method: &str, params: Option<&str>) -> Option<Box<RequestHeaders>> {
-        O::REPEATS.then(|| Box::new(envelope::routing_headers(method, params, |tool| self.marked_params(tool))))
-    }
-
-    /// Sends a call again, unless it was cancelled meanwhile. The request gets a new id, so that a late response or late
-    /// progress is not taken for one of this attempt.
-    pub fn resend(&mut self, id: u64) {
-        let Some(request) = self.calls.pending.get_mut(&id).and_then(|pending| pending.request.take()) else { return };
-        let Some(pending) = self.calls.remove(id) else { return };
-        let id = self.gate.draw_id();
-        self.calls.insert(id, pending);
-        self.calls.unsent.push_back((id, request));
-        self.send_queued();
-    }
-
-    /// Sends a request of the satellite and returns its id.
-    pub fn send_own_request(
-        &mut self,
-        method: &str,
-        params: Option<&str>,
-        purpose: PendingPurpose,
-        deadline: Instant,
-    ) -> u64 {
-        let id = self.gate.draw_id();
-        let starts_at = Some(self.outlet.position());
-        let pending =
-            PendingRequest { output_offset: starts_at, attempts: 1, ..PendingRequest::new(purpose, deadline) };
-        let of = if matches!(pending.purpose, PendingPurpose::Handshake) {
-            RequestPhase::Handshake
-        } else {
-            RequestPhase::InSession
-        };
-        if self.era == Era::Stateless || pending.is_sessionless() {
-            let params = RequestMeta::new(RequestIdentity::Satellite).wrap_params(params);
-            let routing = self.routing_headers(method, Some(&params));
-            put_request(&mut self.outlet, id, of, routing, method, Some(&params));
-        } else {
-            put_request(&mut self.outlet, id, of, None, method, params);
-        }
-        self.calls.insert(id, pending);
-        id
-    }
-
-    pub(crate) fn cancel(&mut self, id: u64, pending: &PendingRequest, reason: &str) {
-        let number = id.to_string();
-        let words = [
-            r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
-            &number,
-            r#","reason":""#,
-            reason,
-            r#""}}"#,
-        ];
-        self.cancel_with(id, pending, &words);
-    }
-
-    pub(crate) fn cancel_with(&mut self, id: u64, pending: &PendingRequest, words: &[&str]) {
-        if !pending.was_sent() {
-            return self.calls.unsent.retain(|(waiting, _)| *waiting != id);
-        }
-        self.outlet.abandon(id);
-        // Over HTTP the end of the exchange cancels a stateless request; no notification is needed.
-        if !(O::REPEATS && (self.era == Era::Stateless || pending.is_sessionless())) {
-            self.outlet.notify(words);
-        }
-    }
-
     // ---- deadlines ----
 
     /// Ends the first request whose deadline has passed; `None` if there is none.
@@ -820,21 +516,6 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     }
 }
 
-fn put_request(
-    outlet: &mut impl Outlet,
-    id: u64,
-    of: RequestPhase,
-    routing: Option<Box<RequestHeaders>>,
-    method: &str,
-    params: Option<&str>,
-) {
-    let method = serde_json::Value::from(method).to_string();
-    let id_text = id.to_string();
-    let (before, params) = params.map_or(("", ""), |params| (r#","params":"#, params));
-    let parts = [r#"{"jsonrpc":"2.0","id":"#, &id_text, r#","method":"#, &method, before, params, "}"];
-    outlet.request(id, of, routing, &parts);
-}
-
 /// Returns server text for a log or an error, masked and then cut to `QUOTED_MAX`. Masking first leaves no part of a
 /// secret at the cut.
 pub fn masked_excerpt(mask: &SecretMask, text: &str) -> String {
@@ -851,13 +532,18 @@ pub fn masked_excerpt(mask: &SecretMask, text: &str) -> String {
 mod tests {
     use std::cell::RefCell;
 
+    use mcp_satellite_model::byte_budget::ByteBudget;
     use mcp_satellite_model::ids::InstanceId;
-    use mcp_satellite_model::policy::Policy;
+    use mcp_satellite_model::policy::{Policy, ReconnectPolicy};
     use mcp_satellite_model::spec::{ProcessLifetime, ServerTarget, UpdateMethod};
+    use mcp_satellite_protocol::header::RequestHeaders;
+    use mcp_satellite_protocol::rpc::RpcMessage;
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::call::{CallTicket, ReplyChannel};
+    use crate::call::{CallTicket, CallerRequest, ReplyChannel};
+    use crate::interface::RequestPhase;
+    use crate::origin::{CallOrigin, MessageCause};
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -990,8 +676,8 @@ mod tests {
     fn session(now: Instant) -> TestSession {
         let (spec, lists_memory) = (spec(), ByteBudget::unlimited());
         let gate = Arc::new(CallGate::new(spec.policy.session.calls_in_flight_max, now));
-        let args = SessionArgs { spec, gate, since: now, reads_lists: true, era: None, lists_memory };
-        SessionCore::new(args, Lines::default(), Reports::default(), now)
+        let options = SessionOptions { spec, gate, since: now, reads_lists: true, era: None, lists_memory };
+        SessionCore::new(options, Lines::default(), Reports::default(), now)
     }
 
     fn hear(session: &mut TestSession, message: &str, now: Instant) -> MessageOutcome {

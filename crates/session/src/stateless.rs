@@ -25,9 +25,10 @@ use serde_json::value::RawValue;
 use crate::call::{CallTicket, CallerRequest, ClientRelay, DiscoverRequest, OutboundRequest, TIMEOUT_MAX};
 use crate::era;
 use crate::handshake::discovered_server;
+use crate::interface::{Outlet, SessionHost};
 use crate::origin::MessageCause;
 use crate::pending::PendingPurpose;
-use crate::session::{Outlet, SessionCore, SessionHost};
+use crate::session::SessionCore;
 
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
 
