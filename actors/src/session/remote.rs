@@ -7,14 +7,15 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures::FutureExt;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use mcp_satellite_protocol::header::RequestHeaders;
 use mcp_satellite_protocol::rpc::join_parts;
 use mcp_satellite_session::{
-    HandshakeRefusal, MessageOutcome, Outlet, PassedDeadline, PendingPurpose, PendingRequest, RequestPhase,
-    SessionCore, SessionEvent, SessionHost, era,
+    HandshakeRefusal, MessageOutcome, Outlet, PassedDeadline, PendingPurpose, PendingRequest, RefusedCall,
+    RequestPhase, SessionCore, SessionEvent, SessionHost, era,
 };
 
 use super::{SessionArgs, SessionControl, SessionPorts, SessionWork, WorkerHost, next_work, now, sleep_until};
@@ -226,9 +227,7 @@ impl RemoteSession {
             MessageOutcome::Nothing | MessageOutcome::Flooded => {}
             MessageOutcome::HandshakeRefused(how) => return Some(end_from_refusal(how)),
             MessageOutcome::OtherEra(why, call) => {
-                // Closed before the caller learns of it, so that no call enters in between.
-                self.ports.commands.close();
-                call.fail();
+                self.refuse(*call);
                 return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::OtherEra(why))));
             }
             MessageOutcome::Initialized => {
@@ -543,7 +542,7 @@ impl RemoteSession {
             }
             let next = tokio::task::unconstrained(poll_fn(|cx| self.core.outlet.line.poll_next(cx)));
             match next.now_or_never() {
-                Some(LineEvent::Message { message, .. }) => self.core.on_final_message(&message, now()),
+                Some(LineEvent::Message { message, .. }) => self.on_final_message(&message),
                 Some(LineEvent::Failed { id, failure }) => {
                     if let Some(pending) = self.core.calls.pending.get_mut(&id) {
                         pending.record_failure(&failure);
@@ -558,6 +557,18 @@ impl RemoteSession {
         is_over
     }
 
+    fn on_final_message(&mut self, message: &Bytes) {
+        if let Some(call) = self.core.on_final_message(message, now()) {
+            self.refuse(*call);
+        }
+    }
+
+    fn refuse(&mut self, call: RefusedCall) {
+        // Closes the port before the caller learns of it, so that no call enters in between.
+        self.ports.commands.close();
+        call.fail();
+    }
+
     async fn await_refusals(&mut self) {
         // In an expired session a refused call was not executed, and the next session repeats it.
         let until = now() + REFUSALS_WAIT;
@@ -567,7 +578,7 @@ impl RemoteSession {
             }
             let next = poll_fn(|cx| self.core.outlet.line.poll_next(cx));
             match tokio::time::timeout_at(until.into(), next).await {
-                Ok(LineEvent::Message { message, .. }) => self.core.on_final_message(&message, now()),
+                Ok(LineEvent::Message { message, .. }) => self.on_final_message(&message),
                 Ok(LineEvent::Failed { id, failure }) => {
                     if let Some(pending) = self.core.calls.pending.get_mut(&id) {
                         pending.record_failure(&failure);

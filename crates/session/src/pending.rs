@@ -64,14 +64,14 @@ pub struct PendingRequest {
     pub(crate) rounds: Option<Box<InputRounds>>,
 }
 
-/// Call that a server refused without executing it. Dropping it fails the call with an unknown fate.
+/// Call that a server refused without executing it.
 pub struct RefusedCall {
     pub(crate) pending: PendingRequest,
     pub(crate) reason: String,
 }
 
 impl RefusedCall {
-    /// Fails the call. The port is closed first, so that no call enters in between.
+    /// Fails the call. The driver closes the port first, so that no call enters in between.
     pub fn fail(self) {
         self.pending.fail(CallError::Terminated { fate: CallFate::NotSent, reason: self.reason });
     }

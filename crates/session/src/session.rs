@@ -233,13 +233,17 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         }
     }
 
-    /// Handles a message at the end of the session: only responses matter.
-    pub fn on_final_message(&mut self, message: &Bytes, now: Instant) {
-        if let Ok(text) = utf8_text(message.clone())
-            && let Ok(view @ MessageView { kind: MessageKind::Result | MessageKind::Error, .. }) =
-                MessageView::parse(&text)
-        {
-            self.on_response(&view, &text, now);
+    /// Handles a message at the end of the session: only responses matter. Returns a call that the server refused; the
+    /// driver fails it.
+    pub fn on_final_message(&mut self, message: &Bytes, now: Instant) -> Option<Box<RefusedCall>> {
+        let text = utf8_text(message.clone()).ok()?;
+        let view = MessageView::parse(&text).ok()?;
+        if !matches!(view.kind, MessageKind::Result | MessageKind::Error) {
+            return None;
+        }
+        match self.on_response(&view, &text, now) {
+            MessageOutcome::OtherEra(_, call) => Some(call),
+            _ => None,
         }
     }
 
