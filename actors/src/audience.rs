@@ -4,36 +4,13 @@
 use std::sync::Arc;
 
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
+use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_session::SessionCommand;
+pub use mcp_satellite_session::{CallOrigin, MessageCause};
 use tokio::sync::mpsc;
 
-use crate::calls::SessionCommand;
 use crate::model::ids::{InstanceId, RunNumber};
 use crate::tasks::catch_panic;
-use mcp_satellite_protocol::rpc::RpcMessage;
-
-/// Client and call that caused a request; the host assigns both numbers and never reuses them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CallOrigin {
-    /// Number of the client.
-    pub client: u64,
-    /// Number of the call.
-    pub call: u64,
-}
-
-/// Call or client on whose behalf a server sends a message, as far as known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MessageCause {
-    /// The message belongs to this call.
-    Call(CallOrigin),
-    /// The message belongs to one of several calls of this client.
-    Client(u64),
-    /// No call is in flight.
-    NoCall,
-    /// Only calls that no client of the host made are in flight.
-    NoClient,
-    /// Calls of this number of clients are in flight, and the server does not name one.
-    SeveralClients(usize),
-}
 
 /// Receiver of server messages, implemented by the host. A session calls the methods from its task, so they must not
 /// block. `ended` is called exactly once per session, even if the session panics, is aborted or never begins.

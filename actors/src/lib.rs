@@ -32,9 +32,10 @@ mod wire;
 mod worker;
 
 pub use batcher::{EventSender, WallClock};
-pub use calls::{CallPort, CallerRequest, ClientFacts, ClientRelay, InstanceCounters, KeepAwakeGuard, is_repeatable};
+pub use calls::{CallPort, InstanceCounters, KeepAwakeGuard};
 pub use mcp_satellite_model::byte_budget;
 pub use mcp_satellite_protocol::rpc;
+pub use mcp_satellite_session::{CallerRequest, ClientFacts, ClientRelay, is_repeatable};
 pub use root::{EarlierState, InstallOutcome, RuntimePart, ShutdownReport};
 pub use runtime::{RuntimeHandle, RuntimeOptions, start, start_linked};
 pub use team::{ControlError, InstanceCommand, ReconnectOutcome, UninstallOutcome};

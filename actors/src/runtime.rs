@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::Fuse;
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
+use mcp_satellite_session::{AdmissionError, CallPermit, CallerRequest, ClientRelay, TIMEOUT_MAX};
 use ractor::{Actor, ActorCell, ActorRef, SpawnErr, cast};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -16,7 +18,7 @@ use tokio::time::Instant;
 use crate::audience::{Audience, NoAudience};
 use crate::batcher::{EventSender, WallClock};
 use crate::byte_budget::ServerMemory;
-use crate::calls::{AdmissionError, CallPermit, CallPort, CallerRequest, ClientRelay, TIMEOUT_MAX};
+use crate::calls::CallPort;
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
 use crate::model::exit::{CallError, CallFate, RuntimeEnd};
@@ -33,7 +35,6 @@ use crate::rules::request_log::{self, LoggedPayload};
 use crate::seam::{Connectors, EventSink, NullStateStore, StateStore};
 use crate::tasks::spawn_observer;
 use crate::team::{ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
-use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 
 // Pause between two requests to a team whose supervisor is being replaced.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
+pub use mcp_satellite_protocol::header::RequestHeaders;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::model::event::Envelope;
@@ -98,19 +99,6 @@ pub enum LineOutput {
     /// Closes the session gracefully. The line reports `Failed` for each request that was never sent, and then
     /// `Closed`.
     Close,
-}
-
-/// Values of a request that HTTP headers repeat, unencoded: the line encodes them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RequestHeaders {
-    /// Value of `MCP-Protocol-Version`.
-    pub version: &'static str,
-    /// Value of `Mcp-Method`.
-    pub method: String,
-    /// Value of `Mcp-Name`: the tool, prompt, resource or task that the request refers to.
-    pub name: Option<String>,
-    /// Values of `Mcp-Param-…`, by the rest of the header's name. The tool's schema marks these parameters.
-    pub params: Vec<(Box<str>, String)>,
 }
 
 /// Events of a line, reported to its session.

@@ -6,6 +6,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures::FutureExt;
+use mcp_satellite_session::SessionEvent;
 use ractor::{ActorRef, cast};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -23,7 +24,7 @@ use crate::model::spec::InstanceSpec;
 use crate::rules::jitter::JitterRng;
 use crate::rules::slot::{HealthChange, SlotInput};
 use crate::seam::{Connectors, OpenError, ProcessLink};
-use crate::session::{SessionArgs, SessionControl, SessionEvent};
+use crate::session::{SessionArgs, SessionControl};
 use crate::stdio_worker::ProcessRun;
 use crate::tasks::{ActorTasks, panic_text};
 use crate::team;

@@ -210,22 +210,35 @@ fn no_profile_aborts_on_panic() {
 }
 
 #[test]
+fn session_and_protocol_do_not_wait_and_read_no_clock() {
+    let pure: Vec<Source> = ["crates/session/src", "crates/protocol/src"].into_iter().flat_map(sources).collect();
+    assert_absent(&pure, &["Instant::now", "SystemTime", ".elapsed("], "time is an argument");
+    assert_absent(
+        &pure,
+        &["tokio::spawn", "tokio::time", ".await", "async fn", "async move"],
+        "drivers do the waiting",
+    );
+}
+
+#[test]
 fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
     let product = ["src", "crates", "actors/src"].into_iter().flat_map(sources);
     let product = product.filter(|source| !source.path.starts_with(root().join("crates/protocol")));
-    // The whole word: a message may mention a header.
     let headers = ["mcp-session-id", "mcp-protocol-version", "mcp-method", "mcp-name", "mcp-param-", "last-event-id"];
     let mut found = Vec::new();
     for source in product {
         for (at, line) in source.code() {
-            let quoted = headers.iter().any(|header| line.to_ascii_lowercase().contains(&format!("\"{header}")));
+            // A message may begin with the name of a header.
+            let text = line.to_ascii_lowercase();
+            let is_header =
+                headers.iter().any(|name| ['"', ':', '{'].iter().any(|end| text.contains(&format!("\"{name}{end}"))));
             let is_code = line.match_indices("-32").any(|(at, _)| {
                 let digits = line[at + 1..].bytes().take_while(u8::is_ascii_digit).count();
                 digits == 5 && !line[..at].ends_with(|before: char| before.is_ascii_alphanumeric())
             });
             // Versions are also compared, but not defined.
             let is_list = line.matches("\"202").count() > 1;
-            if quoted || is_code || is_list {
+            if is_header || is_code || is_list {
                 found.push(format!("{}:{at}: {}", shown(&source.path), line.trim()));
             }
         }
@@ -234,10 +247,11 @@ fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 13] = [
+const MEMBERS: [(&str, &[&str]); 14] = [
     ("crates/protocol", &[]),
     ("crates/model", &["protocol"]),
-    ("actors", &["model", "protocol"]),
+    ("crates/session", &["model", "protocol"]),
+    ("actors", &["model", "protocol", "session"]),
     ("crates/files", &[]),
     ("crates/http", &[]),
     ("crates/config", &["http", "model"]),

@@ -1,12 +1,10 @@
 //! Decision logic as plain values and functions. Times and run numbers are arguments. Nothing here waits, spawns, logs
 //! or reads a clock, so every rule is testable without a runtime.
 
-pub mod era;
 pub mod health;
 pub mod idle;
 pub mod jitter;
 pub mod memory;
-pub mod origin;
 pub mod outbox;
 pub mod output;
 pub mod permits;

@@ -7,9 +7,6 @@ use crate::model::backoff::listed_delay;
 use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::policy::RetryPolicy;
 
-// Maximum pause that a server can request.
-const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
-
 /// Class of a failure, which determines the status of the instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureClass {
@@ -134,16 +131,6 @@ pub fn is_unsupported(kind: &FailureKind) -> bool {
             | FailureKind::Status { status: 404 | 405, .. }
             | FailureKind::ServerError { status: 501, .. }
     )
-}
-
-/// Returns the pause that a server requests, at most one hour.
-pub fn requested_pause(kind: &FailureKind) -> Duration {
-    match kind {
-        FailureKind::Throttled { retry_after } | FailureKind::ServerError { retry_after, .. } => {
-            retry_after.unwrap_or_default().min(PAUSE_MAX)
-        }
-        _ => Duration::ZERO,
-    }
 }
 
 #[cfg(test)]

@@ -5,31 +5,29 @@
 use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::FutureExt;
+use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
-use tokio::sync::mpsc;
-use tokio::time::{Duration, Instant};
-
-use super::handshake::HandshakeRefusal;
-use super::pending::{PendingPurpose, PendingRequest};
-use super::{
-    MessageOutcome, Outlet, PassedDeadline, RequestPhase, SessionArgs, SessionControl, SessionCore, SessionEvent,
-    SessionWork, next_work, sleep_until,
+use mcp_satellite_protocol::header::RequestHeaders;
+use mcp_satellite_protocol::rpc::join_parts;
+use mcp_satellite_session::{
+    HandshakeRefusal, MessageOutcome, Outlet, PassedDeadline, PendingPurpose, PendingRequest, RefusedCall,
+    RequestPhase, SessionCore, SessionEvent, SessionHost, era,
 };
+
+use super::{SessionArgs, SessionControl, SessionPorts, SessionWork, WorkerHost, next_work, now, sleep_until};
 use crate::model::exit::{CallError, CallFate, ExitCause, WorkerExit, refusal_message};
 use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::policy::HealthCheck;
 use crate::model::remedy::Remedy;
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
-use crate::rules::era;
 use crate::rules::health::{HealthChecks, HealthVerdict};
 use crate::rules::retry::{self, FailureClass};
-use crate::seam::{LineEvent, LineOutput, RequestHeaders, ServerLine};
-use mcp_satellite_protocol::era::Era;
+use crate::seam::{LineEvent, LineOutput, ServerLine};
 
 // Messages read at the end of a session; a server may send without end.
 const LAST_WORDS_MAX: usize = 4096;
@@ -94,17 +92,9 @@ impl Outlet for LineOutlet {
     }
 }
 
-fn join_parts(parts: &[&str]) -> Bytes {
-    let mut body = BytesMut::with_capacity(parts.iter().map(|part| part.len()).sum());
-    for part in parts {
-        body.extend_from_slice(part.as_bytes());
-    }
-    body.freeze()
-}
-
 struct RemoteSession {
-    core: SessionCore<LineOutlet>,
-    control: mpsc::UnboundedReceiver<SessionControl>,
+    ports: SessionPorts,
+    core: SessionCore<LineOutlet, WorkerHost>,
     checks: Option<HealthChecks>,
     // Calls to repeat, and when.
     retries: BTreeSet<(Instant, u64)>,
@@ -119,11 +109,11 @@ struct RemoteSession {
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let Args { common, line } = args;
     let header_timeout = common.spec.policy.remote.header_timeout;
-    let (mut talk, control) = SessionCore::new(common, LineOutlet { line, header_timeout });
-    talk.calls.written = 1;
+    let (mut core, ports) = common.open(LineOutlet { line, header_timeout });
+    core.calls.written = 1;
     let mut this = Box::new(RemoteSession {
-        core: talk,
-        control,
+        ports,
+        core,
         checks: None,
         retries: BTreeSet::new(),
         server_errors: 0,
@@ -140,19 +130,19 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
 impl RemoteSession {
     async fn serve(&mut self) -> RemoteSessionEnd {
         loop {
-            if self.core.has_drained() {
+            if self.ports.has_drained() {
                 return RemoteSessionEnd::Requested;
             }
-            let (wake_at, draining) = (self.wake_at(), self.core.draining);
+            let (wake_at, draining) = (self.wake_at(), self.ports.draining);
             tokio::select! {
                 biased;
-                control = self.control.recv() => match control {
-                    Some(SessionControl::Discover) => self.core.read_lists(),
-                    Some(SessionControl::Drain) => self.core.draining = true,
+                control = self.ports.control.recv() => match control {
+                    Some(SessionControl::Discover) => self.core.read_lists(now()),
+                    Some(SessionControl::Drain) => self.ports.draining = true,
                     Some(SessionControl::Adopt(spec)) => self.adopt(spec),
                     Some(SessionControl::Check) => {
                         if let Some(checks) = &mut self.checks {
-                            checks.schedule_now(Instant::now().into_std());
+                            checks.schedule_now(now());
                         }
                     }
                     // Concerns the end of a process only.
@@ -165,15 +155,15 @@ impl RemoteSession {
                         return over;
                     }
                 }
-                () = self.core.port.gate.emptied.notified(), if draining => {}
+                () = self.core.gate.emptied.notified(), if draining => {}
                 work = next_work(
-                    &mut self.core.port.commands,
+                    &mut self.ports.commands,
                     poll_fn(|cx| self.core.outlet.line.poll_next(cx)),
                     self.reads_first,
                 ) => {
                     self.reads_first = matches!(work, SessionWork::Command(_));
                     match work {
-                        SessionWork::Command(command) => self.core.on_command(*command),
+                        SessionWork::Command(command) => self.core.on_command(*command, now()),
                         SessionWork::Read(incoming) => {
                             if let Some(over) = self.on_incoming(incoming) {
                                 return over;
@@ -188,13 +178,13 @@ impl RemoteSession {
     fn adopt(&mut self, spec: Arc<InstanceSpec>) {
         // Later requests use the new credentials.
         if !spec.has_same_credentials(&self.core.spec) {
-            self.credentials_from = self.core.port.gate.next_id.load(Ordering::Relaxed);
+            self.credentials_from = self.core.gate.next_id();
         }
         let health = &spec.policy.health;
         if *health != self.core.spec.policy.health
             && let Some(checks) = &mut self.checks
         {
-            checks.reschedule(health, Instant::now().into_std());
+            checks.reschedule(health, now());
         }
         self.core.outlet.header_timeout = spec.policy.remote.header_timeout;
         self.core.adopt(spec.clone());
@@ -203,17 +193,17 @@ impl RemoteSession {
 
     fn wake_at(&self) -> Option<Instant> {
         let again = self.retries.first().map(|(at, _)| *at);
-        let check = self.checks.as_ref().and_then(HealthChecks::due_at).map(Instant::from_std);
-        [self.core.wake_at(), again, check].into_iter().flatten().min()
+        let check = self.checks.as_ref().and_then(HealthChecks::due_at);
+        [self.core.next_deadline(), again, check].into_iter().flatten().min()
     }
 
     fn on_incoming(&mut self, incoming: LineEvent) -> Option<RemoteSessionEnd> {
         if !std::mem::replace(&mut self.first_byte_seen, true) {
-            (self.core.report_event)(SessionEvent::FirstByte);
+            self.core.host.report(SessionEvent::FirstByte);
         }
         match incoming {
             LineEvent::Message { message, request: of } => {
-                let heard = self.core.on_message(&message, of, Instant::now());
+                let heard = self.core.on_message(&message, of, now());
                 self.on_outcome(heard)
             }
             LineEvent::Failed { id, failure } => self.on_failed(id, failure),
@@ -231,24 +221,27 @@ impl RemoteSession {
     }
 
     fn on_outcome(&mut self, heard: MessageOutcome) -> Option<RemoteSessionEnd> {
-        let now = Instant::now().into_std();
+        let now = now();
         let policy = &self.core.spec.policy.health;
         match heard {
             MessageOutcome::Nothing | MessageOutcome::Flooded => {}
             MessageOutcome::HandshakeRefused(how) => return Some(end_from_refusal(how)),
-            MessageOutcome::OtherEra(why) => {
+            MessageOutcome::OtherEra(why, call) => {
+                self.refuse(*call);
                 return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::OtherEra(why))));
             }
-            MessageOutcome::Initialized => self.checks = Some(HealthChecks::new(policy, self.core.rng.clone(), now)),
+            MessageOutcome::Initialized => {
+                self.checks = Some(HealthChecks::new(policy, self.core.host.rng.clone(), now))
+            }
             MessageOutcome::ResultResponse => {
                 self.server_errors = 0;
-                self.core.counters.reset_failed_checks();
+                self.core.host.counters.reset_failed_checks();
                 let restored = self.checks.as_mut().and_then(HealthChecks::record_answer);
                 self.report_restored(restored);
             }
             MessageOutcome::ErrorResponse => self.server_errors = 0,
             MessageOutcome::Checked => {
-                self.core.counters.record_check((self.core.wall)());
+                self.core.host.on_server_proved();
                 let restored = self.checks.as_mut().and_then(|checks| checks.record_success(policy, now));
                 self.report_restored(restored);
             }
@@ -276,7 +269,7 @@ impl RemoteSession {
 
     fn request_session_check(&mut self) {
         if let Some(checks) = &mut self.checks {
-            checks.request_session_check(Instant::now().into_std());
+            checks.request_session_check(now());
         }
     }
 
@@ -288,16 +281,17 @@ impl RemoteSession {
 
     fn report_restored(&self, restored: Option<(u32, Option<String>)>) {
         if let Some((failures, last_error)) = restored {
-            (self.core.report_event)(SessionEvent::Restored(failures, last_error));
+            self.core.host.report(SessionEvent::Restored(failures, last_error));
         }
     }
 
     // ---- what fails ----
 
     fn on_failed(&mut self, id: u64, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
-        let now = Instant::now();
+        let now = now();
         let class = retry::classify(&failure.kind);
         let stateless = self.core.era == Era::Stateless;
+        let reads_optional_list = self.core.is_reading_optional_list();
         // The call may have been cancelled meanwhile.
         let pending = self.core.calls.pending.get_mut(&id)?;
         match &pending.purpose {
@@ -335,17 +329,17 @@ impl RemoteSession {
             }
             PendingPurpose::Handshake => {
                 self.core.calls.remove(id);
-                let heard = self.core.on_handshake_failed(failure);
+                let heard = self.core.on_handshake_failed(failure, now);
                 self.on_outcome(heard)
             }
             // A missing stream is no loss of the server; a check finds out.
             PendingPurpose::Listen => {
                 self.core.calls.remove(id);
                 let is_unknown = matches!(failure.kind, FailureKind::Status { status: 404 | 405, .. });
-                if self.core.on_stream_ended(id, is_unknown)
+                if self.core.on_stream_ended(id, is_unknown, now)
                     && let Some(checks) = &mut self.checks
                 {
-                    checks.schedule_now(now.into_std());
+                    checks.schedule_now(now);
                 }
                 (stateless && class == FailureClass::Unauthorized).then_some(RemoteSessionEnd::Lost(failure))
             }
@@ -359,28 +353,22 @@ impl RemoteSession {
                 } else {
                     CallError::Remote { fate: CallFate::NotSent, failure }
                 };
-                self.core.on_discovered(Err(answer));
+                self.core.on_discovered(Err(answer), now);
                 None
             }
             // A web server's answer for an unsupported list. 404 may also mean an expired session, but the tools were
             // just read in it; if the session is gone, the next request finds out.
-            PendingPurpose::List
-                if retry::is_unsupported(&failure.kind) && self.core.lists.is_reading_optional_list() =>
-            {
+            PendingPurpose::List if retry::is_unsupported(&failure.kind) && reads_optional_list => {
                 self.core.calls.remove(id);
-                self.core.on_list(Err(CallError::Server {
-                    code: METHOD_NOT_FOUND,
-                    message: failure.to_string(),
-                    data: None,
-                }));
+                let message = failure.to_string();
+                self.core.on_list(Err(CallError::Server { code: METHOD_NOT_FOUND, message, data: None }), now);
                 None
             }
             // A temporary failure.
             PendingPurpose::List if class == FailureClass::Busy => self.on_list_failed(id, failure),
             // Only an unreadable list of tools ends the session.
             PendingPurpose::List
-                if matches!(class, FailureClass::Other | FailureClass::Expired)
-                    && self.core.lists.is_reading_optional_list() =>
+                if matches!(class, FailureClass::Other | FailureClass::Expired) && reads_optional_list =>
             {
                 self.on_list_failed(id, failure)
             }
@@ -414,7 +402,7 @@ impl RemoteSession {
         if checks.last_request() == HealthCheck::Get {
             return self.on_check_failed(&failure.to_string());
         }
-        if checks.fall_back_from_ping(Instant::now().into_std()) {
+        if checks.fall_back_from_ping(now()) {
             return None;
         }
         let FailureKind::Status { status, message: said } = failure.kind else {
@@ -425,7 +413,7 @@ impl RemoteSession {
 
     fn on_list_failed(&mut self, id: u64, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
         self.core.calls.remove(id);
-        self.core.on_list(Err(CallError::Remote { fate: CallFate::NotSent, failure }));
+        self.core.on_list(Err(CallError::Remote { fate: CallFate::NotSent, failure }), now());
         None
     }
 
@@ -467,22 +455,23 @@ impl RemoteSession {
             return None;
         }
         // Closes the port before the caller learns of it, so that no call enters in between.
-        self.core.port.commands.close();
+        self.ports.commands.close();
         ticket.fail(error);
         Some(RemoteSessionEnd::Lost(failure))
     }
 
     fn on_check_failed(&mut self, why: &str) -> Option<RemoteSessionEnd> {
-        let (policy, now) = (&self.core.spec.policy.health, Instant::now().into_std());
-        self.core.counters.record_failed_check((self.core.wall)());
-        match self.checks.as_mut()?.record_failure(policy, why.to_owned(), now) {
+        let policy = &self.core.spec.policy.health;
+        let host = &self.core.host;
+        host.counters.record_failed_check((host.wall)());
+        match self.checks.as_mut()?.record_failure(policy, why.to_owned(), now()) {
             HealthVerdict::Wait => None,
             HealthVerdict::Degraded(failures) => {
-                (self.core.report_event)(SessionEvent::Degraded(failures, why.to_owned()));
+                self.core.host.report(SessionEvent::Degraded(failures, why.to_owned()));
                 None
             }
             HealthVerdict::GiveUp(failures) => {
-                (self.core.report_event)(SessionEvent::Degraded(failures, why.to_owned()));
+                self.core.host.report(SessionEvent::Degraded(failures, why.to_owned()));
                 Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::Unhealthy(failures))))
             }
         }
@@ -491,7 +480,7 @@ impl RemoteSession {
     // ---- time ----
 
     fn on_time(&mut self) -> Option<RemoteSessionEnd> {
-        let now = Instant::now();
+        let now = now();
         while let Some(late) = self.core.expire_next(now) {
             match late {
                 PassedDeadline::Call | PassedDeadline::List => {}
@@ -515,7 +504,7 @@ impl RemoteSession {
             self.core.resend(id);
         }
         self.core.on_due(now);
-        if self.checks.as_ref().and_then(HealthChecks::due_at).is_some_and(|at| now.into_std() >= at) {
+        if self.checks.as_ref().and_then(HealthChecks::due_at).is_some_and(|at| now >= at) {
             self.start_check(now);
         }
         None
@@ -533,7 +522,7 @@ impl RemoteSession {
                 self.core.send_own_request("tools/list", None, PendingPurpose::Check, deadline);
             }
             HealthCheck::Get => {
-                let id = self.core.port.gate.next_id.fetch_add(1, Ordering::Relaxed);
+                let id = self.core.gate.draw_id();
                 self.core.calls.insert(id, PendingRequest::new(PendingPurpose::Check, deadline));
                 self.core.outlet.line.send(LineOutput::Probe { id });
             }
@@ -553,7 +542,7 @@ impl RemoteSession {
             }
             let next = tokio::task::unconstrained(poll_fn(|cx| self.core.outlet.line.poll_next(cx)));
             match next.now_or_never() {
-                Some(LineEvent::Message { message, .. }) => self.core.on_final_message(&message, Instant::now()),
+                Some(LineEvent::Message { message, .. }) => self.on_final_message(&message),
                 Some(LineEvent::Failed { id, failure }) => {
                     if let Some(pending) = self.core.calls.pending.get_mut(&id) {
                         pending.record_failure(&failure);
@@ -568,16 +557,28 @@ impl RemoteSession {
         is_over
     }
 
+    fn on_final_message(&mut self, message: &Bytes) {
+        if let Some(call) = self.core.on_final_message(message, now()) {
+            self.refuse(*call);
+        }
+    }
+
+    fn refuse(&mut self, call: RefusedCall) {
+        // Closes the port before the caller learns of it, so that no call enters in between.
+        self.ports.commands.close();
+        call.fail();
+    }
+
     async fn await_refusals(&mut self) {
         // In an expired session a refused call was not executed, and the next session repeats it.
-        let until = Instant::now() + REFUSALS_WAIT;
+        let until = now() + REFUSALS_WAIT;
         for _ in 0..LAST_WORDS_MAX {
             if !self.core.calls.pending.values().any(|pending| pending.output_offset.is_some()) {
                 return;
             }
             let next = poll_fn(|cx| self.core.outlet.line.poll_next(cx));
-            match tokio::time::timeout_at(until, next).await {
-                Ok(LineEvent::Message { message, .. }) => self.core.on_final_message(&message, Instant::now()),
+            match tokio::time::timeout_at(until.into(), next).await {
+                Ok(LineEvent::Message { message, .. }) => self.on_final_message(&message),
                 Ok(LineEvent::Failed { id, failure }) => {
                     if let Some(pending) = self.core.calls.pending.get_mut(&id) {
                         pending.record_failure(&failure);
@@ -590,13 +591,13 @@ impl RemoteSession {
     }
 
     async fn finish(&mut self, over: RemoteSessionEnd) -> WorkerExit {
-        let ran = self.core.initialized_at.map(|at| at.elapsed());
+        let ran = self.core.initialized_at.map(|at| now().saturating_duration_since(at));
         let exit = match over {
             RemoteSessionEnd::Requested => {
                 self.drain();
                 self.core.outlet.line.send(LineOutput::Close);
                 let is_over = self.drain();
-                self.core.close("stopped");
+                self.ports.close(&mut self.core, "stopped");
                 let closed = async {
                     // Later messages are ignored.
                     while !is_over
@@ -615,7 +616,7 @@ impl RemoteSession {
                 if matches!(failure.kind, FailureKind::SessionExpired { .. }) {
                     self.await_refusals().await;
                 }
-                self.core.close(&disconnect_message(&failure));
+                self.ports.close(&mut self.core, &disconnect_message(&failure));
                 WorkerExit::from_cause(ExitCause::Lost(failure))
             }
         };
@@ -637,12 +638,15 @@ fn disconnect_message(failure: &ExchangeFailure) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::collections::VecDeque;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context, Poll};
+
+    use mcp_satellite_session::CallerRequest;
+    use tokio::sync::mpsc;
 
     use super::*;
     use crate::audience::{AudienceHandle, NoAudience, SessionSource};
-    use crate::calls::{CallPort, CallerRequest, InstanceCounters};
+    use crate::calls::{CallPort, InstanceCounters};
     use crate::model::ids::{InstanceId, RunNumber};
     use crate::model::policy::Policy;
     use crate::model::secret::SecretMask;
@@ -729,7 +733,7 @@ pub(crate) mod tests {
                 control: controlled,
                 counters,
                 wall: Arc::new(|| jiff::Timestamp::UNIX_EPOCH),
-                since: Instant::now(),
+                since: tokio::time::Instant::now(),
                 discover: false,
                 era: None,
                 rng: JitterRng::new(1, "a"),

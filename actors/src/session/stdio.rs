@@ -1,25 +1,23 @@
 //! Sessions over the pipes of a process: line framing, broken pipes, the watchdog for silent servers, and the end of
 //! the process.
 
-use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
 use futures::FutureExt;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::sync::mpsc;
-use tokio::time::{Duration, Instant};
-
-use super::handshake::HandshakeRefusal;
-use super::pending::PendingPurpose;
-use super::{
-    MessageOutcome, Outlet, PassedDeadline, RequestPhase, SessionArgs, SessionControl, SessionCore, SessionEvent,
-    SessionWork, next_work, sleep_until,
+use mcp_satellite_protocol::header::RequestHeaders;
+use mcp_satellite_protocol::rpc::put_json;
+use mcp_satellite_session::{
+    HandshakeRefusal, MessageOutcome, Outlet, PassedDeadline, PendingPurpose, RequestPhase, SessionCore, SessionEvent,
+    SessionHost,
 };
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+
+use super::{SessionArgs, SessionControl, SessionPorts, SessionWork, WorkerHost, next_work, now, sleep_until};
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::rules::watchdog::{Watchdog, WatchdogVerdict};
-use crate::seam::{ProcessEnd, RequestHeaders, ServerProcess};
+use crate::seam::{ProcessEnd, ServerProcess};
 use crate::wire::{LineReader, ReadOutcome};
-use mcp_satellite_protocol::rpc::put_json;
 
 // A server that sends requests while more bytes are unwritten does not read the responses, and its run ends.
 const UNREAD_ANSWERS_MAX: usize = 16 * 1024 * 1024;
@@ -99,11 +97,11 @@ impl Outlet for StdinOutlet {
 }
 
 struct StdioSession {
-    core: SessionCore<StdinOutlet>,
+    ports: SessionPorts,
+    core: SessionCore<StdinOutlet, WorkerHost>,
     lines: LineReader<Box<dyn AsyncRead + Send + Unpin>>,
     writer: Option<Box<dyn AsyncWrite + Send + Unpin>>,
     process: Box<dyn ServerProcess>,
-    control: mpsc::UnboundedReceiver<SessionControl>,
     watchdog: Watchdog,
     stdout_closed: bool,
     reads_first: bool,
@@ -112,19 +110,18 @@ struct StdioSession {
 
 /// Runs a session and its process to the end. On return, nothing of the run is left.
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
-    let now = Instant::now();
     let Args { common, reader, writer, process } = args;
     let (pid, line_max) = (process.pid(), common.spec.policy.session.line_max);
     let messages = common.memory.messages.clone();
-    let (talk, control) = SessionCore::new(common, StdinOutlet::default());
+    let (core, ports) = common.open(StdinOutlet::default());
     // Boxed: a future stores its arguments and the values made of them side by side, and so does each future around it.
     let mut this = Box::new(StdioSession {
-        core: talk,
+        ports,
+        core,
         lines: LineReader::new(reader, line_max, messages),
         writer: Some(writer),
         process,
-        control,
-        watchdog: Watchdog::new(now.into_std()),
+        watchdog: Watchdog::new(now()),
         stdout_closed: false,
         reads_first: false,
         broken: None,
@@ -139,20 +136,20 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
 impl StdioSession {
     async fn serve(&mut self) -> StdioSessionEnd {
         loop {
-            if self.core.has_drained() {
+            if self.ports.has_drained() {
                 return StdioSessionEnd::Requested;
             }
             let wake_at = self.wake_at();
             let reading = !self.stdout_closed;
             let writing = !self.core.outlet.out.is_empty();
-            let draining = self.core.draining;
+            let draining = self.ports.draining;
             // This order keeps the other work going if a server floods its stdout or clients flood it with
             // notifications. Commands and reading alternate.
             tokio::select! {
                 biased;
-                control = self.control.recv() => match control {
-                    Some(SessionControl::Discover) => self.core.read_lists(),
-                    Some(SessionControl::Drain) => self.core.draining = true,
+                control = self.ports.control.recv() => match control {
+                    Some(SessionControl::Discover) => self.core.read_lists(now()),
+                    Some(SessionControl::Drain) => self.ports.draining = true,
                     Some(SessionControl::Adopt(spec)) => {
                         self.lines.line_max = spec.policy.session.line_max;
                         self.core.adopt(spec);
@@ -169,11 +166,11 @@ impl StdioSession {
                 }
                 end = self.process.wait() => return StdioSessionEnd::Process(end),
                 written = write(&mut self.writer, &self.core.outlet.out), if writing => self.on_written(written),
-                () = self.core.port.gate.emptied.notified(), if draining => {}
-                work = next_work(&mut self.core.port.commands, next_line(&mut self.lines, reading), self.reads_first) => {
+                () = self.core.gate.emptied.notified(), if draining => {}
+                work = next_work(&mut self.ports.commands, next_line(&mut self.lines, reading), self.reads_first) => {
                     self.reads_first = matches!(work, SessionWork::Command(_));
                     match work {
-                        SessionWork::Command(command) => self.core.on_command(*command),
+                        SessionWork::Command(command) => self.core.on_command(*command, now()),
                         SessionWork::Read(received) => {
                             if let Some(over) = self.on_received(received) {
                                 return over;
@@ -188,30 +185,30 @@ impl StdioSession {
     fn wake_at(&mut self) -> Option<Instant> {
         let broken = self.broken.as_ref().map(|(_, at)| *at);
         let watchdog = match self.watchdog_verdict() {
-            WatchdogVerdict::Wait(at) => at.map(Instant::from_std),
-            WatchdogVerdict::Ping | WatchdogVerdict::Unresponsive => Some(Instant::now()),
+            WatchdogVerdict::Wait(at) => at,
+            WatchdogVerdict::Ping | WatchdogVerdict::Unresponsive => Some(now()),
         };
-        [self.core.wake_at(), broken, watchdog].into_iter().flatten().min()
+        [self.core.next_deadline(), broken, watchdog].into_iter().flatten().min()
     }
 
     fn watchdog_verdict(&mut self) -> WatchdogVerdict {
         // Works on a copy: `on_time` takes the decision.
         self.watchdog.record_activity(self.lines.last_read.into_std());
-        Self::decide(&mut self.watchdog.clone(), &self.core, Instant::now())
+        Self::decide(&mut self.watchdog.clone(), &self.core, now())
     }
 
-    fn decide(watchdog: &mut Watchdog, talk: &SessionCore<StdinOutlet>, now: Instant) -> WatchdogVerdict {
-        let next = talk.port.gate.next_id.load(Ordering::Relaxed);
-        watchdog.check(&talk.spec.policy.watchdog, now.into_std(), next, |end| talk.calls.callers_below(end))
+    fn decide(watchdog: &mut Watchdog, core: &SessionCore<StdinOutlet, WorkerHost>, now: Instant) -> WatchdogVerdict {
+        let next = core.gate.next_id();
+        watchdog.check(&core.spec.policy.watchdog, now, next, |end| core.calls.callers_below(end))
     }
 
     fn on_received(&mut self, received: ReadOutcome) -> Option<StdioSessionEnd> {
         match received {
             ReadOutcome::FirstByte => {
-                (self.core.report_event)(SessionEvent::FirstByte);
+                self.core.host.report(SessionEvent::FirstByte);
                 None
             }
-            ReadOutcome::Line(line) => match self.core.on_message(&line, None, Instant::now()) {
+            ReadOutcome::Line(line) => match self.core.on_message(&line, None, now()) {
                 MessageOutcome::HandshakeRefused(how) => Some(StdioSessionEnd::Failed(handshake_exit_cause(how))),
                 MessageOutcome::Flooded => {
                     let why = "the server sends requests and does not read the responses".to_owned();
@@ -224,11 +221,11 @@ impl StdioSession {
                 | MessageOutcome::SessionDoubted
                 | MessageOutcome::Checked
                 | MessageOutcome::CheckRefused { .. }
-                | MessageOutcome::OtherEra(_)
+                | MessageOutcome::OtherEra(..)
                 | MessageOutcome::Initialized => None,
             },
             ReadOutcome::Dropped(bytes) => {
-                self.core.on_dropped(bytes);
+                self.core.host.on_dropped(&self.core.spec, bytes);
                 None
             }
             ReadOutcome::End => {
@@ -251,7 +248,7 @@ impl StdioSession {
     }
 
     fn mark_broken(&mut self, why: String) {
-        self.broken.get_or_insert((why, Instant::now() + BROKEN_PATIENCE));
+        self.broken.get_or_insert((why, now() + BROKEN_PATIENCE));
     }
 
     fn on_written(&mut self, written: std::io::Result<usize>) {
@@ -274,7 +271,7 @@ impl StdioSession {
     }
 
     fn on_time(&mut self) -> Option<StdioSessionEnd> {
-        let now = Instant::now();
+        let now = now();
         if let Some((why, at)) = &self.broken
             && now >= *at
         {
@@ -320,7 +317,7 @@ impl StdioSession {
 
     async fn finish(&mut self, over: StdioSessionEnd) -> WorkerExit {
         // On return the whole process group is gone, or the error log says that it could not be killed.
-        let ran = self.core.initialized_at.map(|at| at.elapsed());
+        let ran = self.core.initialized_at.map(|at| now().saturating_duration_since(at));
         let mut exit = match over {
             StdioSessionEnd::Process(end) => {
                 self.drain().await;
@@ -331,7 +328,7 @@ impl StdioSession {
         };
         exit.uptime = ran;
         let reason = exit.reason();
-        self.core.close(&reason);
+        self.ports.close(&mut self.core, &reason);
         if exit.cause == ExitCause::Requested {
             self.writer = None;
             self.process.terminate();
@@ -353,10 +350,10 @@ impl StdioSession {
 
     async fn drain(&mut self) {
         // Reads what the process wrote before it ended. A grandchild may keep the pipe open, so the time is limited.
-        let until = Instant::now() + self.core.spec.policy.session.exit_drain;
+        let until = now() + self.core.spec.policy.session.exit_drain;
         // A grandchild may also write forever: the clock is checked before each read.
-        while !self.stdout_closed && Instant::now() < until {
-            let Ok(received) = tokio::time::timeout_at(until, self.lines.next()).await else { return };
+        while !self.stdout_closed && now() < until {
+            let Ok(received) = tokio::time::timeout_at(until.into(), self.lines.next()).await else { return };
             if self.on_received(received).is_some() {
                 return;
             }
@@ -366,15 +363,15 @@ impl StdioSession {
     async fn wait_until_gone(&mut self, patience: Duration, hurried: Duration) -> bool {
         // Discards the output, so that the process does not block. `hurried` limits the remaining time as soon as a
         // caller waits for the end.
-        let mut until = Instant::now() + patience;
+        let mut until = now() + patience;
         let (mut reading, mut listening) = (!self.stdout_closed, true);
         loop {
             tokio::select! {
                 biased;
                 () = self.process.wait_all() => return true,
-                () = tokio::time::sleep_until(until) => return false,
-                control = self.control.recv(), if listening => match control {
-                    Some(SessionControl::ShortenGrace) => until = until.min(Instant::now() + hurried),
+                () = tokio::time::sleep_until(until.into()) => return false,
+                control = self.ports.control.recv(), if listening => match control {
+                    Some(SessionControl::ShortenGrace) => until = until.min(now() + hurried),
                     Some(
                         SessionControl::Stop
                         | SessionControl::Drain
@@ -419,7 +416,7 @@ mod tests {
     use std::sync::Arc;
 
     use futures::future::BoxFuture;
-    use tokio::sync::watch;
+    use tokio::sync::{mpsc, watch};
 
     use super::*;
     use crate::audience::{AudienceHandle, NoAudience, SessionSource};
@@ -467,7 +464,7 @@ mod tests {
                 control: controlled,
                 counters,
                 wall: Arc::new(|| jiff::Timestamp::UNIX_EPOCH),
-                since: Instant::now(),
+                since: tokio::time::Instant::now(),
                 discover: false,
                 era: None,
                 rng: JitterRng::new(1, "a"),

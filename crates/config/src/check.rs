@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use mcp_satellite_model::era::Era;
+use mcp_satellite_model::era::{Era, NEWEST_SESSION_VERSION, STATELESS_VERSION};
 use mcp_satellite_model::policy::HealthCheck;
 use mcp_satellite_model::spec::{ConfigTier, ConfigValue, InstanceConfig, RemoteTransport, ServerTarget};
 use reqwest::header::{HeaderName, HeaderValue};
@@ -304,7 +304,8 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         typed: &ParsedValue<String>,
         target: Option<&ServerTarget>,
     ) -> Option<Era> {
-        let words = [("auto", None), ("2025-11-25", Some(Era::Sessions)), ("2026-07-28", Some(Era::Stateless))];
+        let (sessions, stateless) = (Some(Era::Sessions), Some(Era::Stateless));
+        let words = [("auto", None), (NEWEST_SESSION_VERSION, sessions), (STATELESS_VERSION, stateless)];
         let protocol = self.keyword(typed, "protocol", &words).flatten();
         let is_older = matches!(target, Some(ServerTarget::Remote { transport: RemoteTransport::Sse, .. }));
         if let (Some(Era::Stateless), true, Some(word)) = (protocol, is_older, typed.get()) {

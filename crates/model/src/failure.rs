@@ -3,6 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+// Maximum pause that a server can request.
+const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
+
 /// A failed exchange with a remote server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeFailure {
@@ -137,6 +140,16 @@ impl FailureKind {
     /// Creates a failure with an HTTP status and no message.
     pub const fn from_status(status: u16) -> Self {
         Self::Status { status, message: None }
+    }
+
+    /// Returns the pause that the server requests, at most one hour.
+    pub fn requested_pause(&self) -> Duration {
+        match self {
+            Self::Throttled { retry_after } | Self::ServerError { retry_after, .. } => {
+                retry_after.unwrap_or_default().min(PAUSE_MAX)
+            }
+            _ => Duration::ZERO,
+        }
     }
 
     /// Creates a session expiry with an HTTP status and no message.

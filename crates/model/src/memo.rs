@@ -2,10 +2,10 @@
 //! later version may add, are ignored; missing ones take their default.
 
 use jiff::Timestamp;
+use mcp_satellite_protocol::era::Era;
 use serde::{Deserialize, Serialize};
 
 use super::event::rfc3339;
-use mcp_satellite_protocol::era::Era;
 
 /// Stored history of one instance. The wall clock may be set back: a time in the future counts as now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

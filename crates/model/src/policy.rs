@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::backoff::Backoff;
 use mcp_satellite_protocol::era::Era;
+use serde::Serialize;
 
 /// Maximum duration in a policy, one year: the clock must be able to represent every deadline.
 pub const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);

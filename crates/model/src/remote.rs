@@ -1,9 +1,8 @@
 //! Data of a session: state of the connection, health, and the self-description of the server.
 
+use mcp_satellite_protocol::era::Era;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-
-use mcp_satellite_protocol::era::Era;
 
 /// State of the connection of a remote instance, in addition to its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display, strum::IntoStaticStr)]

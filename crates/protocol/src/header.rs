@@ -21,6 +21,19 @@ pub const PARAM_PREFIX: &str = "mcp-param-";
 
 const MARKERS: (&str, &str) = ("=?base64?", "?=");
 
+/// Values of a request that HTTP headers repeat, unencoded: the line encodes them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestHeaders {
+    /// Value of `MCP-Protocol-Version`.
+    pub version: &'static str,
+    /// Value of `Mcp-Method`.
+    pub method: String,
+    /// Value of `Mcp-Name`: the tool, prompt, resource or task that the request refers to.
+    pub name: Option<String>,
+    /// Values of `Mcp-Param-…`, by the rest of the header's name. The tool's schema marks these parameters.
+    pub params: Vec<(Box<str>, String)>,
+}
+
 /// Returns the member of the params whose value the header [`NAME`] repeats.
 pub fn name_member(method: &str) -> Option<&'static str> {
     match method {

@@ -237,6 +237,61 @@ pub fn join_parts(parts: &[&str]) -> Bytes {
     text.freeze()
 }
 
+/// Maximum length of an escaped character in JSON, in bytes.
+pub const ESCAPE_MAX: usize = 6;
+
+/// Returns a JSON text, or its beginning, with the escapes that `serde_json` writes, so that a mask finds secrets in
+/// it.
+pub fn normalize_escapes(json: &str) -> String {
+    let mut written = String::with_capacity(json.len());
+    let mut rest = json;
+    while let Some(at) = memchr::memchr(b'\\', rest.as_bytes()) {
+        written.push_str(&rest[..at]);
+        rest = &rest[at..];
+        match rest.as_bytes().get(1) {
+            Some(b'/') => {
+                written.push('/');
+                rest = &rest[2..];
+            }
+            Some(b'u') => {
+                let Some((letter, length)) = decode_unicode_escape(rest) else {
+                    written.push_str("\\u");
+                    rest = &rest[2..];
+                    continue;
+                };
+                let quoted = serde_json::Value::from(letter.to_string()).to_string();
+                written.push_str(&quoted[1..quoted.len() - 1]);
+                rest = &rest[length..];
+            }
+            Some(other) if other.is_ascii() => {
+                written.push_str(&rest[..2]);
+                rest = &rest[2..];
+            }
+            Some(_) | None => {
+                written.push('\\');
+                rest = &rest[1..];
+            }
+        }
+    }
+    written.push_str(rest);
+    written
+}
+
+/// Decodes the escape `\uXXXX`, or a pair of them, at the beginning of `text`. Returns the character and the length of
+/// the escape in bytes.
+fn decode_unicode_escape(text: &str) -> Option<(char, usize)> {
+    let unit = |at: usize| {
+        let digits = text.get(at..at + ESCAPE_MAX)?.strip_prefix("\\u")?;
+        u16::from_str_radix(digits, 16).ok()
+    };
+    let first = unit(0)?;
+    if let Ok(letter) = char::try_from(u32::from(first)) {
+        return Some((letter, ESCAPE_MAX));
+    }
+    let both = unit(ESCAPE_MAX).and_then(|second| char::decode_utf16([first, second]).next()?.ok());
+    Some(both.map_or((char::REPLACEMENT_CHARACTER, ESCAPE_MAX), |letter| (letter, 2 * ESCAPE_MAX)))
+}
+
 /// Appends JSON text on one line.
 pub fn put_json(out: &mut BytesMut, json: &str) {
     // In JSON a newline is whitespace, because strings cannot contain one unescaped.

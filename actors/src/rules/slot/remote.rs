@@ -228,7 +228,7 @@ impl Slot {
         } else {
             let delay = policy.backoff().delay(attempt);
             let delay = self.rng.jitter(delay, policy.jitter_percent);
-            let pause = retry::requested_pause(&failure.kind);
+            let pause = failure.kind.requested_pause();
             let until = resume.unwrap_or(now + delay).max(now + pause);
             self.phase = Down(DownState::Reconnecting { until, attempt });
             let (cause, message) = match class {

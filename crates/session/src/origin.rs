@@ -1,11 +1,33 @@
 //! Attribution of unsolicited server messages to clients. Over HTTP a message belongs to the stream on which it
 //! arrives. Over a pipe the client is certain only if no two clients have calls in flight.
 
-use crate::audience::{CallOrigin, MessageCause};
+/// Client and call that caused a request; the host assigns both numbers and never reuses them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallOrigin {
+    /// Number of the client.
+    pub client: u64,
+    /// Number of the call.
+    pub call: u64,
+}
+
+/// Call or client on whose behalf a server sends a message, as far as known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MessageCause {
+    /// The message belongs to this call.
+    Call(CallOrigin),
+    /// The message belongs to one of several calls of this client.
+    Client(u64),
+    /// No call is in flight.
+    NoCall,
+    /// Only calls that no client of the host made are in flight.
+    NoClient,
+    /// Calls of this number of clients are in flight, and the server does not name one.
+    SeveralClients(usize),
+}
 
 /// Returns the cause of a message. `of` is the call on whose stream the message arrived, with its client if it has one.
 /// `in_flight` are all unanswered calls.
-pub fn message_cause(
+pub(crate) fn message_cause(
     of: Option<Option<CallOrigin>>,
     in_flight: impl IntoIterator<Item = Option<CallOrigin>>,
 ) -> MessageCause {

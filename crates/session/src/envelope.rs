@@ -3,14 +3,14 @@
 
 use std::sync::LazyLock;
 
-use super::handshake::{our_capabilities, our_name};
-use crate::calls::{CallerRequest, ClientFacts};
-use crate::seam::RequestHeaders;
 use mcp_satellite_protocol::era::STATELESS_VERSION;
-use mcp_satellite_protocol::header::name_member;
+use mcp_satellite_protocol::header::{RequestHeaders, name_member};
 use mcp_satellite_protocol::header_params::HeaderParam;
 use mcp_satellite_protocol::meta::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION};
 use mcp_satellite_protocol::rpc::{member, with_members};
+
+use crate::call::{CallerRequest, ClientFacts};
+use crate::handshake::{our_capabilities, our_name};
 
 static OURS: LazyLock<ClientFacts> = LazyLock::new(|| ClientFacts {
     capabilities: serde_json::to_string(&our_capabilities()).unwrap_or_default(),
@@ -20,7 +20,7 @@ static OURS: LazyLock<ClientFacts> = LazyLock::new(|| ClientFacts {
 /// Client that a request names: the satellite itself (on behalf of all clients, so it offers all that it can pass on),
 /// a caller that cannot answer requests of a server, or a client of a session (`None`: capabilities unknown).
 #[derive(Clone, Copy)]
-pub(super) enum RequestIdentity<'a> {
+pub(crate) enum RequestIdentity<'a> {
     Satellite,
     Caller,
     Client(Option<&'a ClientFacts>),
@@ -28,19 +28,19 @@ pub(super) enum RequestIdentity<'a> {
 
 /// Additions to the params of a request: the client, the progress token and the minimum log level as JSON text, and
 /// `inputResponses` and `requestState` of a request that is sent again.
-pub(super) struct RequestMeta<'a> {
-    pub(super) identity: RequestIdentity<'a>,
-    pub(super) token: Option<&'a str>,
-    pub(super) level: Option<&'a str>,
-    pub(super) input: &'a [(&'a str, &'a str)],
+pub(crate) struct RequestMeta<'a> {
+    pub(crate) identity: RequestIdentity<'a>,
+    pub(crate) token: Option<&'a str>,
+    pub(crate) level: Option<&'a str>,
+    pub(crate) input: &'a [(&'a str, &'a str)],
 }
 
 impl<'a> RequestMeta<'a> {
-    pub(super) fn new(identity: RequestIdentity<'a>) -> Self {
+    pub(crate) fn new(identity: RequestIdentity<'a>) -> Self {
         Self { identity, token: None, level: None, input: &[] }
     }
 
-    pub(super) fn wrap_params(&self, params: Option<&str>) -> String {
+    pub(crate) fn wrap_params(&self, params: Option<&str>) -> String {
         let params = params.filter(|params| params.starts_with('{')).unwrap_or("{}");
         let (capabilities, info) = match self.identity {
             RequestIdentity::Satellite | RequestIdentity::Client(None) => (&*OURS.capabilities, &*OURS.info),
@@ -58,7 +58,7 @@ impl<'a> RequestMeta<'a> {
     }
 }
 
-pub(super) fn method_and_params(request: &CallerRequest) -> (&str, Option<String>) {
+pub(crate) fn method_and_params(request: &CallerRequest) -> (&str, Option<String>) {
     match request {
         CallerRequest::Tool { name, arguments, repeatable: _ } => {
             let name = serde_json::Value::from(name.as_str()).to_string();
@@ -69,7 +69,7 @@ pub(super) fn method_and_params(request: &CallerRequest) -> (&str, Option<String
     }
 }
 
-pub(super) fn routing_headers(
+pub(crate) fn routing_headers(
     method: &str,
     params: Option<&str>,
     marked: impl FnOnce(&str) -> Vec<HeaderParam>,

@@ -1,56 +1,91 @@
 //! Requests that await a response, with their purpose and deadline.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fmt;
+use std::time::{Duration, Instant};
 
-use tokio::time::{Duration, Instant};
+use mcp_satellite_model::exit::{CallError, CallFate};
+use mcp_satellite_model::failure::{ExchangeFailure, FailureKind};
 
-use super::rounds::InputRounds;
-use crate::audience::CallOrigin;
-use crate::calls::{CallTicket, OutboundRequest};
-use crate::model::exit::{CallError, CallFate};
-use crate::model::failure::{ExchangeFailure, FailureKind};
+use crate::call::{CallTicket, OutboundRequest};
+use crate::origin::CallOrigin;
+use crate::rounds::InputRounds;
 
-/// Purpose of a request. In `Caller`, `door` is the id that the call got on admission, and `through` is true for a call
-/// written in the stateless era, whose result only its client interprets; `behalf` is set if a client of the host made
-/// the call. `Listen` opens the stream of server notifications; `Discover` asks a server with sessions for the
-/// stateless era.
-pub(super) enum PendingPurpose {
+/// Purpose of a request.
+pub enum PendingPurpose {
+    /// A call.
     Caller {
+        /// Permit and response channel.
         ticket: CallTicket,
+        /// Id of the call on admission.
         admitted_id: u64,
+        /// Time of the admission.
         started: Instant,
+        /// Time for the response without progress.
         timeout: Duration,
+        /// True if the call may be sent again although the server may have executed it.
         repeatable: bool,
+        /// True for a call written in the stateless era, whose result only its client interprets.
         passthrough: bool,
+        /// Call of a client of the host, if one made the call.
         client_call: Option<Box<RelayedCallOrigin>>,
     },
+    /// First request of an era.
     Handshake,
+    /// Page of a list.
     List,
+    /// Health check.
     Check,
+    /// Stream of server notifications.
     Listen,
+    /// Question whether a server with sessions supports the stateless era too.
     Discover,
 }
 
 /// Client call behind a request, with the client's own progress token as JSON text.
-pub(super) struct RelayedCallOrigin {
-    pub(super) origin: CallOrigin,
-    pub(super) token: Option<Box<str>>,
+pub struct RelayedCallOrigin {
+    pub(crate) origin: CallOrigin,
+    pub(crate) token: Option<Box<str>>,
 }
 
-pub(super) struct PendingRequest {
-    pub(super) purpose: PendingPurpose,
-    pub(super) deadline: Instant,
+/// Request without a response.
+pub struct PendingRequest {
+    /// Purpose of the request.
+    pub purpose: PendingPurpose,
+    /// Time at which the request times out.
+    pub deadline: Instant,
     /// Byte offset of the request in all output ever queued; `None` while it waits for its turn.
-    pub(super) output_offset: Option<u64>,
+    pub output_offset: Option<u64>,
     /// True if a failed attempt may have reached the server.
-    pub(super) may_have_reached: bool,
-    pub(super) attempts: u32,
-    pub(super) request: Option<OutboundRequest>,
-    pub(super) rounds: Option<Box<InputRounds>>,
+    pub may_have_reached: bool,
+    /// Number of attempts.
+    pub attempts: u32,
+    pub(crate) request: Option<OutboundRequest>,
+    pub(crate) rounds: Option<Box<InputRounds>>,
+}
+
+/// Call that a server refused without executing it.
+pub struct RefusedCall {
+    pub(crate) pending: PendingRequest,
+    pub(crate) reason: String,
+}
+
+impl RefusedCall {
+    /// Fails the call. The driver closes the port first, so that no call enters in between.
+    pub fn fail(self) {
+        self.pending.fail(CallError::Terminated { fate: CallFate::NotSent, reason: self.reason });
+    }
+}
+
+impl fmt::Debug for RefusedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RefusedCall")
+    }
 }
 
 impl PendingRequest {
-    pub(super) fn new(purpose: PendingPurpose, deadline: Instant) -> Self {
+    /// Creates a request that has not been sent.
+    pub fn new(purpose: PendingPurpose, deadline: Instant) -> Self {
         Self {
             purpose,
             deadline,
@@ -62,7 +97,8 @@ impl PendingRequest {
         }
     }
 
-    pub(super) fn record_failure(&mut self, failure: &ExchangeFailure) {
+    /// Records a failed attempt.
+    pub fn record_failure(&mut self, failure: &ExchangeFailure) {
         // A server that refused the request (rate limit, authorization, size, format or an expired session) did not
         // execute it, unless the response had begun.
         self.output_offset = None;
@@ -81,41 +117,48 @@ impl PendingRequest {
                 );
     }
 
-    pub(super) fn fail(self, error: CallError) {
+    pub(crate) fn fail(self, error: CallError) {
         if let PendingPurpose::Caller { ticket, .. } = self.purpose {
             ticket.fail(error);
         }
     }
 
-    pub(super) fn is_passthrough(&self) -> bool {
+    /// Returns true for a call written in the stateless era, whose result only its client interprets.
+    pub fn is_passthrough(&self) -> bool {
         matches!(self.purpose, PendingPurpose::Caller { passthrough: true, .. })
     }
 
-    pub(super) fn is_sessionless(&self) -> bool {
+    pub(crate) fn is_sessionless(&self) -> bool {
         // These requests belong to no session, even if there is one.
         self.is_passthrough() || matches!(self.purpose, PendingPurpose::Listen | PendingPurpose::Discover)
     }
 
-    pub(super) fn was_sent(&self) -> bool {
+    pub(crate) fn was_sent(&self) -> bool {
         self.may_have_reached || self.output_offset.is_some()
     }
 }
 
 /// Unanswered requests. Dropping it fails every remaining call with its fate.
 #[derive(Default)]
-pub(super) struct PendingRequests {
-    pub(super) pending: HashMap<u64, PendingRequest>,
-    pub(super) deadlines: BTreeSet<(Instant, u64)>,
-    pub(super) written: u64,
+pub struct PendingRequests {
+    /// The requests, by id.
+    pub pending: HashMap<u64, PendingRequest>,
+    /// Number of bytes that the transport has written, of all output ever queued.
+    pub written: u64,
+    pub(crate) deadlines: BTreeSet<(Instant, u64)>,
+    /// Requests waiting for room, in order; some may already be cancelled.
+    pub(crate) unsent: VecDeque<(u64, OutboundRequest)>,
 }
 
 impl PendingRequests {
-    pub(super) fn insert(&mut self, id: u64, pending: PendingRequest) {
+    /// Adds a request.
+    pub fn insert(&mut self, id: u64, pending: PendingRequest) {
         self.deadlines.insert((pending.deadline, id));
         self.pending.insert(id, pending);
     }
 
-    pub(super) fn remove(&mut self, id: u64) -> Option<PendingRequest> {
+    /// Removes a request.
+    pub fn remove(&mut self, id: u64) -> Option<PendingRequest> {
         let pending = self.pending.remove(&id)?;
         self.deadlines.remove(&(pending.deadline, id));
         if self.pending.is_empty() {
@@ -125,7 +168,7 @@ impl PendingRequests {
         Some(pending)
     }
 
-    pub(super) fn remove_caller(&mut self, door: u64) -> Option<(u64, PendingRequest)> {
+    pub(crate) fn remove_caller(&mut self, door: u64) -> Option<(u64, PendingRequest)> {
         // `door` is the id of the call on admission; a repeated call has another id since then.
         let is_it = |pending: &PendingRequest| matches!(pending.purpose, PendingPurpose::Caller { admitted_id: its, .. } if its == door);
         let id = if self.pending.contains_key(&door) {
@@ -136,11 +179,11 @@ impl PendingRequests {
         Some((id, self.remove(id)?))
     }
 
-    pub(super) fn may_have_reached_server(&self, pending: &PendingRequest) -> bool {
+    pub(crate) fn may_have_reached_server(&self, pending: &PendingRequest) -> bool {
         may_have_reached_server(pending, self.written)
     }
 
-    pub(super) fn extend(&mut self, id: u64, now: Instant, cap: Duration) {
+    pub(crate) fn extend(&mut self, id: u64, now: Instant, cap: Duration) {
         // The call's own timeout may exceed the hard cap.
         let Some(pending) = self.pending.get_mut(&id) else { return };
         let PendingPurpose::Caller { started, timeout, .. } = &pending.purpose else { return };
@@ -150,11 +193,12 @@ impl PendingRequests {
         self.deadlines.insert((deadline, id));
     }
 
-    pub(super) fn retain_callers(&mut self) {
+    /// Drops all requests but calls.
+    pub fn retain_callers(&mut self) {
         self.pending.retain(|_, pending| matches!(pending.purpose, PendingPurpose::Caller { .. }));
     }
 
-    pub(super) fn forget_handshakes(&mut self) {
+    pub(crate) fn forget_handshakes(&mut self) {
         // The server was opened in the other era.
         let Self { pending, deadlines, .. } = self;
         pending.retain(|id, pending| {
@@ -166,13 +210,14 @@ impl PendingRequests {
         });
     }
 
-    pub(super) fn callers_below(&self, end: u64) -> usize {
+    /// Returns the number of calls with an id lower than `end`.
+    pub fn callers_below(&self, end: u64) -> usize {
         let callers =
             self.pending.iter().filter(|(_, pending)| matches!(pending.purpose, PendingPurpose::Caller { .. }));
         callers.filter(|(id, _)| **id < end).count()
     }
 
-    pub(super) fn fail_all(&mut self, reason: &str) {
+    pub(crate) fn fail_all(&mut self, reason: &str) {
         self.deadlines.clear();
         // Settled in call order, so that the outcomes of an instance's calls have a deterministic order.
         let mut pending: Vec<_> = self.pending.drain().collect();

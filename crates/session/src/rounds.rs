@@ -5,17 +5,18 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use mcp_satellite_model::exit::CallError;
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
+use mcp_satellite_protocol::rpc::{RpcMessage, member, members};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::pending::{PendingPurpose, PendingRequest};
-use super::relay::{AnswerRoute, InputQuestion, QUESTIONS_MAX};
-use super::{Outlet, SessionCore};
-use crate::audience::{ClientQuestion, MessageCause};
-use crate::model::exit::CallError;
-use crate::rules::era::INPUT_ROUNDS_MAX;
-use mcp_satellite_protocol::rpc::{RpcMessage, member, members};
+use crate::era::INPUT_ROUNDS_MAX;
+use crate::interface::{Outlet, SessionHost};
+use crate::origin::MessageCause;
+use crate::pending::{PendingPurpose, PendingRequest};
+use crate::relay::{AnswerRoute, InputQuestion, QUESTIONS_MAX};
+use crate::session::SessionCore;
 
 // Methods that a server may use in an input request.
 const INPUTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
@@ -23,7 +24,7 @@ const INPUTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "root
 /// Input rounds of one call: the server's `requestState` and the client's results, as sent, by the server's names for
 /// its requests.
 #[derive(Debug, Default)]
-pub(super) struct InputRounds {
+pub(crate) struct InputRounds {
     count: u32,
     state: Option<String>,
     answers: BTreeMap<String, String>,
@@ -31,7 +32,7 @@ pub(super) struct InputRounds {
 }
 
 impl InputRounds {
-    pub(super) fn input_members(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn input_members(&self) -> Vec<(&'static str, String)> {
         let mut input = Vec::new();
         if !self.answers.is_empty() {
             let pair = |(name, answer): (&String, &String)| format!("{}:{answer}", Value::from(name.as_str()));
@@ -44,13 +45,13 @@ impl InputRounds {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ResultType {
+pub(crate) enum ResultType {
     Complete,
     InputRequired,
     Unknown,
 }
 
-pub(super) fn result_type(result: &RawValue) -> ResultType {
+pub(crate) fn result_type(result: &RawValue) -> ResultType {
     // Servers of earlier versions send no `resultType`; their results are complete.
     match member(result.get(), "resultType").map(serde_json::from_str::<String>) {
         None => ResultType::Complete,
@@ -64,8 +65,8 @@ fn invalid_input_error(why: &str) -> CallError {
     CallError::Server { code: INTERNAL_ERROR, message: why.to_owned(), data: None }
 }
 
-impl<O: Outlet> SessionCore<O> {
-    pub(super) fn on_input_required(&mut self, id: u64, mut pending: PendingRequest, result: &RawValue) {
+impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
+    pub(crate) fn on_input_required(&mut self, id: u64, mut pending: PendingRequest, result: &RawValue) {
         pending.may_have_reached = true;
         pending.output_offset = None;
         // The next attempt is another request.
@@ -86,8 +87,7 @@ impl<O: Outlet> SessionCore<O> {
             let number = self.questions.open(AnswerRoute::Input(InputQuestion { call: id, name }), cause);
             let text = format!(r#"{{"jsonrpc":"2.0","id":{number},{message}}}"#);
             let Ok(message) = RpcMessage::parse(Bytes::from(text)) else { continue };
-            let question = ClientQuestion::new(number, message, self.port.answers.clone());
-            self.audience.on_request(cause, question);
+            self.host.on_request(cause, number, message);
         }
     }
 
@@ -126,7 +126,7 @@ impl<O: Outlet> SessionCore<O> {
         Ok(asked)
     }
 
-    pub(super) fn on_input(&mut self, InputQuestion { call, name }: InputQuestion, answer: Result<&str, CallError>) {
+    pub(crate) fn on_input(&mut self, InputQuestion { call, name }: InputQuestion, answer: Result<&str, CallError>) {
         // If the client fails to answer, the call fails too.
         let Some(rounds) = self.calls.pending.get_mut(&call).and_then(|pending| pending.rounds.as_mut()) else {
             return;
@@ -147,13 +147,13 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    pub(super) fn withdraw_inputs(&mut self, call: u64) {
+    pub(crate) fn withdraw_inputs(&mut self, call: u64) {
         for number in self.questions.numbers_of_call(call) {
             self.questions.close(number);
             let words =
                 format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{number}}}}}"#);
             if let Ok(words) = RpcMessage::parse(Bytes::from(words)) {
-                self.audience.on_request_withdrawn(number, words);
+                self.host.on_request_withdrawn(number, words);
             }
         }
     }

@@ -4,28 +4,27 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use mcp_satellite_model::byte_budget::{ByteBudget, ByteShare};
+pub(crate) use mcp_satellite_model::catalogue::ListKind as Kind;
+use mcp_satellite_model::catalogue::{Catalogue, CatalogueEntry, Revisions, Tool};
+use mcp_satellite_model::policy::SessionPolicy;
+use mcp_satellite_protocol::header_params::header_params;
+use mcp_satellite_protocol::rpc::member;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
-use tokio::time::{Duration, Instant};
-
-use crate::byte_budget::{ByteBudget, ByteShare};
-pub(super) use crate::model::catalogue::ListKind as Kind;
-use crate::model::catalogue::{Catalogue, CatalogueEntry, Revisions, Tool};
-use crate::model::policy::SessionPolicy;
-use mcp_satellite_protocol::header_params::header_params;
-use mcp_satellite_protocol::rpc::member;
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct OfferedLists {
+pub(crate) struct OfferedLists {
     #[serde(deserialize_with = "deserialize_presence")]
-    pub(super) tools: bool,
+    pub(crate) tools: bool,
     #[serde(deserialize_with = "deserialize_presence")]
-    pub(super) resources: bool,
+    pub(crate) resources: bool,
     #[serde(deserialize_with = "deserialize_presence")]
-    pub(super) prompts: bool,
+    pub(crate) prompts: bool,
 }
 
 fn deserialize_presence<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
@@ -34,40 +33,43 @@ fn deserialize_presence<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bo
 
 /// Lists of one server and the current read.
 ///
-/// `known` is true once the lists were read in this session, or need not be: the instance is online. `failed` refers to
-/// the last read; `failures` counts failed reads in a row while the lists are known. `told` is the last reported
-/// catalogue if some of its lists could not be read. `memory` is the budget for the lists of all servers.
-pub(super) struct ServerLists {
-    pub(super) offers: OfferedLists,
-    pub(super) reading: Option<Box<ListRead>>,
-    pub(super) next_read_at: Option<Instant>,
-    pub(super) failed: bool,
-    pub(super) failures: u32,
-    pub(super) known: bool,
+/// `reads_by_itself` is true if the session reads them after the handshake. `known` is true once the lists were read in
+/// this session, or need not be: the instance is online. `failed` refers to the last read; `failures` counts failed reads
+/// in a row while the lists are known. `last_reported` is the last reported catalogue if some of its lists could not be
+/// read. `memory` is the budget for the lists of all servers.
+pub(crate) struct ServerLists {
+    pub(crate) reads_by_itself: bool,
+    pub(crate) offers: OfferedLists,
+    pub(crate) reading: Option<Box<ListRead>>,
+    pub(crate) next_read_at: Option<Instant>,
+    pub(crate) failed: bool,
+    pub(crate) failures: u32,
+    pub(crate) known: bool,
     last_reported: Option<Arc<Catalogue>>,
-    pub(super) memory: Arc<ByteBudget>,
+    pub(crate) memory: Arc<ByteBudget>,
 }
 
 impl ServerLists {
-    pub(super) fn new(known: bool, memory: Arc<ByteBudget>) -> Self {
+    pub(crate) fn new(reads_by_itself: bool, memory: Arc<ByteBudget>) -> Self {
         let offers = OfferedLists::default();
         Self {
+            reads_by_itself,
             offers,
             reading: None,
             next_read_at: None,
             failed: false,
             failures: 0,
-            known,
+            known: !reads_by_itself,
             last_reported: None,
             memory,
         }
     }
 
-    pub(super) fn is_reading_optional_list(&self) -> bool {
+    pub(crate) fn is_reading_optional_list(&self) -> bool {
         self.reading.as_ref().is_some_and(|reading| reading.kind != Kind::Tools)
     }
 
-    pub(super) fn record_if_changed(&mut self, catalogue: Catalogue) -> Option<Arc<Catalogue>> {
+    pub(crate) fn record_if_changed(&mut self, catalogue: Catalogue) -> Option<Arc<Catalogue>> {
         // A repeated read with the same result and the same unreadable lists is no news.
         if self.last_reported.as_deref().is_some_and(|told| is_same(told, &catalogue)) {
             return None;
@@ -77,7 +79,7 @@ impl ServerLists {
         Some(catalogue)
     }
 
-    pub(super) fn schedule_read(&mut self, at: Instant) {
+    pub(crate) fn schedule_read(&mut self, at: Instant) {
         self.next_read_at = Some(self.next_read_at.map_or(at, |sooner| sooner.min(at)));
     }
 }
@@ -88,15 +90,15 @@ fn is_same(one: &Catalogue, other: &Catalogue) -> bool {
     changes == Revisions::default() && one.unreadable == other.unreadable
 }
 
-/// Progress of one read of all lists. `began`, `entries` and `bytes` refer to the current list; the counts include
+/// Progress of one read of all lists. `began_at`, `entries` and `bytes` refer to the current list; the counts include
 /// skipped entries. A `strict` read also validates the parameters that a tool wants in headers.
-pub(super) struct ListRead {
-    pub(super) kind: Kind,
+pub(crate) struct ListRead {
+    pub(crate) kind: Kind,
     catalogue: Catalogue,
     keys: HashSet<Box<str>>,
     pages: usize,
     cursor: Option<String>,
-    pub(super) began_at: Instant,
+    pub(crate) began_at: Instant,
     entries: usize,
     bytes: usize,
     share: ByteShare,
@@ -107,20 +109,20 @@ pub(super) struct ListRead {
 
 /// Unreadable lists: a reason for each entry of `Catalogue::unread`, and the longest pause that the server requested.
 #[derive(Default)]
-pub(super) struct UnreadableLists {
-    pub(super) reasons: Vec<String>,
-    pub(super) pause: Duration,
+pub(crate) struct UnreadableLists {
+    pub(crate) reasons: Vec<String>,
+    pub(crate) pause: Duration,
 }
 
 /// Next step after a page: the page at a cursor (JSON text), the end at the limit of pages, or the regular end.
-pub(super) enum PageStep {
+pub(crate) enum PageStep {
     NextPage(String),
     PageLimit(usize),
     End,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum PageError {
+pub(crate) enum PageError {
     Unreadable(String),
     OutOfBounds(String),
 }
@@ -160,7 +162,7 @@ impl<'de> Visitor<'de> for PageEntries {
 }
 
 impl ListRead {
-    pub(super) fn new(strict: bool, memory: &Arc<ByteBudget>, now: Instant) -> Self {
+    pub(crate) fn new(strict: bool, memory: &Arc<ByteBudget>, now: Instant) -> Self {
         Self {
             kind: Kind::Tools,
             catalogue: Catalogue::default(),
@@ -177,7 +179,7 @@ impl ListRead {
         }
     }
 
-    pub(super) fn timeout_error(&self, policy: &SessionPolicy, now: Instant) -> Option<PageError> {
+    pub(crate) fn timeout_error(&self, policy: &SessionPolicy, now: Instant) -> Option<PageError> {
         let limit = policy.list_timeout;
         let is_late = now.saturating_duration_since(self.began_at) >= limit;
         is_late.then(|| self.out_of_bounds(&format!("takes longer than {} s (`list_timeout`)", limit.as_secs_f64())))
@@ -187,7 +189,7 @@ impl ListRead {
         PageError::OutOfBounds(format!("{} {what}, so it is not used", self.kind.method()))
     }
 
-    pub(super) fn add_page(
+    pub(crate) fn add_page(
         &mut self,
         answer: &RawValue,
         policy: &SessionPolicy,
@@ -261,13 +263,13 @@ impl ListRead {
         Ok(())
     }
 
-    pub(super) fn mark_unreadable(&mut self, why: String, pause: Duration) {
+    pub(crate) fn mark_unreadable(&mut self, why: String, pause: Duration) {
         self.catalogue.unreadable.push(self.kind);
         self.unreadable.reasons.push(why);
         self.unreadable.pause = self.unreadable.pause.max(pause);
     }
 
-    pub(super) fn next_list(
+    pub(crate) fn next_list(
         mut self: Box<Self>,
         offers: OfferedLists,
         now: Instant,

@@ -2,63 +2,63 @@
 //! and responses of clients.
 //!
 //! Messages that a server sends before a response reach the audience before the caller gets that response. Progress is
-//! attributed by its token, other messages by their stream or by `rules::origin`.
+//! attributed by its token, other messages by their stream or by `origin`.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use bytestring::ByteString;
-use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
-use serde_json::value::RawValue;
-use tokio::time::Instant;
-
-use super::pending::{PendingPurpose, PendingRequest};
-use super::{MessageOutcome, Outlet, SessionCore};
-use crate::audience::{CallOrigin, ClientQuestion, MessageCause};
-use crate::calls::SessionCommand;
-use crate::model::exit::CallError;
-use crate::rules::origin;
+use mcp_satellite_model::exit::CallError;
 use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
 use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, join_parts, member};
+use serde_json::value::RawValue;
+
+use crate::call::SessionCommand;
+use crate::interface::{MessageOutcome, Outlet, SessionHost};
+use crate::origin::{self, CallOrigin, MessageCause};
+use crate::pending::{PendingPurpose, PendingRequest};
+use crate::session::SessionCore;
 
 /// Maximum number of unanswered requests of a server; the session rejects further ones.
-pub(super) const QUESTIONS_MAX: usize = 64;
+pub(crate) const QUESTIONS_MAX: usize = 64;
 
 /// Requests of the server without a response, with the call or client that caused them.
 #[derive(Default)]
-pub(super) struct OpenQuestions {
+pub(crate) struct OpenQuestions {
     open: BTreeMap<u64, (AnswerRoute, MessageCause)>,
     last: u64,
 }
 
 /// Kind of response: `Request` contains the server's own JSON-RPC id as sent; `Input` is answered by sending the call
 /// again.
-pub(super) enum AnswerRoute {
+pub(crate) enum AnswerRoute {
     Request(Box<str>),
     Input(InputQuestion),
 }
 
 /// Input request in a result: the id of the call's last attempt, and the server's name for the request.
-pub(super) struct InputQuestion {
-    pub(super) call: u64,
-    pub(super) name: String,
+pub(crate) struct InputQuestion {
+    pub(crate) call: u64,
+    pub(crate) name: String,
 }
 
 impl OpenQuestions {
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.open.len()
     }
 
-    pub(super) fn open(&mut self, open: AnswerRoute, cause: MessageCause) -> u64 {
+    pub(crate) fn open(&mut self, open: AnswerRoute, cause: MessageCause) -> u64 {
         self.last += 1;
         self.open.insert(self.last, (open, cause));
         self.last
     }
 
-    pub(super) fn close(&mut self, number: u64) -> Option<AnswerRoute> {
+    pub(crate) fn close(&mut self, number: u64) -> Option<AnswerRoute> {
         self.open.remove(&number).map(|(open, _)| open)
     }
 
-    pub(super) fn numbers_of_call(&self, call: u64) -> Vec<u64> {
+    pub(crate) fn numbers_of_call(&self, call: u64) -> Vec<u64> {
         let is_its = |open: &AnswerRoute| matches!(open, AnswerRoute::Input(input) if input.call == call);
         self.open.iter().filter(|(_, (open, _))| is_its(open)).map(|(number, _)| *number).collect()
     }
@@ -72,7 +72,7 @@ impl OpenQuestions {
     }
 }
 
-impl<O: Outlet> SessionCore<O> {
+impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// Returns the call or client on whose behalf the server sends a message. `of` is the request on whose stream it
     /// arrived, if known.
     fn message_cause(&self, of: Option<u64>) -> MessageCause {
@@ -105,11 +105,11 @@ impl<O: Outlet> SessionCore<O> {
         origin::message_cause(of, self.calls.pending.values().filter_map(origin))
     }
 
-    pub(super) fn forward_notification(&self, said: &MessageView<'_>, text: &ByteString, of: Option<u64>) {
-        self.audience.on_notification(self.message_cause(of), said.to_message(text));
+    pub(crate) fn forward_notification(&self, said: &MessageView<'_>, text: &ByteString, of: Option<u64>) {
+        self.host.on_notification(self.message_cause(of), said.to_message(text));
     }
 
-    pub(super) fn on_server_request(
+    pub(crate) fn on_server_request(
         &mut self,
         asked: &MessageView<'_>,
         text: &ByteString,
@@ -126,14 +126,13 @@ impl<O: Outlet> SessionCore<O> {
         } else {
             let cause = self.message_cause(of);
             let number = self.questions.open(AnswerRoute::Request(id.get().into()), cause);
-            let question = ClientQuestion::new(number, asked.to_message(text), self.port.answers.clone());
-            self.audience.on_request(cause, question);
+            self.host.on_request(cause, number, asked.to_message(text));
         }
         MessageOutcome::Nothing
     }
 
-    pub(super) fn on_cancelled(&mut self, said: &MessageView<'_>, text: &ByteString) {
-        if self.on_stream_cancelled(said) {
+    pub(crate) fn on_cancelled(&mut self, said: &MessageView<'_>, text: &ByteString, now: Instant) {
+        if self.on_stream_cancelled(said, now) {
             return;
         }
         let Some(id) = said.cancelled_id.map(RawValue::get) else { return };
@@ -141,11 +140,11 @@ impl<O: Outlet> SessionCore<O> {
         let found = self.questions.open.iter().find_map(|(number, (open, _))| is_it(open).then_some(*number));
         let Some(number) = found else { return };
         self.questions.close(number);
-        self.audience.on_request_withdrawn(number, said.to_message(text));
+        self.host.on_request_withdrawn(number, said.to_message(text));
     }
 
     /// Forwards progress under the client's own token, and extends the deadline of the call.
-    pub(super) fn on_progress(&mut self, said: &MessageView<'_>, text: &ByteString, now: Instant) {
+    pub(crate) fn on_progress(&mut self, said: &MessageView<'_>, text: &ByteString, now: Instant) {
         // A token that is not one of our ids belongs to none of our calls.
         let Some(id) = said.token.and_then(|token| token.get().parse().ok()) else { return };
         self.calls.extend(id, now, self.spec.policy.session.request_timeout_max);
@@ -157,11 +156,11 @@ impl<O: Outlet> SessionCore<O> {
         if let Some(token) = &behalf.token
             && let Ok(message) = RpcMessage::parse(join_parts(&said.to_message(text).with_token(token)))
         {
-            self.audience.on_progress(behalf.origin, message);
+            self.host.on_progress(behalf.origin, message);
         }
     }
 
-    pub(super) fn extend_for_open_question(&mut self, id: u64, now: Instant) -> bool {
+    pub(crate) fn extend_for_open_question(&mut self, id: u64, now: Instant) -> bool {
         // While a client works on a request that the server made for this call, the call gets more time, up to the cap.
         let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(behalf), .. }, .. }) =
             self.calls.pending.get(&id)
@@ -175,10 +174,10 @@ impl<O: Outlet> SessionCore<O> {
         self.calls.pending.get(&id).is_some_and(|pending| pending.deadline > now)
     }
 
-    pub(super) fn on_client_command(&mut self, command: SessionCommand) {
+    pub(crate) fn on_client_command(&mut self, command: SessionCommand, now: Instant) {
         match command {
             SessionCommand::Notify { message, permit: place } => {
-                self.port.gate.record_activity(Instant::now());
+                self.gate.record_activity(now);
                 // Clients' notifications are meaningful only to a server with sessions.
                 if self.era == Era::Stateless {
                     return drop(place);
@@ -219,7 +218,7 @@ impl<O: Outlet> SessionCore<O> {
                 None => {}
             },
             SessionCommand::Request(_) | SessionCommand::Cancel { .. } | SessionCommand::Discover(_) => {
-                self.on_command(command);
+                self.on_command(command, now);
             }
         }
     }
@@ -230,9 +229,9 @@ impl<O: Outlet> SessionCore<O> {
         self.outlet.respond(&parts);
     }
 
-    pub(super) fn end_audience(&mut self) {
+    pub(crate) fn end_audience(&mut self) {
         self.questions = OpenQuestions::default();
-        self.audience.end_session();
+        self.host.on_session_ended();
     }
 }
 

@@ -17,15 +17,14 @@
 //! An error in a session counts as a sign of the other era only if it names the version or answers a check of ours: the
 //! text of an error never decides.
 
+use std::time::Duration;
+
+use mcp_satellite_model::exit::CallError;
+use mcp_satellite_model::failure::FailureKind;
+use mcp_satellite_protocol::era::{Era, STATELESS_VERSION};
 use mcp_satellite_protocol::error_code::{
     HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION,
 };
-
-use std::time::Duration;
-
-use crate::model::era::{Era, STATELESS_VERSION};
-use crate::model::exit::CallError;
-use crate::model::failure::FailureKind;
 use mcp_satellite_protocol::rpc::member;
 
 /// Pause before another probe of the other era, after one that failed or remained unanswered.
@@ -161,7 +160,7 @@ mod tests {
         ] {
             assert_eq!((may_be_stateless(&kind), is_refusal(&kind)), (stateless, refusal), "{kind}");
         }
-        let late = CallError::TimedOut { after: Duration::ZERO, fate: crate::model::exit::CallFate::TimedOut };
+        let late = CallError::TimedOut { after: Duration::ZERO, fate: mcp_satellite_model::exit::CallFate::TimedOut };
         assert!(!may_be_other(Era::Stateless, &late));
     }
 

@@ -1,44 +1,47 @@
 //! The handshake in both eras. A session tries one era first, and the other one if the server's refusal may mean that
-//! it supports only that. `rules::era` decides the order.
+//! it supports only that. `era` decides the order.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use mcp_satellite_model::exit::CallError;
+use mcp_satellite_model::failure::{ExchangeFailure, FailureKind};
+use mcp_satellite_model::remote::ServerInfo;
+use mcp_satellite_model::spec::{RemoteTransport, ServerTarget};
+use mcp_satellite_protocol::era::{Era, SESSION_VERSIONS, STATELESS_VERSION};
+use mcp_satellite_protocol::meta::SERVER_INFO;
+use mcp_satellite_protocol::rpc::member;
 use rmcp::model::{
     ClientCapabilities, ElicitationCapability, FormElicitationCapability, Implementation, InitializeRequestParams,
     ProtocolVersion, RootsCapabilities, SamplingCapability, UrlElicitationCapability,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::time::{Duration, Instant};
 
-use super::lists::OfferedLists;
-use super::pending::{PendingPurpose, PendingRequest};
-use super::{MessageOutcome, Outlet, PassedDeadline, SessionCore, SessionEvent, masked_excerpt};
-use crate::model::exit::CallError;
-use crate::model::failure::{ExchangeFailure, FailureKind};
-use crate::model::remote::ServerInfo;
-use crate::model::spec::{RemoteTransport, ServerTarget};
-use crate::rules::era;
-use mcp_satellite_protocol::era::{Era, SESSION_VERSIONS, STATELESS_VERSION};
-use mcp_satellite_protocol::meta::SERVER_INFO;
-use mcp_satellite_protocol::rpc::member;
+use crate::era;
+use crate::interface::{MessageOutcome, Outlet, PassedDeadline, SessionEvent, SessionHost};
+use crate::lists::OfferedLists;
+use crate::pending::{PendingPurpose, PendingRequest};
+use crate::session::{SessionCore, masked_excerpt};
 
 /// Progress of the handshake.
 ///
-/// `other` is the refusal of the era tried first. Over a pipe the first response counts, so a request of that era may
-/// still be open: `late` is its id, and `meanwhile` the refusal of the current era while it is open.
+/// `first_refusal` is that of the era tried first. Over a pipe the first response counts, so a request of that era may
+/// still be open: `late_request` is its id, and `second_refusal` that of the current era while it is open.
 #[derive(Debug, Default)]
-pub(super) struct HandshakeProgress {
+pub(crate) struct HandshakeProgress {
     deadline: Option<Instant>,
     first_refusal: Option<HandshakeRefusal>,
     late_request: Option<u64>,
     second_refusal: Option<HandshakeRefusal>,
 }
 
-/// Refusal of a handshake: an error or an invalid answer of the server (`Said`), or a failed exchange (`Failed`).
+/// Refusal of a handshake.
 #[derive(Debug, Clone)]
-pub(super) enum HandshakeRefusal {
+pub enum HandshakeRefusal {
+    /// Error or invalid answer of the server.
     Rejected(String),
+    /// Failed exchange.
     Failed(ExchangeFailure),
 }
 
@@ -49,7 +52,7 @@ struct HandshakeMismatch {
     may_be_other: bool,
 }
 
-pub(super) fn our_capabilities() -> ClientCapabilities {
+pub(crate) fn our_capabilities() -> ClientCapabilities {
     // The satellite forwards requests of a server to an attached client, or declines them.
     let mut roots = RootsCapabilities::default();
     roots.list_changed = Some(true);
@@ -61,20 +64,19 @@ pub(super) fn our_capabilities() -> ClientCapabilities {
     capabilities
 }
 
-pub(super) fn our_name() -> Implementation {
+pub(crate) fn our_name() -> Implementation {
     Implementation::new("mcp-satellite", env!("CARGO_PKG_VERSION"))
 }
 
-impl<O: Outlet> SessionCore<O> {
-    pub(super) fn begin_handshake(&mut self, since: Instant, remembered: Option<Era>) {
+impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
+    pub(crate) fn begin_handshake(&mut self, since: Instant, remembered: Option<Era>, now: Instant) {
         self.handshake.deadline = Some(since + self.spec.policy.session.handshake_timeout);
         let first = if self.may_be_stateless() { remembered } else { None };
-        self.send_opening_request(era::first_era(self.spec.policy.session.protocol, first));
+        self.send_opening_request(era::first_era(self.spec.policy.session.protocol, first), now);
     }
 
-    fn send_opening_request(&mut self, as_era: Era) {
+    fn send_opening_request(&mut self, as_era: Era, now: Instant) {
         self.era = as_era;
-        let now = Instant::now();
         let left = self.handshake.deadline.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
         let is_second = self.handshake.first_refusal.is_some();
         let deadline = now + era::opening_timeout(self.spec.policy.session.protocol, as_era, is_second, left);
@@ -89,17 +91,17 @@ impl<O: Outlet> SessionCore<O> {
         self.send_own_request(as_era.opening_method(), params.as_deref(), PendingPurpose::Handshake, deadline);
     }
 
-    pub(super) fn may_be_stateless(&self) -> bool {
+    pub(crate) fn may_be_stateless(&self) -> bool {
         // HTTP+SSE supports only sessions, and the configuration may require them.
         !matches!(self.spec.target, ServerTarget::Remote { transport: RemoteTransport::Sse, .. })
             && self.spec.policy.session.protocol != Some(Era::Sessions)
     }
 
-    fn try_other_era(&mut self, refused: &HandshakeRefusal) -> bool {
+    fn try_other_era(&mut self, refused: &HandshakeRefusal, now: Instant) -> bool {
         let may = self.handshake.first_refusal.is_none()
             && self.spec.policy.session.protocol.is_none()
             && self.may_be_stateless()
-            && self.handshake.deadline.is_some_and(|until| Instant::now() < until);
+            && self.handshake.deadline.is_some_and(|until| now < until);
         if may {
             let other = self.era.other();
             tracing::debug!(
@@ -107,8 +109,8 @@ impl<O: Outlet> SessionCore<O> {
                 "handshake refused; trying the other era of the protocol"
             );
             self.handshake.first_refusal = Some(refused.clone());
-            (self.report_event)(SessionEvent::EraChanged(other));
-            self.send_opening_request(other);
+            self.host.report(SessionEvent::EraChanged(other));
+            self.send_opening_request(other, now);
         }
         may
     }
@@ -118,7 +120,7 @@ impl<O: Outlet> SessionCore<O> {
         // era.
         let other = self.handshake.first_refusal.take();
         if other.is_some() {
-            (self.report_event)(SessionEvent::EraChanged(Era::Sessions));
+            self.host.report(SessionEvent::EraChanged(Era::Sessions));
         }
         match (self.era, other) {
             (Era::Stateless, Some(other)) => MessageOutcome::HandshakeRefused(other),
@@ -126,9 +128,14 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    pub(super) fn on_handshake(&mut self, id: u64, answer: Result<&RawValue, CallError>) -> MessageOutcome {
+    pub(crate) fn on_handshake(
+        &mut self,
+        id: u64,
+        answer: Result<&RawValue, CallError>,
+        now: Instant,
+    ) -> MessageOutcome {
         if self.handshake.late_request.take_if(|late| *late == id).is_some() {
-            return self.on_late_answer(answer);
+            return self.on_late_answer(answer, now);
         }
         let opened = match answer {
             Ok(result) => match self.era {
@@ -141,12 +148,12 @@ impl<O: Outlet> SessionCore<O> {
         };
         match opened {
             Ok((server, offers)) => {
-                self.complete_handshake(server, offers);
+                self.complete_handshake(server, offers, now);
                 MessageOutcome::Initialized
             }
             Err(HandshakeMismatch { why, may_be_other }) => {
                 let refused = HandshakeRefusal::Rejected(masked_excerpt(&self.spec.mask, &why));
-                if may_be_other && self.try_other_era(&refused) {
+                if may_be_other && self.try_other_era(&refused, now) {
                     return MessageOutcome::Nothing;
                 }
                 if self.handshake.late_request.is_some() {
@@ -158,7 +165,7 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    fn on_late_answer(&mut self, answer: Result<&RawValue, CallError>) -> MessageOutcome {
+    fn on_late_answer(&mut self, answer: Result<&RawValue, CallError>, now: Instant) -> MessageOutcome {
         // The first message on a pipe fixes its era, so the server refuses the other request, or will.
         let opened = answer
             .map_err(|error| error.to_string())
@@ -166,7 +173,7 @@ impl<O: Outlet> SessionCore<O> {
         match (opened, self.handshake.second_refusal.take()) {
             (Ok((server, offers)), _) => {
                 self.era = Era::Stateless;
-                self.complete_handshake(server, offers);
+                self.complete_handshake(server, offers, now);
                 MessageOutcome::Initialized
             }
             (Err(_), Some(refused)) => self.fail_handshake(refused),
@@ -174,20 +181,26 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    pub(super) fn on_handshake_failed(&mut self, failure: ExchangeFailure) -> MessageOutcome {
+    /// Handles the failed exchange of a handshake.
+    pub fn on_handshake_failed(&mut self, failure: ExchangeFailure, now: Instant) -> MessageOutcome {
         let may_be_other = match self.era {
             Era::Sessions => era::may_be_stateless(&failure.kind),
             // Some servers fail with an internal error on unknown methods.
             Era::Stateless => era::is_refusal(&failure.kind) || matches!(failure.kind, FailureKind::ServerError { .. }),
         };
         let refused = HandshakeRefusal::Failed(failure);
-        if may_be_other && self.try_other_era(&refused) {
+        if may_be_other && self.try_other_era(&refused, now) {
             return MessageOutcome::Nothing;
         }
         if may_be_other { self.fail_handshake(refused) } else { MessageOutcome::HandshakeRefused(refused) }
     }
 
-    pub(super) fn on_handshake_timeout(&mut self, id: u64, pending: PendingRequest) -> Option<PassedDeadline> {
+    pub(crate) fn on_handshake_timeout(
+        &mut self,
+        id: u64,
+        pending: PendingRequest,
+        now: Instant,
+    ) -> Option<PassedDeadline> {
         // Returns `None` if the other era is tried instead.
         if self.handshake.late_request.take_if(|late| *late == id).is_some() {
             return self.handshake.second_refusal.take().map(PassedDeadline::HandshakeRefused);
@@ -195,7 +208,7 @@ impl<O: Outlet> SessionCore<O> {
         if self.era == Era::Stateless {
             let silent = HandshakeRefusal::Rejected("no answer to server/discover".to_owned());
             let until = self.handshake.deadline;
-            if self.try_other_era(&silent) {
+            if self.try_other_era(&silent, now) {
                 if let Some(deadline) = until.filter(|_| !O::REPEATS) {
                     self.calls.insert(id, PendingRequest { deadline, ..pending });
                     self.handshake.late_request = Some(id);
@@ -210,7 +223,7 @@ impl<O: Outlet> SessionCore<O> {
         Some(PassedDeadline::Handshake)
     }
 
-    fn complete_handshake(&mut self, server: ServerInfo, offers: OfferedLists) {
+    fn complete_handshake(&mut self, server: ServerInfo, offers: OfferedLists, now: Instant) {
         let ServerInfo { name, version, protocol, .. } = &server;
         tracing::debug!(
             instance = %self.spec.name, server = masked_excerpt(&self.spec.mask, name),
@@ -224,16 +237,16 @@ impl<O: Outlet> SessionCore<O> {
             self.outlet.send_initialized(protocol, &[words]);
         }
         let server = Arc::new(server);
-        self.initialized_at = Some(Instant::now());
+        self.initialized_at = Some(now);
         self.lists.offers = offers;
-        self.counters.record_check((self.wall)());
-        self.record_server(&server);
-        (self.report_event)(SessionEvent::Initialized(server));
-        self.audience.on_session_started();
+        self.host.on_server_proved();
+        self.record_server(&server, now);
+        self.host.report(SessionEvent::Initialized(server));
+        self.host.on_session_started();
         // Listens before it reads the lists, so that changes during the read are reported.
-        self.listen();
-        if self.discover {
-            self.read_lists();
+        self.listen(now);
+        if self.lists.reads_by_itself {
+            self.read_lists(now);
         }
     }
 }
@@ -299,6 +312,6 @@ fn parse_discover_result(result: &RawValue) -> Result<(ServerInfo, OfferedLists)
     Ok((ServerInfo { name, version, era, protocol, capabilities, instructions, handshake_result: greeting }, offers))
 }
 
-pub(super) fn discovered_server(result: &RawValue) -> Option<Arc<ServerInfo>> {
+pub(crate) fn discovered_server(result: &RawValue) -> Option<Arc<ServerInfo>> {
     parse_discover_result(result).ok().map(|(server, _)| Arc::new(server))
 }

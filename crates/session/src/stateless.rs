@@ -7,36 +7,37 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytestring::ByteString;
-use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND};
-use serde::Deserialize;
-use serde_json::json;
-use serde_json::value::RawValue;
-use tokio::time::Instant;
-
-use super::handshake::discovered_server;
-use super::pending::PendingPurpose;
-use super::{Outlet, SessionCore};
-use crate::audience::MessageCause;
-use crate::calls::{CallTicket, CallerRequest, ClientRelay, DiscoverRequest, OutboundRequest, TIMEOUT_MAX};
-use crate::model::catalogue::Catalogue;
-use crate::model::exit::CallError;
-use crate::model::remote::ServerInfo;
-use crate::rules::era;
+use mcp_satellite_model::catalogue::Catalogue;
+use mcp_satellite_model::exit::CallError;
+use mcp_satellite_model::remote::ServerInfo;
 use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND};
 use mcp_satellite_protocol::header_params::{HeaderParam, header_params};
 use mcp_satellite_protocol::meta::SUBSCRIPTION_ID;
 use mcp_satellite_protocol::rpc::{MessageView, RpcMessage, member, with_members, without_member};
+use serde::Deserialize;
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use crate::call::{CallTicket, CallerRequest, ClientRelay, DiscoverRequest, OutboundRequest, TIMEOUT_MAX};
+use crate::era;
+use crate::handshake::discovered_server;
+use crate::interface::{Outlet, SessionHost};
+use crate::origin::MessageCause;
+use crate::pending::PendingPurpose;
+use crate::session::SessionCore;
 
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
 
 /// State kept on behalf of a stateless server; most sessions have none.
 ///
-/// `level` is the minimum log level as JSON text, `uris` the subscribed resources, and `marked` the parameters that
-/// headers repeat, by tool. `known` records whether a server with sessions supports the stateless era too.
+/// `log_level` is JSON text, and `marked_params` are the parameters that headers repeat, by tool. `support` records whether
+/// a server with sessions supports the stateless era too; callers in `waiting` asked for it.
 #[derive(Default)]
-pub(super) struct StatelessState {
+pub(crate) struct StatelessState {
     support: EraSupport,
     waiting: Vec<DiscoverRequest>,
     offers: NotifiedChanges,
@@ -58,9 +59,8 @@ enum EraSupport {
 
 /// Stream of the server's notifications.
 ///
-/// `leaving` is the previous stream with another filter, kept until the server confirms the `current` one. `failures`
-/// counts ends without a confirmation between. `missed` means that there was a gap without a stream, `was_there` that
-/// one was confirmed before, and `is_unknown` that the server does not support streams.
+/// `previous` is the stream with the previous filter, kept until the server confirms the `current` one. `failures` counts
+/// ends without a confirmation between. `had_gap` means that there was a time without a stream.
 #[derive(Default)]
 struct NotificationStream {
     current: Option<u64>,
@@ -87,22 +87,22 @@ struct ChangeSupport {
     subscribe: bool,
 }
 
-impl<O: Outlet> SessionCore<O> {
+impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     fn stateless_state(&mut self) -> &mut StatelessState {
         self.stateless.get_or_insert_default()
     }
 
-    pub(super) fn log_level(&self) -> Option<&str> {
+    pub(crate) fn log_level(&self) -> Option<&str> {
         self.stateless.as_ref()?.log_level.as_deref()
     }
 
-    pub(super) fn next_listen_at(&self) -> Option<Instant> {
+    pub(crate) fn next_listen_at(&self) -> Option<Instant> {
         self.stateless.as_ref()?.stream.retry_at
     }
 
     // ---- support of the stateless era ----
 
-    pub(super) fn record_server(&mut self, server: &Arc<ServerInfo>) {
+    pub(crate) fn record_server(&mut self, server: &Arc<ServerInfo>, now: Instant) {
         if server.era == Era::Stateless {
             let offers = serde_json::from_str(server.capabilities.get()).unwrap_or_default();
             let kept = self.stateless_state();
@@ -110,17 +110,17 @@ impl<O: Outlet> SessionCore<O> {
         }
         if self.stateless.is_some() {
             for discover in std::mem::take(&mut self.stateless_state().waiting) {
-                self.on_discover(discover);
+                self.on_discover(discover, now);
             }
         }
     }
 
-    pub(super) fn on_discover(&mut self, discover: DiscoverRequest) {
+    pub(crate) fn on_discover(&mut self, discover: DiscoverRequest, now: Instant) {
         // A pipe has one era, and HTTP+SSE supports only sessions.
         if self.initialized_at.is_some() && self.era == Era::Sessions && !(O::REPEATS && self.may_be_stateless()) {
             return discover.answer(Ok(None));
         }
-        let (is_met, now) = (self.initialized_at.is_some(), Instant::now());
+        let is_met = self.initialized_at.is_some();
         let kept = self.stateless_state();
         match &kept.support {
             EraSupport::Supported(server) => return discover.answer(Ok(Some(server.clone()))),
@@ -138,9 +138,10 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    pub(super) fn on_discovered(&mut self, answer: Result<&RawValue, CallError>) {
+    /// Handles the answer to the question whether a server with sessions supports the stateless era too.
+    pub fn on_discovered(&mut self, answer: Result<&RawValue, CallError>, now: Instant) {
         // An error of the server counts as an answer.
-        let later = Instant::now() + era::DISCOVER_PAUSE;
+        let later = now + era::DISCOVER_PAUSE;
         let (known, answer) = match answer {
             Ok(result) => match discovered_server(result) {
                 Some(server) => (EraSupport::Supported(server.clone()), Ok(Some(server))),
@@ -163,17 +164,18 @@ impl<O: Outlet> SessionCore<O> {
             discover.answer(answer.clone());
         }
         // Changes made by clients of the stateless era are announced on a stream only, not in the session.
-        self.listen();
+        self.listen(now);
     }
 
-    pub(super) fn forget_era_support(&mut self) {
+    /// Forgets that a server with sessions supports the stateless era too.
+    pub fn forget_era_support(&mut self) {
         // A server with sessions refused a stateless request although it had declared support: it is asked again.
         if let Some(kept) = self.stateless.as_mut().filter(|kept| matches!(kept.support, EraSupport::Supported(_))) {
             kept.support = EraSupport::Unknown;
         }
     }
 
-    pub(super) fn on_stateless_refused(&mut self, error: &CallError) {
+    pub(crate) fn on_stateless_refused(&mut self, error: &CallError) {
         if self.era == Era::Sessions && era::is_era_refused(Era::Stateless, error) {
             self.forget_era_support();
         }
@@ -185,7 +187,7 @@ impl<O: Outlet> SessionCore<O> {
 
     // ---- headers ----
 
-    pub(super) fn update_marked_params(&mut self, catalogue: &Catalogue) {
+    pub(crate) fn update_marked_params(&mut self, catalogue: &Catalogue) {
         if !O::REPEATS {
             return;
         }
@@ -199,17 +201,18 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    pub(super) fn marked_params(&self, tool: &str) -> Vec<HeaderParam> {
+    pub(crate) fn marked_params(&self, tool: &str) -> Vec<HeaderParam> {
         self.stateless.as_ref().and_then(|kept| kept.marked_params.get(tool)).cloned().unwrap_or_default()
     }
 
     // ---- session requests of clients ----
 
-    pub(super) fn answer_locally(
+    pub(crate) fn answer_locally(
         &mut self,
         id: u64,
         wanted: &OutboundRequest,
         ticket: CallTicket,
+        now: Instant,
     ) -> Option<CallTicket> {
         // These requests concern the session and not the server's work. Any other ticket is returned.
         if self.era == Era::Sessions && !O::REPEATS {
@@ -233,7 +236,7 @@ impl<O: Outlet> SessionCore<O> {
             if matches!(method, "resources/subscribe" | "resources/unsubscribe")
                 && let Some(uri) = param("uri")
             {
-                self.set_subscription(uri, method == "resources/subscribe");
+                self.set_subscription(uri, method == "resources/subscribe", now);
             }
             return Some(ticket);
         }
@@ -252,7 +255,7 @@ impl<O: Outlet> SessionCore<O> {
                     Err((METHOD_NOT_FOUND, "the server does not support subscriptions"))
                 }
                 Some(uri) => {
-                    self.set_subscription(uri, method == "resources/subscribe");
+                    self.set_subscription(uri, method == "resources/subscribe", now);
                     Ok(())
                 }
             },
@@ -271,17 +274,17 @@ impl<O: Outlet> SessionCore<O> {
         None
     }
 
-    fn set_subscription(&mut self, uri: String, wants: bool) {
+    fn set_subscription(&mut self, uri: String, wants: bool, now: Instant) {
         let uris = &mut self.stateless_state().subscribed_uris;
         let changed = if wants { uris.insert(uri) } else { uris.remove(&uri) };
         if changed {
-            self.listen();
+            self.listen(now);
         }
     }
 
     // ---- the stream ----
 
-    pub(super) fn listen(&mut self) {
+    pub(crate) fn listen(&mut self, now: Instant) {
         // The new stream replaces the previous one.
         if let Some(kept) = &mut self.stateless {
             kept.stream.retry_at = None;
@@ -309,12 +312,8 @@ impl<O: Outlet> SessionCore<O> {
         let earlier = std::mem::replace(&mut kept.stream.previous, before);
         self.close_stream(earlier);
         let params = json!({ "notifications": filter }).to_string();
-        let id = self.send_own_request(
-            "subscriptions/listen",
-            Some(&params),
-            PendingPurpose::Listen,
-            Instant::now() + TIMEOUT_MAX,
-        );
+        let id =
+            self.send_own_request("subscriptions/listen", Some(&params), PendingPurpose::Listen, now + TIMEOUT_MAX);
         self.stateless_state().stream.current = Some(id);
     }
 
@@ -326,8 +325,9 @@ impl<O: Outlet> SessionCore<O> {
         }
     }
 
-    pub(super) fn on_stream_ended(&mut self, id: u64, is_unknown: bool) -> bool {
-        // Returns true if the current stream ended, or was not opened; another one is scheduled with backoff.
+    /// Handles the end of a stream. Returns true if the current one ended or was not opened; another one is scheduled with
+    /// backoff unless the server does not know streams (`is_unknown`).
+    pub fn on_stream_ended(&mut self, id: u64, is_unknown: bool, now: Instant) -> bool {
         let policy = &self.spec.policy.reconnect;
         let Some(kept) = &mut self.stateless else { return false };
         let listening = &mut kept.stream;
@@ -339,8 +339,7 @@ impl<O: Outlet> SessionCore<O> {
         (listening.had_gap, listening.is_unsupported) = (true, is_unknown);
         listening.failures = listening.failures.saturating_add(1);
         if !is_unknown {
-            let delay = policy.backoff().delay(listening.failures);
-            listening.retry_at = Some(Instant::now() + self.rng.jitter(delay, policy.jitter_percent));
+            listening.retry_at = Some(now + self.host.reconnect_delay(policy, listening.failures));
         }
         true
     }
@@ -350,16 +349,16 @@ impl<O: Outlet> SessionCore<O> {
         [kept.stream.current, kept.stream.previous].contains(&Some(id))
     }
 
-    pub(super) fn on_stream_cancelled(&mut self, said: &MessageView<'_>) -> bool {
+    pub(crate) fn on_stream_cancelled(&mut self, said: &MessageView<'_>, now: Instant) -> bool {
         // Over a pipe the server ends a stream with `notifications/cancelled`.
         let id = said.cancelled_id.and_then(|of| of.get().parse().ok());
         let Some(id) = id.filter(|id| self.is_stream(*id)) else { return false };
         self.calls.remove(id);
-        self.on_stream_ended(id, false);
+        self.on_stream_ended(id, false, now);
         true
     }
 
-    pub(super) fn on_stream_notification(
+    pub(crate) fn on_stream_notification(
         &mut self,
         said: &MessageView<'_>,
         text: &ByteString,
@@ -389,7 +388,7 @@ impl<O: Outlet> SessionCore<O> {
                     };
                     RpcMessage::parse(kept.with_params(&params).into()).ok()
                 });
-                self.audience.on_notification(MessageCause::NoCall, told.unwrap_or(kept));
+                self.host.on_notification(MessageCause::NoCall, told.unwrap_or(kept));
             }
         }
         true
@@ -397,7 +396,7 @@ impl<O: Outlet> SessionCore<O> {
 
     fn on_acknowledged(&mut self, id: u64, now: Instant) {
         // Changes between the read of the lists and this confirmation were not announced.
-        let is_read = self.discover && self.lists.known;
+        let is_read = self.lists.reads_by_itself && self.lists.known;
         let listening = &mut self.stateless_state().stream;
         if listening.current != Some(id) {
             return;

@@ -1,0 +1,184 @@
+//! Requests of a session: sent in order as the outlet has room, sent again, and cancelled.
+
+use std::time::Instant;
+
+use mcp_satellite_protocol::era::Era;
+use mcp_satellite_protocol::header::RequestHeaders;
+use serde_json::value::RawValue;
+
+use crate::call::{CallerRequest, ClientRelay, OutboundRequest};
+use crate::envelope::{self, RequestIdentity, RequestMeta};
+use crate::interface::{Outlet, RequestPhase, SessionHost};
+use crate::pending::{PendingPurpose, PendingRequest};
+use crate::session::SessionCore;
+
+impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
+    /// Sends the waiting requests for which the outlet has room.
+    pub fn send_queued(&mut self) {
+        // A queued request's deadline keeps running: a server that does not read must not block its callers.
+        while self.outlet.has_room()
+            && let Some((id, wanted)) = self.calls.unsent.pop_front()
+        {
+            let position = self.outlet.position();
+            let Some(pending) = self.calls.pending.get_mut(&id) else { continue };
+            pending.output_offset = Some(position);
+            pending.attempts += 1;
+            let number = id.to_string();
+            let is_of_it = matches!(wanted, OutboundRequest::Relay(ClientRelay { era: Era::Stateless, .. }));
+            match &wanted {
+                _ if self.era == Era::Stateless || is_of_it => {
+                    let rounds = pending.rounds.as_ref().map(|rounds| rounds.input_members());
+                    self.send_stateless(id, &wanted, &rounds.unwrap_or_default());
+                }
+                OutboundRequest::Relay(ClientRelay { message, .. }) => {
+                    self.outlet.request(
+                        id,
+                        RequestPhase::InSession,
+                        None,
+                        &message.with_id_and_token(&number, &number),
+                    );
+                }
+                OutboundRequest::Request(CallerRequest::Tool { name, arguments, repeatable: _ }) => {
+                    let name = serde_json::Value::from(name.as_str()).to_string();
+                    let arguments = arguments.as_deref().map_or("{}", RawValue::get);
+                    let parts = [
+                        r#"{"jsonrpc":"2.0","id":"#,
+                        &number,
+                        r#","method":"tools/call","params":{"name":"#,
+                        &name,
+                        r#","arguments":"#,
+                        arguments,
+                        r#","_meta":{"progressToken":"#,
+                        &number,
+                        "}}}",
+                    ];
+                    self.outlet.request(id, RequestPhase::InSession, None, &parts);
+                }
+                OutboundRequest::Request(CallerRequest::Method { method, params }) => {
+                    let params = params.as_deref().map(RawValue::get);
+                    put_request(&mut self.outlet, id, RequestPhase::InSession, None, method, params);
+                }
+            }
+            // Keeps the request where it may be sent again: remote calls for a retry, stateless calls with the
+            // requested input.
+            let is_kept = O::REPEATS || self.era == Era::Stateless;
+            if let Some(pending) = self.calls.pending.get_mut(&id).filter(|_| is_kept) {
+                pending.request = Some(wanted);
+            }
+        }
+    }
+
+    pub(crate) fn send_stateless(&mut self, id: u64, wanted: &OutboundRequest, input: &[(&'static str, String)]) {
+        // The request contains all context. `input` contains the answers to the server's requests for input.
+        let number = id.to_string();
+        let input: Vec<(&str, &str)> = input.iter().map(|(name, value)| (*name, &**value)).collect();
+        match wanted {
+            OutboundRequest::Relay(ClientRelay { message, era: Era::Stateless, .. }) => {
+                let routing = self.routing_headers(message.method().unwrap_or_default(), message.params());
+                self.outlet.request(id, RequestPhase::InSession, routing, &message.with_id_and_token(&number, &number));
+            }
+            OutboundRequest::Relay(ClientRelay { message, client, .. }) => {
+                let token = message.token().map(|_| &*number);
+                let who = RequestIdentity::Client(client.as_deref());
+                let params = RequestMeta { identity: who, token, level: self.log_level(), input: &input }
+                    .wrap_params(message.params());
+                let routing = self.routing_headers(message.method().unwrap_or_default(), Some(&params));
+                self.outlet.request(
+                    id,
+                    RequestPhase::InSession,
+                    routing,
+                    &[&message.with_id_and_params(&number, &params)],
+                );
+            }
+            OutboundRequest::Request(request) => {
+                let (method, params) = envelope::method_and_params(request);
+                let token = matches!(request, CallerRequest::Tool { .. }).then_some(&*number);
+                let envelope = RequestMeta { identity: RequestIdentity::Caller, token, level: None, input: &input };
+                let params = envelope.wrap_params(params.as_deref());
+                let routing = self.routing_headers(method, Some(&params));
+                put_request(&mut self.outlet, id, RequestPhase::InSession, routing, method, Some(&params));
+            }
+        }
+    }
+
+    pub(crate) fn routing_headers(&self, method: &str, params: Option<&str>) -> Option<Box<RequestHeaders>> {
+        O::REPEATS.then(|| Box::new(envelope::routing_headers(method, params, |tool| self.marked_params(tool))))
+    }
+
+    /// Sends a call again, unless it was cancelled meanwhile. The request gets a new id, so that a late response or late
+    /// progress is not taken for one of this attempt.
+    pub fn resend(&mut self, id: u64) {
+        let Some(request) = self.calls.pending.get_mut(&id).and_then(|pending| pending.request.take()) else { return };
+        let Some(pending) = self.calls.remove(id) else { return };
+        let id = self.gate.draw_id();
+        self.calls.insert(id, pending);
+        self.calls.unsent.push_back((id, request));
+        self.send_queued();
+    }
+
+    /// Sends a request of the satellite and returns its id.
+    pub fn send_own_request(
+        &mut self,
+        method: &str,
+        params: Option<&str>,
+        purpose: PendingPurpose,
+        deadline: Instant,
+    ) -> u64 {
+        let id = self.gate.draw_id();
+        let starts_at = Some(self.outlet.position());
+        let pending =
+            PendingRequest { output_offset: starts_at, attempts: 1, ..PendingRequest::new(purpose, deadline) };
+        let of = if matches!(pending.purpose, PendingPurpose::Handshake) {
+            RequestPhase::Handshake
+        } else {
+            RequestPhase::InSession
+        };
+        if self.era == Era::Stateless || pending.is_sessionless() {
+            let params = RequestMeta::new(RequestIdentity::Satellite).wrap_params(params);
+            let routing = self.routing_headers(method, Some(&params));
+            put_request(&mut self.outlet, id, of, routing, method, Some(&params));
+        } else {
+            put_request(&mut self.outlet, id, of, None, method, params);
+        }
+        self.calls.insert(id, pending);
+        id
+    }
+
+    pub(crate) fn cancel(&mut self, id: u64, pending: &PendingRequest, reason: &str) {
+        let number = id.to_string();
+        let words = [
+            r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
+            &number,
+            r#","reason":""#,
+            reason,
+            r#""}}"#,
+        ];
+        self.cancel_with(id, pending, &words);
+    }
+
+    pub(crate) fn cancel_with(&mut self, id: u64, pending: &PendingRequest, words: &[&str]) {
+        if !pending.was_sent() {
+            return self.calls.unsent.retain(|(waiting, _)| *waiting != id);
+        }
+        self.outlet.abandon(id);
+        // Over HTTP the end of the exchange cancels a stateless request; no notification is needed.
+        if !(O::REPEATS && (self.era == Era::Stateless || pending.is_sessionless())) {
+            self.outlet.notify(words);
+        }
+    }
+}
+
+fn put_request(
+    outlet: &mut impl Outlet,
+    id: u64,
+    of: RequestPhase,
+    routing: Option<Box<RequestHeaders>>,
+    method: &str,
+    params: Option<&str>,
+) {
+    let method = serde_json::Value::from(method).to_string();
+    let id_text = id.to_string();
+    let (before, params) = params.map_or(("", ""), |params| (r#","params":"#, params));
+    let parts = [r#"{"jsonrpc":"2.0","id":"#, &id_text, r#","method":"#, &method, before, params, "}"];
+    outlet.request(id, of, routing, &parts);
+}
