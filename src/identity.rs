@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::policy::{IsolationPolicy, Policy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
-use mcp_satellite_actors::model::era::Era;
 use reqwest::Url;
 use ring::digest::{SHA256, digest};
 use serde::Serialize;
