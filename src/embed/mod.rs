@@ -112,7 +112,10 @@ impl Runtime {
     /// Ends every server gracefully, delivers the events and ends the runtime. Returns the same report again if the
     /// runtime has already ended.
     pub async fn shutdown(&self) -> ShutdownReport {
-        self.handle.shutdown().await
+        let report = self.handle.shutdown().await;
+        // From here on, every handle reports that its instance is gone.
+        self.handle.wait_for_end().await;
+        report
     }
 
     /// Ends everything at once, without grace: kills every process and drops unsent events.
