@@ -25,7 +25,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // The host must end the satellite before itself, so that servers end gracefully and events are delivered.
     let report = runtime.shutdown().await;
     println!("events lost: {}, all servers ended in time: {}", report.events_lost, report.in_time);
-    Ok(outcome?)
+    outcome?;
+    Ok(())
 }
 
 async fn call_echo(server: &InstanceHandle) -> Result<(), InstanceError> {
@@ -33,6 +34,7 @@ async fn call_echo(server: &InstanceHandle) -> Result<(), InstanceError> {
     for tool in view.offered_catalogue().into_iter().flat_map(|catalogue| &catalogue.tools) {
         println!("  {}", tool.name);
     }
-    println!("{}", server.call("echo", json!({ "message": "hello" })).await?.text());
+    let result = server.call("echo", json!({ "message": "hello" })).await?;
+    println!("{}", result.text());
     Ok(())
 }

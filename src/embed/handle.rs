@@ -1,6 +1,5 @@
 //! Handle to one instance: its state, its calls and its commands.
 
-use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 

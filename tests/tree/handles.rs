@@ -11,6 +11,7 @@ use mcp_satellite_actors::RuntimePart;
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
+use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::Connectors;
@@ -81,7 +82,7 @@ async fn an_instance_has_defaults_for_its_name_and_contains_its_settings() {
     let files = runtime.install(files).await.unwrap();
     assert_eq!(files.id().to_string(), "default/default/files");
     let spec = &files.ready().await.unwrap().spec;
-    let args: Vec<_> = spec.args.iter().map(|arg| arg.expose()).collect();
+    let args: Vec<_> = spec.args.iter().map(Secret::expose).collect();
     assert_eq!((args, spec.env["A"].expose()), (vec!["-y", "x"], "1"));
     assert_eq!(spec.mask.apply("it is s3cret"), "it is [secret]");
 
