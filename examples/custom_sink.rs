@@ -9,21 +9,17 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use jiff::Timestamp;
-use mcp_satellite::actors::model::spec::{
-    ConfigTier, InstanceConfig, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
-};
 use mcp_satellite::actors::seam::{EventSink, SinkAnswer, SinkBatch};
-use mcp_satellite::actors::{RuntimeOptions, start};
 use mcp_satellite::connect::sim::{SimConnector, SimScript};
+use mcp_satellite::{Instance, Runtime};
 
-/// Sink that counts events by kind.
-#[derive(Default)]
-struct CountingSink(Mutex<EventCounts>);
+/// Sink that counts events by kind. Clones share their counts.
+#[derive(Clone, Default)]
+struct CountingSink(Arc<Mutex<EventCounts>>);
 
 #[derive(Default)]
 struct EventCounts {
@@ -46,9 +42,13 @@ impl EventSink for CountingSink {
 }
 
 impl CountingSink {
-    fn take(&self, batch: &SinkBatch) -> SinkAnswer {
+    fn counts(&self) -> MutexGuard<'_, EventCounts> {
         // A sink must not panic. After a panic elsewhere, the counts are still usable.
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, batch: &SinkBatch) -> SinkAnswer {
+        let mut counts = self.counts();
         // The first batch is throttled once, as a busy service would do.
         if counts.refused.is_none() {
             counts.refused = Some(batch.id);
@@ -72,51 +72,27 @@ impl CountingSink {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let tally = Arc::new(CountingSink::default());
-    let connector = SimConnector::new(SimScript::default());
-    let options = RuntimeOptions::new(connector.clone(), Arc::clone(&tally) as _, Arc::new(Timestamp::now));
-    let (satellite, ended) = start(options).await?;
-    let mut ids = Vec::new();
+    let (sink, connector) = (CountingSink::default(), SimConnector::new(SimScript::default()));
+    let runtime = Runtime::builder(connector.clone()).events(sink.clone()).start().await?;
+    let mut servers = Vec::new();
     for nth in 0..10 {
-        let spec = server(nth);
-        ids.push(spec.id.clone());
-        satellite.install(spec).await?;
+        let server = Instance::stdio("simulated").named(format!("server-{nth}")).always_on();
+        servers.push(runtime.install(server).await?);
     }
-    for id in &ids {
-        satellite.wait_for(id, |view| view.port.is_some()).await.ok_or("it ended")?;
+    for server in &servers {
+        server.ready().await?;
     }
     // Crash one server to produce more events.
-    connector.handle(&ids[0]).ok_or("it has no server")?.signal(9);
-    satellite.wait_for(&ids[0], |view| view.restarts > 0 && view.port.is_some()).await.ok_or("it ended")?;
+    let first = servers[0].id();
+    connector.handle(first).ok_or("it has no server")?.signal(9);
+    runtime.handle().wait_for(first, |view| view.restarts > 0 && view.port.is_some()).await.ok_or("it ended")?;
 
-    let farewell = satellite.shutdown().await;
-    ended.await?;
-    let counts = tally.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let report = runtime.shutdown().await;
+    let counts = sink.counts();
     for (kind, count) in &counts.by_kind {
         println!("{count:>5} {kind}");
     }
-    println!("the last has number {}; events lost: {}", counts.last_seq, farewell.events_lost);
+    println!("the last has number {}; events lost: {}", counts.last_seq, report.events_lost);
     let counted: u64 = counts.by_kind.values().sum();
     if counted == counts.last_seq { Ok(()) } else { Err("an event is missing".into()) }
-}
-
-fn server(nth: u32) -> InstanceSpec {
-    InstanceConfig {
-        team: "team".into(),
-        team_slug: "team".into(),
-        user: "user".into(),
-        user_slug: "user".into(),
-        installation: format!("installation_{nth}").into(),
-        server: format!("server-{nth}").into(),
-        target: ServerTarget::Stdio { command: "simulated".to_owned(), cwd: None },
-        server_tier: ConfigTier::default(),
-        team_tier: ConfigTier::default(),
-        user_tier: ConfigTier::default(),
-        user_required: Vec::new(),
-        lifetime: ProcessLifetime::AlwaysOn,
-        update_method: UpdateMethod::default(),
-        request_logging: true,
-        policy: Arc::default(),
-    }
-    .merge()
 }

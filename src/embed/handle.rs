@@ -1,6 +1,5 @@
 //! Handle to one instance: its state, its calls and its commands.
 
-use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,10 +109,7 @@ impl InstanceHandle {
         if self.has_ended() {
             return Err(InstanceError::Gone);
         }
-        match view.remedy {
-            Some(_) if view.status != Status::Online => Err(refused(&view)),
-            Some(_) | None => Ok(view),
-        }
+        if view.status == Status::Online { Ok(view) } else { Err(refused(&view)) }
     }
 
     /// Calls a tool, and starts the server first if necessary. The call is sent when the returned value is awaited.

@@ -6,6 +6,7 @@ mod handle;
 mod instance;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
@@ -21,12 +22,16 @@ use mcp_satellite_actors::{
     InstallOutcome, RuntimeHandle, RuntimeOptions, ShutdownReport, WallClock, start, start_linked,
 };
 use ractor::{ActorCell, SpawnErr};
+use tokio::time::timeout;
 
 pub use functions::{FunctionError, Functions};
 pub use handle::{InstanceError, InstanceHandle, ToolCall, ToolResult};
 pub use instance::Instance;
 
 use functions::{FunctionConnector, FunctionServers};
+
+// A change during a rolling update is adopted only after that update, which may take long or fail.
+const ADOPT_MAX: Duration = Duration::from_secs(1);
 
 /// A running satellite in the process of its host. Clones refer to the same runtime; dropping them does not end it.
 ///
@@ -94,7 +99,8 @@ impl Runtime {
         let outcome = self.handle.install(spec).await.map_err(|error| installed.control_error(error))?;
         if let (InstallOutcome::Updated, UpdateMethod::Restart, Some(before)) = (outcome, update_method, before) {
             // Until the team has the new configuration, the snapshot shows the state of the old one.
-            self.handle.wait_for(&id, |view| !Arc::ptr_eq(&view.spec, &before.spec)).await;
+            let adopted = self.handle.wait_for(&id, |view| !Arc::ptr_eq(&view.spec, &before.spec));
+            let _ = timeout(ADOPT_MAX, adopted).await;
         }
         Ok(installed)
     }
@@ -112,7 +118,10 @@ impl Runtime {
     /// Ends every server gracefully, delivers the events and ends the runtime. Returns the same report again if the
     /// runtime has already ended.
     pub async fn shutdown(&self) -> ShutdownReport {
-        self.handle.shutdown().await
+        let report = self.handle.shutdown().await;
+        // From here on, every handle reports that its instance is gone.
+        self.handle.wait_for_end().await;
+        report
     }
 
     /// Ends everything at once, without grace: kills every process and drops unsent events.

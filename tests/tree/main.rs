@@ -9,6 +9,7 @@ mod discovery;
 mod dormancy;
 mod embedding;
 mod events;
+mod handles;
 mod lazy;
 mod memory;
 mod panics;
