@@ -1,8 +1,7 @@
 //! Simulated servers within this process, as connectors of both kinds: thousands at once, if required in paused time.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -17,6 +16,7 @@ use tokio::time::Instant;
 use super::control::{SimProcessState, TaskGuard};
 use super::endpoint::{self, SimRemote};
 use super::engine::{self, SimPipes};
+use super::registry::SimRegistry;
 use super::remote::SimLine;
 #[cfg(feature = "rmcp")]
 use super::rmcp_server;
@@ -263,43 +263,5 @@ struct KillOnDrop(Arc<SimProcessState>);
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
         self.0.kill();
-    }
-}
-
-#[derive(Default)]
-pub(super) struct SimRegistry(Mutex<SimRegistryState>);
-
-#[derive(Default)]
-struct SimRegistryState {
-    servers: HashMap<InstanceId, Vec<Arc<SimProcessState>>>,
-    alive: usize,
-    opened: u64,
-    overlaps: u64,
-}
-
-impl SimRegistry {
-    fn insert(&self, id: InstanceId, control: Arc<SimProcessState>) {
-        let mut books = self.state();
-        books.alive += 1;
-        books.opened += 1;
-        let there = books.servers.entry(id).or_insert_with(|| Vec::with_capacity(1));
-        there.push(control);
-        if there.len() > 1 {
-            books.overlaps += 1;
-        }
-    }
-
-    pub(super) fn remove(&self, id: &InstanceId, gone: &SimProcessState) {
-        let mut books = self.state();
-        let Some(there) = books.servers.get_mut(id) else { return };
-        there.retain(|control| !std::ptr::eq(&raw const **control, gone));
-        if there.is_empty() {
-            books.servers.remove(id);
-        }
-        books.alive -= 1;
-    }
-
-    fn state(&self) -> MutexGuard<'_, SimRegistryState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

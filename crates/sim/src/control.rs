@@ -9,7 +9,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::ProcessEnd;
 use tokio::sync::Notify;
 
-use super::connector::SimRegistry;
+use super::registry::SimRegistry;
 use super::script::{Grandchild, SimScript};
 
 const SIGKILL: i32 = 9;

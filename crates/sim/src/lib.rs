@@ -25,6 +25,7 @@ mod engine;
 #[cfg(feature = "cli")]
 mod http;
 mod process;
+mod registry;
 mod remote;
 #[cfg(feature = "rmcp")]
 mod rmcp_server;
