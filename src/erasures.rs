@@ -15,9 +15,9 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
+use crate::active_configuration::ActiveConfiguration;
 use crate::connect::stdio::StdioConnector;
 use crate::data_dir::DataDir;
-use crate::satellite::ActiveConfiguration;
 use crate::values::UserValues;
 use mcp_satellite_files::disk::run_with_timeout;
 use mcp_satellite_remote::oauth::Grants;

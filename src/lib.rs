@@ -3,6 +3,8 @@
 //! endpoint, the control socket and the command line.
 
 #[cfg(feature = "cli")]
+mod active_configuration;
+#[cfg(feature = "cli")]
 pub use mcp_satellite_backend as backend;
 #[cfg(feature = "cli")]
 mod catalogue_cache;

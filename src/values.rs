@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, ServerTarget};
@@ -16,11 +15,11 @@ use mcp_satellite_actors::{ControlError, InstallOutcome, RuntimeHandle};
 use reqwest::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
+use crate::active_configuration::{ActiveConfiguration, RequiringInstances};
 use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{RequiredValue, RequiredValueSource};
 use crate::data_dir::DataDir;
-use crate::satellite::{ActiveConfiguration, ConfigHash};
 use mcp_satellite_files::disk::{DiskSaver, NotSaved};
 
 const FILE: &str = "values.json";
@@ -33,8 +32,6 @@ const SHOW: Duration = Duration::from_secs(2);
 /// Values of one instance. A key is stored as it was typed, with its target: `NAME`, `query:NAME` or `header:NAME`.
 type InstanceValues = BTreeMap<String, Secret>;
 type StoredValues = HashMap<InstanceId, InstanceValues>;
-
-pub(crate) type RequiringInstances = HashMap<InstanceId, InstanceConfig>;
 
 /// Content of the file. No `Debug`, because it contains secrets.
 #[derive(Default, Serialize, Deserialize)]
@@ -474,16 +471,11 @@ impl ValueConfigurer {
             drop(tokio::task::spawn_blocking(move || catalogues.track(&spec)));
         }
         let installed = self.runtime.update(after.clone()).await?;
-        applied.config_hash = applied.config_hash.exchange(&before, &after);
-        let config_hash: ConfigHash = applied.config_hash;
+        let config_hash = applied.summary.config_hash.exchange(&before, &after);
+        applied.summary.config_hash = config_hash;
         tracing::info!(instance = %after.name, given, taken_back, %config_hash, "applied the values of a user");
-        self.runtime.emitter().emit(Event::ConfigRefreshed {
-            config_hash: config_hash.to_string(),
-            server_count: applied.server_count,
-            teams_count: applied.teams_count,
-            change_detected: installed != InstallOutcome::Unchanged,
-            fetch_duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        });
+        let changed = installed != InstallOutcome::Unchanged;
+        self.runtime.emitter().emit(applied.summary.refreshed_event(started, None, changed));
         drop(applied);
         // Wait until the change is visible. An instance with a rolling update runs with its old values until the new
         // process is up.

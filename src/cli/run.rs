@@ -16,10 +16,13 @@ use tracing_subscriber::EnvFilter;
 
 use super::check::{ConfigSources, PlanError};
 use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, log_writer, try_print};
+use crate::active_configuration::{AcceptedReload, RejectedReload, ReloadRequest};
 use crate::config::{Plan, SinkPlan, listen_address};
 use crate::connect::process::signals::is_ignored;
 use crate::known_dirs::DataDirLocation;
-use crate::satellite::{AcceptedReload, RejectedReload, ReloadRequest, RunningSatellite, StartError};
+use crate::satellite::RunningSatellite;
+use crate::satellite::lock::DataDirLockError;
+use crate::satellite::start::StartError;
 use crate::watch::{ConfigTexts, ConfigWatch};
 use mcp_satellite_process::reaper::ReaperLink;
 
@@ -161,7 +164,7 @@ pub(super) async fn supervise(
     let mut signals = SatelliteSignals::new(below)?;
     let satellite = tokio::select! {
         started = Box::pin(RunningSatellite::start(plan, location)) => started.map_err(|error| {
-            let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
+            let code = if matches!(error, StartError::DataDir(DataDirLockError::InUse { .. })) { BAD_INPUT } else { FAILED };
             CommandFailure::new(code, error.to_string())
         })?,
         // Processes started by then are ended by their guards and by the reaper.

@@ -26,6 +26,7 @@ use super::api::{
 };
 use super::auth;
 use super::find::{TeamMembers, find};
+use crate::active_configuration::{AcceptedReload, ReloadRequest};
 use crate::backend::link::BackendLink;
 use crate::connect::stdio::StdioConnector;
 use crate::data_dir::DataDir;
@@ -35,7 +36,6 @@ use crate::erasures::DataEraser;
 use crate::gateway::clients::ClientStatus;
 use crate::journal::{self, Journal, JournalError, JournalState};
 use crate::remedy::next_step;
-use crate::satellite::{AcceptedReload, ReloadRequest};
 use crate::values::{ValueChange, ValueConfigurer, ValueError};
 use mcp_satellite_remote::oauth::Grants;
 
@@ -252,12 +252,8 @@ async fn start(
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
     let view = resolve(&console, &selector)?;
-    console
-        .runtime
-        .start(&view.spec.id)
-        .await
-        .map_err(|error| ConsoleErrorResponse::from_control_error(error, &view))?;
-    control_result(&console, &view).await
+    let started = console.runtime.start(&view.spec.id).await;
+    control_result(&console, &view, started).await
 }
 
 async fn stop(
@@ -265,12 +261,8 @@ async fn stop(
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
     let view = resolve(&console, &selector)?;
-    console
-        .runtime
-        .stop(&view.spec.id)
-        .await
-        .map_err(|error| ConsoleErrorResponse::from_control_error(error, &view))?;
-    control_result(&console, &view).await
+    let stopped = console.runtime.stop(&view.spec.id).await;
+    control_result(&console, &view, stopped).await
 }
 
 async fn restart(
@@ -278,15 +270,16 @@ async fn restart(
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
     let view = resolve(&console, &selector)?;
-    console
-        .runtime
-        .restart(&view.spec.id)
-        .await
-        .map_err(|error| ConsoleErrorResponse::from_control_error(error, &view))?;
-    control_result(&console, &view).await
+    let restarted = console.runtime.restart(&view.spec.id).await;
+    control_result(&console, &view, restarted).await
 }
 
-async fn control_result(console: &ConsoleState, view: &InstanceView) -> ConsoleResult<ControlResult> {
+async fn control_result(
+    console: &ConsoleState,
+    view: &InstanceView,
+    outcome: Result<(), ControlError>,
+) -> ConsoleResult<ControlResult> {
+    outcome.map_err(|error| ConsoleErrorResponse::from_control_error(error, view))?;
     let not_durable = durability_error(console).await;
     let Json(instance) = current_status(console, view)?;
     Ok(Json(ControlResult { instance, not_durable }))

@@ -1,11 +1,9 @@
 //! Executes authorization requests: in the running satellite of a data directory, or in this process if none is
 //! running.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use mcp_satellite_actors::model::spec::InstanceSpec;
-use nix::fcntl::Flock;
 
 use super::super::check::ConfigSources;
 use super::super::{BAD_INPUT, CommandFailure, FAILED};
@@ -16,7 +14,7 @@ use crate::console::api::{
 use crate::console::client::{ClientError, ConsoleClient};
 use crate::console::find::find;
 use crate::known_dirs::DataDirLocation;
-use crate::satellite::{StartError, lock_data_dir};
+use crate::satellite::lock::{DataDirLock, DataDirLockError};
 use crate::values::UserValues;
 use mcp_satellite_remote::oauth::{FlowCompletion, FlowRequest, Grants, OAuthError};
 
@@ -29,7 +27,7 @@ pub(super) enum AuthBackend {
 pub(super) struct OfflineAuth {
     grants: Grants,
     specs: Vec<InstanceSpec>,
-    _lock: Flock<File>,
+    _lock: DataDirLock,
 }
 
 impl AuthBackend {
@@ -107,13 +105,13 @@ impl AuthBackend {
 impl OfflineAuth {
     async fn open(sources: &ConfigSources, location: &DataDirLocation) -> Result<Self, CommandFailure> {
         let plan = sources.load(None)?;
-        let (data_dir, lock) = lock_data_dir(location).await.map_err(|error| {
-            let code = if matches!(error, StartError::InUse { .. }) { BAD_INPUT } else { FAILED };
+        let lock = DataDirLock::acquire(location).await.map_err(|error| {
+            let code = if matches!(error, DataDirLockError::InUse { .. }) { BAD_INPUT } else { FAILED };
             CommandFailure::new(code, error.to_string())
         })?;
         mcp_satellite_http::client::install_tls_provider();
-        let grants = Grants::open(&data_dir, Arc::new(HttpClients::new()?))?;
-        let (_, specs) = UserValues::open(&data_dir).merge(plan.instances);
+        let grants = Grants::open(lock.data_dir(), Arc::new(HttpClients::new()?))?;
+        let (_, specs) = UserValues::open(lock.data_dir()).merge(plan.instances);
         // The backend's document is unknown here, so no instance counts as removed.
         grants.set_instances(&specs, plan.oauth, false);
         Ok(Self { grants, specs, _lock: lock })

@@ -1,0 +1,100 @@
+//! The configuration in effect, and requests to change it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Instant;
+
+use mcp_satellite_actors::model::event::Event;
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec};
+use tokio::sync::oneshot;
+
+use crate::config::{BackendDocument, ConfigOrigin, Plan};
+use crate::identity;
+
+/// Configurations that require values from their users.
+pub(crate) type RequiringInstances = HashMap<InstanceId, InstanceConfig>;
+
+#[derive(Default)]
+pub(crate) struct ActiveConfiguration {
+    pub(crate) generation: u64,
+    pub(crate) origin: ConfigOrigin,
+    pub(crate) summary: ConfigSummary,
+    pub(crate) requiring: RequiringInstances,
+    /// Plans from the configuration files and the document from the backend.
+    pub(crate) files: Plan,
+    pub(crate) document: Option<BackendDocument>,
+    /// Plan from the current files if it waits because only `document` conflicts with it.
+    pub(crate) waiting: Option<Plan>,
+    /// Hash of the backend's document that was rejected because it removes most instances.
+    pub(crate) rejected: Option<String>,
+    /// Hash of a rejected document that a person has accepted.
+    pub(crate) accepted: Option<String>,
+}
+
+/// Facts about a configuration that events and logs contain.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ConfigSummary {
+    pub(crate) config_hash: ConfigHash,
+    pub(crate) server_count: usize,
+    pub(crate) teams_count: usize,
+}
+
+impl ConfigSummary {
+    /// Returns the event for a change that began at `since`. `hash` replaces the hash of the instances.
+    pub(crate) fn refreshed_event(self, since: Instant, hash: Option<String>, change_detected: bool) -> Event {
+        Event::ConfigRefreshed {
+            config_hash: hash.unwrap_or_else(|| self.config_hash.to_string()),
+            server_count: self.server_count,
+            teams_count: self.teams_count,
+            change_detected,
+            fetch_duration_ms: u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// Hash that tells two configurations apart in events and logs. The same configuration has the same hash in every
+/// release. It is the sum of the hashes of the instances, so that one of them can be replaced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ConfigHash(u64);
+
+impl ConfigHash {
+    pub(crate) fn from_specs(specs: &[InstanceSpec]) -> Self {
+        Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(identity::public_hash(spec))))
+    }
+
+    pub(crate) fn exchange(self, before: &InstanceSpec, after: &InstanceSpec) -> Self {
+        let (before, after) = (identity::public_hash(before), identity::public_hash(after));
+        Self(self.0.wrapping_sub(before).wrapping_add(after))
+    }
+}
+
+impl fmt::Display for ConfigHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+pub(crate) struct ReloadRequest {
+    /// True if the person confirms that most instances are to be removed.
+    pub(crate) accept: bool,
+    pub(crate) reply: oneshot::Sender<Result<AcceptedReload, RejectedReload>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AcceptedReload {
+    pub(crate) servers: usize,
+    pub(crate) teams: usize,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct RejectedReload {
+    pub(crate) error_type: &'static str,
+    pub(crate) message: String,
+}
+
+impl From<String> for RejectedReload {
+    fn from(message: String) -> Self {
+        Self { error_type: "invalid", message }
+    }
+}

@@ -1,0 +1,137 @@
+//! Lock of a data directory.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::console::SOCKET;
+use crate::data_dir::{DataDir, OpenMode};
+use crate::known_dirs::DataDirLocation;
+use mcp_satellite_files::disk::run_with_timeout;
+use mcp_satellite_process::reaper;
+
+/// Upper limit for the time in which a satellite without a reaper ends its servers.
+pub(super) const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
+
+const LOCK: &str = "lock";
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+const DIRECTORY_LOCK_WAIT: Duration = Duration::from_millis(500);
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DataDirLockError {
+    #[error(
+        "a satellite is already running on `{data_dir}`{holder}; end it with `satellite down --data-dir {data_dir}`, or \
+         give this one another --data-dir"
+    )]
+    InUse { data_dir: String, holder: String },
+    #[error("cannot use the data directory `{data_dir}`: {why}")]
+    Unusable { data_dir: String, why: io::Error },
+}
+
+/// A data directory that belongs to this process.
+pub(crate) struct DataDirLock {
+    data_dir: DataDir,
+    file: Flock<File>,
+}
+
+impl DataDirLock {
+    /// Opens or creates a data directory and locks it.
+    pub(crate) async fn acquire(location: &DataDirLocation) -> Result<Self, DataDirLockError> {
+        let opening = location.clone();
+        let data_dir =
+            tokio::task::spawn_blocking(move || opening.create_or_open()).await.map_err(io::Error::other).flatten();
+        let data_dir = data_dir
+            .map_err(|why| DataDirLockError::Unusable { data_dir: location.path.display().to_string(), why })?;
+        let file = lock_file(&data_dir).await?;
+        Ok(Self { data_dir, file })
+    }
+
+    pub(crate) fn data_dir(&self) -> &DataDir {
+        &self.data_dir
+    }
+
+    /// Resolves when the path of the data directory leads to another lock than the held one or to none: another
+    /// satellite may then use that path.
+    pub(super) async fn wait_lost(&self) {
+        let Some(held) = self.identity() else {
+            return std::future::pending().await;
+        };
+        loop {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            let path = self.data_dir.path().join(LOCK);
+            let found = tokio::task::spawn_blocking(move || std::fs::symlink_metadata(path)).await;
+            match found {
+                Ok(Ok(found)) if (found.dev(), found.ino()) == held => {}
+                Ok(Err(error)) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+                // The task panicked; the next check tries again.
+                Err(_) => {}
+                Ok(_) => return,
+            }
+        }
+    }
+
+    /// Removes the control socket unless the data directory has another lock: then the socket belongs to another
+    /// satellite. If the socket cannot be removed, the next start removes it.
+    pub(super) async fn remove_socket(&self) {
+        let (data_dir, held) = (self.data_dir.clone(), self.identity());
+        let _ = run_with_timeout(move || {
+            if data_dir.stat(LOCK).map(|found| found.identity) == held {
+                let _ = data_dir.remove(SOCKET);
+            }
+        })
+        .await;
+    }
+
+    /// Returns device and inode of the locked file.
+    fn identity(&self) -> Option<(u64, u64)> {
+        self.file.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))
+    }
+}
+
+pub(super) fn unusable(data_dir: &DataDir) -> impl Fn(io::Error) -> DataDirLockError {
+    move |why| DataDirLockError::Unusable { data_dir: data_dir.path().display().to_string(), why }
+}
+
+async fn lock_file(data_dir: &DataDir) -> Result<Flock<File>, DataDirLockError> {
+    let mut file = data_dir.open_file(LOCK, OpenMode::Write).map_err(unusable(data_dir))?;
+    let mut holder = String::new();
+    // Only a hint for the error message: the lock itself decides.
+    let _ = file.read_to_string(&mut holder);
+    let holder = holder.trim();
+    let is_orphan = || holder.parse().is_ok_and(reaper::is_orphan);
+    let in_use = |holder: String| DataDirLockError::InUse { data_dir: data_dir.path().display().to_string(), holder };
+    let until = Instant::now() + ORPHAN_PATIENCE;
+    let mut lock = loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => break lock,
+            // The reaper of that satellite was killed. The satellite is ending its servers, which takes a moment only.
+            Err((unlocked, Errno::EWOULDBLOCK)) if is_orphan() && Instant::now() < until => file = unlocked,
+            Err((_, Errno::EWOULDBLOCK)) => {
+                let holder = if holder.is_empty() { String::new() } else { format!(" (pid {holder})") };
+                return Err(in_use(holder));
+            }
+            Err((_, errno)) => return Err(unusable(data_dir)(errno.into())),
+        }
+        tokio::time::sleep(RETRY_INTERVAL).await;
+    };
+    // A running satellite holds a lock on the directory even if its file `lock` was deleted. One that has just ended
+    // may hold it a moment longer than the file.
+    let until = Instant::now() + DIRECTORY_LOCK_WAIT;
+    while !data_dir.try_lock() {
+        if Instant::now() >= until {
+            return Err(in_use(String::new()));
+        }
+        tokio::time::sleep(RETRY_INTERVAL).await;
+    }
+    let written = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| write!(lock, "{}", std::process::id()));
+    if let Err(error) = written {
+        // The lock is held without the id; only the error message of another satellite lacks it.
+        tracing::warn!(%error, "cannot write the process id into the file `lock` of the data directory");
+    }
+    Ok(lock)
+}
