@@ -1,9 +1,9 @@
 //! `satellite completions`
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use super::{Cli, DONE};
+use super::DONE;
 
 #[derive(Debug, Args)]
 pub(super) struct CompletionsCommand {
@@ -12,9 +12,9 @@ pub(super) struct CompletionsCommand {
 }
 
 impl CompletionsCommand {
-    pub(super) fn run(self) -> u8 {
+    pub(super) fn run(self, command: &mut Command) -> u8 {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "satellite", &mut script);
+        clap_complete::generate(self.shell, command, "satellite", &mut script);
         super::print_styled(&String::from_utf8_lossy(&script));
         DONE
     }

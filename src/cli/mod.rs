@@ -3,6 +3,7 @@
 
 #![expect(clippy::doc_markdown, reason = "these comments are the text of --help")]
 
+mod args;
 mod auth;
 mod backend;
 mod check;
@@ -13,8 +14,10 @@ mod control;
 mod demo;
 mod down;
 mod events;
+mod exit;
 mod load;
 mod log_writer;
+mod man_pages;
 mod print;
 mod run;
 mod sim_server;
@@ -23,26 +26,15 @@ mod table;
 mod token;
 mod tools;
 
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::console::api::ConsoleFilter;
-use crate::console::client::{ClientError, ConsoleClient};
-use crate::known_dirs::{self, DataDirLocation};
+use args::{DEMO_DATA_DIR, DataDirArg, InstanceArg, ListFilterArgs, flag, location, shell_word};
+use exit::{BAD_INPUT, CommandFailure, DONE, FAILED, LAST_TASKS, NO_SATELLITE};
 use mcp_satellite_process::huge_pages;
 use mcp_satellite_process::reaper::{self, ReaperLink};
 use print::{print_error, print_json, print_styled, print_styled_error, print_text, printable, to_json, try_print};
-
-/// Upper limit for the time to wait at exit for tasks on blocking threads.
-const LAST_TASKS: Duration = Duration::from_millis(500);
-
-const DONE: u8 = 0;
-const FAILED: u8 = 1;
-const BAD_INPUT: u8 = 2;
-const NO_SATELLITE: u8 = 3;
 
 /// Supervises MCP servers: starts them, keeps them callable, and reports the status of each.
 #[derive(Parser)]
@@ -111,164 +103,11 @@ enum CliCommand {
     Load(Box<load::LoadCommand>),
     /// Print a completion script for a shell
     Completions(completions::CompletionsCommand),
+    /// Write a man page for each command into a directory
+    ManPages(man_pages::ManPagesCommand),
     /// Run a scripted MCP server over stdio or HTTP, for tests, the demo and the load harness
     #[command(hide = true)]
     SimServer(Box<sim_server::SimServerCommand>),
-}
-
-/// Location of a satellite's data and its control socket.
-#[derive(Debug, Clone, Args)]
-struct DataDirArg {
-    /// Directory of the satellite's data and control socket [default: .satellite]
-    #[arg(long, value_name = "DIR", env = "SATELLITE_DATA_DIR")]
-    data_dir: Option<PathBuf>,
-}
-
-const DATA_DIR: &str = ".satellite";
-const DEMO_DATA_DIR: &str = ".satellite-demo";
-
-impl DataDirArg {
-    fn location(&self) -> DataDirLocation {
-        location(self.data_dir.as_deref(), DATA_DIR)
-    }
-
-    fn client(&self) -> Result<ConsoleClient, CommandFailure> {
-        Ok(ConsoleClient::new(&self.find()?)?)
-    }
-
-    /// Returns the data directory of the running satellite, and prints a note if it is not the default one.
-    fn find(&self) -> Result<PathBuf, CommandFailure> {
-        let found = self.resolve()?;
-        if self.data_dir.is_none() && found != Path::new(DATA_DIR) {
-            let found = found.display();
-            print_error(&format!("no satellite is running on `{DATA_DIR}`; using the one on `{found}`"));
-        }
-        Ok(found)
-    }
-
-    /// Returns the named data directory, or else the default one if a satellite is running on it, or else that of the
-    /// only running satellite of this user.
-    fn resolve(&self) -> Result<PathBuf, CommandFailure> {
-        let here = self.location();
-        if here.is_named {
-            return Ok(here.path);
-        }
-        match here.open_existing() {
-            Ok(directory) if known_dirs::is_running(&directory) => return Ok(here.path),
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(ClientError::Unsafe(error).into());
-            }
-            Ok(_) | Err(_) => {}
-        }
-        let mut running = known_dirs::running_dirs();
-        // The demo in this directory is found even if the record of data directories cannot be written.
-        if let Ok(demo) = location(None, DEMO_DATA_DIR).open_existing()
-            && known_dirs::is_running(&demo)
-            && !running.iter().any(|path| path == demo.path())
-        {
-            running.push(demo.path().to_owned());
-        }
-        match running.as_slice() {
-            [] => Ok(here.path),
-            [only] => Ok(only.clone()),
-            several => {
-                let several: Vec<String> = several.iter().map(|path| format!("`{}`", path.display())).collect();
-                let message = format!(
-                    "no satellite is running on `{DATA_DIR}`, and several are running elsewhere: {}; name one with --data-dir",
-                    several.join(", ")
-                );
-                Err(CommandFailure::new(NO_SATELLITE, message))
-            }
-        }
-    }
-
-    /// Returns the flag that commands in another terminal need to find this directory.
-    fn flag(&self) -> String {
-        match &self.data_dir {
-            Some(dir) if dir != Path::new(DATA_DIR) => flag(dir),
-            Some(_) | None => String::new(),
-        }
-    }
-}
-
-fn location(named: Option<&Path>, default: &str) -> DataDirLocation {
-    DataDirLocation { path: named.unwrap_or(Path::new(default)).to_owned(), is_named: named.is_some() }
-}
-
-fn flag(data_dir: &Path) -> String {
-    format!(" --data-dir {}", shell_word(&data_dir.to_string_lossy()))
-}
-
-/// Selection of one instance.
-#[derive(Debug, Clone, Args)]
-struct InstanceArg {
-    /// A server's slug where it is unique, else its full name: SERVER-TEAM-USER-INSTALLATION (in `status --json`)
-    server: String,
-    /// Only servers of this team (slug or id)
-    #[arg(long, value_name = "TEAM")]
-    team: Option<String>,
-    /// Only servers of this user (slug or id)
-    #[arg(long, value_name = "USER")]
-    user: Option<String>,
-}
-
-/// Filter for lists of instances.
-#[derive(Debug, Clone, Args)]
-struct ListFilterArgs {
-    /// Only this team (slug or id)
-    #[arg(long, value_name = "TEAM")]
-    team: Option<String>,
-    /// Only this user (slug or id)
-    #[arg(long, value_name = "USER")]
-    user: Option<String>,
-}
-
-impl From<ListFilterArgs> for ConsoleFilter {
-    fn from(only: ListFilterArgs) -> Self {
-        Self { team: only.team, user: only.user }
-    }
-}
-
-struct CommandFailure {
-    code: u8,
-    message: String,
-}
-
-impl CommandFailure {
-    fn new(code: u8, message: impl Into<String>) -> Self {
-        let message: String = message.into();
-        Self { code, message: mcp_satellite_actors::model::printable::lines(&message) }
-    }
-
-    fn from_styled(code: u8, message: String) -> Self {
-        Self { code, message }
-    }
-}
-
-impl From<ClientError> for CommandFailure {
-    fn from(error: ClientError) -> Self {
-        let code = match &error {
-            ClientError::NotRunning { .. } => NO_SATELLITE,
-            ClientError::Refused(failure) => match failure.kind.as_str() {
-                "bad_input" | "ambiguous" | "not_found" => BAD_INPUT,
-                _ => FAILED,
-            },
-            ClientError::Unsafe(_) | ClientError::ConnectionLost(_) => FAILED,
-        };
-        let (next, step) = match &error {
-            ClientError::Refused(failure) => (failure.next_retry_ms, failure.next_step.as_ref()),
-            ClientError::NotRunning { .. } | ClientError::Unsafe(_) | ClientError::ConnectionLost(_) => (None, None),
-        };
-        let next = next.map(|left| format!("; next attempt in {:.1} s", left as f64 / 1000.0)).unwrap_or_default();
-        let step = step.map(|step| format!(" (next: {step})")).unwrap_or_default();
-        Self::new(code, format!("{error}{next}{step}"))
-    }
-}
-
-impl From<std::io::Error> for CommandFailure {
-    fn from(error: std::io::Error) -> Self {
-        Self::new(FAILED, error.to_string())
-    }
 }
 
 /// Runs the subcommand in the arguments of this process.
@@ -306,7 +145,8 @@ pub fn main() -> ExitCode {
         CliCommand::Check(verb) => run_async(verb.run()),
         CliCommand::Backend(verb) => run_async(verb.run()),
         CliCommand::Token(verb) => verb.run(),
-        CliCommand::Completions(verb) => Ok(verb.run()),
+        CliCommand::Completions(verb) => Ok(verb.run(&mut Cli::command())),
+        CliCommand::ManPages(verb) => verb.run(Cli::command()),
     };
     report_outcome(outcome).into()
 }
@@ -351,9 +191,4 @@ fn report_outcome(outcome: Result<u8, CommandFailure>) -> u8 {
             code
         }
     }
-}
-
-fn shell_word(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte);
-    if text.bytes().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::support::Home;
 
-const VERBS: [&str; 22] = [
+const VERBS: [&str; 24] = [
     "run",
     "down",
     "demo",
@@ -21,11 +21,13 @@ const VERBS: [&str; 22] = [
     "reconnect",
     "reload",
     "prune",
+    "configure",
     "auth",
     "token",
     "backend",
     "load",
     "completions",
+    "man-pages",
     "sim-server",
 ];
 
@@ -95,4 +97,26 @@ fn completion_scripts_are_valid_and_contain_the_verbs() {
     offered.sort_unstable();
     assert_eq!(offered, ["start", "status", "stop"]);
     home.bare(&["completions", "tcsh"]).exits(2);
+}
+
+#[test]
+fn every_verb_has_a_man_page_with_its_options() {
+    let home = Home::new();
+    home.bare(&["man-pages", "man/man1"]).exits(0);
+    let page = |name: &str| fs::read_to_string(home.path().join("man/man1").join(name)).unwrap().replace("\\-", "-");
+    for verb in VERBS.iter().filter(|verb| **verb != "sim-server") {
+        let text = page(&format!("satellite-{verb}.1"));
+        assert!(text.lines().any(|line| line.starts_with(&format!(".TH satellite-{verb} 1"))), "{verb}:\n{text}");
+        assert!(text.contains(".SH NAME") && text.contains(".SH SYNOPSIS"), "{verb}:\n{text}");
+        let help = home.bare(&[verb, "--help"]).exits(0).stdout;
+        for option in help.split_whitespace().filter(|word| word.starts_with("--")) {
+            let option = option.trim_end_matches(|letter: char| !letter.is_ascii_lowercase());
+            assert!(text.contains(option), "{verb}: {option} is missing:\n{text}");
+        }
+    }
+    assert!(page("satellite.1").contains("satellite-status(1)"));
+    assert!(!home.path().join("man/man1/satellite-sim-server.1").exists(), "sim-server is for tests only");
+    fs::write(home.path().join("file"), "").unwrap();
+    let outcome = home.bare(&["man-pages", "file"]).exits(1);
+    assert!(outcome.stderr.contains("cannot write man pages to `file`"), "{outcome:#?}");
 }
