@@ -6,22 +6,24 @@ use std::path::PathBuf;
 
 use crate::{files, root, shown};
 
-struct Source {
-    path: PathBuf,
-    text: String,
+pub(crate) struct Source {
+    pub(crate) path: PathBuf,
+    pub(crate) text: String,
 }
 
 impl Source {
     /// Returns the lines of code with their numbers, without comments and without items that only tests compile.
-    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
-        let mut in_test_item = false;
+    pub(crate) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let (mut in_test_item, mut in_block) = (false, false);
         let numbered = self.text.lines().enumerate().map(|(at, line)| (at + 1, line));
         numbered.filter(move |(_, line)| {
             in_test_item |= line.starts_with("#[cfg(test)]");
             if in_test_item {
-                // An item at the left margin ends with a brace or a semicolon there.
+                // An item at the left margin ends with a brace or a semicolon there, a block with a brace only.
                 let at_margin = !line.starts_with([' ', '#', '/']);
-                in_test_item = !(at_margin && (line.starts_with('}') || line.ends_with([';', '}'])));
+                in_block |= at_margin && line.ends_with('{');
+                in_test_item = !(at_margin && (line.starts_with('}') || !in_block && line.ends_with([';', '}'])));
+                in_block &= in_test_item;
                 return false;
             }
             !line.trim_start().starts_with("//")
@@ -52,7 +54,7 @@ fn after() {}
 }
 
 /// Returns every Rust file below a directory of the repository.
-fn sources(directory: &str) -> Vec<Source> {
+pub(crate) fn sources(directory: &str) -> Vec<Source> {
     files(directory, "rs").into_iter().map(|path| Source { text: fs::read_to_string(&path).unwrap(), path }).collect()
 }
 
