@@ -99,8 +99,8 @@ impl SatelliteEndpoint {
         Ok(Some(ReservedEndpoint { listener, settings, access, plan }))
     }
 
-    pub(crate) fn open(&self, place: ReservedEndpoint, runtime: &RuntimeHandle) -> Result<(), EndpointError> {
-        let ReservedEndpoint { listener, settings, access, plan } = place;
+    pub(crate) fn open(&self, reserved: ReservedEndpoint, runtime: &RuntimeHandle) -> Result<(), EndpointError> {
+        let ReservedEndpoint { listener, settings, access, plan } = reserved;
         let address = listener.local_addr().unwrap_or(LISTEN);
         let faces = Arc::new(EndpointDispatcher::new(runtime, self.audience.clone()));
         let emitter = runtime.emitter().clone();
@@ -114,7 +114,9 @@ impl SatelliteEndpoint {
 
     pub(crate) async fn apply(&self, mut plan: GatewayPlan, runtime: &RuntimeHandle) {
         let Some(open) = self.state().clone() else {
-            let opened = self.reserve(plan).and_then(|place| place.map_or(Ok(()), |place| self.open(place, runtime)));
+            let opened = self
+                .reserve(plan)
+                .and_then(|reserved| reserved.map_or(Ok(()), |reserved| self.open(reserved, runtime)));
             if let Err(error) = opened {
                 tracing::error!(%error, "the MCP endpoint stays closed");
             }

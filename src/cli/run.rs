@@ -172,15 +172,15 @@ pub(super) async fn supervise(
     };
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
-    let mut tending = Box::pin(satellite.watch_credentials());
-    let mut linked = Box::pin(satellite.run_link());
+    let mut credential_watch = Box::pin(satellite.watch_credentials());
+    let mut link = Box::pin(satellite.run_link());
     let mut lost_data_dir = Box::pin(satellite.wait_data_dir_lost());
     let mut lost = None;
     // A reload may wait for the grace period of removed servers; signals are handled meanwhile.
-    let (mut reloading, mut asked) = (None, None);
+    let (mut reloading, mut requested) = (None, None);
     loop {
         if reloading.is_none()
-            && let Some(reload) = asked.take()
+            && let Some(reload) = requested.take()
         {
             match (&mut files, reload) {
                 (Some((files, watch)), reload) => {
@@ -202,8 +202,8 @@ pub(super) async fn supervise(
                 return Err(CommandFailure::new(FAILED, why));
             }
             () = satellite.wait_shutdown_request() => break,
-            () = &mut tending => {}
-            () = &mut linked => {}
+            () = &mut credential_watch => {}
+            () = &mut link => {}
             () = &mut lost_data_dir => {
                 let data_dir = satellite.data_dir().display();
                 let message = format!(
@@ -222,15 +222,15 @@ pub(super) async fn supervise(
                 }
             }
             // Changes during a reload are seen by the first check after it.
-            texts = wait_changed(&mut files), if reloading.is_none() => asked = Some(ReloadReason::Changed(texts)),
-            request = satellite.next_reload_request(), if asked.is_none() => asked = Some(ReloadReason::Requested(request)),
+            texts = wait_changed(&mut files), if reloading.is_none() => requested = Some(ReloadReason::Changed(texts)),
+            request = satellite.next_reload_request(), if requested.is_none() => requested = Some(ReloadReason::Requested(request)),
             request = signals.next() => match request {
                 // A second request waits until the first reload is finished.
                 SignalRequest::Reload => {
                     // A pending request from `satellite reload` reads the files as well, and its client waits for the
                     // reply.
-                    if !matches!(asked, Some(ReloadReason::Requested(_))) {
-                        asked = Some(ReloadReason::Hangup);
+                    if !matches!(requested, Some(ReloadReason::Requested(_))) {
+                        requested = Some(ReloadReason::Hangup);
                     }
                 }
                 SignalRequest::End => break,
@@ -241,11 +241,11 @@ pub(super) async fn supervise(
     progress.abort();
     tracing::info!("shutting down: every server gets its grace; a second signal kills at once");
     tokio::select! {
-        farewell = Box::pin(satellite.shut_down()) => {
-            if farewell.events_lost > 0 {
-                tracing::warn!(events = farewell.events_lost, "events could not be delivered");
+        report = Box::pin(satellite.shut_down()) => {
+            if report.events_lost > 0 {
+                tracing::warn!(events = report.events_lost, "events could not be delivered");
             }
-            if !farewell.in_time {
+            if !report.in_time {
                 tracing::warn!("some servers did not end within their grace and were killed");
             }
             lost.map_or(Ok(DONE), Err)
@@ -287,25 +287,25 @@ struct ReloadOutcome {
 }
 
 fn read_again(files: &ConfigFiles, watch: &ConfigWatch, reload: ReloadReason) -> PendingReload {
-    let (texts, told, request) = match reload {
+    let (texts, reported, request) = match reload {
         ReloadReason::Hangup => (watch.read(), None, None),
         ReloadReason::Requested(request) => (watch.read(), None, Some(request)),
         ReloadReason::Changed(texts) => {
-            let told = watch.rejection(&texts);
-            (texts, told, None)
+            let reported = watch.rejection(&texts);
+            (texts, reported, None)
         }
     };
     let plan = files.plan(&texts).map_err(|refused| refused.to_single_line());
-    PendingReload { texts, plan, reported_rejection: told, request }
+    PendingReload { texts, plan, reported_rejection: reported, request }
 }
 
-async fn apply_reload(satellite: &RunningSatellite, trial: PendingReload) -> ReloadOutcome {
-    let PendingReload { texts, plan, reported_rejection: told, request } = trial;
+async fn apply_reload(satellite: &RunningSatellite, pending: PendingReload) -> ReloadOutcome {
+    let PendingReload { texts, plan, reported_rejection: reported, request } = pending;
     let is_watched = plan.as_ref().is_ok_and(|plan| plan.watch);
     let accept = request.as_ref().is_some_and(|request| request.accept);
     let applied: Result<AcceptedReload, RejectedReload> = Box::pin(satellite.apply(plan, accept)).await;
     if let Err(rejected) = &applied
-        && told.as_ref() != Some(&rejected.message)
+        && reported.as_ref() != Some(&rejected.message)
     {
         satellite.report_rejection(rejected.clone()).await;
     }
@@ -353,8 +353,8 @@ pub(super) struct SignalCount {
 impl SignalCount {
     /// Returns true if there is an unanswered request, and marks it as answered.
     pub(super) fn take_new(&mut self) -> bool {
-        let asked = self.direct.max(self.forwarded);
-        std::mem::replace(&mut self.handled, asked) < asked
+        let requested = self.direct.max(self.forwarded);
+        std::mem::replace(&mut self.handled, requested) < requested
     }
 }
 

@@ -16,13 +16,12 @@ pub(super) async fn begin(
 ) -> ConsoleResult<AuthFlow> {
     let spec = Arc::clone(&resolve(&console, &request.selector)?.spec);
     let AuthRequest { redirect_uri, device, scopes, .. } = request;
-    let wanted = FlowRequest { redirect_uri, device, scopes };
-    let begun = console.grants.begin_flow(&spec, wanted).await;
-    let begun = begun.map_err(|trouble| {
-        RequestFailure::new("authorization", format!("cannot authorize `{}`: {trouble}", spec.name))
-    })?;
+    let flow_request = FlowRequest { redirect_uri, device, scopes };
+    let started = console.grants.begin_flow(&spec, flow_request).await;
+    let started = started
+        .map_err(|error| RequestFailure::new("authorization", format!("cannot authorize `{}`: {error}", spec.name)))?;
     console.runtime.sync_snapshot().await;
-    Ok(Json(AuthFlow::from_start(&spec.name, begun)))
+    Ok(Json(AuthFlow::from_start(&spec.name, started)))
 }
 
 pub(super) async fn finish(
@@ -30,7 +29,7 @@ pub(super) async fn finish(
     Json(request): Json<AuthFinishRequest>,
 ) -> ConsoleResult<()> {
     let finished = console.grants.finish_flow(request.flow, FlowCompletion::from(request)).await;
-    finished.map_err(|trouble| RequestFailure::new("authorization", trouble.to_string()))?;
+    finished.map_err(|error| RequestFailure::new("authorization", error.to_string()))?;
     // The new token may have changed the status; the next snapshot must show it.
     console.runtime.sync_snapshot().await;
     Ok(Json(()))
@@ -54,9 +53,9 @@ pub(super) async fn revoke(
 }
 
 impl AuthFlow {
-    pub(crate) fn from_start(instance: &str, begun: FlowStart) -> Self {
+    pub(crate) fn from_start(instance: &str, started: FlowStart) -> Self {
         let (mut flow, mut page, mut page_with_code, mut user_code, mut expires_in) = (None, None, None, None, None);
-        match begun {
+        match started {
             FlowStart::Granted => {}
             FlowStart::Page { flow: number, url } => (flow, page) = (Some(number), Some(url)),
             FlowStart::Device(device) => {
@@ -73,7 +72,7 @@ impl AuthRevokeResult {
     pub(crate) fn from_result(instance: &str, given_up: Result<bool, OAuthError>) -> Self {
         let (was_there, not_told) = match given_up {
             Ok(was_there) => (was_there, None),
-            Err(trouble) => (true, Some(trouble.to_string())),
+            Err(error) => (true, Some(error.to_string())),
         };
         Self { instance: instance.to_owned(), was_there, not_told }
     }

@@ -56,13 +56,13 @@ impl AuthBackend {
     pub(super) async fn begin(&self, request: AuthRequest) -> Result<AuthFlow, CommandFailure> {
         match self {
             Self::Running(client) => Ok(client.post("/v1/auth/begin", &request).await?),
-            Self::Offline(alone) => {
-                let spec = alone.find(&request.selector)?;
+            Self::Offline(offline) => {
+                let spec = offline.find(&request.selector)?;
                 let AuthRequest { redirect_uri, device, scopes, .. } = request;
-                let wanted = FlowRequest { redirect_uri, device, scopes };
-                let begun =
-                    alone.grants.begin_flow(spec, wanted).await.map_err(|trouble| auth_failure(spec, &trouble))?;
-                Ok(AuthFlow::from_start(&spec.name, begun))
+                let flow_request = FlowRequest { redirect_uri, device, scopes };
+                let started =
+                    offline.grants.begin_flow(spec, flow_request).await.map_err(|error| auth_failure(spec, &error))?;
+                Ok(AuthFlow::from_start(&spec.name, started))
             }
         }
     }
@@ -70,9 +70,9 @@ impl AuthBackend {
     pub(super) async fn finish(&self, finish: AuthFinishRequest) -> Result<(), CommandFailure> {
         match self {
             Self::Running(client) => Ok(client.post("/v1/auth/finish", &finish).await?),
-            Self::Offline(alone) => {
-                let finished = alone.grants.finish_flow(finish.flow, FlowCompletion::from(finish)).await;
-                finished.map(drop).map_err(|trouble| CommandFailure::new(FAILED, trouble.to_string()))
+            Self::Offline(offline) => {
+                let finished = offline.grants.finish_flow(finish.flow, FlowCompletion::from(finish)).await;
+                finished.map(drop).map_err(|error| CommandFailure::new(FAILED, error.to_string()))
             }
         }
     }
@@ -80,9 +80,9 @@ impl AuthBackend {
     pub(super) async fn revoke(&self, selector: &InstanceSelector) -> Result<AuthRevokeResult, CommandFailure> {
         match self {
             Self::Running(client) => Ok(client.post("/v1/auth/revoke", selector).await?),
-            Self::Offline(alone) => {
-                let spec = alone.find(selector)?;
-                Ok(AuthRevokeResult::from_result(&spec.name, alone.grants.revoke_grant(&spec.id).await))
+            Self::Offline(offline) => {
+                let spec = offline.find(selector)?;
+                Ok(AuthRevokeResult::from_result(&spec.name, offline.grants.revoke_grant(&spec.id).await))
             }
         }
     }
@@ -122,6 +122,6 @@ impl OfflineAuth {
     }
 }
 
-fn auth_failure(spec: &InstanceSpec, trouble: &OAuthError) -> CommandFailure {
-    CommandFailure::new(FAILED, format!("cannot authorize `{}`: {trouble}", spec.name))
+fn auth_failure(spec: &InstanceSpec, error: &OAuthError) -> CommandFailure {
+    CommandFailure::new(FAILED, format!("cannot authorize `{}`: {error}", spec.name))
 }
