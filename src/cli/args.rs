@@ -1,7 +1,5 @@
 //! Arguments that several commands have.
 
-#![expect(clippy::doc_markdown, reason = "these comments are the text of --help")]
-
 use std::path::{Path, PathBuf};
 
 use clap::Args;
