@@ -42,7 +42,7 @@ impl DataDirArg {
 
     /// Returns the named data directory, or else the default one if a satellite is running on it, or else that of the
     /// only running satellite of this user.
-    fn resolve(&self) -> Result<PathBuf, CommandFailure> {
+    pub(super) fn resolve(&self) -> Result<PathBuf, CommandFailure> {
         let here = self.location();
         if here.is_named {
             return Ok(here.path);
