@@ -28,7 +28,7 @@ use crate::connect::isolation::OperatingMode;
 use crate::connect::process::{ReclaimedProcesses, raise_descriptor_limit};
 use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
-use crate::connect::{Connectors, memory, suspend};
+use crate::connect::{memory, suspend};
 use crate::console::server::{self, ConsoleState};
 use crate::data_dir::DataDir;
 use crate::delivery::Delivery;
@@ -100,7 +100,7 @@ impl RunningSatellite {
         let connector = create_stdio_connector(&plan, &data_dir)?;
         let server_memory = ServerMemory::from_budget(&memory);
         let (remote, grants) = create_remote_connector(&data_dir, &server_memory).await?;
-        let connectors = Connectors { stdio: connector.clone(), remote };
+        let connectors = Connectors::default().with_process(connector.clone()).with_line(remote);
         let runtime = start_runtime(&plan, next_seq, connectors, server_memory, &storage, &endpoint).await?;
         let mut watchers = watch_machine(&runtime, link.as_ref());
         let applied = Arc::default();
@@ -290,7 +290,7 @@ async fn start_runtime(
 ) -> Result<RuntimeHandle, StartError> {
     let direct_sink = storage.delivery.as_ref().map(|delivery| delivery.direct_sink());
     let sink = Arc::new(JournalSink::new(storage.journal.clone(), direct_sink));
-    let mut options = RuntimeOptions::new(Arc::new(connectors), sink, Arc::new(Timestamp::now));
+    let mut options = RuntimeOptions::new(connectors, sink, Arc::new(Timestamp::now));
     options.next_seq = next_seq;
     options.state_store = storage.memos.clone();
     options.audience = endpoint.audience();
