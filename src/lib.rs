@@ -20,6 +20,8 @@ mod erasures;
 #[cfg(feature = "cli")]
 pub use mcp_satellite_gateway as gateway;
 #[cfg(feature = "cli")]
+mod grants;
+#[cfg(feature = "cli")]
 mod identity;
 #[cfg(feature = "cli")]
 mod known_dirs;
@@ -40,4 +42,4 @@ pub use mcp_satellite_actors as actors;
 pub use mcp_satellite_files::data_dir;
 pub use mcp_satellite_store::sink;
 #[cfg(feature = "journal")]
-pub use mcp_satellite_store::{delivery, journal};
+pub use mcp_satellite_store::{delivery, journal, state};

@@ -55,6 +55,7 @@ use crate::data_dir::{DataDir, OpenMode};
 use crate::delivery::Delivery;
 use crate::endpoint::{EndpointError, SatelliteEndpoint};
 use crate::erasures::DataEraser;
+use crate::grants;
 use crate::identity;
 use crate::journal::{Journal, JournalLimits, JournalSink};
 use crate::known_dirs::DataDirLocation;
@@ -62,6 +63,7 @@ use crate::memories::MemoStore;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
+use crate::state::StateDb;
 use crate::values::{RequiringInstances, UserValues, ValueConfigurer};
 use mcp_satellite_files::disk::{WAIT_MAX, run_with_timeout};
 use mcp_satellite_process::memory_limit;
@@ -244,7 +246,10 @@ impl RunningSatellite {
         let journal = tokio::task::spawn_blocking(move || Journal::open_in(place, limits)).await;
         let journal = journal.map_err(std::io::Error::other).flatten().map_err(machine("open the journal"))?;
         let mut next_seq = journal.next_seq();
-        let link = create_link(&plan, &data_dir, &journal)?;
+        let home = data_dir.clone();
+        let database = tokio::task::spawn_blocking(move || StateDb::open(&home)).await;
+        let database = database.map_err(std::io::Error::other).flatten().map_err(machine("open the state database"))?;
+        let link = create_link(&plan, &data_dir, &database, &journal)?;
         let way: Option<(String, Arc<dyn EventSink>)> = match (&link, &plan.sink) {
             (Some(link), _) => Some(("backend".to_owned(), link.event_sink())),
             (None, SinkPlan::Journal) => None,
@@ -263,7 +268,7 @@ impl RunningSatellite {
                 Some((way.redacted_url(), Arc::new(way)))
             }
         };
-        let (files, document) = (plan.clone(), load_stored_document(&plan, &data_dir).await);
+        let (files, document) = (plan.clone(), load_stored_document(&plan, &database).await);
         let (plan, document) = document.map_or((plan, None), |(whole, document)| (whole, Some(document)));
         if let (Some(link), Some(document)) = (&link, &document) {
             link.set_applied_config(document.hash.clone()).await;
@@ -308,14 +313,14 @@ impl RunningSatellite {
         let last_act = connector.clone();
         ReaperLink::on_orphaned(move || last_act.kill_all(ORPHAN_PATIENCE));
         let remote = RemoteConnector::new().map_err(machine("prepare connections to remote servers"))?;
-        let (home, clients) = (data_dir.clone(), remote.clients());
-        let grants = tokio::task::spawn_blocking(move || Grants::open(&home, clients)).await;
-        let grants = grants.map_err(std::io::Error::other).flatten().map_err(machine("read authorizations"))?;
+        let (stored, clients) = (database.clone(), remote.clients());
+        let grants = tokio::task::spawn_blocking(move || grants::open(&stored, clients)).await;
+        let grants = grants.map_err(std::io::Error::other).map_err(machine("read authorizations"))?;
         let server_memory = ServerMemory::from_budget(&memory);
         let remote = remote.with_tokens(Arc::new(grants.clone())).with_memory(server_memory.messages.clone());
         // Without the cache dormant servers are started to discover their catalogues; the satellite can run.
-        let catalogues = CatalogueCache::open(&data_dir).map(Arc::new).inspect_err(|error| {
-            tracing::warn!(%error, "cannot cache the tools of sleeping servers; they are started for discovery");
+        let catalogues = CatalogueCache::open(&database).map(Arc::new).inspect_err(|error| {
+            tracing::warn!(error, "cannot cache the tools of sleeping servers; they are started for discovery");
         });
         let catalogues = catalogues.ok();
         let memories = Arc::new(MemoStore::new(journal.clone(), catalogues.clone()));
@@ -349,14 +354,14 @@ impl RunningSatellite {
         let observer = runtime.clone();
         let readings = memory::watch(move |reading| observer.observe_memory(reading));
         let readings = AbortOnDropHandle::new(tokio::spawn(readings));
-        let values = Arc::new(UserValues::open(&data_dir));
+        let values = Arc::new(UserValues::open(&database));
         let applied: Arc<tokio::sync::Mutex<ActiveConfiguration>> = Arc::default();
         grants.set_token_listener(token_mask_listener(&runtime, &applied));
-        let (home, parts) = (data_dir.clone(), (values.clone(), grants.clone(), connector.clone(), runtime.clone()));
+        let parts = (values.clone(), grants.clone(), connector.clone(), runtime.clone());
         let held = applied.clone();
         let eraser = tokio::task::spawn_blocking(move || {
             let (values, grants, connector, runtime) = parts;
-            Arc::new(DataEraser::open(&home, values, grants, connector, runtime, held))
+            Arc::new(DataEraser::open(&database, values, grants, connector, runtime, held))
         });
         let eraser = eraser.await.map_err(std::io::Error::other).map_err(machine("read the list of data to erase"))?;
         let erasing = AbortOnDropHandle::new(tokio::spawn(eraser.clone().watch()));
@@ -935,12 +940,18 @@ fn token_mask_listener(
     })
 }
 
-fn create_link(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Option<BackendLink>, StartError> {
+fn create_link(
+    plan: &Plan,
+    data_dir: &DataDir,
+    database: &StateDb,
+    journal: &Journal,
+) -> Result<Option<BackendLink>, StartError> {
     let Some(backend) = &plan.backend else { return Ok(None) };
     let options = link::LinkOptions {
         name: plan.name.clone(),
         plan: backend.clone(),
-        data_dir: data_dir.clone(),
+        data_dir: data_dir.path().to_owned(),
+        database: database.clone(),
         command_log: Arc::new(journal.clone()),
         // `RandomState` seeds each instance randomly.
         seed: RandomState::new().build_hasher().finish(),
@@ -953,10 +964,10 @@ fn create_link(plan: &Plan, data_dir: &DataDir, journal: &Journal) -> Result<Opt
 
 /// Returns the last document of the backend and the complete plan with it, so that a start does not wait for the
 /// backend.
-async fn load_stored_document(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, BackendDocument)> {
-    let (plan, url, data_dir) = (plan.clone(), plan.backend.as_ref()?.url.clone(), data_dir.clone());
+async fn load_stored_document(plan: &Plan, database: &StateDb) -> Option<(Plan, BackendDocument)> {
+    let (plan, url, database) = (plan.clone(), plan.backend.as_ref()?.url.clone(), database.clone());
     let reading = tokio::task::spawn_blocking(move || {
-        let document = BackendLink::load_stored_config(&data_dir, &url)?;
+        let document = BackendLink::load_stored_config(&database, &url)?;
         match plan.with_document(&document) {
             Ok(whole) => Some((whole, document)),
             Err(errors) => {

@@ -17,6 +17,7 @@ mod rules;
 mod token;
 
 pub use self::flow::{FlowCompletion, FlowRequest, FlowStart};
+pub use self::grant::GrantStore;
 pub use self::keeper::{Grants, TokenListener};
 pub use self::rules::is_safe_in_a_command;
 

@@ -23,7 +23,7 @@ mod mark;
 mod pulse;
 mod read;
 mod salvage;
-mod schema;
+pub(crate) mod schema;
 mod sink;
 mod store;
 

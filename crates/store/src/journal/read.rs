@@ -394,7 +394,7 @@ fn open_at(path: &Path, immutable: bool) -> Result<Option<Connection>, SchemaErr
     };
     connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_update(None, "trusted_schema", false)?;
-    let version = schema::version(&connection)?;
+    let version = schema::version(&connection, schema::MIGRATIONS)?;
     Ok((version > 0).then_some(connection))
 }
 
