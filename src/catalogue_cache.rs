@@ -407,12 +407,12 @@ pub(crate) mod tests {
         cache.track_all(std::slice::from_ref(&spec));
         let stored = || names(&cache).len();
         let runtime = start_dormant(&spec).await;
-        // A directory with the name of the database's journal makes the write fail.
-        let in_the_way = directory.path().join("state.db-journal");
-        std::fs::create_dir(&in_the_way).unwrap();
+        let tool = rusqlite::Connection::open(directory.path().join("state.db")).unwrap();
+        tool.execute_batch("CREATE TRIGGER full BEFORE INSERT ON catalogues BEGIN SELECT RAISE(ABORT, 'full'); END")
+            .unwrap();
         cache.store(&runtime.snapshot());
+        tool.execute_batch("DROP TRIGGER full").unwrap();
         assert_eq!(stored(), 0);
-        std::fs::remove_dir(in_the_way).unwrap();
         cache.store(&runtime.snapshot());
         assert_eq!(stored(), 1);
         runtime.shutdown().await;

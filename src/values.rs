@@ -507,11 +507,11 @@ mod tests {
         let bad = ValueChange { unset: vec!["KEY".to_owned()], ..set([("PIN", "1"), ("WRONG", "hush")]) };
         let error = values.change(&config, &bad).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("hush") && !error.to_string().contains("WRONG"));
-        // SQLite cannot create its journal there.
-        let obstacle = home.path().join("state.db-journal");
-        std::fs::create_dir(&obstacle).unwrap();
+        let tool = rusqlite::Connection::open(home.path().join(DATABASE)).unwrap();
+        tool.execute_batch("CREATE TRIGGER full BEFORE INSERT ON user_values BEGIN SELECT RAISE(ABORT, 'full'); END")
+            .unwrap();
         assert!(matches!(values.change(&config, &set([("PIN", "1")])), Err(ValueError::Storage(_))));
-        std::fs::remove_dir(obstacle).unwrap();
+        tool.execute_batch("DROP TRIGGER full").unwrap();
         values.database.save().unwrap();
         for values in [&values, &open(home.path())] {
             let spec = merged(values, config.clone());

@@ -125,8 +125,8 @@ async fn a_token_is_not_used_while_the_key_cannot_be_stored() {
     peer.token("token-1");
     let fixture = LinkFixture::new(&peer, Some("token-1")).await;
     let data_dir = fixture.home.path().join("later");
-    // Where SQLite creates the journal of the database.
-    let obstacle = data_dir.join(format!("{DATABASE}-journal"));
+    // Where SQLite creates the log of the database.
+    let obstacle = data_dir.join(format!("{DATABASE}-wal"));
     std::fs::create_dir_all(&obstacle).unwrap();
     std::fs::set_permissions(&data_dir, std::fs::Permissions::from_mode(0o700)).unwrap();
     let linked = fixture.link_in(&data_dir);

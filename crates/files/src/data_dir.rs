@@ -455,7 +455,7 @@ fn check(path: &Path, stat: &Stat, kind: DataFileKind) -> Result<(), DataDirErro
 
 fn is_own(name: &str) -> bool {
     let stem = name.strip_suffix(".new").unwrap_or(name);
-    let stem = ["-wal", "-shm", "-journal"].iter().find_map(|suffix| stem.strip_suffix(suffix)).unwrap_or(stem);
+    let stem = ["-wal", "-shm"].iter().find_map(|suffix| stem.strip_suffix(suffix)).unwrap_or(stem);
     let events = stem.strip_prefix("events.").and_then(|rest| rest.strip_suffix(".jsonl"));
     OWN.contains(&stem) || events.is_some_and(|digits| digits.len() == 20 && digits.bytes().all(|b| b.is_ascii_digit()))
 }

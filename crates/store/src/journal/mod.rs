@@ -47,6 +47,7 @@ use keeper::JournalWriter;
 use mcp_satellite_files::data_dir::{DataDir, FileStat};
 use pulse::DiskMonitor;
 
+pub(crate) use read::is_damage;
 pub use read::{
     EventFollower, JournalEvents, StoredEventQuery, StoredLine, StoredLines, read, request_logs, server_logs,
 };

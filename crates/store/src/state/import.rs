@@ -151,8 +151,9 @@ fn forget_values(directory: &DataDir, id: &InstanceId) -> io::Result<()> {
         Err(_) => return directory.remove(VALUES).map(drop),
     };
     let installations = file["teams"].get_mut(id.team.as_str()).and_then(|users| users.get_mut(id.user.as_str()));
-    let removed =
-        installations.and_then(|given| given.as_object_mut()).and_then(|given| given.remove(id.installation.as_str()));
+    let removed = installations
+        .and_then(serde_json::Value::as_object_mut)
+        .and_then(|given| given.remove(id.installation.as_str()));
     if removed.is_none() { Ok(()) } else { directory.replace(VALUES, &serde_json::to_vec_pretty(&file)?) }
 }
 

@@ -1,19 +1,19 @@
 //! `DIR/state.db`: data that cannot be rebuilt or is secret, in an embedded database that only its owner can read.
 //!
 //! ```text
-//!  values, grants, … ── set ──► pending ── save ──► one thread ──► state.db   rollback journal, synchronous=FULL
+//!  values, grants, … ── set ──► pending ── save ──► one thread ──► state.db   WAL, synchronous=FULL
 //!  at the start     ── load ──► table, with pending changes
 //!  first start      ── files of the version before (`import`) ──► pending
 //! ```
 //!
 //! Only that thread writes. Its callers wait for it at most [`WAIT_MAX`](mcp_satellite_files::disk::WAIT_MAX); changes
 //! that are not written yet stay pending and are written when the disk works. Deleted content is overwritten with
-//! zeros, and there is no write-ahead log in which it would survive. A damaged or newer database is never replaced:
+//! zeros, and the write-ahead log, which would keep it, is emptied after each change. A damaged or newer database is never replaced:
 //! loading fails, and nothing is written, until a person repairs or removes the file.
 
 mod import;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +22,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, ffi};
 use rusqlite::{params_from_iter, types::Value};
 
+use crate::journal::is_damage;
 use crate::journal::schema::{self, SchemaError};
 use mcp_satellite_files::data_dir::{DataDir, OpenMode};
 use mcp_satellite_files::disk::{DiskSaver, NotSaved};
@@ -165,7 +166,7 @@ struct OpenDatabase {
 
 #[derive(Default)]
 struct PendingState {
-    imports: HashMap<&'static str, (StateTable, StateRows)>,
+    imports: BTreeMap<StateTable, StateRows>,
     changes: BTreeMap<(StateTable, StateKey), Option<Vec<u8>>>,
 }
 
@@ -188,8 +189,7 @@ impl StateDb {
             // The module that loads this table reports the error.
             let _ = shared.import(table);
         }
-        let imported = !shared.pending().imports.is_empty();
-        if imported {
+        if !shared.pending().imports.is_empty() {
             // An error is logged and the import tried again; until then the rows are pending.
             let _ = saver.save();
         }
@@ -207,7 +207,7 @@ impl StateDb {
         let mut database = self.shared.database();
         let mut rows = self.shared.read(&mut database, |connection| read_rows(connection, table))?;
         let pending = self.shared.pending();
-        for (key, body) in pending.imports.get(table.name()).iter().flat_map(|(_, imported)| imported) {
+        for (key, body) in pending.imports.get(&table).into_iter().flatten() {
             rows.entry(key.clone()).or_insert_with(|| body.clone());
         }
         for ((_, key), body) in pending.changes.iter().filter(|((of, _), _)| *of == table) {
@@ -225,7 +225,7 @@ impl StateDb {
         let mut database = self.shared.database();
         let stored = self.shared.read(&mut database, |connection| read_row(connection, table, key))?;
         let pending = self.shared.pending();
-        let imported = || pending.imports.get(table.name()).and_then(|(_, rows)| rows.get(key).cloned());
+        let imported = || pending.imports.get(&table).and_then(|rows| rows.get(key).cloned());
         let changed = pending.changes.get(&(table, key.clone())).cloned();
         Ok(changed.unwrap_or_else(|| stored.or_else(imported)))
     }
@@ -282,14 +282,13 @@ impl StateShared {
 
     /// Reads the files of the version before that contained this table, unless that was done before.
     fn import(&self, table: StateTable) -> Result<(), String> {
-        let name = table.name();
         let imported = self.read(&mut self.database(), |connection| {
             let sql = "SELECT 1 FROM imported WHERE name = ?1";
-            Ok(connection.query_row(sql, [name], |_| Ok(())).optional()?.is_some())
+            Ok(connection.query_row(sql, [table.name()], |_| Ok(())).optional()?.is_some())
         })?;
-        if !imported && !self.pending().imports.contains_key(name) {
+        if !imported && !self.pending().imports.contains_key(&table) {
             let rows = import::read(&self.directory, table)?;
-            self.pending().imports.insert(name, (table, rows));
+            self.pending().imports.insert(table, rows);
         }
         Ok(())
     }
@@ -299,7 +298,7 @@ impl StateShared {
         let connection = self.ensure_open(&mut database).map_err(io::Error::other)?;
         schema::migrate(connection, MIGRATIONS).map_err(io::Error::other)?;
         let PendingState { imports, changes } = std::mem::take(&mut *self.pending());
-        let imported = write_imports(connection, imports.values());
+        let imported = write_imports(connection, &imports);
         if imported.is_err() {
             self.pending().imports.extend(imports);
         }
@@ -309,6 +308,10 @@ impl StateShared {
             .map_err(io::Error::other)
             .and_then(|()| forget())
             .and_then(|()| write_changes(connection, &changes).map_err(io::Error::other));
+        // The changes are stored in any case, so an error is not one of the change; the next one tries again.
+        if let Err(error) = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
+            tracing::warn!(%error, "cannot empty the write-ahead log of the state database now");
+        }
         if written.is_err() {
             let mut pending = self.pending();
             for (row, body) in changes {
@@ -326,14 +329,18 @@ impl StateShared {
         }
         let open = match slot.take() {
             Some(open) => open,
-            None => self.open_database()?,
+            None => self.open_database("normal").or_else(|error| match error {
+                // On a full disk there is no room for the memory that connections share.
+                SchemaError::Sqlite(error) if !is_damage(&error) => self.open_database("exclusive"),
+                error => Err(error),
+            })?,
         };
         Ok(&mut slot.insert(open).connection)
     }
 
-    fn open_database(&self) -> Result<OpenDatabase, SchemaError> {
+    fn open_database(&self, locking_mode: &str) -> Result<OpenDatabase, SchemaError> {
         if self.directory.stat(DATABASE).is_none() {
-            // Created here so that only its owner has access. SQLite copies the permissions to its journal. An existing
+            // Created here so that only its owner has access. SQLite copies the permissions to its log. An existing
             // file is not opened, because closing it would release SQLite's locks on it.
             drop(self.directory.open_file(DATABASE, OpenMode::Write)?);
         }
@@ -341,6 +348,7 @@ impl StateShared {
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
         let connection = Connection::open_with_flags(self.directory.database_path(DATABASE)?, flags)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.pragma_update_and_check(None, "locking_mode", locking_mode, |_| Ok(()))?;
         schema::version(&connection, MIGRATIONS)?;
         connection.pragma_update(None, "trusted_schema", false)?;
         connection.pragma_update(None, "cell_size_check", true)?;
@@ -348,7 +356,7 @@ impl StateShared {
         if damage != "ok" {
             return Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CORRUPT), Some(damage)).into());
         }
-        connection.pragma_update_and_check(None, "journal_mode", "delete", |_| Ok(()))?;
+        connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
         connection.pragma_update(None, "synchronous", "full")?;
         connection.pragma_update_and_check(None, "secure_delete", true, |_| Ok(()))?;
         Ok(OpenDatabase { connection, identity: self.directory.stat(DATABASE).map(|found| found.identity) })
@@ -378,11 +386,8 @@ fn read_row(connection: &Connection, table: StateTable, key: &StateKey) -> rusql
     connection.query_row(&sql, params_from_iter(key.columns()), |row| row.get(0)).optional()
 }
 
-fn write_imports<'a>(
-    connection: &mut Connection,
-    imports: impl ExactSizeIterator<Item = &'a (StateTable, StateRows)>,
-) -> rusqlite::Result<()> {
-    if imports.len() == 0 {
+fn write_imports(connection: &mut Connection, imports: &BTreeMap<StateTable, StateRows>) -> rusqlite::Result<()> {
+    if imports.is_empty() {
         return Ok(());
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
