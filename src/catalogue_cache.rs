@@ -1,16 +1,14 @@
 //! Cache of the catalogues (tools, resources, prompts) of stdio servers that may sleep, kept over restarts of the
-//! satellite: one file per server configuration in `DIR/catalogues/`. The catalogue of a lazy server is stored as soon
+//! satellite: one row per server configuration in the state database. The catalogue of a lazy server is stored as soon
 //! as it is discovered, that of another server when it goes dormant.
 //!
-//! The file name is a keyed hash of everything that defines the server (`identity`), secret values included: a changed
-//! value gives another name, a changed policy does not. The key is random and never leaves the data directory, so
-//! nobody can find out a short secret from a name by trying. The key is stored beside the cache (`DIR/catalogues.key`),
-//! because memos (`memories`) with such a name outlive the cache. A file that cannot be used is ignored: the satellite
-//! then starts the server to discover its catalogue.
+//! The name of a row is a keyed hash of everything that defines the server (`identity`), secret values included: a
+//! changed value gives another name, a changed policy does not. The key is random and never leaves the data directory,
+//! so nobody can find out a short secret from a name by trying. Memos (`memories`) contain such names, too. A row that
+//! cannot be used is ignored: the satellite then starts the server to discover its catalogue.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
-use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,18 +22,13 @@ use ring::{hmac, rand};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::data_dir::{DataDir, is_hex};
 use crate::identity;
+use mcp_satellite_store::state::{StateDb, StateKey, StateTable};
 
 const FORM: u32 = 2;
-const FILE_MAX: u64 = 256 << 20;
 // Pause after a snapshot change, so that several changes are stored together.
 const SETTLE: Duration = Duration::from_millis(500);
-const KEY: &str = "catalogues.key";
-/// File name of the key inside the cache directory, as written by earlier releases.
-const KEY_IN_CACHE: &str = "key";
 const KEY_BYTES: usize = 32;
-const NAME_LEN: usize = 64;
 
 #[derive(Serialize, Deserialize)]
 struct CachedCatalogue {
@@ -48,13 +41,13 @@ struct CachedCatalogue {
 }
 
 pub(crate) struct CatalogueCache {
-    directory: DataDir,
+    database: StateDb,
     key: hmac::Key,
     slots: Mutex<HashMap<InstanceId, CacheSlot>>,
 }
 
 struct CacheSlot {
-    /// File name for the configuration to keep. An instance may still run with an earlier configuration.
+    /// Name of the configuration to keep. An instance may still run with an earlier configuration.
     name: String,
     last: Option<Arc<Catalogue>>,
     /// True if the last write failed. The write is repeated with the next snapshot and the failure is logged once.
@@ -62,36 +55,28 @@ struct CacheSlot {
 }
 
 impl CatalogueCache {
-    pub(crate) fn open(data_dir: &DataDir) -> std::io::Result<Self> {
-        let directory = data_dir.create_or_open_subdirectory("catalogues")?;
-        let usable = |read: &std::io::Result<Vec<u8>>| read.as_ref().is_ok_and(|key| key.len() == KEY_BYTES);
-        let (found, before) = (read(data_dir, KEY), read(&directory, KEY_IN_CACHE));
-        let key = match (found, before) {
-            (Ok(key), _) if key.len() == KEY_BYTES => key,
-            (Err(error), before) if error.kind() == ErrorKind::NotFound && usable(&before) => {
-                let key = before?;
-                data_dir.replace(KEY, &key)?;
-                key
-            }
+    pub(crate) fn open(database: &StateDb) -> Result<Self, String> {
+        let found = database.load_row(StateTable::Keys, &StateKey::CATALOGUES.into())?;
+        let key = match found.filter(|key| key.len() == KEY_BYTES) {
+            Some(key) => key,
             // A new key changes every name: no cached catalogue is used, and of the memos only a stop still holds.
-            (unusable, _) => {
-                if let Some(why) = key_error(&unusable) {
-                    tracing::warn!(why, "cannot use the key of the cached catalogues; created a new one");
-                }
+            None => {
                 let key: [u8; KEY_BYTES] = rand::generate(&SystemRandom::new())
-                    .map_err(|_| std::io::Error::other("cannot obtain random numbers from the system"))?
+                    .map_err(|_| "cannot obtain random numbers from the system".to_owned())?
                     .expose();
-                data_dir.replace(KEY, &key)?;
+                database.set(StateTable::Keys, StateKey::CATALOGUES, Some(key.to_vec()));
+                database.save().map_err(|error| error.to_string())?;
                 key.to_vec()
             }
         };
-        Ok(Self { directory, key: hmac::Key::new(hmac::HMAC_SHA256, &key), slots: Mutex::default() })
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
+        Ok(Self { database: database.clone(), key, slots: Mutex::default() })
     }
 
     /// Sets the instances whose catalogues are kept and removes the cached catalogues of all others. Returns the cached
     /// catalogues of these instances.
     pub(crate) fn track_all(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, Arc<Catalogue>> {
-        // Locked from here on, so that no file is written that is then removed as unknown.
+        // Locked from here on, so that no catalogue is stored that is then removed as unknown.
         let mut kept = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let sleepers = || specs.iter().filter(|spec| can_sleep(spec));
         let known: HashMap<_, _> = sleepers().filter_map(|spec| Some((spec.id.clone(), self.read(spec)?))).collect();
@@ -114,8 +99,8 @@ impl CatalogueCache {
             return;
         }
         if let Some(before) = kept.insert(spec.id.clone(), CacheSlot { name, last: None, failed: false }) {
-            // If the file cannot be removed now, the next call of `keep` removes it.
-            let _ = self.directory.remove(&before.name);
+            // Written with the next save.
+            self.database.set(StateTable::Catalogues, before.name.as_str(), None);
         }
     }
 
@@ -133,20 +118,29 @@ impl CatalogueCache {
 
     pub(crate) fn store(&self, snapshot: &Snapshot) {
         let mut kept = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        for (id, CacheSlot { name, last, failed }) in kept.iter_mut() {
+        let mut stored = Vec::new();
+        for (id, slot) in kept.iter_mut() {
             let Some(view) = snapshot.get(id) else { continue };
             let Some(now) = &view.catalogue else { continue };
             if view.spec.lifetime != ProcessLifetime::Lazy && !view.dormant {
                 continue; // The next satellite starts and discovers this server anyway.
             }
-            let is_known = last.as_ref().is_some_and(|last| Arc::ptr_eq(last, now));
-            if is_known || self.name(&view.spec) != *name {
+            let is_known = slot.last.as_ref().is_some_and(|last| Arc::ptr_eq(last, now));
+            if is_known || self.name(&view.spec) != slot.name {
                 continue;
             }
-            match self.write(&view.spec, now) {
-                Ok(()) => (*last, *failed) = (Some(now.clone()), false),
+            self.set(&slot.name, now);
+            stored.push((slot, view, now));
+        }
+        if stored.is_empty() {
+            return;
+        }
+        let saved = self.database.save();
+        for (slot, view, now) in stored {
+            match &saved {
+                Ok(()) => (slot.last, slot.failed) = (Some(now.clone()), false),
                 Err(error) => {
-                    if !std::mem::replace(failed, true) {
+                    if !std::mem::replace(&mut slot.failed, true) {
                         tracing::warn!(
                             instance = %view.spec.name, %error,
                             "cannot cache the catalogue of a server; trying again"
@@ -159,58 +153,45 @@ impl CatalogueCache {
 
     fn read(&self, spec: &InstanceSpec) -> Option<Arc<Catalogue>> {
         let name = self.name(spec);
-        let entry = read(&self.directory, &name).and_then(|bytes| {
-            let entry: CachedCatalogue = serde_json::from_slice(&bytes)?;
-            if entry.form != FORM || entry.name != name {
-                return Err(std::io::Error::new(
-                    ErrorKind::InvalidData,
-                    "the file has another format or belongs to another configuration",
-                ));
-            }
-            let of_kind = |raw: Vec<Box<RawValue>>, key: &str| {
-                let entries = raw.into_iter().map(|raw| catalogue::CatalogueEntry::parse(raw, key));
-                entries.collect::<Result<_, _>>().map_err(|why| std::io::Error::new(ErrorKind::InvalidData, why))
-            };
-            Ok(Catalogue {
-                tools: entry.tools.into_iter().map(Tool::parse).collect::<Result<_, _>>()?,
-                resources: of_kind(entry.resources, "uri")?,
-                resource_templates: of_kind(entry.resource_templates, "uriTemplate")?,
-                prompts: of_kind(entry.prompts, "name")?,
-                ..Catalogue::default()
-            })
-        });
-        match entry {
-            Ok(catalogue) => Some(Arc::new(catalogue)),
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
+        let stored = self.database.load_row(StateTable::Catalogues, &name.as_str().into());
+        match stored.and_then(|bytes| bytes.map(|bytes| parse(&name, &bytes)).transpose()) {
+            Ok(catalogue) => catalogue.map(Arc::new),
             Err(error) => {
-                tracing::warn!(instance = %spec.name, %error, "cannot use a cached catalogue; starting the server");
+                tracing::warn!(instance = %spec.name, error, "cannot use a cached catalogue; starting the server");
                 None
             }
         }
     }
 
-    fn write(&self, spec: &InstanceSpec, catalogue: &Catalogue) -> std::io::Result<()> {
-        let name = self.name(spec);
+    /// Sets the catalogue of a configuration, which the next save of the database stores.
+    fn set(&self, name: &str, catalogue: &Catalogue) {
         let of_kind = |entries: &[catalogue::CatalogueEntry]| entries.iter().map(|entry| entry.raw.clone()).collect();
-        let bytes = serde_json::to_vec(&CachedCatalogue {
+        let cached = CachedCatalogue {
             form: FORM,
-            name: name.clone(),
+            name: name.to_owned(),
             tools: catalogue.tools.iter().map(|tool| tool.raw.clone()).collect(),
             resources: of_kind(&catalogue.resources),
             resource_templates: of_kind(&catalogue.resource_templates),
             prompts: of_kind(&catalogue.prompts),
-        })?;
-        self.directory.replace(&name, &bytes)
+        };
+        match serde_json::to_vec(&cached) {
+            Ok(bytes) => self.database.set(StateTable::Catalogues, name, Some(bytes)),
+            Err(error) => tracing::error!(%error, "cannot write a catalogue as JSON"),
+        }
     }
 
     fn remove_all_but(&self, wanted: &HashSet<&str>) {
-        let Ok(names) = self.directory.names() else { return };
-        // Only files that the satellite has created are removed.
-        let is_own = |name: &str| name == KEY_IN_CACHE || is_hex(name.strip_suffix(".new").unwrap_or(name), NAME_LEN);
-        for name in names.iter().filter(|name| is_own(name) && !wanted.contains(name.as_str())) {
-            if let Err(error) = self.directory.remove(name) {
-                tracing::warn!(%error, "cannot remove an unused cached catalogue");
-            }
+        let Ok(stored) = self.database.keys(StateTable::Catalogues) else { return };
+        let is_unused = |key: &StateKey| matches!(key, StateKey::Name(name) if !wanted.contains(&**name));
+        let unused: Vec<_> = stored.into_iter().filter(is_unused).collect();
+        if unused.is_empty() {
+            return;
+        }
+        for key in unused {
+            self.database.set(StateTable::Catalogues, key, None);
+        }
+        if let Err(error) = self.database.save() {
+            tracing::warn!(%error, "cannot remove an unused cached catalogue");
         }
     }
 
@@ -229,23 +210,27 @@ fn can_sleep(spec: &InstanceSpec) -> bool {
     spec.lifetime != ProcessLifetime::AlwaysOn && !spec.is_remote()
 }
 
-fn key_error(read: &std::io::Result<Vec<u8>>) -> Option<String> {
-    match read {
-        Ok(_) => Some("the file has the wrong length".to_owned()),
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => Some(error.to_string()),
+fn parse(name: &str, bytes: &[u8]) -> Result<Catalogue, String> {
+    let entry: CachedCatalogue = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if entry.form != FORM || entry.name != name {
+        return Err("it has another format or belongs to another configuration".to_owned());
     }
-}
-
-fn read(directory: &DataDir, name: &str) -> std::io::Result<Vec<u8>> {
-    directory.read(name, FILE_MAX)?.ok_or_else(|| ErrorKind::NotFound.into())
+    let of_kind = |raw: Vec<Box<RawValue>>, key: &str| {
+        raw.into_iter().map(|raw| catalogue::CatalogueEntry::parse(raw, key)).collect::<Result<_, _>>()
+    };
+    let tools = entry.tools.into_iter().map(Tool::parse).collect::<Result<_, _>>();
+    Ok(Catalogue {
+        tools: tools.map_err(|error| error.to_string())?,
+        resources: of_kind(entry.resources, "uri")?,
+        resource_templates: of_kind(entry.resource_templates, "uriTemplate")?,
+        prompts: of_kind(entry.prompts, "name")?,
+        ..Catalogue::default()
+    })
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use futures::FutureExt;
     use futures::future::BoxFuture;
@@ -256,6 +241,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::connect::sim::{SimConnector, SimScript};
+    use crate::data_dir::DataDir;
 
     pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> InstanceSpec {
         let mut config = InstanceConfig {
@@ -296,7 +282,7 @@ pub(crate) mod tests {
     }
 
     fn open(directory: &TempDir) -> CatalogueCache {
-        CatalogueCache::open(&DataDir::open(directory.path()).unwrap()).unwrap()
+        CatalogueCache::open(&StateDb::open(&DataDir::open(directory.path()).unwrap()).unwrap()).unwrap()
     }
 
     fn cache() -> (TempDir, CatalogueCache) {
@@ -305,10 +291,21 @@ pub(crate) mod tests {
         (directory, cache)
     }
 
-    fn files(cache: &CatalogueCache) -> Vec<String> {
-        let mut names = cache.directory.names().unwrap();
+    fn names(cache: &CatalogueCache) -> Vec<String> {
+        let keys = cache.database.keys(StateTable::Catalogues).unwrap().into_iter();
+        let mut names: Vec<String> = keys
+            .filter_map(|key| match key {
+                StateKey::Name(name) => Some(name),
+                StateKey::Instance(_) => None,
+            })
+            .collect();
         names.sort();
         names
+    }
+
+    fn write(cache: &CatalogueCache, spec: &InstanceSpec) {
+        cache.set(&cache.name(spec), &catalogue());
+        cache.database.save().unwrap();
     }
 
     #[test]
@@ -316,7 +313,7 @@ pub(crate) mod tests {
         let (directory, cache) = cache();
         let spec = spec(|_| {});
         assert!(cache.read(&spec).is_none());
-        cache.write(&spec, &catalogue()).unwrap();
+        write(&cache, &spec);
         let next = open(&directory);
         let known = next.track_all(std::slice::from_ref(&spec));
         assert_eq!(known[&spec.id].tools[0].raw.get(), catalogue().tools[0].raw.get());
@@ -354,31 +351,23 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn cached_files_are_private_and_contain_no_configuration_values() {
-        let (_directory, cache) = cache();
+    fn cached_catalogues_contain_no_configuration_values() {
+        let (directory, cache) = cache();
         let spec = spec(|config| config.server_tier.args = vec!["hush-argument".into()]);
-        cache.write(&spec, &catalogue()).unwrap();
-        assert_eq!(files(&cache).len(), 1);
-        let key = cache.directory.path().with_file_name(KEY);
-        for path in files(&cache).iter().map(|name| cache.directory.path().join(name)).chain([key]) {
-            let name = path.display().to_string();
-            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{name}");
-            let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
-            assert!(!text.contains("hush") && !name.contains("hush"));
-        }
-        assert_eq!(cache.directory.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        write(&cache, &spec);
+        assert_eq!(names(&cache).len(), 1);
+        let stored = std::fs::read(directory.path().join("state.db")).unwrap();
+        assert!(!String::from_utf8_lossy(&stored).contains("hush"));
     }
 
     #[test]
-    fn corrupt_files_and_files_of_others_are_not_used() {
-        let (directory, cache) = cache();
+    fn corrupt_entries_and_entries_of_others_are_not_used() {
+        let (_directory, cache) = cache();
         let spec = spec(|_| {});
-        cache.write(&spec, &catalogue()).unwrap();
-        let path = cache.directory.path().join(cache.name(&spec));
-        let good = std::fs::read(&path).unwrap();
-        let put = |bytes: &[u8]| {
-            cache.directory.replace(&cache.name(&spec), bytes).unwrap();
-        };
+        write(&cache, &spec);
+        let key = StateKey::from(cache.name(&spec).as_str());
+        let good = cache.database.load_row(StateTable::Catalogues, &key).unwrap().unwrap();
+        let put = |bytes: &[u8]| cache.database.set(StateTable::Catalogues, key.clone(), Some(bytes.to_vec()));
         for bad in [
             &good[..good.len() / 2],
             b"",
@@ -388,56 +377,44 @@ pub(crate) mod tests {
             put(bad);
             assert!(cache.read(&spec).is_none(), "{}", String::from_utf8_lossy(bad));
         }
-        put(&String::from_utf8_lossy(&good).replace(r#""name":"read""#, r#""nomen":"read""#).into_bytes());
+        put(String::from_utf8_lossy(&good).replace(r#""name":"read""#, r#""nomen":"read""#).as_bytes());
         assert!(cache.read(&spec).is_none(), "a tool without a name");
         put(&good);
         assert!(cache.read(&spec).is_some());
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).unwrap();
-        assert!(cache.read(&spec).is_none(), "other users can write the file");
-        let elsewhere = directory.path().join("elsewhere");
-        std::fs::rename(&path, &elsewhere).unwrap();
-        std::fs::set_permissions(&elsewhere, PermissionsExt::from_mode(0o600)).unwrap();
-        symlink(&elsewhere, &path).unwrap();
-        assert!(cache.read(&spec).is_none(), "a symbolic link is not followed");
     }
 
     #[test]
-    fn outdated_entries_are_removed_and_foreign_files_are_kept() {
+    fn outdated_entries_are_removed() {
         let (_directory, cache) = cache();
         let old = spec(|_| {});
         let new = spec(|config| config.server_tier.args = vec!["b".into()]);
         let listed = spec(|config| (config.lifetime, config.installation) = (ProcessLifetime::Listed, "listed".into()));
         let awake = spec(|config| (config.lifetime, config.installation) = (ProcessLifetime::AlwaysOn, "awake".into()));
         for spec in [&old, &new, &listed, &awake] {
-            cache.write(spec, &catalogue()).unwrap();
-        }
-        let unfinished = format!("{}.new", cache.name(&old));
-        for name in [unfinished.as_str(), "notes", "id_ed25519", "id_ed25519.new"] {
-            std::fs::write(cache.directory.path().join(name), "half").unwrap();
+            write(&cache, spec);
         }
         let known = cache.track_all(&[new.clone(), listed.clone(), awake]);
         assert_eq!(known.keys().collect::<HashSet<_>>(), HashSet::from([&new.id, &listed.id]));
-        let other = ["notes", "id_ed25519", "id_ed25519.new"].map(str::to_owned);
-        let mut left = [vec![cache.name(&new), cache.name(&listed)], other.to_vec()].concat();
+        let mut left = vec![cache.name(&new), cache.name(&listed)];
         left.sort();
-        assert_eq!(files(&cache), left);
+        assert_eq!(names(&cache), left);
     }
 
     #[tokio::test]
     async fn a_failed_write_is_repeated_with_the_next_snapshot() {
-        let (_directory, cache) = cache();
+        let (directory, cache) = cache();
         let spec = spec(|_| {});
         cache.track_all(std::slice::from_ref(&spec));
-        let name = cache.name(&spec);
+        let stored = || names(&cache).len();
         let runtime = start_dormant(&spec).await;
-        // A directory with the name of the temporary file makes the write fail.
-        let in_the_way = cache.directory.path().join(format!("{name}.new"));
-        std::fs::create_dir(&in_the_way).unwrap();
+        let tool = rusqlite::Connection::open(directory.path().join("state.db")).unwrap();
+        tool.execute_batch("CREATE TRIGGER full BEFORE INSERT ON catalogues BEGIN SELECT RAISE(ABORT, 'full'); END")
+            .unwrap();
         cache.store(&runtime.snapshot());
-        assert!(cache.read(&spec).is_none());
-        std::fs::remove_dir(in_the_way).unwrap();
+        tool.execute_batch("DROP TRIGGER full").unwrap();
+        assert_eq!(stored(), 0);
         cache.store(&runtime.snapshot());
-        assert!(cache.read(&spec).is_some());
+        assert_eq!(stored(), 1);
         runtime.shutdown().await;
     }
 
@@ -461,31 +438,19 @@ pub(crate) mod tests {
     fn an_unusable_key_is_replaced_and_the_cache_is_emptied() {
         let (directory, cache) = cache();
         let spec = spec(|_| {});
-        cache.write(&spec, &catalogue()).unwrap();
-        std::fs::remove_file(directory.path().join(KEY)).unwrap();
-        DataDir::open(directory.path()).unwrap().replace(KEY, b"short").unwrap();
+        write(&cache, &spec);
+        cache.database.set(StateTable::Keys, StateKey::CATALOGUES, Some(b"short".to_vec()));
+        cache.database.save().unwrap();
         let next = open(&directory);
         assert!(next.track_all(std::slice::from_ref(&spec)).is_empty());
-        assert_eq!(files(&next), [""; 0]);
+        assert_eq!(names(&next), [""; 0]);
     }
 
     #[test]
-    fn the_name_is_the_same_after_the_cache_is_deleted() {
+    fn the_name_is_the_same_after_the_cache_is_emptied() {
         let (directory, cache) = cache();
         let name = cache.name(&spec(|_| {}));
-        std::fs::remove_dir_all(cache.directory.path()).unwrap();
+        cache.track_all(&[]);
         assert_eq!(open(&directory).name(&spec(|_| {})), name);
-    }
-
-    #[test]
-    fn a_key_in_the_cache_directory_is_moved() {
-        let (directory, cache) = cache();
-        let spec = spec(|_| {});
-        cache.write(&spec, &catalogue()).unwrap();
-        std::fs::rename(directory.path().join(KEY), cache.directory.path().join(KEY_IN_CACHE)).unwrap();
-        let next = open(&directory);
-        assert_eq!(next.track_all(std::slice::from_ref(&spec)).len(), 1);
-        assert_eq!(files(&next), [cache.name(&spec)], "the old key file is removed");
-        assert_eq!(open(&directory).name(&spec), cache.name(&spec));
     }
 }

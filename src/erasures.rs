@@ -1,7 +1,7 @@
 //! Erasure of data of instances that the configuration does not name any more: values of their users, authorizations
 //! and sandbox homes.
 //!
-//! A removal may be a mistake that is corrected a moment later. So the instance is first listed in `DIR/to-erase.json`
+//! A removal may be a mistake that is corrected a moment later. So the instance is first listed in the state database,
 //! and its data is erased when the retention has passed. An instance that is configured again before that finds its
 //! data unchanged. The list survives restarts of the satellite, so a restart neither shortens nor extends the time.
 
@@ -12,69 +12,44 @@ use std::time::Duration;
 use jiff::Timestamp;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::InstanceId;
-use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use crate::active_configuration::ActiveConfiguration;
 use crate::connect::stdio::StdioConnector;
-use crate::data_dir::DataDir;
 use crate::values::UserValues;
-use mcp_satellite_files::disk::run_with_timeout;
+use mcp_satellite_files::disk::{NotSaved, run_with_timeout};
 use mcp_satellite_remote::oauth::Grants;
+use mcp_satellite_store::state::{StateDb, StateKey, StateTable};
 
-const FILE: &str = "to-erase.json";
-const VERSION: u32 = 1;
-const FILE_MAX: u64 = 16 << 20;
 /// Longest pause between two checks of the list, because the wall clock may have been set meanwhile.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// Pause before another attempt if an instance was still ending or its data could not be erased.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-#[derive(Serialize, Deserialize)]
-struct ErasureFile {
-    version: u32,
-    instances: Vec<ErasureEntry>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct ErasureEntry {
-    team: String,
-    user: String,
-    installation: String,
-    removed_at: Timestamp,
-}
-
 struct ErasureList {
-    directory: DataDir,
+    database: StateDb,
     /// Never locked while waiting for the disk: threads of the async runtime lock it.
     removed: Mutex<BTreeMap<InstanceId, Timestamp>>,
-    writing: Mutex<()>,
 }
 
 impl ErasureList {
     /// Reads the list. An unreadable list counts as empty: the data is then listed anew and kept longer.
-    fn open(directory: &DataDir) -> Self {
-        let removed = Self::read(directory).unwrap_or_else(|why| {
-            tracing::error!(file = FILE, why, "cannot read the list of data to erase; the retention starts again");
+    fn open(database: &StateDb) -> Self {
+        let removed = Self::read(database).unwrap_or_else(|why| {
+            tracing::error!(why, "cannot read the list of data to erase; the retention starts again");
             BTreeMap::new()
         });
-        Self { directory: directory.clone(), removed: Mutex::new(removed), writing: Mutex::default() }
+        Self { database: database.clone(), removed: Mutex::new(removed) }
     }
 
-    fn read(directory: &DataDir) -> Result<BTreeMap<InstanceId, Timestamp>, String> {
-        let read = directory.read(FILE, FILE_MAX).map_err(|error| error.to_string())?;
-        let Some(bytes) = read else { return Ok(BTreeMap::new()) };
-        let form: ErasureFile = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
-        if form.version != VERSION {
-            return Err(format!(
-                "the file has version {}, and this satellite supports version {VERSION}",
-                form.version
-            ));
+    fn read(database: &StateDb) -> Result<BTreeMap<InstanceId, Timestamp>, String> {
+        let mut removed = BTreeMap::new();
+        for (key, body) in database.load(StateTable::Erasures)? {
+            let StateKey::Instance(id) = key else { continue };
+            let at = String::from_utf8_lossy(&body).parse::<Timestamp>().map_err(|error| error.to_string())?;
+            removed.insert(id, at);
         }
-        let of = |ErasureEntry { team, user, installation, removed_at }: ErasureEntry| {
-            (InstanceId::new(team.into(), user.into(), installation.into()), removed_at)
-        };
-        Ok(form.instances.into_iter().map(of).collect())
+        Ok(removed)
     }
 
     /// Adds the instances in `present` that are not in `configured`, as removed at `now` unless they are listed
@@ -101,23 +76,14 @@ impl ErasureList {
             if *removed == before {
                 return;
             }
+            for id in before.keys().chain(removed.keys()).filter(|id| before.get(*id) != removed.get(*id)) {
+                let body = removed.get(id).map(|at| at.to_string().into_bytes());
+                self.database.set(StateTable::Erasures, id.clone(), body);
+            }
         }
-        if let Err(error) = self.write() {
+        if let Err(error) = self.database.save() {
             tracing::warn!(%error, "cannot store the list of data to erase; a restart starts the retention again");
         }
-    }
-
-    /// Writes the current list as soon as no other write is in progress. Waits for the disk.
-    fn write(&self) -> std::io::Result<()> {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = |(id, removed_at): (&InstanceId, &Timestamp)| ErasureEntry {
-            team: id.team.to_string(),
-            user: id.user.to_string(),
-            installation: id.installation.to_string(),
-            removed_at: *removed_at,
-        };
-        let instances: Vec<ErasureEntry> = self.removed().iter().map(entry).collect();
-        self.directory.replace(FILE, &serde_json::to_vec_pretty(&ErasureFile { version: VERSION, instances })?)
     }
 
     fn due(&self, retention: Duration, now: Timestamp) -> Vec<InstanceId> {
@@ -160,14 +126,14 @@ pub(crate) struct DataEraser {
 impl DataEraser {
     /// Reads the list, so it waits for the disk.
     pub(crate) fn open(
-        data_dir: &DataDir,
+        database: &StateDb,
         values: Arc<UserValues>,
         grants: Grants,
         connector: StdioConnector,
         runtime: RuntimeHandle,
         applied: Arc<tokio::sync::Mutex<ActiveConfiguration>>,
     ) -> Self {
-        let list = ErasureList::open(data_dir);
+        let list = ErasureList::open(database);
         let (retention, changed) = (Mutex::default(), Notify::new());
         Self { list, values, grants, connector, runtime, applied, retention, changed }
     }
@@ -228,7 +194,8 @@ impl DataEraser {
     async fn erase(self: &Arc<Self>, choose: impl FnOnce() -> Vec<InstanceId> + Send + 'static) -> Vec<InstanceId> {
         // Check the disk first: otherwise `applied` would stay locked until the disk answers.
         let this = self.clone();
-        if run_with_timeout(move || this.list.write()).await.is_none() {
+        let checked = run_with_timeout(move || this.list.database.check_writable()).await;
+        if matches!(checked, None | Some(Err(NotSaved::DiskHangs))) {
             tracing::warn!("the disk does not answer; data of removed instances is not erased now");
             return Vec::new();
         }
@@ -272,9 +239,16 @@ impl DataEraser {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::data_dir::DataDir;
 
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+    fn open(data_dir: &Path) -> ErasureList {
+        ErasureList::open(&StateDb::open(&DataDir::open(data_dir).unwrap()).unwrap())
+    }
 
     fn id(installation: &str) -> InstanceId {
         InstanceId::new("acme".into(), "alice".into(), installation.into())
@@ -288,22 +262,22 @@ mod tests {
     fn a_removed_instance_is_due_after_the_retention_even_after_a_restart() {
         let home = crate::data_dir::private_tempdir();
         let present = BTreeSet::from([id("a"), id("b")]);
-        let list = ErasureList::open(&DataDir::open(home.path()).unwrap());
+        let list = open(home.path());
         list.update(&present, &[id("a")].into(), at(0));
         list.update(&present, &[id("a")].into(), at(20));
         assert_eq!(list.next_due(DAY, at(20)), Some(Duration::from_secs(4 * 3600)));
-        let again = ErasureList::open(&DataDir::open(home.path()).unwrap());
+        let again = open(home.path());
         assert_eq!((again.due(DAY, at(23)), again.due(DAY, at(24))), (vec![], vec![id("b")]));
         assert_eq!(again.due(Duration::ZERO, at(0)), [id("b")]);
         again.remove_erased(&[id("b")]);
-        assert!(ErasureList::open(&DataDir::open(home.path()).unwrap()).instances().is_empty());
+        assert!(open(home.path()).instances().is_empty());
     }
 
     #[test]
     fn configuring_an_instance_again_resets_its_retention() {
         let home = crate::data_dir::private_tempdir();
         let present = BTreeSet::from([id("a")]);
-        let list = ErasureList::open(&DataDir::open(home.path()).unwrap());
+        let list = open(home.path());
         list.update(&present, &HashSet::new(), at(0));
         list.update(&present, &[id("a")].into(), at(1));
         assert_eq!(list.next_due(DAY, at(1)), None);
@@ -314,9 +288,11 @@ mod tests {
     #[test]
     fn an_unreadable_list_restarts_the_retention() {
         let home = crate::data_dir::private_tempdir();
-        DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 9}").unwrap();
-        let list = ErasureList::open(&DataDir::open(home.path()).unwrap());
+        DataDir::open(home.path()).unwrap().replace("to-erase.json", b"{\"version\": 9}").unwrap();
+        let list = open(home.path());
         list.update(&[id("a")].into(), &HashSet::new(), at(5));
         assert_eq!(list.next_due(DAY, at(5)), Some(DAY));
+        drop(list);
+        assert_eq!(open(home.path()).next_due(DAY, at(6)), Some(DAY - Duration::from_secs(3600)));
     }
 }

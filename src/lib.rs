@@ -23,6 +23,8 @@ mod erasures;
 #[cfg(feature = "cli")]
 pub use mcp_satellite_gateway as gateway;
 #[cfg(feature = "cli")]
+mod grants;
+#[cfg(feature = "cli")]
 mod identity;
 #[cfg(feature = "cli")]
 mod known_dirs;
@@ -50,4 +52,4 @@ pub use mcp_satellite_actors::model::remedy::Remedy;
 pub use mcp_satellite_files::data_dir;
 pub use mcp_satellite_store::sink;
 #[cfg(feature = "journal")]
-pub use mcp_satellite_store::{delivery, journal};
+pub use mcp_satellite_store::{delivery, journal, state};

@@ -159,6 +159,7 @@ mod tests {
     use crate::catalogue_cache::tests::spec;
     use crate::data_dir::{DataDir, private_tempdir};
     use crate::journal::{JournalLimits, database};
+    use crate::state::StateDb;
 
     fn instance(name: &str) -> Arc<InstanceSpec> {
         Arc::new(spec(|config| config.installation = name.into()))
@@ -175,7 +176,7 @@ mod tests {
     fn open(data_dir: &Path) -> MemoStore {
         MemoStore::new(
             Journal::open(data_dir, JournalLimits::default()).unwrap(),
-            Some(Arc::new(CatalogueCache::open(&DataDir::open(data_dir).unwrap()).unwrap())),
+            Some(Arc::new(CatalogueCache::open(&StateDb::open(&DataDir::open(data_dir).unwrap()).unwrap()).unwrap())),
         )
     }
 
@@ -198,7 +199,7 @@ mod tests {
     async fn memos_survive_the_deletion_of_cached_tools() {
         let (dir, broken) = (private_tempdir(), instance("broken"));
         write_memos(dir.path(), &[(&broken, failed())]).await;
-        std::fs::remove_dir_all(dir.path().join("catalogues")).unwrap();
+        open(dir.path()).catalogues.unwrap().track_all(&[]);
         assert_eq!(take_all(&open(dir.path()), &[&broken]), [Some(failed())]);
     }
 

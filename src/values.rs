@@ -1,6 +1,6 @@
-//! Values that users have set with `satellite configure`. They are stored in `DIR/values.json`, readable for the owner
-//! only, and override the user's tier when a plan is turned into instances. A value that the configuration does not
-//! require is not passed on. The values of a removed installation or user are erased after the retention (`erasures`).
+//! Values that users have set with `satellite configure`. They are stored in the state database and override the user's
+//! tier when a plan is turned into instances. A value that the configuration does not require is not passed on. The
+//! values of a removed installation or user are erased after the retention (`erasures`).
 //!
 //! All values are secrets, whatever they contain. They leave this module only inside a secret [`Value`].
 
@@ -13,18 +13,14 @@ use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, ServerTarget};
 use mcp_satellite_actors::{ControlError, InstallOutcome, RuntimeHandle};
 use reqwest::header::{AUTHORIZATION, HeaderName, HeaderValue};
-use serde::{Deserialize, Serialize};
 
 use crate::active_configuration::{ActiveConfiguration, RequiringInstances};
 use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{RequiredValue, RequiredValueSource};
-use crate::data_dir::DataDir;
-use mcp_satellite_files::disk::{DiskSaver, NotSaved};
+use mcp_satellite_files::disk::NotSaved;
+use mcp_satellite_store::state::{DATABASE, StateDb, StateKey, StateTable};
 
-const FILE: &str = "values.json";
-const VERSION: u32 = 1;
-const FILE_MAX: u64 = 64 << 20;
 /// Upper limit for the length of a value, in bytes. Linux limits an environment variable to twice this.
 const VALUE_MAX: usize = 64 << 10;
 const SHOW: Duration = Duration::from_secs(2);
@@ -33,31 +29,16 @@ const SHOW: Duration = Duration::from_secs(2);
 type InstanceValues = BTreeMap<String, Secret>;
 type StoredValues = HashMap<InstanceId, InstanceValues>;
 
-/// Content of the file. No `Debug`, because it contains secrets.
-#[derive(Default, Serialize, Deserialize)]
-struct ValuesFile {
-    version: u32,
-    teams: BTreeMap<String, Users>,
-}
-
-/// Values by user, installation and key.
-type Users = BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>>;
-
-#[derive(Deserialize)]
-struct VersionField {
-    version: u32,
-}
 
 pub(crate) struct UserValues {
-    directory: DataDir,
+    database: StateDb,
     /// Not locked while waiting for the disk.
-    state: Arc<Mutex<UserValuesState>>,
-    saver: Mutex<Option<Arc<DiskSaver>>>,
+    state: Mutex<UserValuesState>,
 }
 
 struct UserValuesState {
     stored: StoredValues,
-    /// Reason why the file cannot be used. The file is then not written either, so that its content is not lost.
+    /// Reason why the stored values cannot be used. They are then not changed either, so that they are not lost.
     unusable: Option<String>,
 }
 
@@ -80,33 +61,25 @@ pub(crate) enum ValueError {
 }
 
 impl UserValues {
-    /// Opens the values of this data directory. If they cannot be read, logs the error and starts without values.
-    pub(crate) fn open(directory: &DataDir) -> Self {
-        let state = UserValuesState::read(directory);
+    /// Loads the stored values. If they cannot be read, logs the error and starts without values.
+    pub(crate) fn open(database: &StateDb) -> Self {
+        let state = UserValuesState::read(database);
         if let Some(why) = &state.unusable {
-            let file = directory.path().join(FILE);
-            tracing::error!(file = %file.display(), why, "cannot read the values of users; servers wait for them");
+            tracing::error!(why, "cannot read the values of users; servers wait for them");
         }
-        Self { directory: directory.clone(), state: Arc::new(Mutex::new(state)), saver: Mutex::default() }
+        Self { database: database.clone(), state: Mutex::new(state) }
     }
 
-    /// Writes the current values to the file and waits for that, but not for a hanging disk.
-    fn save(&self) -> Result<(), NotSaved> {
-        let saver = {
-            let mut saver = self.saver.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(saver) = &*saver {
-                Arc::clone(saver)
-            } else {
-                let (state, directory) = (Arc::clone(&self.state), self.directory.clone());
-                let save = move || {
-                    let bytes = state.lock().unwrap_or_else(PoisonError::into_inner).to_bytes()?;
-                    directory.replace(FILE, &bytes)
-                };
-                let started = DiskSaver::start(FILE, save).map_err(|error| NotSaved::Failed(error.to_string()))?;
-                Arc::clone(saver.insert(Arc::new(started)))
-            }
-        };
-        saver.save()
+    /// Changes the values of an instance in memory. The next save of the database stores them.
+    fn set_values(&self, state: &mut UserValuesState, id: InstanceId, given: InstanceValues) {
+        let texts: BTreeMap<&str, &str> = given.iter().map(|(key, text)| (key.as_str(), text.expose())).collect();
+        let body = (!texts.is_empty()).then(|| serde_json::json!(texts).to_string().into_bytes());
+        self.database.set(StateTable::UserValues, id.clone(), body);
+        if given.is_empty() {
+            state.stored.remove(&id);
+        } else {
+            state.stored.insert(id, given);
+        }
     }
 
     /// Merges the configurations with the stored values. Returns the resulting instances, and the configurations that
@@ -134,29 +107,30 @@ impl UserValues {
         self.state().stored.keys().cloned().collect()
     }
 
-    /// Erases the values of these instances. Returns false, and changes nothing, if the file cannot be written. Waits
-    /// for the disk.
+    /// Erases the values of these instances. Returns false, and changes nothing, if that cannot be stored. Waits for
+    /// the disk.
     pub(crate) fn erase(&self, ids: &[InstanceId]) -> bool {
         let mut state = self.state();
-        if !ids.iter().any(|id| state.stored.contains_key(id)) {
+        let erased: Vec<_> = ids.iter().filter_map(|id| Some((id.clone(), state.stored.get(id)?.clone()))).collect();
+        if erased.is_empty() {
             return true;
         }
-        let erased: Vec<_> = ids.iter().filter_map(|id| state.stored.remove_entry(id)).collect();
+        for (id, _) in &erased {
+            self.set_values(&mut state, id.clone(), InstanceValues::new());
+        }
         drop(state);
-        match self.save() {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::warn!(%error, "cannot erase the values of users for removed servers");
-                let mut state = self.state();
-                for (id, given) in erased {
-                    state.stored.entry(id).or_insert(given);
-                }
-                drop(state);
-                // The attempt in progress may still write the file without the values. Its error was logged above.
-                let _ = self.save();
-                false
+        let Err(error) = self.database.save() else { return true };
+        tracing::warn!(%error, "cannot erase the values of users for removed servers");
+        let mut state = self.state();
+        for (id, given) in erased {
+            if !state.stored.contains_key(&id) {
+                self.set_values(&mut state, id, given);
             }
         }
+        drop(state);
+        // The attempt in progress may still erase the values. Its error was logged above.
+        let _ = self.database.save();
+        false
     }
 
     fn required_values(&self, config: &InstanceConfig) -> Vec<RequiredValue> {
@@ -183,7 +157,7 @@ impl UserValues {
     ) -> Result<((InstanceSpec, InstanceSpec), Option<NotSaved>), ValueError> {
         if self.state().unusable.is_some() {
             // The file may have been repaired meanwhile. Read without the lock, because the disk may hang.
-            let read = UserValuesState::read(&self.directory);
+            let read = UserValuesState::read(&self.database);
             let mut state = self.state();
             if state.unusable.is_some() {
                 *state = read;
@@ -191,10 +165,7 @@ impl UserValues {
         }
         let mut state = self.state();
         if let Some(why) = &state.unusable {
-            return Err(ValueError::Storage(format!(
-                "`{}` cannot be used: {why}",
-                self.directory.path().join(FILE).display()
-            )));
+            return Err(ValueError::Storage(why.clone()));
         }
         let id = instance_id(config);
         let before = state.stored.get(&id).cloned().unwrap_or_default();
@@ -214,16 +185,16 @@ impl UserValues {
         if after == before {
             return Ok((specs, None));
         }
-        state.set_values(id.clone(), after.clone());
+        self.set_values(&mut state, id.clone(), after.clone());
         drop(state);
-        match self.save() {
+        match self.database.save() {
             Ok(()) => Ok((specs, None)),
             Err(hangs @ NotSaved::DiskHangs) => Ok((specs, Some(hangs))),
             Err(NotSaved::Failed(why)) => {
                 let mut state = self.state();
                 // Changes made meanwhile are kept.
                 if state.stored.get(&id).cloned().unwrap_or_default() == after {
-                    state.set_values(id, before);
+                    self.set_values(&mut state, id, before);
                 }
                 Err(ValueError::Storage(why))
             }
@@ -237,57 +208,23 @@ impl UserValues {
 }
 
 impl UserValuesState {
-    fn read(directory: &DataDir) -> Self {
-        match Self::try_read(directory) {
+    fn read(database: &StateDb) -> Self {
+        match Self::try_read(database) {
             Ok(stored) => Self { stored, unusable: None },
             Err(why) => Self { stored: StoredValues::new(), unusable: Some(why) },
         }
     }
 
-    /// Reads the file. An error message contains nothing of its content.
-    fn try_read(directory: &DataDir) -> Result<StoredValues, String> {
-        let bytes = directory.read(FILE, FILE_MAX).map_err(|error| error.to_string())?;
-        let Some(bytes) = bytes else { return Ok(StoredValues::new()) };
-        let broken = |error: &serde_json::Error| {
-            format!("the content at line {}, column {} is not valid", error.line(), error.column())
-        };
-        let VersionField { version } = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
-        if version != VERSION {
-            return Err(format!("the file has version {version}, and this satellite supports version {VERSION}"));
-        }
-        let form: ValuesFile = serde_json::from_slice(&bytes).map_err(|error| broken(&error))?;
+    /// Reads all values. An error message contains nothing of them.
+    fn try_read(database: &StateDb) -> Result<StoredValues, String> {
         let mut stored = StoredValues::new();
-        for (team, users) in form.teams {
-            for (user, installations) in users {
-                for (installation, given) in installations {
-                    let id = InstanceId::new(team.as_str().into(), user.as_str().into(), installation.into());
-                    stored.insert(id, given.into_iter().map(|(key, text)| (key, text.into())).collect());
-                }
-            }
+        for (key, body) in database.load(StateTable::UserValues)? {
+            let StateKey::Instance(id) = key else { continue };
+            let texts = serde_json::from_slice::<BTreeMap<String, String>>(&body);
+            let texts = texts.map_err(|_| format!("the values of {id} in `{DATABASE}` are damaged"))?;
+            stored.insert(id, texts.into_iter().map(|(key, text)| (key, text.into())).collect());
         }
         Ok(stored)
-    }
-
-    fn set_values(&mut self, id: InstanceId, given: InstanceValues) {
-        if given.is_empty() {
-            self.stored.remove(&id);
-        } else {
-            self.stored.insert(id, given);
-        }
-    }
-
-    fn to_bytes(&self) -> std::io::Result<Vec<u8>> {
-        if let Some(why) = &self.unusable {
-            return Err(std::io::Error::other(why.clone()));
-        }
-        let mut form = ValuesFile { version: VERSION, ..ValuesFile::default() };
-        for (id, given) in &self.stored {
-            let users = form.teams.entry(id.team.to_string()).or_default();
-            let installations = users.entry(id.user.to_string()).or_default();
-            let texts = given.iter().map(|(key, text)| (key.clone(), text.expose().to_owned()));
-            installations.insert(id.installation.to_string(), texts.collect());
-        }
-        Ok(serde_json::to_vec_pretty(&form)?)
     }
 }
 
@@ -461,7 +398,7 @@ impl ValueConfigurer {
         });
         let stored = storing.await.map_err(|error| ValueError::Storage(error.to_string()))?;
         let ((before, after), not_saved, given, taken_back, required) = stored?;
-        let not_durable = not_saved.map(|why| format!("`{FILE}` is not written: {why}"));
+        let not_durable = not_saved.map(|why| format!("`{DATABASE}` is not written: {why}"));
         if before == after {
             return Ok((required, not_durable));
         }
@@ -487,10 +424,12 @@ impl ValueConfigurer {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
+    use std::path::Path;
+
     use mcp_satellite_actors::model::spec::{ProcessLifetime, RemoteTransport, UpdateMethod};
 
     use super::*;
-    use crate::data_dir::private_tempdir;
+    use crate::data_dir::{DataDir, private_tempdir};
 
     fn config(user: &str, installation: &str) -> InstanceConfig {
         InstanceConfig {
@@ -529,6 +468,10 @@ mod tests {
         tier.iter().map(|(key, text)| (key.as_str(), text.expose())).collect()
     }
 
+    fn open(data_dir: &Path) -> UserValues {
+        UserValues::open(&StateDb::open(&DataDir::open(data_dir).unwrap()).unwrap())
+    }
+
     fn merged(values: &UserValues, config: InstanceConfig) -> InstanceSpec {
         values.merge([config]).1.remove(0)
     }
@@ -536,11 +479,11 @@ mod tests {
     #[test]
     fn stored_values_are_restored_for_exactly_the_same_ids() {
         let home = private_tempdir();
-        let values = UserValues::open(&DataDir::open(home.path()).unwrap());
+        let values = open(home.path());
         let (alices, bobs) = (config("alice", "n1"), config("b/o\nb", "n1"));
         values.change(&alices, &set([("KEY", "of \"alice\"\n")])).unwrap();
         values.change(&bobs, &set([("KEY", "of-bob"), ("PIN", "1")])).unwrap();
-        for values in [values, UserValues::open(&DataDir::open(home.path()).unwrap())] {
+        for values in [values, open(home.path())] {
             let spec = merged(&values, alices.clone());
             assert_eq!((texts(&spec.env), spec.missing), (vec![("KEY", "of \"alice\"\n")], vec!["PIN".to_owned()]));
             assert_eq!(texts(&merged(&values, bobs.clone()).env), [("KEY", "of-bob"), ("PIN", "1")]);
@@ -551,19 +494,19 @@ mod tests {
     #[test]
     fn a_change_is_applied_completely_or_not_at_all() {
         let home = private_tempdir();
-        let values = UserValues::open(&DataDir::open(home.path()).unwrap());
+        let values = open(home.path());
         let config = config("alice", "n1");
         values.change(&config, &set([("KEY", "first")])).unwrap();
         let bad = ValueChange { unset: vec!["KEY".to_owned()], ..set([("PIN", "1"), ("WRONG", "hush")]) };
         let error = values.change(&config, &bad).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("hush") && !error.to_string().contains("WRONG"));
-        // The directory to write to does not exist any more.
-        let gone = DataDir::create(&home.path().join("gone")).unwrap();
-        std::fs::remove_dir(gone.path()).unwrap();
-        let stored = UserValuesState::read(&DataDir::open(home.path()).unwrap());
-        let unwritable = UserValues { directory: gone, state: Arc::new(Mutex::new(stored)), saver: Mutex::default() };
-        assert!(matches!(unwritable.change(&config, &set([("PIN", "1")])), Err(ValueError::Storage(_))));
-        for values in [&values, &unwritable] {
+        let tool = rusqlite::Connection::open(home.path().join(DATABASE)).unwrap();
+        tool.execute_batch("CREATE TRIGGER full BEFORE INSERT ON user_values BEGIN SELECT RAISE(ABORT, 'full'); END")
+            .unwrap();
+        assert!(matches!(values.change(&config, &set([("PIN", "1")])), Err(ValueError::Storage(_))));
+        tool.execute_batch("DROP TRIGGER full").unwrap();
+        values.database.save().unwrap();
+        for values in [&values, &open(home.path())] {
             let spec = merged(values, config.clone());
             assert_eq!((texts(&spec.env), spec.missing), (vec![("KEY", "first")], vec!["PIN".to_owned()]));
         }
@@ -572,7 +515,7 @@ mod tests {
     #[test]
     fn a_value_follows_its_server_from_env_to_header_or_query() {
         let home = private_tempdir();
-        let values = UserValues::open(&DataDir::open(home.path()).unwrap());
+        let values = open(home.path());
         values.change(&config("alice", "n1"), &set([("KEY", "two\nlines"), ("PIN", "1234")])).unwrap();
         // A value that cannot be sent as a header is missing, not sent in part.
         let spec = merged(&values, remote(&["KEY", "PIN"]));
@@ -592,12 +535,12 @@ mod tests {
     #[test]
     fn a_bearer_token_sets_the_authorization_header() {
         let home = private_tempdir();
-        let values = UserValues::open(&DataDir::open(home.path()).unwrap());
+        let values = open(home.path());
         let config = remote(&["Authorization"]);
         let ((_, spec), _) = values.change(&config, &set([("bearer_token", "token-1")])).unwrap();
         assert_eq!(texts(&spec.headers), [("Authorization", "Bearer token-1")]);
         assert_eq!(spec.mask.apply("got token-1"), "got [secret]");
-        for values in [&values, &UserValues::open(&DataDir::open(home.path()).unwrap())] {
+        for values in [&values, &open(home.path())] {
             assert_eq!(texts(&merged(values, config.clone()).headers), [("Authorization", "Bearer token-1")]);
         }
         assert!(values.change(&config, &set([("bearer_token", "bearer x")])).is_err());
@@ -609,21 +552,26 @@ mod tests {
     #[test]
     fn erased_values_are_gone_and_an_unreadable_file_is_not_overwritten() {
         let home = private_tempdir();
-        let values = UserValues::open(&DataDir::open(home.path()).unwrap());
+        let values = open(home.path());
         let (alices, bobs) = (config("alice", "n1"), config("bob", "n1"));
         for config in [&alices, &bobs] {
             values.change(config, &set([("KEY", "value-1")])).unwrap();
         }
         assert!(values.erase(&[instance_id(&bobs)]));
-        let again = UserValues::open(&DataDir::open(home.path()).unwrap());
+        let again = open(home.path());
         assert_eq!((merged(&again, alices.clone()).missing.len(), merged(&again, bobs.clone()).missing.len()), (1, 2));
 
-        let file = home.path().join(FILE);
-        DataDir::open(home.path()).unwrap().replace(FILE, b"{\"version\": 7, \"teams\": []}").unwrap();
-        let newer = UserValues::open(&DataDir::open(home.path()).unwrap());
-        assert!(newer.erase(&[instance_id(&alices)]), "there is no known value to erase");
-        let refused = newer.change(&bobs, &set([("KEY", "value-2")])).unwrap_err();
-        assert!(refused.to_string().contains("version 7"), "{refused}");
-        assert_eq!(std::fs::read_to_string(file).unwrap(), "{\"version\": 7, \"teams\": []}");
+        let file = home.path().join(DATABASE);
+        std::fs::write(&file, "not a database, but longer than the header of one would be, which SQLite checks")
+            .unwrap();
+        let damaged = open(home.path());
+        assert!(damaged.erase(&[instance_id(&alices)]), "there is no known value to erase");
+        let refused = damaged.change(&bobs, &set([("KEY", "value-2")])).unwrap_err();
+        assert!(refused.to_string().contains("state.db` cannot be used"), "{refused}");
+        assert!(std::fs::read_to_string(&file).unwrap().starts_with("not a database"));
+        // After the file is removed, values can be stored again.
+        std::fs::remove_file(file).unwrap();
+        damaged.change(&bobs, &set([("KEY", "value-2")])).unwrap();
+        assert_eq!(texts(&merged(&open(home.path()), bobs).env), [("KEY", "value-2")]);
     }
 }

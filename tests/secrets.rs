@@ -278,12 +278,11 @@ user_required = ["bearer_token", "X-Api-Key"]
     run_all_commands(&home);
     satellite.terminate().exits(0);
 
-    let values = home.data_dir().join("values.json");
-    let kept = fs::read_to_string(&values).unwrap();
+    let kept: String = home.stored("user_values").into_iter().flatten().collect();
     for number in [0, 1, 2, 3, 5] {
         assert!(kept.contains(&secret(number)), "{number}");
     }
-    fs::remove_file(values).unwrap();
+    fs::remove_file(home.state_database()).unwrap();
     // Arguments that are not required keys must not be repeated in any output.
     planted.assert_not_in_output(&home);
 }

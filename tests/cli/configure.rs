@@ -164,7 +164,7 @@ fn configured_values_survive_a_restart_and_a_kill_in_a_private_file() {
     let satellite = home.run(&args);
     wait_others(&home);
     configure(&home, &["notes", "--user", "alice", "API_KEY=kept-key", "PIN=kept-pin"]).exits(0);
-    let file = home.data_dir().join("values.json");
+    let file = home.state_database();
     assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
     satellite.terminate().exits(0);
     // A file that others can read, for example after a restore from a backup, is refused.
@@ -304,7 +304,7 @@ fn a_value_that_is_not_required_is_rejected_and_nothing_changes() {
         assert!(outcome.stderr.contains(said), "{said}: {outcome:#?}");
         assert!(!outcome.stderr.contains("sk-in-the-wrong-place"), "a possible secret is shown: {outcome:#?}");
     }
-    assert!(!home.data_dir().join("values.json").exists());
+    assert_eq!(home.stored("user_values").len(), 0);
     assert!(!satellite.process.stderr().contains("sk-in-the-wrong-place"));
     satellite.terminate().exits(0);
 }
@@ -320,7 +320,7 @@ fn values_are_erased_with_their_user_or_installation() {
     for user in ["alice", "bob"] {
         configure(&home, &["notes", "--user", user, "API_KEY=given-key", "PIN=given-pin"]).exits(0);
     }
-    let kept = || fs::read_to_string(home.data_dir().join("values.json")).unwrap();
+    let kept = || format!("{:?}", home.stored("user_values"));
     fs::write(&config, text.replace("slug = \"acme\"", "slug = \"ac me\"")).unwrap();
     assert_eq!(reload(&home, &mut satellite)["type"], "config.error");
     assert!(kept().contains("user_alice") && kept().contains("user_bob"));
@@ -364,32 +364,31 @@ fn values_of_a_removed_server_survive_a_restart_until_prune_erases_them() {
     let mut satellite = home.run(&args);
     wait_others(&home);
     configure(&home, &["notes", "--user", "bob", "API_KEY=given-key"]).exits(0);
-    let file = |name: &str| fs::read_to_string(home.data_dir().join(name)).unwrap_or_default();
+    let stored = |table: &str, text: &str| format!("{:?}", home.stored(table)).contains(text);
     // The file is truncated before Bob, like a file that is still being written.
     let without_bob = text.split("[[teams.users]]\nid = \"user_bob\"").next().unwrap().to_owned()
         + &text[text.find("[[teams.installations]]").unwrap()..];
     fs::write(&config, &without_bob).unwrap();
     reload(&home, &mut satellite);
     assert!(!home.rows().iter().any(|row| row["user"] == "bob"));
-    assert!(file("values.json").contains("given-key") && file("to-erase.json").contains("user_bob"));
-    assert_eq!(fs::metadata(home.data_dir().join("to-erase.json")).unwrap().mode() & 0o777, 0o600);
+    assert!(stored("user_values", "given-key") && stored("erasures", "user_bob"));
 
     satellite.terminate().exits(0);
     let mut satellite = home.run(&args);
-    assert!(file("values.json").contains("given-key") && file("to-erase.json").contains("user_bob"));
+    assert!(stored("user_values", "given-key") && stored("erasures", "user_bob"));
     fs::write(&config, &text).unwrap();
     reload(&home, &mut satellite);
     let is_online = || Some(row_of(&home, "bob", "notes")).filter(|row| row["status"] == "online");
     wait_for("bob's server to be online", is_online, || format!("{:#?}", home.rows()));
     assert_eq!(variable(&home, "bob", "API_KEY"), "given-key", "the value was lost");
-    assert!(!file("to-erase.json").contains("user_bob"));
+    assert!(!stored("erasures", "user_bob"));
     assert_eq!(home.satellite(&["prune"]).exits(0).stdout, "nothing to erase\n", "a value in use was pruned");
 
     fs::write(&config, &without_bob).unwrap();
     reload(&home, &mut satellite);
     let erased = home.satellite(&["prune", "--json"]).exits(0).json();
     assert_eq!(erased["instances"], serde_json::json!(["team_acme/user_bob/n1"]));
-    assert!(!file("values.json").contains("given-key") && !file("to-erase.json").contains("user_bob"));
+    assert!(!stored("user_values", "given-key") && !stored("erasures", "user_bob"));
     satellite.terminate().exits(0);
 }
 
@@ -417,15 +416,18 @@ fn values_are_kept_until_the_backend_has_sent_a_configuration() {
 }
 
 #[test]
-fn an_unreadable_values_file_is_reported_and_left_unchanged() {
+fn unreadable_values_are_reported_and_left_unchanged() {
     let home = home();
     let config = two_users(&home);
     let args = ["--config", config.to_str().unwrap()];
     home.make_data_dir();
-    let file = home.data_dir().join("values.json");
-    for broken in
-        [r#"{"version": 1, "teams": {"team_acme": {"user_alice": {"n1": {"PIN": sekrit}}}}}"#, r#"{"version": 2}"#]
-    {
+    for (name, broken) in [
+        // A file of the version before, which is imported as soon as it can be read.
+        ("values.json", r#"{"version": 1, "teams": {"team_acme": {"user_alice": {"n1": {"PIN": sekrit}}}}}"#),
+        ("values.json", r#"{"version": 2}"#),
+        ("state.db", "not a database, but longer than the header of one would be; it contains a sekrit, too, perhaps"),
+    ] {
+        let file = home.data_dir().join(name);
         fs::write(&file, broken).unwrap();
         make_private(&file);
         let satellite = home.run(&args);
@@ -433,13 +435,43 @@ fn an_unreadable_values_file_is_reported_and_left_unchanged() {
             satellite.process.wait_stderr(|log| log.contains("cannot read the values of users; servers wait for them"));
         assert!(!log.contains("sekrit"), "{log}");
         let outcome = configure(&home, &["notes", "--user", "alice", "PIN=1"]).exits(1);
-        assert!(outcome.stderr.contains("values.json` cannot be used"), "{outcome:#?}");
+        assert!(outcome.stderr.contains(&format!("{name}` cannot be used")), "{outcome:#?}");
         assert_eq!(fs::read_to_string(&file).unwrap(), broken);
         // After the file is removed, values can be stored again.
         fs::remove_file(&file).unwrap();
         configure(&home, &["notes", "--user", "alice", "PIN=1", "API_KEY=2"]).exits(0);
         assert_eq!(variable(&home, "alice", "PIN"), "1");
         satellite.terminate().exits(0);
+        fs::remove_file(home.state_database()).unwrap();
+    }
+}
+
+#[test]
+fn values_of_the_version_before_are_imported_once_and_leave_its_file_when_they_are_unset() {
+    let home = home();
+    let config = two_users(&home);
+    let args = ["--config", config.to_str().unwrap()];
+    home.make_data_dir();
+    let file = home.data_dir().join("values.json");
+    let kept = r#"{"version": 1, "teams": {"team_acme": {
+        "user_alice": {"n1": {"API_KEY": "key-of-before", "PIN": "pin-of-before"}},
+        "user_bob": {"n1": {"PIN": "pin-of-bob"}}}}}"#;
+    fs::write(&file, kept).unwrap();
+    make_private(&file);
+    let satellite = home.run(&args);
+    assert_eq!(variable(&home, "alice", "API_KEY"), "key-of-before");
+    assert_eq!(fs::read_to_string(&file).unwrap(), kept, "a rollback finds its file");
+    configure(&home, &["notes", "--user", "alice", "--unset", "API_KEY"]).exits(0);
+    satellite.terminate().exits(0);
+
+    let satellite = home.run(&args);
+    assert_eq!(row_of(&home, "alice", "notes")["status"], "awaiting_user_config");
+    assert_eq!(variable(&home, "bob", "PIN"), "pin-of-bob");
+    satellite.terminate().exits(0);
+    for file in [file, home.state_database()] {
+        let bytes = fs::read(&file).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(!text.contains("key-of-before") && text.contains("pin-of-bob"), "{}", file.display());
     }
 }
 

@@ -139,12 +139,12 @@ fn a_disk_that_hangs_stops_neither_supervision_nor_control() {
         assert!(stderr.contains("not durable") && stderr.contains("the disk does not answer"), "{verb}: {stderr}");
     }
     let stderr = home.satellite(&["configure", "notes", "KEY=value-1"]).exits(0).stderr;
-    assert!(stderr.contains("not durable") && stderr.contains("values.json"), "{stderr}");
+    assert!(stderr.contains("not durable") && stderr.contains("state.db"), "{stderr}");
     home.wait_online("notes");
     wait_journal(&home, "memory");
 
     drop(frozen);
-    let values = || fs::read_to_string(home.data_dir().join("values.json")).unwrap_or_default();
+    let values = || format!("{:?}", home.stored("user_values"));
     wait_for("the value to be stored", || values().contains("value-1").then_some(()), values);
     home.wait_row("files", "recorded in the ledger", |row| row["status"] == "online" && row["unrecorded"] == false);
     wait_journal(&home, "ok");

@@ -5,7 +5,7 @@ use std::fs;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::support::{Home, Satellite, pid, wait_for};
+use super::support::{Home, Satellite, make_private, pid, wait_for};
 
 /// Writes a configuration with one user and the server `notes`, with `more` settings of its installation.
 fn config(home: &Home, flags: &str, more: &str) -> String {
@@ -77,7 +77,7 @@ fn a_lazy_server_is_started_once_and_its_tools_survive_a_restart() {
     assert_eq!(events_of_type(&home, "mcp.server.respawned").len(), 1);
 
     // A changed configuration invalidates the cached tools.
-    let kept = || fs::read_dir(home.data_dir().join("catalogues")).unwrap().count();
+    let kept = || home.stored("catalogues").len();
     assert_eq!(kept(), 1, "number of cached catalogues");
     config(&home, r#""--tools", "5""#, "keep = \"lazy\"");
     reload(&mut second);
@@ -96,9 +96,9 @@ fn a_corrupt_catalogue_cache_costs_a_lazy_server_one_start() {
     let first = home.run(&["--config", &lazy]);
     home.wait_row("notes", "dormant", |row| row["dormant"] == true);
     first.terminate().exits(0);
-    for entry in fs::read_dir(home.data_dir().join("catalogues")).unwrap().flatten() {
-        fs::write(entry.path(), "nonsense").unwrap();
-    }
+    let database = rusqlite::Connection::open(home.state_database()).unwrap();
+    assert_eq!(database.execute("UPDATE catalogues SET body = ?1", [&b"nonsense"[..]]).unwrap(), 1);
+    drop(database);
     let second = home.run(&["--config", &lazy]);
     home.wait_row("notes", "dormant", |row| row["dormant"] == true && row["tools"] == 3);
     assert_eq!(events_of_type(&home, "mcp.server.started").len(), 2);
@@ -109,7 +109,9 @@ fn a_corrupt_catalogue_cache_costs_a_lazy_server_one_start() {
 fn lazy_servers_work_when_the_catalogue_cache_cannot_be_written() {
     let home = Home::new();
     home.make_data_dir();
-    fs::create_dir(home.data_dir().join("catalogues.key.new")).unwrap();
+    let database = home.state_database();
+    fs::write(&database, "not a database, but longer than the header of one would be, so that it is damaged").unwrap();
+    make_private(&database);
     let satellite = home.run(&["--config", &config(&home, "", "keep = \"lazy\"")]);
     home.wait_row("notes", "dormant", |row| row["dormant"] == true && row["tools"] == 3);
     satellite.terminate().exits(0);

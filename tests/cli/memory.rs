@@ -70,7 +70,7 @@ fn prepared_satellite<'a>(home: &'a Home, config: &str) -> Satellite<'a> {
 
 /// Waits until the tools of the dormant server are cached on disk.
 fn wait_tools_kept(home: &Home) {
-    let kept = || fs::read_dir(home.data_dir().join("catalogues")).unwrap().count();
+    let kept = || home.stored("catalogues").len();
     wait_for("the tools to be cached", || (kept() >= 1).then_some(()), || kept().to_string());
 }
 

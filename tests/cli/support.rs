@@ -12,6 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -108,6 +110,23 @@ impl Home {
 
     pub(crate) fn data_dir(&self) -> &Path {
         &self.data
+    }
+
+    pub(crate) fn state_database(&self) -> PathBuf {
+        self.data.join("state.db")
+    }
+
+    /// Returns the rows of a table of the state database, each with its columns; none if there is no such table yet.
+    pub(crate) fn stored(&self, table: &str) -> Vec<Vec<String>> {
+        let database = Connection::open_with_flags(self.state_database(), OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+        let Ok(mut select) = database.prepare(&format!("SELECT * FROM {table}")) else { return Vec::new() };
+        let columns = select.column_count();
+        let text = |row: &Row<'_>, at| match row.get_ref(at)? {
+            ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Ok(String::from_utf8_lossy(bytes).into_owned()),
+            other => Ok(format!("{other:?}")),
+        };
+        let rows = select.query_map([], |row| (0..columns).map(|at| text(row, at)).collect()).unwrap();
+        rows.collect::<rusqlite::Result<_>>().unwrap()
     }
 
     /// Creates the data directory with the satellite's mode.

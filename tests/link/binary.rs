@@ -178,8 +178,8 @@ fn a_backend_controls_a_satellite_from_registration_to_stop() {
     let gone = backend.wait_satellite("satellite-0001", "the last heartbeat", |one| one["connected"] == false);
     assert_eq!(gone["heartbeat"]["status"], "stopping");
     // Neither the key nor the token nor the values of servers leak into output and events.
-    let kept = fs::read_to_string(home.data_dir().join("backend.json")).unwrap();
-    let kept: Value = serde_json::from_str(&kept).unwrap();
+    let kept = home.stored("keys").into_iter().find(|row| row[0] == "backend").unwrap();
+    let kept: Value = serde_json::from_str(&kept[1]).unwrap();
     let token = fs::read_to_string(home.path().join("token")).unwrap();
     for secret in [kept["api_key"].as_str().unwrap(), token.trim(), "hunter2-key"] {
         assert!(!outcome.stderr.contains(secret) && !outcome.stdout.contains(secret), "{secret}");

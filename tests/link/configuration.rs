@@ -1,8 +1,9 @@
 //! Configurations from the backend.
 
-use mcp_satellite::backend::link::{BackendLink, CONFIG_FILE};
+use mcp_satellite::backend::link::BackendLink;
 use mcp_satellite::config::PlanRestrictions;
 use mcp_satellite::data_dir::DataDir;
+use mcp_satellite::state::StateDb;
 use mcp_satellite_actors::model::event::Event;
 use serde_json::json;
 
@@ -161,14 +162,14 @@ async fn the_last_valid_configuration_is_stored_for_a_start_without_the_backend(
     let fixture = LinkFixture::new(&peer, Some("token-1")).await;
     let linked = fixture.link();
     fixture.fleet.online("a").await;
-    wait_for("the file", || fixture.home.path().join(CONFIG_FILE).exists().then_some(())).await;
     linked.wait_until("the hash", |status| status.config_hash.is_some()).await;
-    let data_dir = DataDir::open(fixture.home.path()).unwrap();
-    let document = BackendLink::load_stored_config(&data_dir, &peer.url()).unwrap();
+    let database = StateDb::open(&DataDir::open(fixture.home.path()).unwrap()).unwrap();
+    let stored = || BackendLink::load_stored_config(&database, &peer.url());
+    let document = wait_for("the stored configuration", stored).await;
     assert_eq!(document.hash, "h1");
     assert_eq!(document.plan(&PlanRestrictions::default()).unwrap().instances.len(), 1);
     assert!(!format!("{document:?}").contains("hunter2"));
-    assert!(BackendLink::load_stored_config(&data_dir, "https://another.example.com").is_none());
+    assert!(BackendLink::load_stored_config(&database, "https://another.example.com").is_none());
 
     drop(linked);
     let applied = fixture.fleet.applied_hashes.lock().unwrap().len();

@@ -3,8 +3,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use mcp_satellite::backend::link::KEY_FILE;
 use mcp_satellite::config::BackendPlan;
+use mcp_satellite::state::DATABASE;
 
 use super::peer::{Peer, PeerResponse, wait_for};
 use super::yard::LinkFixture;
@@ -23,7 +23,7 @@ async fn a_satellite_registers_once_and_reuses_its_stored_key() {
     assert_eq!(registration.body["name"], "satellite-0001");
     assert_eq!(registration.body["capabilities"], serde_json::json!(["stdio", "http", "sse"]));
     assert!(registration.body["system"]["memory_bytes"].as_u64() > Some(1 << 20), "{}", registration.body);
-    let key = fixture.home.path().join(KEY_FILE);
+    let key = fixture.home.path().join(DATABASE);
     assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     drop(linked);
 
@@ -49,14 +49,14 @@ async fn a_revoked_key_is_replaced_with_a_new_token() {
     assert!(!why.contains("token-1") && !why.contains("api-key"), "{why}");
     let status = linked.status();
     assert_eq!((status.connected, status.satellite_id, status.mode.as_str()), (false, None, "registering"));
-    let text = std::fs::read_to_string(fixture.home.path().join(KEY_FILE)).unwrap();
+    let text = LinkFixture::stored_key(fixture.home.path()).unwrap();
     assert!(text.contains("api-key-0123456789-1"), "the key stays until it is replaced");
 
     peer.token("token-2");
     linked.link.set_registration_token(&BackendPlan { token: Some("token-2".into()), ..fixture.plan.clone() });
     let status = linked.wait_until("a contact", |status| status.connected && status.last_error.is_none()).await;
     assert_eq!(status.satellite_id.as_deref(), Some("sat-2"));
-    let text = std::fs::read_to_string(fixture.home.path().join(KEY_FILE)).unwrap();
+    let text = LinkFixture::stored_key(fixture.home.path()).unwrap();
     assert!(text.contains("api-key-0123456789-2"), "the new key is stored");
 }
 
@@ -125,7 +125,8 @@ async fn a_token_is_not_used_while_the_key_cannot_be_stored() {
     peer.token("token-1");
     let fixture = LinkFixture::new(&peer, Some("token-1")).await;
     let data_dir = fixture.home.path().join("later");
-    let obstacle = data_dir.join(format!("{KEY_FILE}.rehearsal"));
+    // Where SQLite creates the log of the database.
+    let obstacle = data_dir.join(format!("{DATABASE}-wal"));
     std::fs::create_dir_all(&obstacle).unwrap();
     std::fs::set_permissions(&data_dir, std::fs::Permissions::from_mode(0o700)).unwrap();
     let linked = fixture.link_in(&data_dir);
@@ -133,7 +134,7 @@ async fn a_token_is_not_used_while_the_key_cannot_be_stored() {
     assert!(peer.requests("register").is_empty());
     std::fs::remove_dir(obstacle).unwrap();
     linked.wait_until("a contact", |status| status.connected).await;
-    assert!(data_dir.join(KEY_FILE).exists());
+    assert!(LinkFixture::stored_key(&data_dir).is_some());
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use mcp_satellite::config::{BackendDocument, BackendPlan, ConfigErrors, PlanRest
 use mcp_satellite::connect::sim::{SimConnector, SimPlan, SimScript};
 use mcp_satellite::console::api::BackendStatus;
 use mcp_satellite::data_dir::DataDir;
+use mcp_satellite::state::{StateDb, StateKey, StateTable};
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::ids::InstanceId;
@@ -138,6 +139,13 @@ impl LinkFixture {
         }
     }
 
+    /// The stored key of the backend, as JSON.
+    pub(crate) fn stored_key(data_dir: &Path) -> Option<String> {
+        let database = StateDb::open(&DataDir::open(data_dir).unwrap()).unwrap();
+        let key = database.load_row(StateTable::Keys, &StateKey::BACKEND.into()).unwrap();
+        key.map(|key| String::from_utf8(key).unwrap())
+    }
+
     pub(crate) fn link(&self) -> RunningLink {
         self.link_in(self.home.path())
     }
@@ -147,7 +155,8 @@ impl LinkFixture {
         let link = BackendLink::new(LinkOptions {
             name: "satellite-0001".to_owned(),
             plan: self.plan.clone(),
-            data_dir: DataDir::create(data_dir).unwrap(),
+            data_dir: data_dir.to_owned(),
+            database: StateDb::open(&DataDir::create(data_dir).unwrap()).unwrap(),
             command_log: self.command_log.clone(),
             seed: 1,
             suspended: Arc::new(move || *suspended.lock().unwrap()),

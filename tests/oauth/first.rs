@@ -19,7 +19,7 @@ fn a_server_that_requires_oauth_names_the_command_and_connects_after_it() {
     let outcome = fixture.authorize(&[]).exits(0);
     assert!(outcome.stdout.contains(&format!("{name} is authorized\n{name} is online")), "{outcome:#?}");
     assert!(fixture.call("whoami").starts_with("subject-"));
-    assert_eq!(fixture.grant_file().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(fixture.home.state_database().metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fixture.authority.shared.state().scopes_asked, ["read"], "the scope of the challenge");
     satellite.terminate().exits(0);
 
@@ -90,7 +90,7 @@ fn metadata_of_another_resource_is_rejected_before_any_redirect() {
     fixture.home.wait_status("files", "requires_reauth");
     let refused = fixture.home.satellite(&["auth", "files"]).exits(1);
     assert!(refused.stderr.contains("resource mismatch"), "{refused:#?}");
-    assert_eq!(fixture.grant_files().len(), 0);
+    assert_eq!(fixture.grants().len(), 0);
     satellite.terminate().exits(0);
 }
 

@@ -55,7 +55,7 @@ fn revoke_revokes_and_deletes_the_grant() {
     let outcome = fixture.home.satellite(&["auth", "files", "--revoke"]).exits(0);
     assert!(outcome.stdout.contains("no authorization any more"), "{outcome:#?}");
     assert!(fixture.authority.shared.state().revoked.contains(&token));
-    assert_eq!(fixture.grant_files().len(), 0);
+    assert_eq!(fixture.grants().len(), 0);
     fixture.home.wait_status("files", "requires_reauth");
     fixture.home.satellite(&["auth", "files", "--revoke"]).exits(0);
     satellite.terminate().exits(0);
@@ -72,7 +72,7 @@ fn an_uninstalled_servers_grant_is_deleted_even_if_revocation_fails() {
         }
         let removed = "[satellite]\nretention = \"0s\"\n[[teams]]\nid = \"team_acme\"\nslug = \"acme\"\nusers = []\n";
         fixture.home.write("satellite.toml", removed);
-        wait_until("the removal of the grant", || fixture.grant_files().is_empty());
+        wait_until("the removal of the grant", || fixture.grants().is_empty());
         if reachable {
             wait_until("its revocation", || fixture.authority.shared.state().revoked.contains(&token));
         }
@@ -96,5 +96,5 @@ fn a_server_can_be_authorized_before_a_satellite_runs() {
     satellite.terminate().exits(0);
 
     fixture.home.satellite(&["auth", "files", "--user", "bob", "--config", config, "--revoke"]).exits(0);
-    assert_eq!((fixture.grant_files().len(), fixture.authority.shared.state().revoked.len()), (0, 2));
+    assert_eq!((fixture.grants().len(), fixture.authority.shared.state().revoked.len()), (0, 2));
 }

@@ -108,7 +108,7 @@ fn a_wrong_clock_costs_one_renewal() {
     for received_at in ["2099-01-01T00:00:00Z", "2001-01-01T00:00:00Z"] {
         let mut grant = fixture.grant();
         grant["received_at"] = json!(received_at);
-        fs::write(fixture.grant_file(), grant.to_string()).unwrap();
+        fixture.replace_grant(&grant);
         let before = fixture.authority.token_requests("refresh_token");
         let satellite = fixture.run("");
         fixture.home.wait_online("files");
@@ -143,7 +143,7 @@ fn a_token_renewed_for_a_replaced_server_is_not_sent_to_the_new_one() {
     fixture.home.write("satellite.toml", &config.replace(&fixture.server.url(), &other.url()));
     wait_until("a request to the other server", || other.rejected_count() >= 1);
     fixture.authority.set_token_endpoint_answers(true);
-    wait_until("the removal of the grant", || fixture.grant_files().is_empty());
+    wait_until("the removal of the grant", || fixture.grants().is_empty());
     fixture.home.wait_status("files", "requires_reauth");
     assert_eq!(other.token_count(), 0, "no token was sent to the other server");
     drop(call);

@@ -1,4 +1,4 @@
-//! The secrets of an authorization are stored only in `DIR/grants`.
+//! The secrets of an authorization are stored only in `DIR/state.db`.
 
 use std::fs;
 use std::path::Path;
@@ -49,15 +49,13 @@ fn no_token_code_verifier_or_secret_leaks() {
 
     let secrets = fixture.authority.shared.state().secrets.clone();
     assert!(secrets.len() >= 7, "{secrets:?}");
-    let mut files_outside_grants = Vec::new();
-    files(fixture.home.path(), &mut files_outside_grants);
-    let files_outside_grants =
-        files_outside_grants.into_iter().filter(|path| !path.starts_with(fixture.home.data_dir().join("grants")));
-    let files_outside_grants: Vec<_> =
-        files_outside_grants.map(|path| (path.display().to_string(), fs::read(&path).unwrap())).collect();
+    let mut other_files = Vec::new();
+    files(fixture.home.path(), &mut other_files);
+    let other_files = other_files.into_iter().filter(|path| *path != fixture.home.state_database());
+    let other_files: Vec<_> = other_files.map(|path| (path.display().to_string(), fs::read(&path).unwrap())).collect();
     for secret in secrets {
         assert!(!output.contains(&secret), "{secret} is in the output");
-        for (path, bytes) in &files_outside_grants {
+        for (path, bytes) in &other_files {
             assert!(memchr::memmem::find(bytes, secret.as_bytes()).is_none(), "{secret} is in {path}");
         }
     }

@@ -84,22 +84,26 @@ impl OauthFixture {
             .unwrap_or_default()
     }
 
-    /// The file of the only grant.
-    #[track_caller]
-    pub(crate) fn grant_file(&self) -> PathBuf {
-        let files = self.grant_files();
-        assert_eq!(files.len(), 1, "{files:?}");
-        files.into_iter().next().unwrap()
+    /// The stored grants.
+    pub(crate) fn grants(&self) -> Vec<Value> {
+        let rows = self.home.stored("grants").into_iter();
+        rows.map(|row| serde_json::from_str(row.last().unwrap()).unwrap()).collect()
     }
 
-    pub(crate) fn grant_files(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(self.home.data_dir().join("grants")).unwrap();
-        entries.map(|entry| entry.unwrap().path()).collect()
-    }
-
+    /// The only stored grant.
     #[track_caller]
     pub(crate) fn grant(&self) -> Value {
-        serde_json::from_slice(&fs::read(self.grant_file()).unwrap()).unwrap()
+        let mut grants = self.grants();
+        assert_eq!(grants.len(), 1);
+        grants.remove(0)
+    }
+
+    /// Replaces the only stored grant, while no satellite runs.
+    #[track_caller]
+    pub(crate) fn replace_grant(&self, grant: &Value) {
+        let database = rusqlite::Connection::open(self.home.state_database()).unwrap();
+        let body = grant.to_string().into_bytes();
+        assert_eq!(database.execute("UPDATE grants SET body = ?1", [body]).unwrap(), 1);
     }
 }
 

@@ -24,7 +24,7 @@ const OPEN_FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags:
 const PROBLEMS_MAX: usize = 10;
 
 /// Files and directories directly in a data directory that the satellite or the reference backend creates.
-const OWN: [&str; 22] = [
+const OWN: [&str; 23] = [
     ".gitignore",
     "admin-token",
     "admin.curl",
@@ -43,6 +43,7 @@ const OWN: [&str; 22] = [
     "listen",
     "lock",
     "registration-token",
+    "state.db",
     "team-uids.json",
     "to-erase.json",
     "token",

@@ -13,8 +13,10 @@ use crate::console::api::{
 };
 use crate::console::client::{ClientError, ConsoleClient};
 use crate::console::find::find;
+use crate::grants;
 use crate::known_dirs::DataDirLocation;
 use crate::satellite::lock::{DataDirLock, DataDirLockError};
+use crate::state::StateDb;
 use crate::values::UserValues;
 use mcp_satellite_remote::oauth::{FlowCompletion, FlowRequest, Grants, OAuthError};
 
@@ -110,8 +112,9 @@ impl OfflineAuth {
             CommandFailure::new(code, error.to_string())
         })?;
         mcp_satellite_http::client::install_tls_provider();
-        let grants = Grants::open(lock.data_dir(), Arc::new(HttpClients::new()?))?;
-        let (_, specs) = UserValues::open(lock.data_dir()).merge(plan.instances);
+        let database = StateDb::open(lock.data_dir())?;
+        let grants = grants::open(&database, Arc::new(HttpClients::new()?));
+        let (_, specs) = UserValues::open(&database).merge(plan.instances);
         // The backend's document is unknown here, so no instance counts as removed.
         grants.set_instances(&specs, plan.oauth, false);
         Ok(Self { grants, specs, _lock: lock })

@@ -18,13 +18,8 @@ use super::rules::{InstanceScope, RetryPacer};
 use super::{LinkHost, LinkShared, SpecsById};
 use crate::wire::SatelliteConfig;
 use mcp_satellite_config::{BackendDocument, ConfigErrors};
-use mcp_satellite_files::data_dir::DataDir;
-use mcp_satellite_files::disk::run_with_timeout;
-
-pub const CONFIG_FILE: &str = "backend-config.json";
-
-// A response has at most 16 MiB, and is stored with indentation.
-const STORED_MAX: u64 = 256 << 20;
+use mcp_satellite_files::disk::{NotSaved, run_with_timeout};
+use mcp_satellite_store::state::{StateDb, StateKey, StateTable};
 
 const FIRST_DELAY: Duration = Duration::from_secs(2);
 
@@ -187,9 +182,9 @@ async fn fetch_and_apply(
     *applied =
         AppliedConfig { hash: Some(hash.clone()), etag: tag, reported_error: None, before, specs: Some(specs.clone()) };
     link.reachability.set_config_hash(Some(hash));
-    let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
-    let stored = run_with_timeout(move || store(&data_dir, &url, &config)).await;
-    if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
+    let (database, url) = (link.database.clone(), link.plan.url.clone());
+    let stored = run_with_timeout(move || store(&database, &url, &config)).await;
+    if let Err(error) = stored.unwrap_or(Err(NotSaved::DiskHangs)) {
         tracing::error!(%error, "cannot store the backend's configuration for a start without the backend");
     }
     Ok(ConfigFetchOutcome::Applied(specs))
@@ -240,28 +235,31 @@ struct StoredConfigRef<'a> {
 }
 
 #[derive(Deserialize)]
-struct StoredConfigFile {
+struct StoredConfigBody {
     url: String,
     config: SatelliteConfig,
 }
 
-fn store(data_dir: &DataDir, url: &str, config: &SatelliteConfig) -> std::io::Result<()> {
-    data_dir.replace(CONFIG_FILE, &serde_json::to_vec_pretty(&StoredConfigRef { url, config })?)
+fn store(database: &StateDb, url: &str, config: &SatelliteConfig) -> Result<(), NotSaved> {
+    let body = serde_json::to_vec(&StoredConfigRef { url, config });
+    let body = body.map_err(|error| NotSaved::Failed(error.to_string()))?;
+    database.set(StateTable::BackendDocument, StateKey::BACKEND, Some(body));
+    database.save()
 }
 
 // Blocks on the file system.
-pub(super) fn load(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
+pub(super) fn load(database: &StateDb, url: &str) -> Option<BackendDocument> {
     let unusable = |why: String| tracing::error!(why, "the stored configuration of the backend cannot be used");
-    let text = match data_dir.read(CONFIG_FILE, STORED_MAX) {
+    let text = match database.load_row(StateTable::BackendDocument, &StateKey::BACKEND.into()) {
         Ok(text) => text?,
-        Err(error) => {
-            unusable(error.to_string());
+        Err(why) => {
+            unusable(why);
             return None;
         }
     };
     // The serde error would contain the value, which may be a secret.
-    let Ok(StoredConfigFile { url: of, config }) = serde_json::from_slice(&text) else {
-        unusable("the file is damaged".to_owned());
+    let Ok(StoredConfigBody { url: of, config }) = serde_json::from_slice(&text) else {
+        unusable("it is damaged".to_owned());
         return None;
     };
     if of != url {
@@ -277,22 +275,21 @@ pub(super) fn load(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-    use std::os::unix::fs::PermissionsExt;
+    use mcp_satellite_files::data_dir::{DataDir, private_tempdir};
 
     use super::*;
 
     #[test]
-    fn the_last_configuration_is_stored_privately_and_per_backend() {
-        let home = mcp_satellite_files::data_dir::private_tempdir();
-        let dir = DataDir::open(home.path()).unwrap();
+    fn the_last_configuration_is_stored_per_backend() {
+        let home = private_tempdir();
+        let database = StateDb::open(&DataDir::open(home.path()).unwrap()).unwrap();
         let config = SatelliteConfig { hash: "h1".to_owned(), ..SatelliteConfig::default() };
-        assert_eq!(load(&dir, "https://a"), None);
-        store(&dir, "https://a", &config).unwrap();
-        let path = dir.path().join(CONFIG_FILE);
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(load(&dir, "https://a").unwrap().hash, "h1");
-        assert_eq!(load(&dir, "https://b"), None);
-        std::fs::write(path, "{\"url\": \"https://a\", \"config\": {\"hash\": 7}}").unwrap();
-        assert_eq!(load(&dir, "https://a"), None);
+        assert_eq!(load(&database, "https://a"), None);
+        store(&database, "https://a", &config).unwrap();
+        assert_eq!(load(&database, "https://a").unwrap().hash, "h1");
+        assert_eq!(load(&database, "https://b"), None);
+        let damaged = b"{\"url\": \"https://a\", \"config\": {\"hash\": 7}}".to_vec();
+        database.set(StateTable::BackendDocument, StateKey::BACKEND, Some(damaged));
+        assert_eq!(load(&database, "https://a"), None);
     }
 }

@@ -1,15 +1,10 @@
-//! Credentials of a registered satellite, stored in the data directory and readable only by its owner.
-
-use std::io::Write;
+//! Credentials of a registered satellite, kept in the state database.
 
 use mcp_satellite_actors::model::secret::Secret;
 use serde::{Deserialize, Serialize};
 
-use mcp_satellite_files::data_dir::DataDir;
-
-pub const KEY_FILE: &str = "backend.json";
-
-const KEY_MAX: u64 = 64 << 10;
+use mcp_satellite_files::disk::NotSaved;
+use mcp_satellite_store::state::{StateDb, StateKey, StateTable};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SatelliteKey {
@@ -20,7 +15,7 @@ pub(super) struct SatelliteKey {
 }
 
 #[derive(Serialize, Deserialize)]
-struct StoredKeyFile {
+struct StoredKeyBody {
     url: String,
     satellite_id: String,
     api_key: String,
@@ -32,19 +27,19 @@ pub(super) enum StoredKey {
     Key(SatelliteKey),
     // The key of another backend.
     OtherBackend { url: String },
-    // The file cannot be used, for this reason.
+    // The stored key cannot be used, for this reason.
     Damaged(String),
 }
 
-pub(super) fn load(data_dir: &DataDir, url: &str) -> StoredKey {
-    let text = match data_dir.read(KEY_FILE, KEY_MAX) {
+pub(super) fn load(database: &StateDb, url: &str) -> StoredKey {
+    let text = match database.load_row(StateTable::Keys, &StateKey::BACKEND.into()) {
         Ok(Some(text)) => text,
         Ok(None) => return StoredKey::Missing,
-        Err(error) => return StoredKey::Damaged(error.to_string()),
+        Err(why) => return StoredKey::Damaged(why),
     };
     // The serde error would contain the value, which may be a secret.
-    let Ok(StoredKeyFile { url: of, satellite_id, api_key }) = serde_json::from_slice(&text) else {
-        return StoredKey::Damaged("the file is damaged".to_owned());
+    let Ok(StoredKeyBody { url: of, satellite_id, api_key }) = serde_json::from_slice(&text) else {
+        return StoredKey::Damaged("it is damaged".to_owned());
     };
     if of != url {
         return StoredKey::OtherBackend { url: of };
@@ -55,20 +50,13 @@ pub(super) fn load(data_dir: &DataDir, url: &str) -> StoredKey {
     StoredKey::Key(SatelliteKey { url: of, satellite_id, secret: api_key.into() })
 }
 
-pub(super) fn store(data_dir: &DataDir, key: &SatelliteKey) -> std::io::Result<()> {
+pub(super) fn store(database: &StateDb, key: &SatelliteKey) -> Result<(), NotSaved> {
     let SatelliteKey { url, satellite_id, secret } = key;
     let stored =
-        StoredKeyFile { url: url.clone(), satellite_id: satellite_id.clone(), api_key: secret.expose().to_owned() };
-    data_dir.replace(KEY_FILE, &serde_json::to_vec_pretty(&stored)?)
-}
-
-/// Checks that a key can be stored, before the single-use token is spent.
-pub(super) fn check_writable(data_dir: &DataDir) -> std::io::Result<()> {
-    let name = format!("{KEY_FILE}.rehearsal");
-    let mut file = data_dir.create_file(&name)?;
-    file.write_all(&[b' '; 4096])?;
-    file.sync_all()?;
-    data_dir.remove(&name).map(drop)
+        StoredKeyBody { url: url.clone(), satellite_id: satellite_id.clone(), api_key: secret.expose().to_owned() };
+    let body = serde_json::to_vec(&stored).map_err(|error| NotSaved::Failed(error.to_string()))?;
+    database.set(StateTable::Keys, StateKey::BACKEND, Some(body));
+    database.save()
 }
 
 // Suitable as part of a URL.
@@ -86,7 +74,7 @@ pub(super) fn is_sendable(key: &str) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-    use std::os::unix::fs::PermissionsExt;
+    use mcp_satellite_files::data_dir::{DataDir, private_tempdir};
 
     use super::*;
 
@@ -96,34 +84,34 @@ mod tests {
         SatelliteKey { url: URL.to_owned(), satellite_id: "sat-1".to_owned(), secret: "0123456789abcdef".into() }
     }
 
+    fn open(home: &tempfile::TempDir) -> StateDb {
+        StateDb::open(&DataDir::open(home.path()).unwrap()).unwrap()
+    }
+
     #[test]
-    fn a_key_is_stored_privately_and_can_be_loaded_and_replaced() {
-        let home = mcp_satellite_files::data_dir::private_tempdir();
-        let dir = DataDir::open(home.path()).unwrap();
-        assert_eq!(load(&dir, URL), StoredKey::Missing);
-        store(&dir, &key()).unwrap();
-        let path = dir.path().join(KEY_FILE);
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(load(&dir, URL), StoredKey::Key(key()));
-        store(&dir, &SatelliteKey { satellite_id: "sat-2".to_owned(), ..key() }).unwrap();
-        assert!(matches!(load(&dir, URL), StoredKey::Key(key) if key.satellite_id == "sat-2"));
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+    fn a_stored_key_can_be_loaded_and_replaced() {
+        let home = private_tempdir();
+        let database = open(&home);
+        assert_eq!(load(&database, URL), StoredKey::Missing);
+        store(&database, &key()).unwrap();
+        assert_eq!(load(&database, URL), StoredKey::Key(key()));
+        store(&database, &SatelliteKey { satellite_id: "sat-2".to_owned(), ..key() }).unwrap();
+        assert!(matches!(load(&open(&home), URL), StoredKey::Key(key) if key.satellite_id == "sat-2"));
     }
 
     #[test]
     fn a_key_of_another_backend_is_not_used() {
-        let home = mcp_satellite_files::data_dir::private_tempdir();
-        let dir = DataDir::open(home.path()).unwrap();
-        store(&dir, &key()).unwrap();
-        let other = load(&dir, "https://elsewhere.example.com");
+        let home = private_tempdir();
+        let database = open(&home);
+        store(&database, &key()).unwrap();
+        let other = load(&database, "https://elsewhere.example.com");
         assert_eq!(other, StoredKey::OtherBackend { url: URL.to_owned() });
     }
 
     #[test]
-    fn a_damaged_key_file_is_reported_without_its_content() {
-        let home = mcp_satellite_files::data_dir::private_tempdir();
-        let dir = DataDir::open(home.path()).unwrap();
-        let long = "x".repeat(100_000);
+    fn a_damaged_key_is_reported_without_its_content() {
+        let home = private_tempdir();
+        let database = open(&home);
         for text in [
             "",
             "{",
@@ -131,22 +119,11 @@ mod tests {
             "{\"url\":\"https://backend.example.com\",\"satellite_id\":\"../etc\",\"api_key\":\"secret-of-many\"}",
             "{\"url\":\"https://backend.example.com\",\"satellite_id\":\"s\",\"api_key\":\"secret of many\"}",
             "{\"url\":17,\"satellite_id\":\"s\",\"api_key\":[\"secret-of-many\"]}",
-            long.as_str(),
         ] {
-            dir.replace(KEY_FILE, text.as_bytes()).unwrap();
-            let StoredKey::Damaged(why) = load(&dir, URL) else { panic!("{text}") };
+            database.set(StateTable::Keys, StateKey::BACKEND, Some(text.into()));
+            let StoredKey::Damaged(why) = load(&database, URL) else { panic!("{text}") };
             assert!(!why.contains("secret"), "{why}");
         }
-    }
-
-    #[test]
-    fn check_writable_detects_a_missing_directory_and_leaves_no_file() {
-        let home = mcp_satellite_files::data_dir::private_tempdir();
-        let dir = DataDir::open(home.path()).unwrap();
-        check_writable(&dir).unwrap();
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        home.close().unwrap();
-        assert!(check_writable(&dir).is_err());
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod status;
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -49,8 +50,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 pub use command_log::{CommandLog, CommandProgress, InMemoryCommandLog};
-pub use document::CONFIG_FILE;
-pub use key::KEY_FILE;
 
 use calls::{BackendCallError, BackendClient};
 use command_log::FallbackCommandLog;
@@ -64,7 +63,7 @@ pub use self::status::BackendStatus;
 use super::wire::{EventProgress, PollingMode};
 use mcp_satellite_actors::model::event::rfc3339;
 use mcp_satellite_config::{BackendDocument, BackendPlan, ConfigErrors};
-use mcp_satellite_files::data_dir::DataDir;
+use mcp_satellite_store::state::StateDb;
 
 // After a panic in the link.
 const BEGIN_AGAIN_AFTER: Duration = Duration::from_secs(5);
@@ -95,7 +94,9 @@ pub trait LinkHost: Send + Sync {
 pub struct LinkOptions {
     pub name: String,
     pub plan: BackendPlan,
-    pub data_dir: DataDir,
+    /// Absolute path, for messages and for measuring its file system.
+    pub data_dir: PathBuf,
+    pub database: StateDb,
     pub command_log: Arc<dyn CommandLog>,
     pub seed: u64,
     /// Returns the time that the machine has spent suspended, from an arbitrary origin:
@@ -119,7 +120,8 @@ pub struct BackendLink(Arc<LinkShared>);
 struct LinkShared {
     name: String,
     plan: BackendPlan,
-    data_dir: DataDir,
+    data_dir: PathBuf,
+    database: StateDb,
     seed: u64,
     suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
     started: std::time::Instant,
@@ -149,14 +151,15 @@ struct LinkShared {
 impl BackendLink {
     /// Creates a link. Requests start with [`BackendLink::run`].
     pub fn new(options: LinkOptions) -> Result<Self, LinkError> {
-        let LinkOptions { name, plan, data_dir, command_log: done, seed, suspended } = options;
+        let LinkOptions { name, plan, data_dir, database, command_log: done, seed, suspended } = options;
         let backend = BackendClient::new(&plan.url, plan.request_timeout)?;
-        let metrics = SystemMonitor::new(data_dir.path());
+        let metrics = SystemMonitor::new(&data_dir);
         Ok(Self(Arc::new(LinkShared {
             name,
             token: watch::Sender::new(plan.token.clone()),
             plan,
             data_dir,
+            database,
             seed,
             suspended,
             started: std::time::Instant::now(),
@@ -177,8 +180,8 @@ impl BackendLink {
 
     /// Loads the last valid configuration of the backend at `url`, for a start without the backend. Blocks on the file
     /// system.
-    pub fn load_stored_config(data_dir: &DataDir, url: &str) -> Option<BackendDocument> {
-        document::load(data_dir, url)
+    pub fn load_stored_config(database: &StateDb, url: &str) -> Option<BackendDocument> {
+        document::load(database, url)
     }
 
     pub async fn set_applied_config(&self, hash: String) {

@@ -12,7 +12,7 @@ use super::key::{self, SatelliteKey, StoredKey};
 use super::rules::RetryPacer;
 use super::{LinkShared, metrics};
 use crate::wire::{Registration, RegistrationResponse};
-use mcp_satellite_files::disk::run_with_timeout;
+use mcp_satellite_files::disk::{NotSaved, run_with_timeout};
 
 const FIRST_DELAY: Duration = Duration::from_secs(2);
 // A shorter key could be guessed.
@@ -100,8 +100,8 @@ async fn load_stored_key(link: &LinkShared) {
     if link.key.borrow().is_some() {
         return;
     }
-    let (data_dir, url) = (link.data_dir.clone(), link.plan.url.clone());
-    let Ok(stored_key) = tokio::task::spawn_blocking(move || key::load(&data_dir, &url)).await else { return };
+    let (database, url) = (link.database.clone(), link.plan.url.clone());
+    let Ok(stored_key) = tokio::task::spawn_blocking(move || key::load(&database, &url)).await else { return };
     match stored_key {
         StoredKey::Missing => {}
         StoredKey::Key(key) => link.set_key(key),
@@ -120,11 +120,11 @@ enum RegistrationError {
 
 async fn register(link: &LinkShared, token: Option<&Secret>) -> Result<(), RegistrationError> {
     let token = token.ok_or(RegistrationError::NoToken)?;
-    let data_dir = link.data_dir.clone();
-    // A rejected key stays on the disk until another one replaces it.
-    let ready = tokio::task::spawn_blocking(move || key::check_writable(&data_dir));
+    let database = link.database.clone();
+    // A rejected key stays stored until another one replaces it.
+    let ready = tokio::task::spawn_blocking(move || database.check_writable());
     let unkept = |error: &dyn std::fmt::Display| {
-        let dir = link.data_dir.path().display();
+        let dir = link.data_dir.display();
         RegistrationError::Local(format!(
             "cannot store a key in `{dir}`, so the single-use token was not sent: {error}"
         ))
@@ -144,9 +144,9 @@ async fn register(link: &LinkShared, token: Option<&Secret>) -> Result<(), Regis
         return Err(RegistrationError::Backend(BackendCallError::Malformed { to: link.plan.url.clone(), reason }));
     }
     let key = SatelliteKey { url: link.plan.url.clone(), satellite_id, secret: api_key.into() };
-    let (data_dir, stored_key) = (link.data_dir.clone(), key.clone());
-    let stored = run_with_timeout(move || key::store(&data_dir, &stored_key)).await;
-    if let Err(error) = stored.unwrap_or_else(|| Err(std::io::Error::other("the disk does not answer"))) {
+    let (database, stored_key) = (link.database.clone(), key.clone());
+    let stored = run_with_timeout(move || key::store(&database, &stored_key)).await;
+    if let Err(error) = stored.unwrap_or(Err(NotSaved::DiskHangs)) {
         tracing::error!(%error, "cannot store the key of the backend; it is used until the satellite ends, and the \
                                  next start needs another registration token");
     }

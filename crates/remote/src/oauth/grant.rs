@@ -1,7 +1,5 @@
-//! Grants as stored: the tokens of an instance, with the authorization server, the client and the resource.
-//!
-//! Each grant is a file in `DIR/grants`, readable only by its owner. Its secrets never appear in the journal, in events
-//! or in logs.
+//! Grants as stored: the tokens of an instance, with the authorization server, the client and the resource. The secrets
+//! never appear in the journal, in events or in logs.
 
 use std::io;
 use std::time::Duration;
@@ -12,12 +10,22 @@ use mcp_satellite_actors::model::secret::Secret;
 use serde::{Deserialize, Serialize};
 
 use mcp_satellite_actors::model::settings::OAuthPlan;
-use mcp_satellite_files::data_dir::{DataDir, is_hex};
 
-const DIRECTORY: &str = "grants";
-// File format. Files of other versions are ignored.
+// Storage format. Grants of other versions are ignored.
 const VERSION: u32 = 1;
-const FILE_MAX: u64 = 1 << 20;
+
+/// Private storage of the host for grants. Each method blocks on the disk.
+pub trait GrantStore: Send + Sync {
+    /// Returns all stored grants.
+    ///
+    /// # Errors
+    ///
+    /// Returns the file that cannot be used, with the reason.
+    fn load(&self) -> Result<Vec<(InstanceId, Vec<u8>)>, String>;
+    /// Replaces the grant of an instance.
+    fn save(&self, id: &InstanceId, grant: Vec<u8>) -> io::Result<()>;
+    fn delete(&self, id: &InstanceId) -> io::Result<()>;
+}
 
 // `Secret` hides its value in `Debug`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +77,7 @@ pub(super) struct OAuthClient {
     pub(super) secret: Option<Secret>,
 }
 
-// File format. No `Debug`, because it contains secrets.
+// Storage format. No `Debug`, because it contains secrets.
 #[derive(Serialize, Deserialize)]
 struct StoredGrant {
     version: u32,
@@ -139,94 +147,64 @@ impl From<StoredGrant> for Grant {
     }
 }
 
-#[derive(Debug, Clone)]
-pub(super) struct GrantStore {
-    data_dir: DataDir,
+// Unusable grants are logged and left unchanged.
+pub(super) fn load_all(store: &dyn GrantStore) -> Vec<Grant> {
+    let stored = store.load().unwrap_or_else(|why| {
+        tracing::error!(why, "cannot read the authorizations; their servers must be authorized again");
+        Vec::new()
+    });
+    let usable = |(id, bytes): (InstanceId, Vec<u8>)| {
+        let parsed = parse(&id, &bytes).inspect_err(|why| {
+            tracing::error!(instance = %id, why, "cannot read an authorization; its server must be authorized again");
+        });
+        parsed.ok()
+    };
+    stored.into_iter().filter_map(usable).collect()
 }
 
-impl GrantStore {
-    // Unusable files are logged and left unchanged.
-    pub(super) fn open(data_dir: &DataDir) -> io::Result<(Self, Vec<Grant>)> {
-        let store = Self { data_dir: data_dir.clone() };
-        let mut grants = Vec::new();
-        let directory = match store.directory() {
-            Ok(directory) => directory,
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
-            Err(error) => {
-                // On a full disk, the directory is created with the first stored grant.
-                tracing::error!(%error, "cannot create the directory of authorizations");
-                return Ok((store, grants));
-            }
-        };
-        for name in directory.names()? {
-            if name.strip_suffix(".json").is_none_or(|digits| !is_hex(digits, 32)) {
-                continue;
-            }
-            match Self::load(&directory, &name) {
-                Ok(grant) => grants.push(grant),
-                Err(why) => {
-                    let file = directory.path().join(name);
-                    tracing::error!(
-                        file = %file.display(),
-                        why,
-                        "cannot read an authorization; its server must be authorized again"
-                    );
-                }
-            }
-        }
-        Ok((store, grants))
+// Errors do not contain the stored text.
+fn parse(id: &InstanceId, bytes: &[u8]) -> Result<Grant, String> {
+    // The serde error would contain the value, which may be a secret.
+    let kept: StoredGrant = serde_json::from_slice(bytes).map_err(|_| "it is damaged")?;
+    if kept.version != VERSION {
+        return Err(format!("it has version {}, and this satellite supports version {VERSION}", kept.version));
     }
-
-    fn directory(&self) -> io::Result<DataDir> {
-        self.data_dir.create_or_open_subdirectory(DIRECTORY)
-    }
-
-    // Errors do not contain the contents of the file.
-    fn load(directory: &DataDir, name: &str) -> Result<Grant, String> {
-        let bytes = directory.read(name, FILE_MAX).map_err(|error| error.to_string())?.ok_or("the file was removed")?;
-        // The serde error would contain the value, which may be a secret.
-        let stored: StoredGrant = serde_json::from_slice(&bytes).map_err(|_| "the file is damaged")?;
-        if stored.version != VERSION {
-            return Err(format!(
-                "the file has version {}, and this satellite supports version {VERSION}",
-                stored.version
-            ));
-        }
-        let grant = Grant::from(stored);
-        // A copy under another name must not become the grant of another instance.
-        if file_name(&grant.id) != name {
-            return Err("the file belongs to another instance".to_owned());
-        }
-        Ok(grant)
-    }
-
-    // Blocks on the disk.
-    pub(super) fn store(&self, grant: &Grant) -> io::Result<()> {
-        self.directory()?.replace(&file_name(&grant.id), &serde_json::to_vec_pretty(&StoredGrant::from(grant))?)
-    }
-
-    // True if there was a grant.
-    pub(super) fn remove(&self, id: &InstanceId) -> io::Result<bool> {
-        self.directory()?.remove(&file_name(id))
-    }
+    let grant = Grant::from(kept);
+    // A copy in another place must not become the grant of another instance.
+    if grant.id == *id { Ok(grant) } else { Err("it belongs to another instance".to_owned()) }
 }
 
-// A digest, because ids may contain any character.
-fn file_name(id: &InstanceId) -> String {
-    let parts = [id.team.to_string(), id.user.to_string(), id.installation.to_string()];
-    let text = serde_json::json!(parts).to_string();
-    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
-    let (half, _) = digest.as_ref().split_first_chunk().unwrap_or((&[0; 16], &[]));
-    format!("{:032x}.json", u128::from_be_bytes(*half))
+pub(super) fn save(store: &dyn GrantStore, grant: &Grant) -> io::Result<()> {
+    store.save(&grant.id, serde_json::to_vec_pretty(&StoredGrant::from(grant))?)
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-    use std::os::unix::fs::PermissionsExt;
+    use std::collections::BTreeMap;
+    use std::sync::Mutex;
 
     use super::*;
+
+    #[derive(Default)]
+    struct MemoryStore(Mutex<BTreeMap<InstanceId, Vec<u8>>>);
+
+    impl GrantStore for MemoryStore {
+        fn load(&self) -> Result<Vec<(InstanceId, Vec<u8>)>, String> {
+            Ok(self.0.lock().unwrap().clone().into_iter().collect())
+        }
+
+        fn save(&self, id: &InstanceId, grant: Vec<u8>) -> io::Result<()> {
+            self.0.lock().unwrap().insert(id.clone(), grant);
+            Ok(())
+        }
+
+        fn delete(&self, id: &InstanceId) -> io::Result<()> {
+            self.0.lock().unwrap().remove(id);
+            Ok(())
+        }
+    }
 
     pub(crate) fn grant(user: &str) -> Grant {
         Grant {
@@ -249,33 +227,26 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_grant_is_stored_privately_and_hidden_in_debug_output() {
-        let home = mcp_satellite_files::data_dir::private_tempdir();
-        let (store, none) = GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap();
-        assert_eq!(none, []);
+    fn a_stored_grant_is_loaded_unchanged_and_hidden_in_debug_output() {
+        let store = MemoryStore::default();
+        assert_eq!(load_all(&store), []);
         for user in ["alice", "bob"] {
-            store.store(&grant(user)).unwrap();
+            save(&store, &grant(user)).unwrap();
         }
-        for entry in std::fs::read_dir(home.path().join(DIRECTORY)).unwrap() {
-            assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        }
-        assert_eq!(home.path().join(DIRECTORY).metadata().unwrap().permissions().mode() & 0o777, 0o700);
-        let (_, mut found) = GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap();
-        found.sort_by(|one, other| one.id.user.cmp(&other.id.user));
+        let found = load_all(&store);
         assert_eq!(found, [grant("alice"), grant("bob")]);
         assert!(!format!("{found:?}").contains("hush"));
-        assert!(store.remove(&grant("alice").id).unwrap() && !store.remove(&grant("alice").id).unwrap());
-        assert_eq!(GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap().1, [grant("bob")]);
+        store.delete(&grant("alice").id).unwrap();
+        assert_eq!(load_all(&store), [grant("bob")]);
     }
 
     #[test]
-    fn a_grant_file_with_a_wrong_name_is_ignored() {
-        let home = mcp_satellite_files::data_dir::private_tempdir();
-        let (store, _) = GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap();
-        store.store(&grant("alice")).unwrap();
-        let name = |user: &str| file_name(&grant(user).id);
-        store.directory().unwrap().rename(&name("alice"), &name("bob")).unwrap();
-        store.directory().unwrap().replace(&name("carol"), b"{\"access_token\": \"hush\"}").unwrap();
-        assert_eq!(GrantStore::open(&DataDir::open(home.path()).unwrap()).unwrap().1, []);
+    fn a_grant_of_another_instance_and_a_damaged_one_are_ignored() {
+        let store = MemoryStore::default();
+        save(&store, &grant("alice")).unwrap();
+        let alices = store.0.lock().unwrap().remove(&grant("alice").id).unwrap();
+        store.save(&grant("bob").id, alices).unwrap();
+        store.save(&grant("carol").id, b"{\"access_token\": \"hush\"}".to_vec()).unwrap();
+        assert_eq!(load_all(&store), []);
     }
 }

@@ -22,13 +22,12 @@ use tokio_util::task::TaskTracker;
 
 use super::error::OAuthError;
 use super::flow::PendingFlows;
-use super::grant::{Grant, GrantStore, OAuthClient};
+use super::grant::{self, Grant, GrantStore, OAuthClient};
 use super::http::OAuthHttp;
 use super::token::{self, TokenGrant, TokenResponse};
 use super::{discovery, rules};
 use crate::{HttpClients, TokenHolder};
 use mcp_satellite_actors::model::settings::OAuthPlan;
-use mcp_satellite_files::data_dir::DataDir;
 use mcp_satellite_files::disk::run_with_timeout;
 
 // Before the next attempt to store a grant.
@@ -48,7 +47,7 @@ pub(super) type SharedRenewal = Shared<BoxFuture<'static, Result<Secret, OAuthEr
 pub struct Grants(Arc<GrantsInner>);
 
 struct GrantsInner {
-    store: GrantStore,
+    store: Arc<dyn GrantStore>,
     clients: Arc<HttpClients>,
     state: Mutex<GrantState>,
     token_listener: OnceLock<TokenListener>,
@@ -104,9 +103,9 @@ impl InstanceGrant {
 }
 
 impl Grants {
-    pub fn open(data_dir: &DataDir, clients: Arc<HttpClients>) -> io::Result<Self> {
-        let (store, grants) = GrantStore::open(data_dir)?;
-        let instances = grants.into_iter().map(|grant| {
+    /// Loads the stored grants, so it blocks on the disk.
+    pub fn open(store: Arc<dyn GrantStore>, clients: Arc<HttpClients>) -> Self {
+        let instances = grant::load_all(&*store).into_iter().map(|grant| {
             let instance_grant = InstanceGrant {
                 due: renewal_due(&grant),
                 grant: Some(Arc::new(grant.clone())),
@@ -115,14 +114,14 @@ impl Grants {
             (grant.id, instance_grant)
         });
         let state = GrantState { instances: instances.collect(), ..GrantState::default() };
-        Ok(Self(Arc::new(GrantsInner {
+        Self(Arc::new(GrantsInner {
             store,
             clients,
             state: Mutex::new(state),
             token_listener: OnceLock::new(),
             tasks: TaskTracker::new(),
             changed: Notify::new(),
-        })))
+        }))
     }
 
     pub fn set_token_listener(&self, listener: TokenListener) {
@@ -439,7 +438,7 @@ impl Grants {
     async fn store_grant(&self, grant: &Arc<Grant>) {
         let (store, stored_grant) = (self.0.store.clone(), Arc::clone(grant));
         // A disk that hangs must not delay a token that is needed now.
-        let keeping = run_with_timeout(move || store.store(&stored_grant)).await;
+        let keeping = run_with_timeout(move || grant::save(&*store, &stored_grant)).await;
         let keeping = keeping.unwrap_or_else(|| Err(io::Error::other("the disk does not answer")));
         let keep_at = keeping.as_ref().err().map(|_| Instant::now() + KEEP_AGAIN);
         if let Err(error) = keeping {
@@ -508,7 +507,7 @@ impl Grants {
 
     async fn remove(&self, id: &InstanceId) {
         let (store, of) = (self.0.store.clone(), id.clone());
-        let removed = run_with_timeout(move || store.remove(&of)).await;
+        let removed = run_with_timeout(move || store.delete(&of)).await;
         let removed = removed.unwrap_or_else(|| Err(io::Error::other("the disk does not answer")));
         if let Err(error) = removed {
             tracing::error!(instance = %id, %error, "cannot remove an authorization from the data directory");
@@ -562,7 +561,7 @@ fn client_of(grant: &Grant, plan: &OAuthPlan) -> OAuthClient {
 
 pub(super) fn new_grant(
     holder: &TokenHolder,
-    authority: super::grant::AuthorizationServer,
+    authority: grant::AuthorizationServer,
     client: OAuthClient,
     resource: String,
     asked: Vec<String>,

@@ -20,5 +20,6 @@ mod token_source;
 
 pub use self::error::OAuthError;
 pub use self::flow::{FlowCompletion, FlowRequest, FlowStart};
+pub use self::grant::GrantStore;
 pub use self::grants::{Grants, TokenListener};
 pub use self::rules::is_safe_in_a_command;

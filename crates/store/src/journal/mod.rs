@@ -21,7 +21,7 @@ mod disk_monitor;
 mod lost_ranges;
 mod read;
 mod salvage;
-mod schema;
+pub(crate) mod schema;
 mod seq_file;
 mod sink;
 mod store;
@@ -47,6 +47,7 @@ use disk_monitor::DiskMonitor;
 use mcp_satellite_files::data_dir::{DataDir, FileStat};
 use writer::JournalWriter;
 
+pub(crate) use read::is_damage;
 pub use read::{
     EventFollower, JournalEvents, StoredEventQuery, StoredLine, StoredLines, read, request_logs, server_logs,
 };

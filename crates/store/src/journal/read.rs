@@ -394,7 +394,7 @@ fn open_at(path: &Path, immutable: bool) -> Result<Option<Connection>, SchemaErr
     };
     connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_update(None, "trusted_schema", false)?;
-    let version = schema::version(&connection)?;
+    let version = schema::version(&connection, schema::MIGRATIONS)?;
     Ok((version > 0).then_some(connection))
 }
 
@@ -410,7 +410,7 @@ fn immutable_uri(path: &Path) -> String {
 }
 
 /// Returns true if the error means a damaged file, and not a problem of the disk or a lock.
-pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+pub(crate) fn is_damage(error: &rusqlite::Error) -> bool {
     match error {
         rusqlite::Error::SqliteFailure(..) => {
             matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))

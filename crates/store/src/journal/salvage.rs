@@ -72,7 +72,7 @@ pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -
     if from.pragma_update(None, "writable_schema", true).is_err() {
         return salvaged;
     }
-    if !super::schema::version(&from).is_ok_and(|version| version > 0) {
+    if !super::schema::version(&from, super::schema::MIGRATIONS).is_ok_and(|version| version > 0) {
         return salvaged;
     }
     // Small tables first: a restart needs them.

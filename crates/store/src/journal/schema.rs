@@ -3,7 +3,7 @@
 
 use rusqlite::{Connection, TransactionBehavior};
 
-const MIGRATIONS: &[&str] = &[VERSION_1];
+pub(super) const MIGRATIONS: &[&str] = &[VERSION_1];
 
 /// First schema. `body` is the whole event as it is sent; the other columns are for queries. Times are milliseconds
 /// since 1970, from the events and lines.
@@ -61,7 +61,7 @@ CREATE TABLE meta (
 ";
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SchemaError {
+pub(crate) enum SchemaError {
     #[error("written by a newer satellite (table version {found}, this satellite supports {known})")]
     Newer { found: usize, known: usize },
     #[error(transparent)]
@@ -70,24 +70,18 @@ pub(super) enum SchemaError {
     File(#[from] std::io::Error),
 }
 
-pub(super) fn latest_version() -> usize {
-    MIGRATIONS.len()
-}
-
-/// Returns the version of a database; 0 if it is empty.
-pub(super) fn version(connection: &Connection) -> Result<usize, SchemaError> {
+/// Returns the version of a database with these migrations; 0 if it is empty.
+pub(crate) fn version(connection: &Connection, migrations: &[&str]) -> Result<usize, SchemaError> {
+    let known = migrations.len();
     let found = connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
     // The satellite never writes a negative version, so the database is not its own.
     let found = usize::try_from(found).unwrap_or(usize::MAX);
-    if found > latest_version() { Err(SchemaError::Newer { found, known: latest_version() }) } else { Ok(found) }
+    if found > known { Err(SchemaError::Newer { found, known }) } else { Ok(found) }
 }
 
-pub(super) fn migrate(connection: &mut Connection) -> Result<(), SchemaError> {
-    let found = version(connection)?;
-    apply_migrations(connection, found, MIGRATIONS)
-}
-
-fn apply_migrations(connection: &mut Connection, found: usize, migrations: &[&str]) -> Result<(), SchemaError> {
+/// Applies the migrations that a database lacks.
+pub(crate) fn migrate(connection: &mut Connection, migrations: &[&str]) -> Result<(), SchemaError> {
+    let found = version(connection, migrations)?;
     for (at, migration) in migrations.iter().enumerate().skip(found) {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         transaction.execute_batch(migration)?;
@@ -110,11 +104,11 @@ mod tests {
     #[test]
     fn each_migration_is_applied_once_and_keeps_data() {
         let mut connection = Connection::open_in_memory().unwrap();
-        apply_migrations(&mut connection, 0, &[ONE]).unwrap();
+        migrate(&mut connection, &[ONE]).unwrap();
         assert_eq!(version_of(&connection), 1);
         let two = "ALTER TABLE one ADD COLUMN b INTEGER; UPDATE one SET b = a + 1;";
-        apply_migrations(&mut connection, 1, &[ONE, two]).unwrap();
-        apply_migrations(&mut connection, 2, &[ONE, two]).unwrap();
+        migrate(&mut connection, &[ONE, two]).unwrap();
+        migrate(&mut connection, &[ONE, two]).unwrap();
         assert_eq!(version_of(&connection), 2);
         let row = connection.query_row("SELECT a, b FROM one", [], |row| Ok((row.get(0)?, row.get(1)?)));
         assert_eq!(row, Ok((7, 8)));
@@ -124,19 +118,19 @@ mod tests {
     fn a_failed_migration_is_rolled_back() {
         let mut connection = Connection::open_in_memory().unwrap();
         let broken = "ALTER TABLE one ADD COLUMN b INTEGER; UPDATE one SET c = 1;";
-        assert!(matches!(apply_migrations(&mut connection, 0, &[ONE, broken]), Err(SchemaError::Sqlite(_))));
+        assert!(matches!(migrate(&mut connection, &[ONE, broken]), Err(SchemaError::Sqlite(_))));
         assert_eq!(version_of(&connection), 1);
         assert!(connection.prepare("SELECT b FROM one").is_err(), "the first half of the step is rolled back");
-        apply_migrations(&mut connection, 1, &[ONE, "ALTER TABLE one ADD COLUMN b INTEGER"]).unwrap();
+        migrate(&mut connection, &[ONE, "ALTER TABLE one ADD COLUMN b INTEGER"]).unwrap();
         assert_eq!(version_of(&connection), 2);
     }
 
     #[test]
     fn an_unknown_version_is_rejected() {
         let mut connection = Connection::open_in_memory().unwrap();
-        for (set, found) in [(i64::try_from(latest_version()).unwrap() + 1, latest_version() + 1), (-1, usize::MAX)] {
+        for (set, found) in [(i64::try_from(MIGRATIONS.len()).unwrap() + 1, MIGRATIONS.len() + 1), (-1, usize::MAX)] {
             connection.pragma_update(None, "user_version", set).unwrap();
-            let error = migrate(&mut connection).unwrap_err();
+            let error = migrate(&mut connection, MIGRATIONS).unwrap_err();
             assert!(matches!(error, SchemaError::Newer { found: told, .. } if told == found), "{error}");
         }
     }

@@ -90,7 +90,7 @@ impl JournalDatabase {
         let mut connection = Connection::open_with_flags(directory.database_path(DATABASE)?, flags)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.set_prepared_statement_cache_capacity(64);
-        let version = schema::version(&connection)?;
+        let version = schema::version(&connection, schema::MIGRATIONS)?;
         if version > 0 {
             *facts = Some(read_stored_state(&connection)?);
         }
@@ -108,7 +108,7 @@ impl JournalDatabase {
         connection.pragma_update(None, "journal_size_limit", to_i64(WAL_MAX))?;
         connection.pragma_update(None, "trusted_schema", false)?;
         connection.pragma_update(None, "cell_size_check", true)?;
-        schema::migrate(&mut connection)?;
+        schema::migrate(&mut connection, schema::MIGRATIONS)?;
         let read = read_stored_state(&connection)?;
         let last = read.last;
         *facts = Some(read);

@@ -1,0 +1,209 @@
+//! Files of the version before, which the next version does not read any more. They are kept so that a rollback works;
+//! but an entry is removed as soon as it changes in the database, so that no file keeps an erased secret.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::io::{self, ErrorKind};
+
+use mcp_satellite_actors::model::ids::InstanceId;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::{StateKey, StateRows, StateTable};
+use mcp_satellite_files::data_dir::{DataDir, is_hex};
+
+const FILE_MAX: u64 = 256 << 20;
+const VERSION: u32 = 1;
+
+const VALUES: &str = "values.json";
+const ERASURES: &str = "to-erase.json";
+const GRANTS: &str = "grants";
+const CATALOGUES: &str = "catalogues";
+const CATALOGUES_KEY: &str = "catalogues.key";
+/// Name of the catalogues' key inside their directory, as written by older releases.
+const KEY_IN_CACHE: &str = "key";
+const KEY_BYTES: usize = 32;
+const BACKEND_KEY: &str = "backend.json";
+const BACKEND_DOCUMENT: &str = "backend-config.json";
+
+#[derive(Deserialize)]
+struct VersionField {
+    version: u32,
+}
+
+#[derive(Deserialize)]
+struct ValuesFile {
+    teams: ValuesByTeam,
+}
+
+/// Values by team, user, installation and key.
+type ValuesByTeam = BTreeMap<String, BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>>>;
+
+#[derive(Deserialize)]
+struct ErasureFile {
+    instances: Vec<ErasureEntry>,
+}
+
+#[derive(Deserialize)]
+struct ErasureEntry {
+    #[serde(flatten)]
+    id: InstanceFields,
+    removed_at: String,
+}
+
+#[derive(Deserialize)]
+struct InstanceFields {
+    team: String,
+    user: String,
+    installation: String,
+}
+
+impl From<InstanceFields> for InstanceId {
+    fn from(fields: InstanceFields) -> Self {
+        Self::new(fields.team.into(), fields.user.into(), fields.installation.into())
+    }
+}
+
+pub(super) fn cannot_use(directory: &DataDir, name: &str, why: &dyn Display) -> String {
+    format!("`{}` cannot be used: {why}", directory.path().join(name).display())
+}
+
+/// Reads the rows of a table from the files of the version before. Errors contain nothing of the content.
+pub(super) fn read(directory: &DataDir, table: StateTable) -> Result<StateRows, String> {
+    match table {
+        StateTable::UserValues => {
+            let Some(file) = read_json::<ValuesFile>(directory, VALUES)? else { return Ok(StateRows::new()) };
+            let mut rows = StateRows::new();
+            for (team, users) in file.teams {
+                for (user, installations) in users {
+                    for (installation, given) in installations {
+                        let id = InstanceId::new(team.as_str().into(), user.as_str().into(), installation.into());
+                        rows.insert(id.into(), serde_json::json!(given).to_string().into_bytes());
+                    }
+                }
+            }
+            Ok(rows)
+        }
+        StateTable::Erasures => {
+            let Some(file) = read_json::<ErasureFile>(directory, ERASURES)? else { return Ok(StateRows::new()) };
+            let entries = file.instances.into_iter();
+            Ok(entries.map(|entry| (InstanceId::from(entry.id).into(), entry.removed_at.into_bytes())).collect())
+        }
+        StateTable::Grants => read_directory(directory, GRANTS, |name, bytes| {
+            let name = name.strip_suffix(".json").filter(|digits| is_hex(digits, 32))?;
+            let id = serde_json::from_slice::<InstanceFields>(&bytes).map(InstanceId::from);
+            // A copy under another name must not become the grant of another instance.
+            let id = id.ok().filter(|id| grant_digest(id) == name);
+            if id.is_none() {
+                tracing::error!(
+                    file = name,
+                    "cannot read an authorization: the file is damaged or belongs to another instance; its server must \
+                     be authorized again"
+                );
+            }
+            Some((id?.into(), bytes))
+        }),
+        StateTable::Catalogues => {
+            read_directory(directory, CATALOGUES, |name, bytes| is_hex(name, 64).then(|| (StateKey::from(name), bytes)))
+        }
+        StateTable::Keys => {
+            let older = match open_old(directory, CATALOGUES)? {
+                Some(cache) => read_file(&cache, KEY_IN_CACHE)?.filter(|key| key.len() == KEY_BYTES),
+                None => None,
+            };
+            let catalogues = read_file(directory, CATALOGUES_KEY)?.or(older);
+            let backend = read_file(directory, BACKEND_KEY)?;
+            let rows = [(StateKey::CATALOGUES, catalogues), (StateKey::BACKEND, backend)];
+            Ok(rows.into_iter().filter_map(|(name, body)| Some((name.into(), body?))).collect())
+        }
+        StateTable::BackendDocument => {
+            let body = read_file(directory, BACKEND_DOCUMENT)?;
+            Ok(body.into_iter().map(|body| (StateKey::BACKEND.into(), body)).collect())
+        }
+    }
+}
+
+/// Removes an entry whose row changes from the file of the version before.
+pub(super) fn forget(directory: &DataDir, table: StateTable, key: &StateKey) -> io::Result<()> {
+    let remove = |name: &str| directory.remove(name).map(drop);
+    let remove_in = |subdirectory: &str, name: &str| match directory.open_subdirectory(subdirectory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        opened => opened?.remove(name).map(drop),
+    };
+    match (table, key) {
+        (StateTable::UserValues, StateKey::Instance(id)) => forget_values(directory, id),
+        // Without the file the retention starts again, which keeps data longer and never shorter.
+        (StateTable::Erasures, _) => remove(ERASURES),
+        (StateTable::Grants, StateKey::Instance(id)) => remove_in(GRANTS, &format!("{}.json", grant_digest(id))),
+        (StateTable::Catalogues, StateKey::Name(name)) => remove_in(CATALOGUES, name),
+        (StateTable::Keys, StateKey::Name(name)) if name == StateKey::BACKEND => remove(BACKEND_KEY),
+        (StateTable::Keys, StateKey::Name(name)) if name == StateKey::CATALOGUES => remove(CATALOGUES_KEY),
+        (StateTable::BackendDocument, _) => remove(BACKEND_DOCUMENT),
+        (StateTable::UserValues | StateTable::Grants | StateTable::Catalogues | StateTable::Keys, _) => Ok(()),
+    }
+}
+
+fn forget_values(directory: &DataDir, id: &InstanceId) -> io::Result<()> {
+    let mut file = match read_json::<serde_json::Value>(directory, VALUES) {
+        Ok(Some(file)) => file,
+        Ok(None) => return Ok(()),
+        // Imported before and damaged since: no entry can be removed from it.
+        Err(_) => return directory.remove(VALUES).map(drop),
+    };
+    let installations = file["teams"].get_mut(id.team.as_str()).and_then(|users| users.get_mut(id.user.as_str()));
+    let removed = installations
+        .and_then(serde_json::Value::as_object_mut)
+        .and_then(|given| given.remove(id.installation.as_str()));
+    if removed.is_none() { Ok(()) } else { directory.replace(VALUES, &serde_json::to_vec_pretty(&file)?) }
+}
+
+fn read_json<T: DeserializeOwned>(directory: &DataDir, name: &str) -> Result<Option<T>, String> {
+    let Some(bytes) = read_file(directory, name)? else { return Ok(None) };
+    let broken = |error: serde_json::Error| {
+        let why = format!("the content at line {}, column {} is not valid", error.line(), error.column());
+        cannot_use(directory, name, &why)
+    };
+    let VersionField { version } = serde_json::from_slice(&bytes).map_err(broken)?;
+    if version != VERSION {
+        let why = format!("the file has version {version}, and this satellite supports version {VERSION}");
+        return Err(cannot_use(directory, name, &why));
+    }
+    serde_json::from_slice(&bytes).map(Some).map_err(broken)
+}
+
+fn read_file(directory: &DataDir, name: &str) -> Result<Option<Vec<u8>>, String> {
+    directory.read(name, FILE_MAX).map_err(|error| cannot_use(directory, name, &error))
+}
+
+/// Reads the files of a subdirectory for which `parse` returns a row. An unreadable file is logged and left out.
+fn read_directory(
+    directory: &DataDir,
+    name: &str,
+    parse: impl Fn(&str, Vec<u8>) -> Option<(StateKey, Vec<u8>)>,
+) -> Result<StateRows, String> {
+    let Some(opened) = open_old(directory, name)? else { return Ok(StateRows::new()) };
+    let names = opened.names().map_err(|error| cannot_use(directory, name, &error))?;
+    let read = |file: &String| match read_file(&opened, file) {
+        Ok(bytes) => parse(file, bytes?),
+        Err(why) => {
+            tracing::error!(why, "a file of the version before is not imported");
+            None
+        }
+    };
+    Ok(names.iter().filter_map(read).collect())
+}
+
+fn open_old(directory: &DataDir, name: &str) -> Result<Option<DataDir>, String> {
+    match directory.open_subdirectory(name) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some).map_err(|error| cannot_use(directory, name, &error)),
+    }
+}
+
+/// Returns the file name of a grant without its suffix: a digest, because ids may contain any character.
+fn grant_digest(id: &InstanceId) -> String {
+    let parts = [id.team.as_str(), id.user.as_str(), id.installation.as_str()];
+    let digest = ring::digest::digest(&ring::digest::SHA256, serde_json::json!(parts).to_string().as_bytes());
+    let (half, _) = digest.as_ref().split_first_chunk().unwrap_or((&[0; 16], &[]));
+    format!("{:032x}", u128::from_be_bytes(*half))
+}
