@@ -29,7 +29,6 @@ const SHOW: Duration = Duration::from_secs(2);
 type InstanceValues = BTreeMap<String, Secret>;
 type StoredValues = HashMap<InstanceId, InstanceValues>;
 
-
 pub(crate) struct UserValues {
     database: StateDb,
     /// Not locked while waiting for the disk.

@@ -18,6 +18,7 @@ use crate::config::{BackendDocument, ConfigErrors, Plan};
 use crate::connect::suspend;
 use crate::data_dir::DataDir;
 use crate::journal::Journal;
+use crate::state::StateDb;
 
 impl RunningSatellite {
     /// Serves the link to the backend: carries out its commands and reports the state of the satellite. Never returns.
@@ -85,13 +86,15 @@ impl LinkHost for RunningSatellite {
 pub(super) fn create_link(
     plan: &Plan,
     data_dir: &DataDir,
+    database: &StateDb,
     journal: &Journal,
 ) -> Result<Option<BackendLink>, LinkError> {
     let Some(backend) = &plan.backend else { return Ok(None) };
     let options = LinkOptions {
         name: plan.name.clone(),
         plan: backend.clone(),
-        data_dir: data_dir.clone(),
+        data_dir: data_dir.path().to_owned(),
+        database: database.clone(),
         command_log: Arc::new(journal.clone()),
         // `RandomState` seeds each instance randomly.
         seed: RandomState::new().build_hasher().finish(),
@@ -102,10 +105,10 @@ pub(super) fn create_link(
 
 /// Returns the last document of the backend and the complete plan with it, so that a start does not wait for the
 /// backend.
-pub(super) async fn load_stored_document(plan: &Plan, data_dir: &DataDir) -> Option<(Plan, BackendDocument)> {
-    let (plan, url, data_dir) = (plan.clone(), plan.backend.as_ref()?.url.clone(), data_dir.clone());
+pub(super) async fn load_stored_document(plan: &Plan, database: &StateDb) -> Option<(Plan, BackendDocument)> {
+    let (plan, url, database) = (plan.clone(), plan.backend.as_ref()?.url.clone(), database.clone());
     let reading = tokio::task::spawn_blocking(move || {
-        let document = BackendLink::load_stored_config(&data_dir, &url)?;
+        let document = BackendLink::load_stored_config(&database, &url)?;
         match plan.with_document(&document) {
             Ok(plan) => Some((plan, document)),
             Err(errors) => {

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use mcp_satellite_actors::byte_budget::ServerMemory;
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::policy::BatchPolicy;
-use mcp_satellite_actors::seam::EventSink;
+use mcp_satellite_actors::seam::{Connectors, EventSink};
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -34,12 +34,14 @@ use crate::data_dir::DataDir;
 use crate::delivery::Delivery;
 use crate::endpoint::{EndpointError, ReservedEndpoint, SatelliteEndpoint};
 use crate::erasures::DataEraser;
+use crate::grants;
 use crate::journal::{Journal, JournalLimits, JournalSink};
 use crate::known_dirs::DataDirLocation;
 use crate::memories::MemoStore;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
+use crate::state::StateDb;
 use crate::values::{UserValues, ValueConfigurer};
 use mcp_satellite_process::memory_limit;
 use mcp_satellite_process::reaper::ReaperLink;
@@ -82,16 +84,17 @@ impl RunningSatellite {
         let directory = DataDirLock::acquire(location).await?;
         raise_open_file_limit();
         let journal = open_journal(directory.data_dir(), plan.journal.clone()).await?;
-        let link = create_link(&plan, directory.data_dir(), &journal)
+        let database = open_state_database(directory.data_dir()).await?;
+        let link = create_link(&plan, directory.data_dir(), &database, &journal)
             .map_err(failed("prepare the connection to the backend"))?;
         let outlet = EventOutlet::open(&plan.sink, directory.data_dir(), link.as_ref())?;
         let next_seq = journal.next_seq().max(outlet.next_seq);
-        let (files, document) = (plan.clone(), load_stored_document(&plan, directory.data_dir()).await);
+        let (files, document) = (plan.clone(), load_stored_document(&plan, &database).await);
         let (plan, document) = document.map_or((plan, None), |(plan, document)| (plan, Some(document)));
         if let (Some(link), Some(document)) = (&link, &document) {
             link.set_applied_config(document.hash.clone()).await;
         }
-        let storage = SatelliteStorage::open(directory, journal, outlet, &plan.batch);
+        let storage = SatelliteStorage::open(directory, journal, &database, outlet, &plan.batch);
         let data_dir = storage.directory.data_dir().clone();
         let memory = memory_limit::budget();
         let endpoint = Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone()));
@@ -99,12 +102,12 @@ impl RunningSatellite {
         reclaim_processes(&data_dir).await?;
         let connector = create_stdio_connector(&plan, &data_dir)?;
         let server_memory = ServerMemory::from_budget(&memory);
-        let (remote, grants) = create_remote_connector(&data_dir, &server_memory).await?;
+        let (remote, grants) = create_remote_connector(&database, &server_memory).await?;
         let connectors = Connectors::default().with_process(connector.clone()).with_line(remote);
         let runtime = start_runtime(&plan, next_seq, connectors, server_memory, &storage, &endpoint).await?;
         let mut watchers = watch_machine(&runtime, link.as_ref());
         let applied = Arc::default();
-        let users = UserData::open(&data_dir, grants, &connector, &runtime, &applied).await?;
+        let users = UserData::open(&database, grants, &connector, &runtime, &applied).await?;
         watchers.extend([watch(users.eraser.clone().watch()), watch(users.grants.clone().run())]);
         let settings = StartupSettings::from_plan(&plan);
         let (installed, (console, reload)) = (Mutex::default(), ControlSocket::new());
@@ -213,20 +216,31 @@ impl EventOutlet {
 }
 
 impl SatelliteStorage {
-    fn open(directory: DataDirLock, journal: Journal, outlet: EventOutlet, batch: &BatchPolicy) -> Self {
+    fn open(
+        directory: DataDirLock,
+        journal: Journal,
+        database: &StateDb,
+        outlet: EventOutlet,
+        batch: &BatchPolicy,
+    ) -> Self {
         let start = |(name, sink): (String, _)| Arc::new(Delivery::start(journal.clone(), &name, sink, batch));
         let delivery = outlet.sink.map(start);
         if delivery.is_none() {
             journal.expect_no_delivery();
         }
         // Without the cache dormant servers are started to discover their catalogues; the satellite can run.
-        let catalogues = CatalogueCache::open(directory.data_dir()).map(Arc::new).inspect_err(|error| {
-            tracing::warn!(%error, "cannot cache the tools of sleeping servers; they are started for discovery");
+        let catalogues = CatalogueCache::open(database).map(Arc::new).inspect_err(|error| {
+            tracing::warn!(error, "cannot cache the tools of sleeping servers; they are started for discovery");
         });
         let catalogues = catalogues.ok();
         let memos = Arc::new(MemoStore::new(journal.clone(), catalogues.clone()));
         Self { journal, delivery, memos, catalogues, directory }
     }
+}
+
+async fn open_state_database(data_dir: &DataDir) -> Result<StateDb, StartError> {
+    let data_dir = data_dir.clone();
+    run_blocking("open the state database", move || StateDb::open(&data_dir)).await
 }
 
 /// Reserves the address of the endpoint on a blocking thread, so that signals are handled while the disk with the token
@@ -271,12 +285,12 @@ fn create_stdio_connector(plan: &Plan, data_dir: &DataDir) -> Result<StdioConnec
 }
 
 async fn create_remote_connector(
-    data_dir: &DataDir,
+    database: &StateDb,
     memory: &ServerMemory,
 ) -> Result<(RemoteConnector, Grants), StartError> {
     let remote = RemoteConnector::new().map_err(failed("prepare connections to remote servers"))?;
-    let (data_dir, clients) = (data_dir.clone(), remote.clients());
-    let grants = run_blocking("read authorizations", move || Grants::open(&data_dir, clients)).await?;
+    let (database, clients) = (database.clone(), remote.clients());
+    let grants = run_blocking("read authorizations", move || Ok(grants::open(&database, clients))).await?;
     Ok((remote.with_tokens(Arc::new(grants.clone())).with_memory(memory.messages.clone()), grants))
 }
 
@@ -326,18 +340,18 @@ fn watch_machine(runtime: &RuntimeHandle, link: Option<&BackendLink>) -> Vec<Abo
 
 impl UserData {
     async fn open(
-        data_dir: &DataDir,
+        database: &StateDb,
         grants: Grants,
         connector: &StdioConnector,
         runtime: &RuntimeHandle,
         applied: &Arc<tokio::sync::Mutex<ActiveConfiguration>>,
     ) -> Result<Self, StartError> {
-        let values = Arc::new(UserValues::open(data_dir));
+        let values = Arc::new(UserValues::open(database));
         grants.set_token_listener(token_mask_listener(runtime, applied));
         let eraser = {
-            let (data_dir, values, grants) = (data_dir.clone(), values.clone(), grants.clone());
+            let (database, values, grants) = (database.clone(), values.clone(), grants.clone());
             let (connector, runtime, applied) = (connector.clone(), runtime.clone(), applied.clone());
-            let open = move || Ok(DataEraser::open(&data_dir, values, grants, connector, runtime, applied));
+            let open = move || Ok(DataEraser::open(&database, values, grants, connector, runtime, applied));
             run_blocking("read the list of data to erase", open).await?
         };
         Ok(Self { values, grants, eraser: Arc::new(eraser) })
