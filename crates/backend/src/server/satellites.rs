@@ -23,13 +23,6 @@ pub(super) const COUNTS: &str =
 // Three heartbeats.
 const SILENCE_MAX: SignedDuration = SignedDuration::from_secs(90);
 
-// By id or name.
-pub(super) fn find_id(db: &Transaction<'_>, name: &str) -> Result<String, ApiError> {
-    let mut select =
-        db.prepare_cached("SELECT id FROM satellites WHERE id = ?1 OR name = ?1 ORDER BY id <> ?1 LIMIT 1")?;
-    select.query_row([name], |row| row.get(0)).optional()?.ok_or_else(|| ApiError::not_found("satellite"))
-}
-
 pub(super) async fn list(
     _: AdminAccess,
     State(app): State<Arc<BackendState>>,
