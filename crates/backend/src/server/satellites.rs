@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use rusqlite::{OptionalExtension as _, Row, Transaction};
 
 use super::BackendState;
-use super::access::{AdminAccess, PathParams};
+use super::access::{AdminAccess, PathParams, find_id};
 use super::api::{SatelliteList, SatelliteView};
 use super::clock::{timestamp_from_millis, timestamp_to_millis};
 use super::heartbeat::STOPPING;
