@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use mcp_satellite_actors::model::catalogue::Catalogue;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::{Policy, RestartPolicy};
@@ -21,7 +22,6 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::jitter::JitterRng;
 use mcp_satellite_actors::rules::restart::ExitHistory;
 use mcp_satellite_actors::rules::slot::{Slot, SlotInput};
-use mcp_satellite_protocol::era::Era;
 use serde_json::value::RawValue;
 
 use common::{BenchReport, format_duration, format_number, spec};

@@ -16,12 +16,12 @@ use mcp_satellite::config::{
     SinkPlan, TlsFiles, TokenHash,
 };
 use mcp_satellite::journal::JournalLimits;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::policy::{
     DegradedAction, HealthCheck, HealthPolicy, IdlePolicy, Policy, ReconnectPolicy,
 };
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
-use mcp_satellite_protocol::era::Era;
 
 const FULL: &str = include_str!("fixtures/config/full.toml");
 const BAD: &str = include_str!("fixtures/config/bad.toml");

@@ -17,7 +17,7 @@ use mcp_satellite::gateway::tools::{CallerCache, CallerSnapshot, schema};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 

@@ -9,8 +9,8 @@ use mcp_satellite::gateway::tools::MetaTools;
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::rules::slot::RequestedState;
-use mcp_satellite_protocol::rpc::RpcMessage;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 

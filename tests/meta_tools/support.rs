@@ -19,6 +19,7 @@ use mcp_satellite::gateway::session::{ClientLifetime, ClientSession, SessionFact
 use mcp_satellite::gateway::tools::{CallerSnapshot, MetaTools};
 use mcp_satellite_actors::audience::{Audience, NoAudience};
 use mcp_satellite_actors::byte_budget::ByteBudget;
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::RuntimeEnd;
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
@@ -26,12 +27,11 @@ use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::{RpcMessage, join_parts, member};
 use mcp_satellite_actors::seam::{
     Connectors, EventSink, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerProcess, SinkAnswer, SinkBatch,
 };
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions, start};
-use mcp_satellite_protocol::era::Era;
-use mcp_satellite_protocol::rpc::{RpcMessage, join_parts, member};
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex, split};

@@ -1,8 +1,8 @@
 //! Detection of the era of a server, message by message, over a pipe in paused time.
 
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::spec::ProcessLifetime;
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_protocol::era::Era;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mcp_satellite_actors::RuntimePart;
-use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_actors::rpc::RpcMessage;
 use tokio::time::{Instant, sleep};
 
 use crate::support::{AudienceEvent, ScriptedServer};

@@ -13,7 +13,7 @@ use std::time::Duration;
 use mcp_satellite_actors::audience::{CallOrigin, MessageCause};
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::spec::ProcessLifetime;
-use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::json;
 
 use self::support::{AudienceEvent, ScriptedServer};

@@ -2,7 +2,7 @@
 
 use mcp_satellite_actors::audience::{CallOrigin, ClientQuestion, MessageCause};
 use mcp_satellite_actors::model::exit::CallError;
-use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 

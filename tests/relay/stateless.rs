@@ -1,8 +1,8 @@
 //! Stateless servers with clients of both eras: translation, relaying and subscription streams.
 
 use mcp_satellite_actors::audience::MessageCause;
-use mcp_satellite_protocol::era::Era;
-use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_actors::model::era::Era;
+use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 

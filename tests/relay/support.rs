@@ -10,18 +10,18 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use jiff::Timestamp;
 use mcp_satellite_actors::audience::{Audience, CallOrigin, ClientQuestion, MessageCause, SessionSource};
+use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::exit::{CallError, RuntimeEnd};
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::seam::{
     Connectors, EventSink, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerProcess, SinkAnswer, SinkBatch,
 };
 use mcp_satellite_actors::{ClientRelay, RuntimeHandle, RuntimeOptions, start};
-use mcp_satellite_protocol::era::Era;
-use mcp_satellite_protocol::rpc::RpcMessage;
 use serde_json::Value;
 use tokio::io::{
     AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadBuf, ReadHalf, WriteHalf, duplex,

@@ -13,10 +13,10 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::memo::StoredMemo;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rpc::RpcMessage;
 use mcp_satellite_actors::rules::slot::RequestedState;
 use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch, StateStore};
 use mcp_satellite_actors::{ControlError, InstallOutcome, RuntimeHandle, RuntimePart};
-use mcp_satellite_protocol::rpc::RpcMessage;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 

@@ -1,22 +1,14 @@
-//! The backend: the parsed `[backend]` table, the checks, and the validated configuration. A backend also provides a
-//! document in place of `[[teams]]` and `[servers]`, which passes the same checks as a file.
+//! The backend: the parsed `[backend]` table, the checks, and the validated configuration.
 
 use std::time::Duration;
 
 use mcp_satellite_model::secret::Secret;
-use serde::Serialize;
 use toml_span::Span;
 
 use super::check::ConfigCheck;
-use super::errors::ConfigErrors;
-use super::file;
 use super::gateway::is_sendable;
-use super::plan::{Plan, PlanRestrictions};
-use super::reader::{ParsedValue, SpannedText, TableReader};
+use super::reader::{ParsedValue, TableReader};
 use mcp_satellite_http::client::is_loopback;
-
-/// Name of the document in errors. It is not a path, so nothing in the document is relative to a folder.
-const NAME: &str = "the backend's configuration";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendPlan {
@@ -108,29 +100,13 @@ impl BackendTable {
         backend
     }
 
-    pub(crate) fn into_plan(
-        self,
-        check: &mut ConfigCheck<'_, '_>,
-        servers: &[(SpannedText, file::ServerTable)],
-        teams: &[file::TeamTable],
-        sink: &ParsedValue<String>,
-    ) -> Option<BackendPlan> {
+    pub(crate) fn is_present(&self) -> bool {
+        self.is_present
+    }
+
+    pub(crate) fn into_plan(self, check: &mut ConfigCheck<'_, '_>) -> Option<BackendPlan> {
         if !self.is_present {
             return None;
-        }
-        let elsewhere = "remove it here and configure it at the backend, or remove [backend]";
-        for (name, _) in servers {
-            let message =
-                format!("`servers.{}` conflicts with [backend]: the backend configures the servers", name.value);
-            check.findings.error(name.span, message, elsewhere);
-        }
-        for team in teams {
-            let message = "`teams` conflicts with [backend]: the backend configures the teams";
-            check.findings.error(team.at, message, elsewhere);
-        }
-        if let Some(sink) = sink.get() {
-            let hint = "remove `sink`, or remove [backend]";
-            check.findings.error(sink.span, "`sink` conflicts with [backend]: events go to the backend", hint);
         }
         if self.url.is_absent() {
             check.findings.error(self.at, "[backend] has no `url`", "add url = \"https://…\"");
@@ -180,34 +156,5 @@ impl BackendTable {
             }
         }
         Some(url.as_str().trim_end_matches('/').to_owned())
-    }
-}
-
-/// The configuration that a backend provides. It contains secrets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BackendDocument {
-    pub hash: String,
-    /// JSON with one key per line, so that errors have useful places.
-    text: Secret,
-}
-
-impl BackendDocument {
-    pub fn new(hash: String, servers: &impl Serialize, teams: &impl Serialize) -> serde_json::Result<Self> {
-        #[derive(Serialize)]
-        struct BackendDocumentJson<'a, S, T> {
-            servers: &'a S,
-            teams: &'a T,
-        }
-        let text = serde_json::to_string_pretty(&BackendDocumentJson { servers, teams })?;
-        Ok(Self { hash, text: text.into() })
-    }
-
-    /// Validates the document under the restrictions of `base`.
-    ///
-    /// # Errors
-    /// Returns all errors of the document. References to the satellite's environment and files are errors: a backend
-    /// must not read them.
-    pub fn plan(&self, base: &PlanRestrictions) -> Result<Plan, ConfigErrors> {
-        super::parse_document(NAME, self.text.expose(), base)
     }
 }

@@ -12,25 +12,29 @@
 
 mod backend;
 mod check;
+mod document;
 pub mod errors;
 mod file;
 mod gateway;
 mod mcp_json;
 mod oauth;
 mod origin;
+mod parse;
 mod plan;
 mod policy;
 pub mod reader;
+mod secret_files;
 mod secrets;
+mod server;
+mod sink;
 mod teams;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use mcp_satellite_model::secret::Secret;
-use toml_span::ErrorKind;
 
-pub use backend::{BackendDocument, BackendPlan, PollIntervals};
+pub use backend::{BackendPlan, PollIntervals};
+pub use document::BackendDocument;
 pub use errors::{ConfigErrorItem, ConfigErrors};
 pub use gateway::listen_address;
 pub use gateway::{
@@ -40,10 +44,7 @@ pub use oauth::OAuthPlan;
 pub use plan::{KEEP, Plan, PlanRestrictions, Profile, RETENTION, ROTATE_BYTES, SinkPlan};
 
 pub use origin::ConfigOrigin;
-
-use errors::{ConfigFindings, ConfigText};
-use origin::{ConfigDocumentKind, SecretFiles};
-use secrets::SecretSources;
+pub use parse::{parse, parse_mcp_json};
 
 pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
     load_from_content(file, &read_content(file))
@@ -93,109 +94,4 @@ fn content_text<'a>(file: &Path, held: &'a ConfigFileContent) -> Result<&'a str,
     held.as_ref().map(Secret::expose).map_err(|ConfigFileError { message, hint }| {
         ConfigErrors::without_place(&file.display().to_string(), vec![(message.clone(), (*hint).to_owned())])
     })
-}
-
-/// Parses TOML from `text`. `name` is the file's name for errors; `file:` references are relative to its folder.
-pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Plan, ConfigErrors> {
-    parse_toml(name, text, environment, SecretFiles::default())
-}
-
-pub fn parse_mcp_json(
-    name: &str,
-    text: &str,
-    base: &PlanRestrictions,
-    environment: &dyn Fn(&str) -> Option<String>,
-) -> Result<Plan, ConfigErrors> {
-    parse_json(name, text, base, environment, SecretFiles::default())
-}
-
-fn parse_document(name: &str, text: &str, base: &PlanRestrictions) -> Result<Plan, ConfigErrors> {
-    let mut findings = ConfigFindings::default();
-    let Some(tree) = mcp_json::parse(text, &mut findings) else {
-        return findings
-            .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
-            .map(|_| Plan::default());
-    };
-    let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
-    let file = file::ConfigFile::read(tree, &mut findings);
-    finish(
-        file,
-        ConfigDocumentKind::Document(Box::new(base.clone())),
-        &source,
-        &|_| None,
-        SecretFiles::default(),
-        findings,
-    )
-}
-
-fn parse_toml(
-    name: &str,
-    text: &str,
-    environment: &dyn Fn(&str) -> Option<String>,
-    files: SecretFiles,
-) -> Result<Plan, ConfigErrors> {
-    let mut findings = ConfigFindings::default();
-    match toml_span::parse(text) {
-        Ok(tree) => {
-            let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
-            let file = file::ConfigFile::read(tree, &mut findings);
-            finish(file, ConfigDocumentKind::Toml, &source, environment, files, findings)
-        }
-        Err(error) => {
-            let hint = match &error.kind {
-                ErrorKind::UnquotedString => "put it in quotes",
-                ErrorKind::DuplicateKey { .. } | ErrorKind::DuplicateTable { .. } => "remove one of the two",
-                _ => "correct this first; the rest of the file was not read",
-            };
-            findings.error(error.span, error.to_string(), hint);
-            findings
-                .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
-                .map(|_| Plan::default())
-        }
-    }
-}
-
-fn parse_json(
-    name: &str,
-    text: &str,
-    base: &PlanRestrictions,
-    environment: &dyn Fn(&str) -> Option<String>,
-    files: SecretFiles,
-) -> Result<Plan, ConfigErrors> {
-    let mut findings = ConfigFindings::default();
-    let Some(tree) = mcp_json::parse(text, &mut findings) else {
-        return findings
-            .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
-            .map(|_| Plan::default());
-    };
-    let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
-    let mut file = mcp_json::read(tree, &mut findings);
-    if !base.effective_policy.sets_idle {
-        file.policy = policy::PolicyTier::without_sleep();
-    }
-    finish(file, ConfigDocumentKind::McpJson(Box::new(base.clone())), &source, environment, files, findings)
-}
-
-fn finish(
-    file: file::ConfigFile,
-    kind: ConfigDocumentKind,
-    source: &ConfigText<'_>,
-    environment: &dyn Fn(&str) -> Option<String>,
-    files: SecretFiles,
-    mut findings: ConfigFindings,
-) -> Result<Plan, ConfigErrors> {
-    let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
-    let closed = matches!(kind, ConfigDocumentKind::Document(_));
-    let mut surroundings =
-        SecretSources { environment, folder, rejects_references: closed, variables_read: BTreeMap::new(), files };
-    let base = match &kind {
-        ConfigDocumentKind::Toml => &PlanRestrictions::default(),
-        ConfigDocumentKind::McpJson(base) | ConfigDocumentKind::Document(base) => base,
-    };
-    let plan = teams::build(file, base, source, &mut surroundings, &mut findings);
-    let SecretSources { variables_read: read, files, .. } = surroundings;
-    let warnings = findings.into_result(source)?;
-    let secret_variables = read.keys().cloned().collect();
-    let origin = ConfigOrigin::new(source.name, source.text, kind, read, files);
-    Ok(Plan { secret_variables, warnings, origin, ..plan })
 }

@@ -1,33 +1,28 @@
 //! The texts that a plan was built from, and the contents of the files that they refer to. When such a file changes,
-//! the same texts are resolved again. Changes of the configuration itself require a reload.
+//! the same texts are resolved again (`parse`). Changes of the configuration itself require a reload.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use mcp_satellite_model::secret::Secret;
 
-use super::errors::ConfigErrors;
 use super::plan::{Plan, PlanRestrictions};
-
-/// A file that this many consecutive looks found changed is considered to be written continuously.
-const UNSETTLED_MAX: u32 = 3;
+use super::secret_files::{SecretFileChange, SecretFiles};
 
 #[derive(Debug, Clone, Default)]
 pub struct ConfigOrigin {
-    documents: Vec<ConfigDocument>,
-    environment: BTreeMap<String, Secret>,
-    files: SecretFiles,
+    pub(crate) documents: Vec<ConfigDocument>,
+    pub(crate) environment: BTreeMap<String, Secret>,
+    pub(crate) files: SecretFiles,
     /// Changes that cannot be used; they are tried again with later changes.
     rejected: Vec<SecretFileChange>,
 }
 
 #[derive(Debug, Clone)]
-struct ConfigDocument {
-    name: String,
-    text: Secret,
-    kind: ConfigDocumentKind,
+pub(crate) struct ConfigDocument {
+    pub(crate) name: String,
+    pub(crate) text: Secret,
+    pub(crate) kind: ConfigDocumentKind,
 }
 
 #[derive(Debug, Clone)]
@@ -159,163 +154,13 @@ impl ConfigOrigin {
             }
         }
     }
-
-    fn resolve(&self) -> Result<Plan, ConfigErrors> {
-        let environment = |name: &str| self.environment.get(name).map(|value| value.expose().to_owned());
-        let mut whole: Option<Plan> = None;
-        for ConfigDocument { name, text, kind } in &self.documents {
-            let (text, files) = (text.expose(), self.files.clone());
-            let plan = match kind {
-                ConfigDocumentKind::Toml => super::parse_toml(name, text, &environment, files)?,
-                ConfigDocumentKind::McpJson(base) => super::parse_json(name, text, base, &environment, files)?,
-                ConfigDocumentKind::Document(base) => super::parse_document(name, text, base)?,
-            };
-            whole = Some(match whole {
-                None => plan,
-                Some(whole) => whole.join(plan)?,
-            });
-        }
-        let mut plan = whole.unwrap_or_default();
-        plan.store_token_for_only_user();
-        Ok(plan)
-    }
-}
-
-#[derive(Debug, Clone, Default)]
-pub(crate) struct SecretFiles {
-    entries: BTreeMap<PathBuf, SecretFile>,
-}
-
-#[derive(Debug, Clone)]
-struct SecretFile {
-    text: Secret,
-    /// Stamp of the file, taken before reading so that no change is missed.
-    read_stamp: Option<FileStamp>,
-    seen_stamp: Option<FileStamp>,
-    unstable_polls: u32,
-    reported: bool,
-}
-
-#[derive(Debug, Clone)]
-struct SecretFileChange {
-    path: PathBuf,
-    text: Secret,
-    read_stamp: Option<FileStamp>,
-    errors: Vec<String>,
-    reported: bool,
-}
-
-impl SecretFileChange {
-    fn new(path: &Path, text: Secret, read_stamp: Option<FileStamp>) -> Self {
-        Self { path: path.to_owned(), text, read_stamp, errors: Vec::new(), reported: false }
-    }
-}
-
-/// Identifies one state of a file. Symbolic links are followed, because Kubernetes exchanges links.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FileStamp {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl FileStamp {
-    fn from_path(path: &Path) -> Option<Self> {
-        let file = std::fs::metadata(path).ok()?;
-        Some(Self {
-            device: file.dev(),
-            inode: file.ino(),
-            size: file.size(),
-            modified: (file.mtime(), file.mtime_nsec()),
-            changed: (file.ctime(), file.ctime_nsec()),
-        })
-    }
-}
-
-impl SecretFiles {
-    pub(crate) fn read(&mut self, path: PathBuf) -> io::Result<Secret> {
-        if let Some(known) = self.entries.get(&path) {
-            return Ok(known.text.clone());
-        }
-        let stamp = FileStamp::from_path(&path);
-        let text = read_secret_text(&path)?;
-        self.entries.insert(
-            path,
-            SecretFile { text: text.clone(), read_stamp: stamp, seen_stamp: stamp, unstable_polls: 0, reported: false },
-        );
-        Ok(text)
-    }
-
-    fn is_current(&self, change: &SecretFileChange) -> bool {
-        self.entries
-            .get(&change.path)
-            .is_some_and(|known| known.read_stamp == change.read_stamp && known.seen_stamp == change.read_stamp)
-    }
-
-    /// Returns the files with new content. A change counts if two consecutive looks find the same stamp, so that a file
-    /// is not read while it is written. A file that is written continuously counts if two reads return the same text.
-    fn poll_changes(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<SecretFileChange> {
-        let mut changed = Vec::new();
-        for (path, known) in &mut self.entries {
-            let now = FileStamp::from_path(path);
-            let settled = std::mem::replace(&mut known.seen_stamp, now) == now;
-            known.unstable_polls = if settled { 0 } else { known.unstable_polls + 1 };
-            if now.is_some() && now == known.read_stamp {
-                known.reported = false;
-                continue;
-            }
-            if known.unstable_polls > UNSETTLED_MAX {
-                if let [Ok(text), Ok(again)] = [read_secret_text(path), read_secret_text(path)]
-                    && text == again
-                    && !text.expose().is_empty()
-                {
-                    (known.read_stamp, known.unstable_polls, known.reported) = (now, 0, false);
-                    if text != known.text {
-                        changed.push(SecretFileChange::new(path, text, now));
-                    }
-                }
-                continue;
-            }
-            if !settled {
-                continue;
-            }
-            let why = match read_secret_text(path) {
-                Ok(text) if text.expose().is_empty() && !known.text.expose().is_empty() => {
-                    "the file is empty".to_owned()
-                }
-                Ok(text) => {
-                    (known.read_stamp, known.reported) = (now, false);
-                    if text != known.text {
-                        changed.push(SecretFileChange::new(path, text, now));
-                    }
-                    continue;
-                }
-                Err(error) => error.to_string(),
-            };
-            if !std::mem::replace(&mut known.reported, true) {
-                kept.push((path.clone(), why));
-            }
-        }
-        changed
-    }
-}
-
-/// Reads a file without the end of its last line, which is not part of a secret.
-fn read_secret_text(path: &Path) -> io::Result<Secret> {
-    let mut text = std::fs::read_to_string(path)?;
-    if text.ends_with('\n') {
-        text.truncate(text.len() - 1);
-        text.truncate(text.len() - usize::from(text.ends_with('\r')));
-    }
-    Ok(text.into())
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use std::fs;
+    use std::path::Path;
 
     use mcp_satellite_model::spec::{InstanceConfig, InstanceSpec};
 

@@ -10,7 +10,7 @@ use mcp_satellite_model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
 use mcp_satellite_model::secret::Secret;
 use mcp_satellite_model::spec::{InstanceConfig, ServerTarget};
 
-use super::backend::{BackendDocument, BackendPlan};
+use super::backend::BackendPlan;
 use super::errors::ConfigErrors;
 use super::gateway::{EndpointAuth, GatewayPlan};
 use super::oauth::OAuthPlan;
@@ -214,15 +214,6 @@ impl Plan {
             return Err(ConfigErrors::without_place("", vec![(message, hint)]));
         }
         self.join(other)
-    }
-
-    /// Adds the instances that the backend configures, under the restrictions of this plan.
-    ///
-    /// # Errors
-    /// Returns an error if the document is invalid or conflicts with this plan.
-    pub fn with_document(self, document: &BackendDocument) -> Result<Self, ConfigErrors> {
-        let given = document.plan(&self.base)?;
-        self.join(given)?.finalize()
     }
 
     pub(crate) fn join(mut self, other: Self) -> Result<Self, ConfigErrors> {

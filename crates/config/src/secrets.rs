@@ -9,8 +9,8 @@ use toml_span::Span;
 use toml_span::value::{Value, ValueInner};
 
 use super::errors::ConfigFindings;
-use super::origin::SecretFiles;
 use super::reader::SpannedText;
+use super::secret_files::SecretFiles;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SecretReference<'a> {

@@ -7,7 +7,7 @@ use mcp_satellite_model::policy::Policy;
 use mcp_satellite_model::spec::{ConfigTier, InstanceConfig, ProcessLifetime, ServerTarget, UpdateMethod};
 use toml_span::{Span, Spanned};
 
-use super::check::{CheckedServer, ConfigCheck, UniqueNames};
+use super::check::{ConfigCheck, UniqueNames};
 use super::errors::{ConfigFindings, ConfigText};
 use super::file;
 use super::gateway::{GatewayUser, TokenHash};
@@ -16,6 +16,7 @@ use super::plan::{self, Plan, PlanRestrictions, Profile};
 use super::policy::EffectivePolicy;
 use super::reader::{ParsedValue, SpannedText, nearest};
 use super::secrets::SecretSources;
+use super::server::CheckedServer;
 use mcp_satellite_model::settings::CgroupMode;
 use mcp_satellite_model::settings::Isolation;
 
@@ -72,7 +73,10 @@ pub(crate) fn build(
     plan.memory = file.memory.into_policy();
     let held = file.policy.merge_over(&base.effective_policy, check.findings);
     plan.base = PlanRestrictions { allowed_commands: check.allowed.clone(), effective_policy: held.clone() };
-    plan.backend = file.backend.into_plan(&mut check, &file.servers, &file.teams, &file.events.sink);
+    if file.backend.is_present() {
+        report_backend_conflicts(&file.servers, &file.teams, &file.events.sink, check.findings);
+    }
+    plan.backend = file.backend.into_plan(&mut check);
     let (sink, batch) = check.sink(file.events);
     plan.journal = check.journal(&file.journal);
     plan.sink = sink;
@@ -102,6 +106,26 @@ pub(crate) fn build(
     let ConfigPlanBuilder { mut check, mut plan, gateway_users: doors, .. } = teams;
     plan.gateway = file.gateway.into_plan(doors, &mut check);
     plan
+}
+
+fn report_backend_conflicts(
+    servers: &[(SpannedText, file::ServerTable)],
+    teams: &[file::TeamTable],
+    sink: &ParsedValue<String>,
+    findings: &mut ConfigFindings,
+) {
+    let elsewhere = "remove it here and configure it at the backend, or remove [backend]";
+    for (name, _) in servers {
+        let message = format!("`servers.{}` conflicts with [backend]: the backend configures the servers", name.value);
+        findings.error(name.span, message, elsewhere);
+    }
+    for team in teams {
+        findings.error(team.at, "`teams` conflicts with [backend]: the backend configures the teams", elsewhere);
+    }
+    if let Some(sink) = sink.get() {
+        let hint = "remove `sink`, or remove [backend]";
+        findings.error(sink.span, "`sink` conflicts with [backend]: events go to the backend", hint);
+    }
 }
 
 struct ConfigPlanBuilder<'a, 's> {

@@ -67,6 +67,15 @@ pub(super) enum ConfigFetch {
     New(Box<SatelliteConfig>, Option<HeaderValue>),
 }
 
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("cannot use the URL of the backend: {0}")]
+    Url(String),
+    /// The HTTP client could not be created, for example because the machine has no CA certificates.
+    #[error("cannot prepare the HTTP client for the backend")]
+    Client(#[source] reqwest::Error),
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct BackendClient {
     client: Client,
@@ -76,9 +85,9 @@ pub(super) struct BackendClient {
 
 impl BackendClient {
     // `url` was validated with the configuration.
-    pub(super) fn new(url: &str, timeout: Duration) -> Result<Self, super::LinkError> {
-        let base = Url::parse(url).map_err(|error| super::LinkError::Url(error.to_string()))?;
-        let client = client(&base).map_err(super::LinkError::Client)?;
+    pub(super) fn new(url: &str, timeout: Duration) -> Result<Self, LinkError> {
+        let base = Url::parse(url).map_err(|error| LinkError::Url(error.to_string()))?;
+        let client = client(&base).map_err(LinkError::Client)?;
         Ok(Self { client, base, timeout })
     }
 

@@ -27,42 +27,37 @@ mod poll;
 mod poll_response;
 mod registration;
 pub mod rules;
+mod shared;
 mod status;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
-use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::secret::Secret;
-use mcp_satellite_actors::model::spec::InstanceSpec;
-use mcp_satellite_actors::rules::jitter::JitterRng;
 use mcp_satellite_actors::seam::EventSink;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+pub use calls::LinkError;
 pub use command_log::{CommandLog, CommandProgress, InMemoryCommandLog};
 
-use calls::{BackendCallError, BackendClient};
+use calls::BackendClient;
 use command_log::FallbackCommandLog;
-use contact::{BackendReachability, RequestPurpose};
+use contact::BackendReachability;
 use document::AppliedConfig;
-use key::SatelliteKey;
 use metrics::SystemMonitor;
-use rules::InstanceScope;
+use shared::{LinkShared, milliseconds};
 
+pub use self::shared::{LinkHost, SpecsById};
 pub use self::status::BackendStatus;
-use super::wire::{EventProgress, PollingMode};
+use super::wire::PollingMode;
 use mcp_satellite_actors::model::event::rfc3339;
-use mcp_satellite_config::{BackendDocument, BackendPlan, ConfigErrors};
+use mcp_satellite_config::{BackendDocument, BackendPlan};
 use mcp_satellite_store::state::StateDb;
 
 // After a panic in the link.
@@ -70,26 +65,6 @@ const BEGIN_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 // Poll responses that wait for the command desk.
 const INBOX: usize = 4;
-
-pub type SpecsById = HashMap<InstanceId, InstanceSpec>;
-
-/// Operations of the satellite that the link uses.
-pub trait LinkHost: Send + Sync {
-    fn runtime(&self) -> &RuntimeHandle;
-    /// Applies the differences between the current and the new configuration and returns the resulting specs, which the
-    /// snapshot then shows. A document with errors changes nothing. `since` is the time at which the document was
-    /// requested; `expected` is the scope whose removal a command announced.
-    fn apply_config<'a>(
-        &'a self,
-        document: BackendDocument,
-        since: std::time::Instant,
-        expected: Option<&'a InstanceScope>,
-    ) -> BoxFuture<'a, Result<Arc<SpecsById>, ConfigErrors>>;
-    /// Erases the data of all instances in `removed` that are no longer configured, without waiting for their
-    /// retention.
-    fn erase<'a>(&'a self, removed: &'a InstanceScope) -> BoxFuture<'a, ()>;
-    fn event_progress(&self) -> EventProgress;
-}
 
 pub struct LinkOptions {
     pub name: String,
@@ -104,49 +79,9 @@ pub struct LinkOptions {
     pub suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum LinkError {
-    #[error("cannot use the URL of the backend: {0}")]
-    Url(String),
-    /// The HTTP client could not be created, for example because the machine has no CA certificates.
-    #[error("cannot prepare the HTTP client for the backend")]
-    Client(#[source] reqwest::Error),
-}
-
 /// Connection of a satellite to its backend. Cheap to clone.
 #[derive(Clone)]
 pub struct BackendLink(Arc<LinkShared>);
-
-struct LinkShared {
-    name: String,
-    plan: BackendPlan,
-    data_dir: PathBuf,
-    database: StateDb,
-    seed: u64,
-    suspended: Arc<dyn Fn() -> Duration + Send + Sync>,
-    started: std::time::Instant,
-    backend: BackendClient,
-    token: watch::Sender<Option<Secret>>,
-    // `None` until the satellite is registered.
-    key: watch::Sender<Option<Arc<SatelliteKey>>>,
-    // True if the backend has accepted the key.
-    key_accepted: AtomicBool,
-    // The last rejected key, and the time of the rejection.
-    rejected_key: Mutex<Option<(Instant, Arc<SatelliteKey>)>>,
-    reachability: BackendReachability,
-    // Locked while a configuration is fetched and applied.
-    applied_config: tokio::sync::Mutex<AppliedConfig>,
-    command_log: FallbackCommandLog,
-    // Commands that wait or run.
-    active_commands: AtomicUsize,
-    // Also counts commands whose results are being sent.
-    unfinished_commands: AtomicUsize,
-    metrics: Arc<SystemMonitor>,
-    // Counts the suspends of the machine.
-    suspend_count: watch::Sender<u64>,
-    // Counts changes after which a rejected document may become valid.
-    refetch_triggers: watch::Sender<u64>,
-}
 
 impl BackendLink {
     /// Creates a link. Requests start with [`BackendLink::run`].
@@ -271,72 +206,4 @@ impl fmt::Debug for BackendLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("url", &self.0.plan.url).finish_non_exhaustive()
     }
-}
-
-impl LinkShared {
-    async fn wait_for_key(&self) -> Arc<SatelliteKey> {
-        let mut keys = self.key.subscribe();
-        loop {
-            if let Some(key) = &*keys.borrow_and_update() {
-                return key.clone();
-            }
-            // The sender is part of `self`, so this does not fail.
-            let _ = keys.changed().await;
-        }
-    }
-
-    async fn wait_for_new_key(&self, key: &Arc<SatelliteKey>) {
-        let mut keys = self.key.subscribe();
-        let is_another = |now: &Option<Arc<SatelliteKey>>| now.as_ref().is_some_and(|now| !Arc::ptr_eq(now, key));
-        // The sender is part of `self`, so this ends only with such a key.
-        let _ = keys.wait_for(is_another).await;
-    }
-
-    fn record_response<T>(
-        &self,
-        matter: RequestPurpose,
-        key: &Arc<SatelliteKey>,
-        answer: &Result<T, BackendCallError>,
-    ) {
-        match answer {
-            Ok(_) => {
-                self.mark_key_accepted();
-                self.reachability.record_success(matter);
-            }
-            Err(error) => self.record_error(matter, key, error),
-        }
-    }
-
-    fn record_error(&self, matter: RequestPurpose, key: &Arc<SatelliteKey>, error: &BackendCallError) {
-        let answered = matches!(error, BackendCallError::Refused { .. } | BackendCallError::Malformed { .. });
-        self.reachability.record_failure(matter, answered, &error.to_string());
-        if error.is_unauthorized() {
-            self.reject_key(key);
-        }
-    }
-
-    // Ends early if the machine resumes from a suspend.
-    async fn pause_until(&self, until: Instant) {
-        let mut wakes = self.suspend_count.subscribe();
-        tokio::select! {
-            () = tokio::time::sleep_until(until) => {}
-            _ = wakes.changed() => {}
-        }
-    }
-
-    fn active_commands(&self) -> usize {
-        self.active_commands.load(Ordering::Relaxed)
-    }
-
-    fn unfinished_commands(&self) -> usize {
-        self.unfinished_commands.load(Ordering::Relaxed)
-    }
-
-    fn jitter_rng(&self, matter: &str) -> JitterRng {
-        JitterRng::new(self.seed, &format!("{}/{matter}", self.name))
-    }
-}
-
-fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -10,13 +10,20 @@ use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use mcp_satellite_actors::model::secret::Secret;
-use rusqlite::OptionalExtension as _;
+use rusqlite::{OptionalExtension as _, Transaction};
 use serde::de::DeserializeOwned;
 
 use super::BackendState;
 use super::keys;
 use super::refusal::ApiError;
 use mcp_satellite_config::TokenHash;
+
+/// Returns the id of the satellite with this id or name.
+pub(super) fn find_id(db: &Transaction<'_>, name: &str) -> Result<String, ApiError> {
+    let mut select =
+        db.prepare_cached("SELECT id FROM satellites WHERE id = ?1 OR name = ?1 ORDER BY id <> ?1 LIMIT 1")?;
+    select.query_row([name], |row| row.get(0)).optional()?.ok_or_else(|| ApiError::not_found("satellite"))
+}
 
 pub(super) fn bearer_token(headers: &HeaderMap) -> Result<Secret, ApiError> {
     let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());

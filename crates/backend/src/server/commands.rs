@@ -13,14 +13,14 @@ use serde_json::{Map, Value};
 use tokio::time::{Duration, Instant, sleep_until};
 
 use super::BackendState;
-use super::access::{AdminAccess, AuthenticatedSatellite, PathParams, QueryParams};
+use super::access::{AdminAccess, AuthenticatedSatellite, PathParams, QueryParams, find_id};
 use super::api::{CommandList, CommandRecordView, CommandRequest, CommandStage};
 use super::body::{self, SMALL_MAX};
 use super::clock::{timestamp_from_millis, timestamp_to_millis};
 use super::decode::decode;
+use super::keys;
 use super::refusal::ApiError;
 use super::schema::MessageSchema;
-use super::{keys, satellites};
 use crate::wire::{
     BackendCommand, CommandOutcome, CommandPriority, CommandResult, CommandTarget, ConfigureEvent, ConfigurePayload,
     EmptyResponse, HealthCheckPayload, PollCommands, PollingMode,
@@ -226,7 +226,7 @@ pub(super) async fn queue(
     let (state, new) = app
         .database
         .run(move |db| {
-            let satellite = satellites::find_id(db, &names.get("satellite"))?;
+            let satellite = find_id(db, &names.get("satellite"))?;
             if given && let Some(kept) = find_command(db, &satellite, &command.id)? {
                 return Ok((kept.into_view(now)?, false));
             }
@@ -270,7 +270,7 @@ pub(super) async fn list(
     let limit = i64::try_from(limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
     let now = app.now();
     let commands = app.database.run(move |db| {
-        let satellite = satellites::find_id(db, &names.get("satellite"))?;
+        let satellite = find_id(db, &names.get("satellite"))?;
         let mut select =
             db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 ORDER BY number DESC LIMIT ?2")?;
         let found =
@@ -287,7 +287,7 @@ pub(super) async fn show(
 ) -> Result<Json<CommandRecordView>, ApiError> {
     let now = app.now();
     let state = app.database.run(move |db| {
-        let satellite = satellites::find_id(db, &names.get("satellite"))?;
+        let satellite = find_id(db, &names.get("satellite"))?;
         let command = find_command(db, &satellite, &names.get("command"))?;
         command.ok_or_else(|| ApiError::not_found("command"))?.into_view(now)
     });

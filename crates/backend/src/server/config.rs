@@ -12,13 +12,13 @@ use ring::hmac;
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use super::BackendState;
-use super::access::{AdminAccess, AuthenticatedSatellite, PathParams};
+use super::access::{AdminAccess, AuthenticatedSatellite, PathParams, find_id};
 use super::api::{ConfigUpdate, ConfigUpdateResult};
 use super::body::{self, LARGE_MAX};
 use super::clock::timestamp_to_millis;
 use super::refusal::ApiError;
 use super::schema::MessageSchema;
-use super::{commands, keys, satellites};
+use super::{commands, keys};
 use crate::wire::SatelliteConfig;
 
 // Scope of the shared configuration.
@@ -87,7 +87,7 @@ pub(super) async fn show(
     names: PathParams,
 ) -> Result<Json<SatelliteConfig>, ApiError> {
     let config = app.database.run(move |db| {
-        let satellite = satellites::find_id(db, &names.get("satellite"))?;
+        let satellite = find_id(db, &names.get("satellite"))?;
         effective_config(db, &satellite)?.ok_or_else(missing_config_error)
     });
     config.await.map(Json)
@@ -127,7 +127,7 @@ pub(super) async fn put(
     let update: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted).await?;
     let now = app.now();
     let stored = app.database.run(move |db| {
-        let satellite = satellites::find_id(db, &names.get("satellite"))?;
+        let satellite = find_id(db, &names.get("satellite"))?;
         let (before, config) = (effective_config(db, &satellite)?, add_hash(db, update)?);
         store_config(db, &satellite, &config, now)?;
         queue_configure_if_changed(db, vec![satellite], before.as_ref(), config, now)
@@ -145,7 +145,7 @@ pub(super) async fn delete_own(
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
     let now = app.now();
     let stored = app.database.run(move |db| {
-        let satellite = satellites::find_id(db, &names.get("satellite"))?;
+        let satellite = find_id(db, &names.get("satellite"))?;
         let Some(config) = stored_config(db, FOR_ALL)? else {
             let why = "there is no configuration for all satellites that could replace this one; put one first";
             return Err(ApiError::new(StatusCode::CONFLICT, why));

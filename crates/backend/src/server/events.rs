@@ -13,13 +13,13 @@ use rusqlite::{OptionalExtension as _, Transaction, params};
 use serde::Deserialize;
 
 use super::BackendState;
-use super::access::{AdminAccess, AuthenticatedSatellite, QueryParams};
+use super::access::{AdminAccess, AuthenticatedSatellite, QueryParams, find_id};
 use super::api::{StoredEvent, StoredEventList};
 use super::clock::{timestamp_from_millis, timestamp_to_millis};
 use super::decode::decode_event;
 use super::refusal::ApiError;
 use super::schema::MessageSchema;
-use super::{body, instances, satellites};
+use super::{body, instances};
 use crate::wire::{EventBatch, EventBatchResult, EventEnvelope, RejectedEvent};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -191,7 +191,7 @@ pub(super) async fn list(
     let order = if listed.since.is_some() { "seq, id" } else { "id" };
     let limit = i64::try_from(listed.limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
     let events = app.database.run(move |db| {
-        let satellite = listed.satellite.map(|name| satellites::find_id(db, &name)).transpose()?;
+        let satellite = listed.satellite.map(|name| find_id(db, &name)).transpose()?;
         let mut select = db.prepare_cached(&format!(
             "SELECT id, satellite, seq, type, timestamp, data, received_at FROM events
              WHERE (?1 IS NULL OR id > ?1) AND (?2 IS NULL OR satellite = ?2) AND (?3 IS NULL OR seq > ?3)

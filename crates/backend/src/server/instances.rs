@@ -23,11 +23,10 @@ use tokio::sync::watch;
 use tokio::time::Duration;
 
 use super::BackendState;
-use super::access::{AdminAccess, PathParams, QueryParams};
+use super::access::{AdminAccess, PathParams, QueryParams, find_id};
 use super::api::{InstanceList, InstanceState};
 use super::clock::timestamp_to_millis;
 use super::refusal::ApiError;
-use super::satellites;
 
 // Changes per query of a stream.
 const PAGE: i64 = 500;
@@ -159,7 +158,7 @@ pub(super) struct InstanceFilter {
 
 impl InstanceFilter {
     fn resolve_satellite(mut self, db: &Transaction<'_>) -> Result<Self, ApiError> {
-        self.satellite = self.satellite.map(|name| satellites::find_id(db, &name)).transpose()?;
+        self.satellite = self.satellite.map(|name| find_id(db, &name)).transpose()?;
         Ok(self)
     }
 
@@ -210,7 +209,7 @@ pub(super) async fn show(
     names: PathParams,
 ) -> Result<Json<InstanceState>, ApiError> {
     let instance = app.database.run(move |db| {
-        let satellite = satellites::find_id(db, &names.get("satellite"))?;
+        let satellite = find_id(db, &names.get("satellite"))?;
         let mut select = db.prepare_cached("SELECT body FROM instances WHERE satellite = ?1 AND instance = ?2")?;
         let body = select.query_row([satellite, names.get("instance")], |row| row.get::<_, String>(0)).optional()?;
         Ok(serde_json::from_str(&body.ok_or_else(|| ApiError::not_found("instance"))?)?)

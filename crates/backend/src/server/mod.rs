@@ -21,14 +21,14 @@ mod refusal;
 mod registration;
 mod satellites;
 pub mod schema;
+mod state;
 mod upkeep;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -36,7 +36,6 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use jiff::Timestamp;
 use nix::fcntl::Flock;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Duration, Instant, timeout};
@@ -47,6 +46,8 @@ pub use self::clock::BackendClock;
 use self::database::Database;
 pub use self::database::DatabaseError;
 use self::refusal::ApiError;
+use self::state::BackendState;
+pub use self::state::{BackendOpenError, BackendSettings, EVENTS_BODY_MAX, EVENTS_MAX};
 use mcp_satellite_config::TokenHash;
 use mcp_satellite_http::server::{AdmitAll, HttpServer};
 
@@ -56,92 +57,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const REQUESTS_MAX: usize = 512;
 // Requests in progress may finish within this time on shutdown.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
-
-/// Default limit of a batch of events in bytes. On 413 a satellite sends half of the batch.
-pub const EVENTS_BODY_MAX: usize = 4 * 1024 * 1024;
-
-/// Default number of stored events: a few gigabytes at half a kilobyte per event.
-pub const EVENTS_MAX: usize = 10_000_000;
-
-#[derive(Debug, Clone)]
-pub struct BackendSettings {
-    pub data_dir: PathBuf,
-    /// Seconds between the polls of satellites; without it 2, 10, 30 or 60.
-    pub poll_interval: Option<f64>,
-    pub events_body_max: usize,
-    /// Number of stored events of all satellites. Beyond it the oldest are deleted, even before they are 30 days old.
-    pub events_max: usize,
-    pub clock: BackendClock,
-}
-
-impl BackendSettings {
-    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        let (poll_interval, clock) = (None, BackendClock::default());
-        Self {
-            data_dir: data_dir.into(),
-            poll_interval,
-            events_body_max: EVENTS_BODY_MAX,
-            events_max: EVENTS_MAX,
-            clock,
-        }
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum BackendOpenError {
-    #[error("a backend is already running on `{0}`; stop it first, or give this one another --data-dir")]
-    InUse(PathBuf),
-    #[error("cannot {what} `{path}`: {why}")]
-    DataDir {
-        /// Failed operation, a verb.
-        what: &'static str,
-        path: PathBuf,
-        why: io::Error,
-    },
-    #[error(transparent)]
-    Database(#[from] DatabaseError),
-    #[error("cannot create a registration token; the log contains the reason")]
-    Token,
-}
-
-struct BackendState {
-    settings: BackendSettings,
-    database: Database,
-    admin: TokenHash,
-    // Last request of each satellite since the start.
-    last_contacts: Mutex<BTreeMap<String, Timestamp>>,
-    // Notifies the streams of changed instances.
-    change_signal: watch::Sender<()>,
-    request_permits: Semaphore,
-    ending: CancellationToken,
-    // Notifies the held polls of a new command.
-    queue_signal: watch::Sender<()>,
-    // Permits for held polls: half of the requests at most, so that the others are answered.
-    hold_permits: Semaphore,
-}
-
-impl BackendState {
-    fn now(&self) -> Timestamp {
-        self.settings.clock.now()
-    }
-
-    fn record_contact(&self, satellite: &str) {
-        let now = self.now();
-        self.last_contacts.lock().unwrap_or_else(PoisonError::into_inner).insert(satellite.to_owned(), now);
-    }
-
-    fn last_contacts(&self) -> BTreeMap<String, Timestamp> {
-        self.last_contacts.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn notify_command_queued(&self) {
-        self.queue_signal.send_replace(());
-    }
-
-    fn notify_instances_changed(&self) {
-        self.change_signal.send_replace(());
-    }
-}
 
 pub struct BackendServer {
     app: Arc<BackendState>,

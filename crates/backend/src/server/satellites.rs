@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use rusqlite::{OptionalExtension as _, Row, Transaction};
 
 use super::BackendState;
-use super::access::{AdminAccess, PathParams};
+use super::access::{AdminAccess, PathParams, find_id};
 use super::api::{SatelliteList, SatelliteView};
 use super::clock::{timestamp_from_millis, timestamp_to_millis};
 use super::heartbeat::STOPPING;
@@ -22,13 +22,6 @@ pub(super) const COUNTS: &str =
 
 // Three heartbeats.
 const SILENCE_MAX: SignedDuration = SignedDuration::from_secs(90);
-
-// By id or name.
-pub(super) fn find_id(db: &Transaction<'_>, name: &str) -> Result<String, ApiError> {
-    let mut select =
-        db.prepare_cached("SELECT id FROM satellites WHERE id = ?1 OR name = ?1 ORDER BY id <> ?1 LIMIT 1")?;
-    select.query_row([name], |row| row.get(0)).optional()?.ok_or_else(|| ApiError::not_found("satellite"))
-}
 
 pub(super) async fn list(
     _: AdminAccess,

@@ -1,0 +1,141 @@
+//! From the text of a configuration to its plan.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use toml_span::ErrorKind;
+
+use super::errors::{ConfigErrors, ConfigFindings, ConfigText};
+use super::origin::{ConfigDocument, ConfigDocumentKind, ConfigOrigin};
+use super::plan::{Plan, PlanRestrictions};
+use super::secret_files::SecretFiles;
+use super::secrets::SecretSources;
+use super::{file, mcp_json, policy, secrets, teams};
+
+impl ConfigOrigin {
+    /// Parses the texts again with the present contents of the files.
+    pub(crate) fn resolve(&self) -> Result<Plan, ConfigErrors> {
+        let environment = |name: &str| self.environment.get(name).map(|value| value.expose().to_owned());
+        let mut whole: Option<Plan> = None;
+        for ConfigDocument { name, text, kind } in &self.documents {
+            let (text, files) = (text.expose(), self.files.clone());
+            let plan = match kind {
+                ConfigDocumentKind::Toml => parse_toml(name, text, &environment, files)?,
+                ConfigDocumentKind::McpJson(base) => parse_json(name, text, base, &environment, files)?,
+                ConfigDocumentKind::Document(base) => parse_document(name, text, base)?,
+            };
+            whole = Some(match whole {
+                None => plan,
+                Some(whole) => whole.join(plan)?,
+            });
+        }
+        let mut plan = whole.unwrap_or_default();
+        plan.store_token_for_only_user();
+        Ok(plan)
+    }
+}
+
+/// Parses TOML from `text`. `name` is the file's name for errors; `file:` references are relative to its folder.
+pub fn parse(name: &str, text: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Plan, ConfigErrors> {
+    parse_toml(name, text, environment, SecretFiles::default())
+}
+
+pub fn parse_mcp_json(
+    name: &str,
+    text: &str,
+    base: &PlanRestrictions,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Plan, ConfigErrors> {
+    parse_json(name, text, base, environment, SecretFiles::default())
+}
+
+pub(crate) fn parse_document(name: &str, text: &str, base: &PlanRestrictions) -> Result<Plan, ConfigErrors> {
+    let mut findings = ConfigFindings::default();
+    let Some(tree) = mcp_json::parse(text, &mut findings) else {
+        return findings
+            .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
+            .map(|_| Plan::default());
+    };
+    let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
+    let file = file::ConfigFile::read(tree, &mut findings);
+    finish(
+        file,
+        ConfigDocumentKind::Document(Box::new(base.clone())),
+        &source,
+        &|_| None,
+        SecretFiles::default(),
+        findings,
+    )
+}
+
+fn parse_toml(
+    name: &str,
+    text: &str,
+    environment: &dyn Fn(&str) -> Option<String>,
+    files: SecretFiles,
+) -> Result<Plan, ConfigErrors> {
+    let mut findings = ConfigFindings::default();
+    match toml_span::parse(text) {
+        Ok(tree) => {
+            let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
+            let file = file::ConfigFile::read(tree, &mut findings);
+            finish(file, ConfigDocumentKind::Toml, &source, environment, files, findings)
+        }
+        Err(error) => {
+            let hint = match &error.kind {
+                ErrorKind::UnquotedString => "put it in quotes",
+                ErrorKind::DuplicateKey { .. } | ErrorKind::DuplicateTable { .. } => "remove one of the two",
+                _ => "correct this first; the rest of the file was not read",
+            };
+            findings.error(error.span, error.to_string(), hint);
+            findings
+                .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
+                .map(|_| Plan::default())
+        }
+    }
+}
+
+fn parse_json(
+    name: &str,
+    text: &str,
+    base: &PlanRestrictions,
+    environment: &dyn Fn(&str) -> Option<String>,
+    files: SecretFiles,
+) -> Result<Plan, ConfigErrors> {
+    let mut findings = ConfigFindings::default();
+    let Some(tree) = mcp_json::parse(text, &mut findings) else {
+        return findings
+            .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
+            .map(|_| Plan::default());
+    };
+    let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
+    let mut file = mcp_json::read(tree, &mut findings);
+    if !base.effective_policy.sets_idle {
+        file.policy = policy::PolicyTier::without_sleep();
+    }
+    finish(file, ConfigDocumentKind::McpJson(Box::new(base.clone())), &source, environment, files, findings)
+}
+
+fn finish(
+    file: file::ConfigFile,
+    kind: ConfigDocumentKind,
+    source: &ConfigText<'_>,
+    environment: &dyn Fn(&str) -> Option<String>,
+    files: SecretFiles,
+    mut findings: ConfigFindings,
+) -> Result<Plan, ConfigErrors> {
+    let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
+    let closed = matches!(kind, ConfigDocumentKind::Document(_));
+    let mut surroundings =
+        SecretSources { environment, folder, rejects_references: closed, variables_read: BTreeMap::new(), files };
+    let base = match &kind {
+        ConfigDocumentKind::Toml => &PlanRestrictions::default(),
+        ConfigDocumentKind::McpJson(base) | ConfigDocumentKind::Document(base) => base,
+    };
+    let plan = teams::build(file, base, source, &mut surroundings, &mut findings);
+    let SecretSources { variables_read: read, files, .. } = surroundings;
+    let warnings = findings.into_result(source)?;
+    let secret_variables = read.keys().cloned().collect();
+    let origin = ConfigOrigin::new(source.name, source.text, kind, read, files);
+    Ok(Plan { secret_variables, warnings, origin, ..plan })
+}
