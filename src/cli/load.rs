@@ -25,7 +25,8 @@ use crate::connect::process::raise_descriptor_limit;
 use crate::load::random::RunSeed;
 use crate::load::report::{self, ReportTable, TerminalProgress, headline, tables, verdict};
 use crate::load::scenario::{self, SHIPPED, Scenario, ScenarioErrors, ScenarioOverrides};
-use crate::load::types::{RunFindings, RunSetup, ServerEnvironment};
+use crate::load::setup::RunSetup;
+use crate::load::types::{RunFindings, ServerEnvironment};
 use crate::load::{self, LoadError};
 use mcp_satellite_process::reaper::ReaperLink;
 

@@ -22,6 +22,7 @@ mod recovery_log;
 pub mod report;
 mod run;
 pub mod scenario;
+pub mod setup;
 mod test_hooks;
 #[cfg(test)]
 mod tests;

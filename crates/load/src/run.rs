@@ -29,9 +29,10 @@ use super::plan::{self, CallSource, FaultPlan};
 use super::recorder::{RunClock, RunRecorder};
 use super::recovery_log::RecoveryLog;
 use super::scenario::{CallLoad, Scenario, ScenarioErrors};
+use super::setup::RunSetup;
 use super::types::{
     EventFindings, FaultKind, FaultVictim, InstanceNo, Invariant, InvariantViolation, LeftoverResources, PlannedFault,
-    ProgressDisplay, RunEndState, RunFindings, RunSample, RunSetup, ServerEnvironment,
+    ProgressDisplay, RunEndState, RunFindings, RunSample, ServerEnvironment,
 };
 use super::watch::{ResponseTimes, RunSampler};
 use super::world::{CountingConnector, FleetScripts, ProcessWorld, ServerFaults, ServerWorld, SimWorld};

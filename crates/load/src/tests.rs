@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use super::random::RunSeed;
 use super::scenario::{self, CallLoad, Scenario, ScenarioOverrides};
+use super::setup::RunSetup;
 use super::test_hooks::TestHooks;
-use super::types::{FaultKind, Invariant, ProgressDisplay, RunFindings, RunSample, RunSetup, ServerEnvironment};
+use super::types::{FaultKind, Invariant, ProgressDisplay, RunFindings, RunSample, ServerEnvironment};
 use super::{build_runtime, run, silence_deliberate_panics};
 
 struct CountingAllocator;

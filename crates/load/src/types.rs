@@ -1,16 +1,12 @@
 //! Data types of the load harness. Times without another note are durations since the start of the run.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use mcp_satellite_actors::model::status::Status;
 use serde::{Deserialize, Serialize};
 
 use super::measure::Latency;
-use super::random::RunSeed;
-use super::scenario::Scenario;
-use super::test_hooks::TestHooks;
 
 /// Number of an instance. The id of its installation is `i` followed by this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -520,25 +516,6 @@ pub struct RunFindings {
     pub violations: Vec<InvariantViolation>,
     /// Number of all violations.
     pub violations_in_all: u64,
-}
-
-/// Settings of a run.
-pub struct RunSetup {
-    /// Scenario to run.
-    pub scenario: Scenario,
-    /// Seed of all random decisions.
-    pub seed: RunSeed,
-    /// Environment of the servers.
-    pub mode: ServerEnvironment,
-    /// True if calls go through the MCP endpoint.
-    pub gateway: bool,
-    /// Path of the `satellite` executable that runs as a real server.
-    pub program: PathBuf,
-    /// Command that repeats the run.
-    pub repeat: String,
-    /// File to which each event is written.
-    pub trace: Option<PathBuf>,
-    pub hooks: TestHooks,
 }
 
 /// Progress display of a run. Its methods must not block.

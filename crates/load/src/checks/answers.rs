@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::FoundViolations;
+use super::violations::FoundViolations;
 use crate::types::Invariant;
 
 /// Tokens of the calls of one caller. Each caller has its own instance, so that no lock is needed.

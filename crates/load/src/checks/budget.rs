@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mcp_satellite_actors::model::policy::RestartPolicy;
 
-use super::FoundViolations;
+use super::violations::FoundViolations;
 use crate::types::{InstanceNo, Invariant};
 
 // Delay between a start and the event that excuses it: events are sent in batches.

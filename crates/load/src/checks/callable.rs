@@ -1,7 +1,7 @@
 //! Check of [`Invariant::OnlineIsCallable`]: a call to an instance shown as online returns a result or an error of the
 //! server, or the status or process of the instance changes. Faults are no excuse, because the status shows none.
 
-use super::FoundViolations;
+use super::violations::FoundViolations;
 use crate::types::{CallOutcome, Invariant, ProbeResult};
 
 pub(super) fn check_probe(probe: &ProbeResult, broken: &mut FoundViolations) {

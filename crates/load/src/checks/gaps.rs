@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mcp_satellite_actors::model::event::{Envelope, Event};
 
-use super::FoundViolations;
+use super::violations::FoundViolations;
 use crate::types::{Invariant, RunEndState};
 
 #[derive(Debug, Default)]

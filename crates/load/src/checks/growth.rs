@@ -1,6 +1,6 @@
 //! Check of [`Invariant::MemoryBack`]: an instance needs hardly more memory after the faults than before.
 
-use super::FoundViolations;
+use super::violations::FoundViolations;
 use crate::measure;
 use crate::scenario::ScenarioLimits;
 use crate::types::{Invariant, RunEndState};

@@ -1,6 +1,6 @@
 //! Check of [`Invariant::NothingLeft`]: no resources are left after the end of the runtime.
 
-use super::FoundViolations;
+use super::violations::FoundViolations;
 use crate::types::{Invariant, LeftoverResources, RunEndState};
 
 pub(super) fn finish(end: &RunEndState, broken: &mut FoundViolations) {

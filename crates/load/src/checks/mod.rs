@@ -10,6 +10,7 @@ mod growth;
 mod leftovers;
 mod limits;
 mod transitions;
+mod violations;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::policy::RestartPolicy;
 
+use self::violations::FoundViolations;
 use super::measure::Latency;
 use super::scenario::ScenarioLimits;
 use super::types::{
@@ -28,9 +30,6 @@ use super::types::{
 
 pub use answers::ResponseCheck;
 pub use limits::{check_recovery, unexcused_failure};
-
-// Maximum number of violations kept; the rest is only counted.
-const KEPT_MAX: usize = 100_000;
 
 // Unit in which the checks of each invariant are counted.
 const LOOKED_AT: [(Invariant, &str); 10] = [
@@ -61,23 +60,6 @@ pub struct InvariantChecks {
     // Reasons why an invariant could not be checked.
     not_checked: BTreeMap<Invariant, String>,
     broken: FoundViolations,
-}
-
-#[derive(Debug, Default)]
-struct FoundViolations {
-    violations: Vec<InvariantViolation>,
-    count: u64,
-}
-
-impl FoundViolations {
-    fn push(&mut self, invariant: Invariant, at: Duration, whose: Option<InstanceNo>, what: String) {
-        self.count += 1;
-        if self.violations.len() < KEPT_MAX {
-            let at_ms = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
-            let instance = whose.map(|nth| format!("i{}", nth.0));
-            self.violations.push(InvariantViolation { invariant, since_ms: at_ms, at_ms, instance, what });
-        }
-    }
 }
 
 impl InvariantChecks {

@@ -7,7 +7,7 @@ use mcp_satellite_actors::model::status::Status::{
     Provisioning, RequiresReauth, Restarting, SyncingTools,
 };
 
-use super::FoundViolations;
+use super::violations::FoundViolations;
 use crate::types::{InstanceNo, Invariant};
 
 // Lifetime of an unused excuse. A longer one would hide a later violation.

@@ -1,6 +1,7 @@
 //! Description of a sandbox: mounts, network, working directory and user of a server. The launchers translate it into
 //! command lines.
 
+use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
 use mcp_satellite_actors::model::policy::IsolationPolicy;
@@ -36,6 +37,24 @@ const ETC: [&str; 20] = [
 const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
 
 const HOSTNAME_MAX: usize = 64;
+
+pub(super) trait SandboxLauncher: Send + Sync {
+    fn name(&self) -> &'static str;
+    fn depth(&self) -> usize;
+    /// Builds the command line that runs `program` in `jail`. Arguments come last, so that none is read as an option of
+    /// the sandbox.
+    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand;
+    fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool;
+    fn unsupported_reason(&self, _jail: &SandboxSpec) -> Option<String> {
+        None
+    }
+}
+
+pub(super) struct SandboxCommand {
+    pub(super) command: PathBuf,
+    pub(super) file_args: Vec<OsString>,
+    pub(super) args: Vec<OsString>,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SandboxSpec {

@@ -26,7 +26,7 @@ use nix::unistd::{AccessFlags, access, getegid, geteuid};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 use self::bubblewrap::Bubblewrap;
-use self::jail::{HOME, SandboxMount, SandboxSpec, SandboxUser};
+use self::jail::{HOME, SandboxLauncher, SandboxMount, SandboxSpec, SandboxUser};
 use self::nsjail::Nsjail;
 use self::uids::{TeamUids, TeamUser};
 use super::environment::{SANDBOX_PATH, environment, sandbox_environment};
@@ -45,24 +45,6 @@ const TRIAL_PATIENCE: Duration = Duration::from_secs(10);
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 
 pub use mcp_satellite_actors::model::settings::{Isolation, OperatingMode, UidRange};
-
-trait SandboxLauncher: Send + Sync {
-    fn name(&self) -> &'static str;
-    fn depth(&self) -> usize;
-    /// Builds the command line that runs `program` in `jail`. Arguments come last, so that none is read as an option of
-    /// the sandbox.
-    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand;
-    fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool;
-    fn unsupported_reason(&self, _jail: &SandboxSpec) -> Option<String> {
-        None
-    }
-}
-
-struct SandboxCommand {
-    command: PathBuf,
-    file_args: Vec<OsString>,
-    args: Vec<OsString>,
-}
 
 /// Result of the trial run of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::jail::{MountKind, SandboxSpec, SandboxUser};
-use super::{SandboxCommand, SandboxLauncher};
+use super::jail::{MountKind, SandboxCommand, SandboxLauncher, SandboxSpec, SandboxUser};
 use mcp_satellite_actors::model::settings::SANDBOX_USER;
 
 pub(super) struct Nsjail {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use nix::libc;
 
-use super::proc_info::ProcessStat;
+use super::proc_info::{ProcessStat, reaper_pid};
 use super::spawn::try_cgroup;
 
 // Prefix of a satellite's cgroup; process id, start time and mark of the satellite follow.
@@ -128,7 +128,7 @@ impl Cgroups {
             return available;
         }
         if delegated(parent) != available && !delegate(parent) {
-            let Some(reaper) = super::reaper_pid() else { return CgroupControllers::default() };
+            let Some(reaper) = reaper_pid() else { return CgroupControllers::default() };
             let leaf = self.base.join(LEAF);
             let moved = |into: &Path| {
                 [reaper, std::process::id()]

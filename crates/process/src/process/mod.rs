@@ -36,8 +36,8 @@ mod userns;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -60,7 +60,8 @@ pub(super) use self::launch::{Confinement, LaunchError, LaunchSpec, is_machine_f
 pub use self::ledger::ReclaimedProcesses;
 pub(super) use self::limits::ResourceLimits;
 use self::limits::StderrMonitor;
-pub use self::proc_info::{ProcessCensus, ProcessStat, children_of};
+use self::proc_info::reaper_pid;
+pub use self::proc_info::{ProcessCensus, ProcessStat, children_of, set_reaper};
 use self::process_trees::ProcessTrees;
 pub use self::process_trees::{CgroupMode, TreeUsage};
 use self::scan::TreeScanner;
@@ -71,17 +72,6 @@ use mcp_satellite_files::data_dir::DataDir;
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 // Maximum number of bytes of stderr that are read from a sandbox that ends at once.
 const OUTPUT_MAX: u64 = 1024;
-
-// Process id of the reaper, the parent of this process, if there is one.
-static REAPER: OnceLock<u32> = OnceLock::new();
-
-pub fn set_reaper(pid: u32) {
-    let _ = REAPER.set(pid);
-}
-
-fn reaper_pid() -> Option<u32> {
-    REAPER.get().copied()
-}
 
 #[derive(Clone)]
 pub(super) struct ProcessLauncher {

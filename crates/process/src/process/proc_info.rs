@@ -6,11 +6,23 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::run_mark::{ObservedMark, RunMark};
+
+// Process id of the reaper, the parent of this process, if there is one.
+static REAPER: OnceLock<u32> = OnceLock::new();
+
+pub fn set_reaper(pid: u32) {
+    let _ = REAPER.set(pid);
+}
+
+pub(super) fn reaper_pid() -> Option<u32> {
+    REAPER.get().copied()
+}
 
 /// A process as described by `/proc/PID/stat`, see proc(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

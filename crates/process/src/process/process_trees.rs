@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use super::cgroup::{Cgroup, CgroupControllers, CgroupLimits, Cgroups};
 use super::ledger::{Ledger, LedgerHeader, boot_id, pid_namespace};
-use super::proc_info::{PidfdProcess, ProcessCensus};
+use super::proc_info::{PidfdProcess, ProcessCensus, reaper_pid};
 use super::tree::ProcessTree;
 pub use mcp_satellite_actors::model::settings::CgroupMode;
 use mcp_satellite_files::data_dir::DataDir;
@@ -171,8 +171,7 @@ impl ProcessTrees {
                 }
                 let own = std::process::id();
                 // With a reaper above it, the satellite adopts orphans of its servers and has no other children.
-                let below =
-                    super::reaper_pid().map(|_| census.members_under(&HashSet::from([own]))).unwrap_or_default();
+                let below = reaper_pid().map(|_| census.members_under(&HashSet::from([own]))).unwrap_or_default();
                 for stat in census.all().filter(|stat| stat.alive && stat.pid != own) {
                     let is_marked = || census.mark_of(stat.pid).is_some_and(|mark| mark.run_of(&self.id).is_some());
                     if (below.contains_key(&stat.pid) || is_marked())

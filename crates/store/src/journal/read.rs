@@ -13,7 +13,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 use serde::de::DeserializeOwned;
 
 use super::schema::{self, SchemaError};
-use super::{DATABASE, DIRECTORY, JournalHome, database};
+use super::shared::{DATABASE, DIRECTORY, JournalHome, database};
 use mcp_satellite_files::data_dir::DataDir;
 
 const CHUNK: usize = 500;

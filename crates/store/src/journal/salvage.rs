@@ -8,8 +8,8 @@ use rusqlite::types::ToSqlOutput;
 use rusqlite::{Connection, OpenFlags, params};
 use serde::Deserialize;
 
-use super::DATABASE;
 use super::read::{EventFacets, is_damage, next_readable, read_chunk, to_i64};
+use super::shared::DATABASE;
 use mcp_satellite_files::data_dir::DataDir;
 
 const ASIDE: &str = "journal.db.damaged-";

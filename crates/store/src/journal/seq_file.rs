@@ -23,7 +23,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use super::JournalHome;
+use super::shared::JournalHome;
 use mcp_satellite_files::data_dir::OpenMode;
 
 const FILE: &str = "seq";

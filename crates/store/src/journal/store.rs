@@ -14,10 +14,11 @@ use rusqlite::types::ToSql;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params};
 use serde::Serialize;
 
+use super::JournalLimits;
 use super::lost_ranges::LostRanges;
 use super::read::{EventFacets, read_chunk, to_i64};
 use super::schema::{self, SchemaError};
-use super::{BatchInFlight, CommandRecord, DATABASE, DeliveryState, JournalHome, JournalLimits};
+use super::shared::{BatchInFlight, CommandRecord, DATABASE, DeliveryState, JournalHome};
 use mcp_satellite_files::data_dir::OpenMode;
 
 /// Timeout for locks of other processes. Only the satellite writes, so this is a person with a tool.

@@ -29,17 +29,18 @@ use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 use rusqlite::ErrorCode;
 use tokio::sync::watch;
 
+use super::JournalLimits;
 use super::disk_monitor::DiskMonitor;
 use super::lost_ranges::LostRanges;
-use super::read::is_damage;
+use super::read::{self, is_damage};
 use super::salvage::{last_put_aside, put_aside, salvage};
 use super::schema::SchemaError;
 use super::seq_file::SeqFile;
-use super::store::{JournalDatabase, Memos, PruningProgress, StoredState, read_stored_state};
-use super::{
-    BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalHome, JournalJob, JournalLimits,
-    JournalShared, JournalState, JournalStatus, database, read,
+use super::shared::{
+    BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalHome, JournalShared, JournalState,
+    JournalStatus, database,
 };
+use super::store::{JournalDatabase, Memos, PruningProgress, StoredState, read_stored_state};
 use mcp_satellite_files::data_dir::DataDir;
 
 /// Interval between attempts on a disk that does not accept writes. Each job tries earlier.
@@ -47,6 +48,8 @@ const RETRY: Duration = Duration::from_secs(3);
 const TIDY_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of delivered events that wait to be stored. The oldest beyond it are reported as lost.
 const OWED_MAX: usize = 10_000;
+
+pub(super) type JournalJob = Box<dyn FnOnce(&mut JournalWriter) + Send>;
 
 pub(super) struct JournalWriter {
     home: JournalHome,
