@@ -8,6 +8,8 @@ mod config;
 mod events;
 mod heartbeat;
 mod instances;
+#[cfg(target_os = "linux")]
+mod link;
 mod migration;
 mod process;
 mod registration;
@@ -15,3 +17,6 @@ mod restart;
 mod schemas;
 mod strangers;
 mod support;
+
+/// The binary under test.
+const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");

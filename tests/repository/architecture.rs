@@ -210,7 +210,7 @@ fn no_profile_aborts_on_panic() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 12] = [
+const MEMBERS: [(&str, &[&str]); 13] = [
     ("crates/model", &[]),
     ("actors", &["model"]),
     ("crates/files", &[]),
@@ -223,6 +223,7 @@ const MEMBERS: [(&str, &[&str]); 12] = [
     ("crates/gateway", &["actors", "config", "files", "http", "process"]),
     ("crates/backend", &["actors", "config", "files", "http", "store"]),
     ("crates/load", &["actors", "config", "gateway", "process", "remote", "sim"]),
+    ("crates/testkit", &["actors", "gateway", "sim"]),
 ];
 
 #[test]
@@ -239,4 +240,22 @@ fn workspace_members_have_exactly_the_listed_dependencies() {
         names.sort_unstable();
         assert_eq!(names, allowed, "{member}");
     }
+}
+
+#[test]
+fn the_testkit_is_a_dev_dependency_only() {
+    let manifests = MEMBERS.map(|(member, _)| format!("{member}/Cargo.toml"));
+    for manifest in manifests.iter().map(String::as_str).chain(["Cargo.toml"]) {
+        let text = fs::read_to_string(root().join(manifest)).unwrap();
+        let mut section = "";
+        for line in text.lines() {
+            if line.starts_with('[') {
+                section = line;
+            }
+            let names_it = line.starts_with("testkit") || line.starts_with("mcp-satellite-testkit");
+            assert!(!names_it || section == "[dev-dependencies]", "{manifest}: {line}");
+        }
+    }
+    let manifest = fs::read_to_string(root().join("crates/testkit/Cargo.toml")).unwrap();
+    assert!(manifest.lines().any(|line| line == "publish = false"));
 }
