@@ -444,7 +444,7 @@ fn a_secret_in_an_invalid_response_appears_nowhere() {
         |name, log| {
             let of_it = |line: &&str| line.contains(&format!("\"{name}-acme"));
             let said = |word: &str| log.lines().filter(of_it).any(|line| line.contains(word));
-            said("\"error\"") || said("for no request")
+            said("\"error\"") || said("without an id")
         },
     );
     assert!(log.contains("bad key [secret]"), "{log}");

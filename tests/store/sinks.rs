@@ -11,33 +11,18 @@ use jiff::Timestamp;
 use mcp_satellite::data_dir::private_tempdir;
 use mcp_satellite::sink::file::FileSink;
 use mcp_satellite::sink::stdout::StdoutSink;
-use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
+use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tempfile::TempDir;
 use testkit::process::{ignored_test, ignored_test_command};
 
+use super::journal::support::{assert_unavailable, event_at, range};
+
 const LARGE: u64 = 1 << 30;
 
-fn subject(team: &str, user: &str) -> Arc<EventSubject> {
-    Arc::new(EventSubject {
-        installation_id: "abc123".into(),
-        team_id: team.into(),
-        user_id: user.into(),
-        process_id: format!("filesystem-{team}-{user}-abc123").into(),
-        server_slug: "filesystem".into(),
-    })
-}
-
 fn event(seq: u64) -> Envelope {
-    let event = Event::ToolExecuted {
-        of: subject("acme", "alice"),
-        tool_name: format!("tool \n {seq}"),
-        duration_ms: 1,
-        success: true,
-        error_message: None,
-    };
-    Envelope { seq, timestamp: Timestamp::from_millisecond(1_780_000_000_123).unwrap(), event }
+    event_at(seq, Timestamp::from_millisecond(1_780_000_000_123).unwrap())
 }
 
 fn batch(seqs: std::ops::RangeInclusive<u64>) -> Arc<SinkBatch> {
@@ -74,17 +59,6 @@ fn seqs_in(path: &Path) -> Vec<u64> {
 fn stored(dir: &TempDir) -> Vec<u64> {
     let full = full_files(dir).into_iter().filter(|path| path.is_file());
     full.chain([current(dir)]).filter(|path| path.exists()).flat_map(|path| seqs_in(&path)).collect()
-}
-
-fn range(seqs: std::ops::RangeInclusive<u64>) -> Vec<u64> {
-    seqs.collect()
-}
-
-fn unavailable(answer: SinkAnswer) -> String {
-    match answer {
-        SinkAnswer::Unavailable(reason) => reason,
-        other => panic!("expected `Unavailable`, got {other:?}"),
-    }
 }
 
 mod file {
@@ -192,7 +166,7 @@ mod file {
         assert_eq!(sink.send(batch(1..=2)).await, SinkAnswer::Accepted);
         fs::remove_file(current(&dir)).unwrap();
         fs::create_dir(current(&dir)).unwrap();
-        let reason = unavailable(sink.send(batch(3..=4)).await);
+        let reason = assert_unavailable(sink.send(batch(3..=4)).await);
         assert!(reason.starts_with(&format!("cannot write {}: ", current(&dir).display())), "{reason}");
 
         fs::remove_dir(current(&dir)).unwrap();
@@ -235,7 +209,7 @@ mod file {
         let limit = 10 * line(1).len() as u64;
         setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: None }).unwrap();
         for _ in 0..3 {
-            let reason = unavailable(sink.send(batch(3..=22)).await);
+            let reason = assert_unavailable(sink.send(batch(3..=22)).await);
             assert!(reason.starts_with("cannot write ") && reason.contains("File too large"), "{reason}");
             let left = fs::read_to_string(dir.join("events.jsonl")).unwrap();
             assert!(left.lines().count() > 2 && !left.ends_with('\n'), "the write was not cut within a line");
@@ -364,7 +338,9 @@ mod http {
             }
         });
         let sink = sink(&address.await);
-        assert!(unavailable(sink.send(batch(7..=9)).await).ends_with("/api/events answered 503 Service Unavailable"));
+        assert!(
+            assert_unavailable(sink.send(batch(7..=9)).await).ends_with("/api/events answered 503 Service Unavailable")
+        );
         assert_eq!(sink.send(batch(7..=9)).await, SinkAnswer::Accepted);
         let seen = seen.lock().unwrap();
         for (parts, body) in seen.iter() {
@@ -416,7 +392,7 @@ mod http {
         assert_eq!(answer_to(401, &[], "").await, SinkAnswer::Unauthorized);
         assert_eq!(answer_to(403, &[], "").await, SinkAnswer::Unauthorized);
         for status in [404, 405, 409, 500, 502, 503] {
-            let reason = unavailable(answer_to(status, &[], TOKEN).await);
+            let reason = assert_unavailable(answer_to(status, &[], TOKEN).await);
             assert!(reason.contains(&format!("answered {status}")), "{reason}");
         }
     }
@@ -445,7 +421,7 @@ mod http {
             *log.lock().unwrap().entry(request.uri().path().to_owned()).or_default() += 1;
             async { (StatusCode::FOUND, [("location", "/elsewhere")]).into_response() }
         });
-        let reason = unavailable(sink(&address.await).send(batch(1..=1)).await);
+        let reason = assert_unavailable(sink(&address.await).send(batch(1..=1)).await);
         assert!(reason.ends_with("answered 302 Found"), "{reason}");
         assert_eq!(*seen.lock().unwrap(), BTreeMap::from([("/api/events".into(), 1)]));
     }
@@ -456,7 +432,7 @@ mod http {
         let silent = serve(|_| pending()).await;
         let stuck = serve(|_| async { Response::new(Body::from_stream(stream::pending::<Result<String, String>>())) });
         for address in [silent, stuck.await] {
-            let reason = unavailable(sink(&address).with_timeout(timeout).send(batch(1..=1)).await);
+            let reason = assert_unavailable(sink(&address).with_timeout(timeout).send(batch(1..=1)).await);
             assert_eq!(without_secrets(&reason), format!("http://{address}/api/events did not answer within 100ms"));
         }
     }
@@ -487,7 +463,7 @@ mod http {
             let _ = stream.read(&mut [0; 16]).await.unwrap();
             stream.write_all(b"220 mail.example ESMTP\r\n").await.unwrap();
         });
-        let reason = unavailable(sink(&address).send(batch(1..=1)).await);
+        let reason = assert_unavailable(sink(&address).send(batch(1..=1)).await);
         assert!(
             without_secrets(&reason)
                 .starts_with(&format!("cannot complete the request to http://{address}/api/events: ")),
@@ -499,7 +475,7 @@ mod http {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = socket.local_addr().unwrap().to_string();
-        let reason = unavailable(sink(&address).send(batch(1..=1)).await);
+        let reason = assert_unavailable(sink(&address).send(batch(1..=1)).await);
         let expected = format!("cannot connect to http://{address}/api/events: Connection refused");
         assert!(without_secrets(&reason).starts_with(&expected), "{reason}");
     }

@@ -7,7 +7,8 @@ use mcp_satellite_actors::rules::outbox::BatcherState;
 use serde_json::json;
 
 use super::peer::{Peer, ReceivedBatch, Reply};
-use super::support::{Rig, http, range, until, until_settled};
+use super::support::{Rig, http, until, until_settled};
+use crate::journal::support::range;
 
 /// The first, a middle and the last event of the second batch of ten.
 const PLACES: [u64; 3] = [11, 15, 20];

@@ -12,7 +12,8 @@ use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use serde_json::Value;
 
 use super::peer::{Peer, Reply};
-use super::support::{Rig, batch, event, http, range, until, until_settled};
+use super::support::{Rig, batch, event, http, until, until_settled};
+use crate::journal::support::range;
 
 impl Rig {
     /// Replaces the directory of the journal with a file.

@@ -13,7 +13,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::peer::{BoundAddress, Peer};
-use super::support::{Rig, http, range, until, until_settled};
+use super::support::{Rig, http, until, until_settled};
+use crate::journal::support::range;
 
 /// A sink that rejects batches until it is opened.
 #[derive(Clone)]

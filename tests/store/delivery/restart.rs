@@ -10,7 +10,8 @@ use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use serde_json::json;
 
 use super::peer::{Peer, Reply};
-use super::support::{Rig, http, quick, range, until, until_settled};
+use super::support::{Rig, http, quick, until, until_settled};
+use crate::journal::support::range;
 
 #[tokio::test]
 async fn a_batch_in_flight_is_repeated_with_its_id_after_a_restart() {

@@ -39,10 +39,6 @@ pub(crate) fn batch(seqs: std::ops::RangeInclusive<u64>) -> Arc<SinkBatch> {
     Arc::new(SinkBatch { id: *seqs.start(), events: seqs.map(event).collect() })
 }
 
-pub(crate) fn range(seqs: std::ops::RangeInclusive<u64>) -> Vec<u64> {
-    seqs.collect()
-}
-
 /// A data directory with its journal.
 pub(crate) struct Rig {
     pub(crate) dir: TempDir,

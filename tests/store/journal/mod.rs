@@ -11,4 +11,4 @@ mod reading;
 mod retention;
 mod schema;
 mod storing;
-mod support;
+pub(crate) mod support;
