@@ -13,9 +13,6 @@ mod common;
 mod discovery;
 #[path = "gateway/gateways.rs"]
 mod gateways;
-#[path = "../tests/meta_tools/support.rs"]
-#[expect(dead_code, reason = "each test and bench uses its part of it")]
-mod house;
 #[path = "gateway/pipe.rs"]
 mod pipe;
 #[path = "gateway/sdk.rs"]

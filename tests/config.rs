@@ -3,9 +3,6 @@
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[path = "gateway/pair.rs"]
-mod pair;
-
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,6 +19,7 @@ use mcp_satellite_actors::model::policy::{
 };
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceConfig, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
+use testkit::certificate::write_pair;
 
 const FULL: &str = include_str!("fixtures/config/full.toml");
 const BAD: &str = include_str!("fixtures/config/bad.toml");
@@ -1123,7 +1121,7 @@ fn without_authentication_several_users_require_as() {
 #[test]
 fn certificate_paths_are_relative_to_the_file() {
     let home = tempfile::tempdir().unwrap();
-    pair::write_pair(home.path());
+    write_pair(home.path());
     let path = |name: &str| home.path().join(name);
     let text = "[gateway]\ntls = { cert = \"cert.pem\", key = \"key.pem\" }";
     let plan = config::parse(path("satellite.toml").to_str().unwrap(), text, &environment).unwrap();
@@ -1133,8 +1131,8 @@ fn certificate_paths_are_relative_to_the_file() {
 #[test]
 fn an_unusable_certificate_is_reported_without_showing_the_key() {
     let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    pair::write_pair(home.path());
-    pair::write_pair(other.path());
+    write_pair(home.path());
+    write_pair(other.path());
     let file = |name: &str, text: &str| {
         std::fs::write(home.path().join(name), text).unwrap();
         home.path().join(name)

@@ -18,16 +18,14 @@ use mcp_satellite::connect::stdio::{StdioConnector, StdioOptions};
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::spec::{
-    ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod,
+    ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, RemoteTransport, ServerTarget,
 };
 use mcp_satellite_actors::seam::{OpenError, ProcessConnector, ProcessEnd, ProcessLink};
 use nix::libc::{SIGKILL, SIGTERM};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use testkit::wait::GIVE_UP;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::time::{sleep, timeout};
-
-/// The time limit of every wait: far longer than a loaded machine needs.
-const GIVE_UP: Duration = Duration::from_secs(60);
 
 struct Started {
     link: ProcessLink,
@@ -67,24 +65,8 @@ fn config(command: &str, args: &[&str], env: &[(&str, &str)], cwd: Option<&str>)
     spec(ServerTarget::Stdio { command: command.into(), cwd: cwd.map(Into::into) }, layer)
 }
 
-fn spec(target: ServerTarget, layer: ConfigTier) -> Arc<InstanceSpec> {
-    let config = InstanceConfig {
-        team: "team_acme".into(),
-        team_slug: "acme".into(),
-        user: "user_alice".into(),
-        user_slug: "alice".into(),
-        installation: "abc123".into(),
-        server: "files".into(),
-        target,
-        server_tier: layer,
-        team_tier: ConfigTier::default(),
-        user_tier: ConfigTier::default(),
-        user_required: Vec::new(),
-        lifetime: ProcessLifetime::default(),
-        update_method: UpdateMethod::default(),
-        request_logging: true,
-        policy: Arc::new(Policy::default()),
-    };
+fn spec(target: ServerTarget, server_tier: ConfigTier) -> Arc<InstanceSpec> {
+    let config = InstanceConfig { server_tier, ..testkit::spec::config(target, Policy::default()) };
     Arc::new(config.merge())
 }
 

@@ -10,9 +10,8 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::io::{BufRead, BufReader};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,22 +28,21 @@ use mcp_satellite_actors::model::ids::{InstallationId, RunNumber};
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
 use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::spec::{
-    ConfigTier, ConfigValue as Configured, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport,
-    ServerTarget, UpdateMethod,
+    ConfigTier, ConfigValue as Configured, InstanceConfig, InstanceSpec, RemoteTransport,
 };
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{
     Connectors, EventSink, LineConnector, LineEvent, LineOutput, ServerLine, SinkAnswer, SinkBatch,
 };
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions, ShutdownReport};
+use testkit::port::free_port;
+use testkit::spec::{config, remote};
+use testkit::wait::{GIVE_UP, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 const INSTANCES: usize = 1000;
 const TEAMS: usize = 50;
-
-/// The time limit of every wait: far longer than a loaded machine needs.
-const GIVE_UP: Duration = Duration::from_secs(120);
 
 /// The heap growth per instance that an outage may cause, in bytes. Tables do not shrink, and the queue of events grows
 /// by half a megabyte at once; a leaked message, timer or buffer per instance would be more.
@@ -226,27 +224,6 @@ impl Drop for Server {
     }
 }
 
-/// Returns a port that stays free while the server is away. It is outside the kernel's range of client ports: a client
-/// that connects to such a port a thousand times could connect to itself.
-fn free_port() -> u16 {
-    let first = u16::try_from(std::process::id() % 10_000).unwrap();
-    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
-    (0..10_000).map(|offset| 20_000 + (first + offset) % 10_000).find(is_free).unwrap()
-}
-
-/// Polls until the value meets a condition.
-async fn until<T: Debug>(what: &str, mut ask: impl AsyncFnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
-    let given_up = Instant::now() + GIVE_UP;
-    loop {
-        let answer = ask().await;
-        if wanted(&answer) {
-            return answer;
-        }
-        assert!(Instant::now() < given_up, "gave up waiting until {what}: {answer:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
 /// Returns the default policy with enough time for a loaded machine to end a thousand sessions regularly.
 fn patient_policy() -> Policy {
     let mut policy = Policy::default();
@@ -258,26 +235,15 @@ fn patient_policy() -> Policy {
 fn spec(nth: usize, port: u16, policy: &Arc<Policy>) -> InstanceSpec {
     let team = nth % TEAMS;
     let header = ("x-instance".to_owned(), Configured::plain(nth.to_string().as_str()));
+    let target = remote(RemoteTransport::Http, &format!("http://127.0.0.1:{port}/mcp"));
     let config = InstanceConfig {
         team: format!("team_{team}").into(),
         team_slug: format!("team-{team}").into(),
-        user: "user_alice".into(),
-        user_slug: "alice".into(),
         installation: format!("installation_{nth}").into(),
         server: "server".into(),
-        target: ServerTarget::Remote {
-            transport: RemoteTransport::Http,
-            url: format!("http://127.0.0.1:{port}/mcp"),
-            health_url: None,
-        },
         server_tier: ConfigTier { headers: [header].into(), ..ConfigTier::default() },
-        team_tier: ConfigTier::default(),
-        user_tier: ConfigTier::default(),
-        user_required: Vec::new(),
-        lifetime: ProcessLifetime::default(),
-        update_method: UpdateMethod::default(),
-        request_logging: true,
         policy: Arc::clone(policy),
+        ..config(target, Policy::default())
     };
     config.merge()
 }

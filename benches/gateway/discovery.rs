@@ -14,10 +14,10 @@ use mcp_satellite::gateway::dispatch::EndpointDispatcher;
 use mcp_satellite::gateway::sessions::Sessions;
 use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::{Value, json};
+use testkit::scripted_servers::{Lists, ScriptedServers};
 
 use super::client::BenchClient;
 use super::common::{self, BenchReport, format_duration, quantile};
-use super::house::{House, Lists};
 
 const SERVERS: usize = 100;
 const TOOLS_OF_EACH: usize = 100;
@@ -67,12 +67,12 @@ fn questions() -> Vec<String> {
     lines.flat_map(|question| [question.to_owned(), misspelled(question)]).collect()
 }
 
-async fn open() -> (House, Gateway, SocketAddr) {
+async fn open() -> (ScriptedServers, Gateway, SocketAddr) {
     let servers = servers();
     let servers: Vec<_> = servers.iter().map(|(name, id, lists)| (name.as_str(), id.as_str(), *lists)).collect();
     let sessions = Arc::new(Sessions::new());
     let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
-    let house = House::before(rooms.clone(), &servers).await;
+    let house = ScriptedServers::before(rooms.clone(), &servers).await;
     let user = GatewayUser {
         team: "acme".into(),
         team_slug: "acme".into(),

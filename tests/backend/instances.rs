@@ -4,9 +4,10 @@ use futures::{Stream, StreamExt as _};
 use mcp_satellite::backend::server::schema::MessageSchema;
 use reqwest::Method;
 use serde_json::{Value, json};
+use testkit::wait::GIVE_UP;
 use tokio::time::timeout;
 
-use super::support::{GIVE_UP, SCHEMAS, Satellite, TestBackend, heartbeat, status};
+use super::support::{SCHEMAS, Satellite, TestBackend, heartbeat, status};
 
 /// An event of a stream.
 #[derive(Debug, PartialEq)]

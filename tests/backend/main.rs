@@ -8,6 +8,8 @@ mod config;
 mod events;
 mod heartbeat;
 mod instances;
+#[cfg(target_os = "linux")]
+mod link;
 mod migration;
 mod process;
 mod registration;
@@ -16,3 +18,6 @@ mod schemas;
 mod strangers;
 mod support;
 mod validators;
+
+/// The binary under test.
+const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");

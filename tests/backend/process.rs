@@ -13,8 +13,9 @@ use nix::unistd::Pid;
 use reqwest::Method;
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::wait::GIVE_UP;
 
-use super::support::{GIVE_UP, PendingRequest, client, heartbeat, numbered, read, registration};
+use super::support::{PendingRequest, client, heartbeat, numbered, read, registration};
 
 /// A running `satellite backend`, killed when dropped.
 struct Process {

@@ -3,20 +3,18 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, Once};
-use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use mcp_satellite::backend::server::schema::MessageSchema;
 use mcp_satellite::backend::server::{BackendClock, BackendServer, BackendSettings, RunningBackend};
+use mcp_satellite::data_dir::private_tempdir;
 use reqwest::header::{AUTHORIZATION, HeaderMap};
 use reqwest::{Client, Method, RequestBuilder};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::wait::GIVE_UP;
 
 use super::validators::SchemaValidators;
-
-/// Timeout of waiting for a state, far beyond what a loaded machine needs.
-pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
 /// The published schemas.
 pub(crate) static SCHEMAS: LazyLock<SchemaValidators> = LazyLock::new(SchemaValidators::new);
@@ -36,12 +34,6 @@ pub(crate) struct TestBackend {
     serving: Option<RunningBackend>,
     client: Client,
     url: String,
-}
-
-/// A temporary directory with the permissions that the backend requires.
-pub(crate) fn private_tempdir() -> TempDir {
-    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    tempfile::Builder::new().prefix("backend-").permissions(permissions).tempdir().unwrap()
 }
 
 impl TestBackend {

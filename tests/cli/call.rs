@@ -1,8 +1,9 @@
 //! `satellite call`: one tool call, and the exit codes that scripts rely on.
 
 use serde_json::json;
+use testkit::home::{Home, Satellite, seq};
 
-use super::support::{Home, Satellite, seq};
+use crate::SATELLITE;
 
 fn with_servers<'a>(home: &'a Home, servers: &[(&str, &[&str])]) -> Satellite<'a> {
     let config = home.servers("satellite.toml", servers);
@@ -18,7 +19,7 @@ fn two_teams(home: &Home) -> Satellite<'_> {
 
 #[test]
 fn the_result_is_printed_unchanged() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "add", r#"{"a": 19, "b": 23}"#]).exits(0);
     assert_eq!(
@@ -34,7 +35,7 @@ fn the_result_is_printed_unchanged() {
 
 #[test]
 fn a_large_result_is_printed_completely() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "big", r#"{"bytes": 4000000}"#]).exits(0);
     assert_eq!(outcome.json()["content"][0]["text"].as_str().unwrap().len(), 4_000_000);
@@ -43,7 +44,7 @@ fn a_large_result_is_printed_completely() {
 
 #[test]
 fn a_failed_tool_exits_with_1_and_its_result_is_printed() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "tool_error", r#"{"message": "no such note"}"#]).exits(1);
     assert_eq!(outcome.json()["isError"], true);
@@ -53,7 +54,7 @@ fn a_failed_tool_exits_with_1_and_its_result_is_printed() {
 
 #[test]
 fn a_server_error_exits_with_1_and_is_printed_to_stderr() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "fail", r#"{"message": "disk full"}"#]).exits(1);
     assert!(outcome.stderr.contains("-32603") && outcome.stderr.contains("disk full"), "{outcome:#?}");
@@ -65,7 +66,7 @@ fn a_server_error_exits_with_1_and_is_printed_to_stderr() {
 
 #[test]
 fn a_crash_during_a_call_exits_with_1_and_states_the_exit() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "crash", r#"{"code": 7}"#]).exits(1);
     assert!(outcome.stderr.contains("terminated: exited with code 7"), "{outcome:#?}");
@@ -77,7 +78,7 @@ fn a_crash_during_a_call_exits_with_1_and_states_the_exit() {
 
 #[test]
 fn a_call_right_after_a_crash_waits_for_the_next_run() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let servers = std::fs::read_to_string(home.servers("servers.toml", &[("notes", &[])])).unwrap();
     let policy = "[policy.restart]\nmax_crashes = 1000\ndelays = [\"1ms\"]\n[policy.team]\nmax_exits = 1000\n";
     let config = home.write("satellite.toml", &format!("{policy}{servers}"));
@@ -91,7 +92,7 @@ fn a_call_right_after_a_crash_waits_for_the_next_run() {
 
 #[test]
 fn bad_input_exits_with_2_and_reaches_no_server() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     home.wait_online("notes");
     for (args, said) in [
@@ -112,7 +113,7 @@ fn bad_input_exits_with_2_and_reaches_no_server() {
 
 #[test]
 fn an_ambiguous_slug_is_rejected_until_team_and_user_select_one() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = two_teams(&home);
     let outcome = home.satellite(&["call", "notes", "echo"]).exits(2);
     for name in ["notes-acme-alice-n1", "notes-acme-bob-n1", "notes-globex-alice-g1"] {
@@ -136,7 +137,7 @@ fn an_ambiguous_slug_is_rejected_until_team_and_user_select_one() {
 
 #[test]
 fn an_instance_of_another_user_is_reported_as_unknown_and_logged() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = two_teams(&home);
     let of_nobody = home.satellite(&["call", "no-such-server", "echo", "--user", "bob"]).exits(2);
     for (name, selector) in [("files", ["--user", "bob"]), ("notes-acme-bob-n1", ["--team", "globex"])] {
@@ -154,7 +155,7 @@ fn an_instance_of_another_user_is_reported_as_unknown_and_logged() {
 
 #[test]
 fn a_call_that_times_out_exits_with_1_and_is_cancelled() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["call", "notes", "sleep", r#"{"ms": 600000}"#, "--timeout", "300ms"]).exits(1);
     assert!(outcome.stderr.contains("no answer within 0."), "{outcome:#?}");
@@ -167,7 +168,7 @@ fn a_call_that_times_out_exits_with_1_and_is_cancelled() {
 
 #[test]
 fn an_interrupted_caller_cancels_its_call() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     home.wait_online("notes");
     let mut calling = home.background(&["call", "notes", "sleep", r#"{"ms": 600000}"#, "--timeout", "10m"]);
@@ -181,7 +182,7 @@ fn an_interrupted_caller_cancels_its_call() {
 
 #[test]
 fn a_call_waits_for_a_server_that_is_starting() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("slow", &["--handshake-delay", "1500ms"])]);
     home.satellite(&["call", "slow", "echo", r#"{"text": "at last"}"#]).exits(0);
     let events = home.events();
@@ -199,7 +200,7 @@ fn a_call_waits_for_a_server_that_is_starting() {
 
 #[test]
 fn a_call_to_a_starting_server_fails_at_its_timeout() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("never", &["--handshake-never"])]);
     let outcome = home.satellite(&["call", "never", "echo", "--timeout", "300ms"]).exits(1);
     assert!(outcome.stderr.contains("server not ready within 0.3 s; the request was not sent"), "{outcome:#?}");

@@ -1,12 +1,14 @@
 //! `satellite check`: all errors of a configuration in one report.
 
-use super::support::{Home, SATELLITE};
+use testkit::home::Home;
+
+use crate::SATELLITE;
 
 const BAD: &str = include_str!("../fixtures/cli/bad.toml");
 
 #[test]
 fn a_valid_configuration_is_reported_and_nothing_is_started() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[]), ("search", &[])]);
     let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
     assert!(outcome.stdout.contains("good: 1 team, 1 user, 2 servers"), "{outcome:#?}");
@@ -16,7 +18,7 @@ fn a_valid_configuration_is_reported_and_nothing_is_started() {
 
 #[test]
 fn every_error_is_reported_at_once_with_its_place_and_a_hint() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.write("bad.toml", BAD);
     let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(2);
     assert_eq!(outcome.stdout, "");
@@ -41,7 +43,7 @@ fn every_error_is_reported_at_once_with_its_place_and_a_hint() {
 
 #[test]
 fn the_errors_of_two_files_are_reported_together() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.write("satellite.toml", "[satellite]\nname = \"x\"\n");
     let mcp_json = home.write("mcp.json", "{\n  \"mcpServers\": {\"files\": {\"args\": []}}\n}");
     let paths = ["--config", config.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()];
@@ -52,7 +54,7 @@ fn the_errors_of_two_files_are_reported_together() {
 
 #[test]
 fn an_installation_in_both_files_is_an_error() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let text = format!(
         "[[teams]]\nid = \"local\"\nslug = \"local\"\nusers = [{{ id = \"me\", slug = \"me\" }}]\n\
          [[teams.installations]]\nid = \"files\"\nserver = \"files\"\ncommand = \"{SATELLITE}\"\n"
@@ -66,7 +68,7 @@ fn an_installation_in_both_files_is_an_error() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let outcome = home.bare(&["check", "--config", "no-such.toml"]).exits(2);
     assert!(outcome.stderr.contains("no-such.toml") && outcome.stderr.contains("No such file"), "{outcome:#?}");
     home.bare(&["check"]).exits(2);
@@ -74,7 +76,7 @@ fn a_missing_file_is_named() {
 
 #[test]
 fn a_suspicious_variable_is_a_warning() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let text = format!(
         "{{\"mcpServers\": {{\"files\": {{\"command\": \"{SATELLITE}\", \"env\": {{\"LD_PRELOAD\": \"x\"}}}}}}}}"
     );
@@ -85,7 +87,7 @@ fn a_suspicious_variable_is_a_warning() {
 
 #[test]
 fn a_missing_command_is_a_warning_and_an_error_with_strict() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let text = format!(
         r#"
 [[teams]]

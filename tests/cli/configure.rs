@@ -9,11 +9,13 @@ use std::process::Stdio;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::{Value, json};
+use testkit::home::{Home, Outcome, make_private, pid};
+use testkit::wait::wait_for;
 
 use super::mcp::Client;
 use super::peer::Peer;
 use super::reload::reload;
-use super::support::{Home, make_private, pid, wait_for};
+use crate::SATELLITE;
 
 /// Two users with a server `notes` that requires `API_KEY` and `PIN`, and a server that requires nothing.
 fn two_users(home: &Home) -> PathBuf {
@@ -49,12 +51,12 @@ SIM
 
 /// A home with a token for its alice.
 fn home() -> Home {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     fs::write(home.path().join("token"), "sat_alice").unwrap();
     home
 }
 
-fn configure(home: &Home, args: &[&str]) -> super::support::Outcome {
+fn configure(home: &Home, args: &[&str]) -> Outcome {
     home.satellite(&[&["configure"], args].concat())
 }
 
@@ -477,7 +479,7 @@ fn values_of_the_version_before_are_imported_once_and_leave_its_file_when_they_a
 
 #[test]
 fn a_remote_server_receives_values_as_headers_or_query_parameters() {
-    let (home, peer) = (Home::new(), Peer::start());
+    let (home, peer) = (Home::new(SATELLITE), Peer::start());
     let config = home.write(
         "satellite.toml",
         &format!(

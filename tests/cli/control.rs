@@ -5,8 +5,10 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use testkit::home::{Home, Satellite, pid, seq};
+use testkit::process::send;
 
-use super::support::{Home, Satellite, pid, send, seq};
+use crate::SATELLITE;
 
 fn start_satellite<'a>(home: &'a Home, policy: &str, servers: &[(&str, &[&str])]) -> Satellite<'a> {
     let text = fs::read_to_string(home.servers("servers.toml", servers)).unwrap();
@@ -25,7 +27,7 @@ fn has_exited(pid: i32) -> bool {
 
 #[test]
 fn every_message_about_a_failure_states_its_cause_and_the_next_step() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.write(
         "mcp.json",
         r#"{"mcpServers": {
@@ -64,7 +66,7 @@ fn every_message_about_a_failure_states_its_cause_and_the_next_step() {
 
 #[test]
 fn a_killed_server_is_restarted_and_every_step_is_reported() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = start_satellite(&home, "[policy.restart]\ndelays = [\"2s\"]", &[("notes", &[]), ("other", &[])]);
     let rows = home.wait_all_online();
     let (notes, other) = (pid(&rows[0]), pid(&rows[1]));
@@ -127,7 +129,7 @@ fn type_or_status(event: &Value) -> String {
 
 #[test]
 fn a_restart_clears_permanently_failed() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     // The server starts only if a file exists.
     let database = home.path().join("database");
     let config = home.write(
@@ -187,7 +189,7 @@ args = ["-c", "test -e '{}' || exit 3; exec \"$@\"", "{}", "SATELLITE", "SIM"]
 
 #[test]
 fn a_restart_of_a_healthy_server_does_not_count_as_a_crash() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = start_satellite(&home, "", &[("notes", &[])]);
     let old = pid(&home.wait_online("notes"));
     let before = last_seq(&home);
@@ -203,7 +205,7 @@ fn a_restart_of_a_healthy_server_does_not_count_as_a_crash() {
 
 #[test]
 fn a_stopped_server_exits_and_only_start_starts_it_again() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = start_satellite(&home, "", &[("notes", &["--sigterm-delay", "200ms", "--exit-code", "5"])]);
     let old = pid(&home.wait_online("notes"));
     let before = last_seq(&home);
@@ -233,7 +235,7 @@ fn a_stopped_server_exits_and_only_start_starts_it_again() {
 
 #[test]
 fn a_stop_kills_a_server_that_ignores_sigterm_after_the_grace() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let grace = "[policy.session]\nterminate_grace = \"300ms\"";
     let satellite = start_satellite(&home, grace, &[("stubborn", &["--ignore-sigterm", "--ignore-eof"])]);
     let old = pid(&home.wait_online("stubborn"));
@@ -246,7 +248,7 @@ fn a_stop_kills_a_server_that_ignores_sigterm_after_the_grace() {
 
 #[test]
 fn start_with_no_wait_returns_before_the_server_is_online() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = start_satellite(&home, "", &[("slow", &["--handshake-delay", "1s"])]);
     home.wait_online("slow");
     home.satellite(&["stop", "slow"]).exits(0);
@@ -258,7 +260,7 @@ fn start_with_no_wait_returns_before_the_server_is_online() {
 
 #[test]
 fn commands_for_an_unknown_server_exit_with_2() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = start_satellite(&home, "", &[("notes", &[])]);
     for verb in ["start", "stop", "restart", "logs"] {
         let outcome = home.satellite(&[verb, "nobody"]).exits(2);
@@ -269,7 +271,7 @@ fn commands_for_an_unknown_server_exit_with_2() {
 
 #[test]
 fn the_next_call_starts_a_server_that_exited_with_code_0() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = start_satellite(&home, "", &[("notes", &[])]);
     let old = pid(&home.wait_online("notes"));
     home.satellite(&["call", "notes", "crash", r#"{"code": 0}"#]).exits(1);

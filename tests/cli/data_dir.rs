@@ -5,7 +5,10 @@ use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use super::support::{Home, Outcome, Satellite, make_private, seq, wait_for};
+use testkit::home::{Home, Outcome, Satellite, make_private, seq};
+use testkit::wait::wait_for;
+
+use crate::SATELLITE;
 
 fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -33,7 +36,7 @@ fn refused(home: &Home, args: &[&str]) -> Outcome {
 
 #[test]
 fn links_in_a_cloned_data_directory_are_refused_and_targets_stay_unchanged() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = config(&home);
     let victims = home.path().join("victims");
     fs::create_dir(&victims).unwrap();
@@ -76,7 +79,7 @@ fn links_in_a_cloned_data_directory_are_refused_and_targets_stay_unchanged() {
 
 #[test]
 fn the_default_directory_is_reused_only_if_a_satellite_created_it() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     home.use_data_dir(".satellite");
     let config = config(&home);
     for _ in 0..2 {
@@ -98,7 +101,7 @@ fn the_default_directory_is_reused_only_if_a_satellite_created_it() {
 
 #[test]
 fn an_explicit_data_directory_can_be_a_symbolic_link() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = config(&home);
     fs::create_dir(home.path().join("volume")).unwrap();
     set_mode(&home.path().join("volume"), 0o700);
@@ -111,7 +114,7 @@ fn an_explicit_data_directory_can_be_a_symbolic_link() {
 
 #[test]
 fn files_that_others_can_access_are_refused_with_a_chmod_command() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = config(&home);
     let args = ["run", "--config", &config, "--data-dir", "data"];
     home.run(&["--config", &config]).terminate().exits(0);
@@ -139,7 +142,7 @@ fn files_that_others_can_access_are_refused_with_a_chmod_command() {
 
 #[test]
 fn a_fifo_or_a_weak_token_as_token_file_is_refused() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
     let args = ["run", "--mcp-json", mcp_json.to_str().unwrap(), "--data-dir", "data", "--listen", "localhost:0"];
     home.make_data_dir();
@@ -156,7 +159,7 @@ fn a_fifo_or_a_weak_token_as_token_file_is_refused() {
 
 #[test]
 fn a_satellite_stops_when_its_data_directory_is_deleted() {
-    let (home, mut next) = (Home::new(), Home::new());
+    let (home, mut next) = (Home::new(SATELLITE), Home::new(SATELLITE));
     next.use_data_dir(home.data_dir().to_str().unwrap());
     let first = home.run(&["--config", &config(&home)]);
     home.wait_online("notes");
@@ -178,7 +181,7 @@ fn a_satellite_stops_when_its_data_directory_is_deleted() {
 
 #[test]
 fn the_fallback_port_is_the_same_after_a_restart() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
     let args = ["--mcp-json", mcp_json.to_str().unwrap()];
     let url = |satellite: Satellite<'_>| {
@@ -198,7 +201,7 @@ fn the_fallback_port_is_the_same_after_a_restart() {
 
 #[test]
 fn listen_accepts_a_port_and_localhost() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
     let mcp_json = mcp_json.to_str().unwrap();
     for host in ["localhost", ""] {
@@ -213,7 +216,7 @@ fn listen_accepts_a_port_and_localhost() {
 
 #[test]
 fn commands_find_the_only_running_satellite_and_list_several() {
-    let [mut home, mut one, mut other] = [Home::new(), Home::new(), Home::new()];
+    let [mut home, mut one, mut other] = [Home::new(SATELLITE), Home::new(SATELLITE), Home::new(SATELLITE)];
     home.use_data_dir(".satellite");
     let state = home.path().join("state").to_str().unwrap().to_owned();
     for beside in [&mut one, &mut other] {

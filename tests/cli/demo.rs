@@ -1,12 +1,15 @@
 //! `satellite demo`: every command that it prints works.
 
 use nix::sys::signal::Signal;
+use testkit::home::{Home, Running, pid};
+use testkit::process::send;
+use testkit::wait::wait_for;
 
-use super::support::{Home, Running, SATELLITE, pid, send, wait_for};
+use crate::SATELLITE;
 
 #[test]
 fn every_command_that_the_demo_prints_works() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     home.use_data_dir("data of the demo");
     let data_dir = home.data_dir().display().to_string();
     let mut satellite = home.demo(&["--data-dir", &data_dir]);
@@ -62,7 +65,7 @@ fn every_command_that_the_demo_prints_works() {
 
 #[test]
 fn without_data_dir_the_demo_prints_commands_without_the_flag() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     home.use_data_dir(".satellite-demo");
     let satellite = home.demo(&[]);
     let printed = satellite.process.wait_stdout(|text| text.contains("Ctrl-C"));

@@ -9,8 +9,11 @@ use std::process::{Command, Stdio};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use testkit::home::{Home, Satellite, pid, seq};
+use testkit::process::send;
+use testkit::wait::wait_for;
 
-use super::support::{Home, Satellite, pid, send, seq, wait_for};
+use crate::SATELLITE;
 
 /// An ext4 file system in a file, mounted below a home.
 struct Volume {
@@ -122,7 +125,7 @@ fn wait_journal(home: &Home, state: &str) -> Value {
 
 #[test]
 fn a_disk_that_hangs_stops_neither_supervision_nor_control() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let Some((volume, config)) = on_a_volume(&mut home) else { return };
     let (satellite, row) = started(&home, &config);
     assert_eq!(row["unrecorded"], false);
@@ -156,7 +159,7 @@ fn a_disk_that_hangs_stops_neither_supervision_nor_control() {
 
 #[test]
 fn shutdown_on_a_hanging_disk_reuses_no_event_number() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let Some((volume, config)) = on_a_volume(&mut home) else { return };
     let (mut satellite, row) = started(&home, &config);
     let before = home.events();
@@ -199,7 +202,7 @@ fn shutdown_on_a_hanging_disk_reuses_no_event_number() {
 
 #[test]
 fn a_log_file_on_a_hanging_disk_blocks_nothing() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let Some((volume, config)) = on_a_volume(&mut home) else { return };
     let (binary, data_dir, disk) = (home.binary.display(), home.data_dir().display(), volume.mounted.display());
     let line = format!("{binary} run --config {config} --data-dir {data_dir} 2>{disk}/log");
@@ -215,7 +218,7 @@ fn a_log_file_on_a_hanging_disk_blocks_nothing() {
 
 #[test]
 fn a_stop_on_a_full_disk_succeeds_with_a_warning() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let Some((volume, config)) = on_a_volume(&mut home) else { return };
     let (satellite, _) = started(&home, &config);
     volume.fill();
@@ -240,7 +243,7 @@ fn a_stop_on_a_full_disk_succeeds_with_a_warning() {
 
 #[test]
 fn a_satellite_started_on_a_full_disk_uses_it_later() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let Some((volume, config)) = on_a_volume(&mut home) else { return };
     fs::create_dir(home.data_dir()).unwrap();
     fs::set_permissions(home.data_dir(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();

@@ -4,8 +4,10 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use testkit::home::{Home, Satellite, make_private, pid};
+use testkit::wait::wait_for;
 
-use super::support::{Home, Satellite, make_private, pid, wait_for};
+use crate::SATELLITE;
 
 /// Writes a configuration with one user and the server `notes`, with `more` settings of its installation.
 fn config(home: &Home, flags: &str, more: &str) -> String {
@@ -44,7 +46,7 @@ fn reload(satellite: &mut Satellite<'_>) {
 
 #[test]
 fn an_idle_server_is_shown_as_dormant_and_a_call_starts_it() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = home.run(&["--config", &config(&home, "", SLEEPY)]);
     let row = home.wait_row("notes", "dormant", |row| row["dormant"] == true);
     assert_eq!((&row["status"], &row["pid"], &row["tools"]), (&"online".into(), &Value::Null, &3.into()));
@@ -61,7 +63,7 @@ fn an_idle_server_is_shown_as_dormant_and_a_call_starts_it() {
 
 #[test]
 fn a_lazy_server_is_started_once_and_its_tools_survive_a_restart() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let lazy = config(&home, "", "keep = \"lazy\"");
     let first = home.run(&["--config", &lazy]);
     home.wait_row("notes", "dormant", |row| row["dormant"] == true && row["tools"] == 3);
@@ -91,7 +93,7 @@ fn a_lazy_server_is_started_once_and_its_tools_survive_a_restart() {
 
 #[test]
 fn a_corrupt_catalogue_cache_costs_a_lazy_server_one_start() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let lazy = config(&home, "", "keep = \"lazy\"");
     let first = home.run(&["--config", &lazy]);
     home.wait_row("notes", "dormant", |row| row["dormant"] == true);
@@ -107,7 +109,7 @@ fn a_corrupt_catalogue_cache_costs_a_lazy_server_one_start() {
 
 #[test]
 fn lazy_servers_work_when_the_catalogue_cache_cannot_be_written() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     home.make_data_dir();
     let database = home.state_database();
     fs::write(&database, "not a database, but longer than the header of one would be, so that it is damaged").unwrap();
@@ -119,7 +121,7 @@ fn lazy_servers_work_when_the_catalogue_cache_cannot_be_written() {
 
 #[test]
 fn a_rolling_update_keeps_the_old_run_if_the_new_one_fails() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let rolling = "update = \"rolling\"";
     let mut satellite = home.run(&["--config", &config(&home, "", rolling)]);
     let first = pid(&home.wait_online("notes"));

@@ -8,10 +8,12 @@ use std::path::PathBuf;
 
 use nix::sys::signal::Signal;
 use serde_json::json;
+use testkit::home::{Home, Satellite};
+use testkit::wait::wait_for;
 
 use super::mcp::Client;
 use super::reload::reload;
-use super::support::{Home, Satellite, wait_for};
+use crate::SATELLITE;
 
 /// The default address, which only one process of the machine can bind.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:7300";
@@ -43,7 +45,7 @@ fn token(name: &str) -> String {
 
 #[test]
 fn a_client_of_an_mcp_json_connects_with_the_generated_token() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
     // The test occupies the default port.
     let taken = wait_for("the default port to be free", || TcpListener::bind(DEFAULT_ADDRESS).ok(), String::new);
@@ -91,7 +93,7 @@ fn a_client_of_an_mcp_json_connects_with_the_generated_token() {
 
 #[test]
 fn a_configuration_without_gateway_opens_no_endpoint() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     assert!(!satellite.greeted().contains("MCP: "));
@@ -102,7 +104,7 @@ fn a_configuration_without_gateway_opens_no_endpoint() {
 
 #[test]
 fn an_address_in_use_is_an_error_before_any_server_starts() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let config = config(&home, "", &["first"]);
@@ -113,7 +115,7 @@ fn an_address_in_use_is_an_error_before_any_server_starts() {
 
 #[test]
 fn an_unusable_certificate_is_an_error_before_any_server_starts() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     home.write("no.pem", "this is no certificate");
     let tls = "[gateway]\nlisten = \"127.0.0.1:0\"\ntls = { cert = \"no.pem\", key = \"no.pem\" }";
     let config = config(&home, tls, &["first"]);
@@ -125,7 +127,7 @@ fn an_unusable_certificate_is_an_error_before_any_server_starts() {
 #[test]
 fn a_reload_ends_only_the_sessions_of_removed_tokens() {
     const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"";
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let file = config(&home, LISTEN, &["first", "second"]);
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
     home.wait_all_online();
@@ -145,7 +147,7 @@ fn a_reload_ends_only_the_sessions_of_removed_tokens() {
 
 #[test]
 fn a_changed_token_file_takes_effect_without_a_reload() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
     let satellite = home.run(&["--config", file.to_str().unwrap()]);
     let url = endpoint_url(&satellite);
@@ -165,7 +167,7 @@ fn a_changed_token_file_takes_effect_without_a_reload() {
 
 #[test]
 fn a_reload_revokes_tokens_even_if_the_generated_token_is_unreadable() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first", "second"]);
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
     let args = ["--config", file.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()];
@@ -184,7 +186,7 @@ fn a_reload_revokes_tokens_even_if_the_generated_token_is_unreadable() {
 
 #[test]
 fn a_reload_switches_the_endpoint_off_and_on_again() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
     let url = endpoint_url(&satellite);
@@ -203,7 +205,7 @@ fn a_reload_switches_the_endpoint_off_and_on_again() {
 
 #[test]
 fn a_reload_moves_the_endpoint_and_its_sessions_to_a_free_address() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
     let before = endpoint_url(&satellite);
@@ -231,7 +233,7 @@ fn a_reload_moves_the_endpoint_and_its_sessions_to_a_free_address() {
 #[test]
 fn a_removed_server_ends_its_sessions() {
     const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"";
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let file = config(&home, LISTEN, &["first"]);
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
     home.wait_all_online();
@@ -248,7 +250,7 @@ fn a_removed_server_ends_its_sessions() {
 
 #[test]
 fn a_call_in_flight_at_shutdown_receives_its_result() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"\ndrain_timeout = \"60s\"", &["first"]);
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
     home.wait_all_online();

@@ -8,8 +8,10 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use serde_json::Value;
+use testkit::home::{Home, Satellite, json_lines, pid, seq};
+use testkit::process::send;
 
-use super::support::{Home, Satellite, json_lines, pid, send, seq};
+use crate::SATELLITE;
 
 fn with_servers<'a>(home: &'a Home, servers: &[(&str, &[&str])]) -> Satellite<'a> {
     let text = fs::read_to_string(home.servers("servers.toml", servers)).unwrap();
@@ -30,7 +32,7 @@ fn assert_consecutive(events: &[Value], first: u64) {
 
 #[test]
 fn events_are_json_lines_numbered_without_a_gap() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let events = home.events();
     assert_consecutive(&events, 1);
@@ -62,7 +64,7 @@ fn events_are_json_lines_numbered_without_a_gap() {
 
 #[test]
 fn events_without_json_are_one_line_each() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let outcome = home.satellite(&["events"]).exits(0);
     let line = outcome.stdout.lines().find(|line| line.contains("mcp.server.started")).unwrap();
@@ -73,7 +75,7 @@ fn events_without_json_are_one_line_each() {
 
 #[test]
 fn events_are_filtered_by_since_type_and_team() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let all = home.events();
     let chosen = |args: &[&str]| home.satellite(&[&["events", "--json"], args].concat()).exits(0).json_lines();
@@ -94,7 +96,7 @@ fn events_are_filtered_by_since_type_and_team() {
 
 #[test]
 fn an_unknown_type_or_team_exits_with_2_and_a_suggestion() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let refused = |args: &[&str], said: &str| {
         let outcome = home.satellite(&[&["events"], args].concat()).exits(2);
@@ -121,7 +123,7 @@ fn an_unknown_type_or_team_exits_with_2_and_a_suggestion() {
 
 #[test]
 fn follow_shows_a_kill_when_it_happens() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let following = home.background(&["events", "--json", "--follow"]);
     let only_crashes = home.background(&["events", "--json", "--follow", "--type", "mcp.server.crashed"]);
@@ -139,7 +141,7 @@ fn follow_shows_a_kill_when_it_happens() {
 
 #[test]
 fn follow_shows_the_shutdown_and_continues_with_the_next_satellite() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     // There is only an empty data directory.
     home.make_data_dir();
     let following = home.background(&["events", "--json", "--follow"]);
@@ -163,7 +165,7 @@ fn follow_shows_the_shutdown_and_continues_with_the_next_satellite() {
 
 #[test]
 fn events_can_be_read_when_the_satellite_is_down() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("notes", &[])]);
     let before = home.events();
     satellite.terminate().exits(0);
@@ -175,14 +177,14 @@ fn events_can_be_read_when_the_satellite_is_down() {
 
 #[test]
 fn events_without_a_data_directory_exits_with_3() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let outcome = home.satellite(&["events"]).exits(3);
     assert!(outcome.stderr.contains("there is no data directory"), "{outcome:#?}");
 }
 
 #[test]
 fn event_numbers_continue_without_a_gap_after_a_restart_and_a_kill() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     with_servers(&home, &[("notes", &[])]).terminate().exits(0);
     let first = home.events().len();
     let satellite = with_servers(&home, &[("notes", &[])]);
@@ -201,7 +203,7 @@ fn event_numbers_continue_without_a_gap_after_a_restart_and_a_kill() {
 
 #[test]
 fn logs_shows_the_stderr_of_a_server_with_levels() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(
         &home,
         &[
@@ -224,7 +226,7 @@ fn logs_shows_the_stderr_of_a_server_with_levels() {
 
 #[test]
 fn follow_shows_log_lines_as_they_arrive() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = with_servers(&home, &[("chatty", &["--stderr-lines-per-second", "5", "--stderr-text", "tick"])]);
     let following = home.background(&["logs", "chatty", "--follow"]);
     let first = following.wait_stdout(|text| text.contains("tick"));
@@ -246,7 +248,7 @@ fn follow_shows_log_lines_as_they_arrive() {
 
 #[test]
 fn logs_are_filtered_by_team_and_user_with_and_without_a_satellite() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let text =
         include_str!("../fixtures/cli/two_teams.toml").replace("\nSIM\n", "\nSIM \"--stderr-text\", \"hello\"\n");
     let config = home.write("satellite.toml", &format!("[policy.logs]\nbatch_delay = \"100ms\"\n{text}"));
@@ -272,7 +274,7 @@ fn logs_are_filtered_by_team_and_user_with_and_without_a_satellite() {
 
 #[test]
 fn logs_of_a_removed_server_remain_and_unknown_servers_are_errors() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let text = "[policy.logs]\nbatch_delay = \"100ms\"\n";
     let servers = fs::read_to_string(home.servers("servers.toml", &[("notes", &["--stderr-text", "hello"])])).unwrap();
     let config = home.write("satellite.toml", &format!("{text}{servers}"));
@@ -309,7 +311,7 @@ fn stop_the_journal(satellite: i32) {
 
 #[test]
 fn a_hanging_journal_blocks_neither_readers_nor_the_shutdown() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let mut satellite = with_servers(&home, &[("notes", &[])]);
     let before = home.events();
     stop_the_journal(satellite.pid());

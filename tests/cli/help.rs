@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use super::support::Home;
+use testkit::home::Home;
+
+use crate::SATELLITE;
 
 const VERBS: [&str; 24] = [
     "run",
@@ -33,7 +35,7 @@ const VERBS: [&str; 24] = [
 
 #[test]
 fn the_help_of_every_verb_explains_its_purpose_and_arguments() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     for verb in VERBS {
         let help = home.bare(&[verb, "--help"]).exits(0).stdout;
         let about = help.lines().next().unwrap();
@@ -55,7 +57,7 @@ fn the_help_of_every_verb_explains_its_purpose_and_arguments() {
 
 #[test]
 fn the_help_lists_verbs_the_demo_and_exit_codes() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let help = home.bare(&["--help"]).exits(0).stdout;
     for verb in VERBS.iter().filter(|verb| **verb != "sim-server") {
         assert!(help.lines().any(|line| line.trim_start().starts_with(&format!("{verb} "))), "{verb}:\n{help}");
@@ -67,7 +69,7 @@ fn the_help_lists_verbs_the_demo_and_exit_codes() {
 
 #[test]
 fn an_unknown_verb_is_rejected_with_a_suggestion() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let outcome = home.bare(&["statsu"]).exits(2);
     assert!(outcome.stderr.contains("'status'"), "{outcome:#?}");
     let outcome = home.bare(&[]).exits(2);
@@ -76,7 +78,7 @@ fn an_unknown_verb_is_rejected_with_a_suggestion() {
 
 #[test]
 fn completion_scripts_are_valid_and_contain_the_verbs() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     for shell in ["bash", "zsh", "fish"] {
         let script = home.bare(&["completions", shell]).exits(0).stdout;
         for verb in ["status", "restart", "--mcp-json"] {
@@ -101,7 +103,7 @@ fn completion_scripts_are_valid_and_contain_the_verbs() {
 
 #[test]
 fn every_verb_has_a_man_page_with_its_options() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     home.bare(&["man-pages", "man/man1"]).exits(0);
     let page = |name: &str| fs::read_to_string(home.path().join("man/man1").join(name)).unwrap().replace("\\-", "-");
     for verb in VERBS.iter().filter(|verb| **verb != "sim-server") {

@@ -4,9 +4,11 @@ use std::fs;
 use std::net::TcpStream;
 
 use nix::sys::signal::Signal;
+use testkit::home::{Home, pid};
+use testkit::process::send;
 
 use super::mcp::Client;
-use super::support::{Home, pid, send};
+use crate::SATELLITE;
 
 const TOKEN: &str = "a-token-of-alice-that-is-long";
 
@@ -29,7 +31,7 @@ fn configured(home: &Home, gateway: &str, flags: &str) -> String {
 
 #[test]
 fn idle_connections_leave_descriptors_for_restarts_and_clients() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     limit(&mut home, "-n 256");
     // With these limits, only the reserve of descriptors protects the satellite from the connections.
     let config = configured(&home, "header_timeout = \"1h\"\nunauthenticated_max = 4096", "");
@@ -71,7 +73,7 @@ for line in sys.stdin:
 
 #[test]
 fn large_tool_lists_do_not_exhaust_a_limited_address_space() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     limit(&mut home, "-v 2500000");
     fs::write(home.path().join("endless.py"), ENDLESS_PAGES).unwrap();
     let script = home.path().join("endless.py").display().to_string();
@@ -99,7 +101,7 @@ fn large_tool_lists_do_not_exhaust_a_limited_address_space() {
 
 #[test]
 fn a_server_with_an_endless_tool_list_fails_and_others_stay_online() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let endless: &[&str] = &["--tools", "100000", "--page-size", "4000"];
     let config = home.servers("satellite.toml", &[("endless", endless), ("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);

@@ -4,8 +4,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use nix::sys::signal::Signal;
+use testkit::home::Home;
+use testkit::wait::wait_for;
 
-use super::support::{Home, wait_for};
+use crate::SATELLITE;
 
 /// A scenario without faults.
 const CALM: &str = r#"
@@ -31,7 +33,7 @@ timeout = "5s"
 
 #[test]
 fn the_same_seed_gives_every_instance_the_same_order_of_events() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     // The limit for memory is disabled, because memory does not depend on the seed.
     let mixed = home.bare(&["load", "--print-scenario", "mixed"]).exits(0).stdout;
     fs::write(home.path().join("mixed.toml"), format!("{mixed}\n[limits]\ngrowth = 100.0\n")).unwrap();
@@ -57,7 +59,7 @@ fn short_timeout_scenario() -> String {
 
 #[test]
 fn a_violation_exits_with_1_and_prints_the_repeat_command() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     fs::write(home.path().join("impatient.toml"), short_timeout_scenario()).unwrap();
     let command = ["load", "--scenario", "impatient.toml", "--seconds", "3", "--seed", "5", "--virtual-time"];
     let outcome = home.bare(&[&command[..], &["--report", "page.html"]].concat()).exits(1);
@@ -74,7 +76,7 @@ fn a_violation_exits_with_1_and_prints_the_repeat_command() {
 
 #[test]
 fn a_run_without_violations_is_reported_as_table_page_and_json() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     fs::write(home.path().join("calm.toml"), CALM).unwrap();
     let command = ["load", "--scenario", "calm.toml", "--virtual-time"];
     let outcome = home.bare(&[&command[..], &["--report", "page.html"]].concat()).exits(0);
@@ -93,7 +95,7 @@ fn a_run_without_violations_is_reported_as_table_page_and_json() {
 
 #[test]
 fn built_in_scenarios_are_listed_and_can_be_printed_as_a_template() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let list = home.bare(&["load", "--list"]).exits(0).stdout;
     for name in ["storm", "flap", "hang", "mixed", "soak"] {
         assert!(list.lines().any(|line| line.trim_start().starts_with(name)), "{list}");
@@ -109,7 +111,7 @@ fn built_in_scenarios_are_listed_and_can_be_printed_as_a_template() {
 
 #[test]
 fn invalid_arguments_are_refused_before_the_run() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let refused = |args: &[&str], why: &str| {
         let outcome = home.bare(&[&["load"], args].concat()).exits(2);
         assert!(outcome.stderr.contains(why), "{outcome:#?}");
@@ -130,29 +132,37 @@ const TOLERANT_LIMITS: &str = "\n[limits]\ngrowth = 100.0\nrecovery_slack = \"30
 
 #[test]
 fn every_fault_works_on_real_processes_and_nothing_is_left() {
-    let home = Home::new();
+    every_fault_works(&[]);
+}
+
+#[test]
+fn every_fault_works_through_the_gateway_and_nothing_is_left() {
+    every_fault_works(&["--gateway"]);
+}
+
+/// Runs for half a minute.
+fn every_fault_works(through: &[&str]) {
+    let home = Home::new(SATELLITE);
     fs::write(home.path().join("faults.toml"), include_str!("every_fault.toml")).unwrap();
-    for through in [&[][..], &["--gateway"]] {
-        let command = ["load", "--scenario", "faults.toml", "--seed", "1", "--real", "--json"];
-        let found = home.bare(&[&command[..], through].concat()).exits(0).json();
-        assert_eq!((&found["mode"], &found["gateway"]), (&"real".into(), &(!through.is_empty()).into()));
-        assert_eq!(found["never_injected"], serde_json::json!([]), "{found:#}");
-        assert!(found["calls"]["answered"].as_u64().unwrap() > 500, "{found:#}");
-        assert!(found["children_cpu_ms"].as_f64().unwrap() > 0.0, "{found:#}");
-        for kind in ["crash", "exit_0", "hang", "ignore_sigterm", "huge", "session_lost", "worker_panic"] {
-            assert_eq!(found["outcomes"][kind]["back"], 1, "{kind}: {found:#}");
-        }
-        for what in ["servers", "tasks", "descriptors", "processes"] {
-            assert_eq!(found["left"][what], 0, "{found:#}");
-        }
-        assert!(found["supervisors"]["n"].as_u64().unwrap() > 20, "{found:#}");
-        assert!(found["registry"]["p99"].as_f64().unwrap() > 0.0, "{found:#}");
+    let command = ["load", "--scenario", "faults.toml", "--seed", "1", "--real", "--json"];
+    let found = home.bare(&[&command[..], through].concat()).exits(0).json();
+    assert_eq!((&found["mode"], &found["gateway"]), (&"real".into(), &(!through.is_empty()).into()));
+    assert_eq!(found["never_injected"], serde_json::json!([]), "{found:#}");
+    assert!(found["calls"]["answered"].as_u64().unwrap() > 500, "{found:#}");
+    assert!(found["children_cpu_ms"].as_f64().unwrap() > 0.0, "{found:#}");
+    for kind in ["crash", "exit_0", "hang", "ignore_sigterm", "huge", "session_lost", "worker_panic"] {
+        assert_eq!(found["outcomes"][kind]["back"], 1, "{kind}: {found:#}");
     }
+    for what in ["servers", "tasks", "descriptors", "processes"] {
+        assert_eq!(found["left"][what], 0, "{found:#}");
+    }
+    assert!(found["supervisors"]["n"].as_u64().unwrap() > 20, "{found:#}");
+    assert!(found["registry"]["p99"].as_f64().unwrap() > 0.0, "{found:#}");
 }
 
 #[test]
 fn a_signal_during_a_fault_heals_it() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let ill = "\n[[faults]]\nkind = \"crash_loop\"\nat = \"1s\"\nshare = 0.5\nlasts = \"1h\"\n";
     let policy = "\n[policy]\nmax_crashes = 1000\ndelays = [\"100ms\"]\n";
     fs::write(home.path().join("ill.toml"), CALM.to_owned() + policy + TOLERANT_LIMITS + ill).unwrap();
@@ -171,7 +181,7 @@ fn a_signal_during_a_fault_heals_it() {
 
 #[test]
 fn one_signal_ends_a_run_early_with_a_report() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     fs::write(home.path().join("calm.toml"), CALM.to_owned() + TOLERANT_LIMITS).unwrap();
     fs::write(home.path().join("page.html"), "an older one").unwrap();
     let modes: [&[&str]; 3] = [&[], &["--real"], &["--virtual-time"]];
@@ -191,7 +201,7 @@ fn one_signal_ends_a_run_early_with_a_report() {
 
 #[test]
 fn a_second_signal_ends_a_run_immediately_without_a_report() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     // A call takes an hour, longer than the test.
     let slow = CALM.replace("exp 5ms", "1h").replace("timeout = \"5s\"", "timeout = \"2h\"");
     fs::write(home.path().join("slow.toml"), slow + "\n[policy]\nrequest_timeout = \"2h\"\n").unwrap();
@@ -209,7 +219,7 @@ fn a_second_signal_ends_a_run_immediately_without_a_report() {
 
 #[test]
 fn a_closed_stdout_or_a_full_disk_does_not_hide_the_result() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     fs::write(home.path().join("impatient.toml"), short_timeout_scenario()).unwrap();
     fs::write(home.path().join("calm.toml"), CALM.to_owned() + TOLERANT_LIMITS).unwrap();
     let satellite = home.binary.display();
@@ -234,7 +244,7 @@ fn a_closed_stdout_or_a_full_disk_does_not_hide_the_result() {
 
 #[test]
 fn a_fleet_that_cannot_come_online_fails_without_waiting() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let never = CALM.replace("call = \"exp 5ms\"", "script = { handshake_never = true }");
     let policy = "\n[policy]\nmax_crashes = 1\nhandshake_timeout = \"50ms\"\ndelays = [\"0s\"]\n";
     fs::write(home.path().join("never.toml"), never + policy).unwrap();
@@ -248,7 +258,7 @@ fn a_fleet_that_cannot_come_online_fails_without_waiting() {
 
 #[test]
 fn injected_panics_are_not_printed_and_every_fault_is_in_the_trace() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let faults = ["crash", "worker_panic", "team_panic", "registry_panic", "sink_panics"].map(|kind| {
         let share = if kind == "crash" { "share = 0.5\n" } else { "" };
         format!("\n[[faults]]\nkind = \"{kind}\"\nat = \"40 %\"\n{share}")

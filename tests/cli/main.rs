@@ -13,21 +13,25 @@ mod disk;
 mod dormancy;
 mod endpoint;
 mod events;
+mod fleet_edits;
 mod help;
+mod journal_storm;
 mod limits;
 mod load;
-#[allow(dead_code, reason = "shared with the tests of secrets")]
 mod mcp;
 mod memory;
+mod oauth;
 mod peer;
 mod reload;
 mod remote;
 mod run;
+mod secrets;
 mod sim_server;
 mod sim_server_http;
 mod status;
-#[allow(dead_code, reason = "shared with the tests of what is left behind")]
-mod support;
 mod terminal;
 mod token;
 mod watch;
+
+/// The binary under test.
+const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");

@@ -3,8 +3,10 @@
 use std::fs;
 
 use serde_json::{Value, json};
+use testkit::home::{Home, Satellite, seq};
+use testkit::wait::wait_for;
 
-use super::support::{Home, Satellite, seq, wait_for};
+use crate::SATELLITE;
 
 /// Four servers: `broken` starts only if a file exists, `stopped` is stopped by the test, `asleep` becomes dormant at
 /// once, and `shaky` crashes on request.
@@ -80,7 +82,7 @@ fn wait_stored(home: &Home) {
 }
 
 fn restores_state_after(end: impl FnOnce(Satellite<'_>)) {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = config(&home, "");
     let first = prepared_satellite(&home, &config);
     wait_tools_kept(&home);
@@ -140,7 +142,7 @@ fn state_is_restored_after_a_kill() {
 
 #[test]
 fn a_changed_configuration_resets_all_state_except_a_manual_stop() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     prepared_satellite(&home, &config(&home, "")).terminate().exits(0);
     let second = home.run(&["--config", &config(&home, r#"env = { "NEW" = "1" }"#)]);
     home.wait_row("stopped", "stopped", |row| row["want"] == "stopped");
@@ -167,7 +169,7 @@ fn a_changed_configuration_resets_all_state_except_a_manual_stop() {
 
 #[test]
 fn state_of_a_removed_server_is_deleted() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let one = home.servers("one.toml", &[("notes", &[]), ("other", &[])]);
     let without = home.servers("without.toml", &[("other", &[])]);
     let run = |config: &std::path::Path| home.run(&["--config", config.to_str().unwrap()]);

@@ -5,8 +5,10 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use testkit::home::{Home, Satellite, pid, seq};
+use testkit::wait::wait_for;
 
-use super::support::{Home, Satellite, pid, seq, wait_for};
+use crate::SATELLITE;
 
 /// Number of reloads so far, applied or rejected.
 fn reloads(home: &Home) -> usize {
@@ -26,7 +28,7 @@ pub(crate) fn reload(home: &Home, satellite: &mut Satellite<'_>) -> Value {
 
 #[test]
 fn a_reload_restarts_only_changed_servers() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let servers: [(&str, &[&str]); 3] = [("same", &[]), ("changed", &[]), ("removed", &[])];
     let config = home.servers("satellite.toml", &servers);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -60,7 +62,7 @@ fn a_reload_restarts_only_changed_servers() {
 
 #[test]
 fn a_configuration_that_removes_most_servers_requires_accept() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let all: [(&str, &[&str]); 4] = [("one", &[]), ("two", &[]), ("three", &[]), ("four", &[])];
     let config = home.servers("satellite.toml", &all);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -93,7 +95,7 @@ fn a_configuration_that_removes_most_servers_requires_accept() {
 
 #[test]
 fn a_reload_of_the_same_file_changes_nothing() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     let before = home.wait_online("notes");
@@ -105,7 +107,7 @@ fn a_reload_of_the_same_file_changes_nothing() {
 
 #[test]
 fn a_reload_rejects_an_invalid_file_and_applies_a_corrected_one() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     let before = home.wait_online("notes");
@@ -139,7 +141,7 @@ fn a_reload_rejects_an_invalid_file_and_applies_a_corrected_one() {
 
 #[test]
 fn a_stopped_server_stays_stopped_over_a_reload_that_changes_it() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_online("notes");
@@ -156,7 +158,7 @@ fn a_stopped_server_stays_stopped_over_a_reload_that_changes_it() {
 
 #[test]
 fn a_changed_configuration_restarts_a_permanently_failed_server() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let fails = ["--exit-before-handshake", "--exit-code", "3"];
     let config = home.servers("satellite.toml", &[("notes", &fails)]);
     let quick = |path: &Path| {
@@ -176,7 +178,7 @@ fn a_changed_configuration_restarts_a_permanently_failed_server() {
 
 #[test]
 fn signals_are_handled_while_a_reload_waits_for_a_server_to_end() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let with_grace = |servers: &[(&str, &[&str])]| {
         let text = fs::read_to_string(home.servers("satellite.toml", servers)).unwrap();
         home.write("satellite.toml", &format!("[policy.session]\nterminate_grace = \"1h\"\n{text}"))
@@ -199,7 +201,7 @@ fn signals_are_handled_while_a_reload_waits_for_a_server_to_end() {
 
 #[test]
 fn a_server_that_is_being_removed_is_not_shown_as_online() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &["--ignore-sigterm", "--ignore-eof"])]);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_online("notes");
@@ -216,7 +218,7 @@ fn a_server_that_is_being_removed_is_not_shown_as_online() {
 
 #[test]
 fn a_secret_variable_added_by_a_reload_is_hidden_from_servers() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     home.env.push(("LATER_SECRET".into(), "told-to-nobody".into()));
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);

@@ -3,9 +3,11 @@
 use std::fs;
 
 use serde_json::{Value, json};
+use testkit::home::{Home, Satellite, pid, seq};
+use testkit::wait::wait_for;
 
 use super::peer::Peer;
-use super::support::{Home, Satellite, pid, seq, wait_for};
+use crate::SATELLITE;
 
 /// Runs a satellite with the remote server `search` at the peer, followed by `more` in the configuration.
 fn start_satellite<'a>(home: &'a Home, peer: &Peer, policy: &str, more: &str) -> Satellite<'a> {
@@ -38,7 +40,7 @@ fn cell(table: &str, server: &str, title: &str) -> String {
 
 #[test]
 fn a_remote_server_is_served_and_its_connection_is_shown() {
-    let (home, peer) = (Home::new(), Peer::start());
+    let (home, peer) = (Home::new(SATELLITE), Peer::start());
     let satellite = start_satellite(&home, &peer, "", NOTES);
     let rows = home.wait_all_online();
     let [notes, search] = &rows[..] else { panic!("{rows:#?}") };
@@ -60,7 +62,7 @@ fn a_remote_server_is_served_and_its_connection_is_shown() {
 
 #[test]
 fn a_server_that_cannot_list_tools_shows_the_next_attempt() {
-    let (home, peer) = (Home::new(), Peer::start());
+    let (home, peer) = (Home::new(SATELLITE), Peer::start());
     peer.reject_tools_list();
     let satellite = start_satellite(&home, &peer, "[policy.reconnect]\nbackoff_min = \"2m\"", "");
     let row = home.wait_row("search", "waiting for the next attempt", |row| row["next_retry_ms"].is_u64());
@@ -73,7 +75,7 @@ fn a_server_that_cannot_list_tools_shows_the_next_attempt() {
 
 #[test]
 fn status_without_remote_servers_has_no_connection_column() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     assert!(!home.satellite(&["status"]).exits(0).stdout.contains("CONNECTION"));
@@ -82,7 +84,7 @@ fn status_without_remote_servers_has_no_connection_column() {
 
 #[test]
 fn calls_to_an_unreachable_server_report_the_next_connection_attempt() {
-    let (home, mut peer) = (Home::new(), Peer::start());
+    let (home, mut peer) = (Home::new(SATELLITE), Peer::start());
     let satellite = start_satellite(
         &home,
         &peer,
@@ -122,7 +124,7 @@ fn calls_to_an_unreachable_server_report_the_next_connection_attempt() {
 
 #[test]
 fn reconnect_opens_a_new_session_and_reports_the_outcome() {
-    let (home, mut peer) = (Home::new(), Peer::start());
+    let (home, mut peer) = (Home::new(SATELLITE), Peer::start());
     let satellite = start_satellite(&home, &peer, "[policy.reconnect]\nbackoff_min = \"2m\"", NOTES);
     let rows = home.wait_all_online();
     let (before, began) = (seq(home.events().last().unwrap()), peer.sessions_begun());
@@ -163,7 +165,7 @@ fn reconnect_opens_a_new_session_and_reports_the_outcome() {
 
 #[test]
 fn a_remote_http_error_is_reported_with_status_and_retry_after() {
-    let (home, peer) = (Home::new(), Peer::start());
+    let (home, peer) = (Home::new(SATELLITE), Peer::start());
     let satellite = start_satellite(&home, &peer, "[policy.retry]\nattempts_max = 1", "");
     home.wait_online("search");
     peer.fail_calls(429, "7");
@@ -188,7 +190,7 @@ fn log_lines(satellite: &Satellite<'_>, part: &str) -> Vec<Value> {
 
 #[test]
 fn a_changed_credential_file_takes_effect_without_restarting_processes() {
-    let (home, peer) = (Home::new(), Peer::start());
+    let (home, peer) = (Home::new(SATELLITE), Peer::start());
     peer.require_authorization("Bearer right-token");
     let token = home.write("token", "wrong-token");
     let notes = format!("{NOTES}\nenv = {{ TOKEN = \"file:token\" }}");
@@ -220,7 +222,7 @@ fn a_changed_credential_file_takes_effect_without_restarting_processes() {
 
 #[test]
 fn a_credential_stays_in_use_when_its_file_is_deleted() {
-    let (home, peer) = (Home::new(), Peer::start());
+    let (home, peer) = (Home::new(SATELLITE), Peer::start());
     peer.require_authorization("Bearer right-token");
     let token = home.write("token", "right-token");
     let satellite = start_satellite(&home, &peer, "", "bearer_token = \"file:token\"");
@@ -241,7 +243,7 @@ fn a_credential_stays_in_use_when_its_file_is_deleted() {
 
 #[test]
 fn a_changed_credential_does_not_apply_an_unwatched_configuration_change() {
-    let (home, peer) = (Home::new(), Peer::start());
+    let (home, peer) = (Home::new(SATELLITE), Peer::start());
     let token = home.write("token", "first-token");
     let satellite = start_satellite(&home, &peer, "", "bearer_token = \"file:token\"");
     home.wait_online("search");
@@ -258,7 +260,7 @@ fn a_changed_credential_does_not_apply_an_unwatched_configuration_change() {
 
 #[test]
 fn a_server_that_fails_health_checks_is_degraded_until_it_recovers() {
-    let (home, peer) = (Home::new(), Peer::start());
+    let (home, peer) = (Home::new(SATELLITE), Peer::start());
     let health = "[policy.health]\ncheck = \"get\"\ninterval = \"100ms\"\ntimeout = \"100ms\"\nthreshold = 2";
     let satellite = start_satellite(&home, &peer, health, &format!("health_url = \"{}\"", peer.url("/health")));
     let row = home.wait_row("search", "healthy", |row| row["health"] == "healthy");

@@ -5,8 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use testkit::home::{Home, pid};
+use testkit::wait::wait_for;
 
-use super::support::{Home, SATELLITE, pid, wait_for};
+use crate::SATELLITE;
 
 /// Flags of a server that exits only by SIGKILL.
 const STUBBORN: &[&str] = &["--ignore-sigterm", "--ignore-eof"];
@@ -17,7 +19,7 @@ fn servers(home: &Home) -> Vec<String> {
 
 #[test]
 fn the_servers_of_a_configuration_are_started() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[]), ("search", &["--tools", "5"])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     assert_eq!(servers(&home), ["notes-acme-alice-notes", "search-acme-alice-search"]);
@@ -34,7 +36,7 @@ const MCP_JSON: &str = r#"{"mcpServers": {
 
 #[test]
 fn the_servers_of_an_mcp_json_are_started() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let mcp_json = home.write("mcp.json", MCP_JSON);
     let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
     assert_eq!(servers(&home), ["files-local-me-files", "time-local-me-time"]);
@@ -44,7 +46,7 @@ fn the_servers_of_an_mcp_json_are_started() {
 
 #[test]
 fn the_servers_of_both_files_are_started() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let mcp_json = home.write("mcp.json", MCP_JSON);
     let satellite = home.run(&["--config", config.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()]);
@@ -55,7 +57,7 @@ fn the_servers_of_both_files_are_started() {
 #[test]
 fn a_server_can_be_called_as_soon_as_the_greeting_is_printed() {
     for _ in 0..5 {
-        let home = Home::new();
+        let home = Home::new(SATELLITE);
         let config = home.servers("satellite.toml", &[("one", &[]), ("other", &[]), ("third", &[])]);
         let satellite = home.run(&["--config", config.to_str().unwrap()]);
         home.satellite(&["call", "third", "echo"]).exits(0);
@@ -65,7 +67,7 @@ fn a_server_can_be_called_as_soon_as_the_greeting_is_printed() {
 
 #[test]
 fn run_without_a_configuration_exits_with_2() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let outcome = home.satellite(&["run"]).exits(2);
     assert!(outcome.stderr.contains("--config") && outcome.stderr.contains("--mcp-json"), "{outcome:#?}");
     assert!(!home.data_dir().exists());
@@ -73,7 +75,7 @@ fn run_without_a_configuration_exits_with_2() {
 
 #[test]
 fn a_configuration_with_errors_exits_with_2() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.write("satellite.toml", "[satellite]\nname = \"x\"\nprofil = 1\n");
     let outcome = home.satellite(&["run", "--config", config.to_str().unwrap()]).exits(2);
     assert!(
@@ -85,7 +87,7 @@ fn a_configuration_with_errors_exits_with_2() {
 
 #[test]
 fn a_second_satellite_on_the_same_data_directory_is_refused() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let before = home.wait_online("notes");
@@ -107,7 +109,7 @@ fn a_second_satellite_on_the_same_data_directory_is_refused() {
 
 #[test]
 fn down_ends_the_satellite_and_returns_when_its_data_directory_is_free() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     home.satellite(&["down"]).exits(3);
     let config = home.servers("satellite.toml", &[("notes", &["--sigterm-delay", "300ms", "--ignore-eof"])]);
     for _ in 0..2 {
@@ -132,7 +134,7 @@ fn sigint_ends_every_server_and_the_satellite_with_code_0() {
 }
 
 fn ends_cleanly(signal: Signal) {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let handles = ["--sigterm-delay", "100ms", "--ignore-eof"];
     let config = home.servers("satellite.toml", &[("notes", &[]), ("polite", &handles)]);
     let mut satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -156,7 +158,7 @@ fn ends_cleanly(signal: Signal) {
 
 #[test]
 fn a_server_that_ignores_sigterm_is_killed_after_its_grace() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     home.servers("servers.toml", &[("stubborn", STUBBORN)]);
     let servers = fs::read_to_string(home.path().join("servers.toml")).unwrap();
     let config = home.write("satellite.toml", &format!("[policy.session]\nterminate_grace = \"200ms\"\n{servers}"));
@@ -169,7 +171,7 @@ fn a_server_that_ignores_sigterm_is_killed_after_its_grace() {
 
 #[test]
 fn a_second_signal_kills_stubborn_servers_at_once() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let servers = home.servers("servers.toml", &[("one", STUBBORN), ("other", STUBBORN)]);
     let servers = fs::read_to_string(servers).unwrap();
     // A grace longer than any test.
@@ -187,7 +189,7 @@ fn a_second_signal_kills_stubborn_servers_at_once() {
 
 #[test]
 fn a_killed_satellite_leaves_no_process_and_usable_data() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("stubborn", STUBBORN)]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_online("stubborn");
@@ -202,7 +204,7 @@ fn a_killed_satellite_leaves_no_process_and_usable_data() {
 
 #[test]
 fn the_log_is_json_if_stderr_is_not_a_terminal() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_online("notes");
@@ -220,7 +222,7 @@ fn the_log_is_json_if_stderr_is_not_a_terminal() {
 
 #[test]
 fn log_format_human_writes_plain_lines() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap(), "--log-format", "human"]);
     home.wait_online("notes");
@@ -233,7 +235,7 @@ fn log_format_human_writes_plain_lines() {
 
 #[test]
 fn rust_log_filters_the_log() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     home.env.push(("RUST_LOG".into(), "error,mcp_satellite_actors::calls=debug".into()));
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -251,7 +253,7 @@ fn rust_log_filters_the_log() {
 
 #[test]
 fn only_the_owner_can_access_the_data_directory() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_online("notes");
@@ -266,7 +268,7 @@ fn only_the_owner_can_access_the_data_directory() {
 
 #[test]
 fn a_data_directory_with_a_path_longer_than_a_socket_address_works() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     home.use_data_dir(&["a-directory-with-a-long-name"; 8].join("/"));
     assert!(home.data_dir().as_os_str().len() > 200);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
@@ -279,7 +281,7 @@ fn a_data_directory_with_a_path_longer_than_a_socket_address_works() {
 
 #[test]
 fn an_unusable_data_directory_is_reported_with_the_reason() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     // A path that root cannot create either.
     home.use_data_dir("satellite.toml/data");
@@ -293,7 +295,7 @@ fn an_unusable_data_directory_is_reported_with_the_reason() {
 
 #[test]
 fn the_data_directory_defaults_to_dot_satellite_or_the_environment_variable() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     home.use_data_dir(".satellite");
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
@@ -305,7 +307,7 @@ fn the_data_directory_defaults_to_dot_satellite_or_the_environment_variable() {
 
 #[test]
 fn with_the_stdout_sink_stdout_contains_only_events() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let servers = home.servers("servers.toml", &[("notes", &[])]);
     let servers = fs::read_to_string(servers).unwrap();
     let config = home.write("satellite.toml", &format!("[events]\nsink = \"stdout\"\n{servers}"));
@@ -318,7 +320,7 @@ fn with_the_stdout_sink_stdout_contains_only_events() {
 
 #[test]
 fn an_instance_without_a_required_value_is_not_started() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.write(
         "satellite.toml",
         r#"
@@ -363,7 +365,7 @@ SIM
 
 #[test]
 fn a_missing_executable_is_reported_as_the_cause() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"ghost": {"command": "no-such-command-here"}}}"#);
     let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
     let row = home.wait_row("ghost", "explained", |row| row["last_error"].is_string());
@@ -373,7 +375,7 @@ fn a_missing_executable_is_reported_as_the_cause() {
 
 #[test]
 fn the_command_in_the_greeting_works() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let greeting = satellite.process.wait_stdout(|text| text.contains("--watch"));

@@ -5,7 +5,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::support::SATELLITE;
+use crate::SATELLITE;
 
 struct Server {
     child: Child,

@@ -5,8 +5,9 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
+use testkit::wait::{GIVE_UP, wait_for};
 
-use super::support::{GIVE_UP, SATELLITE, wait_for};
+use crate::SATELLITE;
 
 struct Server {
     child: Child,

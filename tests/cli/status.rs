@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use testkit::home::{Home, Satellite, pid};
+use testkit::process::send;
 
-use super::support::{Home, Satellite, pid, send};
+use crate::SATELLITE;
 
 /// The documented keys, on which scripts rely.
 const KEYS: &str = "instance, installation_id, team, user, server, transport, status, status_message, since, want, dormant, \
@@ -22,7 +24,7 @@ fn two_teams(home: &Home) -> Satellite<'_> {
 
 #[test]
 fn the_table_has_no_colour_if_stdout_is_not_a_terminal() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = two_teams(&home);
     let outcome = home.satellite(&["status"]).exits(0);
     assert!(!outcome.stdout.contains('\x1b'), "{:?}", outcome.stdout);
@@ -45,7 +47,7 @@ fn the_table_has_no_colour_if_stdout_is_not_a_terminal() {
 
 #[test]
 fn json_has_exactly_the_documented_keys() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = two_teams(&home);
     let documented: BTreeSet<&str> = KEYS.split(", ").collect();
     for row in home.rows() {
@@ -67,7 +69,7 @@ fn json_has_exactly_the_documented_keys() {
 
 #[test]
 fn status_is_filtered_by_team_and_user() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = two_teams(&home);
     let shown = |args: &[&str]| {
         let outcome = home.satellite(&[&["status", "--json"], args].concat()).exits(0);
@@ -95,7 +97,7 @@ fn status_is_filtered_by_team_and_user() {
 
 #[test]
 fn since_changes_with_the_status_and_a_recovery_clears_the_error() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let before = home.wait_online("notes");
@@ -111,7 +113,7 @@ fn since_changes_with_the_status_and_a_recovery_clears_the_error() {
 
 #[test]
 fn watch_repeats_the_table_until_the_satellite_ends() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = two_teams(&home);
     let watching = home.background(&["status", "--watch"]);
     watching.wait_stdout(|text| text.matches("4 of 4 online").count() >= 2);
@@ -125,7 +127,7 @@ fn watch_repeats_the_table_until_the_satellite_ends() {
 
 #[test]
 fn without_a_satellite_commands_exit_with_3_and_name_satellite_run() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     for verb in [&["status"][..], &["tools"], &["call", "notes", "echo"], &["stop", "notes"], &["restart", "notes"]] {
         let outcome = home.satellite(verb).exits(3);
         assert!(outcome.stderr.contains("satellite run") && outcome.stderr.contains("--data-dir"), "{outcome:#?}");
@@ -136,7 +138,7 @@ fn without_a_satellite_commands_exit_with_3_and_name_satellite_run() {
 
 #[test]
 fn tools_are_listed_as_a_table_and_as_json() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = two_teams(&home);
     let outcome = home.satellite(&["tools"]).exits(0);
     assert!(!outcome.stdout.contains('\x1b'), "{:?}", outcome.stdout);
@@ -170,7 +172,7 @@ fn tools_are_listed_as_a_table_and_as_json() {
 
 #[test]
 fn tools_of_a_server_that_is_not_online_are_not_listed() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = two_teams(&home);
     home.satellite(&["stop", "files"]).exits(0);
     let outcome = home.satellite(&["tools"]).exits(0);
@@ -184,7 +186,7 @@ fn tools_of_a_server_that_is_not_online_are_not_listed() {
 
 #[test]
 fn status_satellite_shows_the_journal_as_json_and_text() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = two_teams(&home);
     let through = home.events().last().unwrap()["seq"].as_u64().unwrap();
     let about = home.satellite(&["status", "--satellite", "--json"]).exits(0).json();

@@ -10,8 +10,11 @@ use nix::libc::O_NOCTTY;
 use nix::sys::signal::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
+use testkit::home::{Home, Outcome, Running};
+use testkit::process::send;
+use testkit::wait::wait_for;
 
-use super::support::{Home, Outcome, Running, send, wait_for};
+use crate::SATELLITE;
 
 /// A pseudo-terminal, which hangs up when it is dropped.
 struct Terminal {
@@ -110,7 +113,7 @@ fn reloads(home: &Home, pid: i32) {
 
 #[test]
 fn a_satellite_reloads_on_sighup_and_ends_with_its_terminal() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let terminal = Terminal::open(80, 24);
     let leader = terminal.lead(&mut home, &[], &["run", "--config", config.to_str().unwrap()]);
@@ -125,7 +128,7 @@ fn a_satellite_reloads_on_sighup_and_ends_with_its_terminal() {
 
 #[test]
 fn a_satellite_under_nohup_survives_its_terminal_and_reloads_on_sighup() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let terminal = Terminal::open(80, 24);
     let leader = terminal.lead(&mut home, &["nohup"], &["run", "--config", config.to_str().unwrap()]);
@@ -162,7 +165,7 @@ fn wait_settled(home: &Home) {
 
 #[test]
 fn the_table_fits_the_window_with_messages_below_their_servers() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = home.run(&["--config", &with_a_failing_server(&home)]);
     wait_settled(&home);
     let mut columns = Vec::new();
@@ -192,7 +195,7 @@ fn the_table_fits_the_window_with_messages_below_their_servers() {
 
 #[test]
 fn watch_draws_on_the_alternate_screen_and_restores_the_terminal() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let satellite = home.run(&["--config", &with_a_failing_server(&home)]);
     wait_settled(&home);
     let mut command = home.command(&["status", "--watch"]);
@@ -237,7 +240,7 @@ fn assert_no_control_characters(outcome: &Outcome) {
 
 #[test]
 fn control_characters_of_servers_are_removed_and_json_keeps_them_escaped() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let script = home.path().join("hostile.sh");
     std::fs::write(&script, HOSTILE).unwrap();
     let text = format!(

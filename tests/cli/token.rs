@@ -1,10 +1,12 @@
 //! `satellite token`, and tokens in the configuration.
 
-use super::support::Home;
+use testkit::home::Home;
+
+use crate::SATELLITE;
 
 #[test]
 fn token_prints_a_token_and_the_digest_for_the_configuration() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let made = || {
         let outcome = home.bare(&["token"]).exits(0);
         let lines: Vec<_> = outcome.stdout.lines().map(str::to_owned).collect();
@@ -34,7 +36,7 @@ fn token_prints_a_token_and_the_digest_for_the_configuration() {
 
 #[test]
 fn check_prints_the_endpoint_and_its_users() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let users = "[[teams]]\nid = \"t\"\nslug = \"acme\"\nusers = [{ id = \"u\", slug = \"alice\" }]\n";
     for (gateway, told) in [
         ("", "the MCP endpoint is not configured"),
@@ -52,7 +54,7 @@ fn check_prints_the_endpoint_and_its_users() {
 
 #[test]
 fn a_public_listen_address_without_hosts_is_refused_before_any_start() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let outcome = home.satellite(&["run", "--config", config.to_str().unwrap(), "--listen", "0.0.0.0:7300"]).exits(2);
     assert!(outcome.stderr.contains("0.0.0.0:7300") && outcome.stderr.contains("hosts = "), "{outcome:#?}");
@@ -62,7 +64,7 @@ fn a_public_listen_address_without_hosts_is_refused_before_any_start() {
 
 #[test]
 fn an_endpoint_of_one_user_without_a_token_gets_a_generated_one() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let servers = std::fs::read_to_string(home.servers("servers.toml", &[("notes", &[])])).unwrap();
     let config = home.write("satellite.toml", &format!("[gateway]\nlisten = \"127.0.0.1:0\"\n{servers}"));
     let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
@@ -77,7 +79,7 @@ fn an_endpoint_of_one_user_without_a_token_gets_a_generated_one() {
 
 #[test]
 fn an_endpoint_of_several_users_without_a_token_causes_a_warning() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let text = "[gateway]\n[[teams]]\nid = \"t\"\nslug = \"acme\"\n\
                 users = [{ id = \"u\", slug = \"alice\" }, { id = \"v\", slug = \"bob\" }]\n";
     let config = home.write("satellite.toml", text);

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use testkit::home::{Home, Satellite, pid, seq};
+use testkit::wait::wait_for;
 
 use super::mcp::Client;
-use super::support::{Home, Satellite, pid, seq, wait_for};
+use crate::SATELLITE;
 
 /// All `config.` events.
 fn config_events(home: &Home) -> Vec<Value> {
@@ -45,7 +47,7 @@ fn config_arg(path: &Path) -> [&str; 2] {
 
 #[test]
 fn a_changed_file_restarts_only_the_changed_server() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("same", &[]), ("changed", &[]), ("removed", &[])]);
     let satellite = home.run(&config_arg(&config));
     let before = home.wait_all_online();
@@ -68,7 +70,7 @@ fn a_changed_file_restarts_only_the_changed_server() {
 
 #[test]
 fn a_change_during_the_start_is_applied() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("first", &[])]);
     let satellite = home.run_at_once(&config_arg(&config));
     // The satellite reads the file before it locks its directory, and its start takes longer.
@@ -81,7 +83,7 @@ fn a_change_during_the_start_is_applied() {
 
 #[test]
 fn comments_order_and_modification_times_restart_nothing() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("one", &[]), ("two", &[])]);
     let satellite = home.run(&config_arg(&config));
     let before = home.wait_all_online();
@@ -98,7 +100,7 @@ fn comments_order_and_modification_times_restart_nothing() {
 
 #[test]
 fn an_invalid_file_is_reported_once_and_a_corrected_one_is_applied() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let good = text_of(&config);
     let satellite = home.run(&config_arg(&config));
@@ -132,7 +134,7 @@ fn an_invalid_file_is_reported_once_and_a_corrected_one_is_applied() {
 
 #[test]
 fn a_partially_written_file_is_neither_applied_nor_reported() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&config_arg(&config));
     let before = pid(&home.wait_online("notes"));
@@ -155,7 +157,7 @@ fn a_partially_written_file_is_neither_applied_nor_reported() {
 
 #[test]
 fn a_file_that_vanishes_is_reported_unless_it_reappears_soon() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&config_arg(&config));
     let before = pid(&home.wait_online("notes"));
@@ -209,7 +211,7 @@ impl Mounted {
 
 #[test]
 fn a_file_behind_a_swapped_symbolic_link_is_applied() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let mounted = Mounted::new(&home, &servers(&home, &[("notes", &[])]));
     let config = mounted.config();
     let satellite = home.run(&config_arg(&config));
@@ -222,12 +224,12 @@ fn a_file_behind_a_swapped_symbolic_link_is_applied() {
 
 #[test]
 fn an_error_in_the_mcp_json_blocks_changes_of_the_other_file() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let mcp_json = |name: &str| {
         format!(
             r#"{{"mcpServers": {{"{name}": {{"command": "{}", "args": ["sim-server", "--name", "{}"]}}}}}}"#,
-            super::support::SATELLITE,
+            SATELLITE,
             home.mark()
         )
     };
@@ -256,7 +258,7 @@ fn an_error_in_the_mcp_json_blocks_changes_of_the_other_file() {
 
 #[test]
 fn a_created_secret_file_makes_a_rejected_configuration_valid() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&config_arg(&config));
     home.wait_online("notes");
@@ -271,7 +273,7 @@ fn a_created_secret_file_makes_a_rejected_configuration_valid() {
 
 #[test]
 fn with_watching_off_a_change_is_applied_only_on_sighup() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let unwatched = |text: String| format!("[satellite]\nwatch = false\n{text}");
     fs::write(&config, unwatched(text_of(&config))).unwrap();
@@ -314,7 +316,7 @@ const TOKENS: [&str; 3] = ["sat_token_of_alice", "sat_token_of_bob", "sat_token_
 
 impl EndpointFixture {
     fn new() -> Self {
-        let mut home = Home::new();
+        let mut home = Home::new(SATELLITE);
         for (name, token) in ["ALICE", "BOB", "CAROL"].into_iter().zip(TOKENS) {
             home.env.push((name.to_owned(), token.to_owned()));
         }

@@ -10,19 +10,17 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
+use testkit::signals::heard_by;
+use testkit::wait::GIVE_UP;
 
 use super::client::Client;
 use super::fake::FakeEndpoint;
-use super::signals::heard_by;
 
 const SESSIONS: usize = 10_000;
 /// Several rounds, because a small leak shows only after some of them.
 const ROUNDS: usize = 4;
 /// Number of concurrent clients.
 const CLIENTS: u8 = 8;
-/// Timeout of waiting for a state, far beyond what a loaded machine needs.
-const GIVE_UP: Duration = Duration::from_secs(120);
-
 /// The built binary with one user and no server.
 struct Satellite {
     dir: TempDir,

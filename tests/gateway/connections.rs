@@ -3,13 +3,11 @@
 use std::net::Ipv4Addr;
 
 use serde_json::json;
+use testkit::wait::GIVE_UP;
 use tokio::time::{Duration, Instant, timeout};
 
 use super::client::{Client, request};
 use super::fake::FakeEndpoint;
-
-/// Timeout of waiting for a state, far beyond what a loaded machine needs.
-const GIVE_UP: Duration = Duration::from_secs(60);
 
 async fn is_closed(client: &mut Client) -> bool {
     timeout(GIVE_UP, client.read_until_closed()).await.is_ok_and(|rest| rest.is_empty())

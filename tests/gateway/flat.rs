@@ -2,9 +2,9 @@
 
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::scripted_servers::{GIVE_UP, Lists, id};
 use tokio::time::{Duration, Instant};
 
-use super::house::{GIVE_UP, Lists, id};
 use super::played::{Caller, PLAIN, ScriptedEndpoint};
 
 const FLAT: &str = "/mcp?mode=flat";

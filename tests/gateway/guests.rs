@@ -4,10 +4,10 @@ use mcp_satellite::config::GatewayLimits;
 use mcp_satellite::gateway::endpoint_id::EndpointId;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
+use testkit::scripted_servers::{GIVE_UP, Lists, id};
 use tokio::time::{Duration, Instant, timeout};
 
 use super::client::{Answer, StatelessClient};
-use super::house::{GIVE_UP, Lists, id};
 use super::played::ScriptedEndpoint;
 use super::whole::{DONE, Server, TestSatellite};
 

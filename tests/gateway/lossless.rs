@@ -5,9 +5,10 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use serde_json::json;
+use testkit::wait::GIVE_UP;
 use tokio::time::timeout;
 
-use super::whole::{DONE, GIVE_UP, Server, SessionClient, TestSatellite, say};
+use super::whole::{DONE, Server, SessionClient, TestSatellite, say};
 
 /// Member names with a meaning in JSON-RPC or for a relay.
 const KNOWN: [&str; 9] =

@@ -14,17 +14,15 @@ mod fake;
 mod flat;
 mod fuzz;
 mod guests;
-#[path = "../meta_tools/support.rs"]
-#[expect(dead_code, reason = "the tests without HTTP use the rest")]
-mod house;
 mod lossless;
+mod meta_tools;
+#[cfg(target_os = "linux")]
+mod mirror;
 mod mixed;
 mod notices;
-mod pair;
 mod played;
 mod questions;
-#[path = "../cli/signals.rs"]
-mod signals;
+mod search;
 mod stateless;
 mod strangers;
 mod streams;

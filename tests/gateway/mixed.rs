@@ -2,10 +2,11 @@
 //! its client and must never reach another one. `MIXED_CALLS` sets the total number of calls.
 
 use serde_json::{Value, json};
+use testkit::wait::GIVE_UP;
 use tokio::time::timeout;
 
 use super::client::{Client, request};
-use super::whole::{GIVE_UP, Server, SessionClient, TestSatellite};
+use super::whole::{Server, SessionClient, TestSatellite};
 
 const CLIENTS: u64 = 12;
 

@@ -1,10 +1,11 @@
 //! Instructions of the servers, and notices of lost and returned servers, for clients of a combined view.
 
 use serde_json::{Value, json};
+use testkit::wait::GIVE_UP;
 use tokio::time::timeout;
 
 use super::client::{Client, StatelessClient};
-use super::whole::{GIVE_UP, Server, SessionClient, TestSatellite, initialize_request};
+use super::whole::{Server, SessionClient, TestSatellite, initialize_request};
 
 async fn connect(satellite: &TestSatellite, path: &str) -> Client {
     let mut client = Client::connect(satellite.address).await;

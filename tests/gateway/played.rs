@@ -10,11 +10,11 @@ use mcp_satellite::gateway::dispatch::EndpointDispatcher;
 use mcp_satellite::gateway::sessions::Sessions;
 use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::{Value, json};
+use testkit::scripted_servers::{GIVE_UP, Lists, ScriptedServers};
 use tokio::time::timeout;
 
 use super::client::{Client, notification, request};
 use super::fake;
-use super::house::{GIVE_UP, House, Lists};
 
 /// The lists of a server whose content does not matter.
 pub(crate) const PLAIN: Lists =
@@ -22,7 +22,7 @@ pub(crate) const PLAIN: Lists =
 
 /// An endpoint in front of servers of Alice in the team acme, and of Bob's server `secret`.
 pub(crate) struct ScriptedEndpoint {
-    pub house: House,
+    pub house: ScriptedServers,
     pub gateway: Gateway,
     pub address: SocketAddr,
 }
@@ -36,7 +36,7 @@ impl ScriptedEndpoint {
     pub(crate) async fn limited(servers: &[(&str, &str, Lists)], set: impl FnOnce(&mut GatewayLimits)) -> Self {
         let sessions = Arc::new(Sessions::new());
         let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
-        let house = House::before(rooms.clone(), servers).await;
+        let house = ScriptedServers::before(rooms.clone(), servers).await;
         let mut plan = fake::plan();
         plan.users.iter_mut().for_each(|user| user.team = "acme".into());
         set(&mut plan.limits);

@@ -6,12 +6,13 @@ use std::process::Stdio;
 use mcp_satellite::actors::model::spec::ProcessLifetime;
 use mcp_satellite::actors::model::status::Status;
 use serde_json::{Value, json};
+use testkit::wait::GIVE_UP;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Duration, timeout};
 
 use super::client::{Client, StatelessClient, notification, request};
-use super::whole::{DONE, GIVE_UP, Server, SessionClient, TestSatellite, example, initialize_request, say};
+use super::whole::{DONE, Server, SessionClient, TestSatellite, example, initialize_request, say};
 
 fn server_request(method: &str) -> String {
     request("q", method, json!({"x": 1})).to_string()

@@ -6,11 +6,11 @@ use rustix::fd::OwnedFd;
 use rustix::net::sockopt;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use serde_json::json;
+use testkit::wait::GIVE_UP;
 use tokio::time::{Duration, timeout};
 
 use super::client::{Client, notification, request};
 use super::fake::{FakeEndpoint, HandlerEvent};
-use super::whole::GIVE_UP;
 
 #[tokio::test]
 async fn a_notification_before_the_response_starts_a_stream() {

@@ -8,13 +8,13 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::certificate::write_pair;
 use tokio::net::TcpStream;
 use tokio::time::Duration;
 use tokio_rustls::TlsConnector;
 
 use super::client::{Client, initialize, request};
 use super::fake::{FakeEndpoint, HandlerEvent};
-use super::pair::write_pair;
 
 /// The files of a self-signed certificate and its key.
 struct CertificateFiles {

@@ -1,9 +1,9 @@
 //! `/mcp` over HTTP: the six meta-tools, which give access to all servers.
 
 use serde_json::{Value, json};
+use testkit::scripted_servers::Lists;
 
 use super::client::{initialize, notification};
-use super::house::Lists;
 use super::played::{Caller, PLAIN, ScriptedEndpoint};
 
 const FILES: Lists = Lists {

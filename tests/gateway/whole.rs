@@ -14,7 +14,7 @@ use mcp_satellite::actors::model::ids::InstanceId;
 use mcp_satellite::actors::model::policy::Policy;
 use mcp_satellite::actors::model::snapshot::InstanceView;
 use mcp_satellite::actors::model::spec::{
-    ConfigTier, ConfigValue, InstanceConfig, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod,
+    ConfigTier, ConfigValue, InstanceConfig, ProcessLifetime, RemoteTransport, ServerTarget,
 };
 use mcp_satellite::actors::model::status::Status;
 use mcp_satellite::actors::seam::{Connectors, EventSink, SinkAnswer, SinkBatch};
@@ -28,13 +28,12 @@ use mcp_satellite::gateway::endpoint_id::EndpointId;
 use mcp_satellite::gateway::sessions::Sessions;
 use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::{Value, json};
+use testkit::spec::{remote, stdio};
+use testkit::wait::GIVE_UP;
 use tokio::time::timeout;
 
 use super::client::{Answer, Client, Event, notification, request};
 use super::fake;
-
-/// Timeout of waiting for a state, far beyond what a loaded machine needs.
-pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
 /// The names of the called tools, complete after the last flush of the shutdown.
 pub(crate) type CalledTools = Arc<Mutex<Vec<String>>>;
@@ -76,7 +75,7 @@ impl Server {
         let mut policy = Policy::default();
         policy.restart.delays = vec![Duration::from_millis(10)];
         policy.session.request_timeout = GIVE_UP;
-        let target = ServerTarget::Stdio { command: command.to_owned(), cwd: None };
+        let target = stdio(command);
         let args = args.iter().map(ToString::to_string).collect();
         Self {
             name,
@@ -98,7 +97,7 @@ impl Server {
     }
 
     pub(crate) fn remote(name: &'static str, url: &str) -> Self {
-        let target = ServerTarget::Remote { transport: RemoteTransport::Http, url: url.to_owned(), health_url: None };
+        let target = remote(RemoteTransport::Http, url);
         Self { target, ..Self::command(name, "", &[]) }
     }
 
@@ -127,20 +126,14 @@ impl Server {
         let env = BTreeMap::from([("MCP_SATELLITE_TEST".to_owned(), ConfigValue::plain("gateway"))]);
         InstanceConfig {
             team: "team".into(),
-            team_slug: "acme".into(),
             user: self.user.into(),
             user_slug: self.user.into(),
             installation: self.name.into(),
             server: self.name.into(),
-            target: self.target,
             server_tier: ConfigTier { args, env, ..ConfigTier::default() },
-            team_tier: ConfigTier::default(),
-            user_tier: ConfigTier::default(),
             user_required: self.user_required,
             lifetime: self.lifetime,
-            update_method: UpdateMethod::default(),
-            request_logging: true,
-            policy: Arc::new(self.policy),
+            ..testkit::spec::config(self.target, self.policy)
         }
     }
 }

@@ -4,11 +4,14 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use testkit::home::{Home, json_lines, pid};
+use testkit::process::send;
+use testkit::wait::wait_for;
 
 use super::fixture::{Fixture, LONG, SERVERS, SHORT};
 use super::mechanism::{Sandbox, for_each_mechanism};
 use super::process::{alive, zombies_of};
-use super::support::{Home, json_lines, pid, send, wait_for};
+use crate::SATELLITE;
 
 #[test]
 fn a_stop_leaves_no_process() {
@@ -169,7 +172,7 @@ fn the_satellite_reaps_orphans_that_have_ended() {
 
 #[test]
 fn satellite_check_leaves_no_cgroup() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.write("satellite.toml", "");
     for _ in 0..5 {
         let output = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0).stdout;

@@ -8,10 +8,13 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
+use testkit::home::{Home, MARK, Outcome, Running, json_lines};
+use testkit::process::send;
+use testkit::wait::wait_for;
 
 use super::mechanism::{Mechanism, Sandbox, path};
 use super::process::{ProcessInfo, alive};
-use super::support::{Home, MARK, Outcome, Running, SATELLITE, json_lines, send, wait_for};
+use crate::SATELLITE;
 
 /// A grace that ends soon.
 pub(crate) const SHORT: &str = "300ms";
@@ -42,7 +45,7 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) fn new(mechanism: Mechanism) -> Self {
-        let mut home = Home::new();
+        let mut home = Home::new(SATELLITE);
         home.env.push(("PATH".into(), path().into_string().unwrap()));
         Self { home, mechanism }
     }

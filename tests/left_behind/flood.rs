@@ -2,9 +2,10 @@
 
 use std::fs;
 
+use testkit::home::pid;
+
 use super::fixture::{Fixture, SHORT};
 use super::mechanism::{Sandbox, for_each_mechanism_once};
-use super::support::pid;
 
 /// The number of bytes that the server writes during the test.
 const FLOOD_BYTES: u64 = 100 << 20;

@@ -14,6 +14,6 @@ mod mechanism;
 mod process;
 mod shutdown;
 mod strangers;
-#[allow(dead_code, reason = "shared with the tests of the command line, which need all of it")]
-#[path = "../cli/support.rs"]
-mod support;
+
+/// The binary under test.
+const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");

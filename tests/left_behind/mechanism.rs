@@ -9,7 +9,9 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use super::support::Home;
+use testkit::home::Home;
+
+use crate::SATELLITE;
 
 /// The number of cases of one test that run at once: they mostly wait.
 const AT_ONCE_MAX: usize = 4;
@@ -73,7 +75,7 @@ pub(crate) fn path() -> OsString {
 
 /// The mechanisms that work here, according to `satellite check`, which tries each of them.
 static WORKING: LazyLock<Vec<Mechanism>> = LazyLock::new(|| {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     home.env.push(("PATH".into(), path().into_string().unwrap()));
     let config = home.write("satellite.toml", "");
     let output = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0).stdout;

@@ -6,8 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::Signal;
-
-use super::support::send;
+use testkit::process::send;
 
 /// One process. The kernel reuses a pid, but not together with the start time.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,8 +8,9 @@ use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use testkit::wait::until;
 
-use crate::support::{Instance, Server, real, text, until};
+use super::support::{Instance, Server, real, text};
 
 /// Waits until the server has received this many calls.
 async fn calls_received(server: &Instance, calls: u64) {

@@ -9,8 +9,9 @@ use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::wait::until;
 
-use crate::support::{Instance, Server, real, until};
+use super::support::{Instance, Server, real};
 
 /// Makes a server dormant after a short idle time.
 fn idle_soon(server: Server) -> Server {

@@ -9,8 +9,9 @@ use mcp_satellite_actors::model::status::Status;
 use nix::libc::{SIGKILL, SIGSEGV, SIGTERM};
 use nix::sys::signal::Signal;
 use serde_json::json;
+use testkit::wait::until;
 
-use crate::support::{Instance, Server, real, until};
+use super::support::{Instance, Server, real};
 
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -202,7 +203,7 @@ fn a_busy_server_that_answers_pings_is_not_unresponsive() {
         let server = Server::sim(&["--hang-calls"]).policy(|policy| {
             policy.watchdog.silence = short;
             // The test does not depend on fast responses: the machine may be loaded.
-            policy.watchdog.ping_timeout = crate::support::GIVE_UP;
+            policy.watchdog.ping_timeout = testkit::wait::GIVE_UP;
         });
         let server = satellite.online(server).await;
         let old = server.pid();

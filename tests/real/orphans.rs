@@ -7,11 +7,10 @@ use mcp_satellite_actors::model::event::{Event, StopKind};
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
 use nix::sys::signal::Signal;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use testkit::wait::{until, with_limit};
 use tokio::sync::oneshot;
 
-use crate::support::{
-    Instance, Process, Satellite, Server, TestScope, install, options, real, run_alone, until, with_limit,
-};
+use super::support::{Instance, Process, Satellite, Server, TestScope, install, options, real, run_alone};
 
 /// The number of processes: wrapper, server, helper.
 const MEMBERS: usize = 3;

@@ -4,8 +4,9 @@
 use mcp_satellite_actors::model::event::{Envelope, Event, LogLevel, LogLine};
 use mcp_satellite_actors::model::exit::CallError;
 use serde_json::json;
+use testkit::wait::{GIVE_UP, until};
 
-use crate::support::{GIVE_UP, Instance, Server, real, until};
+use super::support::{Instance, Server, real};
 
 /// Waits for the summary, the last line of the log. Returns the other lines and the number of dropped lines.
 async fn log_with_summary(server: &Instance) -> (Vec<LogLine>, usize) {

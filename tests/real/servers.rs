@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use testkit::installed::{directory, installed};
+use testkit::wait::until;
 
-use crate::real_servers::{directory, installed};
-use crate::support::{Instance, Server, real, text, until};
+use super::support::{Instance, Server, real, text};
 
 fn npm_server(name: &str) -> String {
     installed("node", &format!("node_modules/@modelcontextprotocol/server-{name}/dist/index.js"))

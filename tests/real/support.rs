@@ -5,30 +5,28 @@ use std::fmt::Debug;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
-use futures::future::BoxFuture;
-use jiff::Timestamp;
 use mcp_satellite::connect::stdio::StdioConnector;
 use mcp_satellite_actors::model::event::{Envelope, Event, LogLine};
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
+use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{
     ConfigTier, ConfigValue as Configured, InstanceConfig, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
 };
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use testkit::process::is_own_process;
+use testkit::sink::{RecordingSink, real_time_options};
+use testkit::spec::config;
+use testkit::wait::{GIVE_UP, with_limit};
 use tokio::sync::watch;
-
-/// The time limit of every wait: far longer than a loaded machine needs.
-pub(crate) const GIVE_UP: Duration = Duration::from_secs(60);
 
 /// The environment variable that marks all processes of a test, also those that servers start.
 const TAG: &str = "MCP_SATELLITE_TEST";
@@ -46,9 +44,10 @@ pub(crate) fn real(test: impl AsyncFnOnce(&Satellite)) {
 /// Runs a test that starts satellites itself and need not end them: they must end with the async runtime of the test.
 /// Asserts that nothing is left then.
 pub(crate) fn run_alone(test: impl AsyncFnOnce(&TestScope)) {
-    static ALONE: Mutex<()> = Mutex::new(());
     static WARM: Once = Once::new();
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_own_process() {
+        return;
+    }
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     // The first runtime of a process opens descriptors for signals that the process keeps.
     WARM.call_once(|| drop(runtime()));
@@ -168,15 +167,9 @@ impl TestScope {
 
 /// Returns the options of a satellite and its events.
 pub(crate) fn options() -> (RuntimeOptions, Events) {
-    let connector = StdioConnector::new(Vec::new()).unwrap();
-    let (recorder, events) = watch::channel(Vec::new());
-    // Tests compare timestamps, so changes of the system clock must not affect them.
-    let (wall, since) = (Timestamp::now(), Instant::now());
-    let wall = Arc::new(move || wall + since.elapsed());
-    let mut options = RuntimeOptions::new(connector, Arc::new(RecordingSink(recorder)), wall);
-    options.batch =
-        BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
-    (options, Events(events))
+    let sink = RecordingSink::new();
+    let options = real_time_options(StdioConnector::new(Vec::new()).unwrap(), &sink);
+    (options, Events(sink.watch()))
 }
 
 /// Kills the processes that a failed test has left.
@@ -185,16 +178,6 @@ impl Drop for TestScope {
         for process in self.processes() {
             let _ = kill(Pid::from_raw(process.pid.cast_signed()), Signal::SIGKILL);
         }
-    }
-}
-
-/// A sink that collects events in memory.
-struct RecordingSink(watch::Sender<Vec<Envelope>>);
-
-impl EventSink for RecordingSink {
-    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
-        self.0.send_modify(|events| events.extend(batch.events.iter().cloned()));
-        Box::pin(async { SinkAnswer::Accepted })
     }
 }
 
@@ -333,22 +316,13 @@ impl Server {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         self.env.insert(TAG.to_owned(), Configured::plain(scope.tag.as_str()));
         let args = self.args.into_iter().map(Into::into).collect();
+        let target = ServerTarget::Stdio { command: self.command, cwd: self.cwd };
         let config = InstanceConfig {
-            team: "team_acme".into(),
-            team_slug: "acme".into(),
-            user: "user_alice".into(),
-            user_slug: "alice".into(),
             installation: format!("abc{}", COUNT.fetch_add(1, Ordering::Relaxed)).into(),
-            server: "files".into(),
-            target: ServerTarget::Stdio { command: self.command, cwd: self.cwd },
             server_tier: ConfigTier { args, env: self.env, ..ConfigTier::default() },
-            team_tier: ConfigTier::default(),
-            user_tier: ConfigTier::default(),
-            user_required: Vec::new(),
             lifetime: self.keep,
             update_method: self.on_update,
-            request_logging: true,
-            policy: Arc::new(self.policy),
+            ..config(target, self.policy)
         };
         config.merge()
     }
@@ -473,24 +447,4 @@ impl Instance {
 /// Returns the text of a tool's result.
 pub(crate) fn text(result: &Value) -> String {
     result["content"][0]["text"].as_str().unwrap().to_owned()
-}
-
-/// Waits for a future with a generous time limit.
-pub(crate) async fn with_limit<T>(what: &str, future: impl Future<Output = T>) -> T {
-    // Longer than the deadline of a call, whose error contains more information.
-    let Ok(value) = tokio::time::timeout(2 * GIVE_UP, future).await else { panic!("gave up waiting for {what}") };
-    value
-}
-
-/// Polls until the value meets a condition.
-pub(crate) async fn until<T: Debug>(what: &str, mut ask: impl AsyncFnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
-    let given_up = Instant::now() + GIVE_UP;
-    loop {
-        let answer = ask().await;
-        if wanted(&answer) {
-            return answer;
-        }
-        assert!(Instant::now() < given_up, "gave up waiting until {what}: {answer:?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }

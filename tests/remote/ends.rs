@@ -4,9 +4,10 @@
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, UninstallOutcome};
+use testkit::wait::with_limit;
 
 use super::peer::{Action, Peer, When};
-use super::support::{Fleet, Instance, Remote, with_limit};
+use super::support::{Fleet, Instance, Remote};
 
 /// The phases of an instance.
 #[derive(Debug, Clone, Copy)]

@@ -6,9 +6,10 @@ use mcp_satellite_actors::model::exit::CallFate;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, ReconnectOutcome};
+use testkit::wait::with_limit;
 
 use super::peer::{Action, Peer, When};
-use super::support::{Fleet, Instance, Remote, with_limit};
+use super::support::{Fleet, Instance, Remote};
 
 async fn reconnect(instance: &Instance) -> ReconnectOutcome {
     with_limit("the reconnect", instance.runtime.reconnect(&instance.id)).await.unwrap()

@@ -6,8 +6,8 @@ use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::policy::{DegradedAction, HealthCheck};
 use mcp_satellite_actors::model::remote::ServerHealth;
 use mcp_satellite_actors::model::status::Status;
+use testkit::wait::GIVE_UP;
 
-use super::GIVE_UP;
 use super::peer::{Action, Expiry, Peer, When};
 use super::support::{Fleet, Instance, Remote};
 

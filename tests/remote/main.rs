@@ -2,12 +2,14 @@
 //! scripted `peer`.
 //!
 //! The tests assert no durations and do not sleep: they wait for states, with a generous time limit.
+#![cfg(feature = "remote")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod credentials;
 mod ends;
 mod force;
 mod health;
+mod line;
 mod lists;
 mod peer;
 mod peer_tests;
@@ -15,8 +17,3 @@ mod retries;
 mod streams;
 mod support;
 mod table;
-
-use std::time::Duration;
-
-/// The time limit of every wait: far longer than a loaded machine needs.
-const GIVE_UP: Duration = Duration::from_secs(60);

@@ -7,9 +7,9 @@ use std::time::Duration;
 use futures::StreamExt;
 use reqwest::{Client, ClientBuilder, Response, StatusCode, redirect};
 use serde_json::{Value, json};
+use testkit::wait::GIVE_UP;
 use tokio::time::timeout;
 
-use super::GIVE_UP;
 use super::peer::{Action, Expiry, Peer, ResponseFormat, When};
 
 fn builder() -> ClientBuilder {

@@ -1,63 +1,45 @@
 //! A runtime with remote instances, its events, and the assertion that a shutdown leaves no connection.
 
 use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures::future::BoxFuture;
-use jiff::Timestamp;
 use mcp_satellite::connect::remote::RemoteConnector;
-use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::exit::{CallError, RuntimeEnd};
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
+use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{
-    ConfigTier, ConfigValue as Configured, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport,
-    ServerTarget, UpdateMethod,
+    ConfigValue as Configured, InstanceConfig, InstanceSpec, RemoteTransport, ServerTarget,
 };
 use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
-use mcp_satellite_actors::{InstallOutcome, RuntimeHandle, RuntimeOptions, ShutdownReport, start};
+use mcp_satellite_actors::{InstallOutcome, RuntimeHandle, ShutdownReport, start};
 use serde_json::{Value, json};
+use testkit::sink::{RecordingSink, real_time_options};
+use testkit::spec::{config, remote};
+use testkit::wait::{GIVE_UP, with_limit};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::GIVE_UP;
 use super::peer::Peer;
 
 /// A delay that is longer than any test.
 pub(crate) const NEVER: Duration = Duration::from_secs(30 * 60);
 
-/// A sink that collects events in memory.
-#[derive(Clone, Default)]
-struct MemorySink(Arc<Mutex<Vec<Envelope>>>);
-
-impl EventSink for MemorySink {
-    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
-        self.0.lock().unwrap().extend(batch.events.iter().cloned());
-        Box::pin(async { SinkAnswer::Accepted })
-    }
-}
-
 /// One runtime with remote instances.
 pub(crate) struct Fleet {
     pub(crate) runtime: RuntimeHandle,
-    sink: MemorySink,
+    sink: RecordingSink,
     join: JoinHandle<RuntimeEnd>,
 }
 
 impl Fleet {
     pub(crate) async fn start() -> Self {
-        let sink = MemorySink::default();
-        // Tests compare timestamps, so changes of the system clock must not affect them.
-        let (wall, since) = (Timestamp::now(), Instant::now());
-        let wall = Arc::new(move || wall + since.elapsed());
-        let mut options = RuntimeOptions::new(RemoteConnector::new().unwrap(), Arc::new(sink.clone()), wall);
-        options.batch =
-            BatchPolicy { interval: Duration::from_millis(10), flush_timeout: GIVE_UP, ..BatchPolicy::default() };
+        let sink = RecordingSink::new();
+        let options = real_time_options(RemoteConnector::new().unwrap(), &sink);
         let (runtime, join) = start(options).await.unwrap();
         Self { runtime, sink, join }
     }
@@ -129,21 +111,9 @@ impl Remote {
         policy.session.request_timeout = GIVE_UP;
         policy.session.list_changed_debounce = Duration::from_millis(50);
         let config = InstanceConfig {
-            team: "team_acme".into(),
-            team_slug: "acme".into(),
-            user: "user_alice".into(),
-            user_slug: "alice".into(),
             installation: format!("abc{}", COUNT.fetch_add(1, Ordering::Relaxed)).into(),
             server: "peer".into(),
-            target: ServerTarget::Remote { transport, url, health_url: None },
-            server_tier: ConfigTier::default(),
-            team_tier: ConfigTier::default(),
-            user_tier: ConfigTier::default(),
-            user_required: Vec::new(),
-            lifetime: ProcessLifetime::default(),
-            update_method: UpdateMethod::default(),
-            request_logging: true,
-            policy: Arc::new(policy),
+            ..config(remote(transport, &url), policy)
         };
         Self { config }
     }
@@ -187,7 +157,7 @@ impl Remote {
 #[derive(Clone)]
 pub(crate) struct Instance {
     pub(crate) runtime: RuntimeHandle,
-    sink: MemorySink,
+    sink: RecordingSink,
     pub(crate) id: InstanceId,
 }
 
@@ -245,7 +215,7 @@ impl Instance {
     /// Returns the events of the instance so far.
     pub(crate) async fn events(&self) -> Vec<Event> {
         self.runtime.flush().await;
-        let all = self.sink.0.lock().unwrap();
+        let all = self.sink.events();
         let own = all.iter().filter(|envelope| {
             envelope.event.subject().is_some_and(|subject| subject.installation_id == self.id.installation)
         });
@@ -283,11 +253,4 @@ fn event_line(event: &Event) -> Option<String> {
     }
     .unwrap();
     Some(line)
-}
-
-/// Waits for a future with a generous time limit.
-pub(crate) async fn with_limit<T>(what: &str, future: impl Future<Output = T>) -> T {
-    // Longer than the deadline of a call, whose error contains more information.
-    let Ok(value) = timeout(2 * GIVE_UP, future).await else { panic!("gave up waiting for {what}") };
-    value
 }

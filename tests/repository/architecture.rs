@@ -225,7 +225,9 @@ fn session_and_protocol_do_not_wait_and_read_no_clock() {
 #[test]
 fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
     let product = ["src", "crates", "actors/src"].into_iter().flat_map(sources);
-    let product = product.filter(|source| !source.path.starts_with(root().join("crates/protocol")));
+    // Tests write out what is sent.
+    let others = ["crates/protocol", "crates/testkit"].map(|member| root().join(member));
+    let product = product.filter(|source| !others.iter().any(|member| source.path.starts_with(member)));
     let headers = ["mcp-session-id", "mcp-protocol-version", "mcp-method", "mcp-name", "mcp-param-", "last-event-id"];
     let mut found = Vec::new();
     for source in product {
@@ -249,7 +251,7 @@ fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 14] = [
+const MEMBERS: [(&str, &[&str]); 15] = [
     ("crates/protocol", &[]),
     ("crates/model", &["protocol"]),
     ("crates/session", &["model", "protocol"]),
@@ -264,6 +266,7 @@ const MEMBERS: [(&str, &[&str]); 14] = [
     ("crates/gateway", &["actors", "config", "files", "http", "process", "protocol"]),
     ("crates/backend", &["actors", "config", "files", "http", "protocol", "store"]),
     ("crates/load", &["actors", "config", "gateway", "process", "protocol", "remote", "sim"]),
+    ("crates/testkit", &["actors", "config", "gateway", "sim"]),
 ];
 
 #[test]
@@ -281,4 +284,22 @@ fn workspace_members_have_exactly_the_listed_dependencies() {
         names.sort_unstable();
         assert_eq!(names, allowed, "{member}");
     }
+}
+
+#[test]
+fn the_testkit_is_a_dev_dependency_only() {
+    let manifests = MEMBERS.map(|(member, _)| format!("{member}/Cargo.toml"));
+    for manifest in manifests.iter().map(String::as_str).chain(["Cargo.toml"]) {
+        let text = fs::read_to_string(root().join(manifest)).unwrap();
+        let mut section = "";
+        for line in text.lines() {
+            if line.starts_with('[') {
+                section = line;
+            }
+            let names_it = line.starts_with("testkit") || line.starts_with("mcp-satellite-testkit");
+            assert!(!names_it || section == "[dev-dependencies]", "{manifest}: {line}");
+        }
+    }
+    let manifest = fs::read_to_string(root().join("crates/testkit/Cargo.toml")).unwrap();
+    assert!(manifest.lines().any(|line| line == "publish = false"));
 }

@@ -4,9 +4,11 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use testkit::home::pid;
+use testkit::process::send;
+use testkit::wait::wait_for;
 
 use crate::fixture::{Fixture, RunningSatellite, Sandbox};
-use crate::support::{pid, send, wait_for};
 
 in_each_sandbox!(
     a_stop_runs_the_sigterm_handler_of_the_server,

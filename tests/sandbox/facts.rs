@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use serde_json::{Value, json};
+use testkit::process::processes;
 
 use crate::fixture::{Fixture, NOBODY, SERVER_ID, Sandbox, User};
-use crate::support::processes;
 
 in_each_sandbox!(
     the_identity_of_a_server_is_the_one_in_status,

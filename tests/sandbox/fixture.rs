@@ -13,8 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::home::{Home, Satellite};
+use testkit::wait::wait_for;
 
-use crate::support::{Home, SATELLITE, Satellite, wait_for};
+use crate::SATELLITE;
 
 /// The uid and gid of a user that is not root.
 pub(crate) const NOBODY: u32 = 65534;
@@ -148,7 +150,7 @@ impl Fixture {
     pub(crate) fn new(sandbox: Sandbox, user: User) -> Self {
         let tool = sandbox.find().unwrap();
         let programs = Programs::of(user);
-        let mut home = Home::new();
+        let mut home = Home::new(SATELLITE);
         home.binary.clone_from(&programs.satellite);
         let directory = match (sandbox, &programs.nsjail) {
             (Sandbox::Nsjail, Some(nsjail)) => nsjail,

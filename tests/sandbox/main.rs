@@ -39,6 +39,6 @@ mod facts;
 mod fixture;
 mod refusals;
 mod servers;
-#[path = "../cli/support.rs"]
-#[allow(dead_code, reason = "shared with the tests of the command line, which need all of it")]
-mod support;
+
+/// The binary under test.
+const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");

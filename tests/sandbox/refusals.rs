@@ -4,9 +4,11 @@
 use std::fs;
 
 use serde_json::Value;
+use testkit::home::{Home, pid};
+use testkit::process::processes;
 
+use crate::SATELLITE;
 use crate::fixture::{Fixture, RunningSatellite, quoted};
-use crate::support::{Home, SATELLITE, pid, processes};
 
 in_each_sandbox!(
     a_working_directory_outside_the_sandbox_is_an_error,
@@ -43,7 +45,7 @@ fn is_refused(home: &Home, config: &str, words: &[&str]) {
 
 #[test]
 fn production_without_a_sandbox_starts_no_server_and_names_the_remedy() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let empty = home.path().join("empty");
     fs::create_dir(&empty).unwrap();
     home.env.push(("PATH".to_owned(), empty.to_str().unwrap().to_owned()));
@@ -59,7 +61,7 @@ fn production_without_a_sandbox_starts_no_server_and_names_the_remedy() {
 #[test]
 fn a_broken_sandbox_is_not_used() {
     use std::os::unix::fs::PermissionsExt;
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let tools = home.path().join("tools");
     fs::create_dir(&tools).unwrap();
     fs::write(tools.join("nsjail"), "#!/bin/sh\necho no namespaces for you >&2\nexit 1\n").unwrap();
@@ -74,7 +76,7 @@ fn a_broken_sandbox_is_not_used() {
 
 #[test]
 fn development_uses_no_sandbox() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let tools = home.path().join("tools");
     fs::create_dir(&tools).unwrap();
     home.env.push(("PATH".to_owned(), tools.to_str().unwrap().to_owned()));
@@ -87,7 +89,7 @@ fn development_uses_no_sandbox() {
 
 #[test]
 fn production_rejects_a_command_that_is_not_allowed() {
-    let home = Home::new();
+    let home = Home::new(SATELLITE);
     let config = home.write("satellite.toml", &one_server("").replace("\"SATELLITE\"", ""));
     let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(2);
     assert!(outcome.stderr.contains("allowed_commands") && outcome.stderr.contains("satellite.toml:"), "{outcome:#?}");
@@ -152,7 +154,7 @@ fn production_resolves_a_command_once_and_ignores_the_users_path(fixture: &mut F
 
 #[test]
 fn production_resolves_a_command_once() {
-    let mut home = Home::new();
+    let mut home = Home::new(SATELLITE);
     let [first, second] = ["first", "second"].map(|name| home.path().join(name));
     for directory in [&first, &second] {
         fs::create_dir(directory).unwrap();

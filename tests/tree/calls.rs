@@ -7,10 +7,9 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
+use testkit::fleet::{Fleet, Server, call, exits, seconds, tenths};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
-
-use crate::support::{Fleet, Server, call, exits, seconds, tenths};
 
 fn healthy() -> SimPlan {
     SimScript::default().into()

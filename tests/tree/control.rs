@@ -13,9 +13,8 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::RequestedState;
 use mcp_satellite_actors::{ControlError, InstallOutcome, ShutdownReport, UninstallOutcome, start};
 use serde_json::json;
+use testkit::fleet::{Fleet, LONG, Server, exits, options, seconds, tenths};
 use tokio::time::{Instant, sleep, timeout};
-
-use crate::support::{Fleet, LONG, Server, exits, options, seconds, tenths};
 
 fn stubborn() -> SimScript {
     SimScript { ignore_sigterm: true, ignore_eof: true, ..SimScript::default() }

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::model::catalogue::{Catalogue, CatalogueEntry, ListKind};
 use mcp_satellite_actors::model::status::Status;
+use testkit::fleet::{Fleet, Server, seconds};
 use tokio::time::Instant;
-
-use crate::support::{Fleet, Server, seconds};
 
 fn keys(entries: &[CatalogueEntry]) -> Vec<&str> {
     entries.iter().map(|entry| &*entry.key).collect()

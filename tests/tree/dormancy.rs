@@ -10,9 +10,8 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::RequestedState;
 use mcp_satellite_actors::{InstallOutcome, UninstallOutcome};
 use serde_json::json;
+use testkit::fleet::{Fleet, LONG, Server, call, seconds, tenths};
 use tokio::time::{Instant, sleep};
-
-use crate::support::{Fleet, LONG, Server, call, seconds, tenths};
 
 /// Handles SIGTERM after a delay.
 fn slow_to_terminate(delay: f64) -> SimScript {

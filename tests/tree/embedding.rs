@@ -7,11 +7,10 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, RuntimeHandle, RuntimeOptions, ShutdownReport, start_linked};
 use ractor::{Actor, ActorProcessingErr, ActorRef, ActorStatus, SupervisionEvent};
 use serde_json::json;
+use testkit::fleet::{Fleet, MemorySink, Server, World, alive_tasks, assert_nothing_left, call, options, seconds};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
-
-use crate::support::{Fleet, MemorySink, Server, World, alive_tasks, assert_nothing_left, call, options, seconds};
 
 /// An actor that supervises a runtime and matches every supervision event by name.
 struct Host;

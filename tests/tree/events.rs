@@ -9,10 +9,9 @@ use mcp_satellite_actors::ShutdownReport;
 use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::seam::{EventSink, NumberStore, SinkAnswer, SinkBatch};
 use serde_json::Value;
+use testkit::fleet::{Fleet, Server, SinkMode, assert_no_gap, seconds, tenths};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
-
-use crate::support::{Fleet, Server, SinkMode, assert_no_gap, seconds, tenths};
 
 /// Returns an event that contains the mark.
 fn event(mark: u64) -> Event {

@@ -19,7 +19,7 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use serde_json::{Value, json};
 use tokio::time::{Duration, sleep, timeout};
 
-use crate::support::seconds;
+use testkit::fleet::seconds;
 
 const LONG: Duration = Duration::from_secs(3600);
 

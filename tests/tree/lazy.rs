@@ -10,9 +10,8 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{EarlierState, InstallOutcome};
 use serde_json::json;
 use serde_json::value::RawValue;
+use testkit::fleet::{Fleet, Server, exits, seconds, tenths};
 use tokio::time::{Instant, sleep};
-
-use crate::support::{Fleet, Server, exits, seconds, tenths};
 
 /// Returns the state of an earlier run in which the server listed `echo` and `old`.
 fn known_state() -> EarlierState {

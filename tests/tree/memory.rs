@@ -14,9 +14,8 @@ use mcp_satellite_actors::rules::slot::RequestedState;
 use mcp_satellite_actors::seam::StateStore;
 use mcp_satellite_actors::{EarlierState, InstallOutcome, RuntimePart};
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, exits, seconds, tenths};
 use tokio::time::{Instant, sleep};
-
-use crate::support::{Fleet, Server, exits, seconds, tenths};
 
 /// A state store and a wall clock that several satellites share.
 #[derive(Clone)]

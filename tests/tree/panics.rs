@@ -18,10 +18,10 @@ use mcp_satellite_actors::rules::slot::RequestedState;
 use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch, StateStore};
 use mcp_satellite_actors::{ControlError, InstallOutcome, RuntimeHandle, RuntimePart};
 use serde_json::json;
+use testkit::fleet::{Fleet, LONG, Server, SinkMode, exits, seconds, tenths};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::control::removals;
-use crate::support::{Fleet, LONG, Server, SinkMode, exits, seconds, tenths};
 
 /// Sends the panic right after the messages of the joined futures.
 #[expect(clippy::unused_async, reason = "joined with other futures, so that it runs among them")]

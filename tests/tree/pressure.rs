@@ -2,9 +2,8 @@
 
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::memory::MemoryReading;
+use testkit::fleet::{Fleet, Server, seconds};
 use tokio::time::{Duration, sleep};
-
-use crate::support::{Fleet, Server, seconds};
 
 const SHORT: MemoryReading = MemoryReading { pressure_percent: Some(0.0), available_bytes: 1, total_bytes: 100 };
 const ENOUGH: MemoryReading = MemoryReading { pressure_percent: Some(0.0), available_bytes: 50, total_bytes: 100 };

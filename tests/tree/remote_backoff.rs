@@ -8,10 +8,10 @@ use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds, tenths};
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{REFUSED, until_attempts, until_reconnected, waits, waits_for_next_attempt};
-use crate::support::{Fleet, Server, seconds, tenths};
 
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 

@@ -10,13 +10,13 @@ use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::spec::ServerTarget;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds};
 use tokio::time::sleep;
 
 use crate::remote_support::{
     DAY, FORBIDDEN, REFUSED, UNAUTHORIZED, event_lines_after_start, lose_connection, until_attempting, until_attempts,
     until_reconnected,
 };
-use crate::support::{Fleet, Server, seconds};
 
 const HEADER: &str = "Authorization";
 const OLD: &str = "Bearer old-key";

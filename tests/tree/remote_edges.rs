@@ -7,13 +7,13 @@ use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::RequestedState;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds, tenths};
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{
     DAY, REFUSED, event_lines_after_start, lose_connection, until_attempting, until_attempts, until_reconnected,
     until_seen, waits,
 };
-use crate::support::{Fleet, Server, seconds, tenths};
 
 #[tokio::test(start_paused = true)]
 async fn a_reconnect_reads_capabilities_and_lists_again_and_reports_changes() {

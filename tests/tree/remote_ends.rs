@@ -6,10 +6,10 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, LONG, Server, seconds};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::remote_support::{REFUSED, UNAUTHORIZED, lose_connection, until_attempting, until_reconnected, until_seen};
-use crate::support::{Fleet, LONG, Server, seconds};
 
 /// The states of a remote instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,13 +13,13 @@ use mcp_satellite_actors::model::remote::ServerHealth;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rpc::RpcMessage;
 use serde_json::{Value, json};
+use testkit::fleet::{Fleet, Server, seconds};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{
     INTERNAL_ERROR, REFUSED, UNAUTHORIZED, event_lines_after_start, until_reconnected, until_seen,
 };
-use crate::support::{Fleet, Server, seconds};
 
 const METHODS: [&str; 5] =
     ["initialize", "notifications/initialized", "server/discover", "tools/list", "subscriptions/listen"];

@@ -5,10 +5,10 @@ use mcp_satellite_actors::CallerRequest;
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds};
 use tokio::time::sleep;
 
 use crate::remote_support::{REFUSED, lose_connection, until_reconnected, until_seen};
-use crate::support::{Fleet, Server, seconds};
 
 #[tokio::test(start_paused = true)]
 async fn completed_calls_survive_a_loss_and_unsent_calls_are_repeated() {

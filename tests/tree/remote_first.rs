@@ -8,10 +8,10 @@ use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds, tenths};
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{FORBIDDEN, REFUSED, UNAUTHORIZED, event_lines, until_reconnected, waits};
-use crate::support::{Fleet, Server, seconds, tenths};
 
 #[tokio::test(start_paused = true)]
 async fn a_remote_server_goes_online_without_a_process() {

@@ -8,13 +8,13 @@ use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::RequestedState;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds, tenths};
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{
     REFUSED, UNAUTHORIZED, lose_connection, until_attempting, until_attempts, until_reconnected, until_seen, waits,
     waits_for_next_attempt,
 };
-use crate::support::{Fleet, Server, seconds, tenths};
 
 #[tokio::test(start_paused = true)]
 async fn calls_in_flight_during_a_requested_reconnect_get_their_fate() {

@@ -10,10 +10,10 @@ use mcp_satellite_actors::model::policy::{DegradedAction, HealthCheck, HealthPol
 use mcp_satellite_actors::model::remote::ServerHealth;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds};
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{INTERNAL_ERROR, event_lines_after_start, until_reconnected, until_seen};
-use crate::support::{Fleet, Server, seconds};
 
 fn checked_by(name: &str, check: HealthCheck) -> Server {
     Server::remote(name).policy(|policy| policy.health.check = check)

@@ -7,12 +7,12 @@ use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth};
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds, tenths};
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{
     FORBIDDEN, INTERNAL_ERROR, REFUSED, UNAUTHORIZED, event_lines_after_start, until_reconnected, until_seen,
 };
-use crate::support::{Fleet, Server, seconds, tenths};
 
 const EXPIRED: FailureKind = FailureKind::session_expired(404);
 

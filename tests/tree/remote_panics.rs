@@ -7,12 +7,12 @@ use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds, tenths};
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::{
     UNAUTHORIZED, event_lines_after_start, lose_connection, until_attempting, until_attempts, until_reconnected, waits,
 };
-use crate::support::{Fleet, Server, seconds, tenths};
 
 fn team(name: &str) -> RuntimePart {
     RuntimePart::Team(name.into())

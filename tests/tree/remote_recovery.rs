@@ -14,6 +14,7 @@ use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds, tenths};
 use tokio::time::{Instant, sleep};
 use tracing::{Level, Metadata, Subscriber, span};
 
@@ -21,7 +22,6 @@ use crate::remote_support::{
     DAY, INTERNAL_ERROR, REFUSED, event_lines_after_start, lose_connection, until_attempting, until_attempts,
     until_reconnected, until_seen,
 };
-use crate::support::{Fleet, Server, seconds, tenths};
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_reconnects_is_answered_before_the_tools_are_read_again() {

@@ -7,10 +7,10 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::ReconnectPolicy;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, LONG, Server, seconds};
 use tokio::time::{Instant, sleep};
 
 use crate::remote_support::REFUSED;
-use crate::support::{Fleet, LONG, Server, seconds};
 
 const INSTANCES: usize = 1000;
 const PERMITS: usize = 64;

@@ -9,9 +9,8 @@ use mcp_satellite_actors::model::remote::ConnectionState;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::Value;
+use testkit::fleet::{Fleet, tenths};
 use tokio::time::timeout;
-
-use crate::support::{Fleet, tenths};
 
 pub(crate) const REFUSED: FailureKind = FailureKind::Refused;
 pub(crate) const UNAUTHORIZED: FailureKind = FailureKind::Unauthorized { challenge: None };

@@ -4,9 +4,8 @@ use mcp_satellite_actors::RuntimePart;
 use mcp_satellite_actors::model::event::Envelope;
 use mcp_satellite_actors::model::secret::SecretMask;
 use serde_json::{Value, json};
+use testkit::fleet::{Fleet, Server, seconds};
 use tokio::time::sleep;
-
-use crate::support::{Fleet, Server, seconds};
 
 const KIND: &str = "mcp.request.logs";
 

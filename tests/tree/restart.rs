@@ -15,9 +15,8 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessLink};
 use serde_json::json;
+use testkit::fleet::{Fleet, Opening, Server, exits, seconds, tenths};
 use tokio::time::{Instant, sleep};
-
-use crate::support::{Fleet, Server, exits, seconds, tenths};
 
 const GAVE_UP: &str = "Process crashed 3 times in 5 minutes; last: exited with code 3. Manual restart required.";
 
@@ -267,7 +266,7 @@ async fn a_server_that_always_exits_cleanly_starts_at_most_three_times_per_windo
     fleet.finish().await;
 }
 
-fn within_five_minutes(at: Instant, other: &crate::support::Opening) -> bool {
+fn within_five_minutes(at: Instant, other: &Opening) -> bool {
     other.at >= at && other.at - at < seconds(300.0)
 }
 

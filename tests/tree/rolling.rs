@@ -10,9 +10,8 @@ use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{InstallOutcome, RuntimePart, UninstallOutcome};
 use serde_json::{Value, json};
+use testkit::fleet::{Fleet, LONG, Server, call, exits, seconds, tenths};
 use tokio::time::{Instant, sleep};
-
-use crate::support::{Fleet, LONG, Server, call, exits, seconds, tenths};
 
 /// Returns the server with this version of its configuration.
 fn version(server: &Server, number: u32) -> Server {

@@ -5,8 +5,7 @@ use mcp_satellite_actors::InstallOutcome;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
-
-use crate::support::{Fleet, Server};
+use testkit::fleet::{Fleet, Server};
 
 async fn names(fleet: &Fleet, id: &InstanceId) -> Vec<String> {
     fleet.statuses(id).await.into_iter().map(|(status, _)| status).collect()
@@ -143,7 +142,7 @@ async fn removing_a_required_value_ends_the_process() {
 #[tokio::test(start_paused = true)]
 async fn tools_are_offered_only_while_online() {
     let fleet = Fleet::start().await;
-    let slow = SimScript { handshake_delay: crate::support::seconds(5.0), ..SimScript::default() };
+    let slow = SimScript { handshake_delay: testkit::fleet::seconds(5.0), ..SimScript::default() };
     let id = fleet.add(Server::new("a").plans([SimScript::default().into(), slow.into()])).await;
     assert!(fleet.until(&id, Status::Online).await.offered_catalogue().is_some());
     fleet.server(&id).exit(1);

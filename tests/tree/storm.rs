@@ -7,9 +7,8 @@ use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, exits, seconds, tenths};
 use tokio::time::{Instant, sleep};
-
-use crate::support::{Fleet, Server, exits, seconds, tenths};
 
 fn answering_after(delay: f64) -> SimScript {
     SimScript { handshake_delay: seconds(delay), ..SimScript::default() }

@@ -4,9 +4,8 @@ use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
+use testkit::fleet::{Fleet, Server, seconds};
 use tokio::time::sleep;
-
-use crate::support::{Fleet, Server, seconds};
 
 #[tokio::test(start_paused = true)]
 async fn a_frozen_server_is_ended_as_unresponsive_and_restarted() {

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::json;
+use testkit::wait::GIVE_UP;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::select;
 use tokio::sync::watch;
@@ -35,7 +36,6 @@ pub(crate) use self::mcp::{Behavior, Expiry};
 pub(crate) use self::record::{PeerLog, Record};
 use self::script::Script;
 pub(crate) use self::script::{Action, ResponseFormat, When};
-use super::GIVE_UP;
 
 const BACKLOG: u32 = 1024;
 
