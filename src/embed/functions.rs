@@ -22,8 +22,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// Capacity of a pipe in bytes.
 const PIPE_SIZE: usize = 64 * 1024;
-/// Command of servers that consist of functions, before their number.
-const COMMAND: &str = "functions-";
+/// Command of servers that consist of functions, before their number. No executable has such a name.
+const COMMAND: &str = "functions:";
 
 /// Error of a function. The caller gets its text as the result of the tool, marked as an error.
 pub type FunctionError = Box<dyn Error + Send + Sync>;
@@ -33,7 +33,8 @@ type HostFunction = Arc<dyn Fn(Value) -> BoxFuture<'static, Result<Value, Functi
 /// Functions of the host that become the tools of one server, see [`Instance::functions`](super::Instance::functions).
 ///
 /// - Calls run concurrently, each in a task. A function that blocks must use `tokio::task::spawn_blocking`.
-/// - A cancelled call, a stop and a restart drop the future of the function.
+/// - A cancelled call, a stop and a restart drop the future of the function. A stop has ended when all are dropped; one
+///   that blocks delays it for at most `session.terminate_grace`.
 /// - A panic fails only its call, with the JSON-RPC error -32603. The server and its other calls continue.
 ///
 /// ```
@@ -105,27 +106,29 @@ impl fmt::Debug for Functions {
 
 /// Functions of the installed instances of one runtime.
 #[derive(Debug, Clone, Default)]
-pub(super) struct FunctionServers(Arc<Mutex<HashMap<InstanceId, Functions>>>);
+pub(super) struct FunctionServers(Arc<Mutex<HashMap<InstanceId, Arc<Functions>>>>);
 
 impl FunctionServers {
-    fn all(&self) -> MutexGuard<'_, HashMap<InstanceId, Functions>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<InstanceId, Arc<Functions>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn get(&self, id: &InstanceId) -> Option<Functions> {
+    pub(super) fn get(&self, id: &InstanceId) -> Option<Arc<Functions>> {
         self.all().get(id).cloned()
     }
 
     pub(super) fn replace(&self, id: &InstanceId, functions: Option<Functions>) {
-        match functions {
-            Some(functions) => drop(self.all().insert(id.clone(), functions)),
-            None => drop(self.all().remove(id)),
-        }
+        // Dropped without the lock: the functions may own anything.
+        let _before = match functions {
+            Some(functions) => self.all().insert(id.clone(), Arc::new(functions)),
+            None => self.all().remove(id),
+        };
     }
 
-    pub(super) fn remove(&self, id: &InstanceId, removed: &Functions) {
+    /// Removes the functions unless the instance was installed again meanwhile, even with a clone of them.
+    pub(super) fn remove(&self, id: &InstanceId, removed: &Arc<Functions>) {
         let mut all = self.all();
-        if all.get(id).is_some_and(|functions| functions.number == removed.number) {
+        if all.get(id).is_some_and(|functions| Arc::ptr_eq(functions, removed)) {
             all.remove(id);
         }
     }
@@ -146,35 +149,47 @@ impl FunctionConnector {
 impl ProcessConnector for FunctionConnector {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         let is_function = matches!(&spec.target, ServerTarget::Stdio { command, .. } if command.starts_with(COMMAND));
-        match self.servers.get(&spec.id).filter(|_| is_function) {
-            Some(functions) => ready(Ok(start(functions))).boxed(),
-            None => self.others.open(spec, run),
+        if !is_function {
+            return self.others.open(spec, run);
         }
+        // Functions must never be taken for a command.
+        let functions = self.servers.get(&spec.id).ok_or_else(|| {
+            OpenError::Server("the functions of this instance were removed; install it again".to_owned())
+        });
+        ready(functions.map(start)).boxed()
     }
 }
 
-fn start(functions: Functions) -> ProcessLink {
+fn start(functions: Arc<Functions>) -> ProcessLink {
     // Two pipes: closing stdin must leave stdout open.
     let (writer, stdin) = duplex(PIPE_SIZE);
     let (stdout, reader) = duplex(PIPE_SIZE);
-    let ended = CancellationToken::new();
+    let (ended, terminated) = (CancellationToken::new(), CancellationToken::new());
+    let stop = terminated.clone();
     // Dropped at the end of the task, also if it is aborted.
     let guard = ended.clone().drop_guard();
     let task = AbortOnDropHandle::new(tokio::spawn(async move {
         let _guard = guard;
-        // An error means that the session has dropped its end of a pipe.
-        let _ = serve(&functions, stdin, stdout).await;
+        let mut calls = RunningCalls::default();
+        tokio::select! {
+            () = terminated.cancelled() => {}
+            // An error means that the session has dropped its end of a pipe.
+            _ = serve(&functions, &mut calls, stdin, stdout) => {}
+        }
+        // An aborted task ends later if its function is being polled; the server ends after all of them.
+        calls.tasks.shutdown().await;
     }));
     ProcessLink {
         reader: Box::new(reader),
         writer: Box::new(writer),
         stderr: None,
-        process: Box::new(FunctionProcess { abort: task.abort_handle(), ended }),
+        process: Box::new(FunctionProcess { stop, abort: task.abort_handle(), ended }),
         guard: Box::new(task),
     }
 }
 
 struct FunctionProcess {
+    stop: CancellationToken,
     abort: AbortHandle,
     ended: CancellationToken,
 }
@@ -193,7 +208,7 @@ impl ServerProcess for FunctionProcess {
     }
 
     fn terminate(&mut self) {
-        self.abort.abort();
+        self.stop.cancel();
     }
 
     fn kill(&mut self) {
@@ -204,14 +219,14 @@ impl ServerProcess for FunctionProcess {
 /// Calls in progress: the tasks, and the id of the request and the name of the tool of each.
 #[derive(Default)]
 struct RunningCalls {
-    tasks: JoinSet<Result<Value, FunctionError>>,
+    tasks: JoinSet<Value>,
     requests: HashMap<Id, (Value, String, AbortHandle)>,
 }
 
 impl RunningCalls {
     fn start(&mut self, id: Value, tool: &str, function: &HostFunction, arguments: Value) {
         let function = Arc::clone(function);
-        let task = self.tasks.spawn(async move { function(arguments).await });
+        let task = self.tasks.spawn(async move { tool_result(function(arguments).await) });
         self.requests.insert(task.id(), (id, tool.to_owned(), task));
     }
 
@@ -227,7 +242,7 @@ impl RunningCalls {
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
         let (id, tool, _) = self.requests.remove(&task)?;
         match ended {
-            Ok((_, result)) => Some(response(&id, "result", tool_result(result))),
+            Ok((_, result)) => Some(response(&id, "result", result)),
             Err(error) if error.is_panic() => {
                 tracing::error!(tool, "a function of the host panicked");
                 Some(error_response(&id, -32603, &format!("the function `{tool}` panicked")))
@@ -256,14 +271,18 @@ fn error_response(id: &Value, code: i32, message: &str) -> Value {
 }
 
 /// Serves MCP until stdin is closed.
-async fn serve(functions: &Functions, stdin: DuplexStream, mut stdout: DuplexStream) -> io::Result<()> {
+async fn serve(
+    functions: &Functions,
+    calls: &mut RunningCalls,
+    stdin: DuplexStream,
+    mut stdout: DuplexStream,
+) -> io::Result<()> {
     let mut lines = BufReader::new(stdin).lines();
-    let mut calls = RunningCalls::default();
     loop {
         let answer = tokio::select! {
             answer = calls.next() => answer,
             line = lines.next_line() => match line? {
-                Some(line) => serde_json::from_str(&line).ok().and_then(|message| handle(functions, &mut calls, &message)),
+                Some(line) => serde_json::from_str(&line).ok().and_then(|message| handle(functions, calls, &message)),
                 None => return Ok(()),
             },
         };

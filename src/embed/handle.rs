@@ -9,6 +9,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::rules::slot::RequestedState;
 use mcp_satellite_actors::{ControlError, ReconnectOutcome, RuntimeHandle};
 use serde_json::Value;
 use serde_json::value::to_raw_value;
@@ -103,7 +104,7 @@ impl InstanceHandle {
     /// Returns `Refused` if the instance does not become ready by itself: it failed permanently, was stopped, lacks
     /// values or authorization, or answers incorrectly. Returns `Gone` if it was removed, or the runtime has ended.
     pub async fn ready(&self) -> Result<Arc<InstanceView>, InstanceError> {
-        let settled = |view: &InstanceView| view.status == Status::Online || view.remedy.is_some();
+        let settled = |view: &InstanceView| view.status == Status::Online || needs_help(view);
         let view = self.runtime.wait_for(&self.id, settled).await.ok_or(InstanceError::Gone)?;
         // The last snapshot of an ended runtime still contains its instances.
         if self.has_ended() {
@@ -206,6 +207,13 @@ impl InstanceHandle {
     }
 }
 
+/// Returns true if the instance does not become ready by itself.
+fn needs_help(view: &InstanceView) -> bool {
+    // After a rejected rolling update `view.remedy` is set in every status, also while the old run is restarted.
+    let is_stopped = view.requested_state == RequestedState::Stopped;
+    view.remedy.is_some() && Remedy::for_status(view.status, is_stopped, view.spec.is_remote()).is_some()
+}
+
 fn refused(view: &InstanceView) -> InstanceError {
     let why = view.message.as_deref().unwrap_or("it does not take calls");
     let message = refusal_message(&view.spec.name, view.status, why);
@@ -227,7 +235,7 @@ pub struct ToolCall {
 
 impl ToolCall {
     /// Sets the limit for the start of the server and the call together. The default is `session.request_timeout` of
-    /// the policy. Progress of the server extends the limit.
+    /// the policy. Progress of the server extends the limit, up to the cap of the policy. The maximum is 365 days.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout: Some(timeout), ..self }
     }
@@ -239,15 +247,23 @@ impl IntoFuture for ToolCall {
 
     fn into_future(self) -> Self::IntoFuture {
         let Self { instance, tool, arguments, timeout } = self;
-        let bad_input = |error: serde_json::Error| InstanceError::Call(CallError::BadInput(error.to_string()));
+        let bad_input = |problem: String| InstanceError::Call(CallError::BadInput(problem));
+        // The call was executed, so this error must not invite the host to repeat it.
+        let unreadable = |error: serde_json::Error| {
+            let reason = format!("the call was executed, but its result is unreadable: {error}");
+            InstanceError::Call(CallError::Terminated { fate: CallFate::MaybeExecuted, reason })
+        };
         Box::pin(async move {
             let arguments = match &arguments {
                 Value::Null => None,
-                arguments => Some(to_raw_value(arguments).map_err(bad_input)?),
+                Value::Object(_) => Some(to_raw_value(&arguments).map_err(|error| bad_input(error.to_string()))?),
+                Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                    return Err(bad_input("the arguments of a tool must be a JSON object".to_owned()));
+                }
             };
             let result = instance.runtime.call(&instance.id, &tool, arguments, timeout).await;
             let result = result.map_err(|error| instance.call_error(error))?;
-            serde_json::from_str(result.get()).map(ToolResult).map_err(bad_input)
+            serde_json::from_str(result.get()).map(ToolResult).map_err(unreadable)
         })
     }
 }

@@ -51,7 +51,8 @@ impl Instance {
         Self::new(&name, ServerTarget::Stdio { command, cwd: None })
     }
 
-    /// Describes a remote server at an `http` or `https` URL without a query. The default name is the host of the URL.
+    /// Describes a remote server at an `http` or `https` URL without user, password and query. The default name is the
+    /// host of the URL.
     pub fn remote(url: impl Into<String>) -> Self {
         let url = url.into();
         let name = host(&url).unwrap_or_default().to_owned();
@@ -238,6 +239,9 @@ impl Instance {
             ServerTarget::Remote { url, .. } if host(url).is_none() => {
                 return wrong("url", "it does not begin with http:// or https:// and a host");
             }
+            ServerTarget::Remote { url, .. } if authority(url).is_some_and(|authority| authority.contains('@')) => {
+                return wrong("url", "it contains a user name or a password, and URLs are shown; use `secret_header`");
+            }
             ServerTarget::Remote { url, .. } if url.contains(['?', '#']) => {
                 return wrong("url", "it contains a query or a fragment; set parameters with `query`");
             }
@@ -253,6 +257,8 @@ impl Instance {
         }
         for (name, value) in &server_tier.env {
             if name.is_empty() || name.contains(['=', '\0']) || value.text.expose().contains('\0') {
+                // The rest may be a secret: `KEY=value`.
+                let name = name.split(['=', '\0']).next().unwrap_or_default();
                 return Some(("env", format!("`{}` is no environment variable", name.escape_default())));
             }
             if DENIED_VARIABLES.contains(&name.as_str()) {
@@ -267,11 +273,15 @@ impl Instance {
     }
 }
 
+/// Returns the part of an `http` or `https` URL between scheme and path: user, host and port.
+fn authority(url: &str) -> Option<&str> {
+    let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))?;
+    rest.split(['/', '?', '#']).next()
+}
+
 /// Returns the host of an `http` or `https` URL, without user and port.
 fn host(url: &str) -> Option<&str> {
-    let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))?;
-    let authority = rest.split(['/', '?', '#']).next()?;
-    let host = authority.rsplit('@').next()?;
+    let host = authority(url)?.rsplit('@').next()?;
     let host = if host.starts_with('[') { host.split_inclusive(']').next()? } else { host.split(':').next()? };
     (!host.is_empty()).then_some(host)
 }

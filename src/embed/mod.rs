@@ -97,7 +97,13 @@ impl Runtime {
         let installed = self.instance(id.clone());
         let before = self.handle.status(&id);
         let outcome = self.handle.install(spec).await.map_err(|error| installed.control_error(error))?;
-        if let (InstallOutcome::Updated, UpdateMethod::Restart, Some(before)) = (outcome, update_method, before) {
+        let replaces = match outcome {
+            // `New` with a state before: the previous instance is still being removed.
+            InstallOutcome::New => true,
+            InstallOutcome::Updated => update_method == UpdateMethod::Restart,
+            InstallOutcome::Unchanged => false,
+        };
+        if replaces && let Some(before) = before {
             // Until the team has the new configuration, the snapshot shows the state of the old one.
             let adopted = self.handle.wait_for(&id, |view| !Arc::ptr_eq(&view.spec, &before.spec));
             let _ = timeout(ADOPT_MAX, adopted).await;

@@ -336,4 +336,7 @@ fn the_data_of_every_event_is_validated_against_its_type() {
     }
     assert!(rejected > 1000, "only {rejected} rejected");
     assert_eq!(decode_event("mcp.server.danced", &Map::new()).unwrap_err().to_string(), "unknown type of event");
+    // Not every event has a subject.
+    let incomplete = decode_event("config.error", &Map::new()).unwrap_err();
+    assert_eq!(incomplete.to_string(), "/data: missing field `error_type`");
 }

@@ -54,6 +54,7 @@ async fn an_invalid_instance_is_refused_with_the_name_of_its_field() {
         (Instance::remote("example.com"), "url"),
         (Instance::remote("https://:80/mcp"), "url"),
         (Instance::remote("https://example.com/mcp?key=1"), "url"),
+        (Instance::remote("https://me:s3cret@example.com/mcp"), "url"),
         (Instance::stdio("a").named(""), "named"),
         (Instance::stdio("a").team(""), "team"),
         (Instance::stdio("a").user(""), "user"),
@@ -86,7 +87,7 @@ async fn an_instance_has_defaults_for_its_name_and_contains_its_settings() {
     assert_eq!((args, spec.env["A"].expose()), (vec!["-y", "x"], "1"));
     assert_eq!(spec.mask.apply("it is s3cret"), "it is [secret]");
 
-    let remote = Instance::remote("https://me@example.com:8080/mcp").team("acme").user("alice");
+    let remote = Instance::remote("https://example.com:8080/mcp").team("acme").user("alice");
     let remote = runtime.install(remote.secret_header("X-Key", "k3y-123").query("a", "b")).await.unwrap();
     assert_eq!(remote.id().to_string(), "acme/alice/example.com");
     let spec = &remote.ready().await.unwrap().spec;
@@ -176,6 +177,8 @@ async fn a_call_returns_its_result_or_ends_at_its_timeout() {
     assert_eq!((result.text().as_str(), result.is_error()), ("\"hello\"", false));
     assert_eq!(result.structured(), Some(&json!({ "text": "hello" })));
     assert_eq!(result.json()["content"][0]["type"], "text");
+    let list = server.call("echo", json!([1])).await.unwrap_err();
+    assert!(matches!(list, InstanceError::Call(CallError::BadInput(_))), "{list:?}");
     let late = server.call("sleep", json!({ "ms": 20_000 })).timeout(seconds(2.0)).await;
     let expected = CallError::TimedOut { after: seconds(2.0), fate: CallFate::TimedOut };
     assert_eq!(late, Err(InstanceError::Call(expected)));
@@ -292,6 +295,33 @@ async fn functions_of_the_host_are_the_tools_of_a_server() {
     let other = Functions::new().tool("shout", json!({ "type": "object" }), |_| async { Ok("ANYTHING".into()) });
     let replaced = runtime.install(Instance::functions("functions", other)).await.unwrap();
     assert_eq!(replaced.call("shout", json!({})).await.unwrap().text(), "ANYTHING");
+    runtime.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn functions_that_are_installed_again_during_their_removal_stay() {
+    let runtime = Runtime::builder(Connectors::default()).start().await.unwrap();
+    let functions = Functions::new().tool("hello", json!({ "type": "object" }), |_| async { Ok("HELLO".into()) });
+    let server = runtime.install(Instance::functions("hello", functions.clone())).await.unwrap();
+    server.ready().await.unwrap();
+    let again = runtime.install(Instance::functions("hello", functions));
+    let (removed, again) = futures::join!(server.remove(), again);
+    removed.unwrap();
+    assert_eq!(again.unwrap().call("hello", json!({})).await.unwrap().text(), "HELLO");
+    runtime.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unreadable_result_is_not_reported_as_a_call_that_was_not_sent() {
+    let runtime = Runtime::builder(Connectors::default()).start().await.unwrap();
+    // serde_json reads at most 128 levels.
+    let functions = Functions::new().tool("deep", json!({ "type": "object" }), |_| async {
+        Ok((0..200).fold(json!(1), |inner, _| json!({ "inner": inner })))
+    });
+    let server = runtime.install(Instance::functions("deep", functions)).await.unwrap();
+    let error = server.call("deep", json!({})).await.unwrap_err();
+    let is_executed = matches!(error, InstanceError::Call(CallError::Terminated { fate: CallFate::MaybeExecuted, .. }));
+    assert!(is_executed, "{error:?}");
     runtime.shutdown().await;
 }
 

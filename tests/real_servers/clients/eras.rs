@@ -41,14 +41,14 @@ impl Sdk {
         installed("python3", &format!("{venv}/bin/python"))
     }
 
-    /// The command line of a program with this SDK; `kind` is `servers` or `clients`.
-    fn words(self, kind: &str) -> Vec<String> {
-        let script = script(&format!("{kind}/eras_{}.py", self.name()));
+    /// Returns the command line of a program with this SDK; `directory` is one below `tests`.
+    fn command_line(self, directory: &str) -> Vec<String> {
+        let script = script(&format!("{directory}/eras_{}.py", self.name()));
         vec![self.python(), "-B".to_owned(), script.to_str().unwrap().to_owned()]
     }
 
-    fn command(self, kind: &str) -> Command {
-        let words = self.words(kind);
+    fn command(self, directory: &str) -> Command {
+        let words = self.command_line(directory);
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         command
@@ -79,7 +79,7 @@ impl Client {
 
     fn command(self) -> Command {
         let mut command = match self {
-            Self::Python(sdk) => sdk.command("clients"),
+            Self::Python(sdk) => sdk.command("real_servers/clients"),
             Self::TypeScript => {
                 installed("node", "clients/node_modules/@modelcontextprotocol/client/dist/index.mjs");
                 let mut command = Command::new(installed("node", NODE));
@@ -214,7 +214,7 @@ struct ConnectedClient {
 
 impl ConnectedClient {
     fn connect(sdk: Sdk, url: &str) -> Self {
-        let mut command = sdk.command("clients");
+        let mut command = sdk.command("real_servers/clients");
         let mut process = command.args([url, "auto"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let steps = lines_of(process.stdout.take().unwrap());
         let mut client = Self { process, steps };

@@ -69,8 +69,10 @@ pub fn decode_event(kind: &str, data: &Map<String, Value>) -> Result<Event, Inva
         let invalid = InvalidValue::from_error(&error);
         match &*invalid.pointer {
             "/type" => InvalidValue { pointer: String::new(), why: "unknown type of event".to_owned() },
-            // An error in the flattened members has no place of its own.
-            "/data" => decode::<EventSubject>(&data).err().map_or(invalid, |invalid| invalid.below("/data")),
+            // A missing member is named by the error. Any other error in the flattened members has no place of its own.
+            "/data" if !invalid.why.starts_with("missing field `") => {
+                decode::<EventSubject>(&data).err().map_or(invalid, |invalid| invalid.below("/data"))
+            }
             _ => invalid,
         }
     })?;
