@@ -155,7 +155,7 @@ async fn online(instances: usize, kind: ServerKind) -> FleetFindings {
 
 async fn starting(instances: usize) -> FleetFindings {
     measure(instances, Status::Connecting, Connectors::default().with_process(NeverConnector), |options| {
-        options.start_permits = usize::MAX
+        options.start_permits = usize::MAX;
     })
     .await
 }

@@ -57,17 +57,16 @@ struct CacheSlot {
 impl CatalogueCache {
     pub(crate) fn open(database: &StateDb) -> Result<Self, String> {
         let found = database.load_row(StateTable::Keys, &StateKey::CATALOGUES.into())?;
-        let key = match found.filter(|key| key.len() == KEY_BYTES) {
-            Some(key) => key,
+        let key = if let Some(key) = found.filter(|key| key.len() == KEY_BYTES) {
+            key
+        } else {
             // A new key changes every name: no cached catalogue is used, and of the memos only a stop still holds.
-            None => {
-                let key: [u8; KEY_BYTES] = rand::generate(&SystemRandom::new())
-                    .map_err(|_| "cannot obtain random numbers from the system".to_owned())?
-                    .expose();
-                database.set(StateTable::Keys, StateKey::CATALOGUES, Some(key.to_vec()));
-                database.save().map_err(|error| error.to_string())?;
-                key.to_vec()
-            }
+            let key: [u8; KEY_BYTES] = rand::generate(&SystemRandom::new())
+                .map_err(|_| "cannot obtain random numbers from the system".to_owned())?
+                .expose();
+            database.set(StateTable::Keys, StateKey::CATALOGUES, Some(key.to_vec()));
+            database.save().map_err(|error| error.to_string())?;
+            key.to_vec()
         };
         let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
         Ok(Self { database: database.clone(), key, slots: Mutex::default() })

@@ -25,8 +25,7 @@ fn short(status: Status) -> &'static str {
 }
 
 fn heads(first: &str) -> String {
-    let columns: String = Status::ALL.iter().map(|status| format!("{:<8}", short(*status))).collect();
-    format!("{first:<20} {}\n", columns.trim_end())
+    row(first, Status::ALL.iter().map(|status| short(*status).to_owned()))
 }
 
 fn row(first: &str, cells: impl Iterator<Item = String>) -> String {

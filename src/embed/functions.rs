@@ -14,6 +14,7 @@ use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
 use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerProcess};
+use mcp_satellite_protocol::error_code;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
@@ -35,7 +36,7 @@ type HostFunction = Arc<dyn Fn(Value) -> BoxFuture<'static, Result<Value, Functi
 /// - Calls run concurrently, each in a task. A function that blocks must use `tokio::task::spawn_blocking`.
 /// - A cancelled call, a stop and a restart drop the future of the function. A stop has ended when all are dropped; one
 ///   that blocks delays it for at most `session.terminate_grace`.
-/// - A panic fails only its call, with the JSON-RPC error -32603. The server and its other calls continue.
+/// - A panic fails only its call, with the JSON-RPC error `INTERNAL_ERROR`. The server and its other calls continue.
 ///
 /// ```
 /// use mcp_satellite::Functions;
@@ -242,10 +243,10 @@ impl RunningCalls {
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
         let (id, tool, _) = self.requests.remove(&task)?;
         match ended {
-            Ok((_, result)) => Some(response(&id, "result", result)),
+            Ok((_, result)) => Some(response(&id, "result", &result)),
             Err(error) if error.is_panic() => {
                 tracing::error!(tool, "a function of the host panicked");
-                Some(error_response(&id, -32603, &format!("the function `{tool}` panicked")))
+                Some(error_response(&id, error_code::INTERNAL_ERROR, &format!("the function `{tool}` panicked")))
             }
             Err(_cancelled) => None,
         }
@@ -262,12 +263,12 @@ fn tool_result(result: Result<Value, FunctionError>) -> Value {
     }
 }
 
-fn response(id: &Value, kind: &str, value: Value) -> Value {
+fn response(id: &Value, kind: &str, value: &Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, kind: value })
 }
 
-fn error_response(id: &Value, code: i32, message: &str) -> Value {
-    response(id, "error", json!({ "code": code, "message": message }))
+fn error_response(id: &Value, code: i64, message: &str) -> Value {
+    response(id, "error", &json!({ "code": code, "message": message }))
 }
 
 /// Serves MCP until stdin is closed.
@@ -312,13 +313,13 @@ fn handle(functions: &Functions, calls: &mut RunningCalls, message: &Value) -> O
         "tools/call" => {
             let name = params["name"].as_str().unwrap_or_default();
             let Some((_, function)) = functions.tools.get(name) else {
-                return Some(error_response(id, -32602, &format!("unknown tool `{name}`")));
+                return Some(error_response(id, error_code::INVALID_PARAMS, &format!("unknown tool `{name}`")));
             };
             let arguments = params.get("arguments").cloned().unwrap_or_else(|| json!({}));
             calls.start(id.clone(), name, function, arguments);
             return None;
         }
-        other => return Some(error_response(id, -32601, &format!("unknown method `{other}`"))),
+        other => return Some(error_response(id, error_code::METHOD_NOT_FOUND, &format!("unknown method `{other}`"))),
     };
-    Some(response(id, "result", result))
+    Some(response(id, "result", &result))
 }

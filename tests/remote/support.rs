@@ -88,15 +88,15 @@ pub(crate) struct Remote {
 impl Remote {
     /// Uses streamable HTTP.
     pub(crate) fn http(url: impl Into<String>) -> Self {
-        Self::new(RemoteTransport::Http, url.into())
+        Self::new(RemoteTransport::Http, &url.into())
     }
 
     /// Uses the older HTTP+SSE.
     pub(crate) fn sse(url: impl Into<String>) -> Self {
-        Self::new(RemoteTransport::Sse, url.into())
+        Self::new(RemoteTransport::Sse, &url.into())
     }
 
-    fn new(transport: RemoteTransport, url: String) -> Self {
+    fn new(transport: RemoteTransport, url: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let mut policy = Policy::default();
         policy.reconnect.backoff_min = NEVER;
@@ -113,7 +113,7 @@ impl Remote {
         let config = InstanceConfig {
             installation: format!("abc{}", COUNT.fetch_add(1, Ordering::Relaxed)).into(),
             server: "peer".into(),
-            ..config(remote(transport, &url), policy)
+            ..config(remote(transport, url), policy)
         };
         Self { config }
     }

@@ -41,9 +41,7 @@ fn tokens(code: &str) -> Vec<String> {
         let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
         let end = if is_word(first) {
             rest.find(|letter| !is_word(letter)).unwrap_or(rest.len())
-        } else if rest.starts_with("::") {
-            2
-        } else if rest.starts_with("\"\"") {
+        } else if rest.starts_with("::") || rest.starts_with("\"\"") {
             2
         } else if first == '"' {
             // A string contains no paths.

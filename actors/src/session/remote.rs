@@ -231,7 +231,7 @@ impl RemoteSession {
                 return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::OtherEra(why))));
             }
             MessageOutcome::Initialized => {
-                self.checks = Some(HealthChecks::new(policy, self.core.host.rng.clone(), now))
+                self.checks = Some(HealthChecks::new(policy, self.core.host.rng.clone(), now));
             }
             MessageOutcome::ResultResponse => {
                 self.server_errors = 0;

@@ -27,6 +27,7 @@ pub enum MessageCause {
 
 /// Returns the cause of a message. `of` is the call on whose stream the message arrived, with its client if it has one.
 /// `in_flight` are all unanswered calls.
+#[expect(clippy::option_option, reason = "the outer option is the call of the stream, the inner one its client")]
 pub(crate) fn message_cause(
     of: Option<Option<CallOrigin>>,
     in_flight: impl IntoIterator<Item = Option<CallOrigin>>,

@@ -32,8 +32,6 @@ use super::wire::{
     put_filled, put_result, put_text,
 };
 
-/// Supported protocol versions. The last one is the answer to an unknown version.
-
 // Maximum size of the text of `big` in bytes.
 const BIG_MAX: usize = 256 * 1024 * 1024;
 

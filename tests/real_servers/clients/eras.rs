@@ -169,7 +169,7 @@ fn clients_of_both_eras_can_use_servers_of_both_eras_directly() {
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn clients_of_both_eras_can_use_stdio_servers_of_both_eras_through_the_endpoint() {
-    let (old, new) = (Sdk::Old.words("servers"), Sdk::New.words("servers"));
+    let (old, new) = (Sdk::Old.command_line("servers"), Sdk::New.command_line("servers"));
     let pinned = format!("{}\nprotocol = \"{NEW_VERSION}\"", process(&new));
     let (_satellite, endpoint) = satellite(&[("old", process(&old)), ("both", process(&new)), ("new", pinned)]);
     check_all_pairs(&endpoint, &["old", "both", "new"]);
@@ -190,7 +190,7 @@ fn clients_of_both_eras_can_use_http_servers_of_both_eras_through_the_endpoint()
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn server_requests_reach_clients_of_both_eras_through_the_combined_views() {
-    let (old, new) = (Sdk::Old.words("servers"), Sdk::New.words("servers"));
+    let (old, new) = (Sdk::Old.command_line("servers"), Sdk::New.command_line("servers"));
     let port = free_port();
     let _both = Sdk::New.start_server(port, &[]);
     let pinned = format!("{}\nprotocol = \"{NEW_VERSION}\"", process(&new));
@@ -292,7 +292,7 @@ const START: [&str; 6] = [
 #[test]
 #[cfg_attr(no_real_servers, ignore = "needs real MCP servers; install them with .ci/install-servers")]
 fn stdio_servers_with_sessions_receive_no_messages_of_the_new_era() {
-    let (old, new) = (Sdk::Old.words("servers"), Sdk::New.words("servers"));
+    let (old, new) = (Sdk::Old.command_line("servers"), Sdk::New.command_line("servers"));
     let time = installed("python3", "venv/bin/mcp-server-time");
     let everything = installed("node", EVERYTHING);
     let sum = json!({"a": 2, "b": 40});

@@ -196,7 +196,7 @@ impl JournalDatabase {
     ) -> rusqlite::Result<SinkAnswer> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut last = self.last;
-        let (mut lost, mut announced) = (self.lost_ranges.clone(), false);
+        let (mut lost_ranges, mut announced) = (self.lost_ranges.clone(), false);
         {
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO events (seq, at, type, team, user, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
@@ -224,7 +224,7 @@ impl JournalDatabase {
                         }
                     }
                     Event::EventsDropped { from_seq, to_seq } => {
-                        announced |= lost.remove_covered(*from_seq, *to_seq);
+                        announced |= lost_ranges.remove_covered(*from_seq, *to_seq);
                     }
                     _ => {}
                 }
@@ -237,12 +237,12 @@ impl JournalDatabase {
             write_delivery(&transaction, &self.delivery)?;
         }
         if announced {
-            set(&transaction, "gone", &lost.to_stored())?;
+            set(&transaction, "gone", &lost_ranges.to_stored())?;
         }
         transaction.commit()?;
         self.last = last;
         self.delivery_pending = false;
-        self.lost_ranges = lost;
+        self.lost_ranges = lost_ranges;
         // Committed data stays, even if the checkpoint fails.
         self.checkpoint_if_long();
         Ok(SinkAnswer::Accepted)
