@@ -28,6 +28,7 @@ pub mod snapshot;
 mod stdio_worker;
 mod tasks;
 mod team;
+mod team_messages;
 mod wire;
 mod worker;
 
@@ -38,7 +39,7 @@ pub use mcp_satellite_protocol::rpc;
 pub use mcp_satellite_session::{CallerRequest, ClientFacts, ClientRelay, is_repeatable};
 pub use root::{EarlierState, InstallOutcome, RuntimePart, ShutdownReport};
 pub use runtime::{RuntimeHandle, RuntimeOptions, start, start_linked};
-pub use team::{ControlError, InstanceCommand, ReconnectOutcome, UninstallOutcome};
+pub use team_messages::{ControlError, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
 /// Plain data: ids, specifications, policies, statuses, exits, events, secrets, and the published snapshot.
 pub mod model {

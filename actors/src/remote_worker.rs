@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::seam::LineConnector;
 use crate::session::remote;
-use crate::team;
+use crate::team_messages::SpawnedRun;
 use crate::worker::{Args, Msg, State};
 
 pub(crate) struct RemoteWorker;
@@ -23,7 +23,7 @@ impl Actor for RemoteWorker {
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State<()>, ActorProcessingErr> {
         let (port, end) = args.create_port();
         let (control, controlled) = mpsc::unbounded_channel();
-        args.report_spawned(team::SpawnedRun { pid: None, containment: None, port });
+        args.report_spawned(SpawnedRun { pid: None, containment: None, port });
         let (common, span) = (args.common(Instant::now(), end, controlled), args.span());
         let Args { connectors, spec, run, .. } = args;
         // The connector may panic too, so it runs in the session's task.

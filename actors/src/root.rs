@@ -37,9 +37,8 @@ use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
 use crate::seam::{Connectors, EventSink, StateStore};
 use crate::tasks::{ActorTasks, catch_panic, panic_text};
-use crate::team::{
-    self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, TeamSupervisor, UninstallOutcome,
-};
+use crate::team::{self, TeamSupervisor};
+use crate::team_messages::{self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
 /// Time beyond the longest grace after which a shutdown kills the remaining workers.
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(2);
@@ -237,7 +236,7 @@ impl DesiredInstance {
 
 #[derive(Default)]
 struct TeamEntry {
-    supervisor: Option<ActorRef<team::Msg>>,
+    supervisor: Option<ActorRef<team_messages::Msg>>,
     deaths: ExitHistory,
     budget: TeamBudget,
 }
@@ -335,7 +334,7 @@ impl Root {
             Msg::Control(id, verb, reply) => {
                 let team = id.team.clone();
                 if state.instances.contains_key(&id) {
-                    state.send_to_team(&team, team::Msg::Control(id, verb, reply));
+                    state.send_to_team(&team, team_messages::Msg::Control(id, verb, reply));
                 } else {
                     let _ = reply.send(Err(ControlError::NotFound));
                 }
@@ -343,21 +342,21 @@ impl Root {
             Msg::Reconnect(id, reply) => {
                 let team = id.team.clone();
                 if state.instances.contains_key(&id) {
-                    state.send_to_team(&team, team::Msg::Reconnect(id, reply));
+                    state.send_to_team(&team, team_messages::Msg::Reconnect(id, reply));
                 } else {
                     let _ = reply.send(Err(ControlError::NotFound));
                 }
             }
             Msg::ResumedAfterSuspend(asleep) => {
                 for team in state.teams.values().filter_map(|team| team.supervisor.as_ref()) {
-                    let _ = cast!(team, team::Msg::ResumedAfterSuspend(asleep));
+                    let _ = cast!(team, team_messages::Msg::ResumedAfterSuspend(asleep));
                 }
             }
             Msg::Memory(reading) => state.on_memory(reading),
             Msg::Ensure(id, reply) => {
                 let team = id.team.clone();
                 if state.instances.contains_key(&id) {
-                    state.send_to_team(&team, team::Msg::Ensure(id, reply));
+                    state.send_to_team(&team, team_messages::Msg::Ensure(id, reply));
                 } else {
                     let _ = reply.send(Err(CallError::NotFound { what: "server".to_owned() }));
                 }
@@ -434,7 +433,7 @@ impl State {
             Some(desired) if desired.spec == spec && !desired.can_retry() => InstallOutcome::Unchanged,
             Some(desired) => {
                 desired.spec = spec.clone();
-                self.send_to_team(&team, team::Msg::Update(spec));
+                self.send_to_team(&team, team_messages::Msg::Update(spec));
                 InstallOutcome::Updated
             }
             None => {
@@ -455,7 +454,7 @@ impl State {
         let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());
         let team = id.team.clone();
         if self.supervisor(&team).is_some() {
-            self.send_to_team(&team, team::Msg::Uninstall(id, reply));
+            self.send_to_team(&team, team_messages::Msg::Uninstall(id, reply));
         } else {
             // The supervisor has died and its processes with it; nothing is left to end.
             self.remove_uninstalled(&team);
@@ -469,7 +468,7 @@ impl State {
         let memo = desired.memo.as_ref().map(|(_, memo)| memo.clone());
         self.instances.insert(spec.id.clone(), desired);
         if self.teams.contains_key(&team) {
-            self.send_to_team(&team, team::Msg::Install(spec, memo));
+            self.send_to_team(&team, team_messages::Msg::Install(spec, memo));
         } else {
             self.spawn_team(&team, myself).await;
         }
@@ -565,9 +564,9 @@ impl State {
         self.supervisors.insert(supervisor.get_id(), team.clone());
         for DesiredInstance { spec, memo, .. } in self.instances_of_team(team) {
             let (of, memo) = memo.as_ref().map_or((spec, None), |(of, memo)| (of, Some(memo.clone())));
-            let _ = cast!(supervisor, team::Msg::Install(of.clone(), memo));
+            let _ = cast!(supervisor, team_messages::Msg::Install(of.clone(), memo));
             if of != spec {
-                let _ = cast!(supervisor, team::Msg::Update(spec.clone()));
+                let _ = cast!(supervisor, team_messages::Msg::Update(spec.clone()));
             }
         }
         self.teams.entry(team.clone()).or_default().supervisor = Some(supervisor);
@@ -587,7 +586,7 @@ impl State {
                 snapshot.instances.into_iter().filter(|(id, _)| self.instances.contains_key(id)).collect();
             self.registry = spawn_registry(snapshot, &self.args, &myself.get_cell()).await?;
             for team in self.teams.values().filter_map(|team| team.supervisor.as_ref()) {
-                let _ = cast!(team, team::Msg::Registry(self.registry.clone()));
+                let _ = cast!(team, team_messages::Msg::Registry(self.registry.clone()));
             }
         } else if self.batcher.as_ref().is_some_and(|batcher| batcher.get_id() == who) {
             self.batcher = None;
@@ -706,7 +705,7 @@ impl State {
         while let Some((id, run)) = self.permits.grant(RunNumber(self.last_run + 1)) {
             self.last_run = run.0;
             let team = id.team.clone();
-            self.send_to_team(&team, team::Msg::Granted(id, run));
+            self.send_to_team(&team, team_messages::Msg::Granted(id, run));
         }
     }
 
@@ -733,7 +732,7 @@ impl State {
         if self.memory.is_short() && self.closing.is_none() {
             for (id, idle) in memory::longest_idle(self.idle_servers(now)) {
                 let team = id.team.clone();
-                self.send_to_team(&team, team::Msg::Input(id, SlotInput::FreeMemory(idle)));
+                self.send_to_team(&team, team_messages::Msg::Input(id, SlotInput::FreeMemory(idle)));
             }
         }
         self.args.memory_status.send_replace(MemoryStatus {
@@ -756,14 +755,14 @@ impl State {
         idle.collect()
     }
 
-    fn send_to_team(&self, team: &TeamId, msg: team::Msg) {
+    fn send_to_team(&self, team: &TeamId, msg: team_messages::Msg) {
         // The message is dropped while there is no supervisor; callers then ask again.
         if let Some(supervisor) = self.supervisor(team) {
             let _ = cast!(supervisor, msg);
         }
     }
 
-    fn supervisor(&self, team: &TeamId) -> Option<&ActorRef<team::Msg>> {
+    fn supervisor(&self, team: &TeamId) -> Option<&ActorRef<team_messages::Msg>> {
         self.teams.get(team)?.supervisor.as_ref()
     }
 
@@ -782,7 +781,7 @@ impl State {
             let _ = cast!(me, Msg::ShutdownOverdue);
         });
         for team in self.teams.values().filter_map(|team| team.supervisor.as_ref()) {
-            let _ = cast!(team, team::Msg::Shutdown);
+            let _ = cast!(team, team_messages::Msg::Shutdown);
         }
         self.teams.retain(|_, team| team.supervisor.is_some());
         self.flush_when_empty(myself);
@@ -837,11 +836,11 @@ impl State {
     fn panic(&self, part: RuntimePart) {
         match part {
             RuntimePart::Root => std::panic::panic_any("asked to panic"),
-            RuntimePart::Instance(id) => self.send_to_team(&id.team.clone(), team::Msg::PanicFor(id)),
+            RuntimePart::Instance(id) => self.send_to_team(&id.team.clone(), team_messages::Msg::PanicFor(id)),
             RuntimePart::Registry => drop(cast!(self.registry, registry::Msg::Panic)),
             RuntimePart::Batcher => drop(self.batcher.as_ref().map(|batcher| cast!(batcher, batcher::Msg::Panic))),
-            RuntimePart::Team(team) => self.send_to_team(&team, team::Msg::Panic(None)),
-            RuntimePart::Worker(id) => self.send_to_team(&id.team.clone(), team::Msg::Panic(Some(id))),
+            RuntimePart::Team(team) => self.send_to_team(&team, team_messages::Msg::Panic(None)),
+            RuntimePart::Worker(id) => self.send_to_team(&id.team.clone(), team_messages::Msg::Panic(Some(id))),
         }
     }
 }

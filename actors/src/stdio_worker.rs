@@ -13,13 +13,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::calls::{CallPort, CallPortReceiver};
+use crate::logs;
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::spec::InstanceSpec;
 use crate::seam::{OpenError, ProcessConnector, ProcessLink};
 use crate::session::{SessionArgs, SessionControl, stdio};
 use crate::tasks::{catch_panic, panic_text};
+use crate::team_messages::SpawnedRun;
 use crate::worker::{Args, Msg, State};
-use crate::{logs, team};
 
 pub(crate) struct StdioWorker;
 
@@ -103,7 +104,7 @@ fn start_session(state: &mut State<ProcessRun>, link: ProcessLink, myself: Actor
     let Some((port, control)) = process.pending_session.take() else { return };
     let args = &process.args;
     process.guard = Some(link.guard);
-    args.report_spawned(team::SpawnedRun {
+    args.report_spawned(SpawnedRun {
         pid: catch_panic("Process::pid", || link.process.pid()).flatten(),
         containment: catch_panic("Process::custody", || link.process.containment()).flatten(),
         port: process.port.clone(),

@@ -27,7 +27,7 @@ use crate::seam::{Connectors, OpenError, ProcessLink};
 use crate::session::{SessionArgs, SessionControl};
 use crate::stdio_worker::ProcessRun;
 use crate::tasks::{ActorTasks, panic_text};
-use crate::team;
+use crate::team_messages::{self, SpawnedRun};
 
 /// Messages to a worker. `Opened` contains the result of starting a process. `Over` means that the session has ended
 /// and nothing of the run is left. `Panic` panics on purpose, for the load harness and the tests.
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     pub(crate) server_memory: ServerMemory,
     pub(crate) counters: Arc<InstanceCounters>,
     pub(crate) events: EventSender,
-    pub(crate) team: ActorRef<team::Msg>,
+    pub(crate) team: ActorRef<team_messages::Msg>,
     pub(crate) rng: JitterRng,
 }
 
@@ -107,12 +107,12 @@ impl Args {
                 }
             };
             // The cast fails if the team's supervisor has died, and this worker with it.
-            let _ = cast!(team, team::Msg::Input(id.clone(), input));
+            let _ = cast!(team, team_messages::Msg::Input(id.clone(), input));
         })
     }
 
-    pub(crate) fn report_spawned(&self, spawned: team::SpawnedRun) {
-        let _ = cast!(self.team, team::Msg::Spawned(self.spec.id.clone(), self.run, spawned));
+    pub(crate) fn report_spawned(&self, spawned: SpawnedRun) {
+        let _ = cast!(self.team, team_messages::Msg::Spawned(self.spec.id.clone(), self.run, spawned));
     }
 
     pub(crate) fn span(&self) -> tracing::Span {

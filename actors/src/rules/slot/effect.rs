@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::HealthChange;
 use crate::model::catalogue::{Catalogue, CatalogueAspect};
 use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
@@ -14,6 +13,25 @@ use crate::model::remote::ServerInfo;
 use crate::model::spec::InstanceSpec;
 use crate::model::status::{Status, StatusCause};
 use crate::rules::idle::RunActivity;
+
+/// Change of the health of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HealthChange {
+    /// Too many consecutive checks have failed.
+    Degraded {
+        /// Number of consecutive failures.
+        failures: u32,
+        /// Error of the last check.
+        last_error: String,
+    },
+    /// The server answers again.
+    Restored {
+        /// Number of failures before.
+        failures: u32,
+        /// Error of the last failed check.
+        last_error: Option<String>,
+    },
+}
 
 /// Inputs of a slot.
 #[derive(Debug, Clone)]

@@ -35,16 +35,15 @@ mod second_run;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use effect::{SlotEffect, SlotEvent, SlotInput};
+pub use effect::{HealthChange, SlotEffect, SlotEvent, SlotInput};
 use memo::RejectedUpdate;
 pub use memo::{SlotMemo, SlotRecord};
 use phase::SlotPhase::{Down, Up};
 pub use phase::{AfterStop, DownState, RequestedState, RunState, SlotPhase, StartReason};
-pub use remote::HealthChange;
 pub use second_run::SecondRun;
 
-use super::idle;
 use super::jitter::JitterRng;
+use super::{idle, restart};
 use crate::model::era::Era;
 use crate::model::event::{RestartReason, StopKind};
 use crate::model::exit::{WorkerExit, refusal_message};
@@ -102,6 +101,54 @@ impl Slot {
             slot.accept(&mut out);
         } else {
             slot.await_config(&mut out);
+        }
+        (slot, out)
+    }
+
+    /// Recreates an instance whose supervisor panicked, or one of an earlier satellite. Its state is kept, and a run
+    /// that existed is started again. The state of an earlier satellite is reported anew.
+    pub fn from_memo(spec: Arc<InstanceSpec>, rng: JitterRng, memo: &SlotMemo) -> (Self, Vec<SlotEffect>) {
+        let mut slot = Self::blank(spec, rng);
+        slot.record = memo.record.clone();
+        let mut out = Vec::new();
+        if memo.restored_at.is_some() && slot.spec.missing.is_empty() {
+            out.push(SlotEffect::Status { status: Status::Provisioning, message: None, remedy: None });
+        }
+        slot.report_disconnected(memo.stopped, &mut out);
+        if memo.stopped {
+            slot.requested_state = RequestedState::Stopped;
+            if slot.spec.missing.is_empty() {
+                slot.enter_stopped(&mut out);
+            } else {
+                slot.await_config(&mut out);
+            }
+        } else if !slot.spec.missing.is_empty() {
+            slot.await_config(&mut out);
+        } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote() || memo.restored_at.is_none()) {
+            slot.phase = Down(DownState::Failed);
+            slot.set_status(Status::PermanentlyFailed, Some(message.clone()), &mut out);
+        } else if let Some((since, not_before)) = memo.dormant {
+            slot.phase = Down(DownState::Dormant { since, not_before });
+            if memo.restored_at.is_some() {
+                slot.transition(StatusCause::Restored, None, &mut out);
+            } else {
+                slot.set_status(Status::Online, slot.update_rejection_message(), &mut out);
+            }
+        } else if let Some(restored_at) = memo.restored_at {
+            slot.start_restored(memo, restored_at, &mut out);
+        } else if let Some((state, status, message)) = memo.disconnected.as_ref().filter(|_| slot.is_remote()) {
+            slot.set_status(*status, message.clone(), &mut out);
+            slot.restore_disconnected(state.clone(), &mut out);
+        } else {
+            slot.set_status(Status::Connecting, Some("the team supervisor was restarted".to_owned()), &mut out);
+            match memo.not_before {
+                // The delay that was running stays in effect.
+                Some(until) if !slot.is_remote() => {
+                    let why = StartReason::Restart { reason: RestartReason::Crash, old_pid: None, attempt: 0 };
+                    slot.phase = Down(DownState::Backoff { until, why });
+                }
+                _ => slot.start_again(RestartReason::Crash, None, &mut out),
+            }
         }
         (slot, out)
     }
@@ -229,6 +276,33 @@ impl Slot {
         }
     }
 
+    /// Returns the state that outlives the supervisor.
+    pub fn memo(&self) -> SlotMemo {
+        SlotMemo {
+            record: self.record.clone(),
+            stopped: self.requested_state == RequestedState::Stopped,
+            failed: matches!(self.phase, Down(DownState::Failed)).then(|| self.message.clone().unwrap_or_default()),
+            // An interrupted wake does not count: its caller calls again.
+            dormant: match (&self.phase, self.phase.start_reason()) {
+                (Down(DownState::Dormant { since, not_before }), _) => Some((*since, *not_before)),
+                (Down(DownState::Backoff { until, .. }), Some(StartReason::Wake { since, .. })) => {
+                    Some((*since, *until))
+                }
+                (Up { state: RunState::FallingAsleep { since, .. }, .. }, _)
+                | (_, Some(StartReason::Wake { since, .. })) => Some((*since, *since)),
+                _ => None,
+            },
+            not_before: match self.phase {
+                // A start that the machine could not execute is repeated from the beginning.
+                Down(DownState::Backoff { why: StartReason::First, .. }) => None,
+                Down(DownState::Backoff { until, .. }) => Some(until),
+                Up { .. } | Down(_) => None,
+            },
+            disconnected: self.disconnected_state().map(|state| (state, self.status, self.message.clone())),
+            restored_at: None,
+        }
+    }
+
     fn blank(spec: Arc<InstanceSpec>, rng: JitterRng) -> Self {
         Self {
             spec,
@@ -256,6 +330,21 @@ impl Slot {
     fn accept(&mut self, out: &mut Vec<SlotEffect>) {
         self.transition(StatusCause::Accepted, Some("waiting for a start permit".to_owned()), out);
         self.queue_start(StartReason::First, out);
+    }
+
+    // Starts an instance of an earlier satellite, after the rest of its delay.
+    fn start_restored(&mut self, memo: &SlotMemo, restored_at: Instant, out: &mut Vec<SlotEffect>) {
+        let Some(until) = memo.not_before.filter(|_| !self.is_remote()) else {
+            self.accept(out);
+            return;
+        };
+        let attempt = self.record.history.exits().count();
+        let left = restart::format_seconds(until.saturating_duration_since(restored_at));
+        let message =
+            format!("restarting in {left} (attempt {attempt}); the delay began before the satellite was restarted");
+        self.transition(StatusCause::Accepted, Some(message), out);
+        let why = StartReason::Restart { reason: RestartReason::Crash, old_pid: None, attempt };
+        self.phase = Down(DownState::Backoff { until, why });
     }
 
     fn start_again(&mut self, reason: RestartReason, old_pid: Option<u32>, out: &mut Vec<SlotEffect>) {

@@ -18,32 +18,15 @@
 
 use std::time::{Duration, Instant};
 
-use super::{AfterStop, Down, DownState, RequestedState, RunState, Slot, SlotEffect, SlotEvent, StartReason, Up};
+use super::{
+    AfterStop, Down, DownState, HealthChange, RequestedState, RunState, Slot, SlotEffect, SlotEvent, StartReason, Up,
+};
 use crate::model::event::StopKind;
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::remote::{ConnectionState, ServerHealth};
 use crate::model::status::{self, Status, StatusCause};
 use crate::rules::retry::{self, FailureClass};
-
-/// Change of the health of a server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HealthChange {
-    /// Too many consecutive checks have failed.
-    Degraded {
-        /// Number of consecutive failures.
-        failures: u32,
-        /// Error of the last check.
-        last_error: String,
-    },
-    /// The server answers again.
-    Restored {
-        /// Number of failures before.
-        failures: u32,
-        /// Error of the last failed check.
-        last_error: Option<String>,
-    },
-}
 
 impl Slot {
     /// Returns true if the server is remote.
