@@ -23,27 +23,7 @@ use crate::interface::{MessageOutcome, Outlet, PassedDeadline, SessionEvent, Ses
 use crate::lists::OfferedLists;
 use crate::pending::{PendingPurpose, PendingRequest};
 use crate::session::{SessionCore, masked_excerpt};
-
-/// Progress of the handshake.
-///
-/// `first_refusal` is that of the era tried first. Over a pipe the first response counts, so a request of that era may
-/// still be open: `late_request` is its id, and `second_refusal` that of the current era while it is open.
-#[derive(Debug, Default)]
-pub(crate) struct HandshakeProgress {
-    deadline: Option<Instant>,
-    first_refusal: Option<HandshakeRefusal>,
-    late_request: Option<u64>,
-    second_refusal: Option<HandshakeRefusal>,
-}
-
-/// Refusal of a handshake.
-#[derive(Debug, Clone)]
-pub enum HandshakeRefusal {
-    /// Error or invalid answer of the server.
-    Rejected(String),
-    /// Failed exchange.
-    Failed(ExchangeFailure),
-}
+use crate::state::{HandshakeProgress, HandshakeRefusal};
 
 /// Reason why an answer does not complete the handshake. `may_be_other` is true if a server of the other era may answer
 /// so.

@@ -1,10 +1,12 @@
 //! Interface between a session and its driver: arguments, events, outcomes, and the traits that the driver implements.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mcp_satellite_model::byte_budget::ByteBudget;
 use mcp_satellite_model::catalogue::Catalogue;
+use mcp_satellite_model::exit::{CallError, CallFate};
 use mcp_satellite_model::policy::ReconnectPolicy;
 use mcp_satellite_model::remote::ServerInfo;
 use mcp_satellite_model::spec::InstanceSpec;
@@ -13,9 +15,9 @@ use mcp_satellite_protocol::header::RequestHeaders;
 use mcp_satellite_protocol::rpc::RpcMessage;
 
 use crate::gate::CallGate;
-use crate::handshake::HandshakeRefusal;
 use crate::origin::{CallOrigin, MessageCause};
-use crate::pending::RefusedCall;
+use crate::pending::PendingRequest;
+use crate::state::HandshakeRefusal;
 
 /// Session events, reported as they happen.
 #[derive(Debug)]
@@ -144,6 +146,25 @@ pub enum MessageOutcome {
     OtherEra(String, Box<RefusedCall>),
     /// The server sends requests without reading the responses.
     Flooded,
+}
+
+/// Call that a server refused without executing it.
+pub struct RefusedCall {
+    pub(crate) pending: PendingRequest,
+    pub(crate) reason: String,
+}
+
+impl RefusedCall {
+    /// Fails the call. The driver closes the port first, so that no call enters in between.
+    pub fn fail(self) {
+        self.pending.fail(CallError::Terminated { fate: CallFate::NotSent, reason: self.reason });
+    }
+}
+
+impl fmt::Debug for RefusedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RefusedCall")
+    }
 }
 
 /// Kind of a deadline that passed.

@@ -24,6 +24,7 @@ mod relay;
 mod rounds;
 mod send;
 mod session;
+mod state;
 mod stateless;
 
 pub use call::{
@@ -31,8 +32,10 @@ pub use call::{
     ReplyChannel, SessionCommand, TIMEOUT_MAX, is_repeatable,
 };
 pub use gate::{AdmissionError, CallGate, CallPermit};
-pub use handshake::HandshakeRefusal;
-pub use interface::{MessageOutcome, Outlet, PassedDeadline, RequestPhase, SessionEvent, SessionHost, SessionOptions};
+pub use interface::{
+    MessageOutcome, Outlet, PassedDeadline, RefusedCall, RequestPhase, SessionEvent, SessionHost, SessionOptions,
+};
 pub use origin::{CallOrigin, MessageCause};
-pub use pending::{PendingPurpose, PendingRequest, PendingRequests, RefusedCall, RelayedCallOrigin};
+pub use pending::{PendingPurpose, PendingRequest, PendingRequests, RelayedCallOrigin};
 pub use session::{SessionCore, masked_excerpt};
+pub use state::HandshakeRefusal;

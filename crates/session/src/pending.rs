@@ -1,7 +1,6 @@
 //! Requests that await a response, with their purpose and deadline.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use mcp_satellite_model::exit::{CallError, CallFate};
@@ -9,7 +8,7 @@ use mcp_satellite_model::failure::{ExchangeFailure, FailureKind};
 
 use crate::call::{CallTicket, OutboundRequest};
 use crate::origin::CallOrigin;
-use crate::rounds::InputRounds;
+use crate::state::InputRounds;
 
 /// Purpose of a request.
 pub enum PendingPurpose {
@@ -62,25 +61,6 @@ pub struct PendingRequest {
     pub attempts: u32,
     pub(crate) request: Option<OutboundRequest>,
     pub(crate) rounds: Option<Box<InputRounds>>,
-}
-
-/// Call that a server refused without executing it.
-pub struct RefusedCall {
-    pub(crate) pending: PendingRequest,
-    pub(crate) reason: String,
-}
-
-impl RefusedCall {
-    /// Fails the call. The driver closes the port first, so that no call enters in between.
-    pub fn fail(self) {
-        self.pending.fail(CallError::Terminated { fate: CallFate::NotSent, reason: self.reason });
-    }
-}
-
-impl fmt::Debug for RefusedCall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("RefusedCall")
-    }
 }
 
 impl PendingRequest {

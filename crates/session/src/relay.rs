@@ -4,7 +4,6 @@
 //! Messages that a server sends before a response reach the audience before the caller gets that response. Progress is
 //! attributed by its token, other messages by their stream or by `origin`.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use bytestring::ByteString;
@@ -16,61 +15,10 @@ use serde_json::value::RawValue;
 
 use crate::call::SessionCommand;
 use crate::interface::{MessageOutcome, Outlet, SessionHost};
-use crate::origin::{self, CallOrigin, MessageCause};
+use crate::origin::{self, MessageCause};
 use crate::pending::{PendingPurpose, PendingRequest};
 use crate::session::SessionCore;
-
-/// Maximum number of unanswered requests of a server; the session rejects further ones.
-pub(crate) const QUESTIONS_MAX: usize = 64;
-
-/// Requests of the server without a response, with the call or client that caused them.
-#[derive(Default)]
-pub(crate) struct OpenQuestions {
-    open: BTreeMap<u64, (AnswerRoute, MessageCause)>,
-    last: u64,
-}
-
-/// Kind of response: `Request` contains the server's own JSON-RPC id as sent; `Input` is answered by sending the call
-/// again.
-pub(crate) enum AnswerRoute {
-    Request(Box<str>),
-    Input(InputQuestion),
-}
-
-/// Input request in a result: the id of the call's last attempt, and the server's name for the request.
-pub(crate) struct InputQuestion {
-    pub(crate) call: u64,
-    pub(crate) name: String,
-}
-
-impl OpenQuestions {
-    pub(crate) fn count(&self) -> usize {
-        self.open.len()
-    }
-
-    pub(crate) fn open(&mut self, open: AnswerRoute, cause: MessageCause) -> u64 {
-        self.last += 1;
-        self.open.insert(self.last, (open, cause));
-        self.last
-    }
-
-    pub(crate) fn close(&mut self, number: u64) -> Option<AnswerRoute> {
-        self.open.remove(&number).map(|(open, _)| open)
-    }
-
-    pub(crate) fn numbers_of_call(&self, call: u64) -> Vec<u64> {
-        let is_its = |open: &AnswerRoute| matches!(open, AnswerRoute::Input(input) if input.call == call);
-        self.open.iter().filter(|(_, (open, _))| is_its(open)).map(|(number, _)| *number).collect()
-    }
-
-    fn has_question_for(&self, origin: CallOrigin) -> bool {
-        self.open.values().any(|(_, cause)| match *cause {
-            MessageCause::Call(of) => of == origin,
-            MessageCause::Client(of) => of == origin.client,
-            MessageCause::NoCall | MessageCause::NoClient | MessageCause::SeveralClients(_) => false,
-        })
-    }
-}
+use crate::state::{AnswerRoute, OpenQuestions, QUESTIONS_MAX};
 
 impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// Returns the call or client on whose behalf the server sends a message. `of` is the request on whose stream it

@@ -2,64 +2,21 @@
 //! call, and then the call is sent again with the answers. The call stays open meanwhile, under the id of its last
 //! attempt.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use mcp_satellite_model::exit::CallError;
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
 use mcp_satellite_protocol::rpc::{RpcMessage, member, members};
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::era::INPUT_ROUNDS_MAX;
 use crate::interface::{Outlet, SessionHost};
 use crate::origin::MessageCause;
 use crate::pending::{PendingPurpose, PendingRequest};
-use crate::relay::{AnswerRoute, InputQuestion, QUESTIONS_MAX};
 use crate::session::SessionCore;
+use crate::state::{AnswerRoute, InputQuestion, QUESTIONS_MAX};
 
 // Methods that a server may use in an input request.
 const INPUTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
-
-/// Input rounds of one call: the server's `requestState` and the client's results, as sent, by the server's names for
-/// its requests.
-#[derive(Debug, Default)]
-pub(crate) struct InputRounds {
-    count: u32,
-    state: Option<String>,
-    answers: BTreeMap<String, String>,
-    unanswered: usize,
-}
-
-impl InputRounds {
-    pub(crate) fn input_members(&self) -> Vec<(&'static str, String)> {
-        let mut input = Vec::new();
-        if !self.answers.is_empty() {
-            let pair = |(name, answer): (&String, &String)| format!("{}:{answer}", Value::from(name.as_str()));
-            let answers: Vec<_> = self.answers.iter().map(pair).collect();
-            input.push(("inputResponses", format!("{{{}}}", answers.join(","))));
-        }
-        input.extend(self.state.iter().map(|state| ("requestState", state.clone())));
-        input
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ResultType {
-    Complete,
-    InputRequired,
-    Unknown,
-}
-
-pub(crate) fn result_type(result: &RawValue) -> ResultType {
-    // Servers of earlier versions send no `resultType`; their results are complete.
-    match member(result.get(), "resultType").map(serde_json::from_str::<String>) {
-        None => ResultType::Complete,
-        Some(Ok(sort)) if sort == "complete" => ResultType::Complete,
-        Some(Ok(sort)) if sort == "input_required" => ResultType::InputRequired,
-        Some(_) => ResultType::Unknown,
-    }
-}
 
 fn invalid_input_error(why: &str) -> CallError {
     CallError::Server { code: INTERNAL_ERROR, message: why.to_owned(), data: None }

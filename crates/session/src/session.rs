@@ -17,13 +17,12 @@ use serde_json::value::RawValue;
 use crate::call::{AdmittedRequest, ClientRelay, OutboundRequest, SessionCommand, server_error};
 use crate::era;
 use crate::gate::CallGate;
-use crate::handshake::HandshakeProgress;
-use crate::interface::{MessageOutcome, Outlet, PassedDeadline, SessionEvent, SessionHost, SessionOptions};
+use crate::interface::{
+    MessageOutcome, Outlet, PassedDeadline, RefusedCall, SessionEvent, SessionHost, SessionOptions,
+};
 use crate::lists::{Kind, ListRead, PageError, PageStep, ServerLists};
-use crate::pending::{PendingPurpose, PendingRequest, PendingRequests, RefusedCall, RelayedCallOrigin};
-use crate::relay::OpenQuestions;
-use crate::rounds::{self, ResultType};
-use crate::stateless::StatelessState;
+use crate::pending::{PendingPurpose, PendingRequest, PendingRequests, RelayedCallOrigin};
+use crate::state::{HandshakeProgress, OpenQuestions, ResultType, StatelessState, result_type};
 
 // Maximum length in bytes of server text quoted in a log or an error.
 const QUOTED_MAX: usize = 200;
@@ -325,7 +324,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         let through = pending.is_passthrough();
         let mut is_doubted = false;
         match view.outcome {
-            Some(result) if is_result && self.era == Era::Stateless && !through => match rounds::result_type(result) {
+            Some(result) if is_result && self.era == Era::Stateless && !through => match result_type(result) {
                 ResultType::Complete => {}
                 ResultType::InputRequired => {
                     self.on_input_required(id, pending, result);

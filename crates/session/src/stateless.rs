@@ -5,7 +5,7 @@
 //! Over HTTP a stateless request to a server with sessions uses the same line but belongs to no session, so its failure
 //! says nothing about the session.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,7 +18,6 @@ use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, INVALID_PARAMS, METHOD_
 use mcp_satellite_protocol::header_params::{HeaderParam, header_params};
 use mcp_satellite_protocol::meta::SUBSCRIPTION_ID;
 use mcp_satellite_protocol::rpc::{MessageView, RpcMessage, member, with_members, without_member};
-use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
@@ -29,63 +28,9 @@ use crate::interface::{Outlet, SessionHost};
 use crate::origin::MessageCause;
 use crate::pending::PendingPurpose;
 use crate::session::SessionCore;
+use crate::state::{EraSupport, NotifiedChanges, StatelessState};
 
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
-
-/// State kept on behalf of a stateless server; most sessions have none.
-///
-/// `log_level` is JSON text, and `marked_params` are the parameters that headers repeat, by tool. `support` records whether
-/// a server with sessions supports the stateless era too; callers in `waiting` asked for it.
-#[derive(Default)]
-pub(crate) struct StatelessState {
-    support: EraSupport,
-    waiting: Vec<DiscoverRequest>,
-    offers: NotifiedChanges,
-    log_level: Option<String>,
-    subscribed_uris: BTreeSet<String>,
-    stream: NotificationStream,
-    marked_params: HashMap<Box<str>, Vec<HeaderParam>>,
-}
-
-#[derive(Default)]
-enum EraSupport {
-    #[default]
-    Unknown,
-    Pending,
-    // Not supported until this time; for the rest of the session if `None`.
-    Unsupported(Option<Instant>),
-    Supported(Arc<ServerInfo>),
-}
-
-/// Stream of the server's notifications.
-///
-/// `previous` is the stream with the previous filter, kept until the server confirms the `current` one. `failures` counts
-/// ends without a confirmation between. `had_gap` means that there was a time without a stream.
-#[derive(Default)]
-struct NotificationStream {
-    current: Option<u64>,
-    previous: Option<u64>,
-    retry_at: Option<Instant>,
-    failures: u32,
-    had_gap: bool,
-    was_confirmed: bool,
-    is_unsupported: bool,
-}
-
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(default)]
-struct NotifiedChanges {
-    tools: ChangeSupport,
-    resources: ChangeSupport,
-    prompts: ChangeSupport,
-}
-
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ChangeSupport {
-    list_changed: bool,
-    subscribe: bool,
-}
 
 impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     fn stateless_state(&mut self) -> &mut StatelessState {
@@ -409,18 +354,5 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         if missed {
             self.lists.schedule_read(now);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn notified_changes_are_read_from_the_capabilities() {
-        let read = |text: &str| serde_json::from_str::<NotifiedChanges>(text).unwrap();
-        let all = read(r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"x":1}"#);
-        assert!(all.tools.list_changed && !all.tools.subscribe);
-        assert!(all.resources.subscribe && !all.resources.list_changed && !all.prompts.list_changed);
     }
 }
