@@ -115,7 +115,7 @@ pub struct KeepAwakeGuard(Arc<CallGate>);
 
 impl fmt::Debug for KeepAwakeGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Held")
+        f.write_str("KeepAwakeGuard")
     }
 }
 
@@ -177,7 +177,7 @@ impl CallInFlight<'_> {
             let duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
             let spec = &self.port.spec;
             tracing::debug!(
-                instance = %spec.name,                 request_id = self.id, method, duration_ms, ok, "request"
+                instance = %spec.name, request_id = self.id, method, duration_ms, ok, "request"
             );
         }
         answer

@@ -49,9 +49,9 @@ const SPAWN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Messages to Root.
 ///
 /// `Install` installs a new instance with what is known of it, or changes the configuration of an existing one;
-/// `Update` only the latter. `Woke` contains the duration of a suspend, which monotonic clocks did not count.
-/// `Throttle` reports whether a team's starts run one at a time; `Throttle`, `ChargeTeam` and `Remember` keep state of
-/// a team for the case that its supervisor dies. `Revive` follows the delay of a supervisor that keeps dying. `Barrier`
+/// `Update` only the latter. `ResumedAfterSuspend` contains the duration of a suspend, which monotonic clocks did not count.
+/// `Throttle` reports whether a team's starts run one at a time; `Throttle`, `ChargeTeam` and `SaveMemo` keep state of
+/// a team for the case that its supervisor dies. `RespawnTeam` follows the delay of a supervisor that keeps dying. `Barrier`
 /// replies once earlier updates of the teams are published, and `IsInstalled` covers instances that are not in the
 /// snapshot yet. Root sends `Died` to itself so that it arrives after all messages of the dead actor. `Flushed`
 /// contains the number of unsent events. `Panic` panics on purpose, for the load harness and the tests.
@@ -484,14 +484,14 @@ impl State {
         };
         if !is_stored && self.closing.is_none() && desired.removal.is_none() {
             let stored = memo.to_stored(Instant::now().into_std(), self.args.events.wall());
-            catch_panic("Memory::remember", || self.args.state_store.save(&spec, stored));
+            catch_panic("StateStore::save", || self.args.state_store.save(&spec, stored));
         }
         desired.memo = Some((spec, memo));
     }
 
     async fn remove_instance(&mut self, id: &InstanceId, myself: &ActorRef<Msg>) {
         self.permits.withdraw(id);
-        catch_panic("Memory::forget", || self.args.state_store.delete(id));
+        catch_panic("StateStore::delete", || self.args.state_store.delete(id));
         // A registry that was replaced meanwhile may have started from a snapshot that still contains the instance.
         drop(cast!(self.registry, registry::Msg::Remove(id.clone())));
         if let Some((spec, known)) = self.instances.remove(id).and_then(|desired| desired.removal?.next) {
@@ -517,7 +517,7 @@ impl State {
         let removed = self.instances_of_team(team).filter(|desired| desired.removal.is_some());
         let removed: Vec<InstanceId> = removed.map(|desired| desired.spec.id.clone()).collect();
         for id in removed {
-            catch_panic("Memory::forget", || self.args.state_store.delete(&id));
+            catch_panic("StateStore::delete", || self.args.state_store.delete(&id));
             let Some(desired) = self.instances.remove(&id) else { continue };
             // The slot that would have emitted this event ended with the supervisor.
             let dormant = desired.memo.as_ref().is_some_and(|(_, memo)| memo.is_dormant());

@@ -106,10 +106,10 @@ fn start_session(state: &mut State<ProcessRun>, link: ProcessLink, myself: Actor
     process.guard = Some(link.guard);
     args.report_spawned(SpawnedRun {
         pid: catch_panic("Process::pid", || link.process.pid()).flatten(),
-        containment: catch_panic("Process::custody", || link.process.containment()).flatten(),
+        containment: catch_panic("ServerProcess::containment", || link.process.containment()).flatten(),
         port: process.port.clone(),
     });
-    let autopsy = catch_panic("Process::autopsy", || link.process.limit_probe()).flatten();
+    let limit_probe = catch_panic("ServerProcess::limit_probe", || link.process.limit_probe()).flatten();
     // The task that drains the output drops the sender at its end.
     let (last_line, mut drained) = watch::channel(None);
     let (printed, lines) = mpsc::channel(logs::PRINTED_MAX);
@@ -131,7 +131,8 @@ fn start_session(state: &mut State<ProcessRun>, link: ProcessLink, myself: Actor
             exit.last_line.clone_from(&drained.borrow_and_update());
         }
         if exit.cause == ExitCause::Exited {
-            exit.limit = autopsy.and_then(|autopsy| catch_panic("Process::autopsy", autopsy).flatten());
+            exit.limit =
+                limit_probe.and_then(|limit_probe| catch_panic("ServerProcess::limit_probe", limit_probe).flatten());
         }
         exit
     };

@@ -73,7 +73,7 @@ pub(crate) type ControlReply<T> = oneshot::Sender<Result<T, ControlError>>;
 
 /// Messages to a team's supervisor.
 ///
-/// `Install` contains the earlier state, if any: the supervisor was replaced, or the tools are known. `Woke` contains
+/// `Install` contains the earlier state, if any: the supervisor was replaced, or the tools are known. `ResumedAfterSuspend` contains
 /// the duration of a suspend. The supervisor sends `Ended` to itself so that it arrives after all messages of the
 /// worker. `Registry` announces a new registry, which must receive every instance. `Panic` panics on purpose, for the
 /// load harness and the tests; `PanicFor` attributes the panic to an instance.

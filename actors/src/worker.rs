@@ -29,7 +29,7 @@ use crate::stdio_worker::ProcessRun;
 use crate::tasks::{ActorTasks, panic_text};
 use crate::team_messages::{self, SpawnedRun};
 
-/// Messages to a worker. `Opened` contains the result of starting a process. `Over` means that the session has ended
+/// Messages to a worker. `Opened` contains the result of starting a process. `SessionEnded` means that the session has ended
 /// and nothing of the run is left. `Panic` panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
     Opened(Result<ProcessLink, OpenError>),

@@ -94,7 +94,7 @@ impl RunningSatellite {
         if let (Some(link), Some(document)) = (&link, &document) {
             link.set_applied_config(document.hash.clone()).await;
         }
-        let storage = SatelliteStorage::open(directory, journal, &database, outlet, &plan.batch);
+        let storage = SatelliteStorage::open(directory, journal, &database, outlet, &plan.batch).await?;
         let data_dir = storage.directory.data_dir().clone();
         let memory = memory_limit::budget();
         let endpoint = Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone()));
@@ -216,25 +216,27 @@ impl EventOutlet {
 }
 
 impl SatelliteStorage {
-    fn open(
+    async fn open(
         directory: DataDirLock,
         journal: Journal,
         database: &StateDb,
         outlet: EventOutlet,
         batch: &BatchPolicy,
-    ) -> Self {
+    ) -> Result<Self, StartError> {
         let start = |(name, sink): (String, _)| Arc::new(Delivery::start(journal.clone(), &name, sink, batch));
         let delivery = outlet.sink.map(start);
         if delivery.is_none() {
             journal.expect_no_delivery();
         }
         // Without the cache dormant servers are started to discover their catalogues; the satellite can run.
-        let catalogues = CatalogueCache::open(database).map(Arc::new).inspect_err(|error| {
+        let database = database.clone();
+        let opened = run_blocking("open the cached tools", move || Ok(CatalogueCache::open(&database))).await?;
+        let catalogues = opened.map(Arc::new).inspect_err(|error| {
             tracing::warn!(error, "cannot cache the tools of sleeping servers; they are started for discovery");
         });
         let catalogues = catalogues.ok();
         let memos = Arc::new(MemoStore::new(journal.clone(), catalogues.clone()));
-        Self { journal, delivery, memos, catalogues, directory }
+        Ok(Self { journal, delivery, memos, catalogues, directory })
     }
 }
 
@@ -346,7 +348,8 @@ impl UserData {
         runtime: &RuntimeHandle,
         applied: &Arc<tokio::sync::Mutex<ActiveConfiguration>>,
     ) -> Result<Self, StartError> {
-        let values = Arc::new(UserValues::open(database));
+        let stored = database.clone();
+        let values = run_blocking("read the values of users", move || Ok(Arc::new(UserValues::open(&stored)))).await?;
         grants.set_token_listener(token_mask_listener(runtime, applied));
         let eraser = {
             let (database, values, grants) = (database.clone(), values.clone(), grants.clone());

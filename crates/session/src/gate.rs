@@ -20,7 +20,7 @@ pub struct CallGate {
     pub emptied: Notify,
     next_id: AtomicU64,
     began_at: Instant,
-    /// Nanoseconds since `began`.
+    /// Nanoseconds since `began_at`.
     active_at: AtomicU64,
 }
 

@@ -11,7 +11,7 @@
 //!    │                                │  └──── Failed  ◀──budget reached                                │
 //!    └───────────────── Call ─────────┼─────────────────────────────────────────────────────────────────┘
 //!                                     ▼
-//!                 Stopping, then: Stopped │ started again │ Over
+//!                 Stopping, then: Stopped │ started again │ Ended
 //! ```
 //!
 //! One run accepts calls, and a restart waits until the old run has ended. During a rolling update a second run exists

@@ -3,8 +3,8 @@
 //! does.
 //!
 //! ```text
-//! registration ──► key ──► poll ──► desk ──► effect ──► result        every call ──► contact ──► `satellite status`
-//!                   │                 └──► document ──► Fleet::take_on
+//! registration ──► key ──► poll ──► command_executor ──► effect ──► result     every call ──► contact ──► `satellite status`
+//!                   │                 └──► document ──► LinkHost::apply_config
 //!                   ├────► document      periodically
 //!                   ├────► heartbeat     metrics
 //!                   └────► way           events, driven by the delivery
@@ -63,7 +63,7 @@ use mcp_satellite_store::state::StateDb;
 // After a panic in the link.
 const BEGIN_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-// Poll responses that wait for the command desk.
+// Poll responses that wait for the command executor.
 const INBOX: usize = 4;
 
 pub struct LinkOptions {

@@ -5,10 +5,10 @@
 //!   `limits` and `filter` confine the child;
 //! - `fork` is the thread that forks;
 //! - `tree` is a leader with its descendants: how it is held, signalled and found, by means of `group`, `cgroup` and
-//!   `census`;
+//!   `proc_info`;
 //! - `scan` is the thread that detects that a tree is empty, and only then reaps its leader;
-//! - `mark` is the mark that all processes of a run inherit;
-//! - `holds` contains all trees; `ledger` records them for the next satellite.
+//! - `run_mark` is the mark that all processes of a run inherit;
+//! - `process_trees` contains all trees; `ledger` records them for the next satellite.
 //!
 //! Four invariants: a leader is reaped after its tree is empty and never before, so that no signal can reach another
 //! process under a recycled number; a member is signalled through a pidfd whose identity was checked; no code waits for

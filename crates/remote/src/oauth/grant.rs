@@ -150,7 +150,10 @@ impl From<StoredGrant> for Grant {
 // Unusable grants are logged and left unchanged.
 pub(super) fn load_all(store: &dyn GrantStore) -> Vec<Grant> {
     let stored = store.load().unwrap_or_else(|why| {
-        tracing::error!(why, "cannot read the authorizations; their servers must be authorized again");
+        tracing::error!(
+            why,
+            "cannot read the authorizations; repair the file, or remove it and authorize the servers again"
+        );
         Vec::new()
     });
     let usable = |(id, bytes): (InstanceId, Vec<u8>)| {

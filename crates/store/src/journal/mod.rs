@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Only that thread waits for the disk, and its callers wait for it at most one second. An event gets a number only
-//! after the file `seq` has reserved it (`mark`); while that file cannot be written, events wait in the batcher without
+//! after the file `seq` has reserved it (`seq_file`); while that file cannot be written, events wait in the batcher without
 //! numbers.
 //!
 //! Committed data survives a `kill -9` of the satellite, but not a loss of power, because the disk is synced at

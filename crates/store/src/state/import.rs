@@ -125,10 +125,10 @@ pub(super) fn read(directory: &DataDir, table: StateTable) -> Result<StateRows, 
 
 /// Removes an entry whose row changes from the file of the version before.
 pub(super) fn forget(directory: &DataDir, table: StateTable, key: &StateKey) -> io::Result<()> {
-    let remove = |name: &str| directory.remove(name).map(drop);
+    let remove = |name: &str| remove_file(directory, name);
     let remove_in = |subdirectory: &str, name: &str| match directory.open_subdirectory(subdirectory) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        opened => opened?.remove(name).map(drop),
+        opened => remove_file(&opened?, name),
     };
     match (table, key) {
         (StateTable::UserValues, StateKey::Instance(id)) => forget_values(directory, id),
@@ -143,14 +143,32 @@ pub(super) fn forget(directory: &DataDir, table: StateTable, key: &StateKey) -> 
     }
 }
 
+/// Removes a file, and the unfinished one of a satellite that was killed while writing it.
+fn remove_file(directory: &DataDir, name: &str) -> io::Result<()> {
+    let mut removed = false;
+    for name in [format!("{name}.new"), name.to_owned()] {
+        removed |= directory.remove(&name).map_err(|error| {
+            let path = directory.path().join(&name);
+            io::Error::new(error.kind(), format!("cannot remove `{}` of the version before: {error}", path.display()))
+        })?;
+    }
+    if removed {
+        // Without it a power loss may bring the file back. Not every file system can sync a directory.
+        let _ = directory.sync();
+    }
+    Ok(())
+}
+
 fn forget_values(directory: &DataDir, id: &InstanceId) -> io::Result<()> {
-    let mut file = match read_json::<serde_json::Value>(directory, VALUES) {
-        Ok(Some(file)) => file,
-        Ok(None) => return Ok(()),
-        // Imported before and damaged since: no entry can be removed from it.
-        Err(_) => return directory.remove(VALUES).map(drop),
-    };
-    let installations = file["teams"].get_mut(id.team.as_str()).and_then(|users| users.get_mut(id.user.as_str()));
+    // A satellite that was killed while writing has left all values in this file.
+    directory.remove(&format!("{VALUES}.new"))?;
+    // If the file cannot be read now, such as without a free descriptor, it is kept and tried again.
+    let Some(bytes) = directory.read(VALUES, FILE_MAX)? else { return Ok(()) };
+    let file = serde_json::from_slice::<serde_json::Value>(&bytes).ok().filter(|file| file["version"] == VERSION);
+    // Imported before and damaged since: no entry can be removed from it.
+    let Some(mut file) = file else { return remove_file(directory, VALUES) };
+    let users = file.get_mut("teams").and_then(|teams| teams.get_mut(id.team.as_str()));
+    let installations = users.and_then(|users| users.get_mut(id.user.as_str()));
     let removed = installations
         .and_then(serde_json::Value::as_object_mut)
         .and_then(|given| given.remove(id.installation.as_str()));

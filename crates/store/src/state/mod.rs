@@ -8,8 +8,8 @@
 //!
 //! Only that thread writes. Its callers wait for it at most [`WAIT_MAX`](mcp_satellite_files::disk::WAIT_MAX); changes
 //! that are not written yet stay pending and are written when the disk works. Deleted content is overwritten with
-//! zeros, and the write-ahead log, which would keep it, is emptied after each change. A damaged or newer database is never replaced:
-//! loading fails, and nothing is written, until a person repairs or removes the file.
+//! zeros, and the write-ahead log, which would keep it, is emptied after each change and at the start. A damaged or
+//! newer database is never replaced: loading fails, and nothing is written, until a person repairs or removes the file.
 
 mod import;
 
@@ -140,7 +140,7 @@ impl From<&str> for StateKey {
     }
 }
 
-/// Rows of a table. No `Debug`, because they contain secrets.
+/// Rows of a table. They contain secrets, so they are never formatted with `Debug`.
 pub type StateRows = BTreeMap<StateKey, Vec<u8>>;
 
 /// Handle to the database of a data directory. Clones are cheap; the thread ends when the last one is dropped.
@@ -282,7 +282,10 @@ impl StateShared {
 
     /// Reads the files of the version before that contained this table, unless that was done before.
     fn import(&self, table: StateTable) -> Result<(), String> {
-        let imported = self.read(&mut self.database(), |connection| {
+        // Held to the end: otherwise the writer could remove an entry from a file that is being read, and the entry
+        // would come back.
+        let mut database = self.database();
+        let imported = self.read(&mut database, |connection| {
             let sql = "SELECT 1 FROM imported WHERE name = ?1";
             Ok(connection.query_row(sql, [table.name()], |_| Ok(())).optional()?.is_some())
         })?;
@@ -295,22 +298,38 @@ impl StateShared {
 
     fn write(&self) -> io::Result<()> {
         let mut database = self.database();
-        let connection = self.ensure_open(&mut database).map_err(io::Error::other)?;
-        schema::migrate(connection, MIGRATIONS).map_err(io::Error::other)?;
+        let unusable = |error: SchemaError| io::Error::other(import::cannot_use(&self.directory, DATABASE, &error));
+        let connection = self.ensure_open(&mut database).map_err(unusable)?;
+        schema::migrate(connection, MIGRATIONS).map_err(unusable)?;
         let PendingState { imports, changes } = std::mem::take(&mut *self.pending());
         let imported = write_imports(connection, &imports);
         if imported.is_err() {
             self.pending().imports.extend(imports);
         }
         // Before the change, because the imported row is stored and the old file must not keep an erased secret.
-        let forget = || changes.keys().try_for_each(|(table, key)| import::forget(&self.directory, *table, key));
+        let forget = || {
+            changes.keys().try_for_each(|(table, key)| match import::forget(&self.directory, *table, key) {
+                // It contains no value of a user and must not prevent that other rows are stored.
+                Err(error) if *table == StateTable::Catalogues => {
+                    tracing::warn!(%error, "a cached catalogue of the version before stays");
+                    Ok(())
+                }
+                outcome => outcome,
+            })
+        };
         let written = imported
             .map_err(io::Error::other)
             .and_then(|()| forget())
             .and_then(|()| write_changes(connection, &changes).map_err(io::Error::other));
-        // The changes are stored in any case, so an error is not one of the change; the next one tries again.
-        if let Err(error) = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
-            tracing::warn!(%error, "cannot empty the write-ahead log of the state database now");
+        // The changes are stored in any case, so an error is not one of the change; the next one or the next start
+        // tries again.
+        match empty_log(connection) {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!(
+                "another program reads the state database, so erased content stays in it until the next change; close \
+                 that program"
+            ),
+            Err(error) => tracing::warn!(%error, "cannot empty the write-ahead log of the state database now"),
         }
         if written.is_err() {
             let mut pending = self.pending();
@@ -359,8 +378,17 @@ impl StateShared {
         connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
         connection.pragma_update(None, "synchronous", "full")?;
         connection.pragma_update_and_check(None, "secure_delete", true, |_| Ok(()))?;
+        // A satellite that was killed after a change has not overwritten the erased content. On a full disk the next
+        // change does it.
+        let _ = empty_log(&connection);
         Ok(OpenDatabase { connection, identity: self.directory.stat(DATABASE).map(|found| found.identity) })
     }
+}
+
+/// Moves the write-ahead log into the database. Returns false if another program prevents that.
+fn empty_log(connection: &Connection) -> rusqlite::Result<bool> {
+    let is_blocked = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, i64>(0))?;
+    Ok(is_blocked == 0)
 }
 
 fn read_rows(connection: &Connection, table: StateTable) -> rusqlite::Result<StateRows> {
