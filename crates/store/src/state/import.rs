@@ -107,11 +107,11 @@ pub(super) fn read(directory: &DataDir, table: StateTable) -> Result<StateRows, 
             read_directory(directory, CATALOGUES, |name, bytes| is_hex(name, 64).then(|| (StateKey::from(name), bytes)))
         }
         StateTable::Keys => {
-            let older = match open_old(directory, CATALOGUES)? {
-                Some(cache) => read_file(&cache, KEY_IN_CACHE)?.filter(|key| key.len() == KEY_BYTES),
-                None => None,
-            };
-            let catalogues = read_file(directory, CATALOGUES_KEY)?.or(older);
+            // Tools can be discovered again, so an unreadable key of them must not prevent the use of the other key.
+            let catalogues = read_catalogues_key(directory).unwrap_or_else(|why| {
+                tracing::error!(why, "the key of the cached tools is not imported; a new one is created");
+                None
+            });
             let backend = read_file(directory, BACKEND_KEY)?;
             let rows = [(StateKey::CATALOGUES, catalogues), (StateKey::BACKEND, backend)];
             Ok(rows.into_iter().filter_map(|(name, body)| Some((name.into(), body?))).collect())
@@ -121,6 +121,14 @@ pub(super) fn read(directory: &DataDir, table: StateTable) -> Result<StateRows, 
             Ok(body.into_iter().map(|body| (StateKey::BACKEND.into(), body)).collect())
         }
     }
+}
+
+fn read_catalogues_key(directory: &DataDir) -> Result<Option<Vec<u8>>, String> {
+    if let Some(key) = read_file(directory, CATALOGUES_KEY)? {
+        return Ok(Some(key));
+    }
+    let Some(cache) = open_old(directory, CATALOGUES)? else { return Ok(None) };
+    Ok(read_file(&cache, KEY_IN_CACHE)?.filter(|key| key.len() == KEY_BYTES))
 }
 
 /// Removes an entry whose row changes from the file of the version before.
