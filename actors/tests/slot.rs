@@ -610,13 +610,11 @@ fn remote_and_incomplete() -> Arc<InstanceSpec> {
     })
 }
 
-/// Returns the spec with other credentials.
 fn other_credentials(of: &InstanceSpec) -> Arc<InstanceSpec> {
     let InstanceSpec { headers, mask, .. } = spec(|config| with_token(config, "new")).as_ref().clone();
     Arc::new(InstanceSpec { headers, mask, ..of.clone() })
 }
 
-/// Returns the spec with another URL.
 fn another_address(of: &InstanceSpec) -> Arc<InstanceSpec> {
     let (transport, url) = (RemoteTransport::Http, "http://127.0.0.1/other".to_owned());
     Arc::new(InstanceSpec { target: ServerTarget::Remote { transport, url, health_url: None }, ..of.clone() })

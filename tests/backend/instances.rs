@@ -9,7 +9,6 @@ use tokio::time::timeout;
 
 use super::support::{SCHEMAS, Satellite, TestBackend, heartbeat, status};
 
-/// An event of a stream.
 #[derive(Debug, PartialEq)]
 struct StreamEvent {
     id: u64,

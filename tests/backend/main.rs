@@ -8,6 +8,7 @@ mod config;
 mod events;
 mod heartbeat;
 mod instances;
+mod isolation;
 #[cfg(target_os = "linux")]
 mod link;
 mod migration;
@@ -15,7 +16,6 @@ mod process;
 mod registration;
 mod restart;
 mod schemas;
-mod strangers;
 mod support;
 mod validators;
 

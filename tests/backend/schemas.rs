@@ -243,7 +243,6 @@ fn complete_samples() -> Vec<(MessageSchema, Value)> {
     ]
 }
 
-/// Pointers to all constraints of a schema.
 fn constraints(schema: &Value, pointer: &str, into: &mut BTreeSet<String>) {
     for (key, value) in schema.as_object().into_iter().flatten() {
         let place = format!("{pointer}/{key}");

@@ -339,7 +339,6 @@ fn shuffle<T>(items: &mut [T], random: &mut StdRng) {
     }
 }
 
-/// The running fleet.
 struct RunningFleet<'a> {
     home: &'a Home,
     satellite: Satellite<'a>,

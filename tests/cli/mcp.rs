@@ -13,7 +13,6 @@ pub(crate) struct Client {
     session: Option<String>,
 }
 
-/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct HttpResponse {
     pub(crate) status: u16,
@@ -54,7 +53,6 @@ impl Client {
         self
     }
 
-    /// Sets the session.
     pub(crate) fn in_session(mut self, session: &str) -> Self {
         self.session = Some(session.to_owned());
         self

@@ -65,7 +65,6 @@ impl Terminal {
     }
 }
 
-/// A program on a terminal and its output.
 struct TerminalProgram {
     child: Child,
     text: Arc<Mutex<Vec<u8>>>,

@@ -9,7 +9,6 @@ use super::fake::{FakeEndpoint, HandlerEvent, plan};
 
 const METADATA: &str = "/.well-known/oauth-protected-resource";
 
-/// The value of a parameter of a challenge.
 fn parameter<'a>(challenge: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = challenge.split_once(&format!("{name}=\""))?;
     rest.split('"').next()

@@ -17,7 +17,6 @@ pub(crate) struct Client {
     io: BufReader<Box<dyn Io>>,
     /// Address of the endpoint.
     pub address: SocketAddr,
-    /// Local address of the connection.
     pub local_address: SocketAddr,
     pub token: Option<String>,
     pub session: Option<String>,
@@ -128,7 +127,6 @@ impl Client {
         client
     }
 
-    /// Opens a session.
     pub(crate) async fn open_session(&mut self, version: &str) {
         let answer = self.post(&initialize(version)).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");
@@ -179,7 +177,6 @@ impl Client {
         self.send_raw(text.as_bytes()).await;
     }
 
-    /// Reads until the connection is closed.
     pub(crate) async fn read_until_closed(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
         // A reset counts as the end.

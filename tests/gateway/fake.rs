@@ -35,7 +35,6 @@ pub(crate) enum HandlerEvent {
     RequestCancelled(String),
     /// A notification, with its method.
     Notification(String),
-    /// A session ended, with the reason.
     SessionEnded(&'static str),
 }
 

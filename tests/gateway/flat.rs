@@ -5,7 +5,7 @@ use serde_json::json;
 use testkit::scripted_servers::{GIVE_UP, Lists, id};
 use tokio::time::{Duration, Instant};
 
-use super::played::{Caller, PLAIN, ScriptedEndpoint};
+use super::scripted::{Caller, PLAIN, ScriptedEndpoint};
 
 const FLAT: &str = "/mcp?mode=flat";
 const TOOLS: &str = "notifications/tools/list_changed";

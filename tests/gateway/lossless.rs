@@ -8,7 +8,7 @@ use serde_json::json;
 use testkit::wait::GIVE_UP;
 use tokio::time::timeout;
 
-use super::whole::{DONE, Server, SessionClient, TestSatellite, say};
+use super::whole_satellite::{DONE, Server, SessionClient, TestSatellite, say};
 
 /// Member names with a meaning in JSON-RPC or for a relay.
 const KNOWN: [&str; 9] =

@@ -5,7 +5,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::needless_pass_by_value, reason = "`json!` is written where it is used")]
 
-mod abandoned;
 mod access;
 mod client;
 mod connections;
@@ -13,20 +12,21 @@ mod drain;
 mod fake;
 mod flat;
 mod fuzz;
-mod guests;
+mod instance_statuses;
+mod isolation;
 mod lossless;
 mod meta_tools;
 #[cfg(target_os = "linux")]
 mod mirror;
-mod mixed;
 mod notices;
-mod played;
-mod questions;
+mod rejections;
+mod scripted;
 mod search;
+mod server_requests;
 mod stateless;
-mod strangers;
+mod stateless_clients;
 mod streams;
 mod tls;
 mod tools;
-mod truth;
-mod whole;
+mod vanished_clients;
+mod whole_satellite;

@@ -5,7 +5,7 @@ use testkit::wait::GIVE_UP;
 use tokio::time::timeout;
 
 use super::client::{Client, StatelessClient};
-use super::whole::{Server, SessionClient, TestSatellite, initialize_request};
+use super::whole_satellite::{Server, SessionClient, TestSatellite, initialize_request};
 
 async fn connect(satellite: &TestSatellite, path: &str) -> Client {
     let mut client = Client::connect(satellite.address).await;

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use testkit::scripted_servers::Lists;
 
 use super::client::{initialize, notification};
-use super::played::{Caller, PLAIN, ScriptedEndpoint};
+use super::scripted::{Caller, PLAIN, ScriptedEndpoint};
 
 const FILES: Lists = Lists {
     tools: r#"[{"name":"read","description":"Reads a file"},{"name":"ask"},{"name":"slow"},{"name":"hang"}]"#,

@@ -165,7 +165,6 @@ impl TestScope {
     }
 }
 
-/// Returns the options of a satellite and its events.
 pub(crate) fn options() -> (RuntimeOptions, Events) {
     let sink = RecordingSink::new();
     let options = real_time_options(StdioConnector::new(Vec::new()).unwrap(), &sink);

@@ -24,7 +24,6 @@ async fn health(instance: &Instance, health: ServerHealth) {
     instance.until(health.as_str(), |view| view.health == health).await;
 }
 
-/// Returns the health events of an instance.
 async fn health_events(instance: &Instance) -> Vec<String> {
     let timeline = instance.timeline().await;
     timeline.into_iter().filter(|line| line.starts_with("degraded") || line.starts_with("restored")).collect()

@@ -6,14 +6,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod credentials;
-mod ends;
 mod force;
 mod health;
 mod line;
 mod lists;
+mod misbehaviour_table;
 mod peer;
 mod peer_tests;
+mod removal;
 mod retries;
 mod streams;
 mod support;
-mod table;

@@ -228,7 +228,6 @@ impl Instance {
     }
 }
 
-/// Describes an event in one line.
 fn event_line(event: &Event) -> Option<String> {
     let mut line = String::new();
     match event {

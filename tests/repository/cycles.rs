@@ -21,7 +21,6 @@ struct Module {
     imports: HashMap<String, Option<ItemPath>>,
 }
 
-/// Modules of a package by path.
 struct Package(BTreeMap<ItemPath, Module>);
 
 type Imports = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;

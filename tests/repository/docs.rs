@@ -139,7 +139,6 @@ fn documents_stay_within_their_length_limits() {
     assert!(too_wide.is_empty(), "lines of tables need scrolling:\n{}", too_wide.join("\n"));
 }
 
-/// Returns the keys that the code of the configuration reads.
 fn configuration_keys() -> BTreeSet<String> {
     let mut keys = BTreeSet::new();
     for path in files("crates/config/src", "rs") {

@@ -70,7 +70,6 @@ pub(crate) enum User {
     Nobody,
 }
 
-/// Returns a path as a TOML string.
 pub(crate) fn quoted(path: &Path) -> String {
     format!("\"{}\"", path.display())
 }
@@ -284,7 +283,6 @@ impl Fixture {
     }
 }
 
-/// A running satellite of a fixture.
 pub(crate) struct RunningSatellite<'a> {
     fixture: &'a Fixture,
     pub(crate) satellite: Satellite<'a>,
@@ -299,7 +297,6 @@ impl Deref for RunningSatellite<'_> {
 }
 
 impl RunningSatellite<'_> {
-    /// Calls a tool of a server.
     #[track_caller]
     pub(crate) fn call(&self, server: &str, tool: &str, arguments: &Value) -> Value {
         self.fixture.home.satellite(&["call", server, tool, &arguments.to_string()]).exits(0).json()

@@ -13,7 +13,6 @@ use testkit::fleet::{Fleet, Server, SinkMode, assert_no_gap, seconds, tenths};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-/// Returns an event that contains the mark.
 fn event(mark: u64) -> Event {
     let (error_type, error_message) = ("test".to_owned(), String::new());
     Event::ConfigError { error_type, error_message, status_code: None, retry_in: Some(mark) }

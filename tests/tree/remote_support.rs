@@ -42,7 +42,6 @@ pub(crate) async fn until_attempting(remote: &SimRemote) {
     until_seen(remote, |remote| remote.attempts().last().is_some_and(|attempt| attempt.ended.is_none())).await;
 }
 
-/// Returns true if the instance waits for its next scheduled attempt.
 pub(crate) fn waits_for_next_attempt(view: &InstanceView) -> bool {
     view.next_retry_at.is_some() && view.port.is_none()
 }

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use testkit::fleet::{Fleet, LONG, Server, call, exits, seconds, tenths};
 use tokio::time::{Instant, sleep};
 
-/// Returns the server with this version of its configuration.
 fn version(server: &Server, number: u32) -> Server {
     server.clone().env("VERSION", &number.to_string())
 }

@@ -81,7 +81,6 @@ pub(crate) fn lost(kind: FailureKind, ran: Option<Duration>) -> WorkerExit {
     WorkerExit { uptime: ran, ..WorkerExit::from_cause(ExitCause::Lost(ExchangeFailure::sent(kind))) }
 }
 
-/// Returns a catalogue with one tool.
 pub(crate) fn catalogue(tool: &str) -> Arc<Catalogue> {
     let raw = RawValue::from_string(format!(r#"{{"name":"{tool}"}}"#)).unwrap();
     Arc::new(Catalogue { tools: vec![Tool::parse(raw).unwrap()], ..Catalogue::default() })

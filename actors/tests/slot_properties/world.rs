@@ -37,7 +37,6 @@ pub(crate) enum Step {
     GrantArrives,
     Command(Command),
     Call,
-    /// A call in flight ends.
     CallEnds,
     /// At the next attempt to put the run to sleep, a call is admitted first.
     CallBeforeSleep,
@@ -191,7 +190,6 @@ pub(crate) struct World {
     call_before_sleep: bool,
     ending: bool,
     pub(crate) removed: bool,
-    /// Model of the reconnect schedule.
     away: ReconnectModel,
     /// True after a reported degradation, until the report of its end.
     degraded: bool,
@@ -1158,7 +1156,6 @@ impl World {
         assert!(must_wake.is_none_or(|at| self.slot.deadline().is_some_and(|deadline| deadline <= at)), "{phase:?}");
     }
 
-    /// Checks the invariants of a connection.
     fn check_connection(&self) {
         let Slot { phase, status, health, spec, .. } = &self.slot;
         if *health != ServerHealth::Unknown {

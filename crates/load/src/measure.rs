@@ -72,7 +72,6 @@ impl Latency {
     }
 }
 
-/// Bar of a histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HistogramBar {
     /// Inclusive lower bound.
@@ -167,7 +166,6 @@ pub fn cpu_of(pid: u32) -> Option<Duration> {
 pub struct CpuClock(Duration);
 
 impl CpuClock {
-    /// Starts the stopwatch.
     pub fn start() -> Self {
         Self(cpu())
     }

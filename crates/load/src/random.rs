@@ -33,7 +33,6 @@ fn fnv(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Distribution of durations.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DurationDistribution {
     /// Constant: `"5ms"`.
@@ -44,7 +43,6 @@ pub enum DurationDistribution {
     Exp(Duration),
     /// Log-normal: `"lognormal 10ms 2"`.
     LogNormal {
-        /// Median of the distribution.
         median: Duration,
         /// Factor of one standard deviation, at least 1: two thirds of all durations are between `median / factor` and
         /// `median * factor`.
@@ -62,7 +60,6 @@ impl Default for DurationDistribution {
 const TAIL: u32 = 100;
 
 impl DurationDistribution {
-    /// Draws a duration.
     pub fn draw(&self, rng: &mut StdRng) -> Duration {
         match *self {
             Self::Fixed(duration) => duration,

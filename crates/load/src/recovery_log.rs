@@ -211,7 +211,6 @@ impl RecoveryLog {
         }
     }
 
-    /// Records an event of an instance and returns the violations that it proves.
     pub(crate) fn record_event(&mut self, at: Duration, nth: InstanceNo, event: &Event) -> Vec<InvariantViolation> {
         let all = self.records.len();
         let Some(card) = self.records.get_mut(nth.0 as usize) else { return Vec::new() };

@@ -81,7 +81,6 @@ pub enum LoadError {
     /// The runtime rejected an instance.
     #[error("cannot install {instance}")]
     Install {
-        /// Name of the instance.
         instance: String,
         /// Reason for the rejection.
         source: ControlError,

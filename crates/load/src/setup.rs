@@ -7,13 +7,10 @@ use super::scenario::Scenario;
 use super::test_hooks::TestHooks;
 use super::types::ServerEnvironment;
 
-/// Settings of a run.
 pub struct RunSetup {
-    /// Scenario to run.
     pub scenario: Scenario,
     /// Seed of all random decisions.
     pub seed: RunSeed,
-    /// Environment of the servers.
     pub mode: ServerEnvironment,
     /// True if calls go through the MCP endpoint.
     pub gateway: bool,

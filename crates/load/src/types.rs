@@ -13,13 +13,11 @@ use super::measure::Latency;
 pub struct InstanceNo(pub u32);
 
 impl InstanceNo {
-    /// Parses the number from the id of an installation.
     pub fn from_installation_id(installation: &str) -> Option<Self> {
         installation.strip_prefix('i')?.parse().ok().map(Self)
     }
 }
 
-/// Number of a team.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TeamNo(pub u32);
 
@@ -44,7 +42,6 @@ pub enum ServerEnvironment {
     Real,
 }
 
-/// Kinds of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::VariantArray)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
@@ -77,23 +74,18 @@ pub enum FaultKind {
     MemoryGrowth,
     /// The server rejects the credentials (401).
     Unauthorized,
-    /// The server has lost the session (404).
     SessionLost,
     /// The server refuses connections.
     Refused,
     /// The server's response streams break off.
     StreamCut,
-    /// A worker actor panics.
     WorkerPanic,
     /// A team's supervisor panics.
     TeamPanic,
-    /// The registry panics.
     RegistryPanic,
-    /// The event batcher panics.
     BatcherPanic,
     /// The event sink rejects every batch.
     SinkFails,
-    /// The event sink panics.
     SinkPanics,
 }
 
@@ -104,9 +96,7 @@ pub enum VictimClass {
     Stdio,
     /// Instance with a remote server.
     Remote,
-    /// Any instance.
     Any,
-    /// Supervisor of a team.
     Team,
     /// Satellite itself, without a victim among the instances.
     Satellite,
@@ -116,7 +106,6 @@ impl FaultKind {
     /// List of all kinds of faults.
     pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
-    /// Returns the possible victims.
     pub fn victim_class(self) -> VictimClass {
         match self {
             Self::Crash
@@ -189,27 +178,20 @@ impl FaultOutcomes {
     }
 }
 
-/// Victim of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultVictim {
-    /// A single instance.
     Instance(InstanceNo),
-    /// The supervisor of a team.
     Team(TeamNo),
-    /// Satellite itself.
     Satellite,
 }
 
-/// Planned fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedFault {
     /// Position in the plan.
     pub serial: u32,
     /// Time since the load began.
     pub at: Duration,
-    /// Kind of fault.
     pub kind: FaultKind,
-    /// Victim of the fault.
     pub victim: FaultVictim,
     /// Time until the fault is healed.
     pub duration: Duration,
@@ -229,7 +211,6 @@ pub enum LoadTarget {
 pub struct PlannedCall {
     /// Closed loop: think time of the caller before the call. Open loop: time since the previous arrival.
     pub pause: Duration,
-    /// Called instance.
     pub nth: InstanceNo,
     /// Time that the server takes for the call.
     pub after: Duration,
@@ -239,7 +220,6 @@ pub struct PlannedCall {
     pub timeout: Duration,
 }
 
-/// Outcome of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallOutcome {
     /// Text of a successful result.
@@ -258,11 +238,9 @@ pub enum CallOutcome {
 /// Test call to an instance that the snapshot showed as online.
 #[derive(Debug, Clone)]
 pub struct ProbeResult {
-    /// Called instance.
     pub nth: InstanceNo,
     /// Start of the call.
     pub at: Duration,
-    /// Outcome of the call.
     pub answer: CallOutcome,
     /// Expected text of the response.
     pub token: Box<str>,
@@ -270,7 +248,6 @@ pub struct ProbeResult {
     pub changed: bool,
 }
 
-/// Reset of a restart budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BudgetReset {
     /// A person restarted, updated or started the instance.
@@ -305,10 +282,8 @@ pub enum Invariant {
     Flat,
 }
 
-/// Violation of an invariant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct InvariantViolation {
-    /// Violated invariant.
     pub invariant: Invariant,
     /// Start of the violation, in milliseconds.
     #[serde(skip)]
@@ -324,7 +299,6 @@ pub struct InvariantViolation {
 /// Number of checks of an invariant. An invariant without a check was not violated, but is not proven either.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct InvariantCoverage {
-    /// Checked invariant.
     pub invariant: Invariant,
     /// Number of checks.
     pub looks: u64,
@@ -337,7 +311,6 @@ pub struct InvariantCoverage {
 /// Resources left after the end of a run, minus those that existed before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct LeftoverResources {
-    /// Servers and connections to servers.
     pub servers: usize,
     /// Tasks of the async runtime.
     pub tasks: usize,
@@ -352,13 +325,11 @@ pub struct LeftoverResources {
 pub struct RunEndState {
     /// Time of the end.
     pub at: Duration,
-    /// Resources that are left.
     pub left: LeftoverResources,
     /// Memory in bytes when all instances were online, before the faults.
     pub memory_before: u64,
     /// Memory in bytes when all instances were online again.
     pub memory_after: u64,
-    /// Number of instances.
     pub instances: usize,
     /// Events that no sink had accepted when the runtime ended.
     pub events_lost: usize,
@@ -387,7 +358,6 @@ pub struct RunSample {
     pub calls: u64,
     /// Number of those calls that failed.
     pub failed: u64,
-    /// Number of calls in flight.
     pub in_flight: u32,
     /// Longest response time of Root and the registry since the previous sample, in microseconds.
     pub lag_us: u64,
@@ -395,7 +365,6 @@ pub struct RunSample {
     pub foreign_cpu_percent: u8,
 }
 
-/// Results of the calls.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct CallFindings {
     /// Number of calls made.
@@ -444,7 +413,6 @@ pub struct EventFindings {
 pub struct RunFindings {
     /// Command that repeats the run.
     pub repeat: String,
-    /// Name of the scenario.
     pub scenario: String,
     /// Description of the scenario.
     pub about: String,
@@ -460,9 +428,7 @@ pub struct RunFindings {
     pub trace_ends_early: Option<String>,
     /// CPU, memory and kernel of the machine.
     pub machine: BTreeMap<String, String>,
-    /// Number of instances.
     pub instances: usize,
-    /// Number of teams.
     pub teams: usize,
     /// Duration of the run in its own time, in seconds.
     pub seconds: f64,
@@ -480,19 +446,16 @@ pub struct RunFindings {
     pub bytes_each: u64,
     /// Memory per instance in bytes after the faults.
     pub bytes_each_after: u64,
-    /// Results of the calls.
     pub calls: CallFindings,
     /// Time from a fault, or from its healing if that came first, until the victim was online again.
     pub recoveries: BTreeMap<FaultKind, Latency>,
     /// Outcomes of the victims. A fault of a team has one victim for each instance of the team.
     pub outcomes: BTreeMap<FaultKind, FaultOutcomes>,
-    /// Number of injected faults.
     pub injected: BTreeMap<FaultKind, u64>,
     /// Number of faults that could not be injected here or found no healthy victim.
     pub impossible: BTreeMap<FaultKind, u64>,
     /// Kinds of faults of the scenario that were never injected, for whatever reason.
     pub never_injected: Vec<FaultKind>,
-    /// Number of checks of each invariant.
     pub checked: Vec<InvariantCoverage>,
     /// Response time of the team supervisors, from the planned time of the request until the registry shows the effect.
     pub supervisors: Latency,
@@ -504,7 +467,6 @@ pub struct RunFindings {
     pub permanently_failed: u64,
     /// Number of instances restarted by the harness after they had failed permanently.
     pub pardons: u64,
-    /// Resources left at the end.
     pub left: LeftoverResources,
     /// Samples over time.
     pub samples: Vec<RunSample>,
@@ -514,7 +476,6 @@ pub struct RunFindings {
     pub order: String,
     /// First violations of each invariant.
     pub violations: Vec<InvariantViolation>,
-    /// Number of all violations.
     pub violations_in_all: u64,
 }
 
@@ -524,7 +485,6 @@ pub trait ProgressDisplay: Send + Sync {
     fn show_phase(&self, name: &'static str);
     /// Reports the number of instances that have been online.
     fn show_online(&self, online: usize, of: usize);
-    /// Displays a sample, the number of injected faults and the number of violations.
     fn show_sample(&self, sample: &RunSample, injected: u64, violations: u64);
     /// Returns true if the user asked for an early end. No more calls are made and no more faults injected then;
     /// recovery and checks run as usual.

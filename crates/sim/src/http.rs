@@ -73,7 +73,6 @@ pub enum AnswerFormat {
 /// Statistics since the start of the server, returned by a GET of `/stats`.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub struct HttpStats {
-    /// Number of open sessions.
     pub sessions: usize,
     /// Number of open GET streams.
     pub streams: u64,

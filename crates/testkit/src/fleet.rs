@@ -254,7 +254,6 @@ pub struct Attempt {
     pub batch: Arc<SinkBatch>,
 }
 
-/// A sink in memory.
 #[derive(Clone)]
 pub struct MemorySink {
     mode: watch::Sender<SinkMode>,

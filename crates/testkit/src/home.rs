@@ -35,7 +35,6 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Asserts the exit code.
     #[track_caller]
     pub fn exits(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{self:#?}");
@@ -69,7 +68,6 @@ pub struct Home {
     serial: AtomicU64,
     /// Environment variables added to those of the test process.
     pub env: Vec<(String, String)>,
-    /// The binary to run.
     pub binary: PathBuf,
     /// Wrapper command for every program, such as one that changes the user.
     pub started_by: Vec<String>,

@@ -39,7 +39,6 @@ pub fn ignored_test(module: &str, test: &str) -> [String; 4] {
     ["--ignored".to_owned(), "--exact".to_owned(), "--nocapture".to_owned(), format!("{module}::{test}")]
 }
 
-/// Returns a command that runs one ignored test of this program.
 pub fn ignored_test_command(module: &str, test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(ignored_test(module, test));

@@ -346,7 +346,6 @@ impl ScriptedServers {
         }
     }
 
-    /// The merged lists of alice in flat mode.
     pub fn flat(&self) -> MergedLists {
         let caller = CallerSnapshot::new(self.runtime.snapshot(), &"acme".into(), &"alice".into());
         MergedLists::new(caller.offered_catalogues(), None)

@@ -10,7 +10,6 @@ use mcp_satellite_actors::model::spec::{
     ConfigTier, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod,
 };
 
-/// Returns the target of a server with this command and no arguments.
 pub fn stdio(command: &str) -> ServerTarget {
     ServerTarget::Stdio { command: command.to_owned(), cwd: None }
 }

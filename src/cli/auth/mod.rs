@@ -1,7 +1,7 @@
 //! `satellite auth`
 
 mod browser;
-mod desk;
+mod executor;
 
 use clap::Args;
 use mcp_satellite_actors::model::status::Status;
@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use self::browser::{BrowserResponse, CALLBACK, listen_for_redirect, open_browser, read_pasted};
-use self::desk::AuthBackend;
+use self::executor::AuthBackend;
 use super::check::ConfigSources;
 use super::control::{status_sentence, wait_settled};
 use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, print_error, print_text, printable};

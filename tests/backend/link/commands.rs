@@ -9,8 +9,8 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::RequestedState;
 use serde_json::{Value, json};
 
+use super::fixture::{LinkFixture, RunningLink, command, config};
 use super::peer::{Peer, PeerResponse, wait_for};
-use super::yard::{LinkFixture, RunningLink, command, config};
 
 /// A running link, with these installations of alice online.
 async fn start_linked(peer: &Peer, installations: &[&str]) -> (LinkFixture, RunningLink) {

@@ -7,8 +7,8 @@ use mcp_satellite::state::StateDb;
 use mcp_satellite_actors::model::event::Event;
 use serde_json::json;
 
+use super::fixture::{LinkFixture, command, config};
 use super::peer::{Peer, PeerResponse, wait_for};
-use super::yard::{LinkFixture, command, config};
 
 #[tokio::test]
 async fn a_configuration_is_applied_once_and_not_downloaded_again_unchanged() {

@@ -4,7 +4,7 @@
 mod binary;
 mod commands;
 mod configuration;
+mod fixture;
 mod peer;
 mod registration;
 mod strange;
-mod yard;

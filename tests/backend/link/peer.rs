@@ -53,7 +53,6 @@ struct PeerRecords {
     registered: usize,
 }
 
-/// A recorded request.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordedRequest {
     /// Kind of the request, such as `commands`.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use mcp_satellite::config::BackendPlan;
 use mcp_satellite::state::DATABASE;
 
+use super::fixture::LinkFixture;
 use super::peer::{Peer, PeerResponse, wait_for};
-use super::yard::LinkFixture;
 
 #[tokio::test]
 async fn a_satellite_registers_once_and_reuses_its_stored_key() {

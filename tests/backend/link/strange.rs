@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use super::fixture::{LinkFixture, command, config};
 use super::peer::{Peer, PeerResponse, wait_for};
-use super::yard::{LinkFixture, command, config};
 
 fn body(text: &str) -> PeerResponse {
     PeerResponse::Status(200, text.to_owned())

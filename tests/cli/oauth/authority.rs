@@ -155,7 +155,6 @@ impl Authority {
         self.shared.answers.send_replace(answers);
     }
 
-    /// Number of token requests with this grant type.
     pub(crate) fn token_requests(&self, grant: &str) -> u32 {
         self.shared.state().token_requests.get(grant).copied().unwrap_or_default()
     }

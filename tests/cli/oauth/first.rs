@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use super::yard::{
+use super::fixture::{
     InteractiveCommand, OauthFixture, authorization_url, http_get, query_parameter, redirect_target, visit,
 };
 

@@ -2,7 +2,7 @@
 
 use testkit::wait::wait_until;
 
-use super::yard::OauthFixture;
+use super::fixture::OauthFixture;
 
 fn oauth(issuer: &str) -> String {
     format!(

@@ -2,10 +2,10 @@
 
 mod authority;
 mod first;
+mod fixture;
 mod machines;
 mod people;
 mod protected;
 mod renewal;
 mod secrets;
 mod served;
-mod yard;

@@ -2,7 +2,7 @@
 
 use testkit::wait::wait_until;
 
-use super::yard::{OauthFixture, authorization_url, visit};
+use super::fixture::{OauthFixture, authorization_url, visit};
 
 #[test]
 fn the_grant_of_one_user_never_serves_another() {

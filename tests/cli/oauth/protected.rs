@@ -51,7 +51,6 @@ impl Protected {
         self.server.url("/mcp")
     }
 
-    /// Sets the resource in its metadata.
     pub(crate) fn set_metadata_resource(&self, resource: &str) {
         self.shared.state.lock().unwrap().metadata_resource = Some(resource.to_owned());
     }

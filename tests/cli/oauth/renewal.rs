@@ -7,8 +7,8 @@ use mcp_satellite::console::client::ConsoleClient;
 use serde_json::json;
 use testkit::wait::wait_until;
 
+use super::fixture::{OauthFixture, call_at_once, runtime};
 use super::protected::Protected;
-use super::yard::{OauthFixture, call_at_once, runtime};
 
 #[test]
 fn fifty_calls_with_an_expired_token_share_one_renewal() {

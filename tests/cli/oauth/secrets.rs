@@ -5,7 +5,7 @@ use std::path::Path;
 
 use testkit::process::processes;
 
-use super::yard::{InteractiveCommand, OauthFixture, authorization_url, redirect_target};
+use super::fixture::{InteractiveCommand, OauthFixture, authorization_url, redirect_target};
 
 /// Collects every file below a directory.
 fn files(directory: &Path, found: &mut Vec<std::path::PathBuf>) {

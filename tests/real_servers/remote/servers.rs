@@ -130,7 +130,6 @@ impl Kind {
         }
     }
 
-    /// Returns a server of the Python SDK.
     pub(crate) fn python_sdk(stream: Stream, flags: &[&str]) -> Self {
         Self::python("python-sdk", "python_sdk.py", stream, flags)
     }

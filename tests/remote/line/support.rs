@@ -75,7 +75,6 @@ impl TestLine {
         self.send(LineOutput::Initialized { version: VERSION.to_owned(), body });
     }
 
-    /// Waits for the next event of the line.
     pub(crate) async fn next(&mut self) -> LineEvent {
         match self.queued.pop_front() {
             Some(event) => event,

@@ -99,7 +99,6 @@ enum NextStep {
     Close,
 }
 
-/// The regular response to a request.
 struct RegularResponse {
     session: Option<String>,
     message: Value,
@@ -112,7 +111,6 @@ impl RegularResponse {
     }
 }
 
-/// Returns the headers of an event stream.
 fn stream_headers() -> Headers {
     headers(&[("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("transfer-encoding", "chunked")])
 }

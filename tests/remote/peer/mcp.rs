@@ -104,7 +104,6 @@ impl Server {
         }
     }
 
-    /// Creates a session.
     pub(super) fn session(&mut self) -> String {
         self.sessions_made += 1;
         let name = format!("session-{}", self.sessions_made);
@@ -139,7 +138,6 @@ impl Server {
         }
     }
 
-    /// Sends a message on the stream of one session.
     pub(super) fn send_to(&self, session: &str, message: Value) {
         if let Some(Some(stream)) = self.sessions.get(session) {
             let _ = stream.send(Push::Message(message));

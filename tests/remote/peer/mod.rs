@@ -119,12 +119,10 @@ impl Peer {
         format!("{}/mcp", self.origin())
     }
 
-    /// Returns the URL for HTTP+SSE.
     pub(crate) fn sse_url(&self) -> String {
         format!("{}/sse", self.origin())
     }
 
-    /// Returns the URL of the health page.
     pub(crate) fn health_url(&self) -> String {
         format!("{}/health", self.origin())
     }
@@ -203,7 +201,6 @@ impl Peer {
         self.shared.server.lock().unwrap().forget_sessions();
     }
 
-    /// Returns the number of sessions.
     pub(crate) fn sessions(&self) -> usize {
         self.shared.server.lock().unwrap().sessions()
     }

@@ -7,7 +7,6 @@ use super::http::Request;
 /// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Record {
-    /// The number of the connection, from 1.
     pub(crate) connection: usize,
     pub(crate) http: String,
     pub(crate) path: String,
@@ -93,12 +92,10 @@ impl PeerLog {
         self.count(|record| record.rpc.as_deref() == Some(method))
     }
 
-    /// Returns the number of calls of a tool.
     pub(crate) fn calls(&self, tool: &str) -> usize {
         self.count(|record| record.tool.as_deref() == Some(tool))
     }
 
-    /// Returns the number of requests with an HTTP method.
     pub(crate) fn http(&self, method: &str) -> usize {
         self.count(|record| record.http == method)
     }

@@ -19,7 +19,6 @@ impl When {
         Self::default()
     }
 
-    /// Matches an HTTP method.
     pub(crate) fn http(method: &'static str) -> Self {
         Self { http: Some(method), ..Self::default() }
     }
@@ -51,9 +50,16 @@ impl When {
 #[derive(Debug, Clone)]
 pub(crate) enum Action {
     /// Sends this response.
-    Respond { status: u16, headers: Vec<(&'static str, String)>, body: String },
+    Respond {
+        status: u16,
+        headers: Vec<(&'static str, String)>,
+        body: String,
+    },
     /// Sends a JSON-RPC error with the id of the request.
-    RpcError { code: i64, message: &'static str },
+    RpcError {
+        code: i64,
+        message: &'static str,
+    },
     /// Reads the request and never responds; the connection stays open.
     Silence,
     /// Closes the connection without a response.
@@ -68,10 +74,13 @@ pub(crate) enum Action {
     /// Sends an event stream of invalid events that ends regularly.
     GarbageSse,
     /// Sends the regular response, one byte at a time.
-    Drip { pause: Duration },
+    Drip {
+        pause: Duration,
+    },
     /// Sends an event stream of comments without a response.
-    DripForever { pause: Duration },
-    /// Sends an endless line.
+    DripForever {
+        pause: Duration,
+    },
     EndlessLine(ResponseFormat),
     /// Accepts the message and ends every stream regularly.
     EndStreams,

@@ -248,17 +248,14 @@ impl ScriptedServer {
         self.writer.shutdown().await.unwrap();
     }
 
-    /// Sends a line from the server.
     pub(crate) async fn send(&mut self, line: &str) {
         self.writer.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
-    /// Answers a request with this result.
     pub(crate) async fn respond(&mut self, request: &Value, result: &str) {
         self.send(&format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, request["id"])).await;
     }
 
-    /// Returns the next event of the audience.
     pub(crate) async fn audience_event(&mut self) -> AudienceEvent {
         timeout(GIVE_UP, self.events.recv()).await.expect("no event of the audience within an hour").unwrap()
     }

@@ -232,7 +232,6 @@ pub struct ToolHit {
     /// Position of the server among the shelves.
     pub server_index: usize,
     pub tool: usize,
-    /// Score from 0 to 1.
     pub score: f32,
 }
 

@@ -20,14 +20,12 @@ impl ResponseCheck {
         Self::default()
     }
 
-    /// Records a call with this token.
     pub fn record_call(&mut self, token: &str) {
         if !self.open.insert(token.into()) {
             self.wrong.push(format!("the harness made the call {token} twice"));
         }
     }
 
-    /// Records the response to the call with this token.
     pub fn record_response(&mut self, token: &str, text: &str) {
         self.close_call(token);
         if text != token {

@@ -128,7 +128,6 @@ impl InvariantChecks {
         }
     }
 
-    /// Records the result of a probe.
     pub fn record_probe(&mut self, probe: &ProbeResult) {
         self.add_checks(Invariant::OnlineIsCallable, 1);
         callable::check_probe(probe, &mut self.broken);
@@ -139,7 +138,6 @@ impl InvariantChecks {
         answers.finish(&mut self.broken);
     }
 
-    /// Adds to the number of checks of an invariant that is checked elsewhere.
     pub fn add_checks(&mut self, invariant: Invariant, times: u64) {
         *self.check_counts.entry(invariant).or_default() += times;
     }

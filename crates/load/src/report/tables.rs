@@ -10,7 +10,6 @@ use crate::types::{FaultKind, FaultOutcomes, InvariantCoverage, InvariantViolati
 /// Table of a report. All columns except the first contain numbers, unless a cell is a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportTable {
-    /// Title of the table.
     pub title: &'static str,
     /// Column titles; all may be empty.
     pub head: Vec<&'static str>,

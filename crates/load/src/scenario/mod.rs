@@ -47,11 +47,8 @@ pub struct Scenario {
     pub about: String,
     /// Duration of the load, from the moment when all instances are online.
     pub duration: Duration,
-    /// Size of the fleet.
     pub fleet: FleetShape,
-    /// Kinds of servers, at least one.
     pub kinds: Vec<ScenarioServer>,
-    /// Load of calls.
     pub load: CallLoad,
     /// Policy of each instance.
     pub policy: Arc<Policy>,
@@ -61,20 +58,16 @@ pub struct Scenario {
     pub start_permits: Option<usize>,
     /// Number of concurrent connection attempts; by default that of the mode.
     pub connect_permits: Option<usize>,
-    /// Batching of events.
     pub batch: BatchPolicy,
     /// Faults in the order of the file.
     pub faults: Vec<FaultRule>,
-    /// Limits for the checks.
     pub limits: ScenarioLimits,
 }
 
-/// Size of a fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FleetShape {
     /// Number of instances in all teams.
     pub instances: usize,
-    /// Number of teams.
     pub teams: usize,
     /// Number of users of each team.
     pub users: usize,
@@ -98,50 +91,41 @@ impl FleetShape {
         (team.0 as usize..self.instances).step_by(step).filter_map(|nth| u32::try_from(nth).ok().map(InstanceNo))
     }
 
-    /// Returns the number of instances of a team.
     pub fn size_of(&self, team: TeamNo) -> usize {
         self.instances.saturating_sub(team.0 as usize).div_ceil(self.teams.max(1))
     }
 
-    /// Returns all instances.
     pub fn all(&self) -> impl Iterator<Item = InstanceNo> + use<> {
         (0..u32::try_from(self.instances).unwrap_or(u32::MAX)).map(InstanceNo)
     }
 }
 
-/// Kind of server.
 #[derive(Debug, Clone)]
 pub struct ScenarioServer {
     /// First part of the servers' names.
     pub name: String,
     /// Relative frequency among all kinds.
     pub weight: u32,
-    /// Transport of the servers.
     pub transport: LoadTransport,
     /// Behavior of the servers. Handshake and seed are drawn for each script.
     pub script: SimScript,
     /// Delay of the response to `initialize`.
     pub handshake: DurationDistribution,
-    /// Duration of a call.
     pub call: DurationDistribution,
     /// Policy for dormant instances.
     pub keep: ProcessLifetime,
-    /// True if the calls are logged.
     pub request_logging: bool,
 }
 
-/// Load of calls on the fleet.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CallLoad {
     /// Closed loop: each caller waits for the response, then for the think time, before its next call.
     Closed {
-        /// Number of callers.
         callers: usize,
         /// Think time before each call.
         think: DurationDistribution,
         /// Exponent of Zipf's law for the choice of a team; 0 is uniform.
         skew: f64,
-        /// Timeout of a call.
         timeout: Duration,
     },
     /// Open loop: calls arrive independently of earlier responses.
@@ -152,7 +136,6 @@ pub enum CallLoad {
         in_flight_max: usize,
         /// Exponent of Zipf's law for the choice of a team; 0 is uniform.
         skew: f64,
-        /// Timeout of a call.
         timeout: Duration,
     },
 }
@@ -165,7 +148,6 @@ impl CallLoad {
         }
     }
 
-    /// Returns the timeout of a call.
     pub fn timeout(&self) -> Duration {
         match self {
             Self::Closed { timeout, .. } | Self::Open { timeout, .. } => *timeout,
@@ -173,20 +155,15 @@ impl CallLoad {
     }
 }
 
-/// Rule for faults of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FaultRule {
-    /// Kind of fault.
     pub kind: FaultKind,
-    /// Time of the faults.
     pub timing: FaultTiming,
-    /// Victims of the faults.
     pub victims: VictimSelection,
     /// Time until a fault is healed; zero if it heals by itself.
     pub duration: DurationDistribution,
 }
 
-/// Time of faults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum FaultTiming {
     /// Single time.
@@ -202,7 +179,6 @@ pub enum FaultTiming {
     },
 }
 
-/// Moment of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RunMoment {
     /// Time since the start of the load.
@@ -212,7 +188,6 @@ pub enum RunMoment {
 }
 
 impl RunMoment {
-    /// Returns the time since the start in a run of this duration.
     pub fn time_in(self, run: Duration) -> Duration {
         match self {
             Self::After(duration) => duration,
@@ -232,7 +207,6 @@ pub enum VictimSelection {
     TeamsShare(f64),
 }
 
-/// Limits of a scenario for the checks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScenarioLimits {
     /// Maximum memory of an instance after the faults, as a multiple of that before the faults.
@@ -255,11 +229,8 @@ impl Default for ScenarioLimits {
 /// Settings of the command line that replace those of a scenario.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScenarioOverrides {
-    /// Number of instances.
     pub instances: Option<usize>,
-    /// Number of teams.
     pub teams: Option<usize>,
-    /// Duration of the load.
     pub duration: Option<Duration>,
 }
 

@@ -14,7 +14,6 @@ use crate::types::{FaultKind, FaultVictim, InstanceNo, PlannedFault};
 // Calls to a server that starts with a fault, each with its own timeout: a busy machine starts it late.
 const BRING_UP_CALLS: usize = 5;
 
-/// Injector of server faults.
 pub(crate) struct ServerFaults {
     world: Arc<dyn ServerWorld>,
     pub(super) scripts: Arc<FleetScripts>,

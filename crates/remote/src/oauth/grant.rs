@@ -22,7 +22,6 @@ pub trait GrantStore: Send + Sync {
     ///
     /// Returns the file that cannot be used, with the reason.
     fn load(&self) -> Result<Vec<(InstanceId, Vec<u8>)>, String>;
-    /// Replaces the grant of an instance.
     fn save(&self, id: &InstanceId, grant: Vec<u8>) -> io::Result<()>;
     fn delete(&self, id: &InstanceId) -> io::Result<()>;
 }

@@ -123,7 +123,6 @@ pub(crate) fn visit(page: &str) -> String {
     redirect
 }
 
-/// The redirect target of a page.
 pub(crate) fn redirect_target(page: &str) -> String {
     http_get(page).1.unwrap()
 }
@@ -141,7 +140,6 @@ pub(crate) fn http_get(page: &str) -> (u16, Option<String>) {
     runtime().block_on(asking)
 }
 
-/// A query parameter of a URL.
 pub(crate) fn query_parameter(url: &str, wanted: &str) -> Option<String> {
     let url = Url::parse(url).unwrap();
     url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned())

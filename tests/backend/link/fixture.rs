@@ -73,7 +73,6 @@ pub(crate) struct SimulatedFleet {
     pub(crate) sim: SimConnector,
     /// Installations whose next runs never answer.
     pub(crate) hanging: Arc<Mutex<BTreeSet<String>>>,
-    /// Hashes of the applied configurations.
     pub(crate) applied_hashes: Mutex<Vec<String>>,
     /// Delays the installation of the next configuration until a message arrives.
     pub(crate) install_gate: Mutex<Option<oneshot::Receiver<()>>>,

@@ -105,7 +105,6 @@ impl Caller {
         answer
     }
 
-    /// Calls a tool and returns its result.
     pub(crate) async fn call_tool(&mut self, tool: &str, arguments: Value) -> Value {
         let answer = self.request("tools/call", json!({"name": tool, "arguments": arguments})).await;
         assert!(answer["result"].is_object(), "{answer}");
@@ -120,7 +119,6 @@ impl Caller {
         (text, result["_meta"]["mcp-satellite/error"].clone())
     }
 
-    /// The names or URIs in a list.
     pub(crate) async fn names(&mut self, method: &str, list: &str, key: &str) -> Vec<String> {
         let body = self.request_text(method, "{}").await;
         // `Value` cannot represent every definition, so the names are read from the text.

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::time::Duration;
 
 use super::client::request;
-use super::whole::{Server, SessionClient, TestSatellite, initialize_request};
+use super::whole_satellite::{Server, SessionClient, TestSatellite, initialize_request};
 
 /// Longer than the test runs.
 const LONG: Duration = Duration::from_secs(3600);

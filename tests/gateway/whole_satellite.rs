@@ -321,7 +321,6 @@ impl SessionClient {
         serde_json::from_str(&self.next_message().await).unwrap()
     }
 
-    /// Ends the session.
     pub(crate) async fn end_session(mut self) {
         assert_eq!(self.posts.ask("DELETE", &[], "").await.head.status, 204);
     }

@@ -8,8 +8,8 @@ use testkit::scripted_servers::{GIVE_UP, Lists, id};
 use tokio::time::{Duration, Instant, timeout};
 
 use super::client::{Answer, StatelessClient};
-use super::played::ScriptedEndpoint;
-use super::whole::{DONE, Server, TestSatellite};
+use super::scripted::ScriptedEndpoint;
+use super::whole_satellite::{DONE, Server, TestSatellite};
 
 const FILES: Lists = Lists {
     tools: r#"[{"name":"read"},{"name":"ask"},{"name":"slow"},{"name":"hang"},{"name":"change"}]"#,
@@ -50,7 +50,6 @@ fn state(answer: &Answer) -> String {
     rest.split('"').next().unwrap().to_owned()
 }
 
-/// The retry of a call with its state and the responses of the client.
 fn retry(call: &Value, state: &str, responses: Value) -> Value {
     let mut call = call.clone();
     call["requestState"] = state.into();
@@ -58,7 +57,6 @@ fn retry(call: &Value, state: &str, responses: Value) -> Value {
     call
 }
 
-/// Asserts that a state is rejected as unknown.
 async fn assert_unknown_state(stateless: &mut StatelessClient, call: &Value, state: &str) {
     let answer = stateless.ask("tools/call", retry(call, state, json!({"input-1": {"model": "m"}}))).await;
     let error = answer.json()["error"].clone();

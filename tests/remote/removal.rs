@@ -37,7 +37,6 @@ const ALL: [Phase; 10] = [
     Phase::Stopped,
 ];
 
-/// Installs an instance and brings it to a phase.
 async fn bring_to(fleet: &Fleet, peer: &Peer, legacy: bool, phase: Phase) -> Instance {
     let remote = if legacy { Remote::sse(peer.sse_url()) } else { Remote::http(peer.url()) };
     let first = if legacy { When::path("/sse") } else { When::rpc("initialize") };

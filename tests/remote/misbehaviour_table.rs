@@ -319,7 +319,6 @@ struct Row {
     peer: Peer,
 }
 
-/// Runs one row of the table.
 async fn run_row(fleet: &Fleet, case: Case, moment: Moment, status: Status) -> Row {
     let peer = if let Fault::SelfSigned = case.fault { Peer::start_tls().await } else { Peer::start().await };
     // Without streams a failure is noticed by the call. `streams.rs` tests streams.
@@ -398,7 +397,6 @@ async fn misbehave(peer: &Peer, case: &Case, tool: Option<&'static str>) {
     }
 }
 
-/// Waits until the instance has the status.
 async fn wait_for_status(instance: &Instance, status: Status) -> std::sync::Arc<InstanceView> {
     match status {
         Status::Online => instance.online().await,

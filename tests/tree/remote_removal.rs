@@ -55,7 +55,6 @@ const ALL: [State; 18] = [
     State::Stopped,
 ];
 
-/// Installs an instance and brings it to the state.
 async fn bring_to(fleet: &Fleet, state: State) -> InstanceId {
     let server = Server::remote("a");
     let remote = fleet.remote(&server.spec.id);

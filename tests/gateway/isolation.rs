@@ -6,7 +6,7 @@ use testkit::wait::GIVE_UP;
 use tokio::time::timeout;
 
 use super::client::{Client, request};
-use super::whole::{Server, SessionClient, TestSatellite};
+use super::whole_satellite::{Server, SessionClient, TestSatellite};
 
 const CLIENTS: u64 = 12;
 

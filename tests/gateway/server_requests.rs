@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Duration, timeout};
 
 use super::client::{Client, StatelessClient, notification, request};
-use super::whole::{DONE, Server, SessionClient, TestSatellite, example, initialize_request, say};
+use super::whole_satellite::{DONE, Server, SessionClient, TestSatellite, example, initialize_request, say};
 
 fn server_request(method: &str) -> String {
     request("q", method, json!({"x": 1})).to_string()
