@@ -30,10 +30,11 @@ pub enum InstanceError {
         /// Problem with the value.
         problem: String,
     },
-    /// The instance is not installed any more, or the runtime has ended or is shutting down.
+    /// The instance is not installed any more, or the runtime has ended.
     #[error("the instance is gone: it was removed, or its runtime has ended")]
     Gone,
-    /// The instance does not take calls or cannot carry out a command, and waiting does not help.
+    /// The instance does not take calls or cannot carry out a command, and waiting does not help. During a shutdown of
+    /// the runtime without a remedy.
     #[error("{message}")]
     Refused {
         /// Status of the instance.

@@ -68,8 +68,21 @@ pub(super) fn cannot_use(directory: &DataDir, name: &str, why: &dyn Display) -> 
     format!("`{}` cannot be used: {why}", directory.path().join(name).display())
 }
 
+/// Rows of a table from the files of the version before. An incomplete import is repeated at the next start, because
+/// the cause may be temporary.
+pub(super) struct ImportedRows {
+    pub(super) rows: StateRows,
+    pub(super) is_complete: bool,
+}
+
 /// Reads the rows of a table from the files of the version before. Errors contain nothing of the content.
-pub(super) fn read(directory: &DataDir, table: StateTable) -> Result<StateRows, String> {
+pub(super) fn read(directory: &DataDir, table: StateTable) -> Result<ImportedRows, String> {
+    let mut is_complete = true;
+    let rows = read_rows(directory, table, &mut is_complete)?;
+    Ok(ImportedRows { rows, is_complete })
+}
+
+fn read_rows(directory: &DataDir, table: StateTable, is_complete: &mut bool) -> Result<StateRows, String> {
     match table {
         StateTable::UserValues => {
             let Some(file) = read_json::<ValuesFile>(directory, VALUES)? else { return Ok(StateRows::new()) };
@@ -89,7 +102,7 @@ pub(super) fn read(directory: &DataDir, table: StateTable) -> Result<StateRows, 
             let entries = file.instances.into_iter();
             Ok(entries.map(|entry| (InstanceId::from(entry.id).into(), entry.removed_at.into_bytes())).collect())
         }
-        StateTable::Grants => read_directory(directory, GRANTS, |name, bytes| {
+        StateTable::Grants => read_directory(directory, GRANTS, is_complete, |name, bytes| {
             let name = name.strip_suffix(".json").filter(|digits| is_hex(digits, 32))?;
             let id = serde_json::from_slice::<InstanceFields>(&bytes).map(InstanceId::from);
             // A copy under another name must not become the grant of another instance.
@@ -104,7 +117,10 @@ pub(super) fn read(directory: &DataDir, table: StateTable) -> Result<StateRows, 
             Some((id?.into(), bytes))
         }),
         StateTable::Catalogues => {
-            read_directory(directory, CATALOGUES, |name, bytes| is_hex(name, 64).then(|| (StateKey::from(name), bytes)))
+            // Tools can be discovered again, so the import need not be repeated.
+            read_directory(directory, CATALOGUES, &mut false, |name, bytes| {
+                is_hex(name, 64).then(|| (StateKey::from(name), bytes))
+            })
         }
         StateTable::Keys => {
             // Tools can be discovered again, so an unreadable key of them must not prevent the use of the other key.
@@ -205,18 +221,20 @@ fn read_file(directory: &DataDir, name: &str) -> Result<Option<Vec<u8>>, String>
 fn read_directory(
     directory: &DataDir,
     name: &str,
+    is_complete: &mut bool,
     parse: impl Fn(&str, Vec<u8>) -> Option<(StateKey, Vec<u8>)>,
 ) -> Result<StateRows, String> {
     let Some(opened) = open_old(directory, name)? else { return Ok(StateRows::new()) };
     let names = opened.names().map_err(|error| cannot_use(directory, name, &error))?;
-    let read = |file: &String| match read_file(&opened, file) {
+    let mut read = |file: &String| match read_file(&opened, file) {
         Ok(bytes) => parse(file, bytes?),
         Err(why) => {
             tracing::error!(why, "a file of the version before is not imported");
+            *is_complete = false;
             None
         }
     };
-    Ok(names.iter().filter_map(read).collect())
+    Ok(names.iter().filter_map(&mut read).collect())
 }
 
 fn open_old(directory: &DataDir, name: &str) -> Result<Option<DataDir>, String> {

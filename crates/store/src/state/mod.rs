@@ -22,6 +22,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, ffi};
 use rusqlite::{params_from_iter, types::Value};
 
+use self::import::ImportedRows;
 use crate::journal::is_damage;
 use crate::journal::schema::{self, SchemaError};
 use mcp_satellite_files::data_dir::{DataDir, OpenMode};
@@ -166,7 +167,7 @@ struct OpenDatabase {
 
 #[derive(Default)]
 struct PendingState {
-    imports: BTreeMap<StateTable, StateRows>,
+    imports: BTreeMap<StateTable, ImportedRows>,
     changes: BTreeMap<(StateTable, StateKey), Option<Vec<u8>>>,
 }
 
@@ -207,7 +208,7 @@ impl StateDb {
         let mut database = self.shared.database();
         let mut rows = self.shared.read(&mut database, |connection| read_rows(connection, table))?;
         let pending = self.shared.pending();
-        for (key, body) in pending.imports.get(&table).into_iter().flatten() {
+        for (key, body) in pending.imports.get(&table).iter().flat_map(|imported| &imported.rows) {
             rows.entry(key.clone()).or_insert_with(|| body.clone());
         }
         for ((_, key), body) in pending.changes.iter().filter(|((of, _), _)| *of == table) {
@@ -225,7 +226,7 @@ impl StateDb {
         let mut database = self.shared.database();
         let stored = self.shared.read(&mut database, |connection| read_row(connection, table, key))?;
         let pending = self.shared.pending();
-        let imported = || pending.imports.get(&table).and_then(|rows| rows.get(key).cloned());
+        let imported = || pending.imports.get(&table).and_then(|imported| imported.rows.get(key).cloned());
         let changed = pending.changes.get(&(table, key.clone())).cloned();
         Ok(changed.unwrap_or_else(|| stored.or_else(imported)))
     }
@@ -414,17 +415,19 @@ fn read_row(connection: &Connection, table: StateTable, key: &StateKey) -> rusql
     connection.query_row(&sql, params_from_iter(key.columns()), |row| row.get(0)).optional()
 }
 
-fn write_imports(connection: &mut Connection, imports: &BTreeMap<StateTable, StateRows>) -> rusqlite::Result<()> {
+fn write_imports(connection: &mut Connection, imports: &BTreeMap<StateTable, ImportedRows>) -> rusqlite::Result<()> {
     if imports.is_empty() {
         return Ok(());
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    for (table, rows) in imports {
+    for (table, ImportedRows { rows, is_complete }) in imports {
         for (key, body) in rows {
             // A row that was stored meanwhile is newer.
             insert(&transaction, "IGNORE", *table, key, body)?;
         }
-        transaction.execute("INSERT OR IGNORE INTO imported (name) VALUES (?1)", [table.name()])?;
+        if *is_complete {
+            transaction.execute("INSERT OR IGNORE INTO imported (name) VALUES (?1)", [table.name()])?;
+        }
     }
     transaction.commit()
 }

@@ -184,6 +184,28 @@ fn an_old_file_that_cannot_be_read_is_imported_after_its_repair() {
 }
 
 #[test]
+fn an_authorization_that_cannot_be_read_is_imported_at_a_later_start() {
+    let home = earlier_data_dir();
+    let unreadable = home.path().join("grants/ee580454ac587d9a661e65a33c23d520.json");
+    fs::create_dir(&unreadable).unwrap();
+    let database = open(&home);
+    let grants = database.load(StateTable::Grants).unwrap();
+    assert_eq!(grants.keys().cloned().collect::<Vec<_>>(), [StateKey::from(id("alice"))]);
+    database.set(StateTable::Grants, id("alice"), None);
+    database.save().unwrap();
+    drop(database);
+
+    fs::remove_dir(&unreadable).unwrap();
+    write(&unreadable, grant("bob"));
+    let database = open(&home);
+    let grants = database.load(StateTable::Grants).unwrap();
+    assert_eq!(grants.keys().cloned().collect::<Vec<_>>(), [StateKey::from(id("bob"))]);
+    database.set(StateTable::Grants, id("bob"), None);
+    database.save().unwrap();
+    assert_eq!(open(&home).load(StateTable::Grants).unwrap(), StateRows::new());
+}
+
+#[test]
 fn a_damaged_or_newer_database_is_reported_and_left_unchanged() {
     let home = earlier_data_dir();
     let path = home.path().join(DATABASE);
