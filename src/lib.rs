@@ -1,6 +1,6 @@
-//! Supervision runtime for MCP servers, based on the actors of `mcp_satellite_actors`: connectors to processes and
-//! remote servers, event sinks and the journal. The feature `cli`, on by default, adds configuration files, the MCP
-//! endpoint, the control socket and the command line.
+//! Supervision runtime for MCP servers: the embedding API of `mcp_satellite_embed`, connectors to processes and remote
+//! servers, event sinks and the journal. The feature `cli`, on by default, adds configuration files, the MCP endpoint,
+//! the control socket and the command line.
 
 #[cfg(feature = "cli")]
 mod active_configuration;
@@ -15,7 +15,6 @@ pub use mcp_satellite_config as config;
 pub mod connect;
 #[cfg(feature = "cli")]
 pub mod console;
-mod embed;
 #[cfg(feature = "cli")]
 mod endpoint;
 #[cfg(feature = "cli")]
@@ -41,14 +40,10 @@ mod values;
 #[cfg(feature = "cli")]
 mod watch;
 
-pub use embed::{
-    FunctionError, Functions, Instance, InstanceError, InstanceHandle, Runtime, RuntimeBuilder, RuntimeStartError,
-    ToolCall, ToolResult,
+pub use mcp_satellite_embed::{
+    FunctionError, Functions, Instance, InstanceError, InstanceHandle, Remedy, Runtime, RuntimeBuilder, RuntimeEnd,
+    RuntimeStartError, ShutdownReport, ToolCall, ToolResult, actors,
 };
-pub use mcp_satellite_actors as actors;
-pub use mcp_satellite_actors::ShutdownReport;
-pub use mcp_satellite_actors::model::exit::RuntimeEnd;
-pub use mcp_satellite_actors::model::remedy::Remedy;
 pub use mcp_satellite_files::data_dir;
 pub use mcp_satellite_store::sink;
 #[cfg(feature = "journal")]

@@ -251,11 +251,12 @@ fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 15] = [
+const MEMBERS: [(&str, &[&str]); 16] = [
     ("crates/protocol", &[]),
     ("crates/model", &["protocol"]),
     ("crates/session", &["model", "protocol"]),
     ("actors", &["model", "protocol", "session"]),
+    ("crates/embed", &["actors", "protocol"]),
     ("crates/files", &[]),
     ("crates/http", &[]),
     ("crates/config", &["http", "model"]),

@@ -31,7 +31,7 @@ pub type FunctionError = Box<dyn Error + Send + Sync>;
 
 type HostFunction = Arc<dyn Fn(Value) -> BoxFuture<'static, Result<Value, FunctionError>> + Send + Sync>;
 
-/// Functions of the host that become the tools of one server, see [`Instance::functions`](super::Instance::functions).
+/// Functions of the host that become the tools of one server, see [`Instance::functions`](crate::Instance::functions).
 ///
 /// - Calls run concurrently, each in a task. A function that blocks must use `tokio::task::spawn_blocking`.
 /// - A cancelled call, a stop and a restart drop the future of the function. A stop has ended when all are dropped; one
@@ -39,7 +39,7 @@ type HostFunction = Arc<dyn Fn(Value) -> BoxFuture<'static, Result<Value, Functi
 /// - A panic fails only its call, with the JSON-RPC error `INTERNAL_ERROR`. The server and its other calls continue.
 ///
 /// ```
-/// use mcp_satellite::Functions;
+/// use mcp_satellite_embed::Functions;
 /// use serde_json::{Value, json};
 ///
 /// let schema = json!({
@@ -83,7 +83,7 @@ impl Functions {
         self
     }
 
-    pub(super) fn command(&self) -> String {
+    pub(crate) fn command(&self) -> String {
         format!("{COMMAND}{}", self.number)
     }
 
@@ -107,18 +107,18 @@ impl fmt::Debug for Functions {
 
 /// Functions of the installed instances of one runtime.
 #[derive(Debug, Clone, Default)]
-pub(super) struct FunctionServers(Arc<Mutex<HashMap<InstanceId, Arc<Functions>>>>);
+pub(crate) struct FunctionServers(Arc<Mutex<HashMap<InstanceId, Arc<Functions>>>>);
 
 impl FunctionServers {
     fn all(&self) -> MutexGuard<'_, HashMap<InstanceId, Arc<Functions>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn get(&self, id: &InstanceId) -> Option<Arc<Functions>> {
+    pub(crate) fn get(&self, id: &InstanceId) -> Option<Arc<Functions>> {
         self.all().get(id).cloned()
     }
 
-    pub(super) fn replace(&self, id: &InstanceId, functions: Option<Functions>) {
+    pub(crate) fn replace(&self, id: &InstanceId, functions: Option<Functions>) {
         // Dropped without the lock: the functions may own anything.
         let _before = match functions {
             Some(functions) => self.all().insert(id.clone(), Arc::new(functions)),
@@ -127,7 +127,7 @@ impl FunctionServers {
     }
 
     /// Removes the functions unless the instance was installed again meanwhile, even with a clone of them.
-    pub(super) fn remove(&self, id: &InstanceId, removed: &Arc<Functions>) {
+    pub(crate) fn remove(&self, id: &InstanceId, removed: &Arc<Functions>) {
         let mut all = self.all();
         if all.get(id).is_some_and(|functions| Arc::ptr_eq(functions, removed)) {
             all.remove(id);
@@ -136,13 +136,13 @@ impl FunctionServers {
 }
 
 /// Connector that serves functions, and passes every other instance on.
-pub(super) struct FunctionConnector {
+pub(crate) struct FunctionConnector {
     servers: FunctionServers,
     others: Connectors,
 }
 
 impl FunctionConnector {
-    pub(super) fn new(servers: FunctionServers, others: Connectors) -> Self {
+    pub(crate) fn new(servers: FunctionServers, others: Connectors) -> Self {
         Self { servers, others }
     }
 }

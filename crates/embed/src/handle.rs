@@ -14,7 +14,7 @@ use mcp_satellite_actors::{ControlError, ReconnectOutcome, RuntimeHandle};
 use serde_json::Value;
 use serde_json::value::to_raw_value;
 
-use super::functions::FunctionServers;
+use crate::functions::FunctionServers;
 
 /// Errors of an instance: of its installation, its commands and its calls.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -24,7 +24,7 @@ pub enum InstanceError {
     Invalid {
         /// Name of the instance.
         instance: String,
-        /// Setter of [`Instance`](super::Instance) with the wrong value, `command` or `url` for those of the
+        /// Setter of [`Instance`](crate::Instance) with the wrong value, `command` or `url` for those of the
         /// constructors, or the field of the policy: `session.terminate_grace`.
         field: &'static str,
         /// Problem with the value.
@@ -55,8 +55,8 @@ pub enum InstanceError {
 /// Handle to an instance. It is cheap to clone and does not keep the instance installed.
 ///
 /// ```
-/// use mcp_satellite::connect::sim::{SimConnector, SimScript};
-/// use mcp_satellite::{Instance, InstanceError, Remedy, Runtime};
+/// use mcp_satellite_embed::{Instance, InstanceError, Remedy, Runtime};
+/// use mcp_satellite_sim::{SimConnector, SimScript};
 /// use serde_json::json;
 /// use std::time::Duration;
 ///
@@ -86,7 +86,7 @@ pub struct InstanceHandle {
 }
 
 impl InstanceHandle {
-    pub(super) fn new(runtime: RuntimeHandle, functions: FunctionServers, id: InstanceId) -> Self {
+    pub(crate) fn new(runtime: RuntimeHandle, functions: FunctionServers, id: InstanceId) -> Self {
         Self { runtime, functions, id }
     }
 
@@ -187,7 +187,7 @@ impl InstanceHandle {
         self.runtime.snapshot().end().is_some()
     }
 
-    pub(super) fn control_error(&self, error: ControlError) -> InstanceError {
+    pub(crate) fn control_error(&self, error: ControlError) -> InstanceError {
         match error {
             ControlError::NotFound | ControlError::Closing => InstanceError::Gone,
             ControlError::Superseded => InstanceError::Superseded,

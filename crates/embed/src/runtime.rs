@@ -1,9 +1,4 @@
-//! The embedding API: a runtime with defaults, instances from a builder, and handles to call them. It is a thin layer
-//! over [`mcp_satellite_actors`], which [`Runtime::handle`] returns.
-
-mod functions;
-mod handle;
-mod instance;
+//! The runtime in its host, and its builder.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,37 +19,14 @@ use mcp_satellite_actors::{
 use ractor::{ActorCell, SpawnErr};
 use tokio::time::timeout;
 
-pub use functions::{FunctionError, Functions};
-pub use handle::{InstanceError, InstanceHandle, ToolCall, ToolResult};
-pub use instance::Instance;
-
-use functions::{FunctionConnector, FunctionServers};
+use crate::functions::{FunctionConnector, FunctionServers};
+use crate::handle::{InstanceError, InstanceHandle};
+use crate::instance::Instance;
 
 // A change during a rolling update is adopted only after that update, which may take long or fail.
 const ADOPT_MAX: Duration = Duration::from_secs(1);
 
 /// A running satellite in the process of its host. Clones refer to the same runtime; dropping them does not end it.
-///
-/// ```
-/// use mcp_satellite::actors::seam::Connectors;
-/// use mcp_satellite::{Functions, Instance, Runtime};
-/// use serde_json::{Value, json};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let runtime = Runtime::builder(Connectors::default()).start().await?;
-/// let schema = json!({ "type": "object", "properties": { "text": { "type": "string" } } });
-/// let functions = Functions::new().tool("shout", schema, |arguments: Value| async move {
-///     let text = arguments["text"].as_str().ok_or("`text` is missing")?;
-///     Ok(text.to_uppercase().into())
-/// });
-/// let server = runtime.install(Instance::functions("text", functions)).await?;
-/// let result = server.call("shout", json!({ "text": "hello" })).await?;
-/// assert_eq!(result.text(), "HELLO");
-/// assert_eq!(runtime.shutdown().await.events_lost, 0);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Debug, Clone)]
 pub struct Runtime {
     handle: RuntimeHandle,
@@ -62,8 +34,8 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Creates a builder. The connectors determine which servers the runtime can start: one connector of this crate,
-    /// several in [`Connectors`], or none for a host that has only functions.
+    /// Creates a builder. The connectors determine which servers the runtime can start: one connector, several in
+    /// [`Connectors`], or none for a host that has only functions.
     pub fn builder(connectors: impl Into<Connectors>) -> RuntimeBuilder {
         RuntimeBuilder {
             options: RuntimeOptions::new(connectors, Arc::new(LoggingSink), Arc::new(Timestamp::now)),
@@ -80,8 +52,8 @@ impl Runtime {
     /// ended or is shutting down.
     ///
     /// ```
-    /// # use mcp_satellite::actors::seam::Connectors;
-    /// # use mcp_satellite::{Instance, InstanceError, Runtime};
+    /// # use mcp_satellite_embed::actors::seam::Connectors;
+    /// # use mcp_satellite_embed::{Instance, InstanceError, Runtime};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let runtime = Runtime::builder(Connectors::default()).start().await?;
@@ -139,8 +111,8 @@ impl Runtime {
     /// failure.
     ///
     /// ```
-    /// # use mcp_satellite::actors::seam::Connectors;
-    /// # use mcp_satellite::{Runtime, RuntimeEnd};
+    /// # use mcp_satellite_embed::actors::seam::Connectors;
+    /// # use mcp_satellite_embed::{Runtime, RuntimeEnd};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let runtime = Runtime::builder(Connectors::default()).start().await?;
@@ -161,9 +133,9 @@ impl Runtime {
 /// Builder of a [`Runtime`]. Every setting has a default.
 ///
 /// ```
-/// use mcp_satellite::Runtime;
-/// use mcp_satellite::connect::sim::{SimConnector, SimScript};
-/// use mcp_satellite::sink::stdout::StdoutSink;
+/// use mcp_satellite_embed::Runtime;
+/// use mcp_satellite_sim::{SimConnector, SimScript};
+/// use mcp_satellite_store::sink::stdout::StdoutSink;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {

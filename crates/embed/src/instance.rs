@@ -9,7 +9,8 @@ use mcp_satellite_actors::model::spec::{
     ServerTarget, UpdateMethod, is_reserved_header,
 };
 
-use super::{Functions, InstanceError};
+use crate::functions::Functions;
+use crate::handle::InstanceError;
 
 const DEFAULT_NAME: &str = "default";
 
@@ -19,7 +20,7 @@ const DEFAULT_NAME: &str = "default";
 /// A wrong value, or one that the kind of server does not have, is reported by [`Runtime::install`].
 ///
 /// ```
-/// use mcp_satellite::Instance;
+/// use mcp_satellite_embed::Instance;
 ///
 /// let files = Instance::stdio("npx")
 ///     .args(["-y", "@modelcontextprotocol/server-filesystem", "/srv"])
@@ -32,7 +33,7 @@ const DEFAULT_NAME: &str = "default";
 /// let search = Instance::remote("https://example.com/mcp").secret_header("Authorization", "Bearer s3cret");
 /// ```
 ///
-/// [`Runtime::install`]: super::Runtime::install
+/// [`Runtime::install`]: crate::Runtime::install
 #[derive(Debug, Clone)]
 #[must_use = "an instance does nothing before it is installed"]
 pub struct Instance {
@@ -215,7 +216,7 @@ impl Instance {
         self
     }
 
-    pub(super) fn into_spec(self) -> Result<(InstanceSpec, Option<Functions>), InstanceError> {
+    pub(crate) fn into_spec(self) -> Result<(InstanceSpec, Option<Functions>), InstanceError> {
         match self.problem() {
             Some((field, problem)) => {
                 Err(InstanceError::Invalid { instance: self.config.server.to_string(), field, problem })
