@@ -1,7 +1,7 @@
 //! Cost of a call through the runtime, compared with rmcp's client on the pipes of the same kind of process.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+#![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
-#[expect(dead_code, reason = "each bench uses its part of it")]
+#[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
 
 use std::process::Stdio;
@@ -20,7 +20,7 @@ use rmcp::{ClientHandler, ServiceExt};
 use serde_json::value::RawValue;
 
 use common::{
-    BenchReport, CpuClock, GIVE_UP, NullSink, format_duration, format_number, is_online, median, spec, start,
+    BenchReport, CpuClock, NullSink, TIMEOUT, format_duration, format_number, is_online, median, spec, start,
 };
 
 const ROUNDS: usize = 15;
@@ -41,22 +41,22 @@ async fn measure() {
     let id = spec.id.clone();
     let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
     runtime.install(spec).await.unwrap();
-    tokio::time::timeout(GIVE_UP, runtime.wait_for(&id, is_online)).await.unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, runtime.wait_for(&id, is_online)).await.unwrap().unwrap();
     let direct = DirectClient::start(&program).await;
 
     let mut report = BenchReport::new(
         "call",
-        ["callers", "through the runtime, CPU", "rmcp, CPU", "ratio", "runtime, calls/s", "rmcp, calls/s"],
+        ["concurrency", "CPU per call, runtime", "CPU per call, rmcp", "ratio", "calls/s, runtime", "calls/s, rmcp"],
     );
     for callers in [1, 32] {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            ours.push(through_the_runtime(&runtime, &id, callers).await);
-            theirs.push(through_rmcp(direct.client.peer(), callers).await);
+            ours.push(runtime_round(&runtime, &id, callers).await);
+            theirs.push(rmcp_round(direct.client.peer(), callers).await);
         }
-        let each = |rounds: &[CallRound], what: fn(&CallRound) -> Duration| median(rounds.iter().map(what)) / CALLS;
-        let (our_cpu, their_cpu) = (each(&ours, |round| round.cpu), each(&theirs, |round| round.cpu));
-        let rate = |rounds: &[CallRound]| format_number(1.0 / each(rounds, |round| round.wall).as_secs_f64());
+        let per_call = |rounds: &[CallRound], time: fn(&CallRound) -> Duration| median(rounds.iter().map(time)) / CALLS;
+        let (our_cpu, their_cpu) = (per_call(&ours, |round| round.cpu), per_call(&theirs, |round| round.cpu));
+        let rate = |rounds: &[CallRound]| format_number(1.0 / per_call(rounds, |round| round.wall).as_secs_f64());
         let ratio = our_cpu.as_secs_f64() / their_cpu.as_secs_f64();
         report.row([
             callers.to_string(),
@@ -66,36 +66,36 @@ async fn measure() {
             rate(&ours),
             rate(&theirs),
         ]);
-        report.goal(&format!("CPU of a call against rmcp's client, {callers} callers at once"), 1.0, "×", ratio);
+        report.goal(&format!("CPU per call, runtime / rmcp, concurrency {callers}"), 1.0, "×", ratio);
     }
     report.publish();
     direct.end().await;
     runtime.shutdown().await;
 }
 
-async fn through_the_runtime(runtime: &RuntimeHandle, id: &InstanceId, callers: u32) -> CallRound {
+async fn runtime_round(runtime: &RuntimeHandle, id: &InstanceId, callers: u32) -> CallRound {
     round(callers, |calls| {
         let (runtime, id) = (runtime.clone(), id.clone());
         async move {
             for _ in 0..calls {
                 let arguments = RawValue::from_string(r#"{"text":"hello"}"#.to_owned()).unwrap();
-                let answer = runtime.call(&id, "echo", Some(arguments), None).await.unwrap();
-                assert!(answer.get().contains("hello"));
+                let result = runtime.call(&id, "echo", Some(arguments), None).await.unwrap();
+                assert!(result.get().contains("hello"));
             }
         }
     })
     .await
 }
 
-async fn through_rmcp(peer: &Peer<RoleClient>, callers: u32) -> CallRound {
+async fn rmcp_round(peer: &Peer<RoleClient>, callers: u32) -> CallRound {
     round(callers, |calls| {
         let peer = peer.clone();
         async move {
             for _ in 0..calls {
                 let arguments = serde_json::Map::from_iter([("text".to_owned(), "hello".into())]);
                 let params = CallToolRequestParams::new("echo").with_arguments(arguments);
-                let answer = peer.call_tool_once(params).await.unwrap();
-                assert!(matches!(answer, CallToolResponse::Complete(result) if !result.content.is_empty()));
+                let response = peer.call_tool_once(params).await.unwrap();
+                assert!(matches!(response, CallToolResponse::Complete(result) if !result.content.is_empty()));
             }
         }
     })

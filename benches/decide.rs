@@ -1,8 +1,8 @@
-//! Cost of decisions: charging a restart budget, and a slot's transitions from a crash until it is online again,
-//! compared with a look-up in a map of 10,000 instances, by which a supervisor finds the slot.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+//! Cost of rules: a charge to a restart budget, and the transitions of a slot from a crash until it is online again,
+//! compared with the look-up of a slot in a map of 10,000 instances.
+#![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
-#[expect(dead_code, reason = "each bench uses its part of it")]
+#[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
 
 use std::collections::HashMap;
@@ -26,7 +26,8 @@ use serde_json::value::RawValue;
 
 use common::{BenchReport, format_duration, format_number, spec};
 
-const APART: Duration = Duration::from_secs(400);
+/// Uptime of a server before each crash.
+const UPTIME: Duration = Duration::from_secs(400);
 
 fn main() {
     let home = tempfile::tempdir().unwrap();
@@ -35,15 +36,15 @@ fn main() {
     charge(&mut criterion);
     crash(&mut criterion);
 
-    let mut report = BenchReport::new("decide", ["decision", "median", "against a look-up"]);
-    let yardstick = median(home.path(), "look_up");
+    let mut report = BenchReport::new("decide", ["operation", "median", "ratio to look-up"]);
+    let baseline = median(home.path(), "look_up");
     for (bench, name) in [
-        ("look_up", "finding an instance of 10,000 by its id"),
-        ("charge", "one exit charged: again, or given up?"),
-        ("crash", "a slot from a crash until it is online again, seven inputs"),
+        ("look_up", "look-up of an instance among 10,000 by id"),
+        ("charge", "charge of one exit to a restart budget"),
+        ("crash", "transitions of a slot from crash to online, 7 inputs"),
     ] {
         let took = median(home.path(), bench);
-        report.row([name.to_owned(), format_duration(took), format_number(took.div_duration_f64(yardstick))]);
+        report.row([name.to_owned(), format_duration(took), format_number(took.div_duration_f64(baseline))]);
     }
     report.publish();
 }
@@ -59,11 +60,11 @@ fn look_up(criterion: &mut Criterion) {
     let ids: Vec<InstanceId> =
         (0..10_000).map(|nth| spec(nth, 100, 10, &["simulated".to_owned()], &policy).id).collect();
     let slots: HashMap<InstanceId, usize> = ids.iter().cloned().zip(0..).collect();
-    let mut turn = ids.iter().cycle();
-    criterion.bench_function("look_up", |bencher| bencher.iter(|| slots.get(black_box(turn.next().unwrap()))));
+    let mut cycle = ids.iter().cycle();
+    criterion.bench_function("look_up", |bencher| bencher.iter(|| slots.get(black_box(cycle.next().unwrap()))));
 }
 
-/// Charges a budget that is always nearly spent, so that the history has its largest size.
+/// Measures charges to a budget that is always nearly spent, so that the history has its largest size.
 fn charge(criterion: &mut Criterion) {
     let policy = RestartPolicy { max_crashes: 5, ..RestartPolicy::default() };
     let (mut history, mut now) = (ExitHistory::default(), Instant::now());
@@ -75,7 +76,7 @@ fn charge(criterion: &mut Criterion) {
     });
 }
 
-fn introduced() -> ServerInfo {
+fn server_info() -> ServerInfo {
     let object = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
     ServerInfo {
         era: Era::Sessions,
@@ -90,7 +91,7 @@ fn introduced() -> ServerInfo {
 
 fn crash(criterion: &mut Criterion) {
     let spec = Arc::new(spec(0, 1, 1, &["simulated".to_owned()], &Arc::new(Policy::default())));
-    let (info, catalogue) = (Arc::new(introduced()), Arc::<Catalogue>::default());
+    let (info, catalogue) = (Arc::new(server_info()), Arc::<Catalogue>::default());
     let (mut slot, _) = Slot::new(spec, JitterRng::new(0, ""));
     let (mut now, mut runs) = (Instant::now(), 0);
     let start = |slot: &mut Slot, now: Instant, run: RunNumber| {
@@ -108,8 +109,9 @@ fn crash(criterion: &mut Criterion) {
     assert_eq!(slot.status, Status::Online);
     criterion.bench_function("crash", |bencher| {
         bencher.iter(|| {
-            now += APART;
-            let exit = WorkerExit { signal: Some(9), uptime: Some(APART), ..WorkerExit::from_cause(ExitCause::Exited) };
+            now += UPTIME;
+            let exit =
+                WorkerExit { signal: Some(9), uptime: Some(UPTIME), ..WorkerExit::from_cause(ExitCause::Exited) };
             black_box(slot.handle(now, SlotInput::Ended(RunNumber(runs), exit)));
             black_box(slot.handle(now, SlotInput::Tick(None)));
             runs += 1;

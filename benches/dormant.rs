@@ -1,8 +1,8 @@
-//! Cost of a dormant server: its memory, and the latency of the call that wakes it, compared with a bare spawn,
+//! Cost of sleeping servers: resident memory, and the latency of the call that starts one, compared with a bare spawn,
 //! handshake and call of the same program.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+#![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
-#[expect(dead_code, reason = "each bench uses its part of it")]
+#[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use mcp_satellite_actors::{EarlierState, RuntimeHandle};
 use serde_json::value::RawValue;
 
 use common::{
-    BareServer, BenchReport, GIVE_UP, NullSink, format_duration, format_number, median, resident, spec, start,
+    BareServer, BenchReport, NullSink, TIMEOUT, format_duration, format_number, median, resident, spec, start,
 };
 
 const INSTANCES: usize = 10_000;
@@ -25,7 +25,7 @@ const TEAMS: usize = 100;
 const USERS: usize = 10;
 
 const FLEETS: usize = 5;
-const WAKES: usize = 101;
+const WAKE_UPS: usize = 101;
 
 const CHILD: &str = "SATELLITE_BENCH_DORMANT";
 
@@ -38,27 +38,32 @@ fn main() {
 }
 
 fn parent() {
-    let mut report = BenchReport::new("dormant", ["a server that sleeps", "ours", "bare", "ratio"]);
+    let mut report = BenchReport::new("dormant", ["sleeping server", "satellite", "bare start", "ratio"]);
     let goal = 4.0;
-    for (kind, name) in [("known", "never started"), ("slept", "after it has run")] {
+    for (kind, name) in [("known", "never started"), ("slept", "after a run")] {
         let mut found: Vec<f64> = (0..FLEETS).map(|_| run(kind)).collect();
         found.sort_by(f64::total_cmp);
         let kib = found[FLEETS / 2] / 1024.0;
-        report.row([format!("memory, {name}"), format!("{} KiB", format_number(kib)), "-".to_owned(), "-".to_owned()]);
-        report.goal(&format!("memory beyond its catalogue, {name}"), goal, "KiB", kib);
+        report.row([
+            format!("RSS per server, {name}"),
+            format!("{} KiB", format_number(kib)),
+            "-".to_owned(),
+            "-".to_owned(),
+        ]);
+        report.goal(&format!("RSS per server, {name}"), goal, "KiB", kib);
     }
-    let (ours, bare) = common::tokio_runtime().block_on(wakes());
+    let (ours, bare) = common::tokio_runtime().block_on(wake_ups());
     let ratios = ours.iter().zip(&bare).map(|(ours, bare)| ours.div_duration_f64(*bare));
     let mut ratios: Vec<f64> = ratios.collect();
     ratios.sort_by(f64::total_cmp);
     let ratio = ratios[ratios.len() / 2];
     report.row([
-        "from the call to its answer".to_owned(),
+        "call until result".to_owned(),
         format_duration(median(ours)),
         format_duration(median(bare)),
         format_number(ratio),
     ]);
-    report.goal("wake-up of sim-server", 1.1, "×", ratio);
+    report.goal("call until result / bare start", 1.1, "×", ratio);
     report.publish();
 }
 
@@ -69,21 +74,21 @@ fn run(kind: &str) -> f64 {
         .stderr(std::process::Stdio::inherit())
         .output()
         .unwrap();
-    assert!(child.status.success(), "the fleet did not sleep");
+    assert!(child.status.success(), "the child process failed");
     String::from_utf8(child.stdout).unwrap().trim().parse().unwrap()
 }
 
-#[expect(clippy::print_stdout, reason = "what the parent reads")]
+#[expect(clippy::print_stdout, reason = "the parent process reads the output")]
 fn child(known: bool) {
     println!("{}", common::tokio_runtime().block_on(memory(known)));
 }
 
-/// Returns the bytes per dormant server. The servers have no tools, so a catalogue is not included.
+/// Returns the resident bytes per sleeping server. The servers have no tools, so no catalogue is included.
 async fn memory(known: bool) -> f64 {
     let script = SimScript { no_tools_capability: true, ..SimScript::default() };
     let connector = SimConnector::new(script);
     let runtime = start(connector.clone(), NullSink, |_| {}).await;
-    let policy = Arc::new(Policy { idle: at_once(), ..Policy::default() });
+    let policy = Arc::new(Policy { idle: sleep_at_once(), ..Policy::default() });
     let program = ["simulated".to_owned()];
     let (before, _) = resident();
     let specs = (0..INSTANCES).map(|nth| {
@@ -103,7 +108,7 @@ async fn memory(known: bool) -> f64 {
     }
     let began = Instant::now();
     while runtime.snapshot().len() < INSTANCES || !runtime.snapshot().iter().all(|view| view.dormant) {
-        assert!(began.elapsed() < GIVE_UP, "the fleet does not sleep");
+        assert!(began.elapsed() < TIMEOUT, "not all servers sleep in time");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(connector.alive_count(), 0);
@@ -115,45 +120,47 @@ async fn memory(known: bool) -> f64 {
     after.saturating_sub(before) as f64 / INSTANCES as f64
 }
 
-fn at_once() -> IdlePolicy {
+fn sleep_at_once() -> IdlePolicy {
     IdlePolicy { idle: Duration::ZERO, grace: Duration::ZERO, sweep: Duration::from_millis(1) }
 }
 
-async fn wakes() -> (Vec<Duration>, Vec<Duration>) {
+async fn wake_ups() -> (Vec<Duration>, Vec<Duration>) {
     let program = [env!("CARGO_BIN_EXE_satellite").to_owned(), "sim-server".to_owned()];
-    let mut spec = spec(0, 1, 1, &program, &Arc::new(Policy { idle: at_once(), ..Policy::default() }));
+    let mut spec = spec(0, 1, 1, &program, &Arc::new(Policy { idle: sleep_at_once(), ..Policy::default() }));
     spec.lifetime = ProcessLifetime::Listed;
     let id = spec.id.clone();
     let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
     runtime.install(spec).await.unwrap();
     let (mut ours, mut bare) = (Vec::new(), Vec::new());
-    for _ in 0..WAKES {
+    for _ in 0..WAKE_UPS {
         let asleep = runtime.wait_for(&id, |view| view.dormant);
-        tokio::time::timeout(GIVE_UP, asleep).await.unwrap().unwrap();
+        tokio::time::timeout(TIMEOUT, asleep).await.unwrap().unwrap();
         bare.push(bare_call(&program).await);
-        ours.push(wake(&runtime, &id).await);
+        ours.push(wake_up(&runtime, &id).await);
     }
     runtime.shutdown().await;
     (ours, bare)
 }
 
-async fn wake(runtime: &RuntimeHandle, id: &InstanceId) -> Duration {
+async fn wake_up(runtime: &RuntimeHandle, id: &InstanceId) -> Duration {
     let arguments = RawValue::from_string(r#"{"text":"hello"}"#.to_owned()).unwrap();
     let began = Instant::now();
-    let answer = runtime.call(id, "echo", Some(arguments), None).await.unwrap();
-    let took = began.elapsed();
-    assert!(answer.get().contains("hello"));
-    took
+    let result = runtime.call(id, "echo", Some(arguments), None).await.unwrap();
+    let elapsed = began.elapsed();
+    assert!(result.get().contains("hello"));
+    elapsed
 }
 
 async fn bare_call(program: &[String]) -> Duration {
     let began = Instant::now();
     let mut server = BareServer::start(program);
-    server.shake_hands().await;
+    server.handshake().await;
     server
-        .ask(r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"echo","arguments":{"text":"hello"}}}"#)
+        .request(
+            r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"echo","arguments":{"text":"hello"}}}"#,
+        )
         .await;
-    let took = began.elapsed();
+    let elapsed = began.elapsed();
     server.child.kill().await.unwrap();
-    took
+    elapsed
 }

@@ -1,8 +1,8 @@
-//! Latency of emitting events from one and four threads at full speed, with a sink that accepts everything and one that
-//! never answers. Emitting should never block the caller.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+//! Latency and throughput of emitting events from one and four threads at full speed, with a sink that accepts
+//! everything and one that never answers.
+#![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
-#[expect(dead_code, reason = "each bench uses its part of it")]
+#[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
 
 use std::sync::Arc;
@@ -28,10 +28,9 @@ impl EventSink for StalledSink {
 }
 
 fn main() {
-    let mut report =
-        BenchReport::new("emit", ["sink", "threads", "events/s", "median", "99 %", "99.9 %", "over the limit"]);
+    let mut report = BenchReport::new("emit", ["sink", "threads", "events/s", "p50", "p99", "p99.9", "dropped"]);
     common::tokio_runtime().block_on(async {
-        measure("takes everything", NullSink, &mut report).await;
+        measure("accepts everything", NullSink, &mut report).await;
         measure("never answers", StalledSink, &mut report).await;
     });
     report.publish();
@@ -46,9 +45,9 @@ async fn measure(name: &str, sink: impl EventSink, report: &mut BenchReport) {
     for threads in [1, 4] {
         // Measured twice, because reading the clock around each event costs as much as the event.
         let before = runtime.event_statistics();
-        let (took, _) = tell(runtime.emitter(), &subject, threads, false);
+        let (took, _) = emit_all(runtime.emitter(), &subject, threads, false);
         let after = runtime.event_statistics();
-        let (_, mut timed) = tell(runtime.emitter(), &subject, threads, true);
+        let (_, mut timed) = emit_all(runtime.emitter(), &subject, threads, true);
         timed.sort_unstable();
         report.row([
             name.to_owned(),
@@ -66,10 +65,15 @@ async fn measure(name: &str, sink: impl EventSink, report: &mut BenchReport) {
     runtime.shutdown().await;
 }
 
-fn tell(emitter: &EventSender, subject: &Arc<EventSubject>, threads: usize, timed: bool) -> (Duration, Vec<Duration>) {
+fn emit_all(
+    emitter: &EventSender,
+    subject: &Arc<EventSubject>,
+    threads: usize,
+    timed: bool,
+) -> (Duration, Vec<Duration>) {
     let began = Instant::now();
     let all = std::thread::scope(|scope| {
-        let teller = || {
+        let emit_share = || {
             let mut delays = Vec::with_capacity(if timed { EVENTS / threads } else { 0 });
             for _ in 0..EVENTS / threads {
                 let event = Event::ToolExecuted {
@@ -85,8 +89,8 @@ fn tell(emitter: &EventSender, subject: &Arc<EventSubject>, threads: usize, time
             }
             delays
         };
-        let tellers: Vec<_> = (0..threads).map(|_| scope.spawn(teller)).collect();
-        tellers.into_iter().flat_map(|teller| teller.join().unwrap()).collect()
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(emit_share)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     (began.elapsed(), all)
 }

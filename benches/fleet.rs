@@ -1,8 +1,8 @@
-//! Time until simulated servers are online, memory of each instance including its server, and how both grow with the
+//! Time until simulated servers are online, memory per instance including its server, and the growth of both with the
 //! size of the fleet.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+#![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
-#[expect(dead_code, reason = "each bench uses its part of it")]
+#[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessLink};
 use serde::{Deserialize, Serialize};
 
-use common::{BenchReport, CpuClock, GIVE_UP, NullSink, format_duration, format_number, resident, spec, start};
+use common::{BenchReport, CpuClock, NullSink, TIMEOUT, format_duration, format_number, resident, spec, start};
 
 const INSTANCES: usize = 10_000;
 /// Fleet sizes with the number of runs of each; the median is reported.
@@ -36,15 +36,18 @@ const CHILD: &str = "SATELLITE_BENCH_FLEET";
 struct FleetFindings {
     online: Duration,
     online_cpu: Duration,
+    /// Resident memory in bytes, beyond that of the process before the fleet.
     bytes: usize,
-    bytes_at_most: usize,
+    /// Highest value of `bytes` so far.
+    bytes_max: usize,
+    /// Peak resident memory of the whole process, in bytes.
     peak: usize,
-    teardown: Duration,
+    shutdown: Duration,
 }
 
 fn main() {
-    let Ok(wanted) = std::env::var(CHILD) else { return parent() };
-    let (kind, instances) = wanted.split_once(' ').unwrap();
+    let Ok(arguments) = std::env::var(CHILD) else { return parent() };
+    let (kind, instances) = arguments.split_once(' ').unwrap();
     let instances = instances.parse().unwrap();
     let found = common::tokio_runtime().block_on(async {
         match kind {
@@ -53,45 +56,48 @@ fn main() {
             _ => online(instances, ServerKind::Responder).await,
         }
     });
-    answer(&found);
+    print(&found);
 }
 
-#[expect(clippy::print_stdout, reason = "what the parent reads")]
-fn answer(found: &FleetFindings) {
+#[expect(clippy::print_stdout, reason = "the parent process reads the output")]
+fn print(found: &FleetFindings) {
     println!("{}", serde_json::to_string(found).unwrap());
 }
 
 /// Runs each fleet in a separate process, so that it does not reuse memory of another fleet.
 fn parent() {
-    let mut report =
-        BenchReport::new("fleet", ["10,000 servers", "online", "CPU", "KiB each", "KiB each, at most", "torn down"]);
-    for (kind, name) in [("responder", "hand-written responder"), ("rmcp", "rmcp's server")] {
-        let found = middle(kind, INSTANCES, ROUNDS);
+    let mut report = BenchReport::new(
+        "fleet",
+        ["10,000 servers", "time to online", "CPU", "RSS each, KiB", "peak RSS each, KiB", "shutdown"],
+    );
+    for (kind, name) in [("responder", "hand-written responder"), ("rmcp", "rmcp server")] {
+        let found = median_run(kind, INSTANCES, ROUNDS);
         let kib = kib(found.bytes, INSTANCES);
         report.row([
             name.to_owned(),
             format_duration(found.online),
             format_duration(found.online_cpu),
             format_number(kib),
-            format_number(self::kib(found.bytes_at_most, INSTANCES)),
-            format_duration(found.teardown),
+            format_number(self::kib(found.bytes_max, INSTANCES)),
+            format_duration(found.shutdown),
         ]);
-        report.goal(&format!("time to all online, {name}"), 1.0, "s", found.online.as_secs_f64());
-        report.goal(&format!("memory each, {name}"), 64.0, "KiB", kib);
+        report.goal(&format!("time to online, {name}"), 1.0, "s", found.online.as_secs_f64());
+        report.goal(&format!("RSS each, {name}"), 64.0, "KiB", kib);
     }
     report.publish();
-    sizes();
-    shares();
+    growth();
+    memory_shares();
 }
 
-fn sizes() {
-    let columns = ["servers", "online", "CPU", "CPU each", "KiB each", "peak", "torn down", "torn down, each"];
+fn growth() {
+    let columns =
+        ["servers", "time to online", "CPU", "CPU each", "RSS each, KiB", "peak RSS", "shutdown", "shutdown each"];
     let mut report = BenchReport::new("fleet_sizes", columns);
     let mut all = Vec::new();
     for (instances, rounds) in SIZES {
-        let found = middle("responder", instances, rounds);
-        let share = u32::try_from(instances).unwrap();
-        let (cpu, kib) = (found.online_cpu / share, kib(found.bytes, instances));
+        let found = median_run("responder", instances, rounds);
+        let count = u32::try_from(instances).unwrap();
+        let (cpu, kib) = (found.online_cpu / count, kib(found.bytes, instances));
         report.row([
             format_number(instances as f64),
             format_duration(found.online),
@@ -99,27 +105,24 @@ fn sizes() {
             format_duration(cpu),
             format_number(kib),
             format!("{} MiB", format_number(found.peak as f64 / 1024.0 / 1024.0)),
-            format_duration(found.teardown),
-            format_duration(found.teardown / share),
+            format_duration(found.shutdown),
+            format_duration(found.shutdown / count),
         ]);
         all.push((found, cpu, kib));
     }
-    let [(_, few_cpu, few_kib), _, (many, many_cpu, many_kib)] = &all[..] else { panic!("three sizes") };
-    report.goal("time until 100,000 are online", 15.0, "s", many.online.as_secs_f64());
-    report.goal("memory of 100,000, at most", 8.0, "GiB", many.peak as f64 / 1024.0 / 1024.0 / 1024.0);
-    report.goal("CPU each at 100,000 against 1,000", 1.3, "×", many_cpu.div_duration_f64(*few_cpu));
-    report.goal("memory each at 100,000 against 1,000", 1.3, "×", many_kib / few_kib);
+    let [(_, few_cpu, few_kib), _, (many, many_cpu, many_kib)] = &all[..] else { panic!("SIZES has three entries") };
+    report.goal("time to online, 100,000 servers", 15.0, "s", many.online.as_secs_f64());
+    report.goal("peak RSS, 100,000 servers", 8.0, "GiB", many.peak as f64 / 1024.0 / 1024.0 / 1024.0);
+    report.goal("CPU each, 100,000 / 1,000 servers", 1.3, "×", many_cpu.div_duration_f64(*few_cpu));
+    report.goal("RSS each, 100,000 / 1,000 servers", 1.3, "×", many_kib / few_kib);
     report.publish();
 }
 
-/// Measures an instance without a server, compared with one that has a server.
-fn shares() {
-    let mut report = BenchReport::new("fleet_memory", ["10,000 instances", "KiB each"]);
-    for (kind, name) in [
-        ("actor", "no server: spec, slot, view and the actor that waits"),
-        ("responder", "online, its server counted in"),
-    ] {
-        report.row([name.to_owned(), format_number(kib(middle(kind, INSTANCES, ROUNDS).bytes, INSTANCES))]);
+/// Measures instances without servers, compared with instances with servers.
+fn memory_shares() {
+    let mut report = BenchReport::new("fleet_memory", ["10,000 instances", "RSS each, KiB"]);
+    for (kind, name) in [("actor", "starting, no server"), ("responder", "online, with server")] {
+        report.row([name.to_owned(), format_number(kib(median_run(kind, INSTANCES, ROUNDS).bytes, INSTANCES))]);
     }
     report.publish();
 }
@@ -128,7 +131,7 @@ fn kib(bytes: usize, instances: usize) -> f64 {
     bytes as f64 / instances as f64 / 1024.0
 }
 
-fn middle(kind: &str, instances: usize, rounds: usize) -> FleetFindings {
+fn median_run(kind: &str, instances: usize, rounds: usize) -> FleetFindings {
     let mut found: Vec<FleetFindings> = (0..rounds).map(|_| run(kind, instances)).collect();
     found.sort_by_key(|found| found.online);
     found.swap_remove(rounds / 2)
@@ -140,7 +143,7 @@ fn run(kind: &str, instances: usize) -> FleetFindings {
         .stderr(std::process::Stdio::inherit())
         .output()
         .unwrap();
-    assert!(child.status.success(), "the fleet did not come up");
+    assert!(child.status.success(), "the child process failed");
     serde_json::from_slice(&child.stdout).unwrap()
 }
 
@@ -186,11 +189,11 @@ async fn measure(
         done.unwrap();
     }
     drop(installed);
-    // Polling costs CPU as well, so it is rare; `all` stops at the first instance that is not ready.
-    let look_again_after = Duration::from_millis(if instances > INSTANCES { 50 } else { 5 });
+    // Polling also costs CPU. `all` stops at the first instance that is not ready.
+    let poll_interval = Duration::from_millis(if instances > INSTANCES { 50 } else { 5 });
     while !runtime.snapshot().iter().all(|view| view.status == until) {
-        assert!(began.elapsed() < GIVE_UP, "the fleet does not come up");
-        tokio::time::sleep(look_again_after).await;
+        assert!(began.elapsed() < TIMEOUT, "not all instances are ready in time");
+        tokio::time::sleep(poll_interval).await;
     }
     let (online, online_cpu) = (began.elapsed(), cpu.elapsed());
     assert_eq!(runtime.snapshot().len(), instances);
@@ -201,9 +204,9 @@ async fn measure(
     let (bytes, peak) = resident();
 
     let began = Instant::now();
-    let farewell = runtime.shutdown().await;
-    let teardown = began.elapsed();
-    assert!(farewell.in_time);
-    let (bytes, bytes_at_most) = (bytes.saturating_sub(before), peak.saturating_sub(before));
-    FleetFindings { online, online_cpu, bytes, bytes_at_most, peak, teardown }
+    let report = runtime.shutdown().await;
+    let shutdown = began.elapsed();
+    assert!(report.in_time);
+    let (bytes, bytes_max) = (bytes.saturating_sub(before), peak.saturating_sub(before));
+    FleetFindings { online, online_cpu, bytes, bytes_max, peak, shutdown }
 }

@@ -1,9 +1,9 @@
-//! Throughput of the journal: events stored in the journal alone and through a whole satellite, compared with the same
-//! events as lines of a file; delivery of a backlog to the reference backend in another thread; and the time to open a
-//! journal of a million events.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+//! Throughput of the journal: events appended directly and emitted through the runtime, compared with the same events
+//! as lines of a file; delivery of a backlog to the reference backend; and the time to open a journal of a million
+//! events.
+#![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
-#[expect(dead_code, reason = "each bench uses its part of it")]
+#[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
 
 use std::fs::{self, File};
@@ -34,13 +34,13 @@ const DELIVERED: u64 = EVENTS / 10;
 /// Largest batch of the batcher.
 const BATCH: u64 = 2_000;
 
-/// Ratio of emits to timed emits: reading the clock costs as much as an emit.
+/// One of this many emits is timed, because reading the clock costs as much as an emit.
 const TIMED: u64 = 16;
 
 fn main() {
     let mut report = BenchReport::new(
         "journal",
-        ["events", "events/s", "beside a file", "MB per million", "median of emit", "99 %"],
+        ["path", "events/s", "ratio to file", "MB per million events", "emit p50", "emit p99"],
     );
     common::tokio_runtime().block_on(measure(&mut report));
     report.publish();
@@ -60,12 +60,12 @@ fn event(of: &Arc<EventSubject>) -> Event {
     }
 }
 
-/// Returns the next batches of a piece of 100,000 events, made before the measurement. All events at once would need
-/// too much memory.
+/// Returns the next 100,000 events in batches of `size`, made before the measurement. All events at once would need too
+/// much memory.
 fn batches(from: u64, size: u64, of: &Arc<EventSubject>) -> Vec<Arc<SinkBatch>> {
     let envelope = |seq| Envelope { seq, timestamp: Timestamp::now(), event: event(of) };
-    let piece = (from..from + 50 * BATCH).step_by(usize::try_from(size).unwrap());
-    piece
+    let firsts = (from..from + 50 * BATCH).step_by(usize::try_from(size).unwrap());
+    firsts
         .map(|first| Arc::new(SinkBatch { id: first, events: (first..first + size).map(envelope).collect() }))
         .take_while(|batch| batch.id <= EVENTS)
         .collect()
@@ -78,7 +78,7 @@ fn limits() -> JournalLimits {
 async fn measure(report: &mut BenchReport) {
     let home = tempfile::tempdir().unwrap();
     let subject = subject();
-    let (took, bytes) = lines(&home.path().join("lines"), &subject);
+    let (took, bytes) = write_lines(&home.path().join("lines"), &subject);
     let baseline = took;
     let mut row = |name: &str, took: Duration, bytes: u64, emits: Option<(Duration, Duration)>| {
         report.row([
@@ -87,22 +87,22 @@ async fn measure(report: &mut BenchReport) {
             format!("{:.2}", baseline.as_secs_f64() / took.as_secs_f64()),
             format_number(bytes as f64 / EVENTS as f64),
             emits.map_or("-".to_owned(), |(median, _)| format_duration(median)),
-            emits.map_or("-".to_owned(), |(_, most)| format_duration(most)),
+            emits.map_or("-".to_owned(), |(_, p99)| format_duration(p99)),
         ]);
     };
-    row("lines of a file", took, bytes, None);
+    row("baseline: lines of a file", took, bytes, None);
     for size in [BATCH, 100] {
         let data_dir = home.path().join(size.to_string());
-        let (took, bytes) = journalled(&data_dir, size, &subject).await;
-        row(&format!("journal, {size} a batch"), took, bytes, None);
+        let (took, bytes) = append_batches(&data_dir, size, &subject).await;
+        row(&format!("journal, batches of {size}"), took, bytes, None);
     }
-    let data_dir = home.path().join("through");
-    let (took, bytes, emits) = through(&data_dir, &subject).await;
-    row("emit to journal", took, bytes, Some(emits));
+    let data_dir = home.path().join("emitted");
+    let (took, bytes, emits) = emit_to_journal(&data_dir, &subject).await;
+    row("emitter to journal", took, bytes, Some(emits));
 
-    let took = delivered(home.path(), &subject).await;
+    let took = deliver_backlog(home.path(), &subject).await;
     report.row([
-        "piled up, to the backend".to_owned(),
+        "backlog to backend".to_owned(),
         format_number(DELIVERED as f64 / took.as_secs_f64()),
         format!("{:.2}", DELIVERED as f64 / EVENTS as f64 * baseline.as_secs_f64() / took.as_secs_f64()),
         "-".to_owned(),
@@ -110,19 +110,19 @@ async fn measure(report: &mut BenchReport) {
         "-".to_owned(),
     ]);
 
-    let opened = opening(&data_dir).await;
+    let opened = opening_time(&data_dir).await;
     let read = Instant::now();
     let count = journal::read(&data_dir, StoredEventQuery::default()).unwrap().count() as u64;
-    assert!(count >= EVENTS, "{count} are stored");
+    assert!(count >= EVENTS, "only {count} events are stored");
     let read = read.elapsed();
-    let each = |took: Duration| took.as_secs_f64() * 1e6 / EVENTS as f64;
-    report.goal("an event from emit to disk", 10.0, "µs", each(took));
-    report.goal("median of emit", 1.0, "µs", emits.0.as_secs_f64() * 1e6);
+    let per_event = |took: Duration| took.as_secs_f64() * 1e6 / EVENTS as f64;
+    report.goal("time per event, emitter to disk", 10.0, "µs", per_event(took));
+    report.goal("emit p50", 1.0, "µs", emits.0.as_secs_f64() * 1e6);
     report.goal(&format!("opening a journal of {} events", format_number(EVENTS as f64)), 100.0, "ms", opened);
-    report.goal("reading an event back", 10.0, "µs", each(read));
+    report.goal("reading one event", 10.0, "µs", per_event(read));
 }
 
-fn lines(path: &Path, of: &Arc<EventSubject>) -> (Duration, u64) {
+fn write_lines(path: &Path, of: &Arc<EventSubject>) -> (Duration, u64) {
     let mut file = File::create(path).unwrap();
     let (mut took, mut text) = (Duration::ZERO, Vec::new());
     for from in (1..=EVENTS).step_by(usize::try_from(50 * BATCH).unwrap()) {
@@ -141,7 +141,7 @@ fn lines(path: &Path, of: &Arc<EventSubject>) -> (Duration, u64) {
     (took, file.metadata().unwrap().len())
 }
 
-async fn journalled(data_dir: &Path, size: u64, of: &Arc<EventSubject>) -> (Duration, u64) {
+async fn append_batches(data_dir: &Path, size: u64, of: &Arc<EventSubject>) -> (Duration, u64) {
     let journal = Journal::open(data_dir, limits()).unwrap();
     let mut took = Duration::ZERO;
     for from in (1..=EVENTS).step_by(usize::try_from(50 * BATCH).unwrap()) {
@@ -157,8 +157,8 @@ async fn journalled(data_dir: &Path, size: u64, of: &Arc<EventSubject>) -> (Dura
     (took + began.elapsed(), fs::metadata(journal::database(data_dir)).unwrap().len())
 }
 
-/// Emits from one thread, as fast as no event is lost.
-async fn through(data_dir: &Path, of: &Arc<EventSubject>) -> (Duration, u64, (Duration, Duration)) {
+/// Emits from one thread, as fast as possible without losing events.
+async fn emit_to_journal(data_dir: &Path, of: &Arc<EventSubject>) -> (Duration, u64, (Duration, Duration)) {
     let journal = Journal::open(data_dir, limits()).unwrap();
     let sink = JournalSink::new(journal.clone(), None);
     let runtime = start(SimConnector::new(SimScript::default()), sink, |_| {}).await;
@@ -191,11 +191,11 @@ async fn through(data_dir: &Path, of: &Arc<EventSubject>) -> (Duration, u64, (Du
 }
 
 /// Delivers a backlog to the backend until it has acknowledged the last event.
-async fn delivered(home: &Path, of: &Arc<EventSubject>) -> Duration {
+async fn deliver_backlog(home: &Path, of: &Arc<EventSubject>) -> Duration {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (send, receive) = std::sync::mpsc::channel();
     let backend_dir = home.join("backend");
-    // Separate threads, as another process would have.
+    // The backend gets its own threads, as a separate process would have.
     let backend = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     backend.spawn(async move {
         let backend = BackendServer::open(BackendSettings::new(backend_dir)).await.unwrap();
@@ -207,23 +207,23 @@ async fn delivered(home: &Path, of: &Arc<EventSubject>) -> Duration {
     let (address, token) = tokio::task::spawn_blocking(move || receive.recv().unwrap()).await.unwrap();
     let url = format!("http://{address}/api/satellites");
     let registration = serde_json::json!({
-        "name": "satellite-of-a-bench", "version": "0.1.0", "capabilities": ["stdio"],
+        "name": "bench", "version": "0.1.0", "capabilities": ["stdio"],
         "system": {"os": "linux", "arch": "x86_64", "cpus": 2, "memory_bytes": 1_u64 << 30},
     });
-    let asked = reqwest::Client::new().post(format!("{url}/register")).bearer_auth(token.trim()).json(&registration);
-    let registered = asked.send().await.unwrap().error_for_status().unwrap();
-    let registered: serde_json::Value = registered.json().await.unwrap();
+    let request = reqwest::Client::new().post(format!("{url}/register")).bearer_auth(token.trim()).json(&registration);
+    let response = request.send().await.unwrap().error_for_status().unwrap();
+    let registered: serde_json::Value = response.json().await.unwrap();
     let (id, key) = (registered["satellite_id"].as_str().unwrap(), registered["api_key"].as_str().unwrap());
 
-    let journal = Journal::open(&home.join("piled-up"), limits()).unwrap();
+    let journal = Journal::open(&home.join("backlog"), limits()).unwrap();
     journal.store_delivery(0, None).await.unwrap();
     for batch in batches(1, BATCH, of).into_iter().take_while(|batch| batch.id <= DELIVERED) {
         assert_eq!(journal.append(batch).await, SinkAnswer::Accepted);
     }
     let key = Secret::from(key.to_owned());
-    let way = HttpSink::new(&format!("{url}/{id}/events"), Some(&key)).unwrap();
+    let sink = HttpSink::new(&format!("{url}/{id}/events"), Some(&key)).unwrap();
     let began = Instant::now();
-    let delivery = Delivery::start(journal.clone(), "the backend", Arc::new(way), &BatchPolicy::default());
+    let delivery = Delivery::start(journal.clone(), "the backend", Arc::new(sink), &BatchPolicy::default());
     let mut status = delivery.watch();
     status.wait_for(|status| status.settled >= DELIVERED).await.unwrap();
     let took = began.elapsed();
@@ -234,15 +234,14 @@ async fn delivered(home: &Path, of: &Arc<EventSubject>) -> Duration {
     took
 }
 
-async fn opening(data_dir: &Path) -> f64 {
-    let mut opened = Vec::new();
+async fn opening_time(data_dir: &Path) -> f64 {
+    let mut times = Vec::new();
     for _ in 0..5 {
         let began = Instant::now();
         let journal = Journal::open(data_dir, limits()).unwrap();
         assert!(journal.next_seq() > EVENTS);
-        opened.push(began.elapsed());
-        // Close it for the next round.
+        times.push(began.elapsed());
         journal.close().await;
     }
-    median(opened).as_secs_f64() * 1e3
+    median(times).as_secs_f64() * 1e3
 }

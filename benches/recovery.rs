@@ -1,8 +1,8 @@
-//! Downtime of a server after SIGKILL with an immediate restart, compared with a bare spawn, handshake and reading of
-//! the lists of the same program.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+//! Downtime of a server after SIGKILL with an immediate restart, compared with a bare spawn, handshake and `tools/list`
+//! of the same program.
+#![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
-#[expect(dead_code, reason = "each bench uses its part of it")]
+#[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
 
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use nix::unistd::Pid;
 use serde_json::value::RawValue;
 
 use common::{
-    BareServer, BenchReport, GIVE_UP, NullSink, format_duration, format_number, is_online, median, server_everything,
+    BareServer, BenchReport, NullSink, TIMEOUT, format_duration, format_number, is_online, median, server_everything,
     spec, start,
 };
 
-/// Minimum uptime before a kill: a crash right after the start would take another path.
-const LIFE: Duration = Duration::from_millis(100);
+/// Uptime before each kill: a crash right after the start takes another path.
+const UPTIME: Duration = Duration::from_millis(100);
 
 struct RecoveryRound {
     initialized: Duration,
@@ -59,19 +59,19 @@ async fn measure() {
         });
     }
     let mut report =
-        BenchReport::new("recovery", ["server", "until", "after kill -9", "bare start", "ratio", "difference"]);
+        BenchReport::new("recovery", ["server", "state", "satellite", "bare start", "ratio", "difference"]);
     for subject in subjects {
         let (ours, bare) = compare(&subject).await;
-        for (state, of) in [
+        for (state, time) in [
             ("initialized", (|round| round.initialized) as fn(&RecoveryRound) -> Duration),
-            ("its tools are known", |round| round.online),
+            ("tools listed", |round| round.online),
         ] {
             // Ratios of adjacent rounds, because the load of the machine varies.
-            let ratios = ours.iter().zip(&bare).map(|(ours, bare)| of(ours).div_duration_f64(of(bare)));
+            let ratios = ours.iter().zip(&bare).map(|(ours, bare)| time(ours).div_duration_f64(time(bare)));
             let mut ratios: Vec<f64> = ratios.collect();
             ratios.sort_by(f64::total_cmp);
             let ratio = ratios[ratios.len() / 2];
-            let (ours, bare) = (median(ours.iter().map(of)), median(bare.iter().map(of)));
+            let (ours, bare) = (median(ours.iter().map(time)), median(bare.iter().map(time)));
             report.row([
                 subject.name.to_owned(),
                 state.to_owned(),
@@ -80,7 +80,7 @@ async fn measure() {
                 format_number(ratio),
                 format_duration(ours.saturating_sub(bare)),
             ]);
-            report.goal(&format!("recovery of {} until {state}", subject.name), 1.1, "×", ratio);
+            report.goal(&format!("recovery / bare start, {}, {state}", subject.name), 1.1, "×", ratio);
         }
     }
     report.publish();
@@ -96,16 +96,16 @@ async fn compare(subject: &MeasuredServer) -> (Vec<RecoveryRound>, Vec<RecoveryR
     })
     .await;
     runtime.install(spec).await.unwrap();
-    until(&runtime, &id, is_online).await;
+    wait_until(&runtime, &id, is_online).await;
 
     let (mut ours, mut bare) = (Vec::new(), Vec::new());
     for _ in 0..subject.rounds {
-        tokio::time::sleep(LIFE).await;
+        tokio::time::sleep(UPTIME).await;
         bare.push(bare_start(&subject.program).await);
         ours.push(recovery(&runtime, &id).await);
         let arguments = RawValue::from_string(subject.echo.to_owned()).unwrap();
-        let answer = runtime.call(&id, "echo", Some(arguments), None).await.unwrap();
-        assert!(answer.get().contains("hello"));
+        let result = runtime.call(&id, "echo", Some(arguments), None).await.unwrap();
+        assert!(result.get().contains("hello"));
     }
     runtime.shutdown().await;
     (ours, bare)
@@ -116,23 +116,23 @@ async fn recovery(runtime: &RuntimeHandle, id: &InstanceId) -> RecoveryRound {
     let began = Instant::now();
     kill(Pid::from_raw(old.cast_signed()), Signal::SIGKILL).unwrap();
     let is_new = |view: &InstanceView| view.pid.is_some_and(|pid| pid != old);
-    until(runtime, id, |view| is_new(view) && view.initialized_at.is_some()).await;
+    wait_until(runtime, id, |view| is_new(view) && view.initialized_at.is_some()).await;
     let initialized = began.elapsed();
-    until(runtime, id, |view| is_new(view) && is_online(view)).await;
+    wait_until(runtime, id, |view| is_new(view) && is_online(view)).await;
     RecoveryRound { initialized, online: began.elapsed() }
 }
 
-async fn until(runtime: &RuntimeHandle, id: &InstanceId, wanted: impl FnMut(&InstanceView) -> bool) {
-    tokio::time::timeout(GIVE_UP, runtime.wait_for(id, wanted)).await.unwrap().unwrap();
+async fn wait_until(runtime: &RuntimeHandle, id: &InstanceId, condition: impl FnMut(&InstanceView) -> bool) {
+    tokio::time::timeout(TIMEOUT, runtime.wait_for(id, condition)).await.unwrap().unwrap();
 }
 
-/// Measures the minimum: the process, the handshake and the list.
+/// Measures the baseline: spawn, handshake and `tools/list`.
 async fn bare_start(program: &[String]) -> RecoveryRound {
     let began = Instant::now();
     let mut server = BareServer::start(program);
-    server.shake_hands().await;
+    server.handshake().await;
     let initialized = began.elapsed();
-    server.ask(r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#).await;
+    server.request(r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#).await;
     let online = began.elapsed();
     server.child.kill().await.unwrap();
     RecoveryRound { initialized, online }

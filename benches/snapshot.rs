@@ -1,8 +1,8 @@
-//! Contention between snapshot readers and writers: reads per second during 100,000 status changes compared with reads
-//! without changes, and the time until changes are visible.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+//! Contention between snapshot readers and writers: reads per second during 100,000 status changes, compared with reads
+//! without changes, and the time until a crash is visible.
+#![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
-#[expect(dead_code, reason = "each bench uses its part of it")]
+#[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::{Policy, RestartPolicy, TeamBudgetPolicy};
 
-use common::{BenchReport, GIVE_UP, NullSink, format_duration, format_number, is_online, quantile, spec, start};
+use common::{BenchReport, NullSink, TIMEOUT, format_duration, format_number, is_online, quantile, spec, start};
 
 const INSTANCES: usize = 1_000;
 const TEAMS: usize = 100;
@@ -24,11 +24,12 @@ const CHANGES: usize = 100_000;
 
 const QUIET: Duration = Duration::from_secs(1);
 
-/// In a storm, one of this many deaths is watched.
+/// In a storm, one of this many crashes is watched.
 const WATCHED: usize = 20;
-const WATCHED_ALONE: usize = 1_000;
+/// Number of single crashes.
+const SINGLE_CRASHES: usize = 1_000;
 
-/// Ratio of reads to timed reads: reading the clock costs as much as a read.
+/// One of this many reads is timed, because reading the clock costs as much as a read.
 const TIMED: u64 = 64;
 
 fn main() {
@@ -43,84 +44,78 @@ struct Fleet {
 
 async fn measure() {
     let fleet = Fleet::start().await;
-    let each = fleet.changes_of_one_crash().await;
+    let each = fleet.count_changes_of_crash().await;
     let mut report = BenchReport::new(
         "snapshot",
-        [
-            "readers",
-            "reads/s in quiet",
-            "reads/s in the storm",
-            "ratio",
-            "99.9 % of reads within",
-            "changes visible after",
-        ],
+        ["readers", "reads/s, quiet", "reads/s, storm", "ratio", "read p99.9, storm", "storm duration"],
     );
     for readers in [0, 1, 4, 256] {
         let quiet = fleet.read(readers, async || tokio::time::sleep(QUIET).await).await;
         let storm = fleet.read(readers, async || fleet.storm(CHANGES / each).await).await;
         let rate = |count: u64, took: Duration| count as f64 / took.as_secs_f64();
-        let (still, loud) = (rate(quiet.reads, quiet.took), rate(storm.reads, storm.took));
+        let (quiet_rate, storm_rate) = (rate(quiet.reads, quiet.took), rate(storm.reads, storm.took));
         let cells = if readers == 0 {
             [const { String::new() }; 4]
         } else {
             [
-                format_number(still),
-                format_number(loud),
-                format_number(loud / still),
+                format_number(quiet_rate),
+                format_number(storm_rate),
+                format_number(storm_rate / quiet_rate),
                 format_duration(quantile(storm.timed, 0.999)),
             ]
         };
-        let [still, loud, ratio, slow] = cells;
-        report.row([readers.to_string(), still, loud, ratio, slow, format_duration(storm.took)]);
+        let [quiet_rate, storm_rate, ratio, p999] = cells;
+        report.row([readers.to_string(), quiet_rate, storm_rate, ratio, p999, format_duration(storm.took)]);
     }
     report.publish();
     visible(&fleet, each).await;
     fleet.runtime.shutdown().await;
 }
 
-/// Measures the time from a server's death until a reader sees it: of single deaths, and of every 20th in a storm.
+/// Measures the time from a crash until a reader sees it, for single crashes and for every 20th crash of a storm.
 async fn visible(fleet: &Fleet, each: usize) {
-    let mut report = BenchReport::new("visible", ["a server that dies", "looked for", "median", "99 %", "longest"]);
-    let alone = fleet.watched(async |watcher: &DeathSender| {
-        for _ in 0..WATCHED_ALONE {
+    let mut report = BenchReport::new("visible", ["crash", "samples", "p50", "p99", "max"]);
+    let alone = fleet.watch_during(async |watcher: &CrashSender| {
+        for _ in 0..SINGLE_CRASHES {
             let before = fleet.restarts();
             fleet.kill(&fleet.ids[0], Some(watcher));
-            fleet.until_restarted(before + 1).await;
+            fleet.wait_until_restarted(before + 1).await;
         }
     });
     let alone = alone.await;
-    let storm =
-        fleet.watched(async |watcher: &DeathSender| fleet.storm_watched(CHANGES / each, Some(watcher)).await).await;
-    for (name, seen) in [("alone", alone), ("among 1,000 that die at once", storm)] {
-        let at = |part| format_duration(quantile(seen.iter().copied(), part));
+    let storm = fleet
+        .watch_during(async |watcher: &CrashSender| fleet.storm_watched(CHANGES / each, Some(watcher)).await)
+        .await;
+    for (name, seen) in [("one at a time", alone), ("1,000 at once", storm)] {
+        let at = |fraction| format_duration(quantile(seen.iter().copied(), fraction));
         report.row([name.to_owned(), format_number(seen.len() as f64), at(0.5), at(0.99), at(1.0)]);
     }
     report.publish();
 }
 
-struct WatchedDeath {
+struct WatchedCrash {
     id: InstanceId,
     restarts: u64,
     at: Instant,
 }
 
-type DeathSender = std::sync::mpsc::Sender<WatchedDeath>;
+type CrashSender = std::sync::mpsc::Sender<WatchedCrash>;
 
-/// Polls the snapshot without pause until every reported death is visible.
-fn watch(runtime: &RuntimeHandle, deaths: &std::sync::mpsc::Receiver<WatchedDeath>) -> Vec<Duration> {
-    let (mut open, mut seen): (Vec<WatchedDeath>, Vec<Duration>) = (Vec::new(), Vec::new());
+/// Polls the snapshot without pause until every reported crash is visible; returns the delays.
+fn watch(runtime: &RuntimeHandle, crashes: &std::sync::mpsc::Receiver<WatchedCrash>) -> Vec<Duration> {
+    let (mut open, mut seen): (Vec<WatchedCrash>, Vec<Duration>) = (Vec::new(), Vec::new());
     loop {
         if open.is_empty() {
-            // The sender is gone: all deaths were seen.
-            let Ok(death) = deaths.recv() else { return seen };
-            open.push(death);
+            // The sender was dropped and all crashes were seen.
+            let Ok(crash) = crashes.recv() else { return seen };
+            open.push(crash);
         }
-        open.extend(deaths.try_iter());
+        open.extend(crashes.try_iter());
         let snapshot = runtime.snapshot();
-        open.retain(|death| {
-            let view = snapshot.get(&death.id).unwrap();
-            let is_seen = !is_online(view) || view.restarts > death.restarts;
-            seen.extend(is_seen.then(|| death.at.elapsed()));
+        open.retain(|crash| {
+            let view = snapshot.get(&crash.id).unwrap();
+            let is_seen = !is_online(view) || view.restarts > crash.restarts;
+            seen.extend(is_seen.then(|| crash.at.elapsed()));
             !is_seen
         });
     }
@@ -143,18 +138,18 @@ impl Fleet {
             runtime.install(spec).await.unwrap();
         }
         let fleet = Self { runtime, connector, ids };
-        fleet.until_restarted(0).await;
+        fleet.wait_until_restarted(0).await;
         fleet
     }
 
-    /// Counts the status changes from a server's death until it is online again, by its events.
-    async fn changes_of_one_crash(&self) -> usize {
+    /// Returns the number of status changes from a crash until the server is online again.
+    async fn count_changes_of_crash(&self) -> usize {
         self.runtime.flush().await;
         let mut events = self.runtime.subscribe();
         self.connector.handle(&self.ids[0]).unwrap().signal(9);
         let mut changes = 0;
         loop {
-            let envelope = tokio::time::timeout(GIVE_UP, events.recv()).await.unwrap().unwrap();
+            let envelope = tokio::time::timeout(TIMEOUT, events.recv()).await.unwrap().unwrap();
             match &envelope.event {
                 Event::StatusChanged { .. } => changes += 1,
                 Event::Restarted { .. } => break,
@@ -169,19 +164,19 @@ impl Fleet {
         changes
     }
 
-    async fn watched(&self, meanwhile: impl AsyncFnOnce(&DeathSender)) -> Vec<Duration> {
-        let (watcher, deaths) = std::sync::mpsc::channel();
+    async fn watch_during(&self, meanwhile: impl AsyncFnOnce(&CrashSender)) -> Vec<Duration> {
+        let (watcher, crashes) = std::sync::mpsc::channel();
         let runtime = self.runtime.clone();
-        let thread = std::thread::spawn(move || watch(&runtime, &deaths));
+        let thread = std::thread::spawn(move || watch(&runtime, &crashes));
         meanwhile(&watcher).await;
         drop(watcher);
         thread.join().unwrap()
     }
 
-    fn kill(&self, id: &InstanceId, watcher: Option<&DeathSender>) {
+    fn kill(&self, id: &InstanceId, watcher: Option<&CrashSender>) {
         if let Some(watcher) = watcher {
             let restarts = self.runtime.snapshot().get(id).unwrap().restarts;
-            watcher.send(WatchedDeath { id: id.clone(), restarts, at: Instant::now() }).unwrap();
+            watcher.send(WatchedCrash { id: id.clone(), restarts, at: Instant::now() }).unwrap();
         }
         self.connector.handle(id).unwrap().signal(9);
     }
@@ -191,7 +186,7 @@ impl Fleet {
     }
 
     /// Crashes this many servers, each instance in turn.
-    async fn storm_watched(&self, crashes: usize, watcher: Option<&DeathSender>) {
+    async fn storm_watched(&self, crashes: usize, watcher: Option<&CrashSender>) {
         let mut left = crashes;
         while left > 0 {
             let before: u64 = self.restarts();
@@ -200,7 +195,7 @@ impl Fleet {
                 self.kill(id, watcher.filter(|_| nth % WATCHED == 0));
             }
             left -= now;
-            self.until_restarted(before + now as u64).await;
+            self.wait_until_restarted(before + now as u64).await;
         }
     }
 
@@ -208,7 +203,7 @@ impl Fleet {
         self.runtime.snapshot().iter().map(|view| view.restarts).sum()
     }
 
-    async fn until_restarted(&self, restarts: u64) {
+    async fn wait_until_restarted(&self, restarts: u64) {
         let mut watch = self.runtime.watch();
         let done = async {
             while self.restarts() < restarts
@@ -220,7 +215,7 @@ impl Fleet {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        tokio::time::timeout(GIVE_UP, done).await.unwrap();
+        tokio::time::timeout(TIMEOUT, done).await.unwrap();
     }
 
     async fn read(&self, readers: usize, meanwhile: impl AsyncFnOnce()) -> ReadCounts {

@@ -1,8 +1,8 @@
-//! Writes the published reports of all benches into `BENCHMARKS.md`, between its markers. Its name makes it the last
-//! bench.
-#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says so by panicking")]
+//! Writes the latest report of each bench into `BENCHMARKS.md`, between the markers of the report. Cargo runs benches by
+//! name, so this one runs last.
+#![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
-#[expect(dead_code, reason = "each bench uses its part of it")]
+#[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
 
 use common::BenchReport;
@@ -24,7 +24,9 @@ fn main() {
 /// Replaces the text between `<!-- name -->` and `<!-- /name -->`.
 fn fill(text: &str, name: &str, content: &str) -> String {
     let (open, close) = (format!("<!-- {name} -->\n"), format!("<!-- /{name} -->"));
-    let (before, rest) = text.split_once(&open).unwrap_or_else(|| panic!("BENCHMARKS.md has no place for {name}"));
-    let (_, after) = rest.split_once(&close).unwrap_or_else(|| panic!("the place for {name} does not end"));
+    let (before, rest) =
+        text.split_once(&open).unwrap_or_else(|| panic!("BENCHMARKS.md does not contain the marker <!-- {name} -->"));
+    let (_, after) =
+        rest.split_once(&close).unwrap_or_else(|| panic!("BENCHMARKS.md does not contain the marker <!-- /{name} -->"));
     format!("{before}{open}\n{content}\n{close}{after}")
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite::load::measure::{self, ProcessMemory};
-#[allow(unused_imports, reason = "each bench uses its part of it")]
+#[allow(unused_imports, reason = "each bench uses a part of this module")]
 pub(crate) use mcp_satellite::load::measure::{CpuClock, format_duration, format_number};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
@@ -28,8 +28,8 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Limit for operations that must succeed: a missing response is a failure, not a result.
-pub(crate) const GIVE_UP: Duration = Duration::from_secs(120);
+/// Limit for operations that must succeed; a bench panics when it is exceeded.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 // ---- measurements ----
 
@@ -57,7 +57,7 @@ pub(crate) async fn start(
 
 pub(crate) fn spec(nth: usize, teams: usize, users: usize, program: &[String], policy: &Arc<Policy>) -> InstanceSpec {
     let (team, user) = (nth % teams, nth / teams % users);
-    let [command, args @ ..] = program else { panic!("a program has a name") };
+    let [command, args @ ..] = program else { panic!("the command is empty") };
     let config = InstanceConfig {
         team: format!("team_{team}").into(),
         team_slug: format!("team-{team}").into(),
@@ -93,13 +93,13 @@ pub(crate) fn median(values: impl IntoIterator<Item = Duration>) -> Duration {
     quantile(values, 0.5)
 }
 
-/// Returns the value below which `part` of the values lie. Panics if there are no values.
-pub(crate) fn quantile(values: impl IntoIterator<Item = Duration>, part: f64) -> Duration {
+/// Returns the value below which `fraction` (0 to 1) of the values lie. Panics if there are no values.
+pub(crate) fn quantile(values: impl IntoIterator<Item = Duration>, fraction: f64) -> Duration {
     let mut values: Vec<Duration> = values.into_iter().collect();
     values.sort_unstable();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a vector in memory")]
-    let at = (values.len() as f64 * part) as usize;
-    values[at.min(values.len() - 1)]
+    let index = (values.len() as f64 * fraction) as usize;
+    values[index.min(values.len() - 1)]
 }
 
 // ---- baseline ----
@@ -124,39 +124,40 @@ impl BareServer {
         Self { child, stdin, stdout: BufReader::new(stdout) }
     }
 
-    pub(crate) async fn tell(&mut self, line: &str) {
+    pub(crate) async fn send_line(&mut self, line: &str) {
         self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
-    pub(crate) async fn shake_hands(&mut self) {
-        self.ask(r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#)
+    pub(crate) async fn handshake(&mut self) {
+        self.request(r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#)
             .await;
-        self.tell(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).await;
+        self.send_line(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).await;
     }
 
-    /// Sends a request and reads until its response; other messages are ignored.
-    pub(crate) async fn ask(&mut self, line: &str) {
-        self.tell(line).await;
-        let answer = async {
+    /// Sends a request and waits for its response; other messages are ignored.
+    pub(crate) async fn request(&mut self, line: &str) {
+        self.send_line(line).await;
+        let response = async {
             let mut line = String::new();
             while !line.contains(r#""result""#) {
                 line.clear();
-                assert!(self.stdout.read_line(&mut line).await.unwrap() > 0, "the server is gone");
+                assert!(self.stdout.read_line(&mut line).await.unwrap() > 0, "the server closed its output");
             }
         };
-        tokio::time::timeout(GIVE_UP, answer).await.unwrap();
+        tokio::time::timeout(TIMEOUT, response).await.unwrap();
     }
 }
 
 /// Returns the script of `server-everything` if npm has installed it.
-#[expect(clippy::print_stderr, reason = "who runs the bench should know what is missing")]
+#[expect(clippy::print_stderr, reason = "a message to the person who runs the bench")]
 pub(crate) fn server_everything() -> Option<String> {
-    let named = std::env::var_os("MCP_SERVERS_DIR").map(PathBuf::from);
-    let usual = [PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/mcp-servers"), "/tmp/mcpnpm".into()];
+    let configured = std::env::var_os("MCP_SERVERS_DIR").map(PathBuf::from);
+    let defaults = [PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/mcp-servers"), "/tmp/mcpnpm".into()];
     let script = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
-    let found = named.into_iter().chain(usual).map(|directory| directory.join(script)).find(|script| script.exists());
+    let found =
+        configured.into_iter().chain(defaults).map(|directory| directory.join(script)).find(|script| script.exists());
     if found.is_none() {
-        eprintln!("server-everything is not installed: only the simulated server is measured (set MCP_SERVERS_DIR)");
+        eprintln!("server-everything is not measured: it is not installed; set MCP_SERVERS_DIR");
     }
     found.map(|script| script.to_string_lossy().into_owned())
 }
@@ -172,7 +173,7 @@ pub(crate) struct BenchReport {
     goals: Vec<Goal>,
 }
 
-/// Machine, time and load average of a measurement. The load shows how busy the machine was otherwise.
+/// Machine, time and load average (one minute) of a measurement.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct MeasurementContext {
     pub(crate) machine: BTreeMap<String, String>,
@@ -182,30 +183,30 @@ pub(crate) struct MeasurementContext {
 
 #[derive(Serialize, Deserialize)]
 struct Goal {
-    what: String,
+    name: String,
     at_most: f64,
     unit: String,
-    found: f64,
+    value: f64,
 }
 
 impl BenchReport {
     pub(crate) fn new<const N: usize>(name: &str, columns: [&str; N]) -> Self {
         let columns = columns.map(str::to_owned).to_vec();
-        let measured = MeasurementContext { machine: machine(), at: Timestamp::now(), load: load() };
+        let measured = MeasurementContext { machine: machine(), at: Timestamp::now(), load: load_average() };
         Self { name: name.to_owned(), measured, columns, rows: Vec::new(), goals: Vec::new() }
     }
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        assert_eq!(N, self.columns.len(), "a row has a cell for each column");
+        assert_eq!(N, self.columns.len(), "a row needs one cell for each column");
         self.rows.push(cells.into());
     }
 
-    pub(crate) fn goal(&mut self, what: &str, at_most: f64, unit: &str, found: f64) {
-        let (what, unit) = (what.to_owned(), unit.to_owned());
-        self.goals.push(Goal { what, at_most, unit, found });
+    pub(crate) fn goal(&mut self, name: &str, at_most: f64, unit: &str, value: f64) {
+        let (name, unit) = (name.to_owned(), unit.to_owned());
+        self.goals.push(Goal { name, at_most, unit, value });
     }
 
-    #[expect(clippy::print_stdout, reason = "the answer of a bench")]
+    #[expect(clippy::print_stdout, reason = "the result of a bench")]
     pub(crate) fn publish(&self) {
         println!("\n{}\n\n{}", self.name, self.text());
         let directory = directory();
@@ -243,12 +244,13 @@ impl BenchReport {
             }
         }
         text.push('\n');
-        for Goal { what, at_most, unit, found } in &self.goals {
-            let verdict = if found <= at_most { "met" } else { "**missed**" };
-            writeln!(text, "- {what}: {} {unit}; goal ≤ {at_most} {unit}: {verdict}", format_number(*found)).unwrap();
+        for Goal { name, at_most, unit, value } in &self.goals {
+            let verdict = if value <= at_most { "met" } else { "**missed**" };
+            let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
+            writeln!(text, "- {name}: {}{unit}; goal ≤ {at_most}{unit}: {verdict}", format_number(*value)).unwrap();
         }
-        let age = self.measured.at.strftime("%Y-%m-%d %H:%M UTC");
-        text + &format!("- measured {age}, with a load of {:.1} before it began\n", self.measured.load)
+        let time = self.measured.at.strftime("%Y-%m-%d %H:%M UTC");
+        text + &format!("- measured {time}, load average {:.1}\n", self.measured.load)
     }
 }
 
@@ -258,7 +260,7 @@ fn directory() -> PathBuf {
     binary.ancestors().nth(3).unwrap().join("bench")
 }
 
-fn load() -> f64 {
+fn load_average() -> f64 {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or_default()
 }
@@ -272,9 +274,9 @@ fn machine() -> BTreeMap<String, String> {
     machine
 }
 
-// ---- the harness ----
+// ---- load harness ----
 
-pub(crate) fn harness(args: &[&str]) -> serde_json::Value {
+pub(crate) fn run_harness(args: &[&str]) -> serde_json::Value {
     let run = std::process::Command::new(env!("CARGO_BIN_EXE_satellite"))
         .args(["load", "--json"])
         .args(args)

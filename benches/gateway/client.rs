@@ -1,11 +1,11 @@
-//! Minimal HTTP client with its own connection. It does as little as possible, because clients and gateway share the
-//! CPU.
+//! Minimal HTTP client with its own connection. It does as little as possible, because it shares the CPU with the
+//! gateway.
 
 use bytes::Bytes;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-use super::common::GIVE_UP;
+use super::common::TIMEOUT;
 
 const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#;
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
@@ -18,7 +18,7 @@ pub(crate) struct BenchClient {
     body: Vec<u8>,
 }
 
-struct HttpAnswer {
+struct HttpResponse {
     status: u16,
     session: Option<String>,
 }
@@ -33,37 +33,36 @@ impl BenchClient {
         );
         let stream = connect(host).await;
         let mut client = Self { stream, host: host.to_owned(), head, call: Bytes::new(), body: Vec::new() };
-        let answer = client.post(&client.request(INITIALIZE)).await;
-        assert_eq!(answer.status, 200, "{}", client.said());
-        let session = answer.session.unwrap();
+        let response = client.post(&client.request(INITIALIZE)).await;
+        assert_eq!(response.status, 200, "{}", client.body_text());
+        let session = response.session.unwrap();
         client.head.extend(["mcp-session-id: ", &session, "\r\n"]);
-        let answer = client.post(&client.request(INITIALIZED)).await;
-        assert_eq!(answer.status, 202, "{}", client.said());
+        let response = client.post(&client.request(INITIALIZED)).await;
+        assert_eq!(response.status, 202, "{}", client.body_text());
         client.call = client.request(&call).into();
         client
     }
 
-    /// Replaces the connection and keeps the session: an idle connection may have been closed while other gateways were
-    /// measured.
+    /// Opens a new connection for the same session: the gateway may have closed the idle connection.
     pub(crate) async fn reconnect(&mut self) {
         self.stream = connect(&self.host).await;
     }
 
     pub(crate) async fn call(&mut self) {
         let call = self.call.clone();
-        let answer = tokio::time::timeout(GIVE_UP, self.post(&call)).await.unwrap();
-        assert_eq!(answer.status, 200, "{}", self.said());
-        assert!(memchr::memmem::find(&self.body, b"hello").is_some(), "{}", self.said());
+        let response = tokio::time::timeout(TIMEOUT, self.post(&call)).await.unwrap();
+        assert_eq!(response.status, 200, "{}", self.body_text());
+        assert!(memchr::memmem::find(&self.body, b"hello").is_some(), "{}", self.body_text());
     }
 
     /// Sends another request than the prepared call and reads the whole response.
-    pub(crate) async fn ask(&mut self, body: &str) {
+    pub(crate) async fn send(&mut self, body: &str) {
         let request = self.request(body);
-        let answer = tokio::time::timeout(GIVE_UP, self.post(&request)).await.unwrap();
-        assert_eq!(answer.status, 200, "{}", self.said());
+        let response = tokio::time::timeout(TIMEOUT, self.post(&request)).await.unwrap();
+        assert_eq!(response.status, 200, "{}", self.body_text());
     }
 
-    fn said(&self) -> String {
+    fn body_text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
@@ -71,7 +70,7 @@ impl BenchClient {
         format!("{}content-length: {}\r\n\r\n{body}", self.head, body.len()).into_bytes()
     }
 
-    async fn post(&mut self, request: &[u8]) -> HttpAnswer {
+    async fn post(&mut self, request: &[u8]) -> HttpResponse {
         self.stream.get_mut().write_all(request).await.unwrap();
         let mut line = String::new();
         self.line(&mut line).await;
@@ -90,25 +89,25 @@ impl BenchClient {
         }
         self.body.clear();
         if !chunked {
-            self.take(length).await;
+            self.read_body(length).await;
         }
         while chunked {
             self.line(&mut line).await;
             let length = usize::from_str_radix(&line, 16).unwrap();
-            self.take(length).await;
+            self.read_body(length).await;
             self.line(&mut line).await;
             chunked = length > 0;
         }
-        HttpAnswer { status, session }
+        HttpResponse { status, session }
     }
 
     async fn line(&mut self, line: &mut String) {
         line.clear();
-        assert!(self.stream.read_line(line).await.unwrap() > 0, "the gateway has hung up");
+        assert!(self.stream.read_line(line).await.unwrap() > 0, "the gateway closed the connection");
         line.truncate(line.trim_end().len());
     }
 
-    async fn take(&mut self, length: usize) {
+    async fn read_body(&mut self, length: usize) {
         let begin = self.body.len();
         self.body.resize(begin + length, 0);
         self.stream.read_exact(&mut self.body[begin..]).await.unwrap();

@@ -1,6 +1,6 @@
-//! Latency of tool discovery with ten thousand tools in a hundred servers. The queries are the labelled ones of
-//! `tests/fixtures/search` and a misspelling of each, without HTTP and over it. The first query is measured separately,
-//! because it reads all catalogues.
+//! Latency of tool discovery with 10,000 tools in 100 servers, in process and over HTTP. The queries are the labelled
+//! ones of `tests/fixtures/search` and a misspelling of each. The first query is measured separately, because it reads
+//! all catalogues.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ fn fixture(name: &str) -> String {
     std::fs::read_to_string(format!("{}/tests/fixtures/search/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-/// Returns servers with the tools of the sixteen servers of the fixture, repeated with different purposes.
+/// Returns servers with the tools of the fixture's servers and variants of them with other names and descriptions.
 fn servers() -> Vec<(String, String, Lists)> {
     let known: BTreeMap<String, Vec<Value>> = serde_json::from_str(&fixture("tools.json")).unwrap();
     let known: Vec<_> = known.into_iter().collect();
@@ -53,26 +53,26 @@ fn servers() -> Vec<(String, String, Lists)> {
     (0..SERVERS).map(server).collect()
 }
 
-fn misspelled(question: &str) -> String {
-    let longest = question.split(' ').max_by_key(|word| word.len()).unwrap();
+fn misspelled(query: &str) -> String {
+    let longest = query.split(' ').max_by_key(|word| word.len()).unwrap();
     let mut letters: Vec<char> = longest.chars().collect();
     let at = (1..letters.len() - 1).find(|at| letters[*at] != letters[*at + 1]).unwrap_or(0);
     letters.swap(at, at + 1);
-    question.replacen(longest, &letters.into_iter().collect::<String>(), 1)
+    query.replacen(longest, &letters.into_iter().collect::<String>(), 1)
 }
 
-fn questions() -> Vec<String> {
+fn queries() -> Vec<String> {
     let text = fixture("queries.toml");
     let lines = text.lines().filter_map(|line| line.strip_prefix("text = ")).map(|line| line.trim_matches('"'));
-    lines.flat_map(|question| [question.to_owned(), misspelled(question)]).collect()
+    lines.flat_map(|query| [query.to_owned(), misspelled(query)]).collect()
 }
 
 async fn open() -> (ScriptedServers, Gateway, SocketAddr) {
     let servers = servers();
     let servers: Vec<_> = servers.iter().map(|(name, id, lists)| (name.as_str(), id.as_str(), *lists)).collect();
     let sessions = Arc::new(Sessions::new());
-    let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
-    let house = ScriptedServers::before(rooms.clone(), &servers).await;
+    let audience = Arc::new(GatewayAudience::new(sessions.clone()));
+    let servers = ScriptedServers::before(audience.clone(), &servers).await;
     let user = GatewayUser {
         team: "acme".into(),
         team_slug: "acme".into(),
@@ -88,34 +88,34 @@ async fn open() -> (ScriptedServers, Gateway, SocketAddr) {
     let address = listener.local_addr().unwrap();
     let settings = GatewaySettings::new("bench", &plan, address);
     let access = Arc::new(Access::new(&plan).unwrap());
-    let faces = Arc::new(EndpointDispatcher::new(&house.runtime, rooms));
-    let gateway = Gateway::start(listener, settings, access, faces, sessions, Box::new(drop)).unwrap();
-    (house, gateway, address)
+    let dispatcher = Arc::new(EndpointDispatcher::new(&servers.runtime, audience));
+    let gateway = Gateway::start(listener, settings, access, dispatcher, sessions, Box::new(drop)).unwrap();
+    (servers, gateway, address)
 }
 
-/// Returns the CPU time of this thread, which other threads do not influence.
-fn used() -> Duration {
-    let spent = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::try_from(spent).unwrap()
+/// Returns the CPU time that this thread has used so far.
+fn thread_cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap()
 }
 
-/// Measures the first query on a single thread: its duration, and the longest time that it blocks the thread.
-async fn first() -> (Duration, Duration) {
-    let (house, _gateway, _) = open().await;
-    let question = async {
+/// Returns the duration of the first query, and the CPU time of its longest poll.
+async fn first_query() -> (Duration, Duration) {
+    let (servers, _gateway, _) = open().await;
+    let query = async {
         let began = Instant::now();
-        house.asks("discover_mcp_tools", r#"{"query":"read a file"}"#).await;
+        servers.asks("discover_mcp_tools", r#"{"query":"read a file"}"#).await;
         began.elapsed()
     };
-    let mut question = std::pin::pin!(question);
-    let (mut longest, mut last) = (Duration::ZERO, used());
+    let mut query = std::pin::pin!(query);
+    let (mut longest, mut last) = (Duration::ZERO, thread_cpu_time());
     loop {
         let took = tokio::select! {
             biased;
-            took = &mut question => Some(took),
+            took = &mut query => Some(took),
             () = tokio::task::yield_now() => None,
         };
-        let now = used();
+        let now = thread_cpu_time();
         (longest, last) = (longest.max(now.saturating_sub(last)), now);
         if let Some(took) = took {
             return (took, longest);
@@ -123,42 +123,41 @@ async fn first() -> (Duration, Duration) {
     }
 }
 
-async fn all() -> (Vec<Duration>, Vec<Duration>) {
-    let (house, _gateway, address) = open().await;
+async fn later_queries() -> (Vec<Duration>, Vec<Duration>) {
+    let (servers, _gateway, address) = open().await;
     let mut client = BenchClient::open(&format!("http://{address}/mcp"), String::new()).await;
-    let (mut inside, mut over_http) = (Vec::new(), Vec::new());
+    let (mut in_process, mut over_http) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        for question in questions() {
-            let arguments = json!({"query": question}).to_string();
+        for query in queries() {
+            let arguments = json!({"query": query}).to_string();
             let began = Instant::now();
-            house.asks("discover_mcp_tools", &arguments).await;
-            inside.push(began.elapsed());
-            let params = json!({"name": "discover_mcp_tools", "arguments": {"query": question}});
+            servers.asks("discover_mcp_tools", &arguments).await;
+            in_process.push(began.elapsed());
+            let params = json!({"name": "discover_mcp_tools", "arguments": {"query": query}});
             let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string();
             let began = Instant::now();
-            client.ask(&request).await;
+            client.send(&request).await;
             over_http.push(began.elapsed());
         }
     }
-    (inside, over_http)
+    (in_process, over_http)
 }
 
 pub(crate) fn measure() {
     let one_thread = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (first, held) = one_thread.block_on(first());
-    let (inside, over_http) = common::tokio_runtime().block_on(all());
-    let mut report =
-        BenchReport::new("discovery", ["10,000 tools in 100 servers", "questions", "median", "99 %", "longest"]);
-    for (what, times) in [("without HTTP", &inside), ("over HTTP", &over_http)] {
-        let of = |part| format_duration(quantile(times.iter().copied(), part));
-        report.row([what.to_owned(), times.len().to_string(), of(0.5), of(0.99), of(1.0)]);
+    let (first, longest) = one_thread.block_on(first_query());
+    let (in_process, over_http) = common::tokio_runtime().block_on(later_queries());
+    let mut report = BenchReport::new("discovery", ["10,000 tools in 100 servers", "queries", "p50", "p99", "max"]);
+    for (name, times) in [("in process", &in_process), ("over HTTP", &over_http)] {
+        let at = |fraction| format_duration(quantile(times.iter().copied(), fraction));
+        report.row([name.to_owned(), times.len().to_string(), at(0.5), at(0.99), at(1.0)]);
     }
     let none = || "-".to_owned();
-    report.row(["the first, for which all is read".to_owned(), "1".to_owned(), format_duration(first), none(), none()]);
-    report.row(["and what it held the thread for".to_owned(), "1".to_owned(), format_duration(held), none(), none()]);
-    let goal = |times: &[Duration]| quantile(times.iter().copied(), 0.99).as_secs_f64() * 1000.0;
-    report.goal("99 % of discovery, without HTTP", 5.0, "ms", goal(&inside));
-    report.goal("99 % of discovery, over HTTP", 5.0, "ms", goal(&over_http));
-    report.goal("the longest that the first question holds a thread", 5.0, "ms", held.as_secs_f64() * 1000.0);
+    report.row(["first query".to_owned(), "1".to_owned(), format_duration(first), none(), none()]);
+    report.row(["first query, longest poll".to_owned(), "1".to_owned(), format_duration(longest), none(), none()]);
+    let p99_ms = |times: &[Duration]| quantile(times.iter().copied(), 0.99).as_secs_f64() * 1000.0;
+    report.goal("p99, in process", 5.0, "ms", p99_ms(&in_process));
+    report.goal("p99, over HTTP", 5.0, "ms", p99_ms(&over_http));
+    report.goal("first query, longest poll", 5.0, "ms", longest.as_secs_f64() * 1000.0);
     report.publish();
 }

@@ -1,4 +1,4 @@
-//! The measured gateways: how each is started, its address, and its CPU time and memory.
+//! The measured gateways: start, address, CPU time and memory of each.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek};
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use nix::unistd::{SysconfVar, sysconf};
 use tempfile::TempDir;
 
-use super::common::GIVE_UP;
+use super::common::TIMEOUT;
 use super::sdk;
 
 pub(crate) const INSTANCE: &str = "`/i/{instance}/mcp`";
 pub(crate) const EXECUTE: &str = "`execute_mcp_tool`";
-pub(crate) const EXECUTE_OF_MANY: &str = "`execute_mcp_tool`, one of 1,000 tools";
+pub(crate) const EXECUTE_OF_MANY: &str = "`execute_mcp_tool`, 1,000 tools";
 pub(crate) const MCP_PROXY: &str = "mcp-proxy 0.6.0";
 
 const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
@@ -68,24 +68,24 @@ impl GatewayProcess {
 }
 
 pub(crate) async fn all() -> Vec<GatewayProcess> {
-    // Starting blocks; nothing else runs meanwhile.
+    // Starting a process blocks the thread.
     tokio::task::spawn_blocking(|| {
-        let ours = [
-            ours(INSTANCE, "json", 1, "/i/echo/mcp", ECHO.replace("NAME", "echo")),
-            ours("`/i/{instance}/mcp`, event streams", "sse", 1, "/i/echo/mcp", ECHO.replace("NAME", "echo")),
-            ours(EXECUTE, "json", 1, "/mcp", EXECUTE_ECHO.to_owned()),
-            ours(EXECUTE_OF_MANY, "json", 1_000, "/mcp", EXECUTE_ECHO.to_owned()),
+        let satellites = [
+            satellite(INSTANCE, "json", 1, "/i/echo/mcp", ECHO.replace("NAME", "echo")),
+            satellite("`/i/{instance}/mcp`, SSE responses", "sse", 1, "/i/echo/mcp", ECHO.replace("NAME", "echo")),
+            satellite(EXECUTE, "json", 1, "/mcp", EXECUTE_ECHO.to_owned()),
+            satellite(EXECUTE_OF_MANY, "json", 1_000, "/mcp", EXECUTE_ECHO.to_owned()),
         ];
-        ours.into_iter().chain([rmcp()]).chain(mcp_proxy()).collect()
+        satellites.into_iter().chain([rmcp()]).chain(mcp_proxy()).collect()
     })
     .await
     .unwrap()
 }
 
 /// Starts the built binary with default settings, except for the limits of a user.
-fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: String) -> GatewayProcess {
+fn satellite(name: &'static str, answers: &str, tools: usize, path: &str, call: String) -> GatewayProcess {
     let home = TempDir::new().unwrap();
-    let [program, arguments @ ..] = &echo(tools)[..] else { unreachable!("a command has a name") };
+    let [program, arguments @ ..] = &echo(tools)[..] else { unreachable!("the command is not empty") };
     let config = format!(
         "[gateway]\nlisten = \"127.0.0.1:0\"\nauth = \"none\"\nanswers = {answers:?}\nrequests_per_second = 0\n\
          calls_per_user_max = 0\n\n\
@@ -98,7 +98,7 @@ fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: Strin
     fs::write(&file, config).unwrap();
     let mut command = Command::new(SATELLITE);
     command.arg("run").arg("--config").arg(&file).arg("--data-dir").arg(home.path().join("data"));
-    let (child, line) = started(command, |line| line.contains("MCP: http://"));
+    let (child, line) = start(command, |line| line.contains("MCP: http://"));
     let base = line.split_once("MCP: ").unwrap().1.split_whitespace().next().unwrap().trim_end_matches("/mcp");
     // The child is the reaper; the satellite is its child.
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
@@ -109,21 +109,21 @@ fn ours(name: &'static str, answers: &str, tools: usize, path: &str, call: Strin
 fn rmcp() -> GatewayProcess {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(sdk::CHILD, "1");
-    let (child, url) = started(command, |line| line.starts_with("http://"));
-    let (name, call) = ("rmcp's StreamableHttpService", ECHO.replace("NAME", "echo"));
+    let (child, url) = start(command, |line| line.starts_with("http://"));
+    let (name, call) = ("rmcp `StreamableHttpService`", ECHO.replace("NAME", "echo"));
     GatewayProcess { name, url, call, pid: child.id(), child, _home: None }
 }
 
 fn mcp_proxy() -> Option<GatewayProcess> {
-    let usual = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/mcp-proxy");
-    let program = std::env::var_os("MCP_PROXY").map_or_else(usual, PathBuf::from);
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/mcp-proxy");
+    let program = std::env::var_os("MCP_PROXY").map_or_else(default, PathBuf::from);
     if !program.exists() {
-        missing(&program);
+        report_missing(&program);
         return None;
     }
     let home = TempDir::new().unwrap();
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-    let [server, arguments @ ..] = &echo(1)[..] else { unreachable!("a command has a name") };
+    let [server, arguments @ ..] = &echo(1)[..] else { unreachable!("the command is not empty") };
     let config = format!(
         "[proxy]\nname = \"bench\"\nseparator = \"__\"\n\n[proxy.listen]\nhost = \"127.0.0.1\"\nport = {port}\n\n\
          [[backends]]\nname = \"echo\"\ntransport = \"stdio\"\ncommand = {server:?}\nargs = {arguments:?}\n"
@@ -135,30 +135,29 @@ fn mcp_proxy() -> Option<GatewayProcess> {
     let child = command.spawn().unwrap();
     let began = Instant::now();
     while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-        assert!(began.elapsed() < GIVE_UP, "mcp-proxy does not listen");
+        assert!(began.elapsed() < TIMEOUT, "mcp-proxy does not listen");
         std::thread::sleep(Duration::from_millis(20));
     }
     let (url, call) = (format!("http://127.0.0.1:{port}/"), ECHO.replace("NAME", "echo__echo"));
     Some(GatewayProcess { name: MCP_PROXY, url, call, pid: child.id(), child, _home: Some(home) })
 }
 
-#[expect(clippy::print_stderr, reason = "who runs the bench should know what is missing")]
-fn missing(program: &Path) {
-    eprintln!("{MCP_PROXY} is not measured: {} is not there", program.display());
+#[expect(clippy::print_stderr, reason = "a message to the person who runs the bench")]
+fn report_missing(program: &Path) {
+    eprintln!("{MCP_PROXY} is not measured: {} does not exist; set MCP_PROXY", program.display());
 }
 
-/// Starts the process and returns the line of its output that announces that it serves. Panics if the process ends
-/// instead.
-fn started(mut command: Command, is_it: impl Fn(&str) -> bool) -> (Child, String) {
+/// Starts the process and waits for the first line of its output that matches. Panics if the process ends before.
+fn start(mut command: Command, matches: impl Fn(&str) -> bool) -> (Child, String) {
     let mut log = tempfile::tempfile().unwrap();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.try_clone().unwrap());
     let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let Some(line) = lines.find(|line| is_it(line)) else {
-        let mut complaint = String::new();
+    let Some(line) = lines.find(|line| matches(line)) else {
+        let mut errors = String::new();
         log.rewind().unwrap();
-        log.read_to_string(&mut complaint).unwrap();
-        panic!("{command:?} does not serve: {}\n{complaint}", child.wait().unwrap());
+        log.read_to_string(&mut errors).unwrap();
+        panic!("{command:?} does not serve: {}\n{errors}", child.wait().unwrap());
     };
     // Drain further output so that the process does not block.
     std::thread::spawn(move || lines.for_each(drop));

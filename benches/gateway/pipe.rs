@@ -1,4 +1,4 @@
-//! Baseline: clients share the server's pipe directly, without a gateway in between.
+//! Baseline: clients share the pipe of the server, without a gateway.
 
 use std::collections::HashMap;
 use std::process::Stdio;
@@ -11,25 +11,25 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::sync::{mpsc, oneshot};
 
-use super::common::GIVE_UP;
+use super::common::TIMEOUT;
 
-type PendingAnswers = Arc<Mutex<HashMap<u64, oneshot::Sender<String>>>>;
+type PendingResponses = Arc<Mutex<HashMap<u64, oneshot::Sender<String>>>>;
 
 pub(crate) struct SharedPipe {
     lines: mpsc::UnboundedSender<String>,
-    waiting: PendingAnswers,
+    pending: PendingResponses,
     next: Arc<AtomicU64>,
     _child: Child,
 }
 
 pub(crate) struct PipeCaller {
     lines: mpsc::UnboundedSender<String>,
-    waiting: PendingAnswers,
+    pending: PendingResponses,
     next: Arc<AtomicU64>,
 }
 
 #[derive(Deserialize)]
-struct PipeAnswer {
+struct PipeResponse {
     id: u64,
 }
 
@@ -45,21 +45,21 @@ impl SharedPipe {
             .unwrap();
         let (mut stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let (lines, mut to_write) = mpsc::unbounded_channel::<String>();
-        let waiting = PendingAnswers::default();
+        let pending = PendingResponses::default();
         tokio::spawn(async move {
             while let Some(mut line) = to_write.recv().await {
-                // All waiting lines go into one write, as in every gateway here.
+                // All queued lines are written at once, as in every gateway measured here.
                 while let Ok(next) = to_write.try_recv() {
                     line.push_str(&next);
                 }
                 stdin.write_all(line.as_bytes()).await.unwrap();
             }
         });
-        tokio::spawn(read(BufReader::new(stdout), Arc::clone(&waiting)));
-        let pipe = Self { lines, waiting, next: Arc::default(), _child: child };
+        tokio::spawn(read(BufReader::new(stdout), Arc::clone(&pending)));
+        let pipe = Self { lines, pending, next: Arc::default(), _child: child };
         let caller = pipe.caller();
         caller
-            .ask(|id| {
+            .request(|id| {
                 format!(
                     r#"{{"jsonrpc":"2.0","id":{id},"method":"initialize","params":{{"protocolVersion":"2025-11-25","capabilities":{{}},"clientInfo":{{"name":"bench","version":"0"}}}}}}"#
                 )
@@ -70,7 +70,7 @@ impl SharedPipe {
     }
 
     pub(crate) fn caller(&self) -> PipeCaller {
-        PipeCaller { lines: self.lines.clone(), waiting: Arc::clone(&self.waiting), next: Arc::clone(&self.next) }
+        PipeCaller { lines: self.lines.clone(), pending: Arc::clone(&self.pending), next: Arc::clone(&self.next) }
     }
 }
 
@@ -79,35 +79,35 @@ impl PipeCaller {
         let mut took = Vec::with_capacity(calls);
         for _ in 0..calls {
             let began = Instant::now();
-            let answer = self
-                .ask(|id| {
+            let response = self
+                .request(|id| {
                     format!(
                         r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"echo","arguments":{{"text":"hello"}}}}}}"#
                     )
                 })
                 .await;
             took.push(began.elapsed());
-            assert!(answer.contains("hello"), "{answer}");
+            assert!(response.contains("hello"), "{response}");
         }
         took
     }
 
-    async fn ask(&self, request: impl FnOnce(u64) -> String) -> String {
+    async fn request(&self, message: impl FnOnce(u64) -> String) -> String {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let (answer, answered) = oneshot::channel();
-        self.waiting.lock().unwrap().insert(id, answer);
-        let mut line = request(id);
+        let (sender, response) = oneshot::channel();
+        self.pending.lock().unwrap().insert(id, sender);
+        let mut line = message(id);
         line.push('\n');
         self.lines.send(line).unwrap();
-        tokio::time::timeout(GIVE_UP, answered).await.unwrap().unwrap()
+        tokio::time::timeout(TIMEOUT, response).await.unwrap().unwrap()
     }
 }
 
-async fn read(mut stdout: BufReader<ChildStdout>, waiting: PendingAnswers) {
+async fn read(mut stdout: BufReader<ChildStdout>, pending: PendingResponses) {
     let mut line = String::new();
     while stdout.read_line(&mut line).await.unwrap() > 0 {
-        let PipeAnswer { id } = serde_json::from_str(&line).unwrap();
-        let caller = waiting.lock().unwrap().remove(&id).unwrap();
+        let PipeResponse { id } = serde_json::from_str(&line).unwrap();
+        let caller = pending.lock().unwrap().remove(&id).unwrap();
         caller.send(std::mem::take(&mut line)).unwrap();
     }
 }

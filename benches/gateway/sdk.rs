@@ -1,5 +1,5 @@
-//! Baseline with rmcp's own HTTP server: `StreamableHttpService` in front of the same runtime. It runs in a child
-//! process, so that its CPU time can be told from that of the clients.
+//! Baseline: rmcp's `StreamableHttpService` in front of the same runtime. It runs in a child process, so that its CPU
+//! time is measured without that of the clients.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use rmcp::{RoleServer, ServerHandler};
 use serde_json::value::RawValue;
 use tokio::net::TcpListener;
 
-use super::common::{GIVE_UP, NullSink, is_online, spec, start};
+use super::common::{NullSink, TIMEOUT, is_online, spec, start};
 use super::gateways;
 
 pub(crate) const CHILD: &str = "SATELLITE_BENCH_GATEWAY_SDK";
@@ -28,19 +28,20 @@ pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-#[expect(clippy::print_stdout, reason = "what the parent reads")]
+#[expect(clippy::print_stdout, reason = "the parent process reads the output")]
 pub(crate) async fn serve() {
     let spec = spec(0, 1, 1, &gateways::echo(1), &Arc::new(Policy::default()));
     let id = spec.id.clone();
     let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
     runtime.install(spec).await.unwrap();
-    tokio::time::timeout(GIVE_UP, runtime.wait_for(&id, is_online)).await.unwrap().unwrap();
-    let face = RuntimeHandler { runtime, id };
+    tokio::time::timeout(TIMEOUT, runtime.wait_for(&id, is_online)).await.unwrap().unwrap();
+    let handler = RuntimeHandler { runtime, id };
     let sessions = Arc::new(LocalSessionManager::default());
-    let service = StreamableHttpService::new(move || Ok(face.clone()), sessions, StreamableHttpServerConfig::default());
+    let service =
+        StreamableHttpService::new(move || Ok(handler.clone()), sessions, StreamableHttpServerConfig::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("http://{}/mcp", listener.local_addr().unwrap());
-    // Without it Nagle's algorithm delays events until the peer's acknowledgement.
+    // Nagle's algorithm would delay events until the client's acknowledgement.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
     axum::serve(listener, axum::Router::new().nest_service("/mcp", service)).await.unwrap();
 }
@@ -65,9 +66,9 @@ impl ServerHandler for RuntimeHandler {
         let internal = |error: String| ErrorData::internal_error(error, None);
         let arguments = request.arguments.unwrap_or_default();
         let arguments = RawValue::from_string(serde_json::to_string(&arguments).unwrap()).unwrap();
-        let answer = self.runtime.call(&self.id, &request.name, Some(arguments), None).await;
-        let answer = answer.map_err(|error| internal(error.to_string()))?;
-        let result: CallToolResult = serde_json::from_str(answer.get()).map_err(|error| internal(error.to_string()))?;
+        let result = self.runtime.call(&self.id, &request.name, Some(arguments), None).await;
+        let result = result.map_err(|error| internal(error.to_string()))?;
+        let result: CallToolResult = serde_json::from_str(result.get()).map_err(|error| internal(error.to_string()))?;
         Ok(result.into())
     }
 }

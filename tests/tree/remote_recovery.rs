@@ -16,7 +16,7 @@ use mcp_satellite_actors::model::status::Status;
 use serde_json::json;
 use testkit::fleet::{Fleet, Server, seconds, tenths};
 use tokio::time::{Instant, sleep};
-use tracing::{Level, Metadata, Subscriber, span};
+use tracing::{Dispatch, Level, Metadata, Subscriber, span};
 
 use crate::remote_support::{
     DAY, INTERNAL_ERROR, REFUSED, event_lines_after_start, lose_connection, until_attempting, until_attempts,
@@ -231,6 +231,9 @@ async fn an_unreadable_resource_list_keeps_its_content_until_it_is_read() {
 #[tokio::test(start_paused = true)]
 async fn a_permanently_failing_resource_list_is_retried_with_jitter_and_logged_once() {
     let warnings = ListWarnings::default();
+    // With one dispatcher alive, tracing asks only that of the thread that first reaches a log statement, which may
+    // belong to another test. With two, it asks all.
+    let _second = Dispatch::new(ListWarnings::default());
     let _guard = tracing::subscriber::set_default(warnings.clone());
     let fleet = Fleet::start().await;
     let script = SimScript { resources: 1, resources_error: true, ..SimScript::default() };
