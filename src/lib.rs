@@ -40,6 +40,7 @@ mod values;
 #[cfg(feature = "cli")]
 mod watch;
 
+#[doc(inline)]
 pub use mcp_satellite_embed::{
     FunctionError, Functions, Instance, InstanceError, InstanceHandle, Remedy, Runtime, RuntimeBuilder, RuntimeEnd,
     RuntimeStartError, ShutdownReport, ToolCall, ToolResult, actors,
