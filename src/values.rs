@@ -15,10 +15,10 @@ use mcp_satellite_actors::{ControlError, InstallOutcome, RuntimeHandle};
 use reqwest::header::{AUTHORIZATION, HeaderName, HeaderValue};
 
 use crate::active_configuration::{ActiveConfiguration, RequiringInstances};
-use crate::catalogue_cache::CatalogueCache;
 use crate::connect::remote::is_reserved;
 use crate::console::api::{RequiredValue, RequiredValueSource};
 use mcp_satellite_files::disk::NotSaved;
+use mcp_satellite_store::catalogue_cache::CatalogueCache;
 use mcp_satellite_store::state::{DATABASE, StateDb, StateKey, StateTable};
 
 /// Upper limit for the length of a value, in bytes. Linux limits an environment variable to twice this.

@@ -22,7 +22,6 @@ use super::settings::StartupSettings;
 use super::{ControlSocket, RunningSatellite, SatelliteStorage, UserData};
 use crate::active_configuration::{ActiveConfiguration, ReloadRequest};
 use crate::backend::link::BackendLink;
-use crate::catalogue_cache::CatalogueCache;
 use crate::config::{Plan, Profile, SinkPlan};
 use crate::connect::isolation::OperatingMode;
 use crate::connect::process::{ReclaimedProcesses, raise_descriptor_limit};
@@ -37,7 +36,6 @@ use crate::erasures::DataEraser;
 use crate::grants;
 use crate::journal::{Journal, JournalLimits, JournalSink};
 use crate::known_dirs::DataDirLocation;
-use crate::memories::MemoStore;
 use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
@@ -46,6 +44,8 @@ use crate::values::{UserValues, ValueConfigurer};
 use mcp_satellite_process::memory_limit;
 use mcp_satellite_process::reaper::ReaperLink;
 use mcp_satellite_remote::oauth::Grants;
+use mcp_satellite_store::catalogue_cache::CatalogueCache;
+use mcp_satellite_store::memos::MemoStore;
 
 /// Number of events that the journal stores in one transaction: few transactions during a burst, and none of them long.
 const JOURNAL_BATCH_MAX: usize = 2_000;
