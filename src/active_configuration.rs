@@ -1,18 +1,13 @@
 //! The configuration in effect, and requests to change it.
 
-use std::collections::HashMap;
 use std::time::Instant;
 
 use mcp_satellite_actors::model::event::Event;
-use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::spec::InstanceConfig;
 use tokio::sync::oneshot;
 
 use crate::config::{BackendDocument, ConfigOrigin, Plan};
 use mcp_satellite_store::identity::ConfigHash;
-
-/// Configurations that require values from their users.
-pub(crate) type RequiringInstances = HashMap<InstanceId, InstanceConfig>;
+use mcp_satellite_store::values::RequiringInstances;
 
 #[derive(Default)]
 pub(crate) struct ActiveConfiguration {

@@ -16,10 +16,10 @@ use tokio::sync::Notify;
 
 use crate::active_configuration::ActiveConfiguration;
 use crate::connect::stdio::StdioConnector;
-use crate::values::UserValues;
 use mcp_satellite_files::disk::{NotSaved, run_with_timeout};
 use mcp_satellite_remote::oauth::Grants;
 use mcp_satellite_store::state::{StateDb, StateKey, StateTable};
+use mcp_satellite_store::values::UserValues;
 
 /// Longest pause between two checks of the list, because the wall clock may have been set meanwhile.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60 * 60);

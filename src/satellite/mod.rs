@@ -36,10 +36,10 @@ use crate::delivery::Delivery;
 use crate::endpoint::SatelliteEndpoint;
 use crate::erasures::DataEraser;
 use crate::journal::Journal;
-use crate::values::UserValues;
 use mcp_satellite_remote::oauth::Grants;
 use mcp_satellite_store::catalogue_cache::CatalogueCache;
 use mcp_satellite_store::memos::MemoStore;
+use mcp_satellite_store::values::UserValues;
 
 pub(crate) struct RunningSatellite {
     runtime: RuntimeHandle,

@@ -40,12 +40,13 @@ use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
 use crate::state::StateDb;
-use crate::values::{UserValues, ValueConfigurer};
+use crate::values::ValueConfigurer;
 use mcp_satellite_process::memory_limit;
 use mcp_satellite_process::reaper::ReaperLink;
 use mcp_satellite_remote::oauth::Grants;
 use mcp_satellite_store::catalogue_cache::CatalogueCache;
 use mcp_satellite_store::memos::MemoStore;
+use mcp_satellite_store::values::UserValues;
 
 /// Number of events that the journal stores in one transaction: few transactions during a burst, and none of them long.
 const JOURNAL_BATCH_MAX: usize = 2_000;

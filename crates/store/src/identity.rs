@@ -1,7 +1,7 @@
 //! Canonical forms of a server's configuration, and hashes of them that are the same in every build and release.
 //!
 //! A form is JSON with its fields in a fixed order. It contains only those settings of a policy that differ from their
-//! defaults, so a release that adds a field changes no hash. Rename a field of a policy only together with [`FORM`].
+//! defaults, so a release that adds a field changes no hash. Rename a field of a policy only together with `FORM`.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -16,3 +16,5 @@ pub mod memos;
 pub mod sink;
 #[cfg(feature = "state")]
 pub mod state;
+#[cfg(feature = "state")]
+pub mod values;

@@ -17,8 +17,8 @@ use crate::grants;
 use crate::known_dirs::DataDirLocation;
 use crate::satellite::lock::{DataDirLock, DataDirLockError};
 use crate::state::StateDb;
-use crate::values::UserValues;
 use mcp_satellite_remote::oauth::{FlowCompletion, FlowRequest, Grants, OAuthError};
+use mcp_satellite_store::values::UserValues;
 
 pub(super) enum AuthBackend {
     Running(ConsoleClient),
