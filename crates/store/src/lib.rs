@@ -8,6 +8,8 @@ pub mod catalogue_cache;
 #[cfg(feature = "journal")]
 pub mod delivery;
 #[cfg(feature = "state")]
+pub mod erasures;
+#[cfg(feature = "state")]
 pub mod identity;
 #[cfg(feature = "journal")]
 pub mod journal;
