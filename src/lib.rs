@@ -23,8 +23,6 @@ pub use mcp_satellite_gateway as gateway;
 #[cfg(feature = "cli")]
 mod grants;
 #[cfg(feature = "cli")]
-mod known_dirs;
-#[cfg(feature = "cli")]
 pub use mcp_satellite_gateway::remedy;
 #[cfg(feature = "cli")]
 pub use mcp_satellite_load as load;
