@@ -1,19 +1,13 @@
 //! The configuration in effect, and requests to change it.
 
-use std::collections::HashMap;
-use std::fmt;
 use std::time::Instant;
 
 use mcp_satellite_actors::model::event::Event;
-use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec};
 use tokio::sync::oneshot;
 
 use crate::config::{BackendDocument, ConfigOrigin, Plan};
-use crate::identity;
-
-/// Configurations that require values from their users.
-pub(crate) type RequiringInstances = HashMap<InstanceId, InstanceConfig>;
+use mcp_satellite_store::identity::ConfigHash;
+use mcp_satellite_store::values::RequiringInstances;
 
 #[derive(Default)]
 pub(crate) struct ActiveConfiguration {
@@ -50,28 +44,6 @@ impl ConfigSummary {
             change_detected,
             fetch_duration_ms: u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
         }
-    }
-}
-
-/// Hash that tells two configurations apart in events and logs. The same configuration has the same hash in every
-/// release. It is the sum of the hashes of the instances, so that one of them can be replaced.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ConfigHash(u64);
-
-impl ConfigHash {
-    pub(crate) fn from_specs(specs: &[InstanceSpec]) -> Self {
-        Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(identity::public_hash(spec))))
-    }
-
-    pub(crate) fn exchange(self, before: &InstanceSpec, after: &InstanceSpec) -> Self {
-        let (before, after) = (identity::public_hash(before), identity::public_hash(after));
-        Self(self.0.wrapping_sub(before).wrapping_add(after))
-    }
-}
-
-impl fmt::Display for ConfigHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
     }
 }
 

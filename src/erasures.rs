@@ -1,12 +1,8 @@
 //! Erasure of data of instances that the configuration does not name any more: values of their users, authorizations
-//! and sandbox homes.
-//!
-//! A removal may be a mistake that is corrected a moment later. So the instance is first listed in the state database,
-//! and its data is erased when the retention has passed. An instance that is configured again before that finds its
-//! data unchanged. The list survives restarts of the satellite, so a restart neither shortens nor extends the time.
+//! and sandbox homes. A removed instance is first listed, and its data is erased when the retention has passed.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeSet, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -16,101 +12,19 @@ use tokio::sync::Notify;
 
 use crate::active_configuration::ActiveConfiguration;
 use crate::connect::stdio::StdioConnector;
-use crate::values::UserValues;
 use mcp_satellite_files::disk::{NotSaved, run_with_timeout};
 use mcp_satellite_remote::oauth::Grants;
-use mcp_satellite_store::state::{StateDb, StateKey, StateTable};
+use mcp_satellite_store::erasures::ErasureList;
+use mcp_satellite_store::state::StateDb;
+use mcp_satellite_store::values::UserValues;
 
 /// Longest pause between two checks of the list, because the wall clock may have been set meanwhile.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// Pause before another attempt if an instance was still ending or its data could not be erased.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-struct ErasureList {
-    database: StateDb,
-    /// Never locked while waiting for the disk: threads of the async runtime lock it.
-    removed: Mutex<BTreeMap<InstanceId, Timestamp>>,
-}
-
-impl ErasureList {
-    /// Reads the list. An unreadable list counts as empty: the data is then listed anew and kept longer.
-    fn open(database: &StateDb) -> Self {
-        let removed = Self::read(database).unwrap_or_else(|why| {
-            tracing::error!(why, "cannot read the list of data to erase; the retention starts again");
-            BTreeMap::new()
-        });
-        Self { database: database.clone(), removed: Mutex::new(removed) }
-    }
-
-    fn read(database: &StateDb) -> Result<BTreeMap<InstanceId, Timestamp>, String> {
-        let mut removed = BTreeMap::new();
-        for (key, body) in database.load(StateTable::Erasures)? {
-            let StateKey::Instance(id) = key else { continue };
-            let at = String::from_utf8_lossy(&body).parse::<Timestamp>().map_err(|error| error.to_string())?;
-            removed.insert(id, at);
-        }
-        Ok(removed)
-    }
-
-    /// Adds the instances in `present` that are not in `configured`, as removed at `now` unless they are listed
-    /// already, and drops all others. Waits for the disk.
-    fn update(&self, present: &BTreeSet<InstanceId>, configured: &HashSet<InstanceId>, now: Timestamp) {
-        self.change(|removed| {
-            removed.retain(|id, _| present.contains(id) && !configured.contains(id));
-            for id in present.iter().filter(|id| !configured.contains(*id)) {
-                removed.entry(id.clone()).or_insert(now);
-            }
-        });
-    }
-
-    /// Removes erased instances from the list. Waits for the disk.
-    fn remove_erased(&self, ids: &[InstanceId]) {
-        self.change(|removed| removed.retain(|id, _| !ids.contains(id)));
-    }
-
-    fn change(&self, change: impl FnOnce(&mut BTreeMap<InstanceId, Timestamp>)) {
-        {
-            let mut removed = self.removed();
-            let before = removed.clone();
-            change(&mut removed);
-            if *removed == before {
-                return;
-            }
-            for id in before.keys().chain(removed.keys()).filter(|id| before.get(*id) != removed.get(*id)) {
-                let body = removed.get(id).map(|at| at.to_string().into_bytes());
-                self.database.set(StateTable::Erasures, id.clone(), body);
-            }
-        }
-        if let Err(error) = self.database.save() {
-            tracing::warn!(%error, "cannot store the list of data to erase; a restart starts the retention again");
-        }
-    }
-
-    fn due(&self, retention: Duration, now: Timestamp) -> Vec<InstanceId> {
-        let is_due = |removed_at: &Timestamp| time_left(*removed_at, retention, now).is_zero();
-        self.removed().iter().filter(|(_, at)| is_due(at)).map(|(id, _)| id.clone()).collect()
-    }
-
-    fn next_due(&self, retention: Duration, now: Timestamp) -> Option<Duration> {
-        self.removed().values().map(|at| time_left(*at, retention, now)).min()
-    }
-
-    fn instances(&self) -> Vec<InstanceId> {
-        self.removed().keys().cloned().collect()
-    }
-
-    fn removed(&self) -> MutexGuard<'_, BTreeMap<InstanceId, Timestamp>> {
-        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Returns the rest of the retention. A removal time in the future, after the clock was set back, counts as now.
-fn time_left(removed_at: Timestamp, retention: Duration, now: Timestamp) -> Duration {
-    let passed = Duration::try_from(now.duration_since(removed_at)).unwrap_or_default();
-    retention.saturating_sub(passed)
-}
-
 pub(crate) struct DataEraser {
+    database: StateDb,
     list: ErasureList,
     values: Arc<UserValues>,
     grants: Grants,
@@ -133,20 +47,20 @@ impl DataEraser {
         runtime: RuntimeHandle,
         applied: Arc<tokio::sync::Mutex<ActiveConfiguration>>,
     ) -> Self {
-        let list = ErasureList::open(database);
+        let (database, list) = (database.clone(), ErasureList::open(database));
         let (retention, changed) = (Mutex::default(), Notify::new());
-        Self { list, values, grants, connector, runtime, applied, retention, changed }
+        Self { database, list, values, grants, connector, runtime, applied, retention, changed }
     }
 
     /// Sets the configured instances and the retention for the data of all others. Waits for the disk.
     pub(crate) fn set_configured(&self, configured: &HashSet<InstanceId>, retention: Duration) {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = Some(retention);
         // Changed in memory first: the data of a configured instance is not erased even if the disk does not answer.
-        self.list.change(|removed| removed.retain(|id, _| !configured.contains(id)));
+        self.list.remove_configured(|id| configured.contains(id));
         let mut present: BTreeSet<InstanceId> = self.values.instances();
         present.extend(self.grants.instances());
         present.extend(self.connector.homes());
-        self.list.update(&present, configured, Timestamp::now());
+        self.list.update(&present, |id| configured.contains(id), Timestamp::now());
         self.changed.notify_one();
     }
 
@@ -194,7 +108,7 @@ impl DataEraser {
     async fn erase(self: &Arc<Self>, choose: impl FnOnce() -> Vec<InstanceId> + Send + 'static) -> Vec<InstanceId> {
         // Check the disk first: otherwise `applied` would stay locked until the disk answers.
         let this = self.clone();
-        let checked = run_with_timeout(move || this.list.database.check_writable()).await;
+        let checked = run_with_timeout(move || this.database.check_writable()).await;
         if matches!(checked, None | Some(Err(NotSaved::DiskHangs))) {
             tracing::warn!("the disk does not answer; data of removed instances is not erased now");
             return Vec::new();
@@ -233,66 +147,5 @@ impl DataEraser {
 
     fn retention(&self) -> Option<Duration> {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-    use crate::data_dir::DataDir;
-
-    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
-    fn open(data_dir: &Path) -> ErasureList {
-        ErasureList::open(&StateDb::open(&DataDir::open(data_dir).unwrap()).unwrap())
-    }
-
-    fn id(installation: &str) -> InstanceId {
-        InstanceId::new("acme".into(), "alice".into(), installation.into())
-    }
-
-    fn at(hours: i64) -> Timestamp {
-        Timestamp::from_second(1_800_000_000 + hours * 3600).unwrap()
-    }
-
-    #[test]
-    fn a_removed_instance_is_due_after_the_retention_even_after_a_restart() {
-        let home = crate::data_dir::private_tempdir();
-        let present = BTreeSet::from([id("a"), id("b")]);
-        let list = open(home.path());
-        list.update(&present, &[id("a")].into(), at(0));
-        list.update(&present, &[id("a")].into(), at(20));
-        assert_eq!(list.next_due(DAY, at(20)), Some(Duration::from_secs(4 * 3600)));
-        let again = open(home.path());
-        assert_eq!((again.due(DAY, at(23)), again.due(DAY, at(24))), (vec![], vec![id("b")]));
-        assert_eq!(again.due(Duration::ZERO, at(0)), [id("b")]);
-        again.remove_erased(&[id("b")]);
-        assert!(open(home.path()).instances().is_empty());
-    }
-
-    #[test]
-    fn configuring_an_instance_again_resets_its_retention() {
-        let home = crate::data_dir::private_tempdir();
-        let present = BTreeSet::from([id("a")]);
-        let list = open(home.path());
-        list.update(&present, &HashSet::new(), at(0));
-        list.update(&present, &[id("a")].into(), at(1));
-        assert_eq!(list.next_due(DAY, at(1)), None);
-        list.update(&present, &HashSet::new(), at(2));
-        assert_eq!(list.next_due(DAY, at(2)), Some(DAY));
-    }
-
-    #[test]
-    fn an_unreadable_list_restarts_the_retention() {
-        let home = crate::data_dir::private_tempdir();
-        DataDir::open(home.path()).unwrap().replace("to-erase.json", b"{\"version\": 9}").unwrap();
-        let list = open(home.path());
-        list.update(&[id("a")].into(), &HashSet::new(), at(5));
-        assert_eq!(list.next_due(DAY, at(5)), Some(DAY));
-        drop(list);
-        assert_eq!(open(home.path()).next_due(DAY, at(6)), DAY.checked_sub(Duration::from_secs(3600)));
     }
 }

@@ -7,8 +7,6 @@ mod active_configuration;
 #[cfg(feature = "cli")]
 pub use mcp_satellite_backend as backend;
 #[cfg(feature = "cli")]
-mod catalogue_cache;
-#[cfg(feature = "cli")]
 pub mod cli;
 #[cfg(feature = "cli")]
 pub use mcp_satellite_config as config;
@@ -24,15 +22,9 @@ pub use mcp_satellite_gateway as gateway;
 #[cfg(feature = "cli")]
 mod grants;
 #[cfg(feature = "cli")]
-mod identity;
-#[cfg(feature = "cli")]
-mod known_dirs;
+pub use mcp_satellite_gateway::remedy;
 #[cfg(feature = "cli")]
 pub use mcp_satellite_load as load;
-#[cfg(feature = "cli")]
-mod memories;
-#[cfg(feature = "cli")]
-pub use mcp_satellite_gateway::remedy;
 #[cfg(feature = "cli")]
 mod satellite;
 #[cfg(feature = "cli")]
@@ -47,5 +39,7 @@ pub use mcp_satellite_embed::{
 };
 pub use mcp_satellite_files::data_dir;
 pub use mcp_satellite_store::sink;
+#[cfg(feature = "cli")]
+pub use mcp_satellite_store::state;
 #[cfg(feature = "journal")]
-pub use mcp_satellite_store::{delivery, journal, state};
+pub use mcp_satellite_store::{delivery, journal};

@@ -8,7 +8,9 @@ use super::exit::{CommandFailure, NO_SATELLITE};
 use super::print::print_error;
 use crate::console::api::ConsoleFilter;
 use crate::console::client::{ClientError, ConsoleClient};
-use crate::known_dirs::{self, DataDirLocation};
+use crate::console::is_running;
+use crate::data_dir::DataDir;
+use mcp_satellite_files::known_dirs::{DataDirLocation, recorded_dirs};
 
 /// Location of a satellite's data and its control socket.
 #[derive(Debug, Clone, Args)]
@@ -48,16 +50,17 @@ impl DataDirArg {
             return Ok(here.path);
         }
         match here.open_existing() {
-            Ok(directory) if known_dirs::is_running(&directory) => return Ok(here.path),
+            Ok(directory) if is_running(&directory) => return Ok(here.path),
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(ClientError::Unsafe(error).into());
             }
             Ok(_) | Err(_) => {}
         }
-        let mut running = known_dirs::running_dirs();
+        let mut running = recorded_dirs();
+        running.retain(|path| DataDir::open(path).is_ok_and(|directory| is_running(&directory)));
         // The demo in this directory is found even if the record of data directories cannot be written.
         if let Ok(demo) = location(None, DEMO_DATA_DIR).open_existing()
-            && known_dirs::is_running(&demo)
+            && is_running(&demo)
             && !running.iter().any(|path| path == demo.path())
         {
             running.push(demo.path().to_owned());

@@ -19,11 +19,11 @@ use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, log_writer, try
 use crate::active_configuration::{AcceptedReload, RejectedReload, ReloadRequest};
 use crate::config::{Plan, SinkPlan, listen_address};
 use crate::connect::process::signals::is_ignored;
-use crate::known_dirs::DataDirLocation;
 use crate::satellite::RunningSatellite;
 use crate::satellite::lock::DataDirLockError;
 use crate::satellite::start::StartError;
 use crate::watch::{ConfigTexts, ConfigWatch};
+use mcp_satellite_files::known_dirs::DataDirLocation;
 use mcp_satellite_process::reaper::ReaperLink;
 
 /// Default log filter. ractor and rmcp log much that does not matter to an operator, and rmcp logs payloads.

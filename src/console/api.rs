@@ -3,6 +3,7 @@
 
 pub use mcp_satellite_actors::model::event::rfc3339;
 pub use mcp_satellite_backend::link::BackendStatus;
+pub use mcp_satellite_store::values::{RequiredValue, RequiredValueSource};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -264,25 +265,6 @@ pub struct ConfigureResult {
     /// The reason why the change is not stored; see [`ControlResult::not_durable`].
     #[serde(default)]
     pub not_durable: Option<String>,
-}
-
-/// A value that a user must provide.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RequiredValue {
-    /// Name of the value.
-    pub key: String,
-    /// Source of the value; `null` if it is missing.
-    pub given_by: Option<RequiredValueSource>,
-}
-
-/// Source of a user's value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RequiredValueSource {
-    /// `satellite configure`.
-    Configure,
-    /// The user's tier of the configuration.
-    File,
 }
 
 /// A request to start an OAuth authorization of an instance.

@@ -6,5 +6,13 @@ pub mod client;
 pub(crate) mod find;
 pub(crate) mod server;
 
+use std::os::unix::net::UnixStream;
+
+use crate::data_dir::DataDir;
+
 /// The socket's name in the data directory.
 pub const SOCKET: &str = "control.sock";
+
+pub(crate) fn is_running(directory: &DataDir) -> bool {
+    directory.check_socket(SOCKET).is_ok() && UnixStream::connect(directory.descriptor_path(SOCKET)).is_ok()
+}

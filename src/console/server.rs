@@ -36,8 +36,9 @@ use crate::erasures::DataEraser;
 use crate::gateway::clients::ClientStatus;
 use crate::journal::{self, Journal, JournalError, JournalState};
 use crate::remedy::next_step;
-use crate::values::{ValueChange, ValueConfigurer, ValueError};
+use crate::values::{ConfigureError, ValueConfigurer};
 use mcp_satellite_remote::oauth::Grants;
+use mcp_satellite_store::values::{ValueChange, ValueError};
 
 /// Maximum size of a request body: the arguments of a call may be as large as a message of a server.
 const BODY_MAX: usize = 16 * 1024 * 1024;
@@ -318,11 +319,11 @@ async fn configure(
     let change = ValueChange { set, unset: request.unset };
     let (required, not_durable) =
         console.configurer.configure(view.spec.id.clone(), change).await.map_err(|refused| match refused {
-            ValueError::BadInput(why) => {
+            ConfigureError::Value(ValueError::BadInput(why)) => {
                 ConsoleErrorResponse::from(RequestFailure::new("bad_input", format!("`{}`: {why}", view.spec.name)))
             }
-            ValueError::Storage(_) => RequestFailure::new("storage", refused.to_string()).into(),
-            ValueError::Control(error) => ConsoleErrorResponse::from_control_error(error, &view),
+            ConfigureError::Value(ValueError::Storage(_)) => RequestFailure::new("storage", refused.to_string()).into(),
+            ConfigureError::Control(error) => ConsoleErrorResponse::from_control_error(error, &view),
         })?;
     let Json(instance) = current_status(&console, &view)?;
     Ok(Json(ConfigureResult { instance, required, not_durable }))

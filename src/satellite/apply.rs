@@ -15,11 +15,12 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::RunningSatellite;
 use super::settings::StartupSettings;
-use crate::active_configuration::{AcceptedReload, ActiveConfiguration, ConfigHash, ConfigSummary, RejectedReload};
+use crate::active_configuration::{AcceptedReload, ActiveConfiguration, ConfigSummary, RejectedReload};
 use crate::backend::link::rules::InstanceScope;
 use crate::backend::link::{BackendLink, SpecsById};
 use crate::config::{ConfigErrors, Plan};
 use crate::console::api::{RejectedConfiguration, rfc3339};
+use mcp_satellite_store::identity::ConfigHash;
 
 /// Number of instances from which on a configuration that removes more than half of them is rejected as a likely
 /// mistake.

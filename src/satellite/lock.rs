@@ -10,8 +10,8 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::console::SOCKET;
 use crate::data_dir::{DataDir, OpenMode};
-use crate::known_dirs::DataDirLocation;
 use mcp_satellite_files::disk::run_with_timeout;
+use mcp_satellite_files::known_dirs::DataDirLocation;
 use mcp_satellite_process::reaper;
 
 /// Upper limit for the time in which a satellite without a reaper ends its servers.

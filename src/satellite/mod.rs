@@ -29,7 +29,6 @@ use self::lock::DataDirLock;
 use self::settings::StartupSettings;
 use crate::active_configuration::{ActiveConfiguration, ReloadRequest};
 use crate::backend::link::BackendLink;
-use crate::catalogue_cache::CatalogueCache;
 use crate::connect::stdio::StdioConnector;
 use crate::console::api::{EndpointStatus, RejectedConfiguration};
 use crate::console::find::TeamMembers;
@@ -37,9 +36,10 @@ use crate::delivery::Delivery;
 use crate::endpoint::SatelliteEndpoint;
 use crate::erasures::DataEraser;
 use crate::journal::Journal;
-use crate::memories::MemoStore;
-use crate::values::UserValues;
 use mcp_satellite_remote::oauth::Grants;
+use mcp_satellite_store::catalogue_cache::CatalogueCache;
+use mcp_satellite_store::memos::MemoStore;
+use mcp_satellite_store::values::UserValues;
 
 pub(crate) struct RunningSatellite {
     runtime: RuntimeHandle,

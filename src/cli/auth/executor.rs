@@ -14,11 +14,11 @@ use crate::console::api::{
 use crate::console::client::{ClientError, ConsoleClient};
 use crate::console::find::find;
 use crate::grants;
-use crate::known_dirs::DataDirLocation;
 use crate::satellite::lock::{DataDirLock, DataDirLockError};
 use crate::state::StateDb;
-use crate::values::UserValues;
+use mcp_satellite_files::known_dirs::DataDirLocation;
 use mcp_satellite_remote::oauth::{FlowCompletion, FlowRequest, Grants, OAuthError};
+use mcp_satellite_store::values::UserValues;
 
 pub(super) enum AuthBackend {
     Running(ConsoleClient),

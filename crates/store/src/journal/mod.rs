@@ -19,7 +19,7 @@
 
 mod disk_monitor;
 mod lost_ranges;
-mod read;
+pub(crate) mod read;
 mod salvage;
 pub(crate) mod schema;
 mod seq_file;
@@ -46,7 +46,6 @@ use mcp_satellite_files::data_dir::DataDir;
 use shared::{JournalHome, JournalShared};
 use writer::{JournalJob, JournalWriter};
 
-pub(crate) use read::is_damage;
 pub use read::{
     EventFollower, JournalEvents, StoredEventQuery, StoredLine, StoredLines, read, request_logs, server_logs,
 };

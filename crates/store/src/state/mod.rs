@@ -23,7 +23,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, Trans
 use rusqlite::{params_from_iter, types::Value};
 
 use self::import::ImportedRows;
-use crate::journal::is_damage;
+use crate::journal::read::is_damage;
 use crate::journal::schema::{self, SchemaError};
 use mcp_satellite_files::data_dir::{DataDir, OpenMode};
 use mcp_satellite_files::disk::{DiskSaver, NotSaved};

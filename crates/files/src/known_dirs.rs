@@ -5,14 +5,12 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use crate::console::SOCKET;
 use crate::data_dir::{DataDir, DataDirError};
 
 const FILE: &str = "data-dirs";
@@ -49,14 +47,14 @@ impl DirectoryEntry {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct DataDirLocation {
-    pub(crate) path: PathBuf,
+pub struct DataDirLocation {
+    pub path: PathBuf,
     /// True if a person named the directory. A default directory must have been created here and must not be a link.
-    pub(crate) is_named: bool,
+    pub is_named: bool,
 }
 
 impl DataDirLocation {
-    pub(crate) fn create_or_open(&self) -> io::Result<DataDir> {
+    pub fn create_or_open(&self) -> io::Result<DataDir> {
         self.refuse_link()?;
         let (directory, created) = DataDir::create_or_open(&self.path)?;
         let is_new = created || directory.names()?.is_empty();
@@ -83,7 +81,7 @@ impl DataDirLocation {
         Ok(directory)
     }
 
-    pub(crate) fn open_existing(&self) -> io::Result<DataDir> {
+    pub fn open_existing(&self) -> io::Result<DataDir> {
         self.refuse_link()?;
         DataDir::open(&self.path)
     }
@@ -96,16 +94,12 @@ impl DataDirLocation {
     }
 }
 
-pub(crate) fn is_running(directory: &DataDir) -> bool {
-    directory.check_socket(SOCKET).is_ok() && UnixStream::connect(directory.descriptor_path(SOCKET)).is_ok()
-}
-
-pub(crate) fn running_dirs() -> Vec<PathBuf> {
+/// Returns the recorded data directories.
+pub fn recorded_dirs() -> Vec<PathBuf> {
     let entries = DirectoryRecord::open().map(|record| record.entries()).unwrap_or_default();
     let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path).collect();
     paths.sort();
     paths.dedup();
-    paths.retain(|path| DataDir::open(path).is_ok_and(|directory| is_running(&directory)));
     paths
 }
 
@@ -164,6 +158,7 @@ fn state_home() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data_dir::private_tempdir;
 
     fn entry(device: u64, inode: u64, birth: Option<u64>, path: &str) -> DirectoryEntry {
         DirectoryEntry { device, inode, birth, path: path.into(), created: true }
@@ -187,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_named_directory_does_not_count_as_created() {
-        let home = crate::data_dir::private_tempdir();
+        let home = private_tempdir();
         let record = DirectoryRecord(DataDir::create(&home.path().join("state")).unwrap());
         let directories = ["one", "two"].map(|name| DataDir::create(&home.path().join(name)).unwrap());
         record.add(&directories[0], true).unwrap();

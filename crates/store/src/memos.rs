@@ -12,7 +12,7 @@ use mcp_satellite_actors::seam::StateStore;
 use crate::catalogue_cache::CatalogueCache;
 use crate::journal::{Journal, Memos};
 
-pub(crate) struct MemoStore {
+pub struct MemoStore {
     journal: Journal,
     /// Source of configuration names. Without it configurations cannot be told apart: then only stops are recalled and
     /// stored, and no memo is deleted.
@@ -50,7 +50,7 @@ impl EarlierMemos {
 }
 
 impl MemoStore {
-    pub(crate) fn new(journal: Journal, catalogues: Option<Arc<CatalogueCache>>) -> Self {
+    pub fn new(journal: Journal, catalogues: Option<Arc<CatalogueCache>>) -> Self {
         let past = Arc::new(Mutex::new(EarlierMemos {
             unclaimed: journal.memos().clone(),
             installed_without: Some(HashSet::new()),
@@ -71,7 +71,7 @@ impl MemoStore {
 
     /// Returns the memos of these instances, which must be all configured ones, and deletes those of others. Each memo
     /// is returned once. With a changed configuration only a person's stop is returned.
-    pub(crate) fn take_memos(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, StoredMemo> {
+    pub fn take_memos(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, StoredMemo> {
         let mut past = self.earlier();
         if let Some(asked) = &mut past.installed_without {
             asked.extend(specs.iter().map(|spec| spec.id.clone()));
@@ -154,10 +154,10 @@ mod tests {
     use std::path::Path;
 
     use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
+    use mcp_satellite_files::data_dir::{DataDir, private_tempdir};
 
     use super::*;
     use crate::catalogue_cache::tests::spec;
-    use crate::data_dir::{DataDir, private_tempdir};
     use crate::journal::{JournalLimits, database};
     use crate::state::StateDb;
 

@@ -4,7 +4,7 @@
 //!
 //! The name of a row is a keyed hash of everything that defines the server (`identity`), secret values included: a
 //! changed value gives another name, a changed policy does not. The key is random and never leaves the data directory,
-//! so nobody can find out a short secret from a name by trying. Memos (`memories`) contain such names, too. A row that
+//! so nobody can find out a short secret from a name by trying. Memos (`memos`) contain such names, too. A row that
 //! cannot be used is ignored: the satellite then starts the server to discover its catalogue.
 
 use std::collections::{HashMap, HashSet};
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::identity;
-use mcp_satellite_store::state::{StateDb, StateKey, StateTable};
+use crate::state::{StateDb, StateKey, StateTable};
 
 const FORM: u32 = 2;
 // Pause after a snapshot change, so that several changes are stored together.
@@ -40,7 +40,7 @@ struct CachedCatalogue {
     prompts: Vec<Box<RawValue>>,
 }
 
-pub(crate) struct CatalogueCache {
+pub struct CatalogueCache {
     database: StateDb,
     key: hmac::Key,
     slots: Mutex<HashMap<InstanceId, CacheSlot>>,
@@ -55,7 +55,7 @@ struct CacheSlot {
 }
 
 impl CatalogueCache {
-    pub(crate) fn open(database: &StateDb) -> Result<Self, String> {
+    pub fn open(database: &StateDb) -> Result<Self, String> {
         let found = database.load_row(StateTable::Keys, &StateKey::CATALOGUES.into())?;
         let key = if let Some(key) = found.filter(|key| key.len() == KEY_BYTES) {
             key
@@ -74,7 +74,7 @@ impl CatalogueCache {
 
     /// Sets the instances whose catalogues are kept and removes the cached catalogues of all others. Returns the cached
     /// catalogues of these instances.
-    pub(crate) fn track_all(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, Arc<Catalogue>> {
+    pub fn track_all(&self, specs: &[InstanceSpec]) -> HashMap<InstanceId, Arc<Catalogue>> {
         // Locked from here on, so that no catalogue is stored that is then removed as unknown.
         let mut kept = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let sleepers = || specs.iter().filter(|spec| can_sleep(spec));
@@ -88,7 +88,7 @@ impl CatalogueCache {
         known
     }
 
-    pub(crate) fn track(&self, spec: &InstanceSpec) {
+    pub fn track(&self, spec: &InstanceSpec) {
         if !can_sleep(spec) {
             return;
         }
@@ -104,7 +104,7 @@ impl CatalogueCache {
     }
 
     /// Stores newly discovered catalogues until the runtime has ended.
-    pub(crate) async fn watch(self: Arc<Self>, runtime: RuntimeHandle) {
+    pub async fn watch(self: Arc<Self>, runtime: RuntimeHandle) {
         let mut snapshots = runtime.watch();
         while snapshots.changed().await.is_ok() {
             tokio::time::sleep(SETTLE).await;
@@ -115,7 +115,7 @@ impl CatalogueCache {
         }
     }
 
-    pub(crate) fn store(&self, snapshot: &Snapshot) {
+    pub fn store(&self, snapshot: &Snapshot) {
         let mut kept = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let mut stored = Vec::new();
         for (id, slot) in kept.iter_mut() {
@@ -195,7 +195,7 @@ impl CatalogueCache {
     }
 
     /// Returns the keyed hash of what defines the server of this instance, in hexadecimal.
-    pub(crate) fn name(&self, spec: &InstanceSpec) -> String {
+    pub fn name(&self, spec: &InstanceSpec) -> String {
         let mut name = String::new();
         for byte in hmac::sign(&self.key, &identity::server_identity(spec)).as_ref() {
             // Writing to a string cannot fail.
@@ -239,8 +239,8 @@ pub(crate) mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::connect::sim::{SimConnector, SimScript};
-    use crate::data_dir::DataDir;
+    use mcp_satellite_files::data_dir::{DataDir, private_tempdir};
+    use mcp_satellite_sim::{SimConnector, SimScript};
 
     pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> InstanceSpec {
         let mut config = InstanceConfig {
@@ -285,7 +285,7 @@ pub(crate) mod tests {
     }
 
     fn cache() -> (TempDir, CatalogueCache) {
-        let directory = crate::data_dir::private_tempdir();
+        let directory = private_tempdir();
         let cache = open(&directory);
         (directory, cache)
     }

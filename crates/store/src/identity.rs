@@ -1,18 +1,19 @@
 //! Canonical forms of a server's configuration, and hashes of them that are the same in every build and release.
 //!
 //! A form is JSON with its fields in a fixed order. It contains only those settings of a policy that differ from their
-//! defaults, so a release that adds a field changes no hash. Rename a field of a policy only together with [`FORM`].
+//! defaults, so a release that adds a field changes no hash. Rename a field of a policy only together with `FORM`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use mcp_satellite_actors::model::era::Era;
 use mcp_satellite_actors::model::policy::{IsolationPolicy, Policy};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
-use reqwest::Url;
 use ring::digest::{SHA256, digest};
 use serde::Serialize;
 use serde_json::Value;
+use url::Url;
 
 /// Version of the forms. Another version changes every hash.
 const FORM: u32 = 1;
@@ -61,6 +62,28 @@ enum TargetForm<'a> {
     Sse { url: &'a str },
 }
 
+/// Hash that tells two configurations apart in events and logs. The same configuration has the same hash in every
+/// release. It is the sum of the hashes of the instances, so that one of them can be replaced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ConfigHash(u64);
+
+impl ConfigHash {
+    pub fn from_specs(specs: &[InstanceSpec]) -> Self {
+        Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(public_hash(spec))))
+    }
+
+    pub fn exchange(self, before: &InstanceSpec, after: &InstanceSpec) -> Self {
+        let (before, after) = (public_hash(before), public_hash(after));
+        Self(self.0.wrapping_sub(before).wrapping_add(after))
+    }
+}
+
+impl fmt::Display for ConfigHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
 /// Returns the canonical form of the settings that define a server: its owner and what its process or connection is
 /// started with. A changed policy does not change it. Contains secrets: use it for keyed hashes only.
 pub(crate) fn server_identity(spec: &InstanceSpec) -> Vec<u8> {
@@ -91,7 +114,7 @@ pub(crate) fn server_identity(spec: &InstanceSpec) -> Vec<u8> {
 /// Returns a hash of the configuration of an instance. The hash is shown to others and a short secret could be guessed
 /// from it, so it covers no value of an environment variable, header, query parameter or argument, and only the origin
 /// of a URL.
-pub(crate) fn public_hash(spec: &InstanceSpec) -> u64 {
+fn public_hash(spec: &InstanceSpec) -> u64 {
     fn names(values: &BTreeMap<String, Secret>) -> Vec<&str> {
         values.keys().map(String::as_str).collect()
     }
