@@ -250,6 +250,44 @@ fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
     assert!(found.is_empty(), "use `mcp_satellite_protocol`\n{}", found.join("\n"));
 }
 
+#[test]
+fn methods_are_defined_only_in_the_protocol_crate() {
+    let prefixes = [
+        "completion/",
+        "elicitation/",
+        "logging/",
+        "notifications/",
+        "prompts/",
+        "resources/",
+        "roots/",
+        "sampling/",
+        "server/discover",
+        "subscriptions/",
+        "tasks/",
+        "tools/",
+    ];
+    let members = MEMBERS.iter().filter(|(_, dependencies)| dependencies.contains(&"protocol"));
+    let is_product = |source: &Source| !source.path.components().any(|part| part.as_os_str() == "tests");
+    let mut found = Vec::new();
+    for source in members.flat_map(|(member, _)| sources(&format!("{member}/src"))).filter(is_product) {
+        for (at, line) in source.code() {
+            let mut parts = line.split('"');
+            let mut before = parts.next().unwrap_or_default();
+            for part in parts {
+                let is_method =
+                    ["initialize", "ping"].contains(&part) || prefixes.iter().any(|prefix| part.starts_with(prefix));
+                // A message may be written as one text.
+                let is_member = before == ":";
+                if is_method && !is_member {
+                    found.push(format!("{}:{at}: {}", shown(&source.path), line.trim()));
+                }
+                before = part;
+            }
+        }
+    }
+    assert!(found.is_empty(), "use `mcp_satellite_protocol::method`\n{}", found.join("\n"));
+}
+
 /// The members of the workspace and the members that they depend on.
 const MEMBERS: [(&str, &[&str]); 15] = [
     ("crates/protocol", &[]),

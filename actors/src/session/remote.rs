@@ -12,6 +12,7 @@ use futures::FutureExt;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use mcp_satellite_protocol::header::RequestHeaders;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::join_parts;
 use mcp_satellite_session::{
     HandshakeRefusal, MessageOutcome, Outlet, PassedDeadline, PendingPurpose, PendingRequest, RefusedCall,
@@ -519,7 +520,7 @@ impl RemoteSession {
                 self.core.send_own_request(self.core.era.check_method(), None, PendingPurpose::Check, deadline);
             }
             HealthCheck::ToolsList => {
-                self.core.send_own_request("tools/list", None, PendingPurpose::Check, deadline);
+                self.core.send_own_request(method::TOOLS_LIST, None, PendingPurpose::Check, deadline);
             }
             HealthCheck::Get => {
                 let id = self.core.gate.draw_id();

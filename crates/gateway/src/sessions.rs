@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use mcp_satellite_protocol::method;
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq as _;
 use tokio::time::Instant;
@@ -140,7 +141,7 @@ impl Sessions {
         let mut table = self.table();
         let guest = self.create_session(&table, facts, now)?;
         let calls_tool =
-            matches!(&guest.facts.lifetime, ClientLifetime::Request { method, .. } if &**method == "tools/call");
+            matches!(&guest.facts.lifetime, ClientLifetime::Request { method, .. } if &**method == method::TOOLS_CALL);
         table.stateless_clients.open_request(&guest.facts, calls_tool, now);
         table.guests.insert(guest.number(), guest.clone());
         Ok(guest)

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{RpcMessage, member};
 use serde::Deserialize;
 
@@ -67,12 +68,10 @@ impl SubscriptionFilter {
 
     pub fn is_subscribed_to(&self, message: &RpcMessage) -> bool {
         match message.method().unwrap_or_default() {
-            "notifications/tools/list_changed" => self.tools,
-            "notifications/prompts/list_changed" => self.prompts,
-            "notifications/resources/list_changed" => self.resources,
-            "notifications/resources/updated" => {
-                uri_of(message).is_some_and(|uri| self.uris.iter().any(|of| covers(of, &uri)))
-            }
+            method::TOOLS_CHANGED => self.tools,
+            method::PROMPTS_CHANGED => self.prompts,
+            method::RESOURCES_CHANGED => self.resources,
+            method::RESOURCE_UPDATED => uri_of(message).is_some_and(|uri| self.uris.iter().any(|of| covers(of, &uri))),
             _ => false,
         }
     }

@@ -11,6 +11,8 @@ use serde::Deserializer as _;
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::method;
+
 /// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageKind {
@@ -436,13 +438,13 @@ fn token_and_cancelled_id<'a>(
         params.starts_with('{') && (holds(name) || holds("\\u"))
     };
     match (method, kind) {
-        ("notifications/progress", MessageKind::Notification) if may_have("progressToken") => {
+        (method::PROGRESS, MessageKind::Notification) if may_have("progressToken") => {
             for_each_member(params, &mut |name, value| match name {
                 "progressToken" => set_once(&mut token, value, "progressToken"),
                 _ => Ok(()),
             })?;
         }
-        ("notifications/cancelled", MessageKind::Notification) if may_have("requestId") => {
+        (method::CANCELLED, MessageKind::Notification) if may_have("requestId") => {
             for_each_member(params, &mut |name, value| match name {
                 "requestId" => set_once(&mut of, value, "requestId"),
                 _ => Ok(()),

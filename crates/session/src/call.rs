@@ -12,6 +12,7 @@ use mcp_satellite_model::remote::ServerInfo;
 use mcp_satellite_model::secret::SecretMask;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, normalize_escapes};
 use serde::Deserialize;
 use serde_json::json;
@@ -97,7 +98,7 @@ impl OutboundRequest {
     /// Returns the method.
     pub fn method(&self) -> &str {
         match self {
-            Self::Request(CallerRequest::Tool { .. }) => "tools/call",
+            Self::Request(CallerRequest::Tool { .. }) => method::TOOLS_CALL,
             Self::Request(CallerRequest::Method { method, .. }) => method,
             Self::Relay(ClientRelay { message, .. }) => message.method().unwrap_or_default(),
         }
@@ -109,14 +110,14 @@ impl OutboundRequest {
 pub fn is_repeatable(method: &str) -> bool {
     matches!(
         method,
-        "ping"
-            | "tools/list"
-            | "resources/list"
-            | "resources/templates/list"
-            | "resources/read"
-            | "prompts/list"
-            | "prompts/get"
-            | "completion/complete"
+        method::PING
+            | method::TOOLS_LIST
+            | method::RESOURCES_LIST
+            | method::RESOURCE_TEMPLATES_LIST
+            | method::RESOURCES_READ
+            | method::PROMPTS_LIST
+            | method::PROMPTS_GET
+            | method::COMPLETE
     )
 }
 

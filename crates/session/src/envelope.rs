@@ -7,6 +7,7 @@ use mcp_satellite_protocol::era::STATELESS_VERSION;
 use mcp_satellite_protocol::header::{RequestHeaders, name_member};
 use mcp_satellite_protocol::header_params::HeaderParam;
 use mcp_satellite_protocol::meta::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION};
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{member, with_members};
 
 use crate::call::{CallerRequest, ClientFacts};
@@ -63,7 +64,7 @@ pub(crate) fn method_and_params(request: &CallerRequest) -> (&str, Option<String
         CallerRequest::Tool { name, arguments, repeatable: _ } => {
             let name = serde_json::Value::from(name.as_str()).to_string();
             let arguments = arguments.as_deref().map_or("{}", serde_json::value::RawValue::get);
-            ("tools/call", Some(with_members("{}", &[("name", &name), ("arguments", arguments)])))
+            (method::TOOLS_CALL, Some(with_members("{}", &[("name", &name), ("arguments", arguments)])))
         }
         CallerRequest::Method { method, params } => (method, params.as_deref().map(|params| params.get().to_owned())),
     }
@@ -77,7 +78,7 @@ pub(crate) fn routing_headers(
     let params = params.unwrap_or("{}");
     let text = |name: &str| serde_json::from_str::<String>(member(params, name)?).ok();
     let name = name_member(method).and_then(text);
-    let tool = name.as_deref().filter(|_| method == "tools/call");
+    let tool = name.as_deref().filter(|_| method == method::TOOLS_CALL);
     let arguments = member(params, "arguments").unwrap_or("{}");
     let marked = tool.map(marked).unwrap_or_default().into_iter();
     let params = marked.filter_map(|mirror| Some((mirror.header.clone(), mirror.value(arguments)?))).collect();

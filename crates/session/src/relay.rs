@@ -10,6 +10,7 @@ use bytestring::ByteString;
 use mcp_satellite_model::exit::CallError;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, join_parts, member};
 use serde_json::value::RawValue;
 
@@ -67,7 +68,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             return MessageOutcome::Flooded;
         }
         let Some(id) = asked.id else { return MessageOutcome::Nothing };
-        if asked.method.as_deref() == Some("ping") {
+        if asked.method.as_deref() == Some(method::PING) {
             self.outlet.respond(&[r#"{"jsonrpc":"2.0","id":"#, id.get(), r#","result":{}}"#]);
         } else if self.questions.count() >= QUESTIONS_MAX {
             self.send_error(id.get(), INTERNAL_ERROR, "too many requests of the server are not answered yet");

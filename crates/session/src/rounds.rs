@@ -5,6 +5,7 @@
 use bytes::Bytes;
 use mcp_satellite_model::exit::CallError;
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{RpcMessage, member, members};
 use serde_json::value::RawValue;
 
@@ -16,7 +17,7 @@ use crate::session::SessionCore;
 use crate::state::{AnswerRoute, InputQuestion, QUESTIONS_MAX};
 
 // Methods that a server may use in an input request.
-const INPUTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
+const INPUTS: [&str; 3] = [method::CREATE_MESSAGE, method::ELICIT, method::ROOTS_LIST];
 
 fn invalid_input_error(why: &str) -> CallError {
     CallError::Server { code: INTERNAL_ERROR, message: why.to_owned(), data: None }

@@ -11,6 +11,7 @@ use mcp_satellite_model::secret::SecretMask;
 use mcp_satellite_model::spec::InstanceSpec;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{HEADER_MISMATCH, INTERNAL_ERROR, METHOD_NOT_FOUND};
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageKind, MessageView, utf8_text};
 use serde_json::value::RawValue;
 
@@ -372,8 +373,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
 
     fn on_notification(&mut self, view: &MessageView<'_>, text: &ByteString, of: Option<u64>, now: Instant) {
         match view.method.as_deref() {
-            Some("notifications/progress") => self.on_progress(view, text, now),
-            Some("notifications/cancelled") => self.on_cancelled(view, text, now),
+            Some(method::PROGRESS) => self.on_progress(view, text, now),
+            Some(method::CANCELLED) => self.on_cancelled(view, text, now),
             _ if self.on_stream_notification(view, text, of, now) => {}
             method => {
                 if self.is_list_changed(method) {
@@ -391,14 +392,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
 
     pub(crate) fn is_list_changed(&self, method: Option<&str>) -> bool {
         // Before the end of the handshake no list can have changed.
-        let is_of_a_list = matches!(
-            method,
-            Some(
-                "notifications/tools/list_changed"
-                    | "notifications/resources/list_changed"
-                    | "notifications/prompts/list_changed"
-            )
-        );
+        let is_of_a_list =
+            matches!(method, Some(method::TOOLS_CHANGED | method::RESOURCES_CHANGED | method::PROMPTS_CHANGED));
         is_of_a_list && self.initialized_at.is_some()
     }
 

@@ -17,6 +17,7 @@ use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND};
 use mcp_satellite_protocol::header_params::{HeaderParam, header_params};
 use mcp_satellite_protocol::meta::SUBSCRIPTION_ID;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageView, RpcMessage, member, with_members, without_member};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -178,29 +179,29 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         };
         if self.era == Era::Sessions {
             // The request goes to the session, and the stream beside it gets the new filter.
-            if matches!(method, "resources/subscribe" | "resources/unsubscribe")
+            if matches!(method, method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE)
                 && let Some(uri) = param("uri")
             {
-                self.set_subscription(uri, method == "resources/subscribe", now);
+                self.set_subscription(uri, method == method::RESOURCES_SUBSCRIBE, now);
             }
             return Some(ticket);
         }
         let done = match method {
-            "ping" => Ok(()),
-            "logging/setLevel" => match param("level").filter(|level| LEVELS.contains(&&**level)) {
+            method::PING => Ok(()),
+            method::SET_LOG_LEVEL => match param("level").filter(|level| LEVELS.contains(&&**level)) {
                 Some(level) => {
                     self.stateless_state().log_level = Some(format!("\"{level}\""));
                     Ok(())
                 }
                 None => Err((INVALID_PARAMS, "`level` is missing or unknown")),
             },
-            "resources/subscribe" | "resources/unsubscribe" => match param("uri") {
+            method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE => match param("uri") {
                 None => Err((INVALID_PARAMS, "`uri` is missing")),
                 Some(_) if !self.stateless_state().offers.resources.subscribe => {
                     Err((METHOD_NOT_FOUND, "the server does not support subscriptions"))
                 }
                 Some(uri) => {
-                    self.set_subscription(uri, method == "resources/subscribe", now);
+                    self.set_subscription(uri, method == method::RESOURCES_SUBSCRIBE, now);
                     Ok(())
                 }
             },
@@ -257,8 +258,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         let earlier = std::mem::replace(&mut kept.stream.previous, before);
         self.close_stream(earlier);
         let params = json!({ "notifications": filter }).to_string();
-        let id =
-            self.send_own_request("subscriptions/listen", Some(&params), PendingPurpose::Listen, now + TIMEOUT_MAX);
+        let id = self.send_own_request(method::LISTEN, Some(&params), PendingPurpose::Listen, now + TIMEOUT_MAX);
         self.stateless_state().stream.current = Some(id);
     }
 
@@ -318,7 +318,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         let named = meta.and_then(|meta| member(meta, SUBSCRIPTION_ID)?.parse().ok());
         let Some(id) = named.or(of).filter(|id| self.is_stream(*id)) else { return false };
         match said.method.as_deref() {
-            Some("notifications/subscriptions/acknowledged") => self.on_acknowledged(id, now),
+            Some(method::ACKNOWLEDGED) => self.on_acknowledged(id, now),
             method => {
                 if self.is_list_changed(method) {
                     self.lists.schedule_read(now + self.spec.policy.session.list_changed_debounce);

@@ -27,6 +27,7 @@ use mcp_satellite_actors::seam::ProcessEnd;
 use mcp_satellite_protocol::era::SESSION_VERSIONS;
 use mcp_satellite_protocol::error_code::{INVALID_REQUEST, PARSE_ERROR};
 use mcp_satellite_protocol::header::{PROTOCOL_VERSION, SESSION_ID};
+use mcp_satellite_protocol::method;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -419,7 +420,7 @@ async fn handle_post(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderM
         return refuse_as(StatusCode::BAD_REQUEST, PARSE_ERROR, "not JSON-RPC");
     };
     let method = message.method.as_ref().map(|method| &*method.0);
-    let begins = method == Some("initialize") && !headers.contains_key(SESSION_ID);
+    let begins = method == Some(method::INITIALIZE) && !headers.contains_key(SESSION_ID);
     let session = if begins {
         endpoint.open_session()
     } else {

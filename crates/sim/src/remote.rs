@@ -20,6 +20,7 @@ use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, ServerTarget};
 use mcp_satellite_actors::seam::{LineEvent, LineOutput, ServerLine};
 use mcp_satellite_protocol::error_code::METHOD_NOT_FOUND;
+use mcp_satellite_protocol::method;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -279,7 +280,7 @@ impl SimLine {
                 });
                 self.handle_output(now, answer.trim_ascii_end());
             }
-            TransitKind::Request(_) if method == "initialize" => {
+            TransitKind::Request(_) if method == method::INITIALIZE => {
                 let server = self.new_server(now);
                 self.session = Some(SimSession { number: None, server });
                 self.deliver_to_session(now, &what, body);
@@ -319,7 +320,7 @@ impl SimLine {
 
     fn refusal(&self, what: &TransitKind, body: &[u8]) -> Option<FailureKind> {
         let session = self.session.as_ref().and_then(|session| session.number);
-        let is_handshake = ParsedMessage::parse(body).method == "initialize";
+        let is_handshake = ParsedMessage::parse(body).method == method::INITIALIZE;
         match what {
             TransitKind::Probe(_) => {
                 let unhealthy = self.endpoint.with_behavior(|manner| manner.health_failure.clone());
@@ -509,7 +510,7 @@ impl ServerLine for SimLine {
             LineOutput::Request { id, body, header_timeout, routing } => {
                 let opening = ParsedMessage::parse(&body).method;
                 let is_handshake =
-                    opening == "initialize" || (opening == "server/discover" && header_timeout.is_some());
+                    opening == method::INITIALIZE || (opening == method::DISCOVER && header_timeout.is_some());
                 drop(opening);
                 let attempt = is_handshake.then(|| self.endpoint.begin_attempt(self.run, now));
                 self.open_exchange(now, id, header_timeout, attempt, routing.is_some());
@@ -613,7 +614,7 @@ impl<'a> ParsedMessage<'a> {
     fn parse(body: &'a [u8]) -> Self {
         let Ok(message) = serde_json::from_slice::<WireMessage<'_>>(body) else { return Self::default() };
         let method = message.method.map(|method| method.0).unwrap_or_default();
-        let call = (method == "tools/call").then(|| parse::<CallParams<'_>>(message.params).ok()).flatten();
+        let call = (method == method::TOOLS_CALL).then(|| parse::<CallParams<'_>>(message.params).ok()).flatten();
         let refusal = method.is_empty().then(|| serde_json::from_slice::<ErrorField<'_>>(body).ok()).flatten();
         Self {
             id: message.id.and_then(|id| id.get().parse().ok()),

@@ -9,6 +9,7 @@ use mcp_satellite_protocol::error_code::{
     INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION,
 };
 use mcp_satellite_protocol::meta::{SERVER_INFO, SUBSCRIPTION_ID};
+use mcp_satellite_protocol::method;
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
@@ -42,7 +43,7 @@ impl SimResponder {
         }
         let alone = parse::<wire::StatelessParams<'_>>(params).unwrap_or_default();
         let envelope = alone.meta.as_ref().filter(|meta| meta.version.is_some());
-        let asked = if envelope.is_some() && method != "initialize" { Era::Stateless } else { Era::Sessions };
+        let asked = if envelope.is_some() && method != method::INITIALIZE { Era::Stateless } else { Era::Sessions };
         // As in the libraries, the first request decides the era of a connection.
         let era = match speaks {
             SpokenEras::Both => *self.stateless.era.get_or_insert(asked),
@@ -76,7 +77,7 @@ impl SimResponder {
 
     fn refuse_session(&mut self, method: &str, id: &RawValue) {
         let script = Arc::clone(&self.script);
-        if method == "initialize" {
+        if method == method::INITIALIZE {
             self.refuse(id, script.handshake_code.unwrap_or(UNSUPPORTED_VERSION), "this server has no sessions");
             if script.exit_on_refusal {
                 self.phase = SimPhase::Ended(script.end());
@@ -96,13 +97,13 @@ impl SimResponder {
         capabilities: &RawValue,
     ) -> bool {
         match method {
-            "server/discover" => self.answer_discover(now, id),
-            "subscriptions/listen" => self.listen(id, alone.notifications),
+            method::DISCOVER => self.answer_discover(now, id),
+            method::LISTEN => self.listen(id, alone.notifications),
             // These methods exist only with sessions.
-            "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe" => {
+            method::PING | method::SET_LOG_LEVEL | method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE => {
                 self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}"));
             }
-            "tools/call" => {
+            method::TOOLS_CALL => {
                 let Ok(call) = parse::<CallParams<'_>>(params) else { return false };
                 if call.name != "ask" {
                     return false;
@@ -172,7 +173,7 @@ impl SimResponder {
         let Ok(AskArguments { rounds, method }) = serde_json::from_str::<AskArguments<'_>>(arguments) else {
             return self.refuse(id, INVALID_PARAMS, "invalid arguments for ask");
         };
-        let method = method.as_ref().map_or("elicitation/create", |method| &*method.0);
+        let method = method.as_ref().map_or(method::ELICIT, |method| &*method.0);
         let capability = method.split('/').next().unwrap_or_default();
         let can = serde_json::from_str::<serde_json::Value>(capabilities.get()).unwrap_or_default();
         if can.get(capability).is_none() {

@@ -4,6 +4,7 @@ use axum::http::HeaderMap;
 use mcp_satellite_protocol::era::STATELESS_VERSION;
 use mcp_satellite_protocol::error_code::{HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_VERSION};
 use mcp_satellite_protocol::meta::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION};
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{RpcMessage, member};
 
 use super::super::answer::RpcError;
@@ -89,11 +90,11 @@ pub(crate) fn missing_capability(client: &ClientDescription, question: &RpcMessa
     let has = |path: &[&str]| path.iter().try_fold(capabilities, |json, name| member(json, name)).is_some();
     let param = |name: &str| question.params().and_then(|params| member(params, name));
     let needed: &[(bool, &'static str, &[&str])] = match question.method().unwrap_or_default() {
-        "sampling/createMessage" => &[
+        method::CREATE_MESSAGE => &[
             (true, "sampling", &["sampling"]),
             (param("tools").is_some(), "sampling with tools", &["sampling", "tools"]),
         ],
-        "elicitation/create" => {
+        method::ELICIT => {
             let by_url = param("mode") == Some("\"url\"");
             // A client without modes supports forms.
             let only_url = has(&["elicitation", "url"]) && !has(&["elicitation", "form"]);
@@ -103,7 +104,7 @@ pub(crate) fn missing_capability(client: &ClientDescription, question: &RpcMessa
                 (true, false) => only_url.then_some("elicitation by forms"),
             };
         }
-        "roots/list" => &[(true, "roots", &["roots"])],
+        method::ROOTS_LIST => &[(true, "roots", &["roots"])],
         // The stateless era has no other questions.
         _ => return Some("this method"),
     };

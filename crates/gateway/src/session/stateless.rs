@@ -4,6 +4,7 @@
 
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, SERVER_ERROR};
 use mcp_satellite_protocol::meta::SUBSCRIPTION_ID;
+use mcp_satellite_protocol::method;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -73,11 +74,11 @@ impl ClientSession {
             ClientLifetime::Session => self.send(call, &[message.text()]),
             ClientLifetime::Request { level, .. } => {
                 let is_delivered = match method {
-                    "notifications/message" => {
+                    method::LOG_MESSAGE => {
                         level.is_some_and(|from| McpLogLevel::from_message(message).is_none_or(|level| from <= level))
                     }
-                    "notifications/resources/updated" | "notifications/tasks/status" => false,
-                    "notifications/elicitation/complete" => false,
+                    method::RESOURCE_UPDATED | method::TASK_STATUS => false,
+                    method::ELICITATION_COMPLETE => false,
                     other => !other.ends_with("/list_changed"),
                 };
                 if is_delivered && call.is_some() {
@@ -87,7 +88,7 @@ impl ClientSession {
             ClientLifetime::Listening { level } => {
                 // Servers log on behalf of requests; log messages for a subscriber come from the satellite and only on
                 // `/mcp`.
-                let is_notice = method == "notifications/message"
+                let is_notice = method == method::LOG_MESSAGE
                     && self.facts.endpoint == EndpointId::Tools
                     && level.is_some_and(|from| McpLogLevel::from_message(message).is_none_or(|level| from <= level));
                 let receives =

@@ -16,6 +16,7 @@ use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use mcp_satellite_actors::runtime::RuntimeHandle;
 use mcp_satellite_protocol::era::NEWEST_SESSION_VERSION;
 use mcp_satellite_protocol::header::{PROTOCOL_VERSION, SESSION_ID};
+use mcp_satellite_protocol::method;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -157,7 +158,7 @@ impl LoadCaller for EndpointClients {
             let body = serde_json::json!({
                 "jsonrpc": "2.0",
                 "id": session.next_id.fetch_add(1, Ordering::Relaxed),
-                "method": "tools/call",
+                "method": method::TOOLS_CALL,
                 "params": {
                     "name": "execute_mcp_tool",
                     "arguments": { "tool_path": path, "arguments": { "text": call.token, "after_ms": after_ms } },
