@@ -328,8 +328,9 @@ impl CallPort {
         // If the run is over, the command is dropped and its ticket answers `not_sent`.
         let timeout = timeout.min(TIMEOUT_MAX);
         let repeatable = wanted.is_repeatable();
-        let asked = AdmittedRequest { id, request: wanted, started: started.into_std(), timeout, repeatable, ticket };
-        let _ = port.commands.send(Box::new(SessionCommand::Request(asked)));
+        let admitted =
+            AdmittedRequest { id, request: wanted, started: started.into_std(), timeout, repeatable, ticket };
+        let _ = port.commands.send(Box::new(SessionCommand::Request(admitted)));
         CallInFlight { port, id, method, started, answered: false }
     }
 
@@ -343,10 +344,10 @@ impl CallPort {
         let discover = DiscoverRequest { permit: place, reply };
         let _ = self.0.commands.send(Box::new(SessionCommand::Discover(discover)));
         // This request has no side effects, however often it is sent.
-        let over = || CallError::Terminated { fate: CallFate::NotSent, reason: "the run ended".to_owned() };
+        let terminated = || CallError::Terminated { fate: CallFate::NotSent, reason: "the run ended".to_owned() };
         let late = CallError::TimedOut { after: timeout, fate: CallFate::NotSent };
         match tokio::time::timeout(timeout, answer).await {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(over())),
+            Ok(answer) => answer.unwrap_or_else(|_| Err(terminated())),
             Err(_elapsed) => Err(late),
         }
     }

@@ -278,14 +278,14 @@ fn spawn_signal_thread(below: Option<ReaperLink>, live: &Arc<TerminalProgress>) 
         }
     };
     let (live, at_once) = (Arc::clone(live), CancellationToken::new());
-    let told = at_once.clone();
+    let token = at_once.clone();
     thread::Builder::new().name("satellite-signals".into()).spawn(move || {
         hearing.block_on(async {
             signals.next().await;
             live.stop();
             signals.next().await;
         });
-        told.cancel();
+        token.cancel();
         thread::sleep(AT_ONCE);
         std::process::exit(i32::from(INTERRUPTED));
     })?;

@@ -147,8 +147,8 @@ impl Access {
         }
         if plan.auth != EndpointAuth::Bearer {
             // The configuration was validated: there is exactly one user.
-            let alone = plan.single_user().ok().map(|user| (user.team.clone(), user.user.clone()));
-            table.single_user = alone.and_then(|id| table.users.get(&id).cloned());
+            let single_user = plan.single_user().ok().map(|user| (user.team.clone(), user.user.clone()));
+            table.single_user = single_user.and_then(|id| table.users.get(&id).cloned());
         }
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
     }

@@ -150,9 +150,10 @@ impl InstanceClients {
         })
     }
 
-    /// Returns the clients that can answer this request. Guests only get the requests of their own calls.
+    /// Returns the clients that can answer this request. A stateless session gets only the requests of its own call.
     fn clients_able_to_answer<'a>(&'a self, method: &'a str) -> impl Iterator<Item = &'a Arc<ClientSession>> {
-        let sessions = self.clients.values().filter(|session| !session.is_guest() && session.end_reason().is_none());
+        let sessions =
+            self.clients.values().filter(|session| !session.is_stateless() && session.end_reason().is_none());
         sessions.filter(move |session| session.facts.client.can_answer(method))
     }
 
@@ -286,14 +287,14 @@ impl GatewayAudience {
         instance.clients.insert(session.number(), session.clone());
     }
 
-    /// Adds a guest for the duration of its request and sets its log level. Waits up to `patience` for the server to
-    /// receive the level before the request is sent.
-    pub(super) async fn add_guest_with_level(
+    /// Adds a stateless session for the duration of its request and sets its log level. Waits up to `limit` for
+    /// the server to receive the level before the request is sent.
+    pub(super) async fn add_stateless_with_level(
         &self,
         session: &Arc<ClientSession>,
         id: &InstanceId,
         level: McpLogLevel,
-        patience: Duration,
+        limit: Duration,
     ) {
         self.add_client(session, id);
         if let Some(instance) = self.state.table().by_instance.get_mut(id) {
@@ -302,7 +303,7 @@ impl GatewayAudience {
         // In its own task: the update includes other clients' settings and must finish even if this client disconnects.
         let (state, id) = (self.state.clone(), id.clone());
         let sync = tokio::spawn(async move { state.sync_server(&id).await });
-        let _ = timeout(patience, sync).await;
+        let _ = timeout(limit, sync).await;
     }
 
     /// Called when a client has initialized its session. Returns true if it is the first with roots after the server
@@ -328,7 +329,7 @@ impl GatewayAudience {
         let sessions = self.sessions.user_sessions(&id.team, &id.user).into_iter();
         sessions.filter(|session| {
             !matches!(session.facts.endpoint, EndpointId::Instance(_))
-                && !session.is_guest()
+                && !session.is_stateless()
                 && session.end_reason().is_none()
                 && session.facts.client.roots
         })
@@ -337,7 +338,7 @@ impl GatewayAudience {
     pub(super) fn remove_client(&self, session: &Arc<ClientSession>, id: &InstanceId) {
         let mut table = self.state.table();
         let Some(instance) = table.by_instance.get_mut(id) else { return };
-        // Most guests were never added.
+        // Most stateless sessions were never added.
         if instance.clients.remove(&session.number()).is_none() {
             return;
         }

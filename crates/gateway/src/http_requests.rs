@@ -96,11 +96,11 @@ impl BodyMemory {
         if !self.own.try_take(bytes) {
             return false;
         }
-        let taken = self.all.try_take(bytes);
-        if !taken {
+        let is_taken = self.all.try_take(bytes);
+        if !is_taken {
             self.own.release(bytes);
         }
-        taken
+        is_taken
     }
 }
 

@@ -216,7 +216,7 @@ async fn prepare_log_level(
         // The call would wake the server anyway.
         && runtime.discover(id, timeout).await?.is_none()
     {
-        audience.add_guest_with_level(session, id, *level, timeout).await;
+        audience.add_stateless_with_level(session, id, *level, timeout).await;
     }
     Ok(())
 }

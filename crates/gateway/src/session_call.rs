@@ -111,7 +111,7 @@ pub(crate) async fn answer(
                 }
                 pending = Box::pin(std::future::ready(answer));
             }
-            news = session.wait_for_event(call) => if news == CallEvent::Ended { return session_ended_response(&id) },
+            event = session.wait_for_event(call) => if event == CallEvent::Ended { return session_ended_response(&id) },
             // The timer is registered with tokio only if the answer is not ready at the first poll.
             () = sleep(settings.sse_after), if streams => {}
         }

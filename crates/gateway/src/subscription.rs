@@ -31,11 +31,11 @@ impl SubscriptionFilter {
             #[serde(default)]
             resource_subscriptions: Option<BTreeSet<String>>,
         }
-        let given = params.and_then(|params| member(params, "notifications"));
+        let filter = params.and_then(|params| member(params, "notifications"));
         // Serde also accepts an array as an object.
-        let given = given.filter(|given| given.starts_with('{'));
-        let given = given.ok_or("`notifications` must be an object that selects notifications")?;
-        let read: Notifications = serde_json::from_str(given).map_err(|error| format!("`notifications`: {error}"))?;
+        let filter = filter.filter(|filter| filter.starts_with('{'));
+        let filter = filter.ok_or("`notifications` must be an object that selects notifications")?;
+        let read: Notifications = serde_json::from_str(filter).map_err(|error| format!("`notifications`: {error}"))?;
         let uris = read.resource_subscriptions.unwrap_or_default();
         if uris.len() > SUBSCRIPTIONS_MAX {
             return Err(format!("`resourceSubscriptions` has more than {SUBSCRIPTIONS_MAX} URIs"));

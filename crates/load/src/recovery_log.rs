@@ -115,8 +115,8 @@ impl RecoveryLog {
         // Close faults that are over and never changed the status: they did no harm, and a later recovery is not
         // theirs.
         let is_past = |fault: &mut OpenFault| {
-            let over = fault.healed_at.unwrap_or(fault.from);
-            fault.kind.is_withstood() && !fault.went_offline && over + UNNOTICED < at
+            let ended_at = fault.healed_at.unwrap_or(fault.from);
+            fault.kind.is_withstood() && !fault.went_offline && ended_at + UNNOTICED < at
         };
         for fault in card.faults.extract_if(.., is_past) {
             self.outcomes.entry(fault.kind).or_default().unharmed += 1;

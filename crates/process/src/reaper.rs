@@ -100,9 +100,9 @@ pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<E
             if getppid() == reaper {
                 set_reaper(reaper.as_raw().unsigned_abs());
             }
-            let (ask, asked) = mpsc::unbounded_channel();
-            thread::Builder::new().name("satellite-below".into()).spawn(move || receive_signals(below, &ask))?;
-            let code = satellite(ReaperLink { signals: asked });
+            let (sender, signals) = mpsc::unbounded_channel();
+            thread::Builder::new().name("satellite-below".into()).spawn(move || receive_signals(below, &sender))?;
+            let code = satellite(ReaperLink { signals });
             // An error means that the reaper was killed.
             let _ = done.write_all(&[code]);
             Ok(ExitCode::from(code))
@@ -123,7 +123,7 @@ pub fn is_orphan(pid: u32) -> bool {
     name.is_some_and(|name| !NAME.to_string_lossy().starts_with(name.trim()))
 }
 
-fn receive_signals(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
+fn receive_signals(mut pipe: PipeReader, sender: &mpsc::UnboundedSender<Signal>) {
     let mut byte = [0];
     loop {
         match pipe.read(&mut byte) {
@@ -131,7 +131,7 @@ fn receive_signals(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
                 let signal = ASKING.iter().find(|signal| **signal as i32 == i32::from(byte[0]));
                 if let Some(signal) = signal {
                     // The receiver is gone once the satellite is ending.
-                    let _ = ask.send(*signal);
+                    let _ = sender.send(*signal);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -188,9 +188,9 @@ impl Drop for CallTicket {
 
 fn mask_error(answer: &MessageView<'_>, text: &ByteString, mask: &SecretMask) -> RpcMessage {
     // The error is rewritten only if it contains a secret.
-    let kept = answer.to_message(text);
+    let unchanged = answer.to_message(text);
     // Compares the decoded text: PHP escapes slashes, Python everything outside ASCII.
-    let (Some(error), true) = (answer.outcome, mask.has_match_in(&normalize_escapes(text))) else { return kept };
+    let (Some(error), true) = (answer.outcome, mask.has_match_in(&normalize_escapes(text))) else { return unchanged };
     let error = serde_json::from_str(error.get()).map_or_else(
         // The error contains numbers or strings that this parser does not support.
         |_| json!({"code": INTERNAL_ERROR, "message": mask.apply(&normalize_escapes(error.get()))}),
@@ -198,7 +198,7 @@ fn mask_error(answer: &MessageView<'_>, text: &ByteString, mask: &SecretMask) ->
     );
     let id = answer.id.map_or("null", RawValue::get);
     let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
-    RpcMessage::parse(text.into()).unwrap_or(kept)
+    RpcMessage::parse(text.into()).unwrap_or(unchanged)
 }
 
 pub(crate) fn server_error(error: Option<&RawValue>, mask: &SecretMask) -> CallError {

@@ -49,10 +49,10 @@ impl<'a> RequestMeta<'a> {
             RequestIdentity::Client(Some(client)) => (&*client.capabilities, &*client.info),
         };
         let version = format!("\"{STATELESS_VERSION}\"");
-        let mut ours = vec![(VERSION, &*version), (CAPABILITIES, capabilities), (CLIENT_INFO, info)];
-        ours.extend(self.token.map(|token| ("progressToken", token)));
-        ours.extend(self.level.map(|level| (LOG_LEVEL, level)));
-        let meta = with_members(member(params, "_meta").unwrap_or("{}"), &ours);
+        let mut meta_members = vec![(VERSION, &*version), (CAPABILITIES, capabilities), (CLIENT_INFO, info)];
+        meta_members.extend(self.token.map(|token| ("progressToken", token)));
+        meta_members.extend(self.level.map(|level| (LOG_LEVEL, level)));
+        let meta = with_members(member(params, "_meta").unwrap_or("{}"), &meta_members);
         let mut members = vec![("_meta", &*meta)];
         members.extend(self.input);
         with_members(params, &members)
@@ -111,8 +111,8 @@ mod tests {
         let bare = RequestMeta::new(RequestIdentity::Satellite).wrap_params(None);
         assert_eq!(member(&bare, "_meta").and_then(|meta| member(meta, VERSION)), Some("\"2026-07-28\""));
         let client = ClientFacts { capabilities: r#"{"roots":{}}"#.to_owned(), info: r#"{"name":"c"}"#.to_owned() };
-        let theirs = RequestMeta::new(RequestIdentity::Client(Some(&client))).wrap_params(Some("[1]"));
-        assert!(theirs.contains(r#"clientCapabilities":{"roots":{}}"#) && theirs.contains(r#"{"name":"c"}"#));
+        let wrapped = RequestMeta::new(RequestIdentity::Client(Some(&client))).wrap_params(Some("[1]"));
+        assert!(wrapped.contains(r#"clientCapabilities":{"roots":{}}"#) && wrapped.contains(r#"{"name":"c"}"#));
     }
 
     #[test]

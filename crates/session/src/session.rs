@@ -195,12 +195,12 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                     self.schedule_list_retry(unread.pause, now);
                 }
                 // Logged only if something changed since the last report.
-                if let Some(news) = self.lists.record_if_changed(catalogue) {
-                    for (list, why) in news.unreadable.iter().map(|list| list.method()).zip(unread.reasons) {
+                if let Some(changed) = self.lists.record_if_changed(catalogue) {
+                    for (list, why) in changed.unreadable.iter().map(|list| list.method()).zip(unread.reasons) {
                         let what = "cannot read a list; the last known list stays in use";
                         tracing::warn!(instance = %spec.name, list, why, "{what}");
                     }
-                    self.host.report(SessionEvent::Discovered(news));
+                    self.host.report(SessionEvent::Discovered(changed));
                 }
             }
         }
@@ -279,7 +279,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             self.gate.record_activity(now);
         }
         let is_result = view.kind == MessageKind::Result;
-        let heard = if is_result { MessageOutcome::ResultResponse } else { MessageOutcome::ErrorResponse };
+        let outcome = if is_result { MessageOutcome::ResultResponse } else { MessageOutcome::ErrorResponse };
         let spec = self.spec.clone();
         let answer = || match view.outcome {
             Some(result) if is_result => Ok(result),
@@ -290,7 +290,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             PendingPurpose::Handshake => self.on_handshake(id, answer(), now),
             PendingPurpose::List => {
                 self.on_list(answer(), now);
-                heard
+                outcome
             }
             PendingPurpose::Check => match answer() {
                 Ok(_) => MessageOutcome::Checked,
@@ -303,11 +303,11 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             PendingPurpose::Listen => {
                 let is_unknown = matches!(answer(), Err(CallError::Server { code: METHOD_NOT_FOUND, .. }));
                 self.on_stream_ended(id, is_unknown, now);
-                heard
+                outcome
             }
             PendingPurpose::Discover => {
                 self.on_discovered(answer(), now);
-                heard
+                outcome
             }
         }
     }

@@ -52,8 +52,8 @@ impl SimBehavior {
 
     fn refusal_for(&self, spec: &InstanceSpec) -> Option<FailureKind> {
         let (name, wanted) = self.required_header.as_ref()?;
-        let given = spec.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name));
-        let refused = given.is_none_or(|(_, given)| given != wanted);
+        let value = spec.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name));
+        let refused = value.is_none_or(|(_, value)| value != wanted);
         refused.then(|| self.refusal.clone().unwrap_or(FailureKind::Unauthorized { challenge: None }))
     }
 }
@@ -234,18 +234,18 @@ impl SimEndpoint {
     }
 
     pub(super) fn register(&self, line: u64, waker: &Waker) {
-        if let Some(seat) = self.state().inboxes.get_mut(&line) {
-            seat.waker = Some(waker.clone());
+        if let Some(inbox) = self.state().inboxes.get_mut(&line) {
+            inbox.waker = Some(waker.clone());
         }
     }
 
     pub(super) fn wake(&self, line: u64) {
-        let waker = self.state().inboxes.get_mut(&line).and_then(|seat| seat.waker.take());
+        let waker = self.state().inboxes.get_mut(&line).and_then(|inbox| inbox.waker.take());
         waker.inspect(Waker::wake_by_ref);
     }
 
     pub(super) fn take_events(&self, line: u64) -> VecDeque<EndpointEvent> {
-        self.state().inboxes.get_mut(&line).map(|seat| mem::take(&mut seat.events)).unwrap_or_default()
+        self.state().inboxes.get_mut(&line).map(|inbox| mem::take(&mut inbox.events)).unwrap_or_default()
     }
 
     pub(super) fn with_behavior<T>(&self, of: impl FnOnce(&mut SimBehavior) -> T) -> T {
@@ -327,11 +327,11 @@ impl SimEndpoint {
         state.sessions.forgotten += mem::take(&mut state.open_sessions).len() as u64;
     }
 
-    fn broadcast(&self, news: &EndpointEvent) {
+    fn broadcast(&self, event: &EndpointEvent) {
         let mut wakers = Vec::new();
-        for seat in self.state().inboxes.values_mut() {
-            seat.events.push_back(news.clone());
-            wakers.extend(seat.waker.take());
+        for inbox in self.state().inboxes.values_mut() {
+            inbox.events.push_back(event.clone());
+            wakers.extend(inbox.waker.take());
         }
         wakers.iter().for_each(Waker::wake_by_ref);
     }

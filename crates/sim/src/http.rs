@@ -343,9 +343,9 @@ impl HttpSession {
 
 impl SessionExchange {
     fn route_output(&mut self, answers: AnswerFormat) {
-        let said = self.server.out.split().freeze();
-        for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let message = said.slice_ref(line);
+        let output = self.server.out.split().freeze();
+        for line in output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let message = output.slice_ref(line);
             let Ok(RoutedMessage { id, params }) = serde_json::from_slice(line) else { continue };
             let token = params.and_then(|about| about.progress_token);
             let place = self.waiting.iter_mut().find(|waiting| match (id, token) {

@@ -188,8 +188,8 @@ impl SimLine {
     }
 
     fn advance(&mut self, now: Instant) {
-        for news in self.endpoint.take_events(self.number) {
-            match news {
+        for event in self.endpoint.take_events(self.number) {
+            match event {
                 EndpointEvent::Cut => self.cut(now),
                 EndpointEvent::Lost(kind) => self.inbox.push_back(LineEvent::Lost(failure(kind))),
                 EndpointEvent::Message(message) => self.inbox.push_back(LineEvent::Message { message, request: None }),
@@ -329,9 +329,9 @@ impl SimLine {
             TransitKind::Request(_) if is_handshake => self.endpoint.refusal_for(&self.spec, None),
             // For a server with sessions, the request lacks a session id.
             TransitKind::Stateless(_) => {
-                let said = Some("no session id".to_owned());
+                let message = Some("no session id".to_owned());
                 let knows_none = self.current_script().speaks == SpokenEras::Sessions;
-                let refused = knows_none.then_some(FailureKind::Status { status: 400, message: said });
+                let refused = knows_none.then_some(FailureKind::Status { status: 400, message });
                 self.endpoint.refusal_for(&self.spec, None).or(refused)
             }
             // Only a handshake creates a session, and all other messages need one.
@@ -384,9 +384,9 @@ impl SimLine {
         session.server.run_due_timers(now);
         // Output on stderr is dropped.
         session.server.err.clear();
-        let said = mem::take(&mut session.server.out).freeze();
+        let output = mem::take(&mut session.server.out).freeze();
         let has_ended = matches!(session.server.phase, SimPhase::Ended(_));
-        for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        for line in output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             self.handle_output(now, line);
         }
         if let Some(session) = self.session.as_mut().filter(|_| has_ended) {
@@ -401,12 +401,12 @@ impl SimLine {
         let Some(server) = &mut self.stateless_server else { return };
         server.run_due_timers(now);
         server.err.clear();
-        let said = mem::take(&mut server.out).freeze();
+        let output = mem::take(&mut server.out).freeze();
         if matches!(server.phase, SimPhase::Ended(_)) {
             self.stateless_server = None;
             self.cut(now);
         }
-        for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        for line in output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match stream_of(line) {
                 // A message on the way belongs to the stream of an open request; otherwise it is dropped.
                 Some(id) if self.open_exchanges.contains_key(&id) => {

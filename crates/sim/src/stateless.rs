@@ -43,13 +43,13 @@ impl SimResponder {
         }
         let alone = parse::<wire::StatelessParams<'_>>(params).unwrap_or_default();
         let envelope = alone.meta.as_ref().filter(|meta| meta.version.is_some());
-        let asked = if envelope.is_some() && method != method::INITIALIZE { Era::Stateless } else { Era::Sessions };
+        let requested = if envelope.is_some() && method != method::INITIALIZE { Era::Stateless } else { Era::Sessions };
         // As in the libraries, the first request decides the era of a connection.
         let era = match speaks {
-            SpokenEras::Both => *self.stateless.era.get_or_insert(asked),
+            SpokenEras::Both => *self.stateless.era.get_or_insert(requested),
             SpokenEras::Stateless | SpokenEras::Sessions => Era::Stateless,
         };
-        match (era, asked) {
+        match (era, requested) {
             (Era::Sessions, Era::Sessions) => false,
             (Era::Sessions, Era::Stateless) => {
                 self.refuse(id, INVALID_REQUEST, "this connection uses a session");
@@ -140,10 +140,10 @@ impl SimResponder {
 
     fn listen(&mut self, id: &RawValue, wanted: Option<&RawValue>) {
         let wanted = wanted.map_or("{}", RawValue::get);
-        let said = format!(
+        let message = format!(
             r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"notifications":{wanted},"_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}}}"#,
         );
-        self.out.put_slice(said.as_bytes());
+        self.out.put_slice(message.as_bytes());
         self.out.put_u8(b'\n');
         self.stateless.streams.push(id.get().into());
     }
@@ -153,10 +153,10 @@ impl SimResponder {
             self.out.put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n");
         }
         for id in &self.stateless.streams {
-            let said = format!(
+            let message = format!(
                 r#"{{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":{{"_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}}}"#,
             );
-            self.out.put_slice(said.as_bytes());
+            self.out.put_slice(message.as_bytes());
             self.out.put_u8(b'\n');
         }
     }
@@ -182,8 +182,8 @@ impl SimResponder {
         let done =
             alone.request_state.as_ref().map_or(0, |state| state.0.trim_start_matches("round ").parse().unwrap_or(0));
         if done >= rounds {
-            let given = alone.input_responses.map_or("{}", RawValue::get);
-            return self.answer(id, |line| put_result(line, given, Some(given), false));
+            let responses = alone.input_responses.map_or("{}", RawValue::get);
+            return self.answer(id, |line| put_result(line, responses, Some(responses), false));
         }
         let params = json!({"message": format!("round {}", done + 1), "mode": "form", "requestedSchema": {"type": "object", "properties": {}}});
         let result = json!({

@@ -31,8 +31,8 @@ pub(super) fn listen_for_redirect(
     let state = state_of(page);
     let came = move |uri: Uri| {
         let address = format!("http://127.0.0.1:{port}{uri}");
-        let said = state_of(&address);
-        let is_it = said.is_some() && said == state;
+        let received = state_of(&address);
+        let is_it = received.is_some() && received == state;
         if is_it {
             // The channel holds one message: later redirects are the same and are dropped.
             let _ = back.try_send(BrowserResponse::Redirect(address));

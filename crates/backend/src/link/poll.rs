@@ -74,8 +74,8 @@ pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>
         let was_held = asked_to_hold && began.elapsed() >= hold / 2;
         link.record_response(RequestPurpose::Commands, &key, &answer);
         let wait = match answer {
-            Ok(given) => {
-                let ParsedPollResponse { answer, invalid: unreadable, without_id: nameless } = given.parse(limit);
+            Ok(body) => {
+                let ParsedPollResponse { answer, invalid: unreadable, without_id: nameless } = body.parse(limit);
                 if nameless > passed_over {
                     let count = nameless;
                     tracing::warn!(count, "commands without an id that is valid in a URL ignored");

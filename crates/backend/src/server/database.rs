@@ -95,11 +95,11 @@ impl Database {
             // The caller may have gone; it will send the request again.
             let _ = reply.send(outcome);
         });
-        let taken = match &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
+        let is_running = match &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(at_work) => at_work.jobs.try_send(job).is_ok(),
             None => false,
         };
-        if !taken {
+        if !is_running {
             return Err(ApiError::unavailable("the backend is overloaded or stopping; try again"));
         }
         answer.await.unwrap_or_else(|_| Err(ApiError::unavailable("the backend is stopping; try again")))

@@ -191,8 +191,8 @@ mod tests {
 
     #[test]
     fn a_session_request_omits_the_members_of_the_stateless_era() {
-        let asked = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"requestState":"s","name":"n","_meta":{"progressToken":7,"io.modelcontextprotocol/clientInfo":{},"a/b":1e400,"io.modelcontextprotocol/related-task":{},"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{}},"inputResponses":{}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
-        let changed = to_session_request(&read(asked)).unwrap();
+        let request = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"requestState":"s","name":"n","_meta":{"progressToken":7,"io.modelcontextprotocol/clientInfo":{},"a/b":1e400,"io.modelcontextprotocol/related-task":{},"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{}},"inputResponses":{}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
+        let changed = to_session_request(&read(request)).unwrap();
         let expected = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"name":"n","_meta":{"progressToken":7,"a/b":1e400,"io.modelcontextprotocol/related-task":{}}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
         assert_eq!(changed.text(), expected);
         assert_eq!((changed.id(), changed.token()), (Some("\"i\""), Some("7")));
@@ -271,8 +271,8 @@ mod tests {
         ) {
             let members: Vec<String> =
                 names.iter().zip(&values).map(|(name, value)| format!("{}:{value}", json_string(name))).collect();
-            let asked = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{{{}}}}}"#, members.join(","));
-            let changed = to_session_request(&read(&asked)).unwrap();
+            let request = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{{{}}}}}"#, members.join(","));
+            let changed = to_session_request(&read(&request)).unwrap();
             let kept: Vec<&String> =
                 members.iter().filter(|member| !member.starts_with("\"requestState\"")).collect();
             for member in kept {

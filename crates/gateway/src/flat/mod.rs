@@ -129,7 +129,7 @@ impl FlatEndpoint {
         let flat = self.clone();
         async move {
             let session = &request.session;
-            let state = if session.is_guest() {
+            let state = if session.is_stateless() {
                 flat.states.keep_for_request(session.user(), &flat.runtime, &flat.callers)
             } else if let Some(state) = flat.states.find_for_session(session) {
                 state

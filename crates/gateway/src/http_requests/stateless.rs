@@ -119,7 +119,7 @@ impl EndpointService {
                 "the system provides no random numbers",
             )
         };
-        let session = self.sessions.open_guest(facts, Instant::now()).map_err(no_random_numbers)?;
+        let session = self.sessions.open_stateless(facts, Instant::now()).map_err(no_random_numbers)?;
         let session_guard = StatelessSessionGuard::new(self.clone(), session);
         // The token may have been revoked between the check and the insertion into the table.
         self.check_permission(request)?;
@@ -140,8 +140,8 @@ impl EndpointService {
             let why = "the response is text/event-stream; send an Accept header that includes it";
             return Err(error_response(StatusCode::NOT_ACCEPTABLE, Some(id), INVALID_REQUEST, why));
         }
-        let wanted = SubscriptionFilter::read(message.params());
-        let wanted = wanted.map_err(|why| error_response(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
+        let filter = SubscriptionFilter::read(message.params());
+        let filter = filter.map_err(|why| error_response(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
         let session = self.open_session(request, facts, id)?;
         let guard = SubscriptionGuard { endpoint: self.clone(), session: session.clone() };
         let Ok((call, _withdrawn)) = session.open_call(id, true) else {
@@ -153,7 +153,7 @@ impl EndpointService {
             ));
         };
         let open = OpenCallGuard { session: session.clone(), call };
-        let accepted_filter = match self.handler.listen(&session, wanted).await {
+        let accepted_filter = match self.handler.listen(&session, filter).await {
             Ok(accepted_filter) => accepted_filter,
             Err(error) => {
                 let RpcError { code, message, data } = error;

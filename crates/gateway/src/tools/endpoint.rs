@@ -55,8 +55,8 @@ pub(crate) fn single_page(params: Option<&str>, list: impl FnOnce() -> String) -
 /// other notifications concern no server.
 pub(crate) fn handle_notification(runtime: &RuntimeHandle, session: &ClientSession, message: &RpcMessage) {
     let Some(token) = message.token().filter(|_| message.method() == Some(method::PROGRESS)) else { return };
-    let Some((source, theirs)) = session.find_question(token) else { return };
-    let translated = RpcMessage::parse(join_parts(&message.with_token(&theirs)));
+    let Some((source, server_token)) = session.find_question(token) else { return };
+    let translated = RpcMessage::parse(join_parts(&message.with_token(&server_token)));
     // The text is derived from a valid message and stays valid.
     let sent = translated.map(|translated| runtime.notify(&source.id, translated));
     if let Ok(Err(error)) = sent {

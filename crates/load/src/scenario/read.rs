@@ -339,42 +339,42 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
     let kind = kind?;
     let name = fault_name(kind);
 
-    let mut wrong = |message: String, hint: &str| fields.findings.error(at, message, hint);
+    let mut report = |message: String, hint: &str| fields.findings.error(at, message, hint);
     let when = match (at_there, every_there) {
         (true, false) => {
             if from_there || until_there {
-                wrong("`from` and `until` require `every`".to_owned(), "remove them");
+                report("`from` and `until` require `every`".to_owned(), "remove them");
             }
             moment.map(FaultTiming::At)
         }
         (false, true) => every.map(|mean| FaultTiming::Every { mean, from, until }),
         (true, true) => {
-            wrong(
+            report(
                 format!("`{name}` has both `at` and `every`"),
                 "`at` is for a single fault, `every` for repeated ones: remove one",
             );
             None
         }
         (false, false) => {
-            wrong(format!("`{name}` has no time"), "set at = \"40 %\" (once) or every = \"2s\" (repeatedly)");
+            report(format!("`{name}` has no time"), "set at = \"40 %\" (once) or every = \"2s\" (repeatedly)");
             None
         }
     };
-    let whom = match (share_there, teams_there) {
+    let victims = match (share_there, teams_there) {
         (false, false) => Some(VictimSelection::One),
         (true, true) => {
-            wrong(
+            report(
                 format!("`{name}` has both `share` and `teams`"),
                 "`share` selects instances, `teams` selects teams: remove one",
             );
             None
         }
         _ if kind.victim_class() == VictimClass::Satellite => {
-            wrong(format!("`{name}` is a fault of the satellite itself"), "remove `share` and `teams`");
+            report(format!("`{name}` is a fault of the satellite itself"), "remove `share` and `teams`");
             None
         }
         (true, false) if kind.victim_class() == VictimClass::Team => {
-            wrong(format!("`{name}` is a fault of teams"), "use `teams` instead of `share`");
+            report(format!("`{name}` is a fault of teams"), "use `teams` instead of `share`");
             None
         }
         (true, false) => share.map(VictimSelection::Share),
@@ -382,14 +382,14 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
     };
     let healed = needs_healing(kind);
     if lasts_there && !healed {
-        wrong(format!("the fault `{name}` has no duration"), "remove `lasts`");
+        report(format!("the fault `{name}` has no duration"), "remove `lasts`");
     }
     let lasts = match lasts {
         Some(lasts) => lasts,
         None if healed => DurationDistribution::Fixed(Duration::from_secs(5)),
         None => DurationDistribution::default(),
     };
-    Some(FaultRule { kind, timing: when?, victims: whom?, duration: lasts })
+    Some(FaultRule { kind, timing: when?, victims: victims?, duration: lasts })
 }
 
 fn limits(fields: &mut TableReader<'_, '_>) -> ScenarioLimits {

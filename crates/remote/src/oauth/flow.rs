@@ -243,7 +243,7 @@ impl Grants {
                 Err(OAuthError::Refused { error, .. }) if error == "authorization_pending" => {}
                 Err(OAuthError::Refused { error, .. }) if error == "slow_down" => interval += SLOW_DOWN,
                 Err(OAuthError::Unavailable(_)) => interval = (interval * 2).min(UNREACHABLE_INTERVAL_MAX),
-                Err(trouble) => return Err(trouble),
+                Err(error) => return Err(error),
             }
             // Fails if the flow has expired.
             self.state().flows.get(number)?;
@@ -268,23 +268,24 @@ fn parse_redirect(
     let bad = |why: &str| OAuthError::Unusable(why.to_owned());
     let url =
         Url::parse(url.expose().trim()).map_err(|_| bad("this is not the URL of a redirect; paste the whole URL"))?;
-    let given = |wanted: &str| url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned());
-    if given("state").as_deref() != Some(state.expose()) {
+    let parameter =
+        |wanted: &str| url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned());
+    if parameter("state").as_deref() != Some(state.expose()) {
         return Err(bad("this URL belongs to another authorization: its `state` does not match"));
     }
-    match (given("iss"), issuer) {
+    match (parameter("iss"), issuer) {
         (Some(received), Some(issuer)) if received != issuer => {
             return Err(bad(&format!("the response does not come from the issuer `{issuer}`")));
         }
         (None, _) if issuer_is_said => return Err(bad("the response does not name its issuer (`iss`)")),
         _ => {}
     }
-    if let Some(error) = given("error") {
-        let said = given("error_description").map_or_else(|| error.clone(), |more| format!("{error}: {more}"));
-        let said = said.chars().filter(|letter| !letter.is_control()).take(200).collect();
-        return Err(OAuthError::Refused { error, said });
+    if let Some(error) = parameter("error") {
+        let message = parameter("error_description").map_or_else(|| error.clone(), |more| format!("{error}: {more}"));
+        let message = message.chars().filter(|letter| !letter.is_control()).take(200).collect();
+        return Err(OAuthError::Refused { error, message });
     }
-    given("code").map(Secret::from).ok_or_else(|| bad("this URL contains no code"))
+    parameter("code").map(Secret::from).ok_or_else(|| bad("this URL contains no code"))
 }
 
 impl OAuthClient {
