@@ -560,7 +560,7 @@ impl RuntimeHandle {
         &self,
         id: &InstanceId,
         view: Option<&InstanceView>,
-        mut wish: W,
+        mut request: W,
         timeout: Option<Duration>,
         repeatable: bool,
     ) -> Result<W::Answer, CallError> {
@@ -577,18 +577,18 @@ impl RuntimeHandle {
             } else {
                 tokio::select! {
                     biased;
-                    answer = wish.wait_for_withdrawal() => return Ok(answer),
+                    answer = request.wait_for_withdrawal() => return Ok(answer),
                     port = self.ensure(id, deadline, timeout) => port.map_err(|error| more_severe_error(first.as_ref(), error))?,
                 }
             };
-            let place = match open.try_acquire() {
-                Ok(place) => place,
+            let permit = match open.try_acquire() {
+                Ok(permit) => permit,
                 Err(AdmissionError::Full) => return Err(more_severe_error(first.as_ref(), open.busy_error())),
                 // The run fell asleep or was replaced. No request was sent, so this does not count as an attempt.
                 Err(AdmissionError::Closed) => continue,
             };
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = wish.attempt(&open, place, left).await;
+            let answer = request.attempt(&open, permit, left).await;
             match answer {
                 Err(error @ CallError::Terminated { fate, .. }) if may_repeat(fate) && first.is_none() => {
                     first = Some(error);
@@ -700,7 +700,7 @@ trait RepeatableRequest: Send {
     fn attempt(
         &mut self,
         port: &CallPort,
-        place: CallPermit,
+        permit: CallPermit,
         timeout: Duration,
     ) -> impl Future<Output = Result<Self::Answer, CallError>> + Send;
 
@@ -722,12 +722,12 @@ impl RepeatableRequest for ToolCallRequest<'_> {
     async fn attempt(
         &mut self,
         port: &CallPort,
-        place: CallPermit,
+        permit: CallPermit,
         timeout: Duration,
     ) -> Result<Self::Answer, CallError> {
         let (name, arguments) = (self.tool.to_owned(), self.arguments.clone());
         let request = CallerRequest::Tool { name, arguments, repeatable: self.repeatable };
-        port.request_with_permit(place, request, timeout).await
+        port.request_with_permit(permit, request, timeout).await
     }
 }
 
@@ -742,10 +742,10 @@ impl RepeatableRequest for RelayedRequest<'_> {
     async fn attempt(
         &mut self,
         port: &CallPort,
-        place: CallPermit,
+        permit: CallPermit,
         timeout: Duration,
     ) -> Result<Self::Answer, CallError> {
-        port.relay_with_permit(place, self.relay.clone(), timeout, &mut self.withdrawn).await
+        port.relay_with_permit(permit, self.relay.clone(), timeout, &mut self.withdrawn).await
     }
 
     async fn wait_for_withdrawal(&mut self) -> Self::Answer {
@@ -765,10 +765,10 @@ impl RepeatableRequest for DiscoverAttempt {
     async fn attempt(
         &mut self,
         port: &CallPort,
-        place: CallPermit,
+        permit: CallPermit,
         timeout: Duration,
     ) -> Result<Self::Answer, CallError> {
-        port.discover(place, timeout).await
+        port.discover(permit, timeout).await
     }
 }
 

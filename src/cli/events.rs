@@ -201,19 +201,19 @@ struct LinePrinter {
 }
 
 impl LinePrinter {
-    fn print_line<T: Serialize>(self, line: &T, in_words: fn(&T) -> String) {
+    fn print_line<T: Serialize>(self, line: &T, format_text: fn(&T) -> String) {
         // A stored line was read from JSON, so it serializes.
         if self.json {
             print_json(&serde_json::to_string(line).unwrap_or_default());
         } else {
-            print_text(&in_words(line));
+            print_text(&format_text(line));
         }
     }
 
     /// Prints stored lines and returns the number of the last event read.
-    fn print_stored<T: Serialize>(self, stored: &Stored<T>, in_words: fn(&T) -> String) -> u64 {
+    fn print_stored<T: Serialize>(self, stored: &Stored<T>, format_text: fn(&T) -> String) -> u64 {
         for logged in &stored.lines {
-            self.print_line(&logged.line, in_words);
+            self.print_line(&logged.line, format_text);
         }
         if stored.skipped > 0 {
             print_error(&format!("{} stored lines could not be read and were left out", stored.skipped));

@@ -340,15 +340,15 @@ impl ReportFile {
             // The path may be a link to the file.
             _ => Some(resolve_path(path)),
         };
-        let Some(place) = unfinished else {
+        let Some(target) = unfinished else {
             let file = OpenOptions::new().write(true).open(path).map_err(|error| cannot(&error))?;
             return Ok(Self { path: path.to_owned(), file, unfinished: None });
         };
-        let mut unfinished = place.clone().into_os_string();
+        let mut unfinished = target.clone().into_os_string();
         unfinished.push(".tmp");
         let unfinished = PathBuf::from(unfinished);
         let file = File::create(&unfinished).map_err(|error| cannot(&error))?;
-        Ok(Self { path: place, file, unfinished: Some(unfinished) })
+        Ok(Self { path: target, file, unfinished: Some(unfinished) })
     }
 
     fn check_differs_from(&self, trace: &Path) -> Result<(), CommandFailure> {

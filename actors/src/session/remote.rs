@@ -316,10 +316,10 @@ impl RemoteSession {
                 // Stateless requests belong to no session, and the failure of one means little for the others: a health
                 // check determines whether the server is reachable.
                 let is_aside = !stateless && pending.is_passthrough();
-                let broke_off = failure.sent && matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
+                let is_cut = failure.sent && matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
                 let class = match class {
                     FailureClass::Expired | FailureClass::Other if is_aside => FailureClass::Busy,
-                    _ if (stateless || is_aside) && broke_off => FailureClass::Busy,
+                    _ if (stateless || is_aside) && is_cut => FailureClass::Busy,
                     _ if stateless && era::is_refusal(&failure.kind) => FailureClass::Busy,
                     class => class,
                 };
@@ -449,8 +449,8 @@ impl RemoteSession {
         };
         if class == FailureClass::Busy && !is_given_up {
             let stateless = self.core.era == Era::Stateless;
-            let broke_off = matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
-            if broke_off || retry::is_session_doubtful(&failure.kind) || (stateless && era::is_refusal(&failure.kind)) {
+            let is_cut = matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
+            if is_cut || retry::is_session_doubtful(&failure.kind) || (stateless && era::is_refusal(&failure.kind)) {
                 self.request_session_check();
             }
             ticket.fail(error);

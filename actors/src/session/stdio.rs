@@ -456,7 +456,7 @@ mod tests {
         let counters = Arc::new(InstanceCounters::default());
         let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone());
         let (control, controlled) = mpsc::unbounded_channel();
-        let place = port.try_acquire().ok().unwrap();
+        let permit = port.try_acquire().ok().unwrap();
         let session = async {
             let common = SessionArgs {
                 spec: spec(),
@@ -489,7 +489,7 @@ mod tests {
             for _ in 0..3 {
                 tokio::task::yield_now().await;
             }
-            drop(place);
+            drop(permit);
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let (ended, ()) = runtime.block_on(async { futures::join!(session, leave) });

@@ -83,7 +83,7 @@ impl FaultInjector {
         let mut due: BinaryHeap<Reverse<(Duration, DelayedAction)>> = BinaryHeap::new();
         let mut under_way: FuturesUnordered<BoxFuture<'_, ActionResult>> = FuturesUnordered::new();
         let mut upcoming = plan.iter().enumerate().peekable();
-        let (mut give_up_at, mut everybody_was_asked) = (None, false);
+        let (mut give_up_at, mut were_all_probed) = (None, false);
         loop {
             let has_ended = self.ended.is_cancelled();
             if has_ended {
@@ -121,8 +121,8 @@ impl FaultInjector {
                 let give_up_at = give_up_at.get_or_insert_with(|| Instant::now() + self.recovery_timeout);
                 if is_waiting && Instant::now() < *give_up_at {
                     // Wait for recoveries and for pending restarts.
-                } else if !everybody_was_asked {
-                    everybody_was_asked = true;
+                } else if !were_all_probed {
+                    were_all_probed = true;
                     *give_up_at = Instant::now() + self.recovery_timeout;
                     under_way.push(self.probe(self.fleet.shape.all().collect()).boxed());
                 } else {
@@ -277,8 +277,8 @@ impl FaultInjector {
     async fn probe(&self, instances: Vec<InstanceNo>) -> ActionResult {
         let answered = self.prober.probe_all(instances).await;
         self.runtime.flush().await;
-        let books = &mut self.recorder.state().recovery_log;
-        ActionResult::Probed(answered.into_iter().flat_map(|nth| books.close_recovered_faults(nth)).collect())
+        let log = &mut self.recorder.state().recovery_log;
+        ActionResult::Probed(answered.into_iter().flat_map(|nth| log.close_recovered_faults(nth)).collect())
     }
 
     fn status(&self, nth: InstanceNo) -> Option<Status> {
@@ -310,11 +310,11 @@ impl FaultInjector {
 
     fn record_fault(&self, what: &PlannedFault) {
         let at = self.recorder.clock.now();
-        let books = &mut self.recorder.state().recovery_log;
+        let log = &mut self.recorder.state().recovery_log;
         match what.victim {
-            FaultVictim::Instance(nth) => books.record_fault(at, nth, what.serial, what.kind),
+            FaultVictim::Instance(nth) => log.record_fault(at, nth, what.serial, what.kind),
             FaultVictim::Team(team) => {
-                self.fleet.shape.members(team).for_each(|nth| books.record_fault(at, nth, what.serial, what.kind));
+                self.fleet.shape.members(team).for_each(|nth| log.record_fault(at, nth, what.serial, what.kind));
             }
             FaultVictim::Satellite => {}
         }

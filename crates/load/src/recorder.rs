@@ -88,15 +88,15 @@ impl RunRecorder {
     pub(crate) fn new(
         clock: RunClock,
         checks: InvariantChecks,
-        books: RecoveryLog,
+        recovery_log: RecoveryLog,
         trace: Option<&Path>,
     ) -> io::Result<(Arc<Self>, mpsc::UnboundedReceiver<InstanceNo>)> {
         let (given_up, receiver) = mpsc::unbounded_channel();
         let trace = trace.map(File::create).transpose()?.map(BufWriter::new);
-        let order = vec![FNV_BASIS; books.len() + 1];
+        let order = vec![FNV_BASIS; recovery_log.len() + 1];
         let ledger = Mutex::new(RecorderState {
             checks,
-            recovery_log: books,
+            recovery_log,
             order,
             trace,
             trace_failed: None,

@@ -216,9 +216,10 @@ impl<'a> RunContext<'a> {
         let clock = RunClock::start(epoch);
         let checks = InvariantChecks::new(&fleet.teams_by_instance(), &scenario.policy.restart, &scenario.limits);
         let handshake = plan.scripts.iter().flatten().map(|script| script.handshake_delay).max();
-        let books = RecoveryLog::new(fleet.shape, &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
+        let recovery_log =
+            RecoveryLog::new(fleet.shape, &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
         let (recorder, given_up) =
-            RunRecorder::new(clock, checks, books, setup.trace.as_deref()).map_err(LoadError::Trace)?;
+            RunRecorder::new(clock, checks, recovery_log, setup.trace.as_deref()).map_err(LoadError::Trace)?;
         let connectors = world.connectors();
         let counting = CountingConnector { connectors: connectors.clone(), recorder: Arc::clone(&recorder) };
         let defaults = RuntimeOptions::new(
@@ -635,19 +636,19 @@ fn large_faults(injections: &[PlannedFault]) -> impl Iterator<Item = (Duration, 
 }
 
 fn never_injected(scenario: &Scenario, injected: &BTreeMap<FaultKind, u64>) -> Vec<FaultKind> {
-    let asked_for: BTreeSet<_> = scenario.faults.iter().map(|rule| rule.kind).collect();
-    asked_for.into_iter().filter(|kind| injected.get(kind).is_none_or(|times| *times == 0)).collect()
+    let scheduled: BTreeSet<_> = scenario.faults.iter().map(|rule| rule.kind).collect();
+    scheduled.into_iter().filter(|kind| injected.get(kind).is_none_or(|times| *times == 0)).collect()
 }
 
 fn marks(injections: &[PlannedFault], from: Duration) -> Vec<(u64, String)> {
     let mark = |at: Duration, text| (u64::try_from((from + at).as_millis()).unwrap_or(u64::MAX), text);
-    let of_many = large_faults(injections)
+    let large = large_faults(injections)
         .map(|(at, many)| mark(at, format!("{} × {}", super::scenario::fault_name(many[0].kind), many.len())));
     let satellite_faults = injections
         .iter()
         .filter(|injection| !matches!(injection.victim, FaultVictim::Instance(_)))
         .map(|injection| mark(injection.at, super::scenario::fault_name(injection.kind).to_owned()));
-    let mut marks: Vec<_> = of_many.chain(satellite_faults).collect();
+    let mut marks: Vec<_> = large.chain(satellite_faults).collect();
     marks.sort();
     marks
 }

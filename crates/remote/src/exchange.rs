@@ -367,7 +367,7 @@ impl ExchangeContext {
         let messages = body::split_messages(&body).unwrap_or_default();
         let in_session = id.filter(|_| self.version.is_some() && self.has_session());
         // A message that the session is unknown counts for any request.
-        let is_told = in_session.is_some()
+        let is_session_unknown = in_session.is_some()
             && if messages.is_empty() {
                 body::is_session_not_found(&String::from_utf8_lossy(&body))
             } else {
@@ -376,7 +376,7 @@ impl ExchangeContext {
                     .filter_map(|message| body::error_message(message))
                     .any(|message| body::is_session_not_found(&message))
             };
-        if !is_told && id.is_some_and(|id| messages.iter().any(|message| body::is_answer_to(message, id))) {
+        if !is_session_unknown && id.is_some_and(|id| messages.iter().any(|message| body::is_answer_to(message, id))) {
             return Ok(messages);
         }
         // A server that no longer has sessions does not know the method, and returns an error without a request id.
@@ -386,7 +386,7 @@ impl ExchangeContext {
             return Ok(vec![answer]);
         }
         let expired = match status {
-            _ if is_told => true,
+            _ if is_session_unknown => true,
             StatusCode::NOT_FOUND => true,
             // A server that knows the session and rejects the request returns an error with the request's id. A server
             // that does not know the session returns a JSON-RPC error without id or with its own id. Plain text or an

@@ -102,13 +102,13 @@ impl DnsResolver {
         let lookup = self.lookup(&host);
         let begun = lookup.get_or_try_init(|| async {
             // The semaphore is never closed.
-            let place = self.permits(&host).acquire_owned().await.map_err(|_| ResolveError)?;
+            let permit = self.permits(&host).acquire_owned().await.map_err(|_| ResolveError)?;
             let (sender, answered) = watch::channel(None);
             let (names, lookup) = (self.clone(), Arc::clone(&lookup));
             // The thread runs to its end even if all callers have given up. Until then it keeps its permit and its
             // entry in `lookups`.
             spawn_blocking(move || {
-                let _until_then = (place, lookup);
+                let _until_then = (permit, lookup);
                 sender.send_replace(Some(names.look_up_blocking(&host)));
             });
             Ok(answered)

@@ -26,7 +26,9 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// arrived, if known.
     fn message_cause(&self, of: Option<u64>) -> MessageCause {
         let origin = |pending: &PendingRequest| match &pending.purpose {
-            PendingPurpose::Caller { client_call: behalf, .. } => Some(behalf.as_ref().map(|behalf| behalf.origin)),
+            PendingPurpose::Caller { client_call, .. } => {
+                Some(client_call.as_ref().map(|client_call| client_call.origin))
+            }
             PendingPurpose::Handshake
             | PendingPurpose::List
             | PendingPurpose::Check
@@ -35,8 +37,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         };
         let of = match of.map(|id| self.calls.pending.get(&id).map(|pending| &pending.purpose)) {
             None => None,
-            Some(Some(PendingPurpose::Caller { client_call: behalf, .. })) => {
-                Some(behalf.as_ref().map(|behalf| behalf.origin))
+            Some(Some(PendingPurpose::Caller { client_call, .. })) => {
+                Some(client_call.as_ref().map(|client_call| client_call.origin))
             }
             // The stream belongs to one of the satellite's own requests.
             Some(Some(
@@ -97,26 +99,26 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         // A token that is not one of our ids belongs to none of our calls.
         let Some(id) = view.token.and_then(|token| token.get().parse().ok()) else { return };
         self.calls.extend(id, now, self.spec.policy.session.request_timeout_max);
-        let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(behalf), .. }, .. }) =
+        let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(client_call), .. }, .. }) =
             self.calls.pending.get(&id)
         else {
             return;
         };
-        if let Some(token) = &behalf.token
+        if let Some(token) = &client_call.token
             && let Ok(message) = RpcMessage::parse(join_parts(&view.to_message(text).with_token(token)))
         {
-            self.host.on_progress(behalf.origin, message);
+            self.host.on_progress(client_call.origin, message);
         }
     }
 
     pub(crate) fn extend_for_open_question(&mut self, id: u64, now: Instant) -> bool {
         // While a client works on a request that the server made for this call, the call gets more time, up to the cap.
-        let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(behalf), .. }, .. }) =
+        let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(client_call), .. }, .. }) =
             self.calls.pending.get(&id)
         else {
             return false;
         };
-        if !self.questions.has_question_for(behalf.origin) {
+        if !self.questions.has_question_for(client_call.origin) {
             return false;
         }
         self.calls.extend(id, now, self.spec.policy.session.request_timeout_max);

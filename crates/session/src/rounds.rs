@@ -34,7 +34,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             Err(why) => return pending.fail(invalid_input_error(&why)),
         };
         let cause = match &pending.purpose {
-            PendingPurpose::Caller { client_call: Some(behalf), .. } => MessageCause::Call(behalf.origin),
+            PendingPurpose::Caller { client_call: Some(client_call), .. } => MessageCause::Call(client_call.origin),
             _ => MessageCause::NoClient,
         };
         self.calls.insert(id, pending);

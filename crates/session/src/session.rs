@@ -407,17 +407,17 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// Carries out a command of the port.
     pub fn on_command(&mut self, command: SessionCommand, now: Instant) {
         match command {
-            SessionCommand::Request(asked) => {
-                let AdmittedRequest { id, request: wanted, started, timeout, repeatable, ticket } = asked;
+            SessionCommand::Request(admitted) => {
+                let AdmittedRequest { id, request, started, timeout, repeatable, ticket } = admitted;
                 self.gate.record_activity(started);
-                let Some(ticket) = self.answer_locally(id, &wanted, ticket, now) else { return };
-                let behalf = match &wanted {
+                let Some(ticket) = self.answer_locally(id, &request, ticket, now) else { return };
+                let client_call = match &request {
                     OutboundRequest::Relay(ClientRelay { message, origin, .. }) => {
                         Some(Box::new(RelayedCallOrigin { origin: *origin, token: message.token().map(Into::into) }))
                     }
                     OutboundRequest::Request(_) => None,
                 };
-                let through = matches!(wanted, OutboundRequest::Relay(ClientRelay { era: Era::Stateless, .. }));
+                let through = matches!(request, OutboundRequest::Relay(ClientRelay { era: Era::Stateless, .. }));
                 let purpose = PendingPurpose::Caller {
                     ticket,
                     admitted_id: id,
@@ -425,10 +425,10 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                     timeout,
                     repeatable,
                     passthrough: through,
-                    client_call: behalf,
+                    client_call,
                 };
                 self.calls.insert(id, PendingRequest::new(purpose, started + timeout));
-                self.calls.unsent.push_back((id, wanted));
+                self.calls.unsent.push_back((id, request));
                 self.send_queued();
             }
             SessionCommand::Cancel { id, notification: words } => {

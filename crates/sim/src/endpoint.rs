@@ -252,10 +252,10 @@ impl SimEndpoint {
         of(&mut self.state().behavior)
     }
 
-    pub(super) fn next_failure(&self, is_asked: bool) -> Option<FailureKind> {
-        let manner = &mut self.state().behavior;
-        let next = if is_asked { manner.next_failures.pop_front() } else { None };
-        next.or_else(|| manner.down.clone())
+    pub(super) fn next_failure(&self, is_request: bool) -> Option<FailureKind> {
+        let behavior = &mut self.state().behavior;
+        let next = if is_request { behavior.next_failures.pop_front() } else { None };
+        next.or_else(|| behavior.down.clone())
     }
 
     /// Returns the failure with which an arrived message is refused, if it is. `session` is the session that it names.
@@ -356,11 +356,11 @@ impl SimRemote {
 
     /// Makes the endpoint unreachable from now on. Sessions and exchanges in progress are not affected.
     pub fn take_down(&self, kind: FailureKind) {
-        self.change(|manner| manner.down = Some(kind));
+        self.change(|behavior| behavior.down = Some(kind));
     }
 
     pub fn bring_up(&self) {
-        self.change(|manner| manner.down = None);
+        self.change(|behavior| behavior.down = None);
     }
 
     /// Kills the server: it is unreachable from now on, exchanges in progress break off, and its sessions are
@@ -392,7 +392,7 @@ impl SimRemote {
     }
 
     pub fn fail_next(&self, kinds: impl IntoIterator<Item = FailureKind>) {
-        self.change(|manner| manner.next_failures = kinds.into_iter().collect());
+        self.change(|behavior| behavior.next_failures = kinds.into_iter().collect());
     }
 
     pub async fn wait_until(&self, mut seen: impl FnMut(&Self) -> bool) {

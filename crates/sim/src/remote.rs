@@ -92,7 +92,7 @@ impl SimLine {
         run: RunNumber,
         script: Arc<SimScript>,
     ) -> Self {
-        let seed = endpoint.with_behavior(|manner| manner.seed);
+        let seed = endpoint.with_behavior(|behavior| behavior.seed);
         Self {
             number: endpoint.add_line(),
             endpoint,
@@ -153,7 +153,7 @@ impl SimLine {
     /// Returns the transit time, or the connect timeout if connecting takes longer.
     fn transit_time(&mut self, fails: &mut Option<FailureKind>) -> Duration {
         let (connect, delay, jitter) =
-            self.endpoint.with_behavior(|manner| (manner.connect_delay, manner.delay, manner.jitter));
+            self.endpoint.with_behavior(|behavior| (behavior.connect_delay, behavior.delay, behavior.jitter));
         let takes = self.rng.vary(delay, jitter);
         if self.connected {
             return takes;
@@ -252,7 +252,7 @@ impl SimLine {
         };
         let (silent, unknown) = self
             .endpoint
-            .with_behavior(|manner| (manner.is_silent_on(method), manner.unknown_methods.contains(method)));
+            .with_behavior(|behavior| (behavior.is_silent_on(method), behavior.unknown_methods.contains(method)));
         match what {
             // A client waits for the confirmation of the end of a session for a limited time only.
             TransitKind::Close if silent => {
@@ -311,7 +311,7 @@ impl SimLine {
     }
 
     fn current_script(&self) -> Arc<SimScript> {
-        self.endpoint.with_behavior(|manner| manner.script.clone()).unwrap_or_else(|| Arc::clone(&self.script))
+        self.endpoint.with_behavior(|behavior| behavior.script.clone()).unwrap_or_else(|| Arc::clone(&self.script))
     }
 
     fn new_server(&self, now: Instant) -> SimResponder {
@@ -323,15 +323,15 @@ impl SimLine {
         let is_handshake = ParsedMessage::parse(body).method == method::INITIALIZE;
         match what {
             TransitKind::Probe(_) => {
-                let unhealthy = self.endpoint.with_behavior(|manner| manner.health_failure.clone());
+                let unhealthy = self.endpoint.with_behavior(|behavior| behavior.health_failure.clone());
                 self.endpoint.refusal_for(&self.spec, None).or(unhealthy)
             }
             TransitKind::Request(_) if is_handshake => self.endpoint.refusal_for(&self.spec, None),
             // For a server with sessions, the request lacks a session id.
             TransitKind::Stateless(_) => {
                 let message = Some("no session id".to_owned());
-                let knows_none = self.current_script().speaks == SpokenEras::Sessions;
-                let refused = knows_none.then_some(FailureKind::Status { status: 400, message });
+                let is_without_sessions = self.current_script().speaks == SpokenEras::Sessions;
+                let refused = is_without_sessions.then_some(FailureKind::Status { status: 400, message });
                 self.endpoint.refusal_for(&self.spec, None).or(refused)
             }
             // Only a handshake creates a session, and all other messages need one.

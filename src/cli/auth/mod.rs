@@ -105,16 +105,16 @@ impl AuthCommand {
         flow: u64,
         page: &str,
     ) -> Result<(), CommandFailure> {
-        let (back, mut came) = mpsc::channel(1);
-        let _listening = listen_for_redirect(listener, page, back.clone());
+        let (sender, mut redirects) = mpsc::channel(1);
+        let _listening = listen_for_redirect(listener, page, sender.clone());
         let opened = !self.no_browser && open_browser(page);
         let how = if opened { "A browser opens this page" } else { "Open this page in a browser" };
         print_text(&format!("{how}:\n  {}", printable(page)));
         if !opened {
             print_text("then paste the final address of the browser, or the code in it:");
-            read_pasted(back);
+            read_pasted(sender);
         }
-        let (redirect, code) = match came.recv().await {
+        let (redirect, code) = match redirects.recv().await {
             Some(BrowserResponse::Redirect(url)) => (Some(url), None),
             Some(BrowserResponse::Pasted(text)) if text.contains("://") => (Some(text), None),
             Some(BrowserResponse::Pasted(text)) => (None, Some(text)),

@@ -128,8 +128,8 @@ pub(super) async fn refresh(
 ) -> Result<ConfigFetchOutcome, ConfigFetchError> {
     // One at a time, so that an older configuration cannot be applied last.
     let mut applied = link.applied_config.lock().await;
-    let looked = fetch_and_apply(link, fleet, key, expected, &mut applied).await;
-    match &looked {
+    let outcome = fetch_and_apply(link, fleet, key, expected, &mut applied).await;
+    match &outcome {
         Ok(_) => {
             link.reachability.record_success(RequestPurpose::Configuration);
             applied.reported_error = None;
@@ -144,7 +144,7 @@ pub(super) async fn refresh(
             report_error(fleet, &mut applied, error, again_in(error));
         }
     }
-    looked
+    outcome
 }
 
 async fn fetch_and_apply(

@@ -307,7 +307,7 @@ impl SearchQuery {
             text_words.retain(|word| !text::is_stop_word(&word.whole));
         }
         let mut texts: Vec<String> = Vec::new();
-        let mut place = |text: String| {
+        let mut index_of = |text: String| {
             texts.iter().position(|known| *known == text).unwrap_or_else(|| {
                 texts.push(text);
                 texts.len() - 1
@@ -315,8 +315,8 @@ impl SearchQuery {
         };
         let mut words: Vec<QueryWord> = Vec::new();
         for word in text_words.into_iter().take(WORDS_MAX) {
-            let whole = place(word.whole);
-            let parts = word.parts.into_iter().map(&mut place).collect();
+            let whole = index_of(word.whole);
+            let parts = word.parts.into_iter().map(&mut index_of).collect();
             if words.iter().all(|known| known.whole != whole) {
                 words.push(QueryWord { whole, parts });
             }
@@ -410,21 +410,21 @@ impl SearchQuery {
 
     fn score(&self, page: &ServerSimilarities, tool: usize, indexed: &IndexedTool, weights: &[f32]) -> f32 {
         let (mut name, mut description, mut server, mut sum) = (0.0, 0.0, 0.0, 0.0);
-        let mut asked_of_name = 0;
+        let mut matched_words = 0;
         for (word, weight) in self.words.iter().zip(weights) {
             let near = |of: fn(&ToolSimilarity) -> f32| {
                 word.similarity(|text| page.similarity(tool, text, self.texts.len(), of))
             };
             let in_name = near(|near| near.name);
             if in_name > 0.0 {
-                asked_of_name += word.parts.len().max(1);
+                matched_words += word.parts.len().max(1);
             }
             name += weight * in_name;
             description += weight * near(|near| near.description);
             server += weight * word.similarity(|text| page.server[text]);
             sum += weight;
         }
-        let share = (asked_of_name as f32 / indexed.word_count.max(1) as f32).min(1.0);
+        let share = (matched_words as f32 / indexed.word_count.max(1) as f32).min(1.0);
         let name = name * (NAME_BASE + (1.0 - NAME_BASE) * share);
         (NAME * name + DESCRIPTION * description + SERVER * server) / sum
     }
@@ -481,12 +481,12 @@ impl ServerSimilarities {
             known = true;
             near.resize(tools * texts, ToolSimilarity::default());
             for tool in &*term.in_names {
-                let place = &mut near[*tool as usize * texts + text];
-                place.name = place.name.max(nearness);
+                let similarity = &mut near[*tool as usize * texts + text];
+                similarity.name = similarity.name.max(nearness);
             }
             for tool in &*term.in_descriptions {
-                let place = &mut near[*tool as usize * texts + text];
-                place.description = place.description.max(nearness);
+                let similarity = &mut near[*tool as usize * texts + text];
+                similarity.description = similarity.description.max(nearness);
             }
         });
         known

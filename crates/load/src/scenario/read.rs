@@ -210,7 +210,7 @@ fn call_load(fields: &mut TableReader<'_, '_>) -> Option<CallLoad> {
         fields.findings.error(at, "`loop` is missing", hint);
     }
     let open = fields.one_of("loop", &[("open", true), ("closed", false)]);
-    let [callers_there, think_there, rate_there, limit_there] =
+    let [has_callers, has_think, has_rate, has_limit] =
         ["callers", "think", "per_second", "in_flight_max"].map(|key| fields.contains_key(key));
     let [callers, in_flight_max] =
         ["callers", "in_flight_max"].map(|key| read_bounded(fields, key).map(|count| count as usize));
@@ -234,16 +234,16 @@ fn call_load(fields: &mut TableReader<'_, '_>) -> Option<CallLoad> {
         }
     };
     if open? {
-        stray(callers_there, "callers", "closed");
-        stray(think_there, "think", "closed");
-        if !rate_there {
+        stray(has_callers, "callers", "closed");
+        stray(has_think, "think", "closed");
+        if !has_rate {
             fields.findings.error(at, "`per_second` is missing", "set the number of calls: per_second = 100");
         }
         Some(CallLoad::Open { per_second: per_second?, in_flight_max: in_flight_max.unwrap_or(1000), skew, timeout })
     } else {
-        stray(rate_there, "per_second", "open");
-        stray(limit_there, "in_flight_max", "open");
-        if !callers_there {
+        stray(has_rate, "per_second", "open");
+        stray(has_limit, "in_flight_max", "open");
+        if !has_callers {
             fields.findings.error(at, "`callers` is missing", "set the number of callers: callers = 32");
         }
         Some(CallLoad::Closed { callers: callers?, think: think.unwrap_or_default(), skew, timeout })
@@ -326,23 +326,22 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
         fields.findings.error(at, "a fault has no kind", "add one: kind = \"crash\"");
     }
     let kind = fields.one_of("kind", &FAULTS);
-    let [at_there, every_there, from_there, until_there] =
-        ["at", "every", "from", "until"].map(|key| fields.contains_key(key));
+    let [has_at, has_every, has_from, has_until] = ["at", "every", "from", "until"].map(|key| fields.contains_key(key));
     let moment = read_moment(fields, "at");
     let every = fields.positive("every");
     let from = read_moment(fields, "from").unwrap_or(RunMoment::Share(QUIET));
     let until = read_moment(fields, "until").unwrap_or(RunMoment::Share(0.75));
-    let [share_there, teams_there] = ["share", "teams"].map(|key| fields.contains_key(key));
+    let [has_share, has_teams] = ["share", "teams"].map(|key| fields.contains_key(key));
     let (share, teams) = (read_share(fields, "share"), read_share(fields, "teams"));
-    let lasts_there = fields.contains_key("lasts");
+    let has_lasts = fields.contains_key("lasts");
     let lasts = read_distribution(fields, "lasts");
     let kind = kind?;
     let name = fault_name(kind);
 
     let mut report = |message: String, hint: &str| fields.findings.error(at, message, hint);
-    let when = match (at_there, every_there) {
+    let when = match (has_at, has_every) {
         (true, false) => {
-            if from_there || until_there {
+            if has_from || has_until {
                 report("`from` and `until` require `every`".to_owned(), "remove them");
             }
             moment.map(FaultTiming::At)
@@ -360,7 +359,7 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
             None
         }
     };
-    let victims = match (share_there, teams_there) {
+    let victims = match (has_share, has_teams) {
         (false, false) => Some(VictimSelection::One),
         (true, true) => {
             report(
@@ -381,7 +380,7 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
         (false, true) => teams.map(VictimSelection::TeamsShare),
     };
     let healed = needs_healing(kind);
-    if lasts_there && !healed {
+    if has_lasts && !healed {
         report(format!("the fault `{name}` has no duration"), "remove `lasts`");
     }
     let lasts = match lasts {

@@ -175,11 +175,11 @@ impl Grants {
                 expires_in,
             }));
         }
-        let (issuer, issuer_is_said) = found.expected_issuer();
+        let (issuer, issuer_required) = found.expected_issuer();
         let page = found.authorization_page(&client, &wanted.redirect_uri, &scopes).await?;
         let AuthorizationPage { url, state, verifier, resource } = page;
         let redirect_uri = wanted.redirect_uri;
-        let back = FlowReturn::Browser { state, verifier, redirect_uri, issuer, issuer_required: issuer_is_said };
+        let back = FlowReturn::Browser { state, verifier, redirect_uri, issuer, issuer_required };
         let flow = flow(resource, Instant::now() + FLOW_LIFETIME, back);
         let flow = self.state().flows.insert(flow);
         Ok(FlowStart::Page { flow, url })
@@ -190,10 +190,9 @@ impl Grants {
         let flow = self.state().flows.get(number)?;
         let code = match (&flow.return_path, answered) {
             // A response that does not belong to the flow does not end it: another sender may have sent it.
-            (
-                FlowReturn::Browser { state, issuer, issuer_required: issuer_is_said, .. },
-                FlowCompletion::Redirect(url),
-            ) => parse_redirect(&url, state, issuer.as_deref(), *issuer_is_said)?,
+            (FlowReturn::Browser { state, issuer, issuer_required, .. }, FlowCompletion::Redirect(url)) => {
+                parse_redirect(&url, state, issuer.as_deref(), *issuer_required)?
+            }
             (FlowReturn::Browser { .. }, FlowCompletion::Code(code)) => code,
             (FlowReturn::Device { code, .. }, FlowCompletion::Poll) => code.clone(),
             (FlowReturn::Browser { .. } | FlowReturn::Device { .. }, _) => {
@@ -263,7 +262,7 @@ fn parse_redirect(
     url: &Secret,
     state: &Secret,
     issuer: Option<&str>,
-    issuer_is_said: bool,
+    issuer_required: bool,
 ) -> Result<Secret, OAuthError> {
     let bad = |why: &str| OAuthError::Unusable(why.to_owned());
     let url =
@@ -277,7 +276,7 @@ fn parse_redirect(
         (Some(received), Some(issuer)) if received != issuer => {
             return Err(bad(&format!("the response does not come from the issuer `{issuer}`")));
         }
-        (None, _) if issuer_is_said => return Err(bad("the response does not name its issuer (`iss`)")),
+        (None, _) if issuer_required => return Err(bad("the response does not name its issuer (`iss`)")),
         _ => {}
     }
     if let Some(error) = parameter("error") {
