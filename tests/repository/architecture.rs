@@ -252,36 +252,35 @@ fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
 
 #[test]
 fn methods_are_defined_only_in_the_protocol_crate() {
-    let prefixes = [
-        "completion/",
-        "elicitation/",
-        "logging/",
-        "notifications/",
-        "prompts/",
-        "resources/",
-        "roots/",
-        "sampling/",
-        "server/discover",
-        "subscriptions/",
-        "tasks/",
-        "tools/",
+    let groups = [
+        "completion",
+        "elicitation",
+        "logging",
+        "notifications",
+        "prompts",
+        "resources",
+        "roots",
+        "sampling",
+        "server",
+        "subscriptions",
+        "tasks",
+        "tools",
     ];
+    let is_name =
+        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphabetic() || b"/_".contains(&byte));
+    let is_method = |text: &str| match text.split_once('/') {
+        Some((group, name)) => groups.contains(&group) && is_name(name),
+        None => ["initialize", "ping"].contains(&text),
+    };
     let members = MEMBERS.iter().filter(|(_, dependencies)| dependencies.contains(&"protocol"));
-    let is_product = |source: &Source| !source.path.components().any(|part| part.as_os_str() == "tests");
+    let product = members.flat_map(|(member, _)| sources(&format!("{member}/src")));
     let mut found = Vec::new();
-    for source in members.flat_map(|(member, _)| sources(&format!("{member}/src"))).filter(is_product) {
+    for source in product.filter(|source| !source.path.ends_with("tests.rs")) {
         for (at, line) in source.code() {
-            let mut parts = line.split('"');
-            let mut before = parts.next().unwrap_or_default();
-            for part in parts {
-                let is_method =
-                    ["initialize", "ping"].contains(&part) || prefixes.iter().any(|prefix| part.starts_with(prefix));
-                // A message may be written as one text.
-                let is_member = before == ":";
-                if is_method && !is_member {
-                    found.push(format!("{}:{at}: {}", shown(&source.path), line.trim()));
-                }
-                before = part;
+            let parts: Vec<&str> = line.split('"').collect();
+            // The text of a message may contain its method.
+            if parts.windows(2).any(|pair| pair[0] != ":" && is_method(pair[1])) {
+                found.push(format!("{}:{at}: {}", shown(&source.path), line.trim()));
             }
         }
     }
