@@ -105,7 +105,7 @@ async fn a_server_request_without_client_capability_is_answered_with_an_error() 
     for method in ["sampling/createMessage", "roots/list"] {
         let messages = client.say(1, &[&server_request(method), DONE]).await;
         // The mirror reports the error to all clients, possibly before the response.
-        let is_asked = |messages: &String| serde_json::from_str::<Value>(messages).unwrap()["method"] == method;
+        let is_asked = |message: &String| serde_json::from_str::<Value>(message).unwrap()["method"] == method;
         assert!(!messages.iter().any(is_asked), "{messages:?}");
         let received = other.next_json().await;
         let why = format!("the client does not support `{method}`");
@@ -191,7 +191,7 @@ async fn a_stdio_server_request_during_calls_of_two_clients_reaches_neither() {
     while client.posts.event().await.unwrap().data.is_empty() {}
     let messages = other.say(1, &[&server_request("sampling/createMessage"), DONE]).await;
     let refusal = "calls of 2 clients are in progress, and the request does not identify one of them";
-    assert!(messages.iter().all(|messages| !messages.contains("sampling/createMessage")), "{messages:?}");
+    assert!(messages.iter().all(|message| !message.contains("sampling/createMessage")), "{messages:?}");
     // The mirror reports the error during the only remaining call.
     let received = timeout(GIVE_UP, client.posts.event()).await.unwrap().unwrap().json();
     assert_eq!(mirrored(&received)["error"]["message"], refusal);
@@ -274,8 +274,7 @@ async fn a_cancelled_server_request_is_cancelled_at_the_client() {
     let (satellite, mut client) = satellite_with_client(Server::mirror("mirror"), json!({"elicitation": {}})).await;
     let back = notification("notifications/cancelled", json!({"requestId": "q", "reason": "r"})).to_string();
     let messages = client.say(1, &[&server_request("elicitation/create"), &back, DONE]).await;
-    let [question, back] =
-        [&messages[0], &messages[1]].map(|messages| serde_json::from_str::<Value>(messages).unwrap());
+    let [question, back] = [&messages[0], &messages[1]].map(|message| serde_json::from_str::<Value>(message).unwrap());
     assert_eq!(back["params"], json!({"requestId": question["id"], "reason": "r"}));
     // A late response is dropped.
     client.send(&result(&question["id"], json!({}))).await;
