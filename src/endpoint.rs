@@ -102,10 +102,10 @@ impl SatelliteEndpoint {
     pub(crate) fn open(&self, reserved: ReservedEndpoint, runtime: &RuntimeHandle) -> Result<(), EndpointError> {
         let ReservedEndpoint { listener, settings, access, plan } = reserved;
         let address = listener.local_addr().unwrap_or(LISTEN);
-        let faces = Arc::new(EndpointDispatcher::new(runtime, self.audience.clone()));
+        let dispatcher = Arc::new(EndpointDispatcher::new(runtime, self.audience.clone()));
         let emitter = runtime.emitter().clone();
         let tell = Box::new(move |event| emitter.emit(event));
-        let gateway = Gateway::start(listener, settings, access.clone(), faces, self.sessions.clone(), tell);
+        let gateway = Gateway::start(listener, settings, access.clone(), dispatcher, self.sessions.clone(), tell);
         let gateway = Arc::new(gateway.map_err(|why| EndpointError { address, why, hint: ELSEWHERE })?);
         tracing::info!(url = plan.url(gateway.address()), "the MCP endpoint is open");
         *self.state() = Some(OpenEndpoint { gateway, access, plan });
@@ -188,11 +188,11 @@ impl SatelliteEndpoint {
         let state = self.state();
         let open = state.as_ref()?;
         let bearer = open.plan.auth == EndpointAuth::Bearer;
-        let kept = bearer && open.plan.users.iter().any(|user| user.has_stored_token);
+        let has_stored_token = bearer && open.plan.users.iter().any(|user| user.has_stored_token);
         Some(EndpointStatus {
             url: open.plan.url(open.gateway.address()),
             auth: if bearer { "bearer" } else { "none" }.to_owned(),
-            token_file: kept.then(|| self.data_dir.path().join(TOKEN_FILE).display().to_string()),
+            token_file: has_stored_token.then(|| self.data_dir.path().join(TOKEN_FILE).display().to_string()),
             sessions: open.gateway.session_count(),
             clients: open.gateway.clients().len(),
         })
@@ -269,16 +269,16 @@ impl SatelliteEndpoint {
         }
         let data_dir = self.data_dir.clone();
         let read = run_with_timeout(move || load_or_create_token(&data_dir)).await;
-        let mut kept = self.stored_token();
+        let mut stored = self.stored_token();
         match read {
-            Some(Ok(token)) => *kept = Some(token),
+            Some(Ok(token)) => *stored = Some(token),
             Some(Err(error)) => {
                 tracing::error!(%error, "cannot read the token in the data directory; requests with it are rejected");
-                *kept = None;
+                *stored = None;
             }
             None => tracing::error!("the disk does not answer; the token that was read last stays valid"),
         }
-        if let Some(token) = &*kept {
+        if let Some(token) = &*stored {
             plan.add_stored_token(token);
         }
     }

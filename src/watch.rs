@@ -204,11 +204,11 @@ mod tests {
 
     #[test]
     fn a_missing_or_empty_file_is_reported_after_several_checks() {
-        for (spoiled, said) in [(missing_texts(), "gone"), (text(" \n"), "the configuration is empty")] {
+        for (spoiled, expected) in [(missing_texts(), "gone"), (text(" \n"), "the configuration is empty")] {
             let mut detector = ChangeDetector::new(text("one"));
             let found = check_all(&mut detector, &vec![spoiled; 8]);
             assert_eq!(found.iter().position(Option::is_some), Some(4), "{found:?}");
-            assert_eq!(found.into_iter().flatten().collect::<Vec<_>>(), [said]);
+            assert_eq!(found.into_iter().flatten().collect::<Vec<_>>(), [expected]);
         }
     }
 

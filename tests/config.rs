@@ -291,14 +291,15 @@ fn the_only_user_without_a_token_gets_a_generated_one() {
     };
     let one = "{ id = \"u\", slug = \"u\" }";
     let two = "{ id = \"u\", slug = \"u\" }, { id = \"v\", slug = \"v\" }";
-    let kept = |plan: &Plan| plan.gateway.users.iter().map(|user| user.has_stored_token).collect::<Vec<_>>();
+    let has_stored_token =
+        |plan: &Plan| plan.gateway.users.iter().map(|user| user.has_stored_token).collect::<Vec<_>>();
     let plan = settled("[gateway]", one);
-    assert!(kept(&plan) == [true] && plan.warnings.is_empty(), "{:?}", plan.warnings);
+    assert!(has_stored_token(&plan) == [true] && plan.warnings.is_empty(), "{:?}", plan.warnings);
     let plan = settled("[gateway]", two);
-    assert_eq!(kept(&plan), [false, false]);
+    assert_eq!(has_stored_token(&plan), [false, false]);
     assert!(matches!(&plan.warnings[..], [one] if one.contains("no user has a token")), "{:?}", plan.warnings);
     let plan = settled("[gateway]", "{ id = \"u\", slug = \"u\", token = \"env:ALICE_TOKEN\" }");
-    assert!(kept(&plan) == [false] && plan.warnings.is_empty());
+    assert!(has_stored_token(&plan) == [false] && plan.warnings.is_empty());
     assert_eq!(settled("", one).gateway.address(), None, "no endpoint is configured");
 }
 
@@ -467,7 +468,7 @@ fn limits_of_the_journal_are_read_and_validated() {
         logs_age_max: Duration::from_secs(12 * 3600),
     };
     assert_eq!(parse(text).unwrap().journal, expected);
-    for (text, said) in [
+    for (text, message) in [
         ("size_max = \"64KiB\"", "`size_max` is too small for the data that must be kept"),
         ("events_age_max = \"0s\"", "`events_age_max` must not be zero"),
         ("logs_age_max = 7", "`logs_age_max` must be a duration"),
@@ -475,7 +476,7 @@ fn limits_of_the_journal_are_read_and_validated() {
         ("keep = 3", "unknown key `keep` in `journal`"),
     ] {
         let errors = messages(&parse(&format!("[journal]\n{text}")).unwrap_err());
-        assert!(errors.len() == 1 && errors[0].contains(said), "{errors:?}");
+        assert!(errors.len() == 1 && errors[0].contains(message), "{errors:?}");
     }
     // The sink does not change the limits of the journal.
     assert_eq!(parse("[events]\nsink = \"journal\"").unwrap().sink, SinkPlan::Journal);
@@ -976,10 +977,10 @@ fn assert_gateway_errors(section: &str, alice: &str, bob: &str, expected: &[(&st
 
 #[test]
 fn an_endpoint_is_opened_only_if_configured() {
-    let asked = |text: &str| parse(text).unwrap().gateway.address();
-    assert_eq!(asked(&small("", "command = \"x\"")), None);
-    assert_eq!(asked(&small("[gateway]", "command = \"x\"")), Some(LISTEN));
-    assert_eq!(asked(&small("[gateway]\nlisten = \"off\"", "command = \"x\"")), None);
+    let address = |text: &str| parse(text).unwrap().gateway.address();
+    assert_eq!(address(&small("", "command = \"x\"")), None);
+    assert_eq!(address(&small("[gateway]", "command = \"x\"")), Some(LISTEN));
+    assert_eq!(address(&small("[gateway]\nlisten = \"off\"", "command = \"x\"")), None);
     let with_token =
         "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{ id = \"u\", slug = \"u\", token = \"env:ALICE_TOKEN\" }]";
     let plan = parse(with_token).unwrap();
@@ -1380,7 +1381,7 @@ fn the_oauth_table_is_read_and_its_secret_is_not_shown() {
 fn all_errors_of_an_oauth_table_are_reported_together() {
     let table = "grant = \"password\", client_secret = \"hunter2\", scopes = [\"a b\"], client_metadata_url = \"http://x.example.com/\", color = \"red\"";
     let errors = parse(&with_oauth(table, &format!("{REMOTE}\nbearer_token = \"env:SEARCH_TOKEN\""))).unwrap_err();
-    let told: Vec<_> = errors.items().into_iter().map(|item| item.message).collect();
+    let messages: Vec<_> = errors.items().into_iter().map(|item| item.message).collect();
     for wanted in [
         "`password` is not a valid value for `grant`",
         "has no `client_id`",
@@ -1391,7 +1392,7 @@ fn all_errors_of_an_oauth_table_are_reported_together() {
         "unknown key `color`",
         "a credential of its own",
     ] {
-        assert!(told.iter().any(|message| message.contains(wanted)), "{wanted}: {told:#?}");
+        assert!(messages.iter().any(|message| message.contains(wanted)), "{wanted}: {messages:#?}");
     }
     assert!(!format!("{errors}").contains("hunter2"));
     for (table, more, wanted) in [
@@ -1400,8 +1401,8 @@ fn all_errors_of_an_oauth_table_are_reported_together() {
         ("client_id = \"me\", client_metadata_url = \"https://x.example.com/me\"", REMOTE, "a `client_id` and a"),
     ] {
         let errors = parse(&with_oauth(table, more)).unwrap_err();
-        let told: Vec<_> = errors.items().into_iter().map(|item| item.message).collect();
-        assert!(told.iter().any(|message| message.contains(wanted)), "{told:#?}");
+        let messages: Vec<_> = errors.items().into_iter().map(|item| item.message).collect();
+        assert!(messages.iter().any(|message| message.contains(wanted)), "{messages:#?}");
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::RpcMessage;
 use mcp_satellite_session::SessionCommand;
 pub use mcp_satellite_session::{CallOrigin, MessageCause};
@@ -99,8 +100,8 @@ impl ClientQuestion {
     fn send_answer_without_client(&mut self) {
         let question = self.number;
         match self.message.method() {
-            Some("roots/list") => self.send_command(SessionCommand::NoRoots { question }),
-            Some("sampling/createMessage" | "elicitation/create") => {
+            Some(method::ROOTS_LIST) => self.send_command(SessionCommand::NoRoots { question }),
+            Some(method::CREATE_MESSAGE | method::ELICIT) => {
                 let why = "no client is attached that could answer".to_owned();
                 self.send_command(SessionCommand::Decline { question, code: INTERNAL_ERROR, why });
             }

@@ -107,25 +107,25 @@ impl EventSender {
 
     /// Queues an event. Never blocks or fails: above the limit of the queue, the oldest event is dropped and counted.
     pub fn emit(&self, event: Event) {
-        let door = &self.0;
-        if door.closed.load(Ordering::Acquire) {
+        let shared = &self.0;
+        if shared.closed.load(Ordering::Acquire) {
             return;
         }
-        if door.ring.force_push((self.wall(), event)).is_some() {
-            door.lost.fetch_add(1, Ordering::AcqRel);
+        if shared.ring.force_push((self.wall(), event)).is_some() {
+            shared.lost.fetch_add(1, Ordering::AcqRel);
         }
-        door.wake();
+        shared.wake();
     }
 
     pub(crate) fn log_call(&self, request: LoggedCall) {
-        let door = &self.0;
-        if door.closed.load(Ordering::Acquire) {
+        let shared = &self.0;
+        if shared.closed.load(Ordering::Acquire) {
             return;
         }
-        if door.requests.force_push(Box::new(request)).is_some() {
-            door.requests_lost.fetch_add(1, Ordering::AcqRel);
+        if shared.requests.force_push(Box::new(request)).is_some() {
+            shared.requests_lost.fetch_add(1, Ordering::AcqRel);
         }
-        door.wake();
+        shared.wake();
     }
 
     /// Returns the time of the wall clock; if the clock panics, the last time that it returned.
@@ -222,10 +222,10 @@ impl Actor for EventBatcher {
 
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
         let mut tasks = ActorTasks::default();
-        let (door, me) = (args.events.0.clone(), myself.clone());
+        let (shared, me) = (args.events.0.clone(), myself.clone());
         tasks.spawn(async move {
             loop {
-                door.wake.notified().await;
+                shared.wake.notified().await;
                 if cast!(me, Msg::Wake).is_err() {
                     return;
                 }
@@ -293,12 +293,12 @@ impl State {
                 self.send_next(myself);
             }
             Msg::Answered(answer) => {
-                let kept =
+                let is_kept =
                     matches!(answer, SinkAnswer::Unauthorized | SinkAnswer::Throttled(_) | SinkAnswer::Unavailable(_));
                 for (event, reason) in outbox.apply_answer(now, wall, answer) {
                     tracing::warn!(seq = event.seq, kind = event.event.kind(), reason, "the sink refused an event");
                 }
-                if kept {
+                if is_kept {
                     let reason = outbox.statistics().last_error.unwrap_or_default();
                     tracing::warn!(reason, "the sink did not accept a batch; the events are kept");
                     if let Some(until) = outbox.paused_until() {
@@ -311,7 +311,7 @@ impl State {
                     }
                 }
                 // During a shutdown, too, a failing sink is tried again only after an interval.
-                if !kept {
+                if !is_kept {
                     self.send_next(myself);
                     self.send_if_prompt(myself);
                 }
@@ -350,19 +350,19 @@ impl State {
 
     fn drain_ring(&mut self, myself: &ActorRef<Msg>) {
         // At most one ringful: emitters may be as fast as this loop, and a cycle must not wait for them.
-        let door = self.events.0.clone();
+        let shared = self.events.0.clone();
         let Some(outbox) = &mut self.outbox else { return };
-        door.wake_pending.store(false, Ordering::Release);
-        for taken in 0..=door.ring.capacity() {
-            outbox.record_lost(door.lost.swap(0, Ordering::AcqRel));
-            if taken == door.ring.capacity() {
-                door.wake_pending.store(true, Ordering::Release);
+        shared.wake_pending.store(false, Ordering::Release);
+        for drained in 0..=shared.ring.capacity() {
+            outbox.record_lost(shared.lost.swap(0, Ordering::AcqRel));
+            if drained == shared.ring.capacity() {
+                shared.wake_pending.store(true, Ordering::Release);
                 let _ = cast!(myself, Msg::Wake);
                 break;
             }
-            let Some((timestamp, event)) = door.ring.pop() else { break };
+            let Some((timestamp, event)) = shared.ring.pop() else { break };
             if let Some(envelope) = outbox.push(timestamp, event) {
-                door.send_to_subscribers(envelope);
+                shared.send_to_subscribers(envelope);
             }
         }
         self.events.publish_statistics(outbox);
@@ -370,27 +370,27 @@ impl State {
 
     fn emit_request_logs(&mut self, now: Option<std::time::Instant>) {
         // Without a time all calls are due.
-        let door = self.events.0.clone();
+        let shared = self.events.0.clone();
         let Some(outbox) = &mut self.outbox else { return };
         let at = now.unwrap_or_else(|| Instant::now().into_std());
-        let mut told = Vec::new();
+        let mut log_events = Vec::new();
         // At most one ringful, as with events; later calls wake the batcher again.
-        for _ in 0..door.requests.capacity() {
-            let Some(request) = door.requests.pop() else { break };
-            told.extend(outbox.request_log().add(at, *request));
+        for _ in 0..shared.requests.capacity() {
+            let Some(request) = shared.requests.pop() else { break };
+            log_events.extend(outbox.request_log().add(at, *request));
         }
-        let lost = door.requests_lost.swap(0, Ordering::AcqRel);
+        let lost = shared.requests_lost.swap(0, Ordering::AcqRel);
         if lost > 0 {
             tracing::warn!(lost, "calls came faster than they could be logged; the oldest are not in the request log");
         }
-        told.extend(match now {
+        log_events.extend(match now {
             Some(now) => outbox.request_log().take_due(now),
             None => outbox.request_log().take_all(),
         });
         let wall = self.events.wall();
-        for event in told {
+        for event in log_events {
             if let Some(envelope) = outbox.push(wall, event) {
-                door.send_to_subscribers(envelope);
+                shared.send_to_subscribers(envelope);
             }
         }
         self.events.publish_statistics(outbox);

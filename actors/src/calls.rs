@@ -267,7 +267,7 @@ impl CallPort {
     /// Returns the server's error, a timeout, or the reason why the request was not admitted or its run ended.
     pub async fn request(&self, request: CallerRequest, timeout: Duration) -> Result<Box<RawValue>, CallError> {
         match self.try_acquire() {
-            Ok(place) => self.request_with_permit(place, request, timeout).await,
+            Ok(permit) => self.request_with_permit(permit, request, timeout).await,
             Err(AdmissionError::Full) => Err(self.busy_error()),
             Err(AdmissionError::Closed) => {
                 let reason = "the run accepts no more calls".to_owned();
@@ -278,12 +278,12 @@ impl CallPort {
 
     pub(crate) async fn request_with_permit(
         &self,
-        place: CallPermit,
+        permit: CallPermit,
         request: CallerRequest,
         timeout: Duration,
     ) -> Result<Box<RawValue>, CallError> {
         let (reply, mut answer) = oneshot::channel();
-        self.send_request(place, OutboundRequest::Request(request), timeout, ReplyChannel::Result(reply))
+        self.send_request(permit, OutboundRequest::Request(request), timeout, ReplyChannel::Result(reply))
             .wait_for_answer(&mut answer, |_| true)
             .await
     }
@@ -291,7 +291,7 @@ impl CallPort {
     /// Forwards a client's request. Returns `None` if the client withdraws it with a cancellation in `withdrawn`.
     pub(crate) async fn relay_with_permit(
         &self,
-        place: CallPermit,
+        permit: CallPermit,
         relay: ClientRelay,
         timeout: Duration,
         withdrawn: &mut Fuse<oneshot::Receiver<RpcMessage>>,
@@ -301,7 +301,8 @@ impl CallPort {
             return Ok(None);
         }
         let (reply, mut answer) = oneshot::channel();
-        let mut asking = self.send_request(place, OutboundRequest::Relay(relay), timeout, ReplyChannel::Message(reply));
+        let mut asking =
+            self.send_request(permit, OutboundRequest::Relay(relay), timeout, ReplyChannel::Message(reply));
         let is_result = |message: &RpcMessage| message.kind() == MessageKind::Result;
         let words = tokio::select! {
             biased;
@@ -314,47 +315,48 @@ impl CallPort {
 
     fn send_request(
         &self,
-        place: CallPermit,
+        permit: CallPermit,
         wanted: OutboundRequest,
         timeout: Duration,
         waiter: ReplyChannel,
     ) -> CallInFlight<'_> {
         let port = &*self.0;
         let id = port.gate.draw_id();
-        let ticket = CallTicket::new(waiter, place);
+        let ticket = CallTicket::new(waiter, permit);
         port.counters.record_call();
         let method = tracing::enabled!(tracing::Level::DEBUG).then(|| wanted.method().to_owned());
         let started = Instant::now();
         // If the run is over, the command is dropped and its ticket answers `not_sent`.
         let timeout = timeout.min(TIMEOUT_MAX);
         let repeatable = wanted.is_repeatable();
-        let asked = AdmittedRequest { id, request: wanted, started: started.into_std(), timeout, repeatable, ticket };
-        let _ = port.commands.send(Box::new(SessionCommand::Request(asked)));
+        let admitted =
+            AdmittedRequest { id, request: wanted, started: started.into_std(), timeout, repeatable, ticket };
+        let _ = port.commands.send(Box::new(SessionCommand::Request(admitted)));
         CallInFlight { port, id, method, started, answered: false }
     }
 
     pub(crate) async fn discover(
         &self,
-        place: CallPermit,
+        permit: CallPermit,
         timeout: Duration,
     ) -> Result<Option<Arc<ServerInfo>>, CallError> {
         let (reply, answer) = oneshot::channel();
         let timeout = timeout.min(TIMEOUT_MAX);
-        let discover = DiscoverRequest { permit: place, reply };
+        let discover = DiscoverRequest { permit, reply };
         let _ = self.0.commands.send(Box::new(SessionCommand::Discover(discover)));
         // This request has no side effects, however often it is sent.
-        let over = || CallError::Terminated { fate: CallFate::NotSent, reason: "the run ended".to_owned() };
+        let terminated = || CallError::Terminated { fate: CallFate::NotSent, reason: "the run ended".to_owned() };
         let late = CallError::TimedOut { after: timeout, fate: CallFate::NotSent };
         match tokio::time::timeout(timeout, answer).await {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(over())),
+            Ok(answer) => answer.unwrap_or_else(|_| Err(terminated())),
             Err(_elapsed) => Err(late),
         }
     }
 
     pub(crate) fn notify(&self, message: RpcMessage) -> Result<(), AdmissionError> {
-        let place = self.try_acquire()?;
+        let permit = self.try_acquire()?;
         // If the run is over, the notification is dropped.
-        let _ = self.0.commands.send(Box::new(SessionCommand::Notify { message, permit: place }));
+        let _ = self.0.commands.send(Box::new(SessionCommand::Notify { message, permit }));
         Ok(())
     }
 }

@@ -47,8 +47,8 @@ pub(crate) async fn drain(
     let ServerOutput { mut stderr, stdout_lines: mut printed, last_line } = output;
     let (policy, mask) = log_settings(&mut spec);
     let name = of.process_id.clone();
-    let keeper = OutputLogger::new(policy, mask, of, events, last_line);
-    let keeping = log_output(&mut stderr, &mut printed, &mut spec, keeper);
+    let logger = OutputLogger::new(policy, mask, of, events, last_line);
+    let keeping = log_output(&mut stderr, &mut printed, &mut spec, logger);
     let Err(panic) = AssertUnwindSafe(keeping).catch_unwind().await else { return };
     let panic = panic_text(panic.as_ref());
     tracing::error!(instance = %name, panic, "reading stderr panicked; the rest of stderr is dropped");
@@ -64,36 +64,36 @@ async fn log_output(
     stderr: &mut Option<impl AsyncRead + Unpin>,
     printed: &mut mpsc::Receiver<String>,
     spec: &mut watch::Receiver<Arc<InstanceSpec>>,
-    mut keeper: OutputLogger,
+    mut logger: OutputLogger,
 ) {
     let mut chunk = Vec::with_capacity(READ_SIZE);
     let mut printing = true;
     while stderr.is_some() || printing {
-        let flush_at = keeper.flush_at;
+        let flush_at = logger.flush_at;
         tokio::select! {
             // In this order, so that a server that floods its stdout does not block on a full stderr.
             biased;
             () = tokio::time::sleep_until(flush_at.unwrap_or_else(Instant::now)), if flush_at.is_some() => {
-                keeper.tick();
+                logger.tick();
                 continue;
             }
             read = read_chunk(stderr, &mut chunk), if stderr.is_some() => match read {
                 Ok(0) | Err(_) => {
                     *stderr = None;
-                    keeper.finish_stderr();
+                    logger.finish_stderr();
                     continue;
                 }
                 Ok(_) => {
                     // The check fails if the worker has ended; the rest is then logged with the old policy and mask.
                     if let Ok(true) = spec.has_changed() {
-                        (keeper.policy, keeper.mask) = log_settings(spec);
+                        (logger.policy, logger.mask) = log_settings(spec);
                     }
-                    keeper.push_chunk(&chunk);
+                    logger.push_chunk(&chunk);
                 }
             },
             line = printed.recv(), if printing => {
                 match line {
-                    Some(line) => keeper.log_stdout_line(line),
+                    Some(line) => logger.log_stdout_line(line),
                     None => printing = false,
                 }
                 continue;

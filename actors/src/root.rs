@@ -282,10 +282,10 @@ impl Actor for Root {
     ) -> Result<(), ActorProcessingErr> {
         // Names every variant: the default would stop the satellite when any of its parts ends.
         match event {
-            SupervisionEvent::ActorTerminated(who, _, _) => {
-                drop(cast!(myself, Msg::Died(who.get_id(), "ended".to_owned(), ActorRemains::Nothing)));
+            SupervisionEvent::ActorTerminated(actor, _, _) => {
+                drop(cast!(myself, Msg::Died(actor.get_id(), "ended".to_owned(), ActorRemains::Nothing)));
             }
-            SupervisionEvent::ActorFailed(who, error) => {
+            SupervisionEvent::ActorFailed(actor, error) => {
                 let why = error.to_string();
                 let remains = match error.downcast::<batcher::BatcherDeath>() {
                     Ok(died) => died.outbox.map(ActorRemains::Outbox),
@@ -294,7 +294,7 @@ impl Actor for Root {
                         .ok()
                         .and_then(|died| died.instance.map(ActorRemains::Instance)),
                 };
-                drop(cast!(myself, Msg::Died(who.get_id(), why, remains.unwrap_or(ActorRemains::Nothing))));
+                drop(cast!(myself, Msg::Died(actor.get_id(), why, remains.unwrap_or(ActorRemains::Nothing))));
             }
             SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
             #[cfg(feature = "cluster")]
@@ -387,7 +387,7 @@ impl Root {
             Msg::SaveMemo(spec, memo) => state.save_memo(spec, memo),
             Msg::RemoveInstance(id) => state.remove_instance(&id, &myself).await,
             Msg::RespawnTeam(team) => state.respawn_team(&team, &myself).await,
-            Msg::Died(who, why, remains) => state.on_death(who, why, remains, &myself).await?,
+            Msg::Died(actor, why, remains) => state.on_death(actor, why, remains, &myself).await?,
             Msg::Barrier(reply) => drop(cast!(state.registry, registry::Msg::Barrier(reply))),
             Msg::IsInstalled(id, reply) => drop(reply.send(state.instances.contains_key(&id))),
             Msg::FlushEvents(reply) => {
@@ -574,12 +574,12 @@ impl State {
 
     async fn on_death(
         &mut self,
-        who: ActorId,
+        actor: ActorId,
         why: String,
         remains: ActorRemains,
         myself: &ActorRef<Msg>,
     ) -> Result<(), ActorProcessingErr> {
-        if who == self.registry.get_id() {
+        if actor == self.registry.get_id() {
             tracing::error!(why, "the status registry died; starting another");
             let mut snapshot = (**self.args.published.borrow()).clone();
             snapshot.instances =
@@ -588,7 +588,7 @@ impl State {
             for team in self.teams.values().filter_map(|team| team.supervisor.as_ref()) {
                 let _ = cast!(team, team_messages::Msg::Registry(self.registry.clone()));
             }
-        } else if self.batcher.as_ref().is_some_and(|batcher| batcher.get_id() == who) {
+        } else if self.batcher.as_ref().is_some_and(|batcher| batcher.get_id() == actor) {
             self.batcher = None;
             let outbox = if let ActorRemains::Outbox(outbox) = remains { Some(outbox) } else { None };
             let flushing = self.closing.as_ref().is_some_and(|closing| closing.flushing);
@@ -609,7 +609,7 @@ impl State {
             if flushing {
                 self.flush(myself);
             }
-        } else if let Some(team) = self.supervisors.remove(&who) {
+        } else if let Some(team) = self.supervisors.remove(&actor) {
             if let ActorRemains::Instance(id) = remains
                 && let Some(desired) = self.instances.get_mut(&id)
             {

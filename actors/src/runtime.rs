@@ -428,11 +428,11 @@ impl RuntimeHandle {
         let repeatable = known.is_some_and(|tool| tool.repeatable);
         let params = self.logged_payload(view.as_deref(), arguments.as_deref().map(RawValue::get));
         let call = ToolCallRequest { tool, arguments, repeatable };
-        let telling = CallReporter { runtime: self, id, view: view.clone(), tool: Some(tool), started, params };
+        let reporter = CallReporter { runtime: self, id, view: view.clone(), tool: Some(tool), started, params };
         let answer = self.request(id, view.as_deref(), call, timeout, repeatable).await;
         match &answer {
-            Ok(result) => telling.report(Some(result.get()), tool_error(result.get())),
-            Err(error) => telling.report(None, Some(CallFailure::from_error(error))),
+            Ok(result) => reporter.report(Some(result.get()), tool_error(result.get())),
+            Err(error) => reporter.report(None, Some(CallFailure::from_error(error))),
         }
         answer
     }
@@ -459,21 +459,21 @@ impl RuntimeHandle {
         let view = self.status(id);
         let arguments = relay.tool.as_ref().and_then(|_| member(relay.message.params()?, "arguments"));
         let params = self.logged_payload(view.as_deref(), arguments);
-        let passing = RelayedRequest { relay: &relay, withdrawn: withdrawn.fuse() };
-        let telling =
+        let request = RelayedRequest { relay: &relay, withdrawn: withdrawn.fuse() };
+        let reporter =
             CallReporter { runtime: self, id, view: view.clone(), tool: relay.tool.as_deref(), started, params };
-        let answer = self.request(id, view.as_deref(), passing, timeout, relay.repeatable).await;
+        let answer = self.request(id, view.as_deref(), request, timeout, relay.repeatable).await;
         let response = answer.as_ref().ok().and_then(|message| message.as_ref()?.outcome());
-        let wrong = match &answer {
+        let failure = match &answer {
             Ok(Some(message)) if message.kind() == MessageKind::Result => response.and_then(tool_error),
             Ok(Some(_)) => {
-                let theirs = format!("server error: {}", response.unwrap_or_default());
-                Some(CallFailure { text: "server error".to_owned(), server_text: Some(theirs) })
+                let server_text = format!("server error: {}", response.unwrap_or_default());
+                Some(CallFailure { text: "server error".to_owned(), server_text: Some(server_text) })
             }
             Ok(None) => Some(CallFailure::new("cancelled by the client")),
             Err(error) => Some(CallFailure::from_error(error)),
         };
-        telling.report(response, wrong);
+        reporter.report(response, failure);
         answer
     }
 
@@ -531,9 +531,9 @@ impl RuntimeHandle {
     fn report_call(&self, id: &InstanceId, view: Option<Arc<InstanceView>>, called: EndedToolCall<'_>) {
         // Uses the current state: credentials may have changed, and an unknown instance may exist by now.
         let Some(view) = self.status(id).or(view) else { return };
-        let EndedToolCall { tool, started, params, response, failure: wrong } = called;
+        let EndedToolCall { tool, started, params, response, failure } = called;
         let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
-        let error = wrong.map(|wrong| wrong.into_text(view.spec.request_logging, mask, self.request_payload_max));
+        let error = failure.map(|failure| failure.into_text(view.spec.request_logging, mask, self.request_payload_max));
         if view.spec.request_logging {
             let at = self.events.wall();
             self.events.log_call(request_log::LoggedCall {
@@ -560,7 +560,7 @@ impl RuntimeHandle {
         &self,
         id: &InstanceId,
         view: Option<&InstanceView>,
-        mut wish: W,
+        mut request: W,
         timeout: Option<Duration>,
         repeatable: bool,
     ) -> Result<W::Answer, CallError> {
@@ -577,18 +577,18 @@ impl RuntimeHandle {
             } else {
                 tokio::select! {
                     biased;
-                    answer = wish.wait_for_withdrawal() => return Ok(answer),
+                    answer = request.wait_for_withdrawal() => return Ok(answer),
                     port = self.ensure(id, deadline, timeout) => port.map_err(|error| more_severe_error(first.as_ref(), error))?,
                 }
             };
-            let place = match open.try_acquire() {
-                Ok(place) => place,
+            let permit = match open.try_acquire() {
+                Ok(permit) => permit,
                 Err(AdmissionError::Full) => return Err(more_severe_error(first.as_ref(), open.busy_error())),
                 // The run fell asleep or was replaced. No request was sent, so this does not count as an attempt.
                 Err(AdmissionError::Closed) => continue,
             };
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = wish.attempt(&open, place, left).await;
+            let answer = request.attempt(&open, permit, left).await;
             match answer {
                 Err(error @ CallError::Terminated { fate, .. }) if may_repeat(fate) && first.is_none() => {
                     first = Some(error);
@@ -658,10 +658,10 @@ impl RuntimeHandle {
     /// Ends every worker gracefully and at once, flushes the events, and ends the runtime. If the runtime has already
     /// ended, it returns the report of that end.
     pub async fn shutdown(&self) -> ShutdownReport {
-        let (reply, farewell) = oneshot::channel();
+        let (reply, report) = oneshot::channel();
         let _ = cast!(self.root, root::Msg::Shutdown(reply));
-        if let Ok(farewell) = farewell.await {
-            return farewell;
+        if let Ok(report) = report.await {
+            return report;
         }
         // The runtime has already ended.
         match self.wait_for_end().await {
@@ -700,7 +700,7 @@ trait RepeatableRequest: Send {
     fn attempt(
         &mut self,
         port: &CallPort,
-        place: CallPermit,
+        permit: CallPermit,
         timeout: Duration,
     ) -> impl Future<Output = Result<Self::Answer, CallError>> + Send;
 
@@ -722,12 +722,12 @@ impl RepeatableRequest for ToolCallRequest<'_> {
     async fn attempt(
         &mut self,
         port: &CallPort,
-        place: CallPermit,
+        permit: CallPermit,
         timeout: Duration,
     ) -> Result<Self::Answer, CallError> {
         let (name, arguments) = (self.tool.to_owned(), self.arguments.clone());
         let request = CallerRequest::Tool { name, arguments, repeatable: self.repeatable };
-        port.request_with_permit(place, request, timeout).await
+        port.request_with_permit(permit, request, timeout).await
     }
 }
 
@@ -742,10 +742,10 @@ impl RepeatableRequest for RelayedRequest<'_> {
     async fn attempt(
         &mut self,
         port: &CallPort,
-        place: CallPermit,
+        permit: CallPermit,
         timeout: Duration,
     ) -> Result<Self::Answer, CallError> {
-        port.relay_with_permit(place, self.relay.clone(), timeout, &mut self.withdrawn).await
+        port.relay_with_permit(permit, self.relay.clone(), timeout, &mut self.withdrawn).await
     }
 
     async fn wait_for_withdrawal(&mut self) -> Self::Answer {
@@ -765,10 +765,10 @@ impl RepeatableRequest for DiscoverAttempt {
     async fn attempt(
         &mut self,
         port: &CallPort,
-        place: CallPermit,
+        permit: CallPermit,
         timeout: Duration,
     ) -> Result<Self::Answer, CallError> {
-        port.discover(place, timeout).await
+        port.discover(permit, timeout).await
     }
 }
 
@@ -802,18 +802,14 @@ struct CallReporter<'a> {
 }
 
 impl CallReporter<'_> {
-    fn report(mut self, response: Option<&str>, wrong: Option<CallFailure>) {
-        self.report_once(response, wrong);
+    fn report(mut self, response: Option<&str>, failure: Option<CallFailure>) {
+        self.report_once(response, failure);
     }
 
-    fn report_once(&mut self, response: Option<&str>, wrong: Option<CallFailure>) {
+    fn report_once(&mut self, response: Option<&str>, failure: Option<CallFailure>) {
         let Some(tool) = self.tool.take() else { return };
         let (started, params) = (self.started, self.params.take());
-        self.runtime.report_call(
-            self.id,
-            self.view.take(),
-            EndedToolCall { tool, started, params, response, failure: wrong },
-        );
+        self.runtime.report_call(self.id, self.view.take(), EndedToolCall { tool, started, params, response, failure });
     }
 }
 
@@ -864,6 +860,6 @@ fn tool_error(result: &str) -> Option<CallFailure> {
     let content: Option<Vec<&RawValue>> =
         member(result, "content").and_then(|content| serde_json::from_str(content).ok());
     let text = |part: &&RawValue| serde_json::from_str::<TextContent>(part.get()).ok();
-    let theirs = content.unwrap_or_default().iter().find_map(text).map(|content| content.text);
-    Some(CallFailure { text: "the tool reports an error".to_owned(), server_text: theirs })
+    let server_text = content.unwrap_or_default().iter().find_map(text).map(|content| content.text);
+    Some(CallFailure { text: "the tool reports an error".to_owned(), server_text })
 }

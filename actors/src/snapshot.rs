@@ -187,8 +187,8 @@ impl Snapshot {
     pub fn user(&self, team: &TeamId, user: &UserId) -> impl Iterator<Item = &Arc<InstanceView>> {
         let first = InstanceId::new(team.clone(), user.clone(), InstallationId::from(""));
         let (team, user) = (team.clone(), user.clone());
-        let is_theirs = move |view: &&Arc<InstanceView>| view.spec.id.team == team && view.spec.id.user == user;
-        self.instances.range(first..).map(|(_, view)| view).take_while(is_theirs)
+        let is_of_user = move |view: &&Arc<InstanceView>| view.spec.id.team == team && view.spec.id.user == user;
+        self.instances.range(first..).map(|(_, view)| view).take_while(is_of_user)
     }
 }
 

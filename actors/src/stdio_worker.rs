@@ -46,7 +46,7 @@ impl Actor for StdioWorker {
         let (connectors, spec, run) = (args.connectors.clone(), args.spec.clone(), args.run);
         let opening = async move { connectors.open(spec, run).await };
         // The handshake timeout starts here: a start that hangs consumes it.
-        let patience = args.spec.policy.session.handshake_timeout;
+        let limit = args.spec.policy.session.handshake_timeout;
         let process = ProcessRun {
             spec: watch::Sender::new(args.spec.clone()),
             args,
@@ -58,13 +58,13 @@ impl Actor for StdioWorker {
         let mut state = State::new(process, control);
         state.tasks.spawn(async move {
             let opening = AssertUnwindSafe(opening).catch_unwind();
-            let opened = match tokio::time::timeout(patience, opening).await {
+            let opened = match tokio::time::timeout(limit, opening).await {
                 Ok(Ok(opened)) => opened,
                 Ok(Err(panic)) => {
                     Err(OpenError::Server(format!("the connector panicked: {}", panic_text(panic.as_ref()))))
                 }
                 Err(_elapsed) => {
-                    Err(OpenError::Server(format!("the start took longer than {} s", patience.as_secs_f64())))
+                    Err(OpenError::Server(format!("the start took longer than {} s", limit.as_secs_f64())))
                 }
             };
             // If the worker is gone, the error returns the link, and dropping it drops its guard.

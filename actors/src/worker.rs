@@ -90,8 +90,8 @@ impl Args {
 
     fn event_reporter(&self) -> Box<dyn Fn(SessionEvent) + Send> {
         let (run, id, team) = (self.run, self.spec.id.clone(), self.team.clone());
-        Box::new(move |news| {
-            let input = match news {
+        Box::new(move |event| {
+            let input = match event {
                 SessionEvent::FirstByte => SlotInput::FirstByte(run),
                 SessionEvent::StdoutLine(line) => SlotInput::StdoutLine(run, line),
                 SessionEvent::Initialized(server) => SlotInput::Initialized(run, server),

@@ -66,8 +66,8 @@ struct TestSlot {
 /// The state of a slot before an input.
 struct Before {
     phase: SlotPhase,
-    beside: Option<SecondRun>,
-    want: RequestedState,
+    second_run: Option<SecondRun>,
+    requested: RequestedState,
     status: Status,
     connection: Option<ConnectionState>,
     health: ServerHealth,
@@ -164,10 +164,10 @@ impl TestSlot {
     }
 
     fn before(&self) -> Before {
-        let Slot { phase, second_run: beside, requested_state: want, status, health, .. } = &self.slot;
+        let Slot { phase, second_run, requested_state: requested, status, health, .. } = &self.slot;
         let connection = self.slot.connection();
-        let (phase, beside) = (phase.clone(), beside.clone());
-        Before { phase, beside, want: *want, status: *status, connection, health: *health }
+        let (phase, second_run) = (phase.clone(), second_run.clone());
+        Before { phase, second_run, requested: *requested, status: *status, connection, health: *health }
     }
 
     fn initialized(self) -> Self {
@@ -188,7 +188,7 @@ impl TestSlot {
         if self.slot.phase != before.phase {
             words.push(format!("→ {}", phase(&self.slot.phase, self.start)));
         }
-        if self.slot.requested_state != before.want {
+        if self.slot.requested_state != before.requested {
             words.push(format!("want {:?}", self.slot.requested_state).to_lowercase());
         }
         let connection = self.slot.connection();
@@ -198,9 +198,12 @@ impl TestSlot {
         if connection.is_some() && self.slot.health != before.health {
             words.push(self.slot.health.to_string());
         }
-        if self.slot.second_run != before.beside {
+        if self.slot.second_run != before.second_run {
             words.push(
-                self.slot.second_run.as_ref().map_or("alone".to_owned(), |beside| second_run_text(beside, self.start)),
+                self.slot
+                    .second_run
+                    .as_ref()
+                    .map_or("alone".to_owned(), |second_run| second_run_text(second_run, self.start)),
             );
         }
         words.extend(effects.iter().map(effect));
@@ -243,8 +246,8 @@ fn phase(phase: &SlotPhase, start: Instant) -> String {
     }
 }
 
-fn second_run_text(beside: &SecondRun, start: Instant) -> String {
-    match beside {
+fn second_run_text(second_run: &SecondRun, start: Instant) -> String {
+    match second_run {
         SecondRun::Queued { spec } => format!("beside it {} waits for a permit", version(spec)),
         SecondRun::Postponed { spec, until } => {
             format!("beside it {} waits for the machine until {:?}", version(spec), until.duration_since(start))
@@ -736,17 +739,20 @@ fn every_input_in_every_phase_acts_as_in_the_snapshot() {
     let mut text = String::new();
     for (place, reach) in places().into_iter().chain(remote_places()) {
         let here = reach();
-        let Slot { phase: before, requested_state: want, status, message, health, .. } = &here.slot;
+        let Slot { phase: before, requested_state: requested, status, message, health, .. } = &here.slot;
         let connection = here.slot.connection().map(|connection| format!("{connection}, {health}, "));
         let connection = connection.unwrap_or_default();
         let attempt = here.slot.attempt().map(|attempt| format!("attempt {attempt}, ")).unwrap_or_default();
         let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
-        let asked = format!("{want:?}").to_lowercase();
-        let beside =
-            here.slot.second_run.as_ref().map_or(String::new(), |beside| second_run_text(beside, here.start) + ", ");
+        let asked = format!("{requested:?}").to_lowercase();
+        let second_run = here
+            .slot
+            .second_run
+            .as_ref()
+            .map_or(String::new(), |second_run| second_run_text(second_run, here.start) + ", ");
         let _ = writeln!(
             text,
-            "{place}\n  = {}, {beside}{connection}{attempt}want {asked} [{status}{message}]",
+            "{place}\n  = {}, {second_run}{connection}{attempt}want {asked} [{status}{message}]",
             phase(before, here.start)
         );
         // Four minutes later every deadline has passed.

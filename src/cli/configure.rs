@@ -71,16 +71,16 @@ impl ConfigureCommand {
         }
         let client = self.data_dir.client()?;
         let mut request = ConfigureRequest { selector: self.target.into(), set: BTreeMap::new(), unset: Vec::new() };
-        let asked: Vec<&str> = typed
+        let keys: Vec<&str> = typed
             .values()
             .filter_map(|value| if let TypedValue::Prompt(key) = value { Some(*key) } else { None })
             .collect();
-        if !asked.is_empty() {
+        if !keys.is_empty() {
             // Check the keys first, before a person types a secret in vain.
             let known: ConfigureResult = client.post("/v1/configure", &request).await?;
-            reject_unknown(&asked, &known)?;
-            let given = prompt_values(&asked, &known.instance.instance).await?;
-            typed.extend(asked.into_iter().zip(given.into_iter().map(TypedValue::Literal)));
+            reject_unknown(&keys, &known)?;
+            let typed_values = prompt_values(&keys, &known.instance.instance).await?;
+            typed.extend(keys.into_iter().zip(typed_values.into_iter().map(TypedValue::Literal)));
         }
         let values = typed.into_iter().filter_map(|(key, value)| match value {
             TypedValue::Literal(value) => Some((key.to_owned(), value)),
@@ -162,13 +162,13 @@ fn strip_line_end(text: &mut String) {
 
 /// Rejects unknown keys as the satellite would, before a value is typed. The message does not repeat the key, which may
 /// be a value in the wrong position.
-fn reject_unknown(asked: &[&str], known: &ConfigureResult) -> Result<(), CommandFailure> {
+fn reject_unknown(keys: &[&str], known: &ConfigureResult) -> Result<(), CommandFailure> {
     let is_known = |typed: &str| {
         let name = typed.strip_prefix("query:").or(typed.strip_prefix("header:")).unwrap_or(typed);
         let of = |key: &str| key.eq_ignore_ascii_case(name) || (name == "bearer_token" && key == "Authorization");
         known.required.iter().any(|required| of(&required.key))
     };
-    if asked.iter().all(|typed| is_known(typed)) {
+    if keys.iter().all(|typed| is_known(typed)) {
         return Ok(());
     }
     let name = &known.instance.instance;

@@ -201,19 +201,19 @@ struct LinePrinter {
 }
 
 impl LinePrinter {
-    fn print_line<T: Serialize>(self, line: &T, in_words: fn(&T) -> String) {
+    fn print_line<T: Serialize>(self, line: &T, format_text: fn(&T) -> String) {
         // A stored line was read from JSON, so it serializes.
         if self.json {
             print_json(&serde_json::to_string(line).unwrap_or_default());
         } else {
-            print_text(&in_words(line));
+            print_text(&format_text(line));
         }
     }
 
     /// Prints stored lines and returns the number of the last event read.
-    fn print_stored<T: Serialize>(self, stored: &Stored<T>, in_words: fn(&T) -> String) -> u64 {
+    fn print_stored<T: Serialize>(self, stored: &Stored<T>, format_text: fn(&T) -> String) -> u64 {
         for logged in &stored.lines {
-            self.print_line(&logged.line, in_words);
+            self.print_line(&logged.line, format_text);
         }
         if stored.skipped > 0 {
             print_error(&format!("{} stored lines could not be read and were left out", stored.skipped));
@@ -235,12 +235,12 @@ async fn read_events(
     wanted: impl Fn(&Envelope) -> bool,
     mut show: impl FnMut(&Envelope),
 ) -> Result<u8, CommandFailure> {
-    let mut told = false;
+    let mut is_reported = false;
     loop {
         // Checked each time: the directory may have been replaced.
         match ConsoleClient::new(data_dir)?.stream("/v1/events", &query).await {
             Ok(mut lines) => {
-                told = false;
+                is_reported = false;
                 if lines.is_incomplete() {
                     print_error("the disk does not store new events: the list is incomplete; see `satellite status`");
                 }
@@ -262,21 +262,21 @@ async fn read_events(
             }
             Err(ClientError::NotRunning { .. }) => {}
             // A satellite that is starting or ending.
-            Err(_) if told => {}
+            Err(_) if is_reported => {}
             Err(error) => return Err(error.into()),
         }
         match read_stored(data_dir, query.since, &wanted, &mut show) {
             Ok(passed) => query.since = passed,
             Err(failed) if !query.follow || failed.code == NO_SATELLITE => return Err(failed),
             // The next satellite repairs the file; try again until then.
-            Err(failed) if !told => print_error(&failed.message),
+            Err(failed) if !is_reported => print_error(&failed.message),
             Err(_) => {}
         }
         if !query.follow {
             return Ok(DONE);
         }
-        if !told {
-            told = true;
+        if !is_reported {
+            is_reported = true;
             let shown = data_dir.display();
             print_error(&format!("no satellite is running on `{shown}`; waiting for one"));
         }

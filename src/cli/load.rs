@@ -278,14 +278,14 @@ fn spawn_signal_thread(below: Option<ReaperLink>, live: &Arc<TerminalProgress>) 
         }
     };
     let (live, at_once) = (Arc::clone(live), CancellationToken::new());
-    let told = at_once.clone();
+    let token = at_once.clone();
     thread::Builder::new().name("satellite-signals".into()).spawn(move || {
         hearing.block_on(async {
             signals.next().await;
             live.stop();
             signals.next().await;
         });
-        told.cancel();
+        token.cancel();
         thread::sleep(AT_ONCE);
         std::process::exit(i32::from(INTERRUPTED));
     })?;
@@ -340,15 +340,15 @@ impl ReportFile {
             // The path may be a link to the file.
             _ => Some(resolve_path(path)),
         };
-        let Some(place) = unfinished else {
+        let Some(target) = unfinished else {
             let file = OpenOptions::new().write(true).open(path).map_err(|error| cannot(&error))?;
             return Ok(Self { path: path.to_owned(), file, unfinished: None });
         };
-        let mut unfinished = place.clone().into_os_string();
+        let mut unfinished = target.clone().into_os_string();
         unfinished.push(".tmp");
         let unfinished = PathBuf::from(unfinished);
         let file = File::create(&unfinished).map_err(|error| cannot(&error))?;
-        Ok(Self { path: place, file, unfinished: Some(unfinished) })
+        Ok(Self { path: target, file, unfinished: Some(unfinished) })
     }
 
     fn check_differs_from(&self, trace: &Path) -> Result<(), CommandFailure> {

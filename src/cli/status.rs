@@ -158,9 +158,9 @@ fn print(text: &str) -> std::io::Result<()> {
 
 /// Returns lines for a window of this height: servers that do not fit are left out, lines about the satellite remain.
 fn fit_to_height(mut servers: Vec<String>, about: Vec<String>, height: usize) -> Vec<String> {
-    let room = height.saturating_sub(about.len() + 1);
-    if servers.len() > room {
-        servers.truncate(room.saturating_sub(1));
+    let lines = height.saturating_sub(about.len() + 1);
+    if servers.len() > lines {
+        servers.truncate(lines.saturating_sub(1));
         servers.push("… more than the window shows: enlarge it, or use --team or --user".to_owned());
     }
     if !servers.is_empty() {
@@ -298,12 +298,12 @@ fn server_lines(rows: &[InstanceStatus], width: Option<usize>, now: Timestamp) -
 }
 
 fn status(row: &InstanceStatus) -> String {
-    let beside = match (row.dormant, row.health) {
+    let suffix = match (row.dormant, row.health) {
         (true, _) => " (dormant)",
         (false, ServerHealth::Degraded) => " (degraded)",
         (false, ServerHealth::Unknown | ServerHealth::Healthy) => "",
     };
-    format!("{}{beside}", row.status)
+    format!("{}{suffix}", row.status)
 }
 
 fn or_dash(value: Option<impl ToString>) -> String {

@@ -59,8 +59,8 @@ impl TeamMembers {
     }
 
     pub(crate) fn team_id(&self, team: &str, snapshot: &Snapshot) -> Option<String> {
-        let is_meant = |member: &TeamMember| member.team.iter().any(|name| name == team);
-        self.all_members(snapshot).into_iter().find(is_meant).map(|TeamMember { team: [id, _], .. }| id)
+        let is_in_team = |member: &TeamMember| member.team.iter().any(|name| name == team);
+        self.all_members(snapshot).into_iter().find(is_in_team).map(|TeamMember { team: [id, _], .. }| id)
     }
 
     fn all_members(&self, snapshot: &Snapshot) -> BTreeSet<TeamMember> {

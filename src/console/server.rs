@@ -393,8 +393,8 @@ async fn events(State(console): State<Arc<ConsoleState>>, Query(query): Query<Ev
     let is_whole =
         query.follow || flush_events(&console).await.is_ok() && console.journal.status().state == JournalState::Ok;
     tokio::spawn(async move {
-        let told = stream_events(&console, query, &lines).await;
-        if let Err(EventStreamEnd::Unreadable(error)) = told {
+        let result = stream_events(&console, query, &lines).await;
+        if let Err(EventStreamEnd::Unreadable(error)) = result {
             // The reader must see a broken stream instead of a regular end.
             let _ = lines.send(Err(error)).await;
         }
@@ -420,7 +420,7 @@ async fn stream_events(console: &ConsoleState, query: EventQuery, lines: &Lines)
     let types = query.types.iter().flat_map(|types| types.split(',')).map(ToOwned::to_owned).collect();
     let mut filter =
         journal::StoredEventQuery { types, team, instance: query.instance, ..journal::StoredEventQuery::default() };
-    let mut news = console.runtime.subscribe();
+    let mut events = console.runtime.subscribe();
     let mut last = query.since.unwrap_or(0);
     // A reader that gives `since` expects every event after it. Other readers get new events even if the disk accepts
     // nothing.
@@ -443,9 +443,9 @@ async fn stream_events(console: &ConsoleState, query: EventQuery, lines: &Lines)
         }
         loop {
             let envelope = tokio::select! {
-                envelope = news.recv() => envelope,
+                envelope = events.recv() => envelope,
                 // Events that were emitted before the end are still in the channel.
-                () = console.ending.cancelled() => match news.try_recv() {
+                () = console.ending.cancelled() => match events.try_recv() {
                     Ok(envelope) => Ok(envelope),
                     Err(_) => return Ok(()),
                 },

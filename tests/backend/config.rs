@@ -30,11 +30,11 @@ async fn a_configuration_arrives_unchanged_with_a_hash_of_the_backend() {
     assert_eq!((&nothing["servers"], &nothing["teams"]), (&json!({}), &json!([])));
     let mut wanted = config("acme");
     wanted["hash"] = json!("whatever");
-    let kept = put(&backend, "config", &wanted).await;
-    assert_eq!((&kept["changed"], &kept["told"]), (&json!(true), &json!([satellite.id])));
+    let stored = put(&backend, "config", &wanted).await;
+    assert_eq!((&stored["changed"], &stored["told"]), (&json!(true), &json!([satellite.id])));
     let arrived = backend.config(&satellite).await;
     assert_eq!((&arrived["servers"], &arrived["teams"]), (&wanted["servers"], &wanted["teams"]));
-    assert_eq!(arrived["hash"], kept["hash"]);
+    assert_eq!(arrived["hash"], stored["hash"]);
     assert_ne!(arrived["hash"], nothing["hash"]);
     let shown = backend.admin(Method::GET, "config").send().await.is(200, MessageSchema::Config);
     assert_eq!(shown, arrived);
@@ -58,8 +58,8 @@ async fn without_a_configuration_the_backend_returns_404_instead_of_an_empty_one
     let shown = backend.admin(Method::GET, "satellites/first-satellite").send().await.is(200, MessageSchema::Satellite);
     assert_eq!(shown.get("config_hash"), None);
     // An empty configuration that was put is a configuration.
-    let kept = put(&backend, "satellites/first-satellite/config", &json!({})).await;
-    assert_eq!((&kept["changed"], &kept["told"]), (&json!(true), &json!([one.id])));
+    let stored = put(&backend, "satellites/first-satellite/config", &json!({})).await;
+    assert_eq!((&stored["changed"], &stored["told"]), (&json!(true), &json!([one.id])));
     assert_eq!(backend.config(&one).await["teams"], json!([]));
     backend.as_satellite(&other, Method::GET, "config").send().await.refused(404, none);
     let forget = async || backend.admin(Method::DELETE, "satellites/first-satellite/config").send().await;
@@ -108,8 +108,8 @@ async fn a_changed_configuration_queues_one_configure_command() {
     for command in waiting {
         backend.result(&satellite, &command, "completed").await.is(200, MessageSchema::Received);
     }
-    let kept = put(&backend, "config", &config("core")).await;
-    assert_eq!((&kept["changed"], &kept["told"]), (&json!(false), &json!([])));
+    let stored = put(&backend, "config", &config("core")).await;
+    assert_eq!((&stored["changed"], &stored["told"]), (&json!(false), &json!([])));
     assert!(backend.pending_commands(&satellite).await.is_empty());
 }
 
@@ -118,12 +118,12 @@ async fn a_satellite_with_its_own_configuration_ignores_the_common_one() {
     let backend = TestBackend::new().await;
     let (own, other) = (backend.satellite("first-satellite").await, backend.satellite("second-satellite").await);
     put(&backend, "config", &config("acme")).await;
-    let kept = put(&backend, "satellites/first-satellite/config", &config("bolt")).await;
-    assert_eq!(kept["told"], json!([own.id]));
+    let stored = put(&backend, "satellites/first-satellite/config", &config("bolt")).await;
+    assert_eq!(stored["told"], json!([own.id]));
     assert_eq!(backend.config(&own).await["teams"][0]["id"], "bolt");
     assert_eq!(backend.config(&other).await["teams"][0]["id"], "acme");
-    let kept = put(&backend, "config", &config("core")).await;
-    assert_eq!(kept["told"], json!([other.id]));
+    let stored = put(&backend, "config", &config("core")).await;
+    assert_eq!(stored["told"], json!([other.id]));
     assert_eq!(backend.config(&own).await["teams"][0]["id"], "bolt");
     let forgotten = backend.admin(Method::DELETE, "satellites/first-satellite/config").send().await;
     let forgotten = forgotten.is(200, MessageSchema::ConfigKept);
@@ -137,14 +137,14 @@ async fn an_invalid_configuration_is_rejected_and_changes_nothing() {
     let satellite = backend.satellite("first-satellite").await;
     put(&backend, "config", &config("acme")).await;
     let before = backend.config(&satellite).await;
-    for (wrong, place) in [
+    for (invalid, place) in [
         (json!([]), "object"),
         (json!({"teams": {}}), "/teams"),
         (json!({"teams": [7]}), "/teams/0"),
         (json!({"servers": []}), "/servers"),
         (json!({"servers": {"files": "secret-value-9"}}), "/servers/files"),
     ] {
-        let answer = backend.admin(Method::PUT, "config").json(&wrong).await;
+        let answer = backend.admin(Method::PUT, "config").json(&invalid).await;
         assert!(!answer.body.to_string().contains("secret-value"), "{answer:?}");
         answer.refused(400, place);
     }

@@ -16,8 +16,8 @@ pub(crate) fn one_of_each() -> Vec<Value> {
     events
 }
 
-fn ids(taken: &Value) -> Vec<&str> {
-    taken["event_ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect()
+fn ids(accepted: &Value) -> Vec<&str> {
+    accepted["event_ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect()
 }
 
 #[tokio::test]
@@ -25,19 +25,19 @@ async fn events_of_every_type_are_stored_unchanged() {
     let backend = TestBackend::new().await;
     let satellite = backend.satellite("first-satellite").await;
     let events = one_of_each();
-    let taken = backend.send(&satellite, "1", &events).await.is(200, MessageSchema::EventsTaken);
+    let accepted = backend.send(&satellite, "1", &events).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(
-        (&taken["success"], &taken["processed"], &taken["failed"]),
+        (&accepted["success"], &accepted["processed"], &accepted["failed"]),
         (&json!(true), &json!(events.len()), &json!(0))
     );
-    let kept = backend.events(&format!("satellite={}", satellite.id)).await;
-    for (kept, sent) in kept.iter().zip(&events) {
+    let stored = backend.events(&format!("satellite={}", satellite.id)).await;
+    for (stored, sent) in stored.iter().zip(&events) {
         for member in ["seq", "type", "timestamp", "data"] {
-            assert_eq!(kept[member], sent[member]);
+            assert_eq!(stored[member], sent[member]);
         }
     }
-    assert_eq!(kept.len(), events.len());
-    assert_eq!(ids(&taken), kept.iter().map(|event| event["id"].as_str().unwrap()).collect::<Vec<_>>());
+    assert_eq!(stored.len(), events.len());
+    assert_eq!(ids(&accepted), stored.iter().map(|event| event["id"].as_str().unwrap()).collect::<Vec<_>>());
 }
 
 #[tokio::test]
@@ -52,9 +52,12 @@ async fn an_unknown_or_incomplete_event_is_reported_and_the_others_are_stored() 
     let mut new = status(6, "a", "offline");
     new["data"]["from_the_future"] = json!([1, 2]);
     let batch = [status(1, "a", "connecting"), unknown, incomplete, status(4, "a", "online"), elsewhere, new];
-    let taken = backend.send(&satellite, "1", &batch).await.is(200, MessageSchema::EventsTaken);
-    assert_eq!((&taken["success"], &taken["processed"], &taken["failed"]), (&json!(false), &json!(3), &json!(3)));
-    let failures = taken["failures"].as_array().unwrap();
+    let accepted = backend.send(&satellite, "1", &batch).await.is(200, MessageSchema::EventsTaken);
+    assert_eq!(
+        (&accepted["success"], &accepted["processed"], &accepted["failed"]),
+        (&json!(false), &json!(3), &json!(3))
+    );
+    let failures = accepted["failures"].as_array().unwrap();
     let named: Vec<_> = failures.iter().map(|failure| (failure["index"].as_u64().unwrap(), &failure["type"])).collect();
     let changed = json!("mcp.server.status_changed");
     assert_eq!(named, [(1, &json!("mcp.server.danced")), (2, &changed), (4, &changed)]);
@@ -95,8 +98,8 @@ async fn a_batch_has_one_to_a_hundred_events() {
     let satellite = backend.satellite("first-satellite").await;
     backend.send(&satellite, "1", &[]).await.refused(400, "/events");
     backend.send(&satellite, "2", &numbered(1..=101)).await.refused(400, "/events");
-    let taken = backend.send(&satellite, "3", &numbered(1..=100)).await.is(200, MessageSchema::EventsTaken);
-    assert_eq!(taken["processed"], 100);
+    let accepted = backend.send(&satellite, "3", &numbered(1..=100)).await.is(200, MessageSchema::EventsTaken);
+    assert_eq!(accepted["processed"], 100);
     backend.send(&satellite, "4", &numbered([101])).await.is(200, MessageSchema::EventsTaken);
     assert_eq!(backend.seqs(&satellite).await, (1..=101).collect::<Vec<_>>());
 }

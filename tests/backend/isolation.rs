@@ -70,9 +70,9 @@ async fn the_path_of_another_satellite_looks_nonexistent() {
 async fn equal_sequence_numbers_and_keys_of_two_satellites_do_not_collide() {
     let backend = TestBackend::new().await;
     let (one, other) = (backend.satellite("first-satellite").await, backend.satellite("second-satellite").await);
-    let taken = |answer: Answer| answer.is(200, MessageSchema::EventsTaken)["event_ids"].clone();
-    let first = taken(backend.send(&one, "7", &numbered([1, 2])).await);
-    let second = taken(backend.send(&other, "7", &numbered([1, 2])).await);
+    let event_ids = |answer: Answer| answer.is(200, MessageSchema::EventsTaken)["event_ids"].clone();
+    let first = event_ids(backend.send(&one, "7", &numbered([1, 2])).await);
+    let second = event_ids(backend.send(&other, "7", &numbered([1, 2])).await);
     assert_eq!((first, second), (json!(["1", "2"]), json!(["3", "4"])));
     assert_eq!(backend.seqs(&one).await, [1, 2]);
     assert_eq!(backend.seqs(&other).await, [1, 2]);
@@ -83,20 +83,20 @@ async fn each_credential_is_valid_only_for_its_own_api() {
     let backend = TestBackend::new().await;
     let satellite = backend.satellite("first-satellite").await;
     let (admin, token) = (backend.file("admin-token"), backend.token().await);
-    for wrong in [&admin, &token, "", "sbk_0", &satellite.key[1..], &satellite.key.to_uppercase()] {
+    for invalid in [&admin, &token, "", "sbk_0", &satellite.key[1..], &satellite.key.to_uppercase()] {
         for (method, path) in SATELLITE_PATHS {
-            let ask = backend.request(method, &format!("/api/satellites/{}/{path}", satellite.id), wrong);
+            let ask = backend.request(method, &format!("/api/satellites/{}/{path}", satellite.id), invalid);
             let answer = ask.json(&body(path)).await;
             assert_eq!(answer.headers["www-authenticate"], "Bearer");
             answer.refused(401, "");
         }
     }
-    for wrong in [&satellite.key, &token, "", &admin[1..]] {
+    for invalid in [&satellite.key, &token, "", &admin[1..]] {
         for (method, path) in ADMIN_PATHS {
-            let answer = backend.request(method, &format!("/api/admin/{path}"), wrong).json(&json!({})).await;
+            let answer = backend.request(method, &format!("/api/admin/{path}"), invalid).json(&json!({})).await;
             answer.refused(401, "");
         }
-        backend.register("third-satellite", if wrong == token { "" } else { wrong }).await.refused(401, "");
+        backend.register("third-satellite", if invalid == token { "" } else { invalid }).await.refused(401, "");
     }
     // Only the scheme `Bearer` is accepted.
     let basic = super::support::client().get(format!("{}/api/admin/satellites", backend.url()));

@@ -55,8 +55,8 @@ async fn a_database_of_the_first_version_is_migrated_without_loss() {
         ("satellites/sat_2/config", json!({"servers": {"files": {"command": "files"}}})),
     ] {
         let before = backend.admin(Method::GET, path).send().await.is(200, MessageSchema::Config);
-        let kept = backend.admin(Method::PUT, path).json(&config).await.is(200, MessageSchema::ConfigKept);
-        assert_eq!((&kept["hash"], &kept["changed"]), (&before["hash"], &json!(false)), "{before}");
+        let stored = backend.admin(Method::PUT, path).json(&config).await.is(200, MessageSchema::ConfigKept);
+        assert_eq!((&stored["hash"], &stored["changed"]), (&before["hash"], &json!(false)), "{before}");
     }
     assert_eq!(backend.config(&first).await["teams"], json!([{"id": "acme"}]));
     assert_eq!(backend.config(&second).await["servers"], json!({"files": {"command": "files"}}));
@@ -84,12 +84,12 @@ async fn a_database_of_the_first_version_is_migrated_without_loss() {
     // Repeated events are recognised by their key and their sequence numbers; new events continue the ids.
     let statuses = [(1, "a", "connecting"), (2, "a", "online"), (3, "b", "online"), (4, "b", "offline")];
     let mut events: Vec<_> = statuses.into_iter().map(|(seq, of, is)| status(seq, of, is)).collect();
-    let taken = backend.send(&first, "1", &events).await.is(200, MessageSchema::EventsTaken);
-    assert_eq!(taken["event_ids"], json!(["1", "2", "3", "4"]));
+    let accepted = backend.send(&first, "1", &events).await.is(200, MessageSchema::EventsTaken);
+    assert_eq!(accepted["event_ids"], json!(["1", "2", "3", "4"]));
     events.push(status(5, "b", "online"));
-    let taken = backend.send(&first, "2", &events).await.is(200, MessageSchema::EventsTaken);
+    let accepted = backend.send(&first, "2", &events).await.is(200, MessageSchema::EventsTaken);
     let ids: Vec<u64> =
-        taken["event_ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().parse().unwrap()).collect();
+        accepted["event_ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().parse().unwrap()).collect();
     assert!(ids[..4] == [1, 2, 3, 4] && ids[4] > 6, "{ids:?}");
     let shown = backend.admin(Method::GET, "satellites/sat_1").send().await.is(200, MessageSchema::Satellite);
     assert_eq!((&shown["events"], &shown["instances"]), (&json!(5), &json!({"online": 2})));

@@ -99,13 +99,15 @@ fn configured_values_start_only_the_server_of_that_user() {
     assert!(listed.contains("  API_KEY: missing\n  PIN: missing\n"), "{listed}");
 
     // After one of two values, the output names the missing one.
-    let told = configure(&home, &["notes", "--user", "alice", "API_KEY=first-key"]).exits(0).stdout;
+    let output = configure(&home, &["notes", "--user", "alice", "API_KEY=first-key"]).exits(0).stdout;
     assert!(
-        told.contains("awaiting_user_config") && told.contains("configure PIN (next: ") && !told.contains("API_KEY"),
-        "{told}"
+        output.contains("awaiting_user_config")
+            && output.contains("configure PIN (next: ")
+            && !output.contains("API_KEY"),
+        "{output}"
     );
-    let told = configure(&home, &["notes-acme-alice-n1", "PIN=2468"]).exits(0).stdout;
-    assert!(told.contains("notes-acme-alice-n1 is online (pid "), "{told}");
+    let output = configure(&home, &["notes-acme-alice-n1", "PIN=2468"]).exits(0).stdout;
+    assert!(output.contains("notes-acme-alice-n1 is online (pid "), "{output}");
     assert_eq!(
         (variable(&home, "alice", "API_KEY"), variable(&home, "alice", "PIN")),
         (json!("first-key"), json!("2468"))
@@ -151,8 +153,8 @@ fn configured_values_start_only_the_server_of_that_user() {
     );
 
     // `--unset` removes the value.
-    let told = configure(&home, &["notes", "--user", "alice", "--unset", "PIN"]).exits(0).stdout;
-    assert!(told.contains("awaiting_user_config"), "{told}");
+    let output = configure(&home, &["notes", "--user", "alice", "--unset", "PIN"]).exits(0).stdout;
+    assert!(output.contains("awaiting_user_config"), "{output}");
     assert_eq!(["alice", "bob"].map(|user| pid(&row_of(&home, user, "other"))).to_vec(), others);
     assert_eq!(pid(&row_of(&home, "bob", "notes")), bobs);
     satellite.terminate().exits(0);
@@ -197,12 +199,12 @@ fn a_configured_value_overrides_the_file_until_it_is_unset() {
     assert!(listed.contains("API_KEY: given in the configuration"), "{listed}");
     configure(&home, &["notes", "--user", "bob", "API_KEY=of-bob-himself"]).exits(0);
     assert_eq!(variable(&home, "bob", "API_KEY"), "of-bob-himself");
-    let told = configure(&home, &["notes", "--user", "bob", "--json"]).exits(0).json();
+    let output = configure(&home, &["notes", "--user", "bob", "--json"]).exits(0).json();
     assert_eq!(
-        told["required"],
+        output["required"],
         json!([{"key": "API_KEY", "given_by": "configure"}, {"key": "PIN", "given_by": "file"}])
     );
-    assert_eq!(told["instance"]["status"], "online");
+    assert_eq!(output["instance"]["status"], "online");
     configure(&home, &["notes", "--user", "bob", "--unset", "API_KEY"]).exits(0);
     assert_eq!(variable(&home, "bob", "API_KEY"), "of-bob-in-the-file");
     satellite.terminate().exits(0);
@@ -233,11 +235,11 @@ fn a_value_can_come_from_stdin_a_variable_or_a_file() {
     assert!(outcome.stderr.contains("stdin contains no value"), "{outcome:#?}");
     let outcome = given_on_stdin(&["API_KEY", "PIN"], "x\n").exits(2);
     assert!(outcome.stderr.contains("only one value can be read from stdin"), "{outcome:#?}");
-    for (argument, said) in
+    for (argument, message) in
         [("PIN=env:NOT_SET_ANYWHERE", "`NOT_SET_ANYWHERE`"), ("PIN=file:nowhere", "cannot read the file")]
     {
         let outcome = configure(&home, &["notes", "--user", "alice", argument]).exits(2);
-        assert!(outcome.stderr.contains(said), "{outcome:#?}");
+        assert!(outcome.stderr.contains(message), "{outcome:#?}");
     }
     assert_eq!(variable(&home, "alice", "PIN"), "from a file\nof two lines");
     satellite.terminate().exits(0);
@@ -284,7 +286,7 @@ fn a_value_that_is_not_required_is_rejected_and_nothing_changes() {
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     wait_others(&home);
     let long = format!("PIN={}", "x".repeat(70_000));
-    for (args, said) in [
+    for (args, message) in [
         (
             &["notes", "--user", "alice", "PIN=1", "sk-in-the-wrong-place=2"][..],
             "the configuration requires: API_KEY, PIN",
@@ -303,7 +305,7 @@ fn a_value_that_is_not_required_is_rejected_and_nothing_changes() {
         (&["notes", "--team", "other", "PIN=1"], "no server `notes`"),
     ] {
         let outcome = configure(&home, args).exits(2);
-        assert!(outcome.stderr.contains(said), "{said}: {outcome:#?}");
+        assert!(outcome.stderr.contains(message), "{message}: {outcome:#?}");
         assert!(!outcome.stderr.contains("sk-in-the-wrong-place"), "a possible secret is shown: {outcome:#?}");
     }
     assert_eq!(home.stored("user_values").len(), 0);
@@ -492,17 +494,17 @@ fn a_remote_server_receives_values_as_headers_or_query_parameters() {
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let row = home.wait_status("search", "awaiting_user_config");
     assert!(row["next_step"].as_str().unwrap().contains("Authorization X-Api-Key tenant region`"), "{row:#}");
-    for (argument, said) in [
+    for (argument, message) in [
         ("bearer_token=Bearer x", "begins with `Bearer`"),
         ("X-Api-Key=a\nb", "one line of printable characters"),
         ("body=1", "Authorization, X-Api-Key, region, tenant (or bearer_token)"),
     ] {
         let outcome = configure(&home, &["search", argument]).exits(2);
-        assert!(outcome.stderr.contains(said), "{said}: {outcome:#?}");
+        assert!(outcome.stderr.contains(message), "{message}: {outcome:#?}");
     }
     let all = ["search", "bearer_token=first-token", "x-api-key=the-key", "tenant=acme", "query:region=north"];
-    let told = configure(&home, &all).exits(0).stdout;
-    assert!(told.contains("is online"), "{told}");
+    let output = configure(&home, &all).exits(0).stdout;
+    assert!(output.contains("is online"), "{output}");
     home.satellite(&["call", "search", "echo"]).exits(0);
     let (mut query, key) = peer.last_head("x-api-key");
     query = query.replace("region=north&tenant=acme", "tenant=acme&region=north");

@@ -103,9 +103,9 @@ fn a_killed_server_is_restarted_and_every_step_is_reported() {
         (&restarted["data"]["restart_reason"], &restarted["data"]["attempt_number"]),
         (&"crash".into(), &1.into())
     );
-    let told: Vec<String> = home.events().iter().filter(|event| seq(event) > before).map(type_or_status).collect();
+    let changes: Vec<String> = home.events().iter().filter(|event| seq(event) > before).map(type_or_status).collect();
     assert_eq!(
-        told[..9],
+        changes[..9],
         [
             "mcp.server.crashed",
             "connecting",

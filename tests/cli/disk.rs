@@ -183,20 +183,26 @@ fn shutdown_on_a_hanging_disk_reuses_no_event_number() {
     let stored: Vec<(u64, Value)> = events.iter().map(|event| (seq(event), event.clone())).collect();
     assert!(stored.windows(2).all(|pair| pair[0].0 < pair[1].0));
     assert_eq!(events[..before.len()], before[..]);
-    let gone = |number: u64| {
+    let is_dropped = |number: u64| {
         let dropped = events.iter().filter(|event| event["type"] == "events.dropped");
         let mut ranges = dropped.map(|event| (event["data"]["from_seq"].as_u64(), event["data"]["to_seq"].as_u64()));
         ranges.any(|(from, to)| from <= Some(number) && Some(number) <= to)
     };
     // Every event that the follower has received is stored unchanged or covered by an `events.dropped`.
     for line in follower.stdout().lines() {
-        let told: Value = serde_json::from_str(line).unwrap();
-        let found = stored.iter().find(|(number, _)| *number == seq(&told));
-        assert!(found.map_or_else(|| gone(seq(&told)), |(_, event)| *event == told), "{told:#} {found:#?}");
+        let received: Value = serde_json::from_str(line).unwrap();
+        let found = stored.iter().find(|(number, _)| *number == seq(&received));
+        assert!(
+            found.map_or_else(|| is_dropped(seq(&received)), |(_, event)| *event == received),
+            "{received:#} {found:#?}"
+        );
     }
     let last = stored.last().unwrap().0;
     let missing: Vec<u64> = (1..=last).filter(|number| stored.iter().all(|(seq, _)| seq != number)).collect();
-    assert!(missing.iter().all(|number| gone(*number)), "events are missing without an events.dropped: {missing:?}");
+    assert!(
+        missing.iter().all(|number| is_dropped(*number)),
+        "events are missing without an events.dropped: {missing:?}"
+    );
     satellite.terminate();
 }
 

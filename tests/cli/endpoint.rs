@@ -48,29 +48,29 @@ fn a_client_of_an_mcp_json_connects_with_the_generated_token() {
     let home = Home::new(SATELLITE);
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE", "args": ["SIM"]}}}"#);
     // The test occupies the default port.
-    let taken = wait_for("the default port to be free", || TcpListener::bind(DEFAULT_ADDRESS).ok(), String::new);
+    let occupied = wait_for("the default port to be free", || TcpListener::bind(DEFAULT_ADDRESS).ok(), String::new);
     let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
     let url = endpoint_url(&satellite);
     assert!(url.starts_with("http://127.0.0.1:") && !url.contains(DEFAULT_ADDRESS), "{url}");
     assert!(satellite.log().iter().any(|line| line["message"].as_str().unwrap().contains("is taken")));
-    drop(taken);
+    drop(occupied);
 
     let file = home.data_dir().canonicalize().unwrap().join("token");
     assert!(satellite.greeted().contains(&format!("token in {}\n", file.display())), "{}", satellite.greeted());
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    let kept = fs::read_to_string(&file).unwrap();
-    assert!(!satellite.greeted().contains(kept.trim()) && !satellite.process.stderr().contains(kept.trim()));
+    let token = fs::read_to_string(&file).unwrap();
+    assert!(!satellite.greeted().contains(token.trim()) && !satellite.process.stderr().contains(token.trim()));
 
     let unknown = Client::new(&url, None).initialize();
     assert_eq!(unknown.status, 401);
     assert_eq!(unknown.header("www-authenticate"), Some("Bearer"));
 
     home.wait_all_online();
-    let mut client = Client::new(&url, Some(&kept));
+    let mut client = Client::new(&url, Some(&token));
     assert_eq!(client.initialize().json()["result"]["serverInfo"]["name"], "mcp-satellite");
     let answer = client.call("execute_mcp_tool", &json!({"tool_path": "files:echo", "arguments": {"text": "hi"}}));
     assert_eq!(answer["result"]["structuredContent"], json!({"text": "hi"}), "{answer:#}");
-    let mut direct = Client::new(&url, Some(&kept)).at("/i/files/mcp");
+    let mut direct = Client::new(&url, Some(&token)).at("/i/files/mcp");
     assert_eq!(direct.initialize().status, 200);
     let answer = direct.call("echo", &json!({"text": "ho"}));
     assert_eq!(answer["result"]["structuredContent"], json!({"text": "ho"}), "{answer:#}");
@@ -78,17 +78,20 @@ fn a_client_of_an_mcp_json_connects_with_the_generated_token() {
     let status = home.satellite(&["status"]).exits(0).stdout;
     assert!(status.contains(&format!("MCP: {url}")) && status.contains("2 clients"), "{status}");
     let clients = home.satellite(&["clients", "--json"]).exits(0).json();
-    let told: Vec<_> = clients.as_array().unwrap().iter().map(|one| (&one["client"], &one["endpoint"])).collect();
+    let listed: Vec<_> = clients.as_array().unwrap().iter().map(|one| (&one["client"], &one["endpoint"])).collect();
     let (name, tools, direct) = (json!("small"), json!("tools"), json!("files"));
-    assert!(told.len() == 2 && told.contains(&(&name, &tools)) && told.contains(&(&name, &direct)), "{clients:#}");
+    assert!(
+        listed.len() == 2 && listed.contains(&(&name, &tools)) && listed.contains(&(&name, &direct)),
+        "{clients:#}"
+    );
     let table = home.satellite(&["clients"]).exits(0).stdout;
     assert!(table.contains("small 1") && table.contains("2025-11-25"), "{table}");
     let connected = home.wait_event(0, "mcp.client.connected", |_| true);
     assert_eq!(connected["data"]["client_type"], "small/1", "{connected:#}");
     assert_eq!(home.wait_event(0, "mcp.tool.executed", |_| true)["data"]["tool_name"], "echo");
     satellite.terminate().exits(0);
-    let gone = home.events().into_iter().filter(|event| event["type"] == "mcp.client.disconnected");
-    assert!(gone.clone().all(|event| event["data"]["reason"] == "drained") && gone.count() == 2);
+    let ended = home.events().into_iter().filter(|event| event["type"] == "mcp.client.disconnected");
+    assert!(ended.clone().all(|event| event["data"]["reason"] == "drained") && ended.count() == 2);
 }
 
 #[test]
@@ -105,8 +108,8 @@ fn a_configuration_without_gateway_opens_no_endpoint() {
 #[test]
 fn an_address_in_use_is_an_error_before_any_server_starts() {
     let home = Home::new(SATELLITE);
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
+    let occupied = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = occupied.local_addr().unwrap().to_string();
     let config = config(&home, "", &["first"]);
     let outcome = home.satellite(&["run", "--config", config.to_str().unwrap(), "--listen", &address]).exits(1);
     assert!(outcome.stderr.contains(&address) && outcome.stderr.contains("--listen"), "{outcome:#?}");
@@ -138,8 +141,8 @@ fn a_reload_ends_only_the_sessions_of_removed_tokens() {
     reload(&home, &mut satellite);
     let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
     assert_eq!(clients.each_ref().map(|client| client.post(&ping).unwrap().status), [401, 200]);
-    let gone = home.wait_event(0, "mcp.client.disconnected", |_| true);
-    assert_eq!(gone["data"]["reason"], "revoked", "{gone:#}");
+    let ended = home.wait_event(0, "mcp.client.disconnected", |_| true);
+    assert_eq!(ended["data"]["reason"], "revoked", "{ended:#}");
     let mut third = Client::new(&url, Some(&token("third")));
     assert_eq!(third.initialize().status, 200);
     satellite.terminate().exits(0);

@@ -215,10 +215,10 @@ impl Callers {
     }
 
     fn run_until_killed(&self, satellite: Satellite<'_>, kill_at: usize) {
-        let over = AtomicBool::new(false);
+        let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| self.follow());
-            scope.spawn(|| self.poll_status(&over));
+            scope.spawn(|| self.poll_status(&is_over));
             for _ in 0..CALLERS {
                 scope.spawn(|| self.call());
             }
@@ -226,7 +226,7 @@ impl Callers {
                 thread::sleep(Duration::from_millis(1));
             }
             satellite.kill();
-            over.store(true, Ordering::Release);
+            is_over.store(true, Ordering::Release);
         });
         let known = (
             self.observations.received_events.lock().unwrap().len(),
@@ -272,9 +272,9 @@ impl Callers {
     }
 
     /// Polls the storage position.
-    fn poll_status(&self, over: &AtomicBool) {
+    fn poll_status(&self, is_over: &AtomicBool) {
         let mut line = ControlConnection::connect(&self.socket).unwrap();
-        while !over.load(Ordering::Acquire) {
+        while !is_over.load(Ordering::Acquire) {
             let Ok((200, body)) = line.request("GET", "/v1/status", "") else { return };
             let status: Value = serde_json::from_slice(&body).unwrap();
             let through = status["satellite"]["journal"]["journalled_through"].as_u64().unwrap();

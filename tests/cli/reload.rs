@@ -50,13 +50,13 @@ fn a_reload_restarts_only_changed_servers() {
     assert_eq!(home.processes().len(), 3);
 
     let events = home.events();
-    let told = |server: &str, kind: &str| {
+    let event_of = |server: &str, kind: &str| {
         events.iter().find(|event| event["data"]["server_slug"] == server && event["type"] == kind && seq(event) > 3)
     };
-    assert_eq!(told("removed", "mcp.server.stopped").unwrap()["data"]["kind"], "uninstall");
-    assert_eq!(told("changed", "mcp.server.stopped").unwrap()["data"]["kind"], "config");
-    assert_eq!(told("changed", "mcp.server.restarted").unwrap()["data"]["restart_reason"], "config");
-    assert!(told("same", "mcp.server.stopped").is_none());
+    assert_eq!(event_of("removed", "mcp.server.stopped").unwrap()["data"]["kind"], "uninstall");
+    assert_eq!(event_of("changed", "mcp.server.stopped").unwrap()["data"]["kind"], "config");
+    assert_eq!(event_of("changed", "mcp.server.restarted").unwrap()["data"]["restart_reason"], "config");
+    assert!(event_of("same", "mcp.server.stopped").is_none());
     satellite.terminate().exits(0);
 }
 
@@ -72,9 +72,9 @@ fn a_configuration_that_removes_most_servers_requires_accept() {
     let event = reload(&home, &mut satellite);
     assert_eq!((&event["type"], &event["data"]["error_type"]), (&"config.error".into(), &"removes_most".into()));
     let refused = home.satellite(&["reload"]).exits(1);
-    for said in ["removes 3 of 4 servers", "satellite reload --accept"] {
-        assert!(event["data"]["error_message"].as_str().unwrap().contains(said), "{event:#}");
-        assert!(refused.stderr.contains(said), "{refused:#?}");
+    for text in ["removes 3 of 4 servers", "satellite reload --accept"] {
+        assert!(event["data"]["error_message"].as_str().unwrap().contains(text), "{event:#}");
+        assert!(refused.stderr.contains(text), "{refused:#?}");
     }
     assert_eq!(home.rows().iter().map(pid).collect::<Vec<_>>(), before, "a rejected configuration changed processes");
     // Removing half of the servers is accepted.
@@ -115,8 +115,8 @@ fn a_reload_rejects_an_invalid_file_and_applies_a_corrected_one() {
     home.write("satellite.toml", "[satellite]\nname = \"x\"\n[[teams]]\nid = \"t\"\n");
     let event = reload(&home, &mut satellite);
     assert_eq!((&event["type"], &event["data"]["error_type"]), (&"config.error".into(), &"invalid".into()));
-    for said in ["satellite.toml:2:9", "satellite.toml:3:1", "10 to 32 characters"] {
-        assert!(event["data"]["error_message"].as_str().unwrap().contains(said), "{said}: {event:#}");
+    for text in ["satellite.toml:2:9", "satellite.toml:3:1", "10 to 32 characters"] {
+        assert!(event["data"]["error_message"].as_str().unwrap().contains(text), "{text}: {event:#}");
     }
     satellite.process.wait_stderr(|log| log.contains("configuration rejected") && log.contains("satellite.toml:2:9"));
     let row = home.row("notes").unwrap();

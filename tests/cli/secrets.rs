@@ -409,8 +409,8 @@ fn a_secret_in_a_failed_handshake_or_in_stderr_appears_nowhere() {
             log.lines().any(failed)
         },
     );
-    for said in ["bad key [secret]", "npm warn [secret]", "no newline after [secret]"] {
-        assert!(log.contains(said), "{said} is missing in:\n{log}");
+    for text in ["bad key [secret]", "npm warn [secret]", "no newline after [secret]"] {
+        assert!(log.contains(text), "{text} is missing in:\n{log}");
     }
     planted.assert_not_in_output(&home);
     planted.assert_not_in_arguments();
@@ -442,8 +442,8 @@ fn a_secret_in_an_invalid_response_appears_nowhere() {
         ],
         |name, log| {
             let of_it = |line: &&str| line.contains(&format!("\"{name}-acme"));
-            let said = |word: &str| log.lines().filter(of_it).any(|line| line.contains(word));
-            said("\"error\"") || said("without an id")
+            let is_logged = |word: &str| log.lines().filter(of_it).any(|line| line.contains(word));
+            is_logged("\"error\"") || is_logged("without an id")
         },
     );
     assert!(log.contains("bad key [secret]"), "{log}");
@@ -472,12 +472,12 @@ fn a_secret_used_as_a_name_by_a_server_is_not_logged() {
         ],
         |name, log| {
             let of_it = |line: &&str| line.contains(&format!("\"{name}-acme"));
-            let said = |word: &str| log.lines().filter(of_it).any(|line| line.contains(word));
+            let is_logged = |word: &str| log.lines().filter(of_it).any(|line| line.contains(word));
             match name {
-                "info" => said("initialized"),
-                "method" => said("\"notification\""),
-                "cursor" => said("the rest of a list is left out"),
-                _ => said("without a usable definition"),
+                "info" => is_logged("initialized"),
+                "method" => is_logged("\"notification\""),
+                "cursor" => is_logged("the rest of a list is left out"),
+                _ => is_logged("without a usable definition"),
             }
         },
     );

@@ -26,8 +26,8 @@ fn token_prints_a_token_and_the_digest_for_the_configuration() {
     let config = home.write("satellite.toml", &text);
     let check = ["check", "--config", config.to_str().unwrap()];
     let outcome = home.bare(&check).exits(0);
-    let told = "the MCP endpoint is http://127.0.0.1:7300/mcp: 1 of 2 users have a token";
-    assert!(outcome.stdout.contains(told), "{outcome:#?}");
+    let expected = "the MCP endpoint is http://127.0.0.1:7300/mcp: 1 of 2 users have a token";
+    assert!(outcome.stdout.contains(expected), "{outcome:#?}");
 
     home.write("satellite.toml", &text.replace(&first.1, &first.0));
     let outcome = home.bare(&check).exits(2);
@@ -38,7 +38,7 @@ fn token_prints_a_token_and_the_digest_for_the_configuration() {
 fn check_prints_the_endpoint_and_its_users() {
     let home = Home::new(SATELLITE);
     let users = "[[teams]]\nid = \"t\"\nslug = \"acme\"\nusers = [{ id = \"u\", slug = \"alice\" }]\n";
-    for (gateway, told) in [
+    for (gateway, expected) in [
         ("", "the MCP endpoint is not configured"),
         ("[gateway]\nlisten = \"off\"\n", "the MCP endpoint is switched off"),
         ("[gateway]\nlisten = \"[::1]:81\"\n", "http://[::1]:81/mcp: 1 of 1 users have a token"),
@@ -47,7 +47,7 @@ fn check_prints_the_endpoint_and_its_users() {
     ] {
         let config = home.write("satellite.toml", &format!("{gateway}{users}"));
         let outcome = home.bare(&["check", "--config", config.to_str().unwrap()]).exits(0);
-        assert!(outcome.stdout.contains(told), "{told}\n{outcome:#?}");
+        assert!(outcome.stdout.contains(expected), "{expected}\n{outcome:#?}");
         assert_eq!(outcome.stderr.contains("without a token"), gateway.contains("none"), "{outcome:#?}");
     }
 }

@@ -283,18 +283,18 @@ fn with_watching_off_a_change_is_applied_only_on_sighup() {
     replace(&config, &unwatched(servers(&home, &[("notes", &[]), ("added", &[])])));
     // A second, watching satellite applies a change of its own file, so the first one had enough time to do so.
     let watched = home.servers("watched.toml", &[("quick", &[])]);
-    let beside = {
+    let second = {
         let mut command = home.command(&["run", "--config", watched.to_str().unwrap()]);
         command.arg("--data-dir").arg(&other);
         home.start(command)
     };
-    beside.wait_stdout(|text| text.contains("satellite is running"));
+    second.wait_stdout(|text| text.contains("satellite is running"));
     replace(&watched, &format!("{}\n# changed\n", text_of(&watched)));
-    beside.wait_stderr(|log| log.matches("configuration applied").count() == 2);
+    second.wait_stderr(|log| log.matches("configuration applied").count() == 2);
     assert_eq!(config_events(&home).len(), 1, "{:#?}", config_events(&home));
-    let mut beside = beside;
-    beside.signal(Signal::SIGTERM);
-    beside.finish().exits(0);
+    let mut second = second;
+    second.signal(Signal::SIGTERM);
+    second.finish().exits(0);
 
     satellite.signal(Signal::SIGHUP);
     home.wait_online("added");
@@ -465,9 +465,9 @@ fn a_renamed_user_keeps_the_session_and_gets_a_renamed_instance() {
     fixture.wait_names(&["notes-acme-alicia-notes", "notes-acme-bob-notes"]);
     assert_eq!(listed_servers(&client).unwrap(), ["notes"]);
     assert_eq!(fixture.home.rows().iter().find(|row| row["user"] == "bob").map(pid), bobs);
-    let told =
+    let sent =
         fixture.home.events().into_iter().filter(|event| seq(event) > 0 && event["type"] == "mcp.server.stopped");
-    let users: Vec<_> = told.map(|event| event["data"]["user_id"].clone()).collect();
+    let users: Vec<_> = sent.map(|event| event["data"]["user_id"].clone()).collect();
     assert_eq!(users, ["user_alice"]);
     satellite.terminate().exits(0);
 }

@@ -80,7 +80,7 @@ impl EndpointHandler for FakeHandler {
         };
         let (seen, release) = (self.seen.clone(), self.release.clone());
         async move {
-            if answer.as_ref().is_ok_and(|welcome| welcome.version == "hold") {
+            if answer.as_ref().is_ok_and(|initialized| initialized.version == "hold") {
                 let _ = seen.send(HandlerEvent::Request("initialize".to_owned()));
                 release.acquire().await.unwrap().forget();
             }
@@ -215,10 +215,10 @@ impl FakeEndpoint {
         let (access, release) = (Arc::new(Access::new(&plan).unwrap()), Arc::new(Semaphore::new(0)));
         let (seen_sender, seen) = mpsc::unbounded_channel();
         let (event_sender, events) = mpsc::unbounded_channel();
-        let faces = Arc::new(FakeHandler { seen: seen_sender, release: release.clone() });
+        let handler = Arc::new(FakeHandler { seen: seen_sender, release: release.clone() });
         let event_sender = Box::new(move |event| drop(event_sender.send(event)));
         let sessions = Arc::new(Sessions::new());
-        let gateway = Gateway::start(listener, settings, access.clone(), faces, sessions, event_sender).unwrap();
+        let gateway = Gateway::start(listener, settings, access.clone(), handler, sessions, event_sender).unwrap();
         Self { gateway, address, access, seen, release, events }
     }
 

@@ -27,9 +27,9 @@ async fn tools(caller: &mut Caller) -> Vec<String> {
 }
 
 async fn restart(endpoint: &ScriptedEndpoint, installation: &str) {
-    let before = endpoint.house.runtime.status(&id(installation)).unwrap().restarts;
-    endpoint.house.runtime.restart(&id(installation)).await.unwrap();
-    endpoint.house.wait_until(installation, |view| view.status == Status::Online && view.restarts > before).await;
+    let before = endpoint.servers.runtime.status(&id(installation)).unwrap().restarts;
+    endpoint.servers.runtime.restart(&id(installation)).await.unwrap();
+    endpoint.servers.wait_until(installation, |view| view.status == Status::Online && view.restarts > before).await;
 }
 
 #[tokio::test]
@@ -130,14 +130,14 @@ async fn a_client_is_notified_once_and_only_about_lists_it_has_read() {
     let mut get = caller.listening().await;
     // A client that has read no list gets no notification.
     let mut idle = endpoint.client(FLAT).await.listening().await;
-    endpoint.house.runtime.stop(&id("a")).await.unwrap();
+    endpoint.servers.runtime.stop(&id("a")).await.unwrap();
     assert_eq!(get.methods_until(PROMPTS).await, [TOOLS, PROMPTS]);
     assert_eq!(tools(&mut caller).await, ["git__read"]);
     // Another change is announced even though no client has read the list since.
-    endpoint.house.runtime.start(&id("a")).await.unwrap();
+    endpoint.servers.runtime.start(&id("a")).await.unwrap();
     assert_eq!(get.methods_until(PROMPTS).await, [TOOLS, PROMPTS]);
     caller.names("resources/list", "resources", "uri").await;
-    endpoint.house.runtime.stop(&id("a")).await.unwrap();
+    endpoint.servers.runtime.stop(&id("a")).await.unwrap();
     assert_eq!(get.methods_until(PROMPTS).await, [TOOLS, RESOURCES, PROMPTS]);
     endpoint.end().await;
     assert_eq!(idle.client.event().await.unwrap().data, "");
@@ -155,23 +155,23 @@ async fn a_short_outage_sends_no_list_changed() {
     let mut is_a_moment = true;
     for _ in 0..3 {
         let began = Instant::now();
-        endpoint.house.runtime.stop(&id("a")).await.unwrap();
+        endpoint.servers.runtime.stop(&id("a")).await.unwrap();
         // A list request during the outage does not contain the server.
         assert_eq!(tools(&mut other).await, ["git__read"]);
-        endpoint.house.runtime.start(&id("a")).await.unwrap();
-        endpoint.house.wait_until("a", |view| view.status == Status::Online).await;
+        endpoint.servers.runtime.start(&id("a")).await.unwrap();
+        endpoint.servers.wait_until("a", |view| view.status == Status::Online).await;
         is_a_moment &= began.elapsed() < MOMENT;
         restart(&endpoint, "a").await;
     }
     // Only this last change makes a list differ.
-    endpoint.house.relist("b", Lists { resources: r#"[{"name":"N","uri":"n:1"}]"#, ..PLAIN });
+    endpoint.servers.relist("b", Lists { resources: r#"[{"name":"N","uri":"n:1"}]"#, ..PLAIN });
     restart(&endpoint, "b").await;
-    let heard = get.methods_until(RESOURCES).await;
+    let methods = get.methods_until(RESOURCES).await;
     // On a loaded machine the outages may exceed the limit and be announced.
-    assert!(heard == [RESOURCES] || !is_a_moment, "{heard:?}");
+    assert!(methods == [RESOURCES] || !is_a_moment, "{methods:?}");
     assert_eq!(caller.names("resources/list", "resources", "uri").await, ["files|file:///a", "git|n:1"]);
     // A changed definition under the same name is announced too.
-    endpoint.house.relist(
+    endpoint.servers.relist(
         "b",
         Lists { tools: r#"[{"name":"read","x":2}]"#, resources: r#"[{"name":"N","uri":"n:1"}]"#, ..PLAIN },
     );
@@ -189,7 +189,7 @@ async fn a_listed_name_works_until_the_client_lists_again() {
     // Receives the notifications, which would otherwise precede responses.
     let _get = caller.listening().await;
     // A second server with the same slug changes the prefix of the first one.
-    endpoint.house.add("files", "b", PLAIN).await;
+    endpoint.servers.add("files", "b", PLAIN).await;
     let other = &mut endpoint.client(FLAT).await;
     assert_eq!(tools(other).await, ["files-a__read", "files-a__hang", "files-b__read"]);
     assert_eq!(caller.call_tool("files__read", json!({})).await["x-reflected"]["name"], "read");
@@ -212,7 +212,7 @@ async fn a_listed_name_works_until_the_client_lists_again() {
 async fn a_reassigned_name_keeps_its_meaning_until_the_client_lists_again() {
     let (b_c, c) = (Lists { tools: r#"[{"name":"b__c"}]"#, ..PLAIN }, Lists { tools: r#"[{"name":"c"}]"#, ..PLAIN });
     let endpoint = ScriptedEndpoint::with(&[("a", "one", b_c), ("a__b", "two", c), ("files", "old", FILES)]).await;
-    let runtime = &endpoint.house.runtime;
+    let runtime = &endpoint.servers.runtime;
     runtime.stop(&id("two")).await.unwrap();
     let mut caller = endpoint.client(FLAT).await;
     assert_eq!(tools(&mut caller).await, ["files__read", "files__hang", "a__b__c"]);
@@ -222,9 +222,9 @@ async fn a_reassigned_name_keeps_its_meaning_until_the_client_lists_again() {
     // Other servers take over the tool name `a__b__c` and the prefix `files`.
     runtime.stop(&id("one")).await.unwrap();
     runtime.start(&id("two")).await.unwrap();
-    endpoint.house.wait_until("two", |view| view.status == Status::Online).await;
+    endpoint.servers.wait_until("two", |view| view.status == Status::Online).await;
     runtime.uninstall(&id("old")).await.unwrap();
-    endpoint.house.add("files", "new", FILES).await;
+    endpoint.servers.add("files", "new", FILES).await;
     let (text, error) = caller.call_failing_tool("a__b__c", json!({})).await;
     assert_eq!(error["status"], "offline");
     assert!(text.contains("`satellite start a-acme-alice-one`"), "{text}");
@@ -250,7 +250,7 @@ async fn a_call_to_an_unavailable_server_returns_its_status_and_the_next_step() 
     assert_eq!(tools(&mut caller).await, ["files__read", "files__hang"]);
     // Receives the notifications, which would otherwise precede responses.
     let _get = caller.listening().await;
-    endpoint.house.runtime.stop(&id("a")).await.unwrap();
+    endpoint.servers.runtime.stop(&id("a")).await.unwrap();
     // The error is the same for a client that has listed the name and for one that has not.
     for caller in [&mut caller, &mut endpoint.client(FLAT).await] {
         let (text, error) = caller.call_failing_tool("files__read", json!({})).await;
@@ -307,11 +307,11 @@ async fn the_watcher_of_a_user_runs_until_the_last_client_leaves() {
     assert_eq!(tasks(), before + 3);
     two.client.ask("DELETE", &[], "").await;
     // An aborted task disappears after its next poll.
-    let gone = async {
+    let removal = async {
         while tasks() != before + 2 {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(GIVE_UP, gone).await.unwrap();
+    tokio::time::timeout(GIVE_UP, removal).await.unwrap();
     endpoint.end().await;
 }

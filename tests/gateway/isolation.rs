@@ -11,8 +11,8 @@ use super::whole_satellite::{Server, SessionClient, TestSatellite};
 const CLIENTS: u64 = 12;
 
 fn calls() -> u64 {
-    let given = std::env::var("MIXED_CALLS").ok();
-    given.map_or(5_000, |calls| calls.parse().expect("MIXED_CALLS is a number"))
+    let setting = std::env::var("MIXED_CALLS").ok();
+    setting.map_or(5_000, |calls| calls.parse().expect("MIXED_CALLS is a number"))
 }
 
 /// The messages that one client received.
@@ -84,8 +84,8 @@ impl Caller {
             None => {
                 assert_eq!(message["id"], id, "{} {message}", self.mark);
                 let result = &message["result"];
-                let said = if result["of"].is_null() { &result["reflected"]["params"] } else { &result["of"] };
-                assert_eq!(*said, of, "{message}");
+                let echoed = if result["of"].is_null() { &result["reflected"]["params"] } else { &result["of"] };
+                assert_eq!(*echoed, of, "{message}");
                 self.count.answers += 1;
             }
             Some("notifications/progress") => {
@@ -95,8 +95,8 @@ impl Caller {
             Some("sampling/createMessage") => {
                 assert_eq!(message["params"]["of"], of, "{message}");
                 let answer = json!({"jsonrpc": "2.0", "id": message["id"], "result": {"of": of}});
-                let taken = self.answers.post(&answer).await;
-                assert_eq!(taken.head.status, 202);
+                let response = self.answers.post(&answer).await;
+                assert_eq!(response.head.status, 202);
                 self.count.server_requests += 1;
             }
             // The mirror reports the response to its request to all clients.

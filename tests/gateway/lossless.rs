@@ -291,18 +291,18 @@ async fn deliver(client: &mut SessionClient, messages: &Messages) -> Result<(), 
             r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{token},"progress":1.50{extra_members}}}}}"#
         )
     };
-    let said = client
+    let received = client
         .say(7, &[server_notification, &progress("\"$token\""), &fill_placeholders(server_response, "\"$id\"", "")])
         .await;
-    prop_assert_eq!(said.len(), 3, "{:?}", said);
-    equal(&said[0], server_notification)?;
-    equal(&said[1], &progress("7"))?;
-    equal(&said[2], &fill_placeholders(server_response, "7", ""))?;
+    prop_assert_eq!(received.len(), 3, "{:?}", received);
+    equal(&received[0], server_notification)?;
+    equal(&received[1], &progress("7"))?;
+    equal(&received[2], &fill_placeholders(server_response, "7", ""))?;
 
     // A request of the server, the progress of the client on it, and the response.
-    let said = client.say(8, &[&fill_placeholders(server_request, server_request_id, "\"theirs\""), DONE]).await;
-    prop_assert_eq!(said.len(), 2, "{:?}", said);
-    let our_id = same_except_ids(&said[0], server_request)?.unwrap();
+    let received = client.say(8, &[&fill_placeholders(server_request, server_request_id, "\"theirs\""), DONE]).await;
+    prop_assert_eq!(received.len(), 2, "{:?}", received);
+    let our_id = same_except_ids(&received[0], server_request)?.unwrap();
     if server_request.contains(TOKEN) {
         client.send(&progress(&our_id)).await;
         equal(reflected(&client.next_message().await)?, &progress("\"theirs\""))?;
@@ -316,12 +316,12 @@ async fn deliver(client: &mut SessionClient, messages: &Messages) -> Result<(), 
             r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}{extra_members}}}}}"#
         )
     };
-    let said = client
+    let received = client
         .say(9, &[&fill_placeholders(server_request, server_request_id, "1"), &cancelled(server_request_id), DONE])
         .await;
-    prop_assert_eq!(said.len(), 3, "{:?}", said);
-    let our_id = same_except_ids(&said[0], server_request)?.unwrap();
-    equal(&said[1], &cancelled(&our_id))?;
+    prop_assert_eq!(received.len(), 3, "{:?}", received);
+    let our_id = same_except_ids(&received[0], server_request)?.unwrap();
+    equal(&received[1], &cancelled(&our_id))?;
 
     // A cancellation by the client.
     let mut other = client.posts.second_connection().await;
@@ -363,14 +363,14 @@ async fn the_initialize_result_arrives_unchanged_except_for_the_version() {
     let satellite = TestSatellite::start().await;
     satellite.online(Server::mirror("mirror")).await;
     let mut client = satellite.connect("mirror").await;
-    let said = concat!(
+    let text = concat!(
         r#"{"protocolVersion":"2025-11-25","capabilities":{"experimental":{"mirror":{}},"x-unknown":[1.0,null]},"#,
         r#""serverInfo":{"name":"mirror","version":"1.0.0","x-big":123456789012345678901234567890},"x-unknown":"\ud800"}"#,
     );
     for (offered, agreed) in [("2025-11-25", "2025-11-25"), ("2025-03-26", "2025-03-26"), ("1999-01-01", "2025-11-25")]
     {
         let server_response = client.post(&super::client::initialize(offered)).await;
-        let expected = said.replace("2025-11-25", agreed);
+        let expected = text.replace("2025-11-25", agreed);
         assert_eq!(server_response.body, format!(r#"{{"jsonrpc":"2.0","id":0,"result":{expected}}}"#));
     }
     satellite.end().await;

@@ -27,8 +27,8 @@ async fn meta_tool_clients_get_server_notices_from_their_own_log_level() {
     let satellite = TestSatellite::start().await;
     let id = satellite.online(Server::sim("files", &[])).await;
     let mut client = SessionClient::connect(connect(&satellite, "/mcp").await, json!({})).await;
-    let mut quiet = SessionClient::connect(connect(&satellite, "/mcp").await, json!({})).await;
-    assert_eq!(quiet.call(1, "logging/setLevel", json!({"level": "error"})).await["result"], json!({}));
+    let mut quiet_client = SessionClient::connect(connect(&satellite, "/mcp").await, json!({})).await;
+    assert_eq!(quiet_client.call(1, "logging/setLevel", json!({"level": "error"})).await["result"], json!({}));
     let listed = client.call(1, "tools/list", json!({})).await;
 
     satellite.runtime.stop(&id).await.unwrap();
@@ -38,9 +38,9 @@ async fn meta_tool_clients_get_server_notices_from_their_own_log_level() {
     assert_eq!(client.call(2, "tools/list", json!({})).await["result"], listed["result"], "the tools have not changed");
 
     // The first notice is the first one at or above its level.
-    assert_eq!(quiet.call(2, "logging/setLevel", json!({"level": "notice"})).await["result"], json!({}));
+    assert_eq!(quiet_client.call(2, "logging/setLevel", json!({"level": "notice"})).await["result"], json!({}));
     satellite.runtime.stop(&id).await.unwrap();
-    assert_eq!(notice(&quiet.next_json().await).1, "offline");
+    assert_eq!(notice(&quiet_client.next_json().await).1, "offline");
     satellite.end().await;
 }
 
@@ -83,10 +83,10 @@ async fn endpoint_instructions_contain_server_instructions_under_their_names() {
     satellite.online(Server::command("guide", "/bin/sh", &["-c", script])).await;
     satellite.online(Server::sim("silent", &[])).await;
     for path in ["/mcp", "/mcp?mode=flat"] {
-        let welcome = connect(&satellite, path).await.post(&initialize_request(json!({}))).await.json();
+        let initialized = connect(&satellite, path).await.post(&initialize_request(json!({}))).await.json();
         let discovered =
             StatelessClient::connect(satellite.address, path).await.result("server/discover", json!({})).await;
-        for instructions in [&welcome["result"]["instructions"], &discovered["instructions"]] {
+        for instructions in [&initialized["result"]["instructions"], &discovered["instructions"]] {
             let instructions = instructions.as_str().unwrap();
             assert!(instructions.starts_with("This endpoint combines several MCP servers"), "{instructions}");
             let server_part = "\n\nInstructions of the server `guide`:\nAsk before you write.";

@@ -22,7 +22,7 @@ pub(crate) const PLAIN: Lists =
 
 /// An endpoint in front of servers of Alice in the team acme, and of Bob's server `secret`.
 pub(crate) struct ScriptedEndpoint {
-    pub house: ScriptedServers,
+    pub servers: ScriptedServers,
     pub gateway: Gateway,
     pub address: SocketAddr,
 }
@@ -35,8 +35,8 @@ impl ScriptedEndpoint {
     /// As `with`, with other limits.
     pub(crate) async fn limited(servers: &[(&str, &str, Lists)], set: impl FnOnce(&mut GatewayLimits)) -> Self {
         let sessions = Arc::new(Sessions::new());
-        let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
-        let house = ScriptedServers::before(rooms.clone(), servers).await;
+        let audience = Arc::new(GatewayAudience::new(sessions.clone()));
+        let servers = ScriptedServers::before(audience.clone(), servers).await;
         let mut plan = fake::plan();
         plan.users.iter_mut().for_each(|user| user.team = "acme".into());
         set(&mut plan.limits);
@@ -44,9 +44,9 @@ impl ScriptedEndpoint {
         let address = listener.local_addr().unwrap();
         let settings = GatewaySettings::new("test", &plan, address);
         let access = Arc::new(Access::new(&plan).unwrap());
-        let faces = Arc::new(EndpointDispatcher::new(&house.runtime, rooms));
-        let gateway = Gateway::start(listener, settings, access, faces, sessions, Box::new(drop)).unwrap();
-        Self { house, gateway, address }
+        let dispatcher = Arc::new(EndpointDispatcher::new(&servers.runtime, audience));
+        let gateway = Gateway::start(listener, settings, access, dispatcher, sessions, Box::new(drop)).unwrap();
+        Self { servers, gateway, address }
     }
 
     /// Connects a client of Alice, with the capability `sampling`, to this path.
@@ -56,7 +56,7 @@ impl ScriptedEndpoint {
 
     pub(crate) async fn end(self) {
         self.gateway.drain().await;
-        self.house.end().await;
+        self.servers.end().await;
     }
 }
 

@@ -38,8 +38,8 @@ async fn satellite_with_client(server: Server, capabilities: Value) -> (TestSate
 /// The level and subscription requests that the server received since the last look: method and level or URI.
 async fn recorded_requests(client: &mut SessionClient) -> Vec<(String, String)> {
     // Notifications may precede the response.
-    let said = client.stream(&request(77, "mirror/told", json!({})).to_string()).await;
-    let answer: Value = serde_json::from_str(said.last().unwrap()).unwrap();
+    let messages = client.stream(&request(77, "mirror/told", json!({})).to_string()).await;
+    let answer: Value = serde_json::from_str(messages.last().unwrap()).unwrap();
     let all = answer["result"]["told"].as_array().unwrap_or_else(|| panic!("{answer}"));
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let what = |params: &Value| word(if params["uri"].is_null() { &params["level"] } else { &params["uri"] });
@@ -86,10 +86,10 @@ async fn a_server_request_reaches_the_caller_and_the_response_reaches_the_server
     let (satellite, mut client) = satellite_with_client(Server::mirror("mirror"), everything).await;
     let mut other = satellite.client("mirror", json!({"sampling": {}, "elicitation": {}, "roots": {}})).await;
     for method in ["sampling/createMessage", "elicitation/create", "roots/list", "x/unknown"] {
-        let said = client.say(1, &[&server_request(method), DONE]).await;
-        let asked: Value = serde_json::from_str(&said[0]).unwrap();
-        assert_eq!((&asked["method"], &asked["params"]), (&json!(method), &json!({"x": 1})));
-        client.send(&result(&asked["id"], json!({"by": method}))).await;
+        let messages = client.say(1, &[&server_request(method), DONE]).await;
+        let question: Value = serde_json::from_str(&messages[0]).unwrap();
+        assert_eq!((&question["method"], &question["params"]), (&json!(method), &json!({"x": 1})));
+        client.send(&result(&question["id"], json!({"by": method}))).await;
         for client in [&mut client, &mut other] {
             let received = client.next_json().await;
             assert_eq!(*mirrored(&received), json!({"jsonrpc": "2.0", "id": "q", "result": {"by": method}}));
@@ -103,10 +103,10 @@ async fn a_server_request_without_client_capability_is_answered_with_an_error() 
     let (satellite, mut client) = satellite_with_client(Server::mirror("mirror"), json!({"elicitation": {}})).await;
     let mut other = satellite.client("mirror", json!({"sampling": {}, "roots": {}})).await;
     for method in ["sampling/createMessage", "roots/list"] {
-        let said = client.say(1, &[&server_request(method), DONE]).await;
+        let messages = client.say(1, &[&server_request(method), DONE]).await;
         // The mirror reports the error to all clients, possibly before the response.
-        let is_asked = |said: &String| serde_json::from_str::<Value>(said).unwrap()["method"] == method;
-        assert!(!said.iter().any(is_asked), "{said:?}");
+        let is_asked = |message: &String| serde_json::from_str::<Value>(message).unwrap()["method"] == method;
+        assert!(!messages.iter().any(is_asked), "{messages:?}");
         let received = other.next_json().await;
         let why = format!("the client does not support `{method}`");
         assert_eq!(mirrored(&received)["error"], json!({"code": -32603, "message": why}));
@@ -120,9 +120,9 @@ async fn an_unsolicited_server_request_reaches_the_only_capable_client() {
     let mut other = satellite.client("mirror", json!({"elicitation": {}})).await;
     let mut bystander = satellite.client("mirror", json!({})).await;
     bystander.say_without_call(&[&server_request("sampling/createMessage")]).await;
-    let asked = client.next_json().await;
-    assert_eq!(asked["method"], "sampling/createMessage");
-    client.send(&result(&asked["id"], json!({"model": "m"}))).await;
+    let question = client.next_json().await;
+    assert_eq!(question["method"], "sampling/createMessage");
+    client.send(&result(&question["id"], json!({"model": "m"}))).await;
     assert_eq!(mirrored(&other.next_json().await)["result"], json!({"model": "m"}));
     client.next_message().await;
 
@@ -189,9 +189,9 @@ async fn a_stdio_server_request_during_calls_of_two_clients_reaches_neither() {
     let waits = say(1, &[&notification("notifications/here", json!({})).to_string()]);
     client.posts.open("POST", &[], &waits).await;
     while client.posts.event().await.unwrap().data.is_empty() {}
-    let said = other.say(1, &[&server_request("sampling/createMessage"), DONE]).await;
+    let messages = other.say(1, &[&server_request("sampling/createMessage"), DONE]).await;
     let refusal = "calls of 2 clients are in progress, and the request does not identify one of them";
-    assert!(said.iter().all(|said| !said.contains("sampling/createMessage")), "{said:?}");
+    assert!(messages.iter().all(|message| !message.contains("sampling/createMessage")), "{messages:?}");
     // The mirror reports the error during the only remaining call.
     let received = timeout(GIVE_UP, client.posts.event()).await.unwrap().unwrap().json();
     assert_eq!(mirrored(&received)["error"]["message"], refusal);
@@ -226,10 +226,10 @@ async fn an_http_server_request_reaches_the_client_of_its_call() {
         let call = request(5, "tools/call", json!({"name": "test_sampling", "arguments": {"prompt": prompt}}));
         client.posts.open("POST", &[], &call.to_string()).await;
         assert_eq!(client.posts.event().await.unwrap().data, "");
-        let asked = timeout(GIVE_UP, client.posts.event()).await.expect("no server request in time").unwrap().json();
-        assert_eq!(asked["method"], "sampling/createMessage");
-        assert_eq!(asked["params"]["messages"][0]["content"]["text"], prompt);
-        clients.push((prompt, client, asked["id"].clone()));
+        let question = timeout(GIVE_UP, client.posts.event()).await.expect("no server request in time").unwrap().json();
+        assert_eq!(question["method"], "sampling/createMessage");
+        assert_eq!(question["params"]["messages"][0]["content"]["text"], prompt);
+        clients.push((prompt, client, question["id"].clone()));
     }
     // The clients answer in reverse order.
     for (prompt, client, id) in clients.iter_mut().rev() {
@@ -247,8 +247,8 @@ async fn an_http_server_request_reaches_the_client_of_its_call() {
 async fn only_progress_on_an_open_server_request_reaches_the_server() {
     let (satellite, mut client) = satellite_with_client(Server::mirror("mirror"), json!({"sampling": {}})).await;
     let asks = request("q", "sampling/createMessage", json!({"_meta": {"progressToken": "theirs"}})).to_string();
-    let said = client.say(1, &[&asks, DONE]).await;
-    let asked: Value = serde_json::from_str(&said[0]).unwrap();
+    let messages = client.say(1, &[&asks, DONE]).await;
+    let question: Value = serde_json::from_str(&messages[0]).unwrap();
     let progress = |token: &Value| {
         notification("notifications/progress", json!({"progressToken": token, "progress": 1})).to_string()
     };
@@ -257,13 +257,13 @@ async fn only_progress_on_an_open_server_request_reaches_the_server() {
     }
     // No request with this id is open, so the cancellation is not forwarded either.
     client.send(&notification("notifications/cancelled", json!({"requestId": 1})).to_string()).await;
-    client.send(&progress(&asked["params"]["_meta"]["progressToken"])).await;
+    client.send(&progress(&question["params"]["_meta"]["progressToken"])).await;
     let received = client.next_json().await;
     assert_eq!(mirrored(&received)["params"], json!({"progressToken": "theirs", "progress": 1}));
     // After the response, progress is not forwarded any more.
-    client.send(&result(&asked["id"], json!({}))).await;
+    client.send(&result(&question["id"], json!({}))).await;
     assert_eq!(mirrored(&client.next_json().await)["id"], "q");
-    client.send(&progress(&asked["params"]["_meta"]["progressToken"])).await;
+    client.send(&progress(&question["params"]["_meta"]["progressToken"])).await;
     client.send(&notification("notifications/last", json!({})).to_string()).await;
     assert_eq!(mirrored(&client.next_json().await)["method"], "notifications/last");
     satellite.end().await;
@@ -273,11 +273,11 @@ async fn only_progress_on_an_open_server_request_reaches_the_server() {
 async fn a_cancelled_server_request_is_cancelled_at_the_client() {
     let (satellite, mut client) = satellite_with_client(Server::mirror("mirror"), json!({"elicitation": {}})).await;
     let back = notification("notifications/cancelled", json!({"requestId": "q", "reason": "r"})).to_string();
-    let said = client.say(1, &[&server_request("elicitation/create"), &back, DONE]).await;
-    let [asked, back] = [&said[0], &said[1]].map(|said| serde_json::from_str::<Value>(said).unwrap());
-    assert_eq!(back["params"], json!({"requestId": asked["id"], "reason": "r"}));
+    let messages = client.say(1, &[&server_request("elicitation/create"), &back, DONE]).await;
+    let [question, back] = [&messages[0], &messages[1]].map(|message| serde_json::from_str::<Value>(message).unwrap());
+    assert_eq!(back["params"], json!({"requestId": question["id"], "reason": "r"}));
     // A late response is dropped.
-    client.send(&result(&asked["id"], json!({}))).await;
+    client.send(&result(&question["id"], json!({}))).await;
     client.send(&notification("notifications/last", json!({})).to_string()).await;
     assert_eq!(mirrored(&client.next_json().await)["method"], "notifications/last");
     satellite.end().await;
@@ -295,12 +295,12 @@ async fn a_server_request_ends_with_its_client_and_with_its_server() {
     assert_eq!(mirrored(&refused)["error"]["message"], "no client is attached that could answer");
 
     let mut client = satellite.client("mirror", json!({"elicitation": {}})).await;
-    let said = client.say(1, &[&server_request("elicitation/create"), DONE]).await;
-    let asked: Value = serde_json::from_str(&said[0]).unwrap();
+    let messages = client.say(1, &[&server_request("elicitation/create"), DONE]).await;
+    let question: Value = serde_json::from_str(&messages[0]).unwrap();
     satellite.kill(&id).await;
     let received = client.next_json().await;
     assert_eq!(received["method"], "notifications/cancelled");
-    assert_eq!(received["params"]["requestId"], asked["id"]);
+    assert_eq!(received["params"]["requestId"], question["id"]);
     satellite.end().await;
 }
 
@@ -330,9 +330,9 @@ async fn a_client_of_a_combined_view_with_roots_triggers_roots_list_changed() {
         let mut posts = Client::connect(satellite.address).await;
         path.clone_into(&mut posts.path);
         let mut client = SessionClient::connect(posts, json!({"roots": {}})).await;
-        let asked = client.next_json().await;
-        assert_eq!(asked["method"], "roots/list", "{path}");
-        client.send(&result(&asked["id"], json!({"roots": [{"uri": "file:///a"}]}))).await;
+        let question = client.next_json().await;
+        assert_eq!(question["method"], "roots/list", "{path}");
+        client.send(&result(&question["id"], json!({"roots": [{"uri": "file:///a"}]}))).await;
         assert_eq!(bystander.next_json().await["params"]["method"], "notifications/roots/list_changed");
         assert_eq!(bystander.next_json().await["params"]["result"], json!({"roots": [{"uri": "file:///a"}]}));
         satellite.end().await;
@@ -357,9 +357,9 @@ async fn only_the_first_client_with_roots_triggers_roots_list_changed() {
     for client in [&mut bystander, &mut first] {
         assert_eq!(client.next_json().await["params"], changed);
     }
-    let asked = first.next_json().await;
-    assert_eq!(asked["method"], "roots/list");
-    first.send(&result(&asked["id"], json!({"roots": [{"uri": "file:///a"}]}))).await;
+    let question = first.next_json().await;
+    assert_eq!(question["method"], "roots/list");
+    first.send(&result(&question["id"], json!({"roots": [{"uri": "file:///a"}]}))).await;
     let answer = bystander.next_json().await;
     assert_eq!(answer["params"]["result"], json!({"roots": [{"uri": "file:///a"}]}));
     // A second client with roots triggers nothing.
@@ -375,8 +375,8 @@ async fn notifications_of_a_call_reach_its_client_and_shared_ones_reach_all() {
     let mut other = satellite.client("mirror", json!({})).await;
     let own = notification("notifications/own", json!({})).to_string();
     let list = notification("notifications/tools/list_changed", json!({})).to_string();
-    let said = client.say(1, &[&own, &logged("info"), &updated("a"), &list, DONE]).await;
-    assert_eq!(said.len(), 5, "{said:?}");
+    let messages = client.say(1, &[&own, &logged("info"), &updated("a"), &list, DONE]).await;
+    assert_eq!(messages.len(), 5, "{messages:?}");
     assert_eq!(other.next_message().await, list);
     // Each message arrives once and in order.
     other.send(&notification("notifications/last", json!({})).to_string()).await;
@@ -425,8 +425,8 @@ async fn a_meta_tool_call_does_not_withhold_notifications_from_instance_clients(
         }
     }
     // Of the notifications during a call, other clients get only the shared ones.
-    let said = client.stream(&request(1, "tools/call", json!({"name": "say"})).to_string()).await;
-    assert_eq!(said[..3], [own, status, complete]);
+    let messages = client.stream(&request(1, "tools/call", json!({"name": "say"})).to_string()).await;
+    assert_eq!(messages[..3], [own, status, complete]);
     for expected in [status, complete] {
         assert_eq!(other.next_message().await, expected);
     }
@@ -498,8 +498,8 @@ async fn the_first_subscriber_subscribes_and_the_last_one_unsubscribes() {
     assert!(!was_forwarded(&subscribe(&mut second, "test://a").await));
     assert!(was_forwarded(&subscribe(&mut third, "test://b").await));
     // Updates of resources are shared, whichever call they come with.
-    let said = third.say(1, &[&updated("test://a/sub"), DONE]).await;
-    assert_eq!(said.len(), 2, "{said:?}");
+    let messages = third.say(1, &[&updated("test://a/sub"), DONE]).await;
+    assert_eq!(messages.len(), 2, "{messages:?}");
     let mut bystander = satellite.client("mirror", json!({})).await;
     bystander.say_without_call(&[&updated("test://b"), &updated("test://a")]).await;
     assert_eq!(third.next_message().await, updated("test://b"));
@@ -678,8 +678,8 @@ async fn removing_an_instance_ends_its_sessions() {
 /// The next response that the mirror received to its request `q`.
 async fn mirrored_response(other: &mut SessionClient) -> Value {
     loop {
-        let heard = other.next_json().await;
-        let reflected = &heard["params"]["reflected"];
+        let message = other.next_json().await;
+        let reflected = &message["params"]["reflected"];
         if reflected["id"] == "q" {
             return reflected.clone();
         }
@@ -693,10 +693,10 @@ async fn a_server_request_after_900_notifications_arrives_without_loss() {
     let server_request = server_request("elicitation/create");
     let mut messages = vec![aside.as_str(); 900];
     messages.extend([server_request.as_str(), DONE]);
-    let said = client.say(1, &messages).await;
-    assert_eq!(said.len(), 902);
-    let asked: Value = serde_json::from_str(&said[900]).unwrap();
-    client.send(&result(&asked["id"], json!({"said": "yes"}))).await;
+    let received = client.say(1, &messages).await;
+    assert_eq!(received.len(), 902);
+    let question: Value = serde_json::from_str(&received[900]).unwrap();
+    client.send(&result(&question["id"], json!({"said": "yes"}))).await;
     assert_eq!(mirrored_response(&mut client).await["result"], json!({"said": "yes"}));
     satellite.end().await;
 }
@@ -741,19 +741,22 @@ async fn a_server_request_on_a_broken_stream_moves_to_the_get_stream_or_fails() 
         let mut answers = posts.second_connection().await;
         posts.open("POST", &[], &say(1, &[&server_request("elicitation/create")])).await;
         posts.event().await.unwrap();
-        let asked = posts.event().await.unwrap().json();
+        let question = posts.event().await.unwrap().json();
         drop(posts);
         let received = if let Some(get) = &mut get {
             let again = async {
                 loop {
-                    let heard = get.event().await.unwrap();
-                    if heard.data.contains("elicitation/create") {
-                        return heard.json();
+                    let message = get.event().await.unwrap();
+                    if message.data.contains("elicitation/create") {
+                        return message.json();
                     }
                 }
             };
-            assert_eq!(timeout(GIVE_UP, again).await.expect("the request was not sent again"), asked);
-            assert_eq!(answers.post(&json!({"jsonrpc": "2.0", "id": asked["id"], "result": 1})).await.head.status, 202);
+            assert_eq!(timeout(GIVE_UP, again).await.expect("the request was not sent again"), question);
+            assert_eq!(
+                answers.post(&json!({"jsonrpc": "2.0", "id": question["id"], "result": 1})).await.head.status,
+                202
+            );
             mirrored_response(&mut other).await
         } else {
             mirrored_response(&mut other).await

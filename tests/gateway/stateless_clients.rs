@@ -68,10 +68,10 @@ async fn assert_unknown_state(stateless: &mut StatelessClient, call: &Value, sta
 async fn a_session_server_gets_a_translated_request_and_its_result_is_completed() {
     let endpoint = endpoint().await;
     let mut stateless = stateless_client(&endpoint, "/i/files/mcp").await;
-    let mut asked = call("read");
-    asked["_meta"] = json!({"a/b": 1});
-    asked["inputResponses"] = json!({});
-    let result = stateless.result("tools/call", asked).await;
+    let mut params = call("read");
+    params["_meta"] = json!({"a/b": 1});
+    params["inputResponses"] = json!({});
+    let result = stateless.result("tools/call", params).await;
     assert_eq!(result["x-reflected"], json!({"name": "read", "arguments": {}, "_meta": {"a/b": 1}}));
     assert_eq!(result["resultType"], "complete");
     assert_eq!(result["_meta"]["io.modelcontextprotocol/serverInfo"], json!({"name": "played", "version": "1"}));
@@ -109,9 +109,9 @@ async fn messages_between_the_same_era_pass_unchanged() {
     assert!(received.contains(r#""x-own":1.50"#) && received.contains(r#""name":"new""#), "{received}");
     assert!(received.contains(r#""supportedVersions":["2026-07-28","2025-11-25""#), "{received}");
     // Input requests and their state pass unchanged.
-    let asked = stateless.ask("tools/call", call("ask")).await;
-    assert_eq!(state(&asked), "its own");
-    assert!(asked.body.contains(r#""params":{"x":1e400}"#), "{asked:?}");
+    let answer = stateless.ask("tools/call", call("ask")).await;
+    assert_eq!(state(&answer), "its own");
+    assert!(answer.body.contains(r#""params":{"x":1e400}"#), "{answer:?}");
     let done = stateless.result("tools/call", retry(&call("ask"), "its own", json!({"q": {"model": "m"}}))).await;
     assert_eq!((&done["x-told"]["q"]["model"], &done["x-state"]), (&json!("m"), &json!("its own")));
     let unknown = stateless.ask("x/unknown", json!({})).await;
@@ -122,8 +122,8 @@ async fn messages_between_the_same_era_pass_unchanged() {
         ("/mcp?mode=flat", call("newer__ask")),
     ] {
         path.clone_into(&mut stateless.client.path);
-        let asked = stateless.ask("tools/call", call.clone()).await;
-        let done = stateless.result("tools/call", retry(&call, &state(&asked), json!({"q": {"model": "m"}}))).await;
+        let answer = stateless.ask("tools/call", call.clone()).await;
+        let done = stateless.result("tools/call", retry(&call, &state(&answer), json!({"q": {"model": "m"}}))).await;
         assert_eq!(done["x-told"]["q"]["model"], "m", "{path}");
     }
     endpoint.end().await;
@@ -135,8 +135,8 @@ async fn an_input_request_of_a_stateless_server_reaches_a_session_client() {
     let mut caller = endpoint.client("/i/newer/mcp").await;
     assert_eq!(caller.welcome["protocolVersion"], "2025-11-25");
     assert_eq!(caller.call_tool("read", json!({})).await["x-reflected"]["name"], "read");
-    let asked = caller.next("tools/call", call("ask")).to_string();
-    caller.client.open("POST", &[], &asked).await;
+    let request = caller.next("tools/call", call("ask")).to_string();
+    caller.client.open("POST", &[], &request).await;
     let question = loop {
         let event = caller.client.event().await.unwrap();
         if event.data.contains("sampling/createMessage") {
@@ -157,10 +157,10 @@ async fn a_server_request_becomes_input_required_and_the_retry_continues_the_cal
     let endpoint = endpoint().await;
     for (path, call) in ask_calls() {
         let mut stateless = stateless_client(&endpoint, path).await;
-        let asked = stateless.ask("tools/call", call.clone()).await;
-        let first = state(&asked);
+        let answer = stateless.ask("tools/call", call.clone()).await;
+        let first = state(&answer);
         let question = r#""inputRequests":{"input-1":{"method":"sampling/createMessage","params":{"x":1e400"#;
-        assert!(asked.body.contains(question), "{asked:?}");
+        assert!(answer.body.contains(question), "{answer:?}");
         // Without a valid response the request is repeated under a new state.
         let second = state(&stateless.ask("tools/call", retry(&call, &first, json!({}))).await);
         let third = state(&stateless.ask("tools/call", retry(&call, &second, json!({"input-1": 1, "x": {}}))).await);
@@ -180,9 +180,9 @@ async fn a_cancelled_server_request_frees_its_memory() {
     let limit = |limits: &mut GatewayLimits| limits.streams_max = 5000;
     let endpoint = ScriptedEndpoint::limited(&[("files", "a", FILES)], limit).await;
     let mut stateless = stateless_client(&endpoint, "/i/files/mcp").await;
-    let asked = stateless.ask("tools/call", call("doubt")).await;
-    assert!(asked.body.contains("input-2") && !asked.body.contains("input-1"), "{asked:?}");
-    let answered = retry(&call("doubt"), &state(&asked), json!({"input-2": {"model": "m"}}));
+    let answer = stateless.ask("tools/call", call("doubt")).await;
+    assert!(answer.body.contains("input-2") && !answer.body.contains("input-1"), "{answer:?}");
+    let answered = retry(&call("doubt"), &state(&answer), json!({"input-2": {"model": "m"}}));
     assert_eq!(stateless.result("tools/call", answered).await["x-told"], json!({"model": "m"}));
     endpoint.end().await;
 }
@@ -236,11 +236,11 @@ async fn a_server_request_without_client_capability_is_answered_with_an_error() 
 async fn removing_an_instance_cancels_a_call_that_waits_for_input() {
     let mut endpoint = endpoint().await;
     let mut stateless = stateless_client(&endpoint, "/i/files/mcp").await;
-    let kept = state(&stateless.ask("tools/call", call("ask")).await);
+    let request_state = state(&stateless.ask("tools/call", call("ask")).await);
     endpoint.gateway.end_endpoint_sessions(&EndpointId::Instance(id("a")));
-    let cancelled = timeout(GIVE_UP, endpoint.house.wait_for_message("notifications/cancelled")).await.unwrap();
+    let cancelled = timeout(GIVE_UP, endpoint.servers.wait_for_message("notifications/cancelled")).await.unwrap();
     assert!(cancelled.contains("requestId"), "{cancelled}");
-    assert_unknown_state(&mut stateless, &call("ask"), &kept).await;
+    assert_unknown_state(&mut stateless, &call("ask"), &request_state).await;
     endpoint.end().await;
 }
 
@@ -248,12 +248,13 @@ async fn removing_an_instance_cancels_a_call_that_waits_for_input() {
 async fn a_restart_terminates_a_call_that_waits_for_input() {
     let endpoint = endpoint().await;
     let mut stateless = stateless_client(&endpoint, "/i/files/mcp").await;
-    let kept = state(&stateless.ask("tools/call", call("ask")).await);
+    let request_state = state(&stateless.ask("tools/call", call("ask")).await);
     restart(&endpoint, "a").await;
-    let ended = stateless.result("tools/call", retry(&call("ask"), &kept, json!({"input-1": {"model": "m"}}))).await;
+    let ended =
+        stateless.result("tools/call", retry(&call("ask"), &request_state, json!({"input-1": {"model": "m"}}))).await;
     let why = &ended["_meta"]["mcp-satellite/error"];
     assert_eq!((&why["kind"], &why["fate"]), (&json!("terminated"), &json!("maybe_executed")), "{ended}");
-    assert_unknown_state(&mut stateless, &call("ask"), &kept).await;
+    assert_unknown_state(&mut stateless, &call("ask"), &request_state).await;
     endpoint.end().await;
 }
 
@@ -262,11 +263,11 @@ async fn a_disconnect_cancels_a_continued_call() {
     let mut endpoint = endpoint().await;
     for (path, call) in ask_calls() {
         let mut stateless = stateless_client(&endpoint, path).await;
-        let kept = state(&stateless.ask("tools/call", call.clone()).await);
-        stateless.send("tools/call", retry(&call, &kept, json!({"input-1": {"model": "hang"}}))).await;
-        timeout(GIVE_UP, endpoint.house.wait_for_message("\"hang\"")).await.unwrap();
+        let request_state = state(&stateless.ask("tools/call", call.clone()).await);
+        stateless.send("tools/call", retry(&call, &request_state, json!({"input-1": {"model": "hang"}}))).await;
+        timeout(GIVE_UP, endpoint.servers.wait_for_message("\"hang\"")).await.unwrap();
         drop(stateless);
-        timeout(GIVE_UP, endpoint.house.wait_for_message("notifications/cancelled")).await.unwrap();
+        timeout(GIVE_UP, endpoint.servers.wait_for_message("notifications/cancelled")).await.unwrap();
     }
     endpoint.end().await;
 }
@@ -333,10 +334,10 @@ async fn a_url_elicitation_error_becomes_an_input_request() {
     let needed = json!({"elicitation": {"url": {}}});
     assert_eq!(answer.json()["error"]["data"]["requiredCapabilities"], needed);
     stateless.capabilities = needed;
-    let asked = stateless.result("tools/call", call("go")).await;
-    assert_eq!(asked["resultType"], "input_required");
+    let result = stateless.result("tools/call", call("go")).await;
+    assert_eq!(result["resultType"], "input_required");
     let params = json!({"mode": "url", "message": "m", "url": "https://a.example"});
-    assert_eq!(asked["inputRequests"], json!({"url-1": {"method": "elicitation/create", "params": params}}));
+    assert_eq!(result["inputRequests"], json!({"url-1": {"method": "elicitation/create", "params": params}}));
     // A client that declines gets the error of the server.
     let mut declined = call("go");
     declined["inputResponses"] = json!({"url-1": {"action": "decline"}});
@@ -356,9 +357,9 @@ async fn clients_that_vanish_leak_nothing() {
         listener.open("subscriptions/listen", json!({"notifications": {"toolsListChanged": true}})).await;
         let mut hangs = stateless_client(&endpoint, "/i/files/mcp").await;
         hangs.send("tools/call", call("hang")).await;
-        timeout(GIVE_UP, endpoint.house.wait_for_message("\"hang\"")).await.unwrap();
+        timeout(GIVE_UP, endpoint.servers.wait_for_message("\"hang\"")).await.unwrap();
         drop((listener, hangs));
-        timeout(GIVE_UP, endpoint.house.wait_for_message("notifications/cancelled")).await.unwrap();
+        timeout(GIVE_UP, endpoint.servers.wait_for_message("notifications/cancelled")).await.unwrap();
         assert!(endpoint.gateway.session_count() <= 40, "{round}");
     }
     let all_gone = async {
@@ -374,9 +375,9 @@ async fn clients_that_vanish_leak_nothing() {
 }
 
 async fn restart(endpoint: &ScriptedEndpoint, installation: &str) {
-    let before = endpoint.house.runtime.status(&id(installation)).unwrap().restarts;
-    endpoint.house.runtime.restart(&id(installation)).await.unwrap();
-    endpoint.house.wait_until(installation, |view| view.status == Status::Online && view.restarts > before).await;
+    let before = endpoint.servers.runtime.status(&id(installation)).unwrap().restarts;
+    endpoint.servers.runtime.restart(&id(installation)).await.unwrap();
+    endpoint.servers.wait_until(installation, |view| view.status == Status::Online && view.restarts > before).await;
 }
 
 #[tokio::test]
@@ -397,19 +398,19 @@ async fn list_changes_carry_the_subscription_id_of_the_listener() {
         let mut only_prompts = stateless_client(&endpoint, path).await;
         only_prompts.open("subscriptions/listen", json!({"notifications": {"promptsListChanged": true}})).await;
         only_prompts.next_message().await.unwrap();
-        endpoint.house.relist("a", Lists { tools: more, ..FILES });
+        endpoint.servers.relist("a", Lists { tools: more, ..FILES });
         restart(&endpoint, "a").await;
         let received = timeout(GIVE_UP, listener.next_message()).await.unwrap().unwrap();
         assert_eq!(received["method"], "notifications/tools/list_changed", "{path}");
         assert_eq!(received["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], own);
         // A listener gets only the notifications that it subscribed to.
-        endpoint.house.relist("a", Lists { tools: more, prompts: r#"[{"name":"q"}]"#, ..FILES });
+        endpoint.servers.relist("a", Lists { tools: more, prompts: r#"[{"name":"q"}]"#, ..FILES });
         restart(&endpoint, "a").await;
         for stateless in [&mut only_prompts, &mut listener] {
             let received = timeout(GIVE_UP, stateless.next_message()).await.unwrap().unwrap();
             assert_eq!(received["method"], "notifications/prompts/list_changed", "{path}");
         }
-        endpoint.house.relist("a", FILES);
+        endpoint.servers.relist("a", FILES);
         restart(&endpoint, "a").await;
     }
     // For a server without sessions the endpoint forwards the notifications of the server.

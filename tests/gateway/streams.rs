@@ -330,11 +330,11 @@ async fn a_message_goes_to_an_open_connection_instead_of_a_broken_one() {
             tokio::task::yield_now().await;
         }
     };
-    let heard = async {
+    let first_message = async {
         tokio::select! {
             event = get.event() => event.unwrap().id,
             () = shouts => String::new(),
         }
     };
-    assert_eq!(timeout(GIVE_UP, heard).await.expect("no message on the open connection in time"), "0-1");
+    assert_eq!(timeout(GIVE_UP, first_message).await.expect("no message on the open connection in time"), "0-1");
 }

@@ -112,15 +112,15 @@ async fn a_server_request_of_an_executed_tool_reaches_the_calling_client() {
     let run = caller.next("tools/call", json!({"name": "execute_mcp_tool", "arguments": {"tool_path": "files:ask"}}));
     caller.client.open("POST", &[], &run.to_string()).await;
     assert_eq!(caller.client.event().await.unwrap().data, "");
-    let asked = caller.client.event().await.unwrap();
+    let question = caller.client.event().await.unwrap();
     // The params are unchanged except for the id and the token, which the endpoint replaces.
-    assert!(asked.data.contains(r#""method":"sampling/createMessage","params":{"x":1e400,"#), "{}", asked.data);
-    let number = asked.data.split(r#""id":"#).nth(1).unwrap().split(',').next().unwrap().to_owned();
+    assert!(question.data.contains(r#""method":"sampling/createMessage","params":{"x":1e400,"#), "{}", question.data);
+    let number = question.data.split(r#""id":"#).nth(1).unwrap().split(',').next().unwrap().to_owned();
     let mut second = caller.client.second_connection().await;
     let progress = notification("notifications/progress", json!({"progressToken": 1, "progress": 0.5}));
     assert_eq!(second.post(&progress).await.head.status, 202);
-    let heard = endpoint.house.wait_for_message("notifications/progress").await;
-    assert!(heard.contains(r#""progressToken":"its own""#), "{heard}");
+    let message = endpoint.servers.wait_for_message("notifications/progress").await;
+    assert!(message.contains(r#""progressToken":"its own""#), "{message}");
     let answer = format!(r#"{{"jsonrpc":"2.0","id":{number},"result":{{"said":1e400}}}}"#);
     assert_eq!(second.ask("POST", &[], &answer).await.head.status, 202);
     let end = caller.client.event().await.unwrap().data;
@@ -139,21 +139,21 @@ async fn a_cancellation_or_disconnect_cancels_the_executed_tool() {
     let (mut endpoint, mut caller) = endpoint().await;
     let run = caller.next("tools/call", json!({"name": "execute_mcp_tool", "arguments": {"tool_path": "files:hang"}}));
     caller.client.send("POST", &[], &run.to_string()).await;
-    endpoint.house.wait_for_message(r#""name":"hang""#).await;
+    endpoint.servers.wait_for_message(r#""name":"hang""#).await;
     let mut second = caller.client.second_connection().await;
     let cancellation = notification("notifications/cancelled", json!({"requestId": 1, "reason": "bored"}));
     assert_eq!(second.post(&cancellation).await.head.status, 202);
-    let heard = endpoint.house.wait_for_message("notifications/cancelled").await;
-    assert!(heard.contains(r#""reason":"bored""#), "{heard}");
+    let message = endpoint.servers.wait_for_message("notifications/cancelled").await;
+    assert!(message.contains(r#""reason":"bored""#), "{message}");
     let opening = caller.client.head().await;
     assert_eq!((opening.status, caller.client.body(&opening).await.as_str()), (200, ""));
 
     // A disconnect cancels the call, too.
     let run = caller.next("tools/call", json!({"name": "execute_mcp_tool", "arguments": {"tool_path": "files:hang"}}));
     caller.client.send("POST", &[], &run.to_string()).await;
-    endpoint.house.wait_for_message(r#""name":"hang""#).await;
+    endpoint.servers.wait_for_message(r#""name":"hang""#).await;
     drop(caller);
-    endpoint.house.wait_for_message("notifications/cancelled").await;
+    endpoint.servers.wait_for_message("notifications/cancelled").await;
     endpoint.end().await;
 }
 

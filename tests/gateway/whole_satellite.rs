@@ -155,11 +155,11 @@ impl TestSatellite {
         let stdio = StdioConnector::new(Vec::new()).unwrap();
         let connectors = Connectors::default().with_process(stdio).with_line(RemoteConnector::new().unwrap());
         let sessions = Arc::new(Sessions::new());
-        let rooms = Arc::new(GatewayAudience::new(sessions.clone()));
+        let audience = Arc::new(GatewayAudience::new(sessions.clone()));
         let tools = CalledTools::default();
         let mut options =
             RuntimeOptions::new(connectors, Arc::new(ToolRecorder(tools.clone())), Arc::new(Timestamp::now));
-        options.audience = rooms.clone();
+        options.audience = audience.clone();
         let (runtime, _) = actors::start(options).await.unwrap();
 
         let listener = gateway::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -169,8 +169,8 @@ impl TestSatellite {
         let mut settings = GatewaySettings::new("test", &plan, address);
         set(&mut settings);
         let access = Arc::new(Access::new(&plan).unwrap());
-        let faces = Arc::new(EndpointDispatcher::new(&runtime, rooms));
-        let gateway = Gateway::start(listener, settings, access, faces, sessions, Box::new(drop)).unwrap();
+        let dispatcher = Arc::new(EndpointDispatcher::new(&runtime, audience));
+        let gateway = Gateway::start(listener, settings, access, dispatcher, sessions, Box::new(drop)).unwrap();
         Self { runtime, gateway, address, tools }
     }
 

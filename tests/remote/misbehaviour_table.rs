@@ -356,8 +356,8 @@ async fn run_row(fleet: &Fleet, case: Case, moment: Moment, status: Status) -> R
     let is = text(&status_line(&view));
     let arrived = peer.log(|log| requests_line(log, requests_before));
     let timeline = instance.timeline().await;
-    let news = &timeline[events_before..];
-    let events = if news.is_empty() { "nothing".to_owned() } else { news.join(", ") };
+    let new_events = &timeline[events_before..];
+    let events = if new_events.is_empty() { "nothing".to_owned() } else { new_events.join(", ") };
     let row = format!("\n{head}    is    {is}\n    came  {arrived}\n    told  {events}\n");
     assert_recovers(&peer, &case, &remote, &instance, &view, is_special).await;
     Row { text: row, peer }

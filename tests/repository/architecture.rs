@@ -250,6 +250,43 @@ fn error_codes_headers_and_versions_are_defined_only_in_the_protocol_crate() {
     assert!(found.is_empty(), "use `mcp_satellite_protocol`\n{}", found.join("\n"));
 }
 
+#[test]
+fn methods_are_defined_only_in_the_protocol_crate() {
+    let groups = [
+        "completion",
+        "elicitation",
+        "logging",
+        "notifications",
+        "prompts",
+        "resources",
+        "roots",
+        "sampling",
+        "server",
+        "subscriptions",
+        "tasks",
+        "tools",
+    ];
+    let is_name =
+        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphabetic() || b"/_".contains(&byte));
+    let is_method = |text: &str| match text.split_once('/') {
+        Some((group, name)) => groups.contains(&group) && is_name(name),
+        None => ["initialize", "ping"].contains(&text),
+    };
+    let members = MEMBERS.iter().filter(|(_, dependencies)| dependencies.contains(&"protocol"));
+    let product = members.flat_map(|(member, _)| sources(&format!("{member}/src")));
+    let mut found = Vec::new();
+    for source in product.filter(|source| !source.path.ends_with("tests.rs")) {
+        for (at, line) in source.code() {
+            let parts: Vec<&str> = line.split('"').collect();
+            // The text of a message may contain its method.
+            if parts.windows(2).any(|pair| pair[0] != ":" && is_method(pair[1])) {
+                found.push(format!("{}:{at}: {}", shown(&source.path), line.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "use `mcp_satellite_protocol::method`\n{}", found.join("\n"));
+}
+
 /// The members of the workspace and the members that they depend on.
 const MEMBERS: [(&str, &[&str]); 16] = [
     ("crates/protocol", &[]),

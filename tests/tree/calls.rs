@@ -325,9 +325,9 @@ async fn a_deadline_includes_the_wait_for_the_server() {
 #[tokio::test(start_paused = true)]
 async fn a_server_of_another_team_is_not_found() {
     let fleet = Fleet::start().await;
-    let theirs = fleet.online(Server::of("umbrella", "a")).await;
-    let ours = InstanceId::new("acme".into(), theirs.user.clone(), theirs.installation.clone());
-    let error = fleet.call(&ours, "echo", json!({})).await.unwrap_err();
+    let id = fleet.online(Server::of("umbrella", "a")).await;
+    let foreign_id = InstanceId::new("acme".into(), id.user.clone(), id.installation.clone());
+    let error = fleet.call(&foreign_id, "echo", json!({})).await.unwrap_err();
     assert_eq!(error, CallError::NotFound { what: "server".to_owned() });
     let snapshot = fleet.runtime.snapshot();
     assert_eq!(snapshot.team(&"acme".into()).count(), 0);

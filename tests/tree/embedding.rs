@@ -101,8 +101,8 @@ async fn a_host_that_handles_supervision_events_outlives_its_runtime() {
 #[tokio::test(start_paused = true)]
 async fn a_host_that_stops_leaves_no_server_and_no_task() {
     let (embedded, id) = embedded().await;
-    let (runtime, theirs) = (embedded.runtime.clone(), id.clone());
-    let in_flight = tokio::spawn(async move { call(&runtime, &theirs, "sleep", json!({"ms": 20_000}), None).await });
+    let (runtime, call_id) = (embedded.runtime.clone(), id.clone());
+    let in_flight = tokio::spawn(async move { call(&runtime, &call_id, "sleep", json!({"ms": 20_000}), None).await });
     sleep(seconds(1.0)).await;
     embedded.host.stop(None);
     embedded.host_join.await.unwrap();
@@ -138,13 +138,13 @@ async fn a_killed_runtime_ends_at_once_and_notifies_its_host() {
 #[tokio::test(start_paused = true)]
 async fn two_runtimes_in_one_process_do_not_affect_each_other() {
     let (one, other) = (Fleet::start().await, Fleet::start().await);
-    let (mine, theirs) = (one.online(Server::new("a")).await, other.online(Server::new("a")).await);
-    let pid = other.pid(&theirs);
-    one.server(&mine).exit(1);
-    one.until_view(&mine, |view| view.restarts == 1 && view.status == Status::Online).await;
+    let (first, second) = (one.online(Server::new("a")).await, other.online(Server::new("a")).await);
+    let pid = other.pid(&second);
+    one.server(&first).exit(1);
+    one.until_view(&first, |view| view.restarts == 1 && view.status == Status::Online).await;
     one.runtime.shutdown().await;
-    assert_eq!((other.pid(&theirs), other.view(&theirs).restarts), (pid, 0));
-    assert!(other.call(&theirs, "echo", json!({"text": 1})).await.is_ok());
+    assert_eq!((other.pid(&second), other.view(&second).restarts), (pid, 0));
+    assert!(other.call(&second, "echo", json!({"text": 1})).await.is_ok());
     other.finish().await;
     one.finish_after_shutdown().await;
 }

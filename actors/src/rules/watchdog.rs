@@ -72,8 +72,8 @@ impl Watchdog {
             self.pinged_at = Some(now);
             return WatchdogVerdict::Ping;
         };
-        let answer_by = pinged + policy.ping_timeout;
-        if now < answer_by { WatchdogVerdict::Wait(Some(answer_by)) } else { WatchdogVerdict::Unresponsive }
+        let deadline = pinged + policy.ping_timeout;
+        if now < deadline { WatchdogVerdict::Wait(Some(deadline)) } else { WatchdogVerdict::Unresponsive }
     }
 }
 

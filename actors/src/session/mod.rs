@@ -111,9 +111,9 @@ impl SessionPorts {
         self.commands.close();
         core.close(reason);
         while let Ok(command) = self.commands.try_recv() {
-            if let SessionCommand::Request(asked) = *command {
+            if let SessionCommand::Request(request) = *command {
                 let error = CallError::Terminated { fate: CallFate::NotSent, reason: reason.to_owned() };
-                asked.ticket.fail(error);
+                request.ticket.fail(error);
             }
         }
     }

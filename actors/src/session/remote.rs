@@ -12,6 +12,7 @@ use futures::FutureExt;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use mcp_satellite_protocol::header::RequestHeaders;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::join_parts;
 use mcp_satellite_session::{
     HandshakeRefusal, MessageOutcome, Outlet, PassedDeadline, PendingPurpose, PendingRequest, RefusedCall,
@@ -122,8 +123,8 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
         credentials_from: 0,
     });
     async move {
-        let over = this.serve().await;
-        this.finish(over).await
+        let end = this.serve().await;
+        this.finish(end).await
     }
 }
 
@@ -151,8 +152,8 @@ impl RemoteSession {
                     Some(SessionControl::Stop) | None => return RemoteSessionEnd::Requested,
                 },
                 () = sleep_until(wake_at), if wake_at.is_some() => {
-                    if let Some(over) = self.on_time() {
-                        return over;
+                    if let Some(end) = self.on_time() {
+                        return end;
                     }
                 }
                 () = self.core.gate.emptied.notified(), if draining => {}
@@ -165,8 +166,8 @@ impl RemoteSession {
                     match work {
                         SessionWork::Command(command) => self.core.on_command(*command, now()),
                         SessionWork::Read(incoming) => {
-                            if let Some(over) = self.on_incoming(incoming) {
-                                return over;
+                            if let Some(end) = self.on_incoming(incoming) {
+                                return end;
                             }
                         }
                     }
@@ -203,8 +204,8 @@ impl RemoteSession {
         }
         match incoming {
             LineEvent::Message { message, request: of } => {
-                let heard = self.core.on_message(&message, of, now());
-                self.on_outcome(heard)
+                let outcome = self.core.on_message(&message, of, now());
+                self.on_outcome(outcome)
             }
             LineEvent::Failed { id, failure } => self.on_failed(id, failure),
             LineEvent::Probed { id } => {
@@ -220,10 +221,10 @@ impl RemoteSession {
         }
     }
 
-    fn on_outcome(&mut self, heard: MessageOutcome) -> Option<RemoteSessionEnd> {
+    fn on_outcome(&mut self, outcome: MessageOutcome) -> Option<RemoteSessionEnd> {
         let now = now();
         let policy = &self.core.spec.policy.health;
-        match heard {
+        match outcome {
             MessageOutcome::Nothing | MessageOutcome::Flooded => {}
             MessageOutcome::HandshakeRefused(how) => return Some(end_from_refusal(how)),
             MessageOutcome::OtherEra(why, call) => {
@@ -275,8 +276,8 @@ impl RemoteSession {
 
     fn is_checked_by_discover(&self) -> bool {
         // Only a server of the other era refuses this check.
-        let asked = self.checks.as_ref().map(HealthChecks::last_request);
-        self.core.era == Era::Stateless && asked == Some(HealthCheck::Ping)
+        let last_request = self.checks.as_ref().map(HealthChecks::last_request);
+        self.core.era == Era::Stateless && last_request == Some(HealthCheck::Ping)
     }
 
     fn report_restored(&self, restored: Option<(u32, Option<String>)>) {
@@ -315,10 +316,10 @@ impl RemoteSession {
                 // Stateless requests belong to no session, and the failure of one means little for the others: a health
                 // check determines whether the server is reachable.
                 let is_aside = !stateless && pending.is_passthrough();
-                let broke_off = failure.sent && matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
+                let is_cut = failure.sent && matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
                 let class = match class {
                     FailureClass::Expired | FailureClass::Other if is_aside => FailureClass::Busy,
-                    _ if (stateless || is_aside) && broke_off => FailureClass::Busy,
+                    _ if (stateless || is_aside) && is_cut => FailureClass::Busy,
                     _ if stateless && era::is_refusal(&failure.kind) => FailureClass::Busy,
                     class => class,
                 };
@@ -329,8 +330,8 @@ impl RemoteSession {
             }
             PendingPurpose::Handshake => {
                 self.core.calls.remove(id);
-                let heard = self.core.on_handshake_failed(failure, now);
-                self.on_outcome(heard)
+                let outcome = self.core.on_handshake_failed(failure, now);
+                self.on_outcome(outcome)
             }
             // A missing stream is no loss of the server; a check finds out.
             PendingPurpose::Listen => {
@@ -405,10 +406,10 @@ impl RemoteSession {
         if checks.fall_back_from_ping(now()) {
             return None;
         }
-        let FailureKind::Status { status, message: said } = failure.kind else {
+        let FailureKind::Status { status, message } = failure.kind else {
             return Some(RemoteSessionEnd::Lost(failure));
         };
-        Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::SessionExpired { status, message: said })))
+        Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::SessionExpired { status, message })))
     }
 
     fn on_list_failed(&mut self, id: u64, failure: ExchangeFailure) -> Option<RemoteSessionEnd> {
@@ -428,7 +429,8 @@ impl RemoteSession {
         if matches!(failure.kind, FailureKind::ServerError { .. }) && !is_aside {
             self.server_errors += 1;
         }
-        let gone = class == FailureClass::Busy && self.server_errors >= self.core.spec.policy.remote.server_errors_max;
+        let is_given_up =
+            class == FailureClass::Busy && self.server_errors >= self.core.spec.policy.remote.server_errors_max;
         let error = match class {
             // Another session would return the same answer.
             FailureClass::Busy | FailureClass::Other => CallError::Remote { fate, failure: failure.clone() },
@@ -445,10 +447,10 @@ impl RemoteSession {
                 CallError::Terminated { fate, reason: disconnect_message(&failure) }
             }
         };
-        if class == FailureClass::Busy && !gone {
+        if class == FailureClass::Busy && !is_given_up {
             let stateless = self.core.era == Era::Stateless;
-            let broke_off = matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
-            if broke_off || retry::is_session_doubtful(&failure.kind) || (stateless && era::is_refusal(&failure.kind)) {
+            let is_cut = matches!(failure.kind, FailureKind::Cut | FailureKind::Broken(_));
+            if is_cut || retry::is_session_doubtful(&failure.kind) || (stateless && era::is_refusal(&failure.kind)) {
                 self.request_session_check();
             }
             ticket.fail(error);
@@ -491,8 +493,8 @@ impl RemoteSession {
                 PassedDeadline::HandshakeRefused(how) => return Some(end_from_refusal(how)),
                 PassedDeadline::Check => {
                     let limit = self.core.spec.policy.health.timeout;
-                    if let Some(over) = self.on_check_failed(&format!("no answer within {} s", limit.as_secs_f64())) {
-                        return Some(over);
+                    if let Some(end) = self.on_check_failed(&format!("no answer within {} s", limit.as_secs_f64())) {
+                        return Some(end);
                     }
                 }
             }
@@ -519,7 +521,7 @@ impl RemoteSession {
                 self.core.send_own_request(self.core.era.check_method(), None, PendingPurpose::Check, deadline);
             }
             HealthCheck::ToolsList => {
-                self.core.send_own_request("tools/list", None, PendingPurpose::Check, deadline);
+                self.core.send_own_request(method::TOOLS_LIST, None, PendingPurpose::Check, deadline);
             }
             HealthCheck::Get => {
                 let id = self.core.gate.draw_id();
@@ -590,9 +592,9 @@ impl RemoteSession {
         }
     }
 
-    async fn finish(&mut self, over: RemoteSessionEnd) -> WorkerExit {
+    async fn finish(&mut self, end: RemoteSessionEnd) -> WorkerExit {
         let ran = self.core.initialized_at.map(|at| now().saturating_duration_since(at));
-        let exit = match over {
+        let exit = match end {
             RemoteSessionEnd::Requested => {
                 self.drain();
                 self.core.outlet.line.send(LineOutput::Close);

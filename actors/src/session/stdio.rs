@@ -127,8 +127,8 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
         broken: None,
     });
     async move {
-        let over = this.serve().await;
-        let exit = this.finish(over).await;
+        let end = this.serve().await;
+        let exit = this.finish(end).await;
         WorkerExit { pid, ..exit }
     }
 }
@@ -160,8 +160,8 @@ impl StdioSession {
                     Some(SessionControl::Stop) | None => return StdioSessionEnd::Requested,
                 },
                 () = sleep_until(wake_at), if wake_at.is_some() => {
-                    if let Some(over) = self.on_time() {
-                        return over;
+                    if let Some(end) = self.on_time() {
+                        return end;
                     }
                 }
                 end = self.process.wait() => return StdioSessionEnd::Process(end),
@@ -172,8 +172,8 @@ impl StdioSession {
                     match work {
                         SessionWork::Command(command) => self.core.on_command(*command, now()),
                         SessionWork::Read(received) => {
-                            if let Some(over) = self.on_received(received) {
-                                return over;
+                            if let Some(end) = self.on_received(received) {
+                                return end;
                             }
                         }
                     }
@@ -315,10 +315,10 @@ impl StdioSession {
 
     // ---- the end ----
 
-    async fn finish(&mut self, over: StdioSessionEnd) -> WorkerExit {
+    async fn finish(&mut self, end: StdioSessionEnd) -> WorkerExit {
         // On return the whole process group is gone, or the error log says that it could not be killed.
         let ran = self.core.initialized_at.map(|at| now().saturating_duration_since(at));
-        let mut exit = match over {
+        let mut exit = match end {
             StdioSessionEnd::Process(end) => {
                 self.drain().await;
                 WorkerExit { code: end.code, signal: end.signal, ..WorkerExit::from_cause(ExitCause::Exited) }
@@ -360,10 +360,10 @@ impl StdioSession {
         }
     }
 
-    async fn wait_until_gone(&mut self, patience: Duration, hurried: Duration) -> bool {
-        // Discards the output, so that the process does not block. `hurried` limits the remaining time as soon as a
-        // caller waits for the end.
-        let mut until = now() + patience;
+    async fn wait_until_gone(&mut self, grace: Duration, shortened_grace: Duration) -> bool {
+        // Discards the output, so that the process does not block. `shortened_grace` limits the remaining time as soon
+        // as a caller waits for the end.
+        let mut until = now() + grace;
         let (mut reading, mut listening) = (!self.stdout_closed, true);
         loop {
             tokio::select! {
@@ -371,7 +371,7 @@ impl StdioSession {
                 () = self.process.wait_all() => return true,
                 () = tokio::time::sleep_until(until.into()) => return false,
                 control = self.ports.control.recv(), if listening => match control {
-                    Some(SessionControl::ShortenGrace) => until = until.min(now() + hurried),
+                    Some(SessionControl::ShortenGrace) => until = until.min(now() + shortened_grace),
                     Some(
                         SessionControl::Stop
                         | SessionControl::Drain
@@ -456,7 +456,7 @@ mod tests {
         let counters = Arc::new(InstanceCounters::default());
         let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone());
         let (control, controlled) = mpsc::unbounded_channel();
-        let place = port.try_acquire().ok().unwrap();
+        let permit = port.try_acquire().ok().unwrap();
         let session = async {
             let common = SessionArgs {
                 spec: spec(),
@@ -476,8 +476,8 @@ mod tests {
                     SessionSource { id: spec().id.clone(), run: RunNumber(1) },
                 ),
             };
-            let (ours, _theirs) = tokio::io::duplex(4096);
-            let (reader, writer) = tokio::io::split(ours);
+            let (client, _theirs) = tokio::io::duplex(4096);
+            let (reader, writer) = tokio::io::split(client);
             let process = Box::new(ObedientProcess(watch::Sender::new(false)));
             let running = run(Args { common, reader: Box::new(reader), writer: Box::new(writer), process });
             tokio::time::timeout(Duration::from_secs(20), running).await
@@ -489,7 +489,7 @@ mod tests {
             for _ in 0..3 {
                 tokio::task::yield_now().await;
             }
-            drop(place);
+            drop(permit);
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let (ended, ()) = runtime.block_on(async { futures::join!(session, leave) });

@@ -177,7 +177,7 @@ pub(crate) struct World {
     workers: Vec<Worker>,
     ended_runs: Vec<RunNumber>,
     // Expectations of users.
-    want: RequestedState,
+    requested: RequestedState,
     caller_waits: bool,
     /// Time of the last start or end of a call, or of the last message of a server.
     last_activity: Instant,
@@ -224,7 +224,7 @@ impl World {
             runs: 0,
             workers: Vec::new(),
             ended_runs: Vec::new(),
-            want: RequestedState::Running,
+            requested: RequestedState::Running,
             caller_waits: false,
             desired: slot.spec.clone(),
             update_rejected: false,
@@ -324,8 +324,8 @@ impl World {
         match command {
             Command::Start => {
                 // A start does not restore an instance during its removal.
-                if !self.ending && self.want == RequestedState::Stopped {
-                    self.want = RequestedState::Running;
+                if !self.ending && self.requested == RequestedState::Stopped {
+                    self.requested = RequestedState::Running;
                     self.forget_exits();
                 }
                 if matches!(self.slot.phase, Down(DownState::Exhausted { .. })) {
@@ -335,7 +335,7 @@ impl World {
             }
             Command::Stop => {
                 if !self.ending {
-                    self.want = RequestedState::Stopped;
+                    self.requested = RequestedState::Stopped;
                     self.away.reset();
                 }
                 self.handle(SlotInput::Stop);
@@ -355,10 +355,10 @@ impl World {
 
     fn restart(&mut self, reconnect: bool) {
         let before = (self.slot.phase.clone(), self.slot.status);
-        let (remote, stopped) = (self.slot.spec.is_remote(), self.want == RequestedState::Stopped);
+        let (remote, stopped) = (self.slot.spec.is_remote(), self.requested == RequestedState::Stopped);
         // A reconnect request starts a stopped remote server, too.
         if reconnect && remote && stopped && !self.ending {
-            self.want = RequestedState::Running;
+            self.requested = RequestedState::Running;
         }
         let away = std::mem::take(&mut self.away);
         let denied = self.handle(if reconnect { SlotInput::Reconnect } else { SlotInput::Restart });
@@ -367,7 +367,7 @@ impl World {
             self.away = away;
         } else {
             self.forget_exits();
-            assert!(self.want == RequestedState::Running, "a stopped instance was restarted");
+            assert!(self.requested == RequestedState::Running, "a stopped instance was restarted");
             let waits = matches!(
                 self.slot.phase,
                 Down(DownState::Reconnecting { .. } | DownState::Exhausted { .. } | DownState::Reauth)
@@ -1008,22 +1008,22 @@ impl World {
     }
 
     fn spawn(&mut self, run: RunNumber, spec: &InstanceSpec, discover: bool) {
-        let beside = self.slot.second_run.as_ref().and_then(SecondRun::run);
+        let second_run = self.slot.second_run.as_ref().and_then(SecondRun::run);
         let others: Vec<RunNumber> = self.workers.iter().map(|worker| worker.run).collect();
         match (&others[..], &self.slot.phase) {
             ([], Up { run: current, state: RunState::Starting { .. } }) => assert_eq!(*current, run),
             // A run starts beside the one that takes calls, or beside one that ends.
             ([other], Up { run: current, state: RunState::Ready { .. } }) => {
-                assert_eq!((*other, run), (*current, beside.unwrap()));
+                assert_eq!((*other, run), (*current, second_run.unwrap()));
             }
             ([other], Up { run: current, state: RunState::Starting { .. } }) => {
-                assert_eq!((*other, run), (beside.unwrap(), *current));
+                assert_eq!((*other, run), (second_run.unwrap(), *current));
                 assert!(matches!(self.slot.second_run, Some(SecondRun::Ending { .. })));
             }
             (others, phase) => panic!("unexpected start of {run:?} beside {others:?} in {phase:?}"),
         }
         assert!(self.held.contains(&run), "{run:?} has no permit");
-        assert_eq!(self.want, RequestedState::Running, "a stopped instance starts");
+        assert_eq!(self.requested, RequestedState::Running, "a stopped instance starts");
         assert!(!self.ending, "an instance starts during its removal");
         assert!(spec.missing.is_empty(), "an instance starts without a required value");
         if spec.is_remote() {
@@ -1063,9 +1063,9 @@ impl World {
     fn check(&mut self) {
         let is_ready = matches!(self.slot.phase, Up { state: RunState::Ready { .. }, .. });
         self.ready_since = is_ready.then(|| self.ready_since.unwrap_or(self.now));
-        let Slot { phase, status, requested_state: want, .. } = &self.slot;
-        assert_eq!(*want, self.want, "{phase:?}");
-        if self.want == RequestedState::Stopped && !self.ending {
+        let Slot { phase, status, requested_state: requested, .. } = &self.slot;
+        assert_eq!(*requested, self.requested, "{phase:?}");
+        if self.requested == RequestedState::Stopped && !self.ending {
             let rests = matches!(
                 phase,
                 Up { state: RunState::Stopping { then: AfterStop::Stop | AfterStop::AwaitConfig, .. }, .. }
@@ -1073,12 +1073,13 @@ impl World {
             );
             assert!(rests, "{phase:?}");
         }
-        let beside = self.slot.second_run.as_ref();
-        let known: BTreeSet<RunNumber> = self.slot.run().into_iter().chain(beside.and_then(SecondRun::run)).collect();
+        let second_run = self.slot.second_run.as_ref();
+        let known: BTreeSet<RunNumber> =
+            self.slot.run().into_iter().chain(second_run.and_then(SecondRun::run)).collect();
         let there: BTreeSet<RunNumber> = self.workers.iter().map(|worker| worker.run).collect();
-        assert_eq!(known, there, "{phase:?} with {beside:?}");
-        let comes = matches!(beside, Some(SecondRun::Queued { .. } | SecondRun::Starting { .. }));
-        assert!(!comes || is_ready, "{beside:?} beside {phase:?}");
+        assert_eq!(known, there, "{phase:?} with {second_run:?}");
+        let comes = matches!(second_run, Some(SecondRun::Queued { .. } | SecondRun::Starting { .. }));
+        assert!(!comes || is_ready, "{second_run:?} beside {phase:?}");
         assert!(
             !matches!(phase, Down(DownState::Stopped | DownState::Ended)) || there.is_empty(),
             "{there:?} in {phase:?}"
@@ -1190,7 +1191,7 @@ impl World {
             (Status::DiscoveringTools | Status::SyncingTools | Status::Online, _) => ConnectionState::Connected,
             (Status::Error, Up { state: RunState::Undiscovered { .. }, .. }) => ConnectionState::Connected,
             (Status::Error, Down(DownState::Exhausted { .. })) | (Status::RequiresReauth, _) => ConnectionState::Error,
-            (Status::Offline, _) if self.want == RequestedState::Stopped => ConnectionState::Disconnected,
+            (Status::Offline, _) if self.requested == RequestedState::Stopped => ConnectionState::Disconnected,
             (Status::Offline | Status::Error, _) => ConnectionState::Reconnecting,
             (Status::PermanentlyFailed, _) => panic!("a remote server never fails permanently"),
         };

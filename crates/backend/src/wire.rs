@@ -33,8 +33,8 @@ pub(crate) fn checked<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 }
 
 pub(crate) fn is_satellite_name(name: &str) -> bool {
-    let is_fine = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
-    (10..=32).contains(&name.len()) && name.bytes().all(is_fine)
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
+    (10..=32).contains(&name.len()) && name.bytes().all(is_allowed)
 }
 
 fn satellite_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
@@ -280,9 +280,9 @@ pub struct SatelliteConfig {
 
 // The hash is sent in the `ETag` and `If-None-Match` headers, which restrict its characters.
 fn hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    let is_fine = |byte: u8| byte.is_ascii_graphic() && byte != b'"';
+    let is_allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'"';
     checked(deserializer, "1 to 128 visible ASCII characters and no `\"`", |hash: &String| {
-        (1..=128).contains(&hash.len()) && hash.bytes().all(is_fine)
+        (1..=128).contains(&hash.len()) && hash.bytes().all(is_allowed)
     })
 }
 

@@ -57,8 +57,8 @@ impl<'a, 's> ConfigCheck<'a, 's> {
         words: &[(&str, T)],
     ) -> Option<T> {
         let Some(word) = typed.get() else { return typed.is_absent().then(T::default) };
-        if let Some((_, meant)) = words.iter().find(|(known, _)| *known == word.value) {
-            return Some(*meant);
+        if let Some((_, replacement)) = words.iter().find(|(known, _)| *known == word.value) {
+            return Some(*replacement);
         }
         let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
         let hint = match nearest(&word.value, &known) {

@@ -45,7 +45,7 @@ impl Plan {
     /// # Errors
     /// Returns an error if the document is invalid or conflicts with this plan.
     pub fn with_document(self, document: &BackendDocument) -> Result<Self, ConfigErrors> {
-        let given = document.plan(&self.base)?;
-        self.join(given)?.finalize()
+        let plan = document.plan(&self.base)?;
+        self.join(plan)?.finalize()
     }
 }

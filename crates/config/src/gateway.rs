@@ -245,8 +245,8 @@ impl GatewayPlan {
         }
     }
 
-    pub fn add_stored_token(&mut self, kept: &Secret) {
-        let hash = TokenHash::from_token(kept.expose());
+    pub fn add_stored_token(&mut self, token: &Secret) {
+        let hash = TokenHash::from_token(token.expose());
         let users = self.users.iter_mut().filter(|user| user.has_stored_token && !user.tokens.contains(&hash));
         users.for_each(|user| user.tokens.push(hash));
     }
@@ -350,8 +350,8 @@ impl GatewayTable {
     }
 
     pub(crate) fn into_plan(self, users: Vec<GatewayUser>, check: &mut ConfigCheck<'_, '_>) -> GatewayPlan {
-        let asked = self.is_present || users.iter().any(|user| !user.tokens.is_empty() || user.has_stored_token);
-        let mut plan = GatewayPlan { requested: asked, users, ..GatewayPlan::default() };
+        let requested = self.is_present || users.iter().any(|user| !user.tokens.is_empty() || user.has_stored_token);
+        let mut plan = GatewayPlan { requested, users, ..GatewayPlan::default() };
         match self.listen.get() {
             Some(off) if off.value == "off" => plan.listen = ListenSetting::Off,
             Some(text) => {
@@ -385,16 +385,16 @@ impl GatewayTable {
 
     /// Validates `auth` and `as`. The messages do not repeat the values: one of them may be a misplaced token.
     fn validate_auth(&self, plan: &mut GatewayPlan, check: &mut ConfigCheck<'_, '_>) {
-        let alone = self.as_user.get();
+        let as_user = self.as_user.get();
         match self.auth.get() {
             Some(auth) if auth.value == "none" => {
-                plan.auth = EndpointAuth::None(alone.map(|text| text.value.clone()));
+                plan.auth = EndpointAuth::None(as_user.map(|text| text.value.clone()));
                 let hint = "name a user as \"TEAM/USER\", by slugs: as = \"acme/alice\"";
                 // The user of an `mcp.json` is added later.
-                let may_come = plan.users.is_empty() || alone.is_some_and(|text| text.value == "local/me");
+                let may_come = plan.users.is_empty() || as_user.is_some_and(|text| text.value == "local/me");
                 match plan.single_user() {
                     Err(message) if !may_come => {
-                        check.findings.error(alone.unwrap_or(auth).span, message, hint);
+                        check.findings.error(as_user.unwrap_or(auth).span, message, hint);
                     }
                     Ok(_) | Err(_) => {
                         let message =
@@ -410,7 +410,7 @@ impl GatewayTable {
             }
             Some(_) | None => {}
         }
-        if let Some(text) = alone {
+        if let Some(text) = as_user {
             let hint = "remove it, or set auth = \"none\"";
             check.findings.error(text.span, "`as` has no effect without auth = \"none\"", hint);
         }

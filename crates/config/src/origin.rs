@@ -324,8 +324,8 @@ env = { KEY = "file:secrets/c" }
             folder.write(name, if bad.contains(&name.as_str()) { "two\nlines" } else { "second" });
         }
         let look = poll_twice(&mut origin);
-        let kept: Vec<_> = look.unusable.into_iter().map(|(path, _)| path).collect();
-        assert_eq!(kept, bad.map(|name| folder.secret(name)));
+        let unusable: Vec<_> = look.unusable.into_iter().map(|(path, _)| path).collect();
+        assert_eq!(unusable, bad.map(|name| folder.secret(name)));
         assert_eq!(look.changed.len(), 16);
         let wanted: Vec<_> =
             names.iter().map(|name| if bad.contains(&name.as_str()) { "first" } else { "second" }).collect();

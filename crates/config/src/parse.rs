@@ -126,14 +126,14 @@ fn finish(
 ) -> Result<Plan, ConfigErrors> {
     let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
     let closed = matches!(kind, ConfigDocumentKind::Document(_));
-    let mut surroundings =
+    let mut sources =
         SecretSources { environment, folder, rejects_references: closed, variables_read: BTreeMap::new(), files };
     let base = match &kind {
         ConfigDocumentKind::Toml => &PlanRestrictions::default(),
         ConfigDocumentKind::McpJson(base) | ConfigDocumentKind::Document(base) => base,
     };
-    let plan = teams::build(file, base, source, &mut surroundings, &mut findings);
-    let SecretSources { variables_read: read, files, .. } = surroundings;
+    let plan = teams::build(file, base, source, &mut sources, &mut findings);
+    let SecretSources { variables_read: read, files, .. } = sources;
     let warnings = findings.into_result(source)?;
     let secret_variables = read.keys().cloned().collect();
     let origin = ConfigOrigin::new(source.name, source.text, kind, read, files);

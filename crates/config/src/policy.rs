@@ -233,9 +233,9 @@ impl ReconnectTable {
     }
 }
 
-fn put<T>(typed: Option<T>, meant: &mut T) {
+fn put<T>(typed: Option<T>, target: &mut T) {
     if let Some(typed) = typed {
-        *meant = typed;
+        *target = typed;
     }
 }
 

@@ -259,8 +259,8 @@ impl<'f, 'de> TableReader<'f, 'de> {
     pub fn one_of<T: Clone>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
         let typed = self.text(key);
         let word = typed.get()?;
-        if let Some((_, meant)) = words.iter().find(|(known, _)| *known == word.value) {
-            return Some(meant.clone());
+        if let Some((_, replacement)) = words.iter().find(|(known, _)| *known == word.value) {
+            return Some(replacement.clone());
         }
         let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
         let message = format!("`{}` is not a valid value for `{key}`", word.value);

@@ -85,7 +85,7 @@ impl SecretFiles {
 
     /// Returns the files with new content. A change counts if two consecutive looks find the same stamp, so that a file
     /// is not read while it is written. A file that is written continuously counts if two reads return the same text.
-    pub(crate) fn poll_changes(&mut self, kept: &mut Vec<(PathBuf, String)>) -> Vec<SecretFileChange> {
+    pub(crate) fn poll_changes(&mut self, unreadable: &mut Vec<(PathBuf, String)>) -> Vec<SecretFileChange> {
         let mut changed = Vec::new();
         for (path, known) in &mut self.entries {
             let now = FileStamp::from_path(path);
@@ -124,7 +124,7 @@ impl SecretFiles {
                 Err(error) => error.to_string(),
             };
             if !std::mem::replace(&mut known.reported, true) {
-                kept.push((path.clone(), why));
+                unreadable.push((path.clone(), why));
             }
         }
         changed

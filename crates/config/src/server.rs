@@ -142,7 +142,7 @@ impl ConfigCheck<'_, '_> {
 
     /// Warns about credentials that are sent unencrypted or to a second host.
     pub(crate) fn warn_insecure_transport(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
-        let mut told: Vec<String> = Vec::new();
+        let mut warnings: Vec<String> = Vec::new();
         for instance in instances {
             let layers = [&instance.server_tier, &instance.team_tier, &instance.user_tier];
             let has_credentials = !instance.user_required.is_empty()
@@ -158,18 +158,18 @@ impl ConfigCheck<'_, '_> {
             let health_url = health_url.as_deref().and_then(parsed);
             for (key, url) in [("url", &url), ("health_url", &health_url)] {
                 if url.as_ref().is_some_and(|url| url.scheme() == "http" && !is_loopback(url)) {
-                    told.push(format!("{who} may send a secret unencrypted: its `{key}` is http, not https"));
+                    warnings.push(format!("{who} may send a secret unencrypted: its `{key}` is http, not https"));
                 }
             }
             if let (Some(url), Some(health_url)) = (url, health_url)
                 && url.origin() != health_url.origin()
             {
-                told.push(format!("{who} sends its credentials to the host of its `health_url` as well"));
+                warnings.push(format!("{who} sends its credentials to the host of its `health_url` as well"));
             }
         }
-        told.sort();
-        told.dedup();
-        for message in told {
+        warnings.sort();
+        warnings.dedup();
+        for message in warnings {
             self.findings.warning(at, message);
         }
     }
@@ -211,8 +211,8 @@ impl ConfigCheck<'_, '_> {
             self.findings.error(name.span, "`user_required` has an empty name", "name a key of env, headers or query");
         }
         // A bearer token becomes a header.
-        let meant = |name: &str| if name == "bearer_token" { AUTHORIZATION } else { name }.to_owned();
-        typed.iter().map(|name| meant(&name.value)).collect()
+        let header_name = |name: &str| if name == "bearer_token" { AUTHORIZATION } else { name }.to_owned();
+        typed.iter().map(|name| header_name(&name.value)).collect()
     }
 
     pub(crate) fn layer(

@@ -25,10 +25,10 @@ pub(crate) fn build(
     file: file::ConfigFile,
     base: &PlanRestrictions,
     source: &ConfigText<'_>,
-    surroundings: &mut SecretSources<'_>,
+    sources: &mut SecretSources<'_>,
     findings: &mut ConfigFindings,
 ) -> Plan {
-    let mut check = ConfigCheck::new(source, surroundings, base.allowed_commands.clone(), findings);
+    let mut check = ConfigCheck::new(source, sources, base.allowed_commands.clone(), findings);
     let mut plan = Plan::default();
     if let Some(name) = file.name.get() {
         check.satellite_name(name);
@@ -50,7 +50,7 @@ pub(crate) fn build(
     plan.cgroups = check.keyword(&file.cgroups, "cgroups", &cgroups).unwrap_or_default();
     if let Some(range) = file.uid_range.get() {
         match range.value.parse() {
-            Ok(meant) => plan.uid_range = Some(meant),
+            Ok(range) => plan.uid_range = Some(range),
             Err(why) => {
                 let message = format!("`{}` is not a valid range of user ids: {why}", range.value);
                 check.findings.error(range.span, message, "write it as uid_range = \"200000-200999\"");
@@ -262,9 +262,9 @@ impl ConfigPlanBuilder<'_, '_> {
             self.check.server(&who, typed.own, near.as_deref())
         };
         if let Some(ServerTarget::Remote { .. }) = &server.target {
-            let asked =
+            let words =
                 [(keep == ProcessLifetime::Lazy, &typed.keep), (on_update == UpdateMethod::Rolling, &typed.update)];
-            for word in asked.into_iter().filter_map(|(asked, word)| word.get().filter(|_| asked)) {
+            for word in words.into_iter().filter_map(|(is_set, word)| word.get().filter(|_| is_set)) {
                 let message =
                     format!("{who} is a remote server: `{}` has an effect only on child processes", word.value);
                 self.check.findings.warning(word.span, message);

@@ -147,8 +147,8 @@ impl Access {
         }
         if plan.auth != EndpointAuth::Bearer {
             // The configuration was validated: there is exactly one user.
-            let alone = plan.single_user().ok().map(|user| (user.team.clone(), user.user.clone()));
-            table.single_user = alone.and_then(|id| table.users.get(&id).cloned());
+            let single_user = plan.single_user().ok().map(|user| (user.team.clone(), user.user.clone()));
+            table.single_user = single_user.and_then(|id| table.users.get(&id).cloned());
         }
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
     }
@@ -177,7 +177,7 @@ impl Access {
         };
         permission.ok_or_else(|| match self.failures.check() {
             Ok(()) => AccessDenied::WrongToken,
-            Err(early) => AccessDenied::TooManyAttempts(early.wait_time_from(self.failures.clock().now())),
+            Err(not_until) => AccessDenied::TooManyAttempts(not_until.wait_time_from(self.failures.clock().now())),
         })
     }
 
@@ -235,10 +235,10 @@ impl User {
 
     pub fn count_request(&self) -> Result<(), LimitExceeded> {
         let Some(limiter) = &self.allowance.requests else { return Ok(()) };
-        limiter.check().map_err(|early| LimitExceeded {
+        limiter.check().map_err(|not_until| LimitExceeded {
             kind: "rate_limited",
             limit: self.allowance.requests_per_second.into(),
-            retry_after: early.wait_time_from(limiter.clock().now()),
+            retry_after: not_until.wait_time_from(limiter.clock().now()),
         })
     }
 

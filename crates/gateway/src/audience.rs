@@ -15,6 +15,7 @@
 //! such a call is the only one in flight go to the clients of the instance, too.
 
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, METHOD_NOT_FOUND};
+use mcp_satellite_protocol::method;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -88,15 +89,15 @@ struct RunFollower {
 
 fn changed_aspect(method: &str) -> Option<CatalogueAspect> {
     match method {
-        "notifications/tools/list_changed" => Some(CatalogueAspect::Tools),
-        "notifications/resources/list_changed" => Some(CatalogueAspect::Resources),
-        "notifications/prompts/list_changed" => Some(CatalogueAspect::Prompts),
+        method::TOOLS_CHANGED => Some(CatalogueAspect::Tools),
+        method::RESOURCES_CHANGED => Some(CatalogueAspect::Resources),
+        method::PROMPTS_CHANGED => Some(CatalogueAspect::Prompts),
         _ => None,
     }
 }
 
 // Notifications that go to all clients, because only a client can tell if they concern it.
-const BROADCAST_METHODS: [&str; 2] = ["notifications/tasks/status", "notifications/elicitation/complete"];
+const BROADCAST_METHODS: [&str; 2] = [method::TASK_STATUS, method::ELICITATION_COMPLETE];
 
 fn list_changed_notification(aspect: CatalogueAspect) -> Option<&'static str> {
     match aspect {
@@ -134,7 +135,7 @@ impl InstanceClients {
         if changed_aspect(method).is_some() || BROADCAST_METHODS.contains(&method) {
             return all();
         }
-        if method == "notifications/resources/updated" {
+        if method == method::RESOURCE_UPDATED {
             let subscribers = uri_of(message).map(|uri| shared_state.subscribers(&uri)).unwrap_or_default();
             if subscribers.is_empty() && addressee.is_none() {
                 // A server that sends updates without any subscription sends them to all.
@@ -142,16 +143,17 @@ impl InstanceClients {
             }
             return those(&|client| subscribers.contains(&client) || addressee == Some(client));
         }
-        let level = (method == "notifications/message").then(|| McpLogLevel::from_message(message));
+        let level = (method == method::LOG_MESSAGE).then(|| McpLogLevel::from_message(message));
         those(&|client| {
             addressee.is_none_or(|addressee| addressee == client)
                 && level.is_none_or(|level| shared_state.is_level_enabled(client, level))
         })
     }
 
-    /// Returns the clients that can answer this request. Guests only get the requests of their own calls.
+    /// Returns the clients that can answer this request. A stateless session gets only the requests of its own call.
     fn clients_able_to_answer<'a>(&'a self, method: &'a str) -> impl Iterator<Item = &'a Arc<ClientSession>> {
-        let sessions = self.clients.values().filter(|session| !session.is_guest() && session.end_reason().is_none());
+        let sessions =
+            self.clients.values().filter(|session| !session.is_stateless() && session.end_reason().is_none());
         sessions.filter(move |session| session.facts.client.can_answer(method))
     }
 
@@ -285,14 +287,14 @@ impl GatewayAudience {
         instance.clients.insert(session.number(), session.clone());
     }
 
-    /// Adds a guest for the duration of its request and sets its log level. Waits up to `patience` for the server to
-    /// receive the level before the request is sent.
-    pub(super) async fn add_guest_with_level(
+    /// Adds a stateless session for the duration of its request and sets its log level. Waits up to `limit` for
+    /// the server to receive the level before the request is sent.
+    pub(super) async fn add_stateless_with_level(
         &self,
         session: &Arc<ClientSession>,
         id: &InstanceId,
         level: McpLogLevel,
-        patience: Duration,
+        limit: Duration,
     ) {
         self.add_client(session, id);
         if let Some(instance) = self.state.table().by_instance.get_mut(id) {
@@ -301,7 +303,7 @@ impl GatewayAudience {
         // In its own task: the update includes other clients' settings and must finish even if this client disconnects.
         let (state, id) = (self.state.clone(), id.clone());
         let sync = tokio::spawn(async move { state.sync_server(&id).await });
-        let _ = timeout(patience, sync).await;
+        let _ = timeout(limit, sync).await;
     }
 
     /// Called when a client has initialized its session. Returns true if it is the first with roots after the server
@@ -327,7 +329,7 @@ impl GatewayAudience {
         let sessions = self.sessions.user_sessions(&id.team, &id.user).into_iter();
         sessions.filter(|session| {
             !matches!(session.facts.endpoint, EndpointId::Instance(_))
-                && !session.is_guest()
+                && !session.is_stateless()
                 && session.end_reason().is_none()
                 && session.facts.client.roots
         })
@@ -336,7 +338,7 @@ impl GatewayAudience {
     pub(super) fn remove_client(&self, session: &Arc<ClientSession>, id: &InstanceId) {
         let mut table = self.state.table();
         let Some(instance) = table.by_instance.get_mut(id) else { return };
-        // Most guests were never added.
+        // Most stateless sessions were never added.
         if instance.clients.remove(&session.number()).is_none() {
             return;
         }
@@ -395,7 +397,7 @@ impl GatewayAudience {
         let is_rootless = table
             .by_instance
             .get(&source.id)
-            .is_none_or(|instance| instance.clients_able_to_answer("roots/list").next().is_none())
+            .is_none_or(|instance| instance.clients_able_to_answer(method::ROOTS_LIST).next().is_none())
             && self.clients_with_roots(&source.id).next().is_none();
         if is_rootless {
             // A client that brings roots later triggers a notification of this run.
@@ -436,7 +438,7 @@ impl GatewayAudience {
             .cloned()
             .collect();
         drop(table);
-        if method == "roots/list" && candidates.is_empty() {
+        if method == method::ROOTS_LIST && candidates.is_empty() {
             candidates.extend(self.clients_with_roots(id));
         }
         let mut candidates = candidates.into_iter();
@@ -506,7 +508,7 @@ impl Audience for GatewayAudience {
             session.deliver(call, &message);
         }
         // A client of `/mcp` receives the messages of its call, but not about lists and resources that it cannot see.
-        let is_instance_wide = list.is_some() || message.method() == Some("notifications/resources/updated");
+        let is_instance_wide = list.is_some() || message.method() == Some(method::RESOURCE_UPDATED);
         if let Some((client, call)) = addressee.filter(|_| !is_member && !is_instance_wide)
             && let Some(session) = self.sessions.get(client)
         {
@@ -525,8 +527,8 @@ impl Audience for GatewayAudience {
         match (self.choose_client(&source.id, cause, question.message()), method.as_str()) {
             (Ok((session, call)), _) => session.ask(source.clone(), call, question),
             // An empty list is correct only if no client has roots.
-            (Err(_), "roots/list") if self.record_if_rootless(source) => question.answer_without_client(),
-            (Err(why), "sampling/createMessage" | "elicitation/create" | "roots/list") => {
+            (Err(_), method::ROOTS_LIST) if self.record_if_rootless(source) => question.answer_without_client(),
+            (Err(why), method::CREATE_MESSAGE | method::ELICIT | method::ROOTS_LIST) => {
                 question.decline(INTERNAL_ERROR, &why);
             }
             (Err(why), _) => question.decline(METHOD_NOT_FOUND, &why),

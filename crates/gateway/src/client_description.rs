@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use mcp_satellite_actors::ClientFacts;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::member;
 
 const FACTS_MAX: usize = 16 * 1024;
@@ -54,9 +55,9 @@ impl ClientDescription {
     /// Returns true if the client can answer a request of this method. Unknown methods are assumed to be answered.
     pub fn can_answer(&self, method: &str) -> bool {
         match method {
-            "sampling/createMessage" => self.sampling,
-            "elicitation/create" => self.elicitation,
-            "roots/list" => self.roots,
+            method::CREATE_MESSAGE => self.sampling,
+            method::ELICIT => self.elicitation,
+            method::ROOTS_LIST => self.roots,
             _ => true,
         }
     }

@@ -84,7 +84,7 @@ impl StatelessClients {
             }
         }
         let (name, version) = (key.2.clone(), key.3.clone());
-        let visitor = self.0.entry(key).or_insert_with(|| StatelessClient {
+        let entry = self.0.entry(key).or_insert_with(|| StatelessClient {
             status: ClientStatus {
                 team: user.team_slug.to_string(),
                 user: user.slug.to_string(),
@@ -101,26 +101,26 @@ impl StatelessClients {
             connected_at: now,
             active_at: now,
         });
-        visitor.active_at = now;
-        Some(&mut visitor.status)
+        entry.active_at = now;
+        Some(&mut entry.status)
     }
 
     pub(super) fn close_request(&mut self, opening: &SessionFacts, now: Instant) {
-        if let Some(visitor) = self.0.get_mut(&key_of(&opening.permission.user, &opening.client)) {
-            visitor.status.open = visitor.status.open.saturating_sub(1);
-            visitor.active_at = now;
+        if let Some(entry) = self.0.get_mut(&key_of(&opening.permission.user, &opening.client)) {
+            entry.status.open = entry.status.open.saturating_sub(1);
+            entry.active_at = now;
         }
     }
 
     pub(super) fn remove_absent(&mut self, now: Instant) {
-        self.0.retain(|_, visitor| visitor.is_present(now));
+        self.0.retain(|_, entry| entry.is_present(now));
     }
 
     pub(super) fn list(&self, now: Instant) -> impl Iterator<Item = ClientStatus> {
-        self.0.values().filter(move |visitor| visitor.is_present(now)).map(move |visitor| ClientStatus {
-            connected_seconds: now.saturating_duration_since(visitor.connected_at).as_secs(),
-            idle_seconds: visitor.idle_time(now).as_secs(),
-            ..visitor.status.clone()
+        self.0.values().filter(move |entry| entry.is_present(now)).map(move |entry| ClientStatus {
+            connected_seconds: now.saturating_duration_since(entry.connected_at).as_secs(),
+            idle_seconds: entry.idle_time(now).as_secs(),
+            ..entry.status.clone()
         })
     }
 }
@@ -138,12 +138,12 @@ impl StatelessClient {
 pub(super) fn session_status(session: &ClientSession, now: Instant) -> Option<ClientStatus> {
     let idle = session.idle_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
     let opening = &session.facts;
-    let (user, greeting) = (session.user(), &opening.client);
+    let (user, description) = (session.user(), &opening.client);
     (idle < PRESENT_FOR && session.end_reason().is_none()).then(|| ClientStatus {
         team: user.team_slug.to_string(),
         user: user.slug.to_string(),
-        client: sanitize_name(&greeting.name),
-        client_version: sanitize_name(&greeting.client_version),
+        client: sanitize_name(&description.name),
+        client_version: sanitize_name(&description.client_version),
         protocol: opening.version.clone(),
         endpoint: endpoint_of(opening),
         session_id: Some(session.public_id()),
@@ -182,9 +182,9 @@ mod tests {
 
     fn stateless_facts(name: &str, client: &str) -> SessionFacts {
         let info = format!(r#"{{"name":"{client}","version":"1"}}"#);
-        let greeting = ClientDescription::new("2026-07-28".to_owned(), None, Some(&info));
+        let description = ClientDescription::new("2026-07-28".to_owned(), None, Some(&info));
         let presence = ClientLifetime::Request { method: "tools/call".into(), level: None };
-        SessionFacts { client: greeting, lifetime: presence, ..session_facts(&user(name), EndpointId::Tools) }
+        SessionFacts { client: description, lifetime: presence, ..session_facts(&user(name), EndpointId::Tools) }
     }
 
     #[tokio::test]
@@ -207,7 +207,7 @@ mod tests {
     #[tokio::test]
     async fn stateless_clients_are_identified_by_user_and_client_name() {
         let (sessions, start) = (Sessions::new(), Instant::now());
-        let open = |name: &str, client: &str| sessions.open_guest(stateless_facts(name, client), start).unwrap();
+        let open = |name: &str, client: &str| sessions.open_stateless(stateless_facts(name, client), start).unwrap();
         let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
         let (first, second) = (open("alice", "cursor"), open("alice", "cursor"));
         assert_eq!((count(0), count(3600)), (1, 1), "two requests of one client");
@@ -215,7 +215,7 @@ mod tests {
         let (other, bobs) = (open("alice", "claude"), open("bob", "cursor"));
         assert_eq!(count(0), 3);
         for request in [first, second, other, bobs] {
-            sessions.close_guest(&request);
+            sessions.close_stateless(&request);
         }
         assert_eq!((count(50), count(120)), (3, 0));
     }

@@ -7,6 +7,7 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::RpcMessage;
 
 use super::access::User;
@@ -118,7 +119,7 @@ impl EndpointHandler for EndpointDispatcher {
     fn handle_notification(&self, session: &Arc<ClientSession>, message: RpcMessage) {
         match &session.facts.endpoint {
             EndpointId::Instance(id) => self.instances.handle_notification(session, id, message),
-            EndpointId::Tools | EndpointId::Flat if message.method() == Some("notifications/initialized") => {
+            EndpointId::Tools | EndpointId::Flat if message.method() == Some(method::INITIALIZED) => {
                 self.instances.announce_roots(session);
             }
             EndpointId::Tools | EndpointId::Flat => handle_notification(&self.runtime, session, &message),

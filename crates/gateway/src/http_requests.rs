@@ -5,6 +5,7 @@
 mod stateless;
 
 use mcp_satellite_protocol::error_code::{INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR};
+use mcp_satellite_protocol::method;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,11 +96,11 @@ impl BodyMemory {
         if !self.own.try_take(bytes) {
             return false;
         }
-        let taken = self.all.try_take(bytes);
-        if !taken {
+        let is_taken = self.all.try_take(bytes);
+        if !is_taken {
             self.own.release(bytes);
         }
-        taken
+        is_taken
     }
 }
 
@@ -379,7 +380,7 @@ impl EndpointService {
         if era::is_stateless(&message, headers) {
             return self.handle_stateless(request, endpoint_path, (message, memory), response_settings).await;
         }
-        if id.is_some() && message.method() == Some("initialize") {
+        if id.is_some() && message.method() == Some(method::INITIALIZE) {
             // A client that supports both eras may send the header of the stateless era with `initialize`.
             if !era::is_stateless_header(headers) {
                 check_version(headers, id)?;
@@ -480,7 +481,7 @@ impl EndpointService {
                 }
             }
             MessageKind::Notification | MessageKind::Request => {
-                let is_cancellation = message.method() == Some("notifications/cancelled");
+                let is_cancellation = message.method() == Some(method::CANCELLED);
                 if !(is_cancellation && session.cancel_call(message.clone())) {
                     self.handler.handle_notification(session, message);
                 }
@@ -623,7 +624,7 @@ impl EndpointService {
 fn is_rate_limit_exempt(message: &RpcMessage) -> bool {
     match message.kind() {
         MessageKind::Result | MessageKind::Error => true,
-        MessageKind::Notification => message.method() == Some("notifications/cancelled"),
+        MessageKind::Notification => message.method() == Some(method::CANCELLED),
         MessageKind::Request => false,
     }
 }
@@ -645,7 +646,7 @@ impl MessageBatch {
         for text in texts {
             let message =
                 RpcMessage::parse(body.slice_ref(text.get().as_bytes())).map_err(|error| malformed(&error))?;
-            if let Some(method @ ("initialize" | "server/discover")) = message.method() {
+            if let Some(method @ (method::INITIALIZE | method::DISCOVER)) = message.method() {
                 return Err(invalid(&format!("`{method}` is not allowed in a batch; send it alone")));
             }
             let of_its_kind =

@@ -1,6 +1,7 @@
 //! The endpoint `/i/{instance}/mcp`: passes messages to one instance and back unchanged.
 
 use mcp_satellite_protocol::error_code::{INVALID_PARAMS, SERVER_ERROR};
+use mcp_satellite_protocol::method;
 use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
@@ -125,7 +126,7 @@ impl Instances {
         async move {
             let view = runtime.status(&id);
             // A dormant server is healthy and is not woken by a ping.
-            if request.method() == "ping" && view.as_ref().is_some_and(|view| view.dormant) {
+            if request.method() == method::PING && view.as_ref().is_some_and(|view| view.dormant) {
                 return CallAnswer::Result("{}".to_owned());
             }
             if request.era == Era::Stateless {
@@ -147,15 +148,15 @@ impl Instances {
     pub(super) fn handle_notification(&self, session: &Arc<ClientSession>, id: &InstanceId, message: RpcMessage) {
         let forwarded = match message.method() {
             // The server's own session was initialized long before.
-            Some("notifications/initialized") => {
+            Some(method::INITIALIZED) => {
                 if !self.audience.take_rootless(session, id) {
                     return;
                 }
                 RpcMessage::parse(Bytes::from_static(ROOTS_CHANGED)).ok()
             }
             // The request has been answered or never existed; the server may use this id for another request.
-            Some("notifications/cancelled") => None,
-            Some("notifications/progress") => translate_question_progress(session, &message),
+            Some(method::CANCELLED) => None,
+            Some(method::PROGRESS) => translate_question_progress(session, &message),
             _ => Some(message),
         };
         let Some(message) = forwarded else { return };
@@ -215,7 +216,7 @@ async fn prepare_log_level(
         // The call would wake the server anyway.
         && runtime.discover(id, timeout).await?.is_none()
     {
-        audience.add_guest_with_level(session, id, *level, timeout).await;
+        audience.add_stateless_with_level(session, id, *level, timeout).await;
     }
     Ok(())
 }
@@ -308,7 +309,7 @@ async fn forward_request(
     request: EndpointRequest,
 ) -> CallAnswer {
     let method = request.method().to_owned();
-    let tool = (method == "tools/call").then(|| name_of(&request.message)).flatten();
+    let tool = (method == method::TOOLS_CALL).then(|| name_of(&request.message)).flatten();
     let known_tool =
         tool.as_ref().and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
     let repeatable = known_tool.unwrap_or_else(|| is_repeatable(&method));

@@ -14,8 +14,8 @@ const EACH_MAX: usize = 1_000;
 const ALL_MAX: usize = 8_000;
 
 pub(super) fn aggregate_instructions(own: &str, caller: &CallerSnapshot) -> String {
-    let given = caller.servers().filter(|(_, view)| view.status == Status::Online);
-    join_instructions(own, given.filter_map(|(label, view)| Some((label, server_instructions(view)?))))
+    let servers = caller.servers().filter(|(_, view)| view.status == Status::Online);
+    join_instructions(own, servers.filter_map(|(label, view)| Some((label, server_instructions(view)?))))
 }
 
 fn server_instructions(view: &InstanceView) -> Option<String> {
@@ -24,9 +24,9 @@ fn server_instructions(view: &InstanceView) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-fn join_instructions<'a>(own: &str, given: impl Iterator<Item = (&'a str, String)>) -> String {
+fn join_instructions<'a>(own: &str, servers: impl Iterator<Item = (&'a str, String)>) -> String {
     let (mut text, mut left, mut dropped) = (own.to_owned(), ALL_MAX, 0);
-    for (label, instructions) in given {
+    for (label, instructions) in servers {
         let count = instructions.chars().count();
         if count.min(EACH_MAX) > left {
             dropped += 1;
@@ -49,8 +49,8 @@ mod tests {
 
     #[test]
     fn server_instructions_are_joined_under_their_names_within_limits() {
-        let join = |given: &[(&'static str, usize)]| {
-            join_instructions("Own.", given.iter().map(|(label, count)| (*label, "ä".repeat(*count))))
+        let join = |servers: &[(&'static str, usize)]| {
+            join_instructions("Own.", servers.iter().map(|(label, count)| (*label, "ä".repeat(*count))))
         };
         assert_eq!(join(&[]), "Own.");
         let text = join(&[("files", 3), ("mail", EACH_MAX + 1)]);

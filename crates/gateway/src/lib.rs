@@ -204,13 +204,15 @@ impl Gateway {
                 self.end_session(&session, SessionEnd::Revoked);
             }
         }
-        self.end_guests(SessionEnd::Revoked, |guest| !self.endpoint.access.is_valid(&guest.facts.permission));
+        self.end_stateless_requests(SessionEnd::Revoked, |session| {
+            !self.endpoint.access.is_valid(&session.facts.permission)
+        });
     }
 
-    fn end_guests(&self, reason: SessionEnd, ends: impl Fn(&session::ClientSession) -> bool) {
-        for guest in self.endpoint.sessions.guests() {
-            if ends(&guest) {
-                guest.end(reason);
+    fn end_stateless_requests(&self, reason: SessionEnd, ends: impl Fn(&session::ClientSession) -> bool) {
+        for session in self.endpoint.sessions.stateless_requests() {
+            if ends(&session) {
+                session.end(reason);
             }
         }
         self.endpoint.parked.sweep(Instant::now(), StatelessCall::is_over);
@@ -222,7 +224,7 @@ impl Gateway {
                 self.end_session(&session, SessionEnd::Removed);
             }
         }
-        self.end_guests(SessionEnd::Removed, |guest| guest.facts.endpoint == *endpoint);
+        self.end_stateless_requests(SessionEnd::Removed, |session| session.facts.endpoint == *endpoint);
     }
 
     fn end_session(&self, session: &Arc<session::ClientSession>, reason: SessionEnd) {
@@ -245,7 +247,7 @@ impl Gateway {
         for session in self.endpoint.sessions.all() {
             self.end_session(&session, SessionEnd::Drained);
         }
-        self.end_guests(SessionEnd::Drained, |_| true);
+        self.end_stateless_requests(SessionEnd::Drained, |_| true);
         let (open, mut closing) = {
             let mut listeners = self.listeners();
             (listeners.open.take(), std::mem::take(&mut listeners.closing))

@@ -8,6 +8,7 @@ use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::{ControlError, RuntimeHandle};
 use mcp_satellite_protocol::error_code::{INVALID_PARAMS, SERVER_ERROR};
+use mcp_satellite_protocol::method;
 use serde::Serialize;
 
 use super::answer::{CallAnswer, RpcError};
@@ -162,7 +163,7 @@ impl CallRefusal {
     /// Returns the answer to a request of this method: a tool result for `tools/call`, because models see no other
     /// errors.
     pub fn to_answer(&self, method: &str) -> CallAnswer {
-        if method == "tools/call" {
+        if method == method::TOOLS_CALL {
             CallAnswer::Result(self.to_tool_result())
         } else {
             CallAnswer::Error(self.to_rpc_error())

@@ -32,7 +32,7 @@ use super::shared_session::McpLogLevel;
 use super::stream::{
     EventStream, GUARANTEED_BYTES, ListenerId, SESSION_STREAM, SlowListener, StreamChoice, StreamItem, choose_stream,
 };
-use stateless::GuestSubscription;
+use stateless::StatelessSubscription;
 
 // SSE comment that keeps a silent connection open and detects a dead one.
 const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
@@ -110,7 +110,7 @@ impl SessionFacts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestIdInUse;
 
-/// The session of one client. A stateless request has one of its own, called a guest.
+/// The session of one client. A stateless request has one of its own.
 #[derive(Debug)]
 pub struct ClientSession {
     number: u64,
@@ -119,8 +119,8 @@ pub struct ClientSession {
     started_at: Instant,
     tool_calls: AtomicU64,
     end_token: CancellationToken,
-    // Notified when a listener attaches or detaches, when a stream was read completely, and when a guest gets a
-    // question.
+    // Notified when a listener attaches or detaches, when a stream was read completely, and when a stateless session
+    // gets a question.
     changed: Notify,
     budget: Arc<ByteBudget>,
     state: Mutex<SessionState>,
@@ -141,9 +141,9 @@ struct SessionState {
     calls_made: u64,
     questions: HashMap<u64, SentQuestion>,
     questions_sent: u64,
-    is_guest: bool,
+    is_stateless: bool,
     progress_token: Option<Box<str>>,
-    subscription: Option<GuestSubscription>,
+    subscription: Option<StatelessSubscription>,
 }
 
 #[derive(Debug)]
@@ -217,7 +217,7 @@ impl SessionState {
     }
 
     fn choose_stream(&self, call: Option<u64>) -> u64 {
-        if self.is_guest {
+        if self.is_stateless {
             // A stateless request may consist of several rounds; only the last one can be open.
             let last = self.calls.iter().next_back();
             let open = last.filter(|(_, call)| call.can_stream && call.cancel.is_some());
@@ -239,8 +239,8 @@ impl SessionState {
     }
 
     fn send_on(&mut self, stream: u64, parts: &[&str]) -> Result<(), SlowListener> {
-        // A guest has no stream apart from its calls.
-        if self.ended.is_some() || self.is_guest && stream == SESSION_STREAM {
+        // A stateless session has no stream apart from its calls.
+        if self.ended.is_some() || self.is_stateless && stream == SESSION_STREAM {
             return Ok(());
         }
         let outcome = self.reader(stream).map_or(Ok(()), |reader| reader.append(parts));
@@ -301,7 +301,7 @@ impl ClientSession {
             calls_made: 0,
             questions: HashMap::new(),
             questions_sent: 0,
-            is_guest: facts.lifetime != ClientLifetime::Session,
+            is_stateless: facts.lifetime != ClientLifetime::Session,
             progress_token: None,
             subscription: None,
         };
@@ -385,7 +385,7 @@ impl ClientSession {
             drop(state);
             return;
         }
-        if state.is_guest {
+        if state.is_stateless {
             let declined = state.store_question(source, question, self.budget.share());
             drop(state);
             self.changed.notify_waiters();
@@ -409,9 +409,9 @@ impl ClientSession {
         };
         let sent = state.questions.remove(&number);
         let call = sent.as_ref().and_then(|sent| sent.call);
-        // A guest receives its questions only with the answer, so it has not seen this one.
+        // A stateless session receives its questions only with the answer, so it has not seen this one.
         let outcome =
-            if state.is_guest { Ok(()) } else { state.send(call, &message.with_cancelled_id(&number.to_string())) };
+            if state.is_stateless { Ok(()) } else { state.send(call, &message.with_cancelled_id(&number.to_string())) };
         drop(state);
         drop(sent);
         self.end_if_slow(outcome);
@@ -427,7 +427,7 @@ impl ClientSession {
         let mut dropped = Vec::with_capacity(numbers.len());
         for number in numbers {
             let Some(sent) = state.questions.remove(&number) else { continue };
-            if state.is_guest {
+            if state.is_stateless {
                 dropped.push(sent);
                 continue;
             }
@@ -519,7 +519,7 @@ impl ClientSession {
         }
         state.calls_made += 1;
         let number = state.calls_made;
-        let reader = if state.is_guest {
+        let reader = if state.is_stateless {
             StreamReader::without_ids(number, &self.budget)
         } else {
             StreamReader::new(number, &self.budget)
@@ -643,7 +643,7 @@ impl ClientSession {
 
     /// Reports whether streams begin with a priming event. Clients of older versions fail at an event without data.
     fn needs_priming(&self) -> bool {
-        self.facts.version.as_str() >= "2025-11-25" && !self.is_guest()
+        self.facts.version.as_str() >= "2025-11-25" && !self.is_stateless()
     }
 
     /// Ends the session: declines the questions to its client and cancels its calls. Calls with a stream are answered

@@ -3,6 +3,7 @@
 //! can be resumed.
 
 use mcp_satellite_protocol::error_code::{INVALID_REQUEST, SERVER_ERROR};
+use mcp_satellite_protocol::method;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -64,7 +65,7 @@ fn start_call(
 ) -> Result<StartedCall, Arc<str>> {
     let id: Arc<str> = message.id().unwrap_or("null").into();
     let Ok((call, cancellation)) = session.open_call(&id, streams) else { return Err(id) };
-    if message.method() == Some("tools/call") {
+    if message.method() == Some(method::TOOLS_CALL) {
         session.count_tool_call();
     }
     let open = OpenCallGuard { session: session.clone(), call };
@@ -110,7 +111,7 @@ pub(crate) async fn answer(
                 }
                 pending = Box::pin(std::future::ready(answer));
             }
-            news = session.wait_for_event(call) => if news == CallEvent::Ended { return session_ended_response(&id) },
+            event = session.wait_for_event(call) => if event == CallEvent::Ended { return session_ended_response(&id) },
             // The timer is registered with tokio only if the answer is not ready at the first poll.
             () = sleep(settings.sse_after), if streams => {}
         }

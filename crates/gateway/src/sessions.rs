@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use mcp_satellite_protocol::method;
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq as _;
 use tokio::time::Instant;
@@ -34,7 +35,7 @@ struct SessionTable {
     sessions: HashMap<u64, Arc<ClientSession>>,
     by_owner: HashMap<Owner, HashSet<u64>>,
     // Sessions of stateless requests. They count against the user's calls, not as sessions.
-    guests: HashMap<u64, Arc<ClientSession>>,
+    stateless_requests: HashMap<u64, Arc<ClientSession>>,
     // Statistics of the clients of stateless requests.
     stateless_clients: StatelessClients,
 }
@@ -63,7 +64,7 @@ fn owner(user: &User) -> Owner {
 impl SessionTable {
     fn remove(&mut self, number: u64) -> Option<Arc<ClientSession>> {
         let session = self.sessions.remove(&number)?;
-        if session.is_guest() {
+        if session.is_stateless() {
             self.stateless_clients.close_request(&session.facts, Instant::now());
         }
         let owner = owner(session.user());
@@ -124,7 +125,7 @@ impl Sessions {
         }
         let session = self.create_session(&table, facts, now)?;
         let number = session.number();
-        if session.is_guest() {
+        if session.is_stateless() {
             table.stateless_clients.open_request(&session.facts, false, now);
         }
         table.sessions.insert(number, session.clone());
@@ -136,21 +137,21 @@ impl Sessions {
         Ok((session, evicted))
     }
 
-    pub fn open_guest(&self, facts: SessionFacts, now: Instant) -> Result<Arc<ClientSession>, SessionLimitError> {
+    pub fn open_stateless(&self, facts: SessionFacts, now: Instant) -> Result<Arc<ClientSession>, SessionLimitError> {
         let mut table = self.table();
-        let guest = self.create_session(&table, facts, now)?;
-        let calls_tool =
-            matches!(&guest.facts.lifetime, ClientLifetime::Request { method, .. } if &**method == "tools/call");
-        table.stateless_clients.open_request(&guest.facts, calls_tool, now);
-        table.guests.insert(guest.number(), guest.clone());
-        Ok(guest)
+        let session = self.create_session(&table, facts, now)?;
+        let lifetime = &session.facts.lifetime;
+        let calls_tool = matches!(lifetime, ClientLifetime::Request { method, .. } if &**method == method::TOOLS_CALL);
+        table.stateless_clients.open_request(&session.facts, calls_tool, now);
+        table.stateless_requests.insert(session.number(), session.clone());
+        Ok(session)
     }
 
-    pub fn close_guest(&self, guest: &ClientSession) {
-        guest.end(SessionEnd::Closed);
+    pub fn close_stateless(&self, session: &ClientSession) {
+        session.end(SessionEnd::Closed);
         let mut table = self.table();
-        if table.guests.remove(&guest.number()).is_some() {
-            table.stateless_clients.close_request(&guest.facts, Instant::now());
+        if table.stateless_requests.remove(&session.number()).is_some() {
+            table.stateless_clients.close_request(&session.facts, Instant::now());
         }
     }
 
@@ -160,7 +161,7 @@ impl Sessions {
 
     pub fn clients(&self, now: Instant) -> Vec<ClientStatus> {
         let table = self.table();
-        let sessions = table.sessions.values().filter(|session| !session.is_guest());
+        let sessions = table.sessions.values().filter(|session| !session.is_stateless());
         let mut clients: Vec<_> = sessions.filter_map(|session| clients::session_status(session, now)).collect();
         clients.extend(table.stateless_clients.list(now));
         clients.sort_by(|one, other| one.sort_key().cmp(&other.sort_key()));
@@ -177,7 +178,7 @@ impl Sessions {
         loop {
             self.random.fill(&mut key).map_err(|_| SessionLimitError::NoRandomNumbers)?;
             let (number, secret) = split_key(&key);
-            if !table.sessions.contains_key(&number) && !table.guests.contains_key(&number) {
+            if !table.sessions.contains_key(&number) && !table.stateless_requests.contains_key(&number) {
                 return Ok(Arc::new(ClientSession::new(number, secret, facts, now, self.streams.clone())));
             }
         }
@@ -188,7 +189,7 @@ impl Sessions {
         let (number, secret) = parse_key(id)?;
         let session = self.table().sessions.get(&number)?.clone();
         let is_it = bool::from(secret.ct_eq(session.secret()));
-        let is_it = is_it && !session.is_guest() && session.user().is_same(user);
+        let is_it = is_it && !session.is_stateless() && session.user().is_same(user);
         (is_it && session.record_activity(path, now)).then_some(session)
     }
 
@@ -196,7 +197,7 @@ impl Sessions {
     /// number.
     pub fn get(&self, number: u64) -> Option<Arc<ClientSession>> {
         let table = self.table();
-        table.sessions.get(&number).or_else(|| table.guests.get(&number)).cloned()
+        table.sessions.get(&number).or_else(|| table.stateless_requests.get(&number)).cloned()
     }
 
     pub fn len(&self) -> usize {
@@ -211,16 +212,16 @@ impl Sessions {
         self.table().sessions.values().cloned().collect()
     }
 
-    pub fn guests(&self) -> Vec<Arc<ClientSession>> {
-        self.table().guests.values().cloned().collect()
+    pub fn stateless_requests(&self) -> Vec<Arc<ClientSession>> {
+        self.table().stateless_requests.values().cloned().collect()
     }
 
     pub fn user_sessions(&self, team: &TeamId, user: &UserId) -> Vec<Arc<ClientSession>> {
         let table = self.table();
         let numbers = table.by_owner.get(&(team.clone(), user.clone())).into_iter().flatten();
         let sessions = numbers.filter_map(|number| table.sessions.get(number));
-        let is_of_user = |guest: &&Arc<ClientSession>| guest.user().team == *team && guest.user().user == *user;
-        sessions.chain(table.guests.values().filter(is_of_user)).cloned().collect()
+        let is_of_user = |session: &&Arc<ClientSession>| session.user().team == *team && session.user().user == *user;
+        sessions.chain(table.stateless_requests.values().filter(is_of_user)).cloned().collect()
     }
 
     pub fn close(&self, session: &Arc<ClientSession>, why: SessionEnd) -> Option<Arc<ClientSession>> {

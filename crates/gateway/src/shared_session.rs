@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mcp_satellite_actors::model::ids::RunNumber;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -66,18 +67,18 @@ impl SharedSessionRequest {
             return None;
         }
         match message.method()? {
-            "logging/setLevel" => McpLogLevel::from_message(message).map(Self::Level),
-            "resources/subscribe" => uri_of(message).map(Self::Subscribe),
-            "resources/unsubscribe" => uri_of(message).map(Self::Unsubscribe),
+            method::SET_LOG_LEVEL => McpLogLevel::from_message(message).map(Self::Level),
+            method::RESOURCES_SUBSCRIBE => uri_of(message).map(Self::Subscribe),
+            method::RESOURCES_UNSUBSCRIBE => uri_of(message).map(Self::Unsubscribe),
             _ => None,
         }
     }
 
     pub(super) fn method(&self) -> &'static str {
         match self {
-            Self::Level(_) => "logging/setLevel",
-            Self::Subscribe(_) => "resources/subscribe",
-            Self::Unsubscribe(_) => "resources/unsubscribe",
+            Self::Level(_) => method::SET_LOG_LEVEL,
+            Self::Subscribe(_) => method::RESOURCES_SUBSCRIBE,
+            Self::Unsubscribe(_) => method::RESOURCES_UNSUBSCRIBE,
         }
     }
 

@@ -45,7 +45,7 @@ impl StatelessSessionGuard {
 
 impl Drop for StatelessSessionGuard {
     fn drop(&mut self) {
-        self.http.sessions.close_guest(&self.session);
+        self.http.sessions.close_stateless(&self.session);
         self.http.handler.handle_session_end(&self.session);
     }
 }

@@ -297,12 +297,12 @@ pub enum StreamChoice {
 /// exactly one and the message names none; else the session's stream if it is read, or the oldest call that can stream.
 /// `read` contains the calls whose streams have a listener, oldest first; `unread` the other calls that can stream,
 /// which are used only if no stream has a listener.
-pub fn choose_stream(call: Option<u64>, read: &[u64], unread: &[u64], unasked_is_heard: bool) -> StreamChoice {
-    let streaming = if read.is_empty() && !unasked_is_heard { unread } else { read };
+pub fn choose_stream(call: Option<u64>, read: &[u64], unread: &[u64], is_session_stream_read: bool) -> StreamChoice {
+    let streaming = if read.is_empty() && !is_session_stream_read { unread } else { read };
     match (call, streaming) {
         (Some(call), _) if streaming.contains(&call) => StreamChoice::Call(call),
         (None, [only]) => StreamChoice::Call(*only),
-        (_, [first, ..]) if !unasked_is_heard => StreamChoice::Call(*first),
+        (_, [first, ..]) if !is_session_stream_read => StreamChoice::Call(*first),
         (_, _) => StreamChoice::Session,
     }
 }
@@ -493,8 +493,12 @@ mod tests {
             (Some(2), none, &[1, 2], false, StreamChoice::Call(2)),
             (None, none, &[1, 2], false, StreamChoice::Call(1)),
         ];
-        for (call, read, unread, heard, expected) in table {
-            assert_eq!(choose_stream(call, read, unread, heard), expected, "{call:?} {read:?} {unread:?} {heard}");
+        for (call, read, unread, is_session_stream_read, expected) in table {
+            assert_eq!(
+                choose_stream(call, read, unread, is_session_stream_read),
+                expected,
+                "{call:?} {read:?} {unread:?} {is_session_stream_read}"
+            );
         }
     }
 

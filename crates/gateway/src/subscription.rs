@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{RpcMessage, member};
 use serde::Deserialize;
 
@@ -30,11 +31,11 @@ impl SubscriptionFilter {
             #[serde(default)]
             resource_subscriptions: Option<BTreeSet<String>>,
         }
-        let given = params.and_then(|params| member(params, "notifications"));
+        let filter = params.and_then(|params| member(params, "notifications"));
         // Serde also accepts an array as an object.
-        let given = given.filter(|given| given.starts_with('{'));
-        let given = given.ok_or("`notifications` must be an object that selects notifications")?;
-        let read: Notifications = serde_json::from_str(given).map_err(|error| format!("`notifications`: {error}"))?;
+        let filter = filter.filter(|filter| filter.starts_with('{'));
+        let filter = filter.ok_or("`notifications` must be an object that selects notifications")?;
+        let read: Notifications = serde_json::from_str(filter).map_err(|error| format!("`notifications`: {error}"))?;
         let uris = read.resource_subscriptions.unwrap_or_default();
         if uris.len() > SUBSCRIPTIONS_MAX {
             return Err(format!("`resourceSubscriptions` has more than {SUBSCRIPTIONS_MAX} URIs"));
@@ -67,12 +68,10 @@ impl SubscriptionFilter {
 
     pub fn is_subscribed_to(&self, message: &RpcMessage) -> bool {
         match message.method().unwrap_or_default() {
-            "notifications/tools/list_changed" => self.tools,
-            "notifications/prompts/list_changed" => self.prompts,
-            "notifications/resources/list_changed" => self.resources,
-            "notifications/resources/updated" => {
-                uri_of(message).is_some_and(|uri| self.uris.iter().any(|of| covers(of, &uri)))
-            }
+            method::TOOLS_CHANGED => self.tools,
+            method::PROMPTS_CHANGED => self.prompts,
+            method::RESOURCES_CHANGED => self.resources,
+            method::RESOURCE_UPDATED => uri_of(message).is_some_and(|uri| self.uris.iter().any(|of| covers(of, &uri))),
             _ => false,
         }
     }

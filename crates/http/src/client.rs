@@ -51,13 +51,13 @@ pub fn root_cause(error: &reqwest::Error) -> Option<String> {
 
 /// Returns the pause that a `Retry-After` value requests, given in seconds or as a date.
 pub fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
-    let asked = if let Ok(seconds) = value.trim().parse() {
+    let delay = if let Ok(seconds) = value.trim().parse() {
         Duration::from_secs(seconds)
     } else {
         let until = rfc2822::DateTimeParser::new().parse_timestamp(value.trim()).ok()?;
         Duration::try_from(until.duration_since(now)).unwrap_or(Duration::ZERO)
     };
-    Some(asked.min(RETRY_AFTER_MAX))
+    Some(delay.min(RETRY_AFTER_MAX))
 }
 
 #[cfg(test)]

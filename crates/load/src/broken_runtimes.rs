@@ -64,14 +64,14 @@ impl LoadCaller for MixedUpCaller {
 
 #[test]
 fn a_response_to_another_caller_is_detected() {
-    let seams = TestHooks { caller: |caller| MixedUpCaller::wrap(caller, false), ..default_hooks() };
-    assert_eq!(violated_by(seams), [Invariant::OwnAnswer]);
+    let hooks = TestHooks { caller: |caller| MixedUpCaller::wrap(caller, false), ..default_hooks() };
+    assert_eq!(violated_by(hooks), [Invariant::OwnAnswer]);
 }
 
 #[test]
 fn a_repeated_response_in_place_of_another_is_detected() {
-    let seams = TestHooks { caller: |caller| MixedUpCaller::wrap(caller, true), ..default_hooks() };
-    assert_eq!(violated_by(seams), [Invariant::OwnAnswer]);
+    let hooks = TestHooks { caller: |caller| MixedUpCaller::wrap(caller, true), ..default_hooks() };
+    assert_eq!(violated_by(hooks), [Invariant::OwnAnswer]);
 }
 
 // Sink that removes one event, or overwrites its status.
@@ -150,7 +150,7 @@ limits = { growth = 100.0 }"#;
 
 #[test]
 fn giving_up_a_server_too_early_is_detected() {
-    let seams = TestHooks {
+    let hooks = TestHooks {
         spec: |mut spec| {
             Arc::make_mut(&mut spec.policy).restart.max_crashes = 1;
             spec
@@ -158,21 +158,21 @@ fn giving_up_a_server_too_early_is_detected() {
         ..default_hooks()
     };
     let crashes = |scenario: &mut Scenario| scenario.faults.retain(|rule| rule.kind == FaultKind::Crash);
-    assert_eq!(violated_under(crashes, seams), [Invariant::RestartBudget]);
+    assert_eq!(violated_under(crashes, hooks), [Invariant::RestartBudget]);
 }
 
 #[test]
 fn a_missing_event_is_detected() {
-    let seams = TestHooks {
+    let hooks = TestHooks {
         sink: |sink| LossySink::wrap(sink, |it| it.seq >= 500 && matches!(it.event, Event::ToolExecuted { .. }), false),
         ..default_hooks()
     };
-    assert_eq!(violated_by(seams), [Invariant::NoGap]);
+    assert_eq!(violated_by(hooks), [Invariant::NoGap]);
 }
 
 #[test]
 fn a_skipped_status_is_detected() {
-    let seams = TestHooks {
+    let hooks = TestHooks {
         sink: |sink| {
             let is_it =
                 |it: &Envelope| matches!(it.event, Event::StatusChanged { status: Status::DiscoveringTools, .. });
@@ -180,12 +180,12 @@ fn a_skipped_status_is_detected() {
         },
         ..default_hooks()
     };
-    assert_eq!(violated_by(seams), [Invariant::LegalTransitions]);
+    assert_eq!(violated_by(hooks), [Invariant::LegalTransitions]);
 }
 
 #[test]
 fn a_restart_beyond_the_budget_is_detected() {
-    let seams = TestHooks {
+    let hooks = TestHooks {
         spec: |mut spec| {
             let restart = &mut Arc::make_mut(&mut spec.policy).restart;
             restart.max_crashes += 50;
@@ -198,7 +198,7 @@ fn a_restart_beyond_the_budget_is_detected() {
         scenario.faults.retain(|rule| rule.kind == FaultKind::CrashLoop);
         scenario.faults.iter_mut().for_each(|rule| rule.timing = FaultTiming::At(RunMoment::Share(0.3)));
     };
-    assert_eq!(violated_under(loops, seams), [Invariant::RestartBudget]);
+    assert_eq!(violated_under(loops, hooks), [Invariant::RestartBudget]);
 }
 
 // Connector that breaks the starts of some instances.
@@ -224,10 +224,10 @@ enum ConnectorDefect {
 
 impl TamperedConnector {
     fn wrap(connectors: Connectors, how: ConnectorDefect) -> Connectors {
-        let deaf = SimScript { hang_calls: true, ..SimScript::default() };
+        let hanging = SimScript { hang_calls: true, ..SimScript::default() };
         connectors.clone().with_process(Self {
             connectors,
-            other: SimConnector::new(deaf),
+            other: SimConnector::new(hanging),
             defect: how,
             done: AtomicBool::new(false),
         })
@@ -302,36 +302,36 @@ impl ServerProcess for UnkillableProcess {
 
 #[test]
 fn an_online_server_that_answers_no_calls_is_detected() {
-    let seams = TestHooks {
+    let hooks = TestHooks {
         connectors: |connectors| TamperedConnector::wrap(connectors, ConnectorDefect::UnansweredCalls),
         ..default_hooks()
     };
-    assert_eq!(violated_by(seams), [Invariant::OnlineIsCallable]);
+    assert_eq!(violated_by(hooks), [Invariant::OnlineIsCallable]);
 }
 
 #[test]
 fn a_leftover_process_is_detected() {
-    let seams = TestHooks {
+    let hooks = TestHooks {
         connectors: |connectors| TamperedConnector::wrap(connectors, ConnectorDefect::SurvivingProcess),
         ..default_hooks()
     };
-    assert_eq!(violated_by(seams), [Invariant::NothingLeft]);
+    assert_eq!(violated_by(hooks), [Invariant::NothingLeft]);
 }
 
 #[test]
 fn a_second_server_of_an_instance_is_detected() {
-    let seams = TestHooks {
+    let hooks = TestHooks {
         connectors: |connectors| TamperedConnector::wrap(connectors, ConnectorDefect::SecondServer),
         ..default_hooks()
     };
-    assert_eq!(violated_by(seams), [Invariant::NothingLeft]);
+    assert_eq!(violated_by(hooks), [Invariant::NothingLeft]);
 }
 
 #[test]
 fn a_memory_leak_at_each_start_is_detected() {
-    let seams = TestHooks {
+    let hooks = TestHooks {
         connectors: |connectors| TamperedConnector::wrap(connectors, ConnectorDefect::MemoryLeak),
         ..default_hooks()
     };
-    assert_eq!(violated_by(seams), [Invariant::MemoryBack]);
+    assert_eq!(violated_by(hooks), [Invariant::MemoryBack]);
 }

@@ -37,7 +37,7 @@ pub(crate) struct FaultInjector {
     // Start of the load; the times of the plan are relative to it.
     pub from: Duration,
     // Time to wait for recoveries after the last healing.
-    pub patience: Duration,
+    pub recovery_timeout: Duration,
     pub injected: Arc<AtomicU64>,
     pub prober: Prober,
     // Cancelled when no more calls are made.
@@ -79,11 +79,11 @@ impl FaultInjector {
         plan: &[PlannedFault],
         mut given_up: mpsc::UnboundedReceiver<InstanceNo>,
     ) -> InjectionResults {
-        let mut deeds = InjectionResults::default();
+        let mut results = InjectionResults::default();
         let mut due: BinaryHeap<Reverse<(Duration, DelayedAction)>> = BinaryHeap::new();
         let mut under_way: FuturesUnordered<BoxFuture<'_, ActionResult>> = FuturesUnordered::new();
         let mut upcoming = plan.iter().enumerate().peekable();
-        let (mut give_up_at, mut everybody_was_asked) = (None, false);
+        let (mut give_up_at, mut were_all_probed) = (None, false);
         loop {
             let has_ended = self.ended.is_cancelled();
             if has_ended {
@@ -118,29 +118,29 @@ impl FaultInjector {
                     );
                 }
                 let is_waiting = !missing.is_empty() || !due.is_empty();
-                let give_up_at = give_up_at.get_or_insert_with(|| Instant::now() + self.patience);
+                let give_up_at = give_up_at.get_or_insert_with(|| Instant::now() + self.recovery_timeout);
                 if is_waiting && Instant::now() < *give_up_at {
                     // Wait for recoveries and for pending restarts.
-                } else if !everybody_was_asked {
-                    everybody_was_asked = true;
-                    *give_up_at = Instant::now() + self.patience;
+                } else if !were_all_probed {
+                    were_all_probed = true;
+                    *give_up_at = Instant::now() + self.recovery_timeout;
                     under_way.push(self.probe(self.fleet.shape.all().collect()).boxed());
                 } else {
-                    let ill: Vec<_> = self.recorder.state().recovery_log.instances_with_faults().collect();
-                    if ill.is_empty() || Instant::now() >= *give_up_at {
-                        let ill = ill.into_iter().map(|nth| (nth, self.status(nth)));
-                        deeds.missing =
-                            missing.into_iter().chain(ill).collect::<BTreeMap<_, _>>().into_iter().collect();
+                    let failing: Vec<_> = self.recorder.state().recovery_log.instances_with_faults().collect();
+                    if failing.is_empty() || Instant::now() >= *give_up_at {
+                        let failing = failing.into_iter().map(|nth| (nth, self.status(nth)));
+                        results.missing =
+                            missing.into_iter().chain(failing).collect::<BTreeMap<_, _>>().into_iter().collect();
                         break;
                     }
-                    under_way.push(self.probe(ill).boxed());
+                    under_way.push(self.probe(failing).boxed());
                 }
             }
             let Some(next) = next else {
                 let ended = OptionFuture::from((!is_quiet).then(|| self.ended.cancelled()));
                 tokio::select! {
                     biased;
-                    Some(done) = under_way.next(), if !under_way.is_empty() => deeds.record(done),
+                    Some(done) = under_way.next(), if !under_way.is_empty() => results.record(done),
                     Some(nth) = given_up.recv() => {
                         due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(nth))));
                     }
@@ -155,14 +155,14 @@ impl FaultInjector {
                 biased;
                 Some(()) = stopped => while upcoming.next().is_some() {},
                 Some(()) = ended => {}
-                Some(done) = under_way.next(), if !under_way.is_empty() => deeds.record(done),
+                Some(done) = under_way.next(), if !under_way.is_empty() => results.record(done),
                 Some(nth) = given_up.recv() => due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(nth)))),
                 () = sleep_until(self.recorder.clock.instant(next)) => {
                     if healing == Some(next) {
                         match due.pop() {
                             Some(Reverse((_, DelayedAction::Heal(index)))) => under_way.push(self.heal(&plan[index]).boxed()),
                             Some(Reverse((_, DelayedAction::Restart(nth)))) => {
-                                deeds.manual_restarts += 1;
+                                results.manual_restarts += 1;
                                 under_way.push(self.restart_failed(nth).boxed());
                             }
                             None => {}
@@ -177,12 +177,12 @@ impl FaultInjector {
                 }
             }
         }
-        deeds
+        results
     }
 
-    fn trace(&self, whom: FaultVictim, what: std::fmt::Arguments<'_>) {
+    fn trace(&self, victim: FaultVictim, what: std::fmt::Arguments<'_>) {
         let at = self.recorder.clock.now();
-        self.recorder.state().trace_action(at, whom, what);
+        self.recorder.state().trace_action(at, victim, what);
     }
 
     async fn inject(&self, what: &PlannedFault) -> ActionResult {
@@ -274,11 +274,11 @@ impl FaultInjector {
     }
 
     // An instance that answers has recovered from its faults.
-    async fn probe(&self, whom: Vec<InstanceNo>) -> ActionResult {
-        let answered = self.prober.probe_all(whom).await;
+    async fn probe(&self, instances: Vec<InstanceNo>) -> ActionResult {
+        let answered = self.prober.probe_all(instances).await;
         self.runtime.flush().await;
-        let books = &mut self.recorder.state().recovery_log;
-        ActionResult::Probed(answered.into_iter().flat_map(|nth| books.close_recovered_faults(nth)).collect())
+        let log = &mut self.recorder.state().recovery_log;
+        ActionResult::Probed(answered.into_iter().flat_map(|nth| log.close_recovered_faults(nth)).collect())
     }
 
     fn status(&self, nth: InstanceNo) -> Option<Status> {
@@ -297,8 +297,8 @@ impl FaultInjector {
         true
     }
 
-    fn set_sink_behavior(&self, mood: SinkBehavior) -> bool {
-        self.recorder.set_sink_behavior(mood);
+    fn set_sink_behavior(&self, behavior: SinkBehavior) -> bool {
+        self.recorder.set_sink_behavior(behavior);
         true
     }
 
@@ -310,11 +310,11 @@ impl FaultInjector {
 
     fn record_fault(&self, what: &PlannedFault) {
         let at = self.recorder.clock.now();
-        let books = &mut self.recorder.state().recovery_log;
+        let log = &mut self.recorder.state().recovery_log;
         match what.victim {
-            FaultVictim::Instance(nth) => books.record_fault(at, nth, what.serial, what.kind),
+            FaultVictim::Instance(nth) => log.record_fault(at, nth, what.serial, what.kind),
             FaultVictim::Team(team) => {
-                self.fleet.shape.members(team).for_each(|nth| books.record_fault(at, nth, what.serial, what.kind));
+                self.fleet.shape.members(team).for_each(|nth| log.record_fault(at, nth, what.serial, what.kind));
             }
             FaultVictim::Satellite => {}
         }

@@ -312,8 +312,8 @@ mod tests {
         for took in (0..300).map(micros) {
             let mut latency = Latency::default();
             latency.record(Duration::from_secs_f64(took / 1e6));
-            let told = latency.quantile(0.5).as_secs_f64() * 1e6;
-            assert!((told - took).abs() <= took * 0.01, "{told}, not {took}");
+            let median = latency.quantile(0.5).as_secs_f64() * 1e6;
+            assert!((median - took).abs() <= took * 0.01, "{median}, not {took}");
         }
     }
 

@@ -136,29 +136,29 @@ impl<'a> PlanBuilder<'a> {
     fn draw(&mut self, rule_index: usize, rule: &FaultRule, name: &str, times: Vec<Duration>, mode: ServerEnvironment) {
         for (nth, at) in (0..).zip(times) {
             // Each fault has its own streams, so that a repeated draw of a victim changes no other fault.
-            let mut whom = self.seed.stream(&format!("whom {name}"), nth);
+            let mut victim_rng = self.seed.stream(&format!("whom {name}"), nth);
             let mut lasts = self.seed.stream(&format!("lasts {name}"), nth);
             let possible = rule.kind.is_possible(mode);
             let rest = recovery_pause(self.scenario, rule.kind);
             match (rule.victims, rule.kind.victim_class()) {
                 (_, VictimClass::Satellite) => {
                     let lasts = rule.duration.draw(&mut lasts);
-                    let befallen =
+                    let is_added =
                         possible && self.add_fault(rule_index, rule.kind, FaultVictim::Satellite, at, lasts, rest);
-                    self.count_impossible(rule.kind, befallen);
+                    self.count_impossible(rule.kind, is_added);
                 }
                 (VictimSelection::One, _) => {
                     let lasts = rule.duration.draw(&mut lasts);
-                    let befallen = possible
+                    let is_added = possible
                         && self
-                            .draw_victim(rule.kind, at, at + lasts + rest, &mut whom)
+                            .draw_victim(rule.kind, at, at + lasts + rest, &mut victim_rng)
                             .is_some_and(|victim| self.add_fault(rule_index, rule.kind, victim, at, lasts, rest));
-                    self.count_impossible(rule.kind, befallen);
+                    self.count_impossible(rule.kind, is_added);
                 }
                 (VictimSelection::Share(share), _) => {
                     let all = self.candidates(rule.kind).to_vec();
                     let count = share_of(share, all.len());
-                    let victims = shuffled(all, &mut whom).into_iter().map(FaultVictim::Instance);
+                    let victims = shuffled(all, &mut victim_rng).into_iter().map(FaultVictim::Instance);
                     self.add_faults(rule_index, rule, victims, count, at, &mut lasts, possible);
                 }
                 (VictimSelection::TeamsShare(share), befalls) => {
@@ -167,7 +167,7 @@ impl<'a> PlanBuilder<'a> {
                         .map(TeamNo)
                         .collect();
                     let count = share_of(share, teams.len());
-                    let mut teams = shuffled(teams, &mut whom);
+                    let mut teams = shuffled(teams, &mut victim_rng);
                     teams.truncate(count);
                     let victims: Vec<_> = if befalls == VictimClass::Team {
                         teams.into_iter().map(FaultVictim::Team).collect()
@@ -234,21 +234,21 @@ impl<'a> PlanBuilder<'a> {
         possible: bool,
     ) {
         let rest = recovery_pause(self.scenario, rule.kind);
-        let mut befallen = 0;
+        let mut added = 0;
         for victim in victims {
-            if befallen == count || !possible {
+            if added == count || !possible {
                 break;
             }
             let lasts = rule.duration.draw(lasts);
-            befallen += usize::from(self.add_fault(rule_index, rule.kind, victim, at, lasts, rest));
+            added += usize::from(self.add_fault(rule_index, rule.kind, victim, at, lasts, rest));
         }
-        if befallen < count {
-            *self.impossible.entry(rule.kind).or_default() += count - befallen;
+        if added < count {
+            *self.impossible.entry(rule.kind).or_default() += count - added;
         }
     }
 
-    fn count_impossible(&mut self, kind: FaultKind, befallen: bool) {
-        if !befallen {
+    fn count_impossible(&mut self, kind: FaultKind, is_added: bool) {
+        if !is_added {
             *self.impossible.entry(kind).or_default() += 1;
         }
     }
@@ -554,11 +554,11 @@ mod tests {
         let drawn = plan(&mixed(400), RunSeed(5), ServerEnvironment::Real);
         let cannot = |kind: &FaultKind| !kind.is_possible(ServerEnvironment::Real);
         assert!(drawn.injections.iter().all(|injection| !cannot(&injection.kind)));
-        let told: Vec<_> = drawn.impossible.iter().map(|(kind, _)| *kind).filter(cannot).collect();
-        assert_eq!(told, [FaultKind::Unauthorized, FaultKind::StreamCut]);
+        let impossible: Vec<_> = drawn.impossible.iter().map(|(kind, _)| *kind).filter(cannot).collect();
+        assert_eq!(impossible, [FaultKind::Unauthorized, FaultKind::StreamCut]);
     }
 
-    fn shares(whom: &str) -> FaultPlan {
+    fn shares(victims: &str) -> FaultPlan {
         let text = format!(
             r#"
 about = "Shares."
@@ -566,7 +566,7 @@ seconds = 10
 fleet = {{ instances = 10_000, teams = 100 }}
 servers = [{{ name = "tools" }}]
 load = {{ loop = "open", per_second = 5 }}
-faults = [{{ kind = "crash", at = "50 %", {whom} }}]
+faults = [{{ kind = "crash", at = "50 %", {victims} }}]
 "#
         );
         plan(&parse("shares.toml", &text).unwrap(), RunSeed(3), ServerEnvironment::Simulated)
@@ -612,12 +612,12 @@ faults = [{ kind = "huge", at = "50 %", share = 0.1 }]
     fn every_call_has_a_unique_token_and_an_existing_instance() {
         let scenario = load("flap").unwrap();
         let of_all = kinds(&scenario, RunSeed(9));
-        let mut said = std::collections::HashSet::new();
+        let mut tokens = std::collections::HashSet::new();
         for caller in 0..32 {
             for call in CallSource::closed_loop(&scenario, RunSeed(9), caller, &of_all).take(500) {
                 assert!((call.nth.0 as usize) < scenario.fleet.instances);
                 assert!(call.token.len() <= 24, "{}", call.token);
-                assert!(said.insert(call.token));
+                assert!(tokens.insert(call.token));
             }
         }
         let mut by_team = [0_u32; 50];

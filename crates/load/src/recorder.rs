@@ -87,16 +87,16 @@ impl RunRecorder {
     // The receiver yields the instances that fail permanently.
     pub(crate) fn new(
         clock: RunClock,
-        judge: InvariantChecks,
-        books: RecoveryLog,
+        checks: InvariantChecks,
+        recovery_log: RecoveryLog,
         trace: Option<&Path>,
     ) -> io::Result<(Arc<Self>, mpsc::UnboundedReceiver<InstanceNo>)> {
         let (given_up, receiver) = mpsc::unbounded_channel();
         let trace = trace.map(File::create).transpose()?.map(BufWriter::new);
-        let order = vec![FNV_BASIS; books.len() + 1];
+        let order = vec![FNV_BASIS; recovery_log.len() + 1];
         let ledger = Mutex::new(RecorderState {
-            checks: judge,
-            recovery_log: books,
+            checks,
+            recovery_log,
             order,
             trace,
             trace_failed: None,
@@ -109,8 +109,8 @@ impl RunRecorder {
         ))
     }
 
-    pub(crate) fn set_sink_behavior(&self, mood: SinkBehavior) {
-        self.sink_behavior.store(mood as u8, Ordering::Relaxed);
+    pub(crate) fn set_sink_behavior(&self, behavior: SinkBehavior) {
+        self.sink_behavior.store(behavior as u8, Ordering::Relaxed);
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, RecorderState> {
@@ -123,9 +123,9 @@ impl RunRecorder {
         self.state().checks.record_start(nth, run, at);
     }
 
-    pub(crate) fn record_reset(&self, whom: BudgetReset) {
+    pub(crate) fn record_reset(&self, reset: BudgetReset) {
         let at = self.clock.now();
-        self.state().checks.record_reset(whom, at);
+        self.state().checks.record_reset(reset, at);
     }
 
     pub(crate) fn record_probe(&self, probe: &ProbeResult) {
@@ -135,11 +135,11 @@ impl RunRecorder {
 
 impl EventSink for RunRecorder {
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
-        let mood = self.sink_behavior.load(Ordering::Relaxed);
-        if mood == SinkBehavior::Fail as u8 {
+        let behavior = self.sink_behavior.load(Ordering::Relaxed);
+        if behavior == SinkBehavior::Fail as u8 {
             return ready(SinkAnswer::Unavailable("the sink rejects all batches".to_owned())).boxed();
         }
-        assert!(mood != SinkBehavior::Panic as u8, "the sink was asked to panic");
+        assert!(behavior != SinkBehavior::Panic as u8, "the sink was asked to panic");
         self.state().record_batch(&batch, self.clock);
         ready(SinkAnswer::Accepted).boxed()
     }
@@ -183,19 +183,19 @@ impl RecorderState {
             }
         }
         if self.trace.is_some() {
-            let whose = nth.map_or_else(|| "-".to_owned(), |nth| format!("i{}", nth.0));
-            self.write(format_args!("{millis:>9} {:>8} {whose:<8} {kind} {status}\n", envelope.seq));
+            let name = nth.map_or_else(|| "-".to_owned(), |nth| format!("i{}", nth.0));
+            self.write(format_args!("{millis:>9} {:>8} {name:<8} {kind} {status}\n", envelope.seq));
         }
     }
 
-    pub(crate) fn trace_action(&mut self, at: Duration, whom: FaultVictim, what: fmt::Arguments<'_>) {
+    pub(crate) fn trace_action(&mut self, at: Duration, victim: FaultVictim, what: fmt::Arguments<'_>) {
         if self.trace.is_some() {
-            let whose = match whom {
+            let name = match victim {
                 FaultVictim::Instance(nth) => format!("i{}", nth.0),
                 FaultVictim::Team(team) => LoadFleet::team(team).to_string(),
                 FaultVictim::Satellite => "-".to_owned(),
             };
-            self.write(format_args!("{:>9} {:>8} {whose:<8} {what}\n", at.as_millis(), "-"));
+            self.write(format_args!("{:>9} {:>8} {name:<8} {what}\n", at.as_millis(), "-"));
         }
     }
 

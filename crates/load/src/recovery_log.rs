@@ -115,8 +115,8 @@ impl RecoveryLog {
         // Close faults that are over and never changed the status: they did no harm, and a later recovery is not
         // theirs.
         let is_past = |fault: &mut OpenFault| {
-            let over = fault.healed_at.unwrap_or(fault.from);
-            fault.kind.is_withstood() && !fault.went_offline && over + UNNOTICED < at
+            let ended_at = fault.healed_at.unwrap_or(fault.from);
+            fault.kind.is_withstood() && !fault.went_offline && ended_at + UNNOTICED < at
         };
         for fault in card.faults.extract_if(.., is_past) {
             self.outcomes.entry(fault.kind).or_default().unharmed += 1;
@@ -159,17 +159,17 @@ impl RecoveryLog {
     /// withstand but that left no trace: they were not injected.
     pub(crate) fn close_recovered_faults(&mut self, nth: InstanceNo) -> Vec<FaultKind> {
         let Some(card) = self.records.get_mut(nth.0 as usize) else { return Vec::new() };
-        let mut in_vain = Vec::new();
+        let mut without_effect = Vec::new();
         for fault in card.faults.drain(..) {
             let outcome = self.outcomes.entry(fault.kind).or_default();
             match (fault.went_offline, fault.kind.is_withstood()) {
                 // The event with the recovery time was dropped.
                 (true, _) => outcome.back += 1,
                 (false, true) => outcome.unharmed += 1,
-                (false, false) => in_vain.push(fault.kind),
+                (false, false) => without_effect.push(fault.kind),
             }
         }
-        in_vain
+        without_effect
     }
 
     /// Closes the faults of an instance that a person restarts. Its event `PermanentlyFailed` may have been dropped.

@@ -89,7 +89,7 @@ pub enum LoadError {
     #[error("stopped before all servers were online")]
     Stopped,
     /// Some instances did not come online.
-    #[error("{online} of {of} servers were online after {} s; first of the others: {who}", after.as_secs())]
+    #[error("{online} of {of} servers were online after {} s; first of the others: {instance}", after.as_secs())]
     NeverOnline {
         /// Time waited.
         after: Duration,
@@ -98,7 +98,7 @@ pub enum LoadError {
         /// Number of all instances.
         of: usize,
         /// First instance that was not online, and its status.
-        who: String,
+        instance: String,
     },
     /// A task of the harness panicked.
     #[error("a task of the load harness failed")]
@@ -167,27 +167,27 @@ pub async fn run(setup: RunSetup, show: &dyn ProgressDisplay) -> Result<RunFindi
     if setup.mode == ServerEnvironment::Virtual {
         setup.scenario.check_virtual_time()?;
     }
-    let (stage, join, given_up) = RunContext::start(&setup).await?;
+    let (context, join, given_up) = RunContext::start(&setup).await?;
     let (mut samples, waits) = (Vec::new(), Arc::<ResponseTimes>::default());
     let watch = RunSampler {
-        runtime: stage.runtime.clone(),
-        ids: Arc::clone(&stage.fleet.ids),
+        runtime: context.runtime.clone(),
+        ids: Arc::clone(&context.fleet.ids),
         response_times: Arc::clone(&waits),
-        recorder: Arc::clone(&stage.recorder),
-        tally: Arc::clone(&stage.tally),
-        injected: Arc::clone(&stage.injected),
+        recorder: Arc::clone(&context.recorder),
+        tally: Arc::clone(&context.tally),
+        injected: Arc::clone(&context.injected),
         mode: setup.mode,
         display: show,
-        stop: stage.stop.clone(),
+        stop: context.stop.clone(),
     };
     let middle = tokio::select! {
         biased;
-        middle = stage.run_load(show, given_up) => middle?,
+        middle = context.run_load(show, given_up) => middle?,
         () = watch.run(setup.scenario.duration, &mut samples) => unreachable!("the sampler runs until it is dropped"),
     };
     drop(watch);
     show.show_phase("ending");
-    let mut findings = stage.finish(join, middle, samples, took.elapsed(), cpu).await?;
+    let mut findings = context.finish(join, middle, samples, took.elapsed(), cpu).await?;
     (findings.supervisors, findings.registry) = waits.take();
     Ok(findings)
 }
@@ -214,11 +214,12 @@ impl<'a> RunContext<'a> {
         };
         let epoch = if setup.mode == ServerEnvironment::Virtual { EPOCH } else { Timestamp::now() };
         let clock = RunClock::start(epoch);
-        let judge = InvariantChecks::new(&fleet.teams_by_instance(), &scenario.policy.restart, &scenario.limits);
+        let checks = InvariantChecks::new(&fleet.teams_by_instance(), &scenario.policy.restart, &scenario.limits);
         let handshake = plan.scripts.iter().flatten().map(|script| script.handshake_delay).max();
-        let books = RecoveryLog::new(fleet.shape, &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
+        let recovery_log =
+            RecoveryLog::new(fleet.shape, &scenario.policy, &scenario.limits, handshake.unwrap_or_default());
         let (recorder, given_up) =
-            RunRecorder::new(clock, judge, books, setup.trace.as_deref()).map_err(LoadError::Trace)?;
+            RunRecorder::new(clock, checks, recovery_log, setup.trace.as_deref()).map_err(LoadError::Trace)?;
         let connectors = world.connectors();
         let counting = CountingConnector { connectors: connectors.clone(), recorder: Arc::clone(&recorder) };
         let defaults = RuntimeOptions::new(
@@ -226,9 +227,9 @@ impl<'a> RunContext<'a> {
             (setup.hooks.sink)(Arc::clone(&recorder) as _),
             clock.wall_clock(),
         );
-        let lobby = setup.gateway.then(EndpointParts::new);
+        let parts = setup.gateway.then(EndpointParts::new);
         let options = RuntimeOptions {
-            audience: lobby.as_ref().map_or(defaults.audience, EndpointParts::audience),
+            audience: parts.as_ref().map_or(defaults.audience, EndpointParts::audience),
             batch: scenario.batch.clone(),
             team_budget: scenario.team_budget.clone(),
             start_permits: scenario.start_permits.unwrap_or(match setup.mode {
@@ -245,13 +246,13 @@ impl<'a> RunContext<'a> {
             ..defaults
         };
         let (runtime, join) = start(options).await.map_err(|error| LoadError::Runtime(error.into()))?;
-        let stage = Self {
+        let context = Self {
             setup,
             plan: Arc::new(plan),
             fleet,
             world,
             scripts,
-            endpoint_parts: lobby,
+            endpoint_parts: parts,
             recorder,
             runtime,
             tally: Arc::default(),
@@ -259,7 +260,7 @@ impl<'a> RunContext<'a> {
             stop: CancellationToken::new(),
             initial_usage: before,
         };
-        Ok((stage, join, given_up))
+        Ok((context, join, given_up))
     }
 
     async fn run_load(
@@ -292,20 +293,20 @@ impl<'a> RunContext<'a> {
         let calls = load_task.await?;
         show.show_phase("recovering");
         ended.cancel();
-        let deeds = injector.await?;
+        let injection = injector.await?;
         well.cancel();
         prober.await?;
         let memory_after = self.settled_memory().await;
         if let Some(endpoint) = endpoint {
             endpoint.close().await;
         }
-        Ok(LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, injection: deeds })
+        Ok(LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, injection })
     }
 
     async fn open_endpoint(&self) -> Result<Option<LoadEndpoint>, LoadError> {
-        let Some(lobby) = &self.endpoint_parts else { return Ok(None) };
+        let Some(parts) = &self.endpoint_parts else { return Ok(None) };
         let deadline = self.setup.scenario.load.timeout();
-        lobby.open(&self.runtime, &self.fleet, deadline).await.map(Some).map_err(LoadError::Endpoint)
+        parts.open(&self.runtime, &self.fleet, deadline).await.map(Some).map_err(LoadError::Endpoint)
     }
 
     async fn install(&self, show: &dyn ProgressDisplay) -> Result<(), LoadError> {
@@ -350,7 +351,7 @@ impl<'a> RunContext<'a> {
                     after: began.elapsed(),
                     online: online - ready + others,
                     of: all,
-                    who: format!("{id} ({what})"),
+                    instance: format!("{id} ({what})"),
                 });
             }
             sleep(LOOK_AGAIN_AFTER).await;
@@ -467,7 +468,7 @@ impl<'a> RunContext<'a> {
             fleet: Arc::clone(&self.fleet),
             recorder: Arc::clone(&self.recorder),
             from,
-            patience: delay
+            recovery_timeout: delay
                 + policy.session.handshake_timeout
                 + policy.reconnect.backoff_max
                 + found
@@ -492,7 +493,7 @@ impl<'a> RunContext<'a> {
             plan,
             fleet,
             world,
-            endpoint_parts: lobby,
+            endpoint_parts: parts,
             recorder,
             runtime,
             stop,
@@ -502,7 +503,7 @@ impl<'a> RunContext<'a> {
         let ShutdownReport { events_lost, .. } = runtime.shutdown().await;
         let events = runtime.event_statistics();
         join.await?;
-        drop((runtime, lobby));
+        drop((runtime, parts));
         world.close();
         // Close the trace first: its descriptor does not count as left.
         recorder.state().close();
@@ -512,26 +513,25 @@ impl<'a> RunContext<'a> {
         let at = recorder.clock.now();
         let mut ledger = recorder.state();
         let order = ledger.order_hash();
-        let nobody = InvariantChecks::new(&[], &scenario.policy.restart, &scenario.limits);
-        let mut judge = std::mem::replace(&mut ledger.checks, nobody);
-        let LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, injection: deeds } =
-            middle;
+        let none = InvariantChecks::new(&[], &scenario.policy.restart, &scenario.limits);
+        let mut checks = std::mem::replace(&mut ledger.checks, none);
+        let LoadResults { all_online, memory_before, memory_after, children_cpu, times, calls, injection } = middle;
         let CallResults { findings: calls, answers, neighbours_quiet, unexcused } = calls;
-        judge.add_responses(answers);
-        judge.add_violations(deeds.missing.iter().map(|(nth, status)| unrecovered_violation(*nth, *status, at)));
-        judge.add_violations(unexcused);
-        judge.check_calls(at, &calls, &neighbours_quiet);
-        judge.check_samples(&samples, took);
+        checks.add_responses(answers);
+        checks.add_violations(injection.missing.iter().map(|(nth, status)| unrecovered_violation(*nth, *status, at)));
+        checks.add_violations(unexcused);
+        checks.check_calls(at, &calls, &neighbours_quiet);
+        checks.check_samples(&samples, took);
         // Other programs cannot delay virtual time.
         if setup.mode != ServerEnvironment::Virtual {
-            judge.excuse_starved(&samples);
+            checks.excuse_starved(&samples);
         }
-        judge.add_checks(Invariant::Recovery, ledger.recovery_log.checked_recoveries);
+        checks.add_checks(Invariant::Recovery, ledger.recovery_log.checked_recoveries);
         let instances = fleet.ids.len();
         let events_emitted = events.emitted;
         let end = RunEndState { at, left, memory_before, memory_after, instances, events_lost, events_emitted };
-        let checked = judge.coverage(&end);
-        let violations = judge.finish(&end);
+        let checked = checks.coverage(&end);
+        let violations = checks.finish(&end);
         let each = |bytes: u64| bytes / (instances.max(1) as u64);
         Ok(RunFindings {
             repeat: setup.repeat.clone(),
@@ -561,10 +561,10 @@ impl<'a> RunContext<'a> {
             calls,
             outcomes: ledger.recovery_log.take_outcomes(),
             recoveries: std::mem::take(&mut ledger.recovery_log.recoveries),
-            never_injected: never_injected(scenario, &deeds.injected),
+            never_injected: never_injected(scenario, &injection.injected),
             checked,
-            injected: deeds.injected,
-            impossible: impossible_faults(&plan, deeds.missed),
+            injected: injection.injected,
+            impossible: impossible_faults(&plan, injection.missed),
             supervisors: Latency::default(),
             registry: Latency::default(),
             events: EventFindings {
@@ -575,7 +575,7 @@ impl<'a> RunContext<'a> {
                 lost: events_lost as u64,
             },
             permanently_failed: ledger.recovery_log.permanently_failed,
-            pardons: deeds.manual_restarts,
+            pardons: injection.manual_restarts,
             left,
             samples,
             marks: marks(&plan.injections, times.from),
@@ -636,19 +636,19 @@ fn large_faults(injections: &[PlannedFault]) -> impl Iterator<Item = (Duration, 
 }
 
 fn never_injected(scenario: &Scenario, injected: &BTreeMap<FaultKind, u64>) -> Vec<FaultKind> {
-    let asked_for: BTreeSet<_> = scenario.faults.iter().map(|rule| rule.kind).collect();
-    asked_for.into_iter().filter(|kind| injected.get(kind).is_none_or(|times| *times == 0)).collect()
+    let scheduled: BTreeSet<_> = scenario.faults.iter().map(|rule| rule.kind).collect();
+    scheduled.into_iter().filter(|kind| injected.get(kind).is_none_or(|times| *times == 0)).collect()
 }
 
 fn marks(injections: &[PlannedFault], from: Duration) -> Vec<(u64, String)> {
     let mark = |at: Duration, text| (u64::try_from((from + at).as_millis()).unwrap_or(u64::MAX), text);
-    let of_many = large_faults(injections)
+    let large = large_faults(injections)
         .map(|(at, many)| mark(at, format!("{} × {}", super::scenario::fault_name(many[0].kind), many.len())));
     let satellite_faults = injections
         .iter()
         .filter(|injection| !matches!(injection.victim, FaultVictim::Instance(_)))
         .map(|injection| mark(injection.at, super::scenario::fault_name(injection.kind).to_owned()));
-    let mut marks: Vec<_> = of_many.chain(satellite_faults).collect();
+    let mut marks: Vec<_> = large.chain(satellite_faults).collect();
     marks.sort();
     marks
 }

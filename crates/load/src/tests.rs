@@ -63,7 +63,7 @@ pub(super) fn default_hooks() -> TestHooks {
 }
 
 // A small `mixed` scenario with few calls: tests are built without optimizations.
-fn run_mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario), seams: TestHooks) -> RunFindings {
+fn run_mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario), hooks: TestHooks) -> RunFindings {
     silence_deliberate_panics();
     let (instances, teams) = (Some(instances), Some(instances / 10));
     let overrides = ScenarioOverrides { instances, teams, duration: Some(Duration::from_secs(seconds)) };
@@ -72,15 +72,15 @@ fn run_mixed(seed: u64, instances: usize, seconds: u64, change: fn(&mut Scenario
         *per_second = 20.0;
     }
     change(&mut scenario);
-    run_scenario(scenario, seed, seams)
+    run_scenario(scenario, seed, hooks)
 }
 
-pub(super) fn run_text(text: &str, seed: u64, seams: TestHooks) -> RunFindings {
+pub(super) fn run_text(text: &str, seed: u64, hooks: TestHooks) -> RunFindings {
     silence_deliberate_panics();
-    run_scenario(scenario::parse("test", text).unwrap(), seed, seams)
+    run_scenario(scenario::parse("test", text).unwrap(), seed, hooks)
 }
 
-fn run_scenario(scenario: Scenario, seed: u64, seams: TestHooks) -> RunFindings {
+fn run_scenario(scenario: Scenario, seed: u64, hooks: TestHooks) -> RunFindings {
     let setup = RunSetup {
         scenario,
         seed: RunSeed(seed),
@@ -90,18 +90,18 @@ fn run_scenario(scenario: Scenario, seed: u64, seams: TestHooks) -> RunFindings 
         repeat: String::new(),
         // For the analysis of a failing test.
         trace: std::env::var_os("LOAD_TRACE").map(PathBuf::from),
-        hooks: seams,
+        hooks,
     };
     build_runtime(ServerEnvironment::Virtual).unwrap().block_on(run(setup, &SilentDisplay)).unwrap()
 }
 
 // Returns the invariants that a run with these parts violates, at most one.
-pub(super) fn violated_by(seams: TestHooks) -> Vec<Invariant> {
-    violated_under(|_| (), seams)
+pub(super) fn violated_by(hooks: TestHooks) -> Vec<Invariant> {
+    violated_under(|_| (), hooks)
 }
 
-pub(super) fn violated_under(change: fn(&mut Scenario), seams: TestHooks) -> Vec<Invariant> {
-    let violations = run_mixed(7, 100, 120, change, seams).violations;
+pub(super) fn violated_under(change: fn(&mut Scenario), hooks: TestHooks) -> Vec<Invariant> {
+    let violations = run_mixed(7, 100, 120, change, hooks).violations;
     let mut broken: Vec<_> = violations.iter().map(|violation| violation.invariant).collect();
     broken.sort_unstable();
     broken.dedup();

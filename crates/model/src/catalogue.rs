@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+use mcp_satellite_protocol::method;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -68,10 +69,10 @@ impl ListKind {
     /// Returns the protocol's method that lists the entries.
     pub fn method(self) -> &'static str {
         match self {
-            Self::Tools => "tools/list",
-            Self::Resources => "resources/list",
-            Self::ResourceTemplates => "resources/templates/list",
-            Self::Prompts => "prompts/list",
+            Self::Tools => method::TOOLS_LIST,
+            Self::Resources => method::RESOURCES_LIST,
+            Self::ResourceTemplates => method::RESOURCE_TEMPLATES_LIST,
+            Self::Prompts => method::PROMPTS_LIST,
         }
     }
 

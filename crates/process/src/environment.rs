@@ -15,18 +15,18 @@ pub use mcp_satellite_actors::model::spec::DENIED_VARIABLES as DENIED;
 pub struct InvalidVariableName;
 
 /// Returns the environment of a child without a sandbox: `inherited` without the denied names and without `withheld`,
-/// which are secrets of the satellite, plus `given` without the denied names.
+/// which are secrets of the satellite, plus `variables` without the denied names.
 ///
 /// # Errors
 ///
-/// Fails if a name in `given` is empty or contains `=`.
+/// Fails if a name in `variables` is empty or contains `=`.
 pub fn environment(
     inherited: impl IntoIterator<Item = (OsString, OsString)>,
     withheld: &[String],
-    given: &BTreeMap<String, Secret>,
+    variables: &BTreeMap<String, Secret>,
 ) -> Result<BTreeMap<OsString, OsString>, InvalidVariableName> {
     let denied = |name: &str| DENIED.contains(&name);
-    if given.keys().any(|name| name.is_empty() || name.contains('=')) {
+    if variables.keys().any(|name| name.is_empty() || name.contains('=')) {
         return Err(InvalidVariableName);
     }
 
@@ -34,24 +34,25 @@ pub fn environment(
         .into_iter()
         .filter(|(name, _)| !name.to_str().is_some_and(|name| denied(name) || withheld.iter().any(|w| w == name)))
         .collect();
-    let given = given.iter().filter(|(name, _)| !denied(name));
-    environment.extend(given.map(|(name, value)| (name.into(), value.expose().into())));
+    let variables = variables.iter().filter(|(name, _)| !denied(name));
+    environment.extend(variables.map(|(name, value)| (name.into(), value.expose().into())));
     Ok(environment)
 }
 
-/// Returns the environment of a child in a sandbox: `PATH`, `HOME` and `LANG`, plus `given` without the denied names.
+/// Returns the environment of a child in a sandbox: `PATH`, `HOME` and `LANG`, plus `variables` without the denied
+/// names.
 ///
 /// # Errors
 ///
-/// Fails if a name in `given` is empty or contains `=`.
+/// Fails if a name in `variables` is empty or contains `=`.
 pub fn sandbox_environment(
     home: &str,
     lang: Option<OsString>,
-    given: &BTreeMap<String, Secret>,
+    variables: &BTreeMap<String, Secret>,
 ) -> Result<BTreeMap<OsString, OsString>, InvalidVariableName> {
     let lang = lang.unwrap_or_else(|| "C.UTF-8".into());
     let basic = [("PATH".into(), SANDBOX_PATH.into()), ("HOME".into(), home.into()), ("LANG".into(), lang)];
-    environment(basic, &[], given)
+    environment(basic, &[], variables)
 }
 
 pub const SANDBOX_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -72,8 +72,8 @@ fn cgroup_memory(cgroup: &Path) -> Option<(u64, u64)> {
     let used = number("memory.current")?;
     let stat = fs::read_to_string(cgroup.join("memory.stat")).unwrap_or_default();
     // The kernel reclaims inactive file pages first, so they count as available.
-    let given_up = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse().ok()).unwrap_or(0);
-    Some((total.saturating_sub(used.saturating_sub(given_up)), total))
+    let inactive = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse().ok()).unwrap_or(0);
+    Some((total.saturating_sub(used.saturating_sub(inactive)), total))
 }
 
 /// Returns the share of the last ten seconds, in percent, in which some task waited for memory.

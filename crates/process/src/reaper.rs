@@ -70,7 +70,7 @@ impl ReaperLink {
 /// the process has one thread.
 pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<ExitCode> {
     let (below, pipe) = io::pipe()?;
-    let (last_word, mut done) = io::pipe()?;
+    let (exit_code_pipe, mut done) = io::pipe()?;
     let mut waited_for = SigSet::empty();
     waited_for.add(Signal::SIGCHLD);
     // Signals that `nohup` or a similar command ignores remain ignored.
@@ -94,15 +94,15 @@ pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<E
     // SAFETY: this process has one thread, so the child may call any function.
     match unsafe { fork() }? {
         ForkResult::Child => {
-            drop((pipe, last_word, signals));
+            drop((pipe, exit_code_pipe, signals));
             before.thread_set_mask()?;
             // If the reaper was killed before this, the closed pipe reports it.
             if getppid() == reaper {
                 set_reaper(reaper.as_raw().unsigned_abs());
             }
-            let (ask, asked) = mpsc::unbounded_channel();
-            thread::Builder::new().name("satellite-below".into()).spawn(move || receive_signals(below, &ask))?;
-            let code = satellite(ReaperLink { signals: asked });
+            let (sender, signals) = mpsc::unbounded_channel();
+            thread::Builder::new().name("satellite-below".into()).spawn(move || receive_signals(below, &sender))?;
+            let code = satellite(ReaperLink { signals });
             // An error means that the reaper was killed.
             let _ = done.write_all(&[code]);
             Ok(ExitCode::from(code))
@@ -112,7 +112,7 @@ pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<E
             let _ = set_name(NAME);
             // Children do not inherit the setting. Without it orphans go to the process above the reaper.
             let _ = set_child_subreaper(true);
-            Ok(supervise_satellite(child, pipe, last_word, &signals))
+            Ok(supervise_satellite(child, pipe, exit_code_pipe, &signals))
         }
     }
 }
@@ -123,7 +123,7 @@ pub fn is_orphan(pid: u32) -> bool {
     name.is_some_and(|name| !NAME.to_string_lossy().starts_with(name.trim()))
 }
 
-fn receive_signals(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
+fn receive_signals(mut pipe: PipeReader, sender: &mpsc::UnboundedSender<Signal>) {
     let mut byte = [0];
     loop {
         match pipe.read(&mut byte) {
@@ -131,7 +131,7 @@ fn receive_signals(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
                 let signal = ASKING.iter().find(|signal| **signal as i32 == i32::from(byte[0]));
                 if let Some(signal) = signal {
                     // The receiver is gone once the satellite is ending.
-                    let _ = ask.send(*signal);
+                    let _ = sender.send(*signal);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -145,9 +145,14 @@ fn receive_signals(mut pipe: PipeReader, ask: &mpsc::UnboundedSender<Signal>) {
     std::process::exit(1);
 }
 
-fn supervise_satellite(satellite: Pid, mut pipe: PipeWriter, last_word: PipeReader, signals: &SignalFd) -> ExitCode {
+fn supervise_satellite(
+    satellite: Pid,
+    mut pipe: PipeWriter,
+    exit_code_pipe: PipeReader,
+    signals: &SignalFd,
+) -> ExitCode {
     // Dropped after the exit code was read.
-    let mut last_word = Some(last_word);
+    let mut exit_code_pipe = Some(exit_code_pipe);
     // Exit code of the satellite, and the deadline for its exit.
     let mut done: Option<(u8, Instant)> = None;
     let (code, stuck) = 'watching: loop {
@@ -161,10 +166,12 @@ fn supervise_satellite(satellite: Pid, mut pipe: PipeWriter, last_word: PipeRead
             PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)
         });
         let mut awaited = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        awaited.extend(last_word.as_ref().map(|last_word| PollFd::new(last_word.as_fd(), PollFlags::POLLIN)));
+        awaited.extend(
+            exit_code_pipe.as_ref().map(|exit_code_pipe| PollFd::new(exit_code_pipe.as_fd(), PollFlags::POLLIN)),
+        );
         // An error means that the poll was interrupted; both descriptors are read anyway.
         let _ = poll(&mut awaited, timeout);
-        let has_last_word = awaited.get(1).is_some_and(|awaited| awaited.any() == Some(true));
+        let has_exit_code = awaited.get(1).is_some_and(|awaited| awaited.any() == Some(true));
         while let Ok(Some(about)) = signals.read_signal() {
             match i32::try_from(about.ssi_signo).ok().and_then(|signal| Signal::try_from(signal).ok()) {
                 Some(Signal::SIGCHLD) => {
@@ -181,10 +188,10 @@ fn supervise_satellite(satellite: Pid, mut pipe: PipeWriter, last_word: PipeRead
                 None => {}
             }
         }
-        if has_last_word && let Some(mut last_word) = last_word.take() {
+        if has_exit_code && let Some(mut exit_code_pipe) = exit_code_pipe.take() {
             let mut code = [0];
             // Without an exit code the satellite has crashed and is reaped next.
-            if last_word.read_exact(&mut code).is_ok() {
+            if exit_code_pipe.read_exact(&mut code).is_ok() {
                 done = Some((code[0], Instant::now() + WAIT_MAX));
             }
         }

@@ -118,10 +118,10 @@ impl StdioConnector {
         self.processes.describe_containment()
     }
 
-    /// Kills all servers without grace, and waits until they are gone, at most for `patience`. No server can be started
+    /// Kills all servers without grace, and waits until they are gone, at most for `timeout`. No server can be started
     /// afterwards. For a host that must end at once.
-    pub fn kill_all(&self, patience: Duration) {
-        self.processes.kill_all(patience);
+    pub fn kill_all(&self, timeout: Duration) {
+        self.processes.kill_all(timeout);
     }
 }
 

@@ -64,7 +64,7 @@ pub fn error_message(message: &[u8]) -> Option<String> {
         message: String,
     }
     let refusal: ErrorEnvelope = serde_json::from_slice(message).ok()?;
-    Some(refusal.error.message).filter(|said| !said.trim().is_empty())
+    Some(refusal.error.message).filter(|message| !message.trim().is_empty())
 }
 
 /// Returns true if the text of an error says that the session does not exist.

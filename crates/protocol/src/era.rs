@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::method;
+
 /// First protocol version without sessions, and the only one of them that is supported.
 pub const STATELESS_VERSION: &str = "2026-07-28";
 /// Newest protocol version with sessions.
@@ -34,16 +36,16 @@ impl Era {
     /// Returns the method of the first request to a server.
     pub fn opening_method(self) -> &'static str {
         match self {
-            Self::Sessions => "initialize",
-            Self::Stateless => "server/discover",
+            Self::Sessions => method::INITIALIZE,
+            Self::Stateless => method::DISCOVER,
         }
     }
 
     /// Returns the method that checks whether a server is reachable.
     pub fn check_method(self) -> &'static str {
         match self {
-            Self::Sessions => "ping",
-            Self::Stateless => "server/discover",
+            Self::Sessions => method::PING,
+            Self::Stateless => method::DISCOVER,
         }
     }
 }

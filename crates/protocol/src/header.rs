@@ -6,6 +6,8 @@ use std::borrow::Cow;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
+use crate::method;
+
 /// Id of the session.
 pub const SESSION_ID: &str = "mcp-session-id";
 /// Protocol version.
@@ -37,9 +39,9 @@ pub struct RequestHeaders {
 /// Returns the member of the params whose value the header [`NAME`] repeats.
 pub fn name_member(method: &str) -> Option<&'static str> {
     match method {
-        "tools/call" | "prompts/get" => Some("name"),
-        "resources/read" => Some("uri"),
-        "tasks/get" | "tasks/update" | "tasks/cancel" => Some("taskId"),
+        method::TOOLS_CALL | method::PROMPTS_GET => Some("name"),
+        method::RESOURCES_READ => Some("uri"),
+        method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => Some("taskId"),
         _ => None,
     }
 }

@@ -1,8 +1,8 @@
-//! The text of the protocol: JSON-RPC messages, error codes, header names, eras and versions, server-sent events. Each
-//! is defined here and nowhere else. Nothing here does I/O or reads a clock.
+//! The text of the protocol: JSON-RPC messages, error codes, methods, header names, eras and versions, server-sent
+//! events. Each is defined here and nowhere else. Nothing here does I/O or reads a clock.
 //!
-//! The error codes come from `rmcp`, as do the types of the handshake, which `mcp-satellite-session` uses. These parts
-//! are written by hand:
+//! The error codes and methods come from `rmcp`, as do the types of the handshake, which `mcp-satellite-session` uses.
+//! These parts are written by hand:
 //!
 //! | part | reason |
 //! | --- | --- |
@@ -22,5 +22,6 @@ pub mod error_code;
 pub mod header;
 pub mod header_params;
 pub mod meta;
+pub mod method;
 pub mod rpc;
 pub mod sse;

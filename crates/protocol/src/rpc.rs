@@ -11,6 +11,8 @@ use serde::Deserializer as _;
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::method;
+
 /// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageKind {
@@ -327,19 +329,19 @@ pub fn members<'a>(json: &'a str) -> Option<Vec<(String, &'a str)>> {
     Some(found)
 }
 
-/// Returns the object with `ours` in place of its members of the same names; the others stay as written. Anything but
-/// an object counts as an empty one.
-pub fn with_members(json: &str, ours: &[(&str, &str)]) -> String {
-    let theirs = members(json).unwrap_or_default();
-    let theirs = theirs.iter().filter(|(name, _)| !ours.iter().any(|(our, _)| our == name));
-    let all = theirs.map(|(name, value)| (&**name, *value)).chain(ours.iter().copied());
+/// Returns the object with `replacements` in place of its members of the same names; the others stay as written.
+/// Anything but an object counts as an empty one.
+pub fn with_members(json: &str, replacements: &[(&str, &str)]) -> String {
+    let rest = members(json).unwrap_or_default();
+    let rest = rest.iter().filter(|(name, _)| !replacements.iter().any(|(replaced, _)| replaced == name));
+    let all = rest.map(|(name, value)| (&**name, *value)).chain(replacements.iter().copied());
     write_object(all)
 }
 
 /// Returns the object without its members of this name.
 pub fn without_member(json: &str, unwanted: &str) -> String {
-    let theirs = members(json).unwrap_or_default();
-    write_object(theirs.iter().filter(|(name, _)| name != unwanted).map(|(name, value)| (&**name, *value)))
+    let all = members(json).unwrap_or_default();
+    write_object(all.iter().filter(|(name, _)| name != unwanted).map(|(name, value)| (&**name, *value)))
 }
 
 fn write_object<'a>(members: impl Iterator<Item = (&'a str, &'a str)>) -> String {
@@ -436,13 +438,13 @@ fn token_and_cancelled_id<'a>(
         params.starts_with('{') && (holds(name) || holds("\\u"))
     };
     match (method, kind) {
-        ("notifications/progress", MessageKind::Notification) if may_have("progressToken") => {
+        (method::PROGRESS, MessageKind::Notification) if may_have("progressToken") => {
             for_each_member(params, &mut |name, value| match name {
                 "progressToken" => set_once(&mut token, value, "progressToken"),
                 _ => Ok(()),
             })?;
         }
-        ("notifications/cancelled", MessageKind::Notification) if may_have("requestId") => {
+        (method::CANCELLED, MessageKind::Notification) if may_have("requestId") => {
             for_each_member(params, &mut |name, value| match name {
                 "requestId" => set_once(&mut of, value, "requestId"),
                 _ => Ok(()),
@@ -508,16 +510,16 @@ fn for_each_member<'a>(
         }
 
         fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut told = Ok(());
+            let mut result = Ok(());
             // Reads the whole text even after an error, so that invalid JSON is always reported as such.
             while let Some((name, value)) = map.next_entry::<&RawValue, &RawValue>()? {
-                if told.is_ok()
+                if result.is_ok()
                     && let Some(name) = decode_string(name)
                 {
-                    told = (self.member)(&name, value);
+                    result = (self.member)(&name, value);
                 }
             }
-            Ok(told)
+            Ok(result)
         }
     }
     if !json.trim_ascii_start().starts_with('{') {
@@ -529,9 +531,9 @@ fn for_each_member<'a>(
     }
     let not_json = |error: serde_json::Error| MalformedMessage::NotJson(error.to_string());
     let mut reader = serde_json::Deserializer::from_str(json);
-    let told = reader.deserialize_map(MemberVisitor { member }).map_err(not_json)?;
+    let result = reader.deserialize_map(MemberVisitor { member }).map_err(not_json)?;
     reader.end().map_err(not_json)?;
-    told
+    result
 }
 
 #[cfg(test)]

@@ -77,13 +77,13 @@ impl ExchangeSender {
 
     // Splits a batch into its messages. Text that is not JSON is passed on, because the session counts invalid
     // messages.
-    async fn send_messages(&mut self, text: Bytes, news: fn(Bytes, Option<u64>) -> ExchangeMessage) {
+    async fn send_messages(&mut self, text: Bytes, to_message: fn(Bytes, Option<u64>) -> ExchangeMessage) {
         let is_batch = text.trim_ascii_start().first() == Some(&b'[');
         match is_batch.then(|| body::split_messages(&text)).flatten() {
-            None => self.send(news(text, self.request_id)).await,
+            None => self.send(to_message(text, self.request_id)).await,
             Some(batch) => {
                 for message in batch {
-                    self.send(news(message, self.request_id)).await;
+                    self.send(to_message(message, self.request_id)).await;
                 }
             }
         }
@@ -367,16 +367,16 @@ impl ExchangeContext {
         let messages = body::split_messages(&body).unwrap_or_default();
         let in_session = id.filter(|_| self.version.is_some() && self.has_session());
         // A message that the session is unknown counts for any request.
-        let is_told = in_session.is_some()
+        let is_session_unknown = in_session.is_some()
             && if messages.is_empty() {
                 body::is_session_not_found(&String::from_utf8_lossy(&body))
             } else {
                 messages
                     .iter()
                     .filter_map(|message| body::error_message(message))
-                    .any(|said| body::is_session_not_found(&said))
+                    .any(|message| body::is_session_not_found(&message))
             };
-        if !is_told && id.is_some_and(|id| messages.iter().any(|message| body::is_answer_to(message, id))) {
+        if !is_session_unknown && id.is_some_and(|id| messages.iter().any(|message| body::is_answer_to(message, id))) {
             return Ok(messages);
         }
         // A server that no longer has sessions does not know the method, and returns an error without a request id.
@@ -386,7 +386,7 @@ impl ExchangeContext {
             return Ok(vec![answer]);
         }
         let expired = match status {
-            _ if is_told => true,
+            _ if is_session_unknown => true,
             StatusCode::NOT_FOUND => true,
             // A server that knows the session and rejects the request returns an error with the request's id. A server
             // that does not know the session returns a JSON-RPC error without id or with its own id. Plain text or an
@@ -398,12 +398,13 @@ impl ExchangeContext {
             }
             _ => false,
         };
-        let said = messages.iter().find_map(|message| body::error_message(message)).map(|said| self.mask_line(&said));
+        let message =
+            messages.iter().find_map(|message| body::error_message(message)).map(|message| self.mask_line(&message));
         let status = status.as_u16();
         Err(if expired && self.has_session() {
-            FailureKind::SessionExpired { status, message: said }
+            FailureKind::SessionExpired { status, message }
         } else {
-            FailureKind::Status { status, message: said }
+            FailureKind::Status { status, message }
         })
     }
 

@@ -113,15 +113,15 @@ fn redact_url(url: &Url, configured: &Url) -> String {
         return origin;
     }
     let hidden = |segment| {
-        let is_ours = configured.path().split('/').any(|ours| ours == segment);
-        if is_likely_secret(segment, is_ours) { MASKED } else { segment }
+        let is_configured = configured.path().split('/').any(|part| part == segment);
+        if is_likely_secret(segment, is_configured) { MASKED } else { segment }
     };
     let path: Vec<_> = url.path().split('/').map(hidden).collect();
     format!("{origin}{}", path.join("/"))
 }
 
 /// Returns true if a part of a path is treated as a secret. False positives do no harm: the operator knows the address.
-fn is_likely_secret(segment: &str, is_ours: bool) -> bool {
+fn is_likely_secret(segment: &str, is_configured: bool) -> bool {
     let word = |byte: u8| !byte.is_ascii_digit() && !byte.is_ascii_uppercase();
-    segment.len() >= 32 || segment.len() >= 8 && (is_ours || !segment.bytes().all(word))
+    segment.len() >= 32 || segment.len() >= 8 && (is_configured || !segment.bytes().all(word))
 }

@@ -40,7 +40,7 @@ pub(super) struct DnsResolver {
     permits: Arc<Semaphore>,
     suspect_permits: Arc<Semaphore>,
     suspects: Arc<Mutex<HashSet<String>>>,
-    patience: Duration,
+    timeout: Duration,
     // Lookups that have a waiter or a running thread.
     lookups: Arc<Mutex<HashMap<String, Weak<Lookup>>>>,
 }
@@ -51,7 +51,7 @@ impl DnsResolver {
     }
 
     fn with_lookup(
-        patience: Duration,
+        timeout: Duration,
         look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl DnsResolver {
             permits: Arc::new(Semaphore::new(LOOKUPS_MAX)),
             suspect_permits: Arc::new(Semaphore::new(SUSPECT_LOOKUPS_MAX)),
             suspects: Arc::default(),
-            patience,
+            timeout,
             lookups: Arc::default(),
         }
     }
@@ -76,7 +76,7 @@ impl DnsResolver {
         let asked_at = Instant::now();
         let answer = (self.look_up)(host).map_err(|_| ResolveError);
         let mut suspects = self.suspects();
-        if answer.is_ok() && asked_at.elapsed() <= self.patience {
+        if answer.is_ok() && asked_at.elapsed() <= self.timeout {
             suspects.remove(host);
         } else if !suspects.contains(host) {
             if suspects.len() >= SUSPECTS_MAX {
@@ -102,14 +102,14 @@ impl DnsResolver {
         let lookup = self.lookup(&host);
         let begun = lookup.get_or_try_init(|| async {
             // The semaphore is never closed.
-            let place = self.permits(&host).acquire_owned().await.map_err(|_| ResolveError)?;
-            let (told, answered) = watch::channel(None);
-            let (names, kept) = (self.clone(), Arc::clone(&lookup));
+            let permit = self.permits(&host).acquire_owned().await.map_err(|_| ResolveError)?;
+            let (sender, answered) = watch::channel(None);
+            let (names, lookup) = (self.clone(), Arc::clone(&lookup));
             // The thread runs to its end even if all callers have given up. Until then it keeps its permit and its
             // entry in `lookups`.
             spawn_blocking(move || {
-                let _until_then = (place, kept);
-                told.send_replace(Some(names.look_up_blocking(&host)));
+                let _until_then = (permit, lookup);
+                sender.send_replace(Some(names.look_up_blocking(&host)));
             });
             Ok(answered)
         });

@@ -12,8 +12,8 @@ const NAME: HeaderName = HeaderName::from_static(header::NAME);
 /// Returns the headers of a request. A value that cannot be a header is left out, and the server reports it as missing.
 pub(super) fn headers(routing: &RequestHeaders) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     let RequestHeaders { version, method, name, params } = routing;
-    let ours = [(PROTOCOL_VERSION, Some(&**version)), (METHOD, Some(&**method)), (NAME, name.as_deref())];
-    let ours = ours.into_iter().filter_map(|(name, value)| {
+    let headers = [(PROTOCOL_VERSION, Some(&**version)), (METHOD, Some(&**method)), (NAME, name.as_deref())];
+    let headers = headers.into_iter().filter_map(|(name, value)| {
         let mut value = encode_value(value?)?;
         // The name may be an address that contains a secret.
         value.set_sensitive(name == NAME);
@@ -26,7 +26,7 @@ pub(super) fn headers(routing: &RequestHeaders) -> impl Iterator<Item = (HeaderN
         value.set_sensitive(true);
         Some((name, value))
     });
-    ours.chain(params)
+    headers.chain(params)
 }
 
 fn encode_value(value: &str) -> Option<HeaderValue> {

@@ -12,6 +12,7 @@ use mcp_satellite_actors::model::backoff::Backoff;
 use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::seam::{LineEvent, RequestHeaders};
 use mcp_satellite_protocol::body;
+use mcp_satellite_protocol::method;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Response, StatusCode};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -55,7 +56,7 @@ async fn try_request(
 ) -> Result<(), ExchangeFailure> {
     let terms = match routing {
         Some(routing) => {
-            session.context()?.into_stateless(matches!(&*routing.method, "initialize" | "server/discover"))
+            session.context()?.into_stateless(matches!(&*routing.method, method::INITIALIZE | method::DISCOVER))
         }
         None => session.context()?,
     };

@@ -92,7 +92,7 @@ impl TokenHolder {
     /// Returns the holder for an instance of a remote server that has no `Authorization` header of its own.
     pub fn from_spec(spec: &InstanceSpec) -> Option<Self> {
         let ServerTarget::Remote { url, .. } = &spec.target else { return None };
-        let brings_its_own = spec.headers.keys().any(|name| name.eq_ignore_ascii_case("authorization"));
-        (!brings_its_own).then(|| Self { id: spec.id.clone(), name: spec.name.clone(), url: url.clone() })
+        let has_own_header = spec.headers.keys().any(|name| name.eq_ignore_ascii_case("authorization"));
+        (!has_own_header).then(|| Self { id: spec.id.clone(), name: spec.name.clone(), url: url.clone() })
     }
 }

@@ -12,6 +12,7 @@ use mcp_satellite_model::remote::ServerInfo;
 use mcp_satellite_model::secret::SecretMask;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, normalize_escapes};
 use serde::Deserialize;
 use serde_json::json;
@@ -97,7 +98,7 @@ impl OutboundRequest {
     /// Returns the method.
     pub fn method(&self) -> &str {
         match self {
-            Self::Request(CallerRequest::Tool { .. }) => "tools/call",
+            Self::Request(CallerRequest::Tool { .. }) => method::TOOLS_CALL,
             Self::Request(CallerRequest::Method { method, .. }) => method,
             Self::Relay(ClientRelay { message, .. }) => message.method().unwrap_or_default(),
         }
@@ -109,14 +110,14 @@ impl OutboundRequest {
 pub fn is_repeatable(method: &str) -> bool {
     matches!(
         method,
-        "ping"
-            | "tools/list"
-            | "resources/list"
-            | "resources/templates/list"
-            | "resources/read"
-            | "prompts/list"
-            | "prompts/get"
-            | "completion/complete"
+        method::PING
+            | method::TOOLS_LIST
+            | method::RESOURCES_LIST
+            | method::RESOURCE_TEMPLATES_LIST
+            | method::RESOURCES_READ
+            | method::PROMPTS_LIST
+            | method::PROMPTS_GET
+            | method::COMPLETE
     )
 }
 
@@ -187,9 +188,9 @@ impl Drop for CallTicket {
 
 fn mask_error(answer: &MessageView<'_>, text: &ByteString, mask: &SecretMask) -> RpcMessage {
     // The error is rewritten only if it contains a secret.
-    let kept = answer.to_message(text);
+    let unchanged = answer.to_message(text);
     // Compares the decoded text: PHP escapes slashes, Python everything outside ASCII.
-    let (Some(error), true) = (answer.outcome, mask.has_match_in(&normalize_escapes(text))) else { return kept };
+    let (Some(error), true) = (answer.outcome, mask.has_match_in(&normalize_escapes(text))) else { return unchanged };
     let error = serde_json::from_str(error.get()).map_or_else(
         // The error contains numbers or strings that this parser does not support.
         |_| json!({"code": INTERNAL_ERROR, "message": mask.apply(&normalize_escapes(error.get()))}),
@@ -197,7 +198,7 @@ fn mask_error(answer: &MessageView<'_>, text: &ByteString, mask: &SecretMask) ->
     );
     let id = answer.id.map_or("null", RawValue::get);
     let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
-    RpcMessage::parse(text.into()).unwrap_or(kept)
+    RpcMessage::parse(text.into()).unwrap_or(unchanged)
 }
 
 pub(crate) fn server_error(error: Option<&RawValue>, mask: &SecretMask) -> CallError {

@@ -7,6 +7,7 @@ use mcp_satellite_protocol::era::STATELESS_VERSION;
 use mcp_satellite_protocol::header::{RequestHeaders, name_member};
 use mcp_satellite_protocol::header_params::HeaderParam;
 use mcp_satellite_protocol::meta::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION};
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{member, with_members};
 
 use crate::call::{CallerRequest, ClientFacts};
@@ -48,10 +49,10 @@ impl<'a> RequestMeta<'a> {
             RequestIdentity::Client(Some(client)) => (&*client.capabilities, &*client.info),
         };
         let version = format!("\"{STATELESS_VERSION}\"");
-        let mut ours = vec![(VERSION, &*version), (CAPABILITIES, capabilities), (CLIENT_INFO, info)];
-        ours.extend(self.token.map(|token| ("progressToken", token)));
-        ours.extend(self.level.map(|level| (LOG_LEVEL, level)));
-        let meta = with_members(member(params, "_meta").unwrap_or("{}"), &ours);
+        let mut meta_members = vec![(VERSION, &*version), (CAPABILITIES, capabilities), (CLIENT_INFO, info)];
+        meta_members.extend(self.token.map(|token| ("progressToken", token)));
+        meta_members.extend(self.level.map(|level| (LOG_LEVEL, level)));
+        let meta = with_members(member(params, "_meta").unwrap_or("{}"), &meta_members);
         let mut members = vec![("_meta", &*meta)];
         members.extend(self.input);
         with_members(params, &members)
@@ -63,7 +64,7 @@ pub(crate) fn method_and_params(request: &CallerRequest) -> (&str, Option<String
         CallerRequest::Tool { name, arguments, repeatable: _ } => {
             let name = serde_json::Value::from(name.as_str()).to_string();
             let arguments = arguments.as_deref().map_or("{}", serde_json::value::RawValue::get);
-            ("tools/call", Some(with_members("{}", &[("name", &name), ("arguments", arguments)])))
+            (method::TOOLS_CALL, Some(with_members("{}", &[("name", &name), ("arguments", arguments)])))
         }
         CallerRequest::Method { method, params } => (method, params.as_deref().map(|params| params.get().to_owned())),
     }
@@ -77,7 +78,7 @@ pub(crate) fn routing_headers(
     let params = params.unwrap_or("{}");
     let text = |name: &str| serde_json::from_str::<String>(member(params, name)?).ok();
     let name = name_member(method).and_then(text);
-    let tool = name.as_deref().filter(|_| method == "tools/call");
+    let tool = name.as_deref().filter(|_| method == method::TOOLS_CALL);
     let arguments = member(params, "arguments").unwrap_or("{}");
     let marked = tool.map(marked).unwrap_or_default().into_iter();
     let params = marked.filter_map(|mirror| Some((mirror.header.clone(), mirror.value(arguments)?))).collect();
@@ -110,8 +111,8 @@ mod tests {
         let bare = RequestMeta::new(RequestIdentity::Satellite).wrap_params(None);
         assert_eq!(member(&bare, "_meta").and_then(|meta| member(meta, VERSION)), Some("\"2026-07-28\""));
         let client = ClientFacts { capabilities: r#"{"roots":{}}"#.to_owned(), info: r#"{"name":"c"}"#.to_owned() };
-        let theirs = RequestMeta::new(RequestIdentity::Client(Some(&client))).wrap_params(Some("[1]"));
-        assert!(theirs.contains(r#"clientCapabilities":{"roots":{}}"#) && theirs.contains(r#"{"name":"c"}"#));
+        let wrapped = RequestMeta::new(RequestIdentity::Client(Some(&client))).wrap_params(Some("[1]"));
+        assert!(wrapped.contains(r#"clientCapabilities":{"roots":{}}"#) && wrapped.contains(r#"{"name":"c"}"#));
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl ServerLists {
 
     pub(crate) fn record_if_changed(&mut self, catalogue: Catalogue) -> Option<Arc<Catalogue>> {
         // A repeated read with the same result and the same unreadable lists is no news.
-        if self.last_reported.as_deref().is_some_and(|told| is_same(told, &catalogue)) {
+        if self.last_reported.as_deref().is_some_and(|reported| is_same(reported, &catalogue)) {
             return None;
         }
         let catalogue = Arc::new(catalogue);

@@ -37,7 +37,7 @@ pub(crate) fn message_cause(
         Some(None) => return MessageCause::NoClient,
         None => {}
     }
-    let (mut strangers, mut calls, mut clients) = (false, Vec::new(), Vec::new());
+    let (mut has_unknown, mut calls, mut clients) = (false, Vec::new(), Vec::new());
     for origin in in_flight {
         match origin {
             Some(origin) => {
@@ -46,15 +46,15 @@ pub(crate) fn message_cause(
                     clients.push(origin.client);
                 }
             }
-            None => strangers = true,
+            None => has_unknown = true,
         }
     }
-    match (&calls[..], &clients[..], strangers) {
+    match (&calls[..], &clients[..], has_unknown) {
         ([], [], false) => MessageCause::NoCall,
         ([], [], true) => MessageCause::NoClient,
         ([call], _, false) => MessageCause::Call(*call),
         (_, [client], false) => MessageCause::Client(*client),
-        (_, clients, strangers) => MessageCause::SeveralClients(clients.len() + usize::from(strangers)),
+        (_, clients, has_unknown) => MessageCause::SeveralClients(clients.len() + usize::from(has_unknown)),
     }
 }
 

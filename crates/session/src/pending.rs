@@ -148,13 +148,13 @@ impl PendingRequests {
         Some(pending)
     }
 
-    pub(crate) fn remove_caller(&mut self, door: u64) -> Option<(u64, PendingRequest)> {
-        // `door` is the id of the call on admission; a repeated call has another id since then.
-        let is_it = |pending: &PendingRequest| matches!(pending.purpose, PendingPurpose::Caller { admitted_id: its, .. } if its == door);
-        let id = if self.pending.contains_key(&door) {
-            door
+    pub(crate) fn remove_caller(&mut self, admitted_id: u64) -> Option<(u64, PendingRequest)> {
+        // `admitted_id` is the id of the call on admission; a repeated call has another id since then.
+        let is_it = |purpose: &PendingPurpose| matches!(purpose, PendingPurpose::Caller { admitted_id: id, .. } if *id == admitted_id);
+        let id = if self.pending.contains_key(&admitted_id) {
+            admitted_id
         } else {
-            *self.pending.iter().find(|(_, pending)| is_it(pending))?.0
+            *self.pending.iter().find(|(_, pending)| is_it(&pending.purpose))?.0
         };
         Some((id, self.remove(id)?))
     }

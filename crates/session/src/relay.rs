@@ -10,6 +10,7 @@ use bytestring::ByteString;
 use mcp_satellite_model::exit::CallError;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, join_parts, member};
 use serde_json::value::RawValue;
 
@@ -25,7 +26,9 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// arrived, if known.
     fn message_cause(&self, of: Option<u64>) -> MessageCause {
         let origin = |pending: &PendingRequest| match &pending.purpose {
-            PendingPurpose::Caller { client_call: behalf, .. } => Some(behalf.as_ref().map(|behalf| behalf.origin)),
+            PendingPurpose::Caller { client_call, .. } => {
+                Some(client_call.as_ref().map(|client_call| client_call.origin))
+            }
             PendingPurpose::Handshake
             | PendingPurpose::List
             | PendingPurpose::Check
@@ -34,8 +37,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         };
         let of = match of.map(|id| self.calls.pending.get(&id).map(|pending| &pending.purpose)) {
             None => None,
-            Some(Some(PendingPurpose::Caller { client_call: behalf, .. })) => {
-                Some(behalf.as_ref().map(|behalf| behalf.origin))
+            Some(Some(PendingPurpose::Caller { client_call, .. })) => {
+                Some(client_call.as_ref().map(|client_call| client_call.origin))
             }
             // The stream belongs to one of the satellite's own requests.
             Some(Some(
@@ -53,69 +56,69 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         origin::message_cause(of, self.calls.pending.values().filter_map(origin))
     }
 
-    pub(crate) fn forward_notification(&self, said: &MessageView<'_>, text: &ByteString, of: Option<u64>) {
-        self.host.on_notification(self.message_cause(of), said.to_message(text));
+    pub(crate) fn forward_notification(&self, view: &MessageView<'_>, text: &ByteString, of: Option<u64>) {
+        self.host.on_notification(self.message_cause(of), view.to_message(text));
     }
 
     pub(crate) fn on_server_request(
         &mut self,
-        asked: &MessageView<'_>,
+        view: &MessageView<'_>,
         text: &ByteString,
         of: Option<u64>,
     ) -> MessageOutcome {
         if self.outlet.is_flooded() {
             return MessageOutcome::Flooded;
         }
-        let Some(id) = asked.id else { return MessageOutcome::Nothing };
-        if asked.method.as_deref() == Some("ping") {
+        let Some(id) = view.id else { return MessageOutcome::Nothing };
+        if view.method.as_deref() == Some(method::PING) {
             self.outlet.respond(&[r#"{"jsonrpc":"2.0","id":"#, id.get(), r#","result":{}}"#]);
         } else if self.questions.count() >= QUESTIONS_MAX {
             self.send_error(id.get(), INTERNAL_ERROR, "too many requests of the server are not answered yet");
         } else {
             let cause = self.message_cause(of);
             let number = self.questions.open(AnswerRoute::Request(id.get().into()), cause);
-            self.host.on_request(cause, number, asked.to_message(text));
+            self.host.on_request(cause, number, view.to_message(text));
         }
         MessageOutcome::Nothing
     }
 
-    pub(crate) fn on_cancelled(&mut self, said: &MessageView<'_>, text: &ByteString, now: Instant) {
-        if self.on_stream_cancelled(said, now) {
+    pub(crate) fn on_cancelled(&mut self, view: &MessageView<'_>, text: &ByteString, now: Instant) {
+        if self.on_stream_cancelled(view, now) {
             return;
         }
-        let Some(id) = said.cancelled_id.map(RawValue::get) else { return };
+        let Some(id) = view.cancelled_id.map(RawValue::get) else { return };
         let is_it = |open: &AnswerRoute| matches!(open, AnswerRoute::Request(its) if **its == *id);
         let found = self.questions.open.iter().find_map(|(number, (open, _))| is_it(open).then_some(*number));
         let Some(number) = found else { return };
         self.questions.close(number);
-        self.host.on_request_withdrawn(number, said.to_message(text));
+        self.host.on_request_withdrawn(number, view.to_message(text));
     }
 
     /// Forwards progress under the client's own token, and extends the deadline of the call.
-    pub(crate) fn on_progress(&mut self, said: &MessageView<'_>, text: &ByteString, now: Instant) {
+    pub(crate) fn on_progress(&mut self, view: &MessageView<'_>, text: &ByteString, now: Instant) {
         // A token that is not one of our ids belongs to none of our calls.
-        let Some(id) = said.token.and_then(|token| token.get().parse().ok()) else { return };
+        let Some(id) = view.token.and_then(|token| token.get().parse().ok()) else { return };
         self.calls.extend(id, now, self.spec.policy.session.request_timeout_max);
-        let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(behalf), .. }, .. }) =
+        let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(client_call), .. }, .. }) =
             self.calls.pending.get(&id)
         else {
             return;
         };
-        if let Some(token) = &behalf.token
-            && let Ok(message) = RpcMessage::parse(join_parts(&said.to_message(text).with_token(token)))
+        if let Some(token) = &client_call.token
+            && let Ok(message) = RpcMessage::parse(join_parts(&view.to_message(text).with_token(token)))
         {
-            self.host.on_progress(behalf.origin, message);
+            self.host.on_progress(client_call.origin, message);
         }
     }
 
     pub(crate) fn extend_for_open_question(&mut self, id: u64, now: Instant) -> bool {
         // While a client works on a request that the server made for this call, the call gets more time, up to the cap.
-        let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(behalf), .. }, .. }) =
+        let Some(PendingRequest { purpose: PendingPurpose::Caller { client_call: Some(client_call), .. }, .. }) =
             self.calls.pending.get(&id)
         else {
             return false;
         };
-        if !self.questions.has_question_for(behalf.origin) {
+        if !self.questions.has_question_for(client_call.origin) {
             return false;
         }
         self.calls.extend(id, now, self.spec.policy.session.request_timeout_max);
@@ -184,10 +187,10 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
 }
 
 fn input_error(error: Option<&str>) -> CallError {
-    let said = |name| member(error?, name);
-    let code = said("code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
-    let why = said("message").and_then(|message| serde_json::from_str::<String>(message).ok());
+    let field = |name| member(error?, name);
+    let code = field("code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
+    let why = field("message").and_then(|message| serde_json::from_str::<String>(message).ok());
     let why = why.unwrap_or_else(|| "the client answered with an error".to_owned());
     let message = format!("the server's request for input failed: {why}");
-    CallError::Server { code, message, data: said("data").map(str::to_owned) }
+    CallError::Server { code, message, data: field("data").map(str::to_owned) }
 }

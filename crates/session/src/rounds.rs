@@ -5,6 +5,7 @@
 use bytes::Bytes;
 use mcp_satellite_model::exit::CallError;
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{RpcMessage, member, members};
 use serde_json::value::RawValue;
 
@@ -16,7 +17,7 @@ use crate::session::SessionCore;
 use crate::state::{AnswerRoute, InputQuestion, QUESTIONS_MAX};
 
 // Methods that a server may use in an input request.
-const INPUTS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
+const INPUTS: [&str; 3] = [method::CREATE_MESSAGE, method::ELICIT, method::ROOTS_LIST];
 
 fn invalid_input_error(why: &str) -> CallError {
     CallError::Server { code: INTERNAL_ERROR, message: why.to_owned(), data: None }
@@ -28,19 +29,19 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         pending.output_offset = None;
         // The next attempt is another request.
         pending.attempts = 0;
-        let asked = match self.begin_round(&mut pending, result) {
-            Ok(asked) => asked,
+        let requests = match self.begin_round(&mut pending, result) {
+            Ok(requests) => requests,
             Err(why) => return pending.fail(invalid_input_error(&why)),
         };
         let cause = match &pending.purpose {
-            PendingPurpose::Caller { client_call: Some(behalf), .. } => MessageCause::Call(behalf.origin),
+            PendingPurpose::Caller { client_call: Some(client_call), .. } => MessageCause::Call(client_call.origin),
             _ => MessageCause::NoClient,
         };
         self.calls.insert(id, pending);
-        if asked.is_empty() {
+        if requests.is_empty() {
             return self.resend(id);
         }
-        for (name, message) in asked {
+        for (name, message) in requests {
             let number = self.questions.open(AnswerRoute::Input(InputQuestion { call: id, name }), cause);
             let text = format!(r#"{{"jsonrpc":"2.0","id":{number},{message}}}"#);
             let Ok(message) = RpcMessage::parse(Bytes::from(text)) else { continue };
@@ -57,7 +58,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         }
         let malformed = || "the server requests input in an unknown form".to_owned();
         let requests = requests.map_or(Some(Vec::new()), members).ok_or_else(malformed)?;
-        let mut asked = Vec::with_capacity(requests.len());
+        let mut questions = Vec::with_capacity(requests.len());
         for (name, request) in requests {
             let method = member(request, "method").and_then(|method| serde_json::from_str::<String>(method).ok());
             let method = method.filter(|method| INPUTS.contains(&&**method)).ok_or_else(malformed)?;
@@ -67,9 +68,9 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             // The client receives it as a request, so it must be valid as one.
             RpcMessage::parse(Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":0,{request}}}"#)))
                 .map_err(|_| malformed())?;
-            asked.push((name, request));
+            questions.push((name, request));
         }
-        if self.questions.count() + asked.len() > QUESTIONS_MAX {
+        if self.questions.count() + questions.len() > QUESTIONS_MAX {
             return Err("too many requests of the server are not answered yet".to_owned());
         }
         let rounds = pending.rounds.get_or_insert_default();
@@ -79,8 +80,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         rounds.count += 1;
         rounds.state = state.map(str::to_owned);
         rounds.answers.clear();
-        rounds.unanswered = asked.len();
-        Ok(asked)
+        rounds.unanswered = questions.len();
+        Ok(questions)
     }
 
     pub(crate) fn on_input(&mut self, InputQuestion { call, name }: InputQuestion, answer: Result<&str, CallError>) {

@@ -79,8 +79,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             }
             OutboundRequest::Relay(ClientRelay { message, client, .. }) => {
                 let token = message.token().map(|_| &*number);
-                let who = RequestIdentity::Client(client.as_deref());
-                let params = RequestMeta { identity: who, token, level: self.log_level(), input: &input }
+                let identity = RequestIdentity::Client(client.as_deref());
+                let params = RequestMeta { identity, token, level: self.log_level(), input: &input }
                     .wrap_params(message.params());
                 let routing = self.routing_headers(message.method().unwrap_or_default(), Some(&params));
                 self.outlet.request(

@@ -11,6 +11,7 @@ use mcp_satellite_model::secret::SecretMask;
 use mcp_satellite_model::spec::InstanceSpec;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{HEADER_MISMATCH, INTERNAL_ERROR, METHOD_NOT_FOUND};
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageKind, MessageView, utf8_text};
 use serde_json::value::RawValue;
 
@@ -194,12 +195,12 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                     self.schedule_list_retry(unread.pause, now);
                 }
                 // Logged only if something changed since the last report.
-                if let Some(news) = self.lists.record_if_changed(catalogue) {
-                    for (list, why) in news.unreadable.iter().map(|list| list.method()).zip(unread.reasons) {
+                if let Some(changed) = self.lists.record_if_changed(catalogue) {
+                    for (list, why) in changed.unreadable.iter().map(|list| list.method()).zip(unread.reasons) {
                         let what = "cannot read a list; the last known list stays in use";
                         tracing::warn!(instance = %spec.name, list, why, "{what}");
                     }
-                    self.host.report(SessionEvent::Discovered(news));
+                    self.host.report(SessionEvent::Discovered(changed));
                 }
             }
         }
@@ -278,7 +279,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             self.gate.record_activity(now);
         }
         let is_result = view.kind == MessageKind::Result;
-        let heard = if is_result { MessageOutcome::ResultResponse } else { MessageOutcome::ErrorResponse };
+        let outcome = if is_result { MessageOutcome::ResultResponse } else { MessageOutcome::ErrorResponse };
         let spec = self.spec.clone();
         let answer = || match view.outcome {
             Some(result) if is_result => Ok(result),
@@ -289,7 +290,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             PendingPurpose::Handshake => self.on_handshake(id, answer(), now),
             PendingPurpose::List => {
                 self.on_list(answer(), now);
-                heard
+                outcome
             }
             PendingPurpose::Check => match answer() {
                 Ok(_) => MessageOutcome::Checked,
@@ -302,11 +303,11 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             PendingPurpose::Listen => {
                 let is_unknown = matches!(answer(), Err(CallError::Server { code: METHOD_NOT_FOUND, .. }));
                 self.on_stream_ended(id, is_unknown, now);
-                heard
+                outcome
             }
             PendingPurpose::Discover => {
                 self.on_discovered(answer(), now);
-                heard
+                outcome
             }
         }
     }
@@ -372,8 +373,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
 
     fn on_notification(&mut self, view: &MessageView<'_>, text: &ByteString, of: Option<u64>, now: Instant) {
         match view.method.as_deref() {
-            Some("notifications/progress") => self.on_progress(view, text, now),
-            Some("notifications/cancelled") => self.on_cancelled(view, text, now),
+            Some(method::PROGRESS) => self.on_progress(view, text, now),
+            Some(method::CANCELLED) => self.on_cancelled(view, text, now),
             _ if self.on_stream_notification(view, text, of, now) => {}
             method => {
                 if self.is_list_changed(method) {
@@ -391,14 +392,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
 
     pub(crate) fn is_list_changed(&self, method: Option<&str>) -> bool {
         // Before the end of the handshake no list can have changed.
-        let is_of_a_list = matches!(
-            method,
-            Some(
-                "notifications/tools/list_changed"
-                    | "notifications/resources/list_changed"
-                    | "notifications/prompts/list_changed"
-            )
-        );
+        let is_of_a_list =
+            matches!(method, Some(method::TOOLS_CHANGED | method::RESOURCES_CHANGED | method::PROMPTS_CHANGED));
         is_of_a_list && self.initialized_at.is_some()
     }
 
@@ -412,17 +407,17 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// Carries out a command of the port.
     pub fn on_command(&mut self, command: SessionCommand, now: Instant) {
         match command {
-            SessionCommand::Request(asked) => {
-                let AdmittedRequest { id, request: wanted, started, timeout, repeatable, ticket } = asked;
+            SessionCommand::Request(admitted) => {
+                let AdmittedRequest { id, request, started, timeout, repeatable, ticket } = admitted;
                 self.gate.record_activity(started);
-                let Some(ticket) = self.answer_locally(id, &wanted, ticket, now) else { return };
-                let behalf = match &wanted {
+                let Some(ticket) = self.answer_locally(id, &request, ticket, now) else { return };
+                let client_call = match &request {
                     OutboundRequest::Relay(ClientRelay { message, origin, .. }) => {
                         Some(Box::new(RelayedCallOrigin { origin: *origin, token: message.token().map(Into::into) }))
                     }
                     OutboundRequest::Request(_) => None,
                 };
-                let through = matches!(wanted, OutboundRequest::Relay(ClientRelay { era: Era::Stateless, .. }));
+                let through = matches!(request, OutboundRequest::Relay(ClientRelay { era: Era::Stateless, .. }));
                 let purpose = PendingPurpose::Caller {
                     ticket,
                     admitted_id: id,
@@ -430,10 +425,10 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                     timeout,
                     repeatable,
                     passthrough: through,
-                    client_call: behalf,
+                    client_call,
                 };
                 self.calls.insert(id, PendingRequest::new(purpose, started + timeout));
-                self.calls.unsent.push_back((id, wanted));
+                self.calls.unsent.push_back((id, request));
                 self.send_queued();
             }
             SessionCommand::Cancel { id, notification: words } => {

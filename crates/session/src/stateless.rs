@@ -17,6 +17,7 @@ use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND};
 use mcp_satellite_protocol::header_params::{HeaderParam, header_params};
 use mcp_satellite_protocol::meta::SUBSCRIPTION_ID;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageView, RpcMessage, member, with_members, without_member};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -50,8 +51,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     pub(crate) fn record_server(&mut self, server: &Arc<ServerInfo>, now: Instant) {
         if server.era == Era::Stateless {
             let offers = serde_json::from_str(server.capabilities.get()).unwrap_or_default();
-            let kept = self.stateless_state();
-            (kept.support, kept.offers) = (EraSupport::Supported(server.clone()), offers);
+            let stateless = self.stateless_state();
+            (stateless.support, stateless.offers) = (EraSupport::Supported(server.clone()), offers);
         }
         if self.stateless.is_some() {
             for discover in std::mem::take(&mut self.stateless_state().waiting) {
@@ -66,18 +67,18 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             return discover.answer(Ok(None));
         }
         let is_met = self.initialized_at.is_some();
-        let kept = self.stateless_state();
-        match &kept.support {
+        let stateless = self.stateless_state();
+        match &stateless.support {
             EraSupport::Supported(server) => return discover.answer(Ok(Some(server.clone()))),
             EraSupport::Unsupported(until) if until.is_none_or(|until| now < until) => {
                 return discover.answer(Ok(None));
             }
-            EraSupport::Unsupported(_) => kept.support = EraSupport::Unknown,
+            EraSupport::Unsupported(_) => stateless.support = EraSupport::Unknown,
             EraSupport::Unknown | EraSupport::Pending => {}
         }
-        kept.waiting.push(discover);
-        if is_met && matches!(kept.support, EraSupport::Unknown) {
-            kept.support = EraSupport::Pending;
+        stateless.waiting.push(discover);
+        if is_met && matches!(stateless.support, EraSupport::Unknown) {
+            stateless.support = EraSupport::Pending;
             let deadline = now + era::DISCOVER_WAIT_MAX;
             self.send_own_request(Era::Stateless.opening_method(), None, PendingPurpose::Discover, deadline);
         }
@@ -100,12 +101,12 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             Err(CallError::Server { .. }) => (EraSupport::Unsupported(None), Ok(None)),
             Err(error) => (EraSupport::Unknown, Err(error)),
         };
-        let kept = self.stateless_state();
+        let stateless = self.stateless_state();
         if let EraSupport::Supported(server) = &known {
-            kept.offers = serde_json::from_str(server.capabilities.get()).unwrap_or_default();
+            stateless.offers = serde_json::from_str(server.capabilities.get()).unwrap_or_default();
         }
-        kept.support = known;
-        for discover in std::mem::take(&mut kept.waiting) {
+        stateless.support = known;
+        for discover in std::mem::take(&mut stateless.waiting) {
             discover.answer(answer.clone());
         }
         // Changes made by clients of the stateless era are announced on a stream only, not in the session.
@@ -115,8 +116,10 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// Forgets that a server with sessions supports the stateless era too.
     pub fn forget_era_support(&mut self) {
         // A server with sessions refused a stateless request although it had declared support: it is asked again.
-        if let Some(kept) = self.stateless.as_mut().filter(|kept| matches!(kept.support, EraSupport::Supported(_))) {
-            kept.support = EraSupport::Unknown;
+        if let Some(stateless) =
+            self.stateless.as_mut().filter(|stateless| matches!(stateless.support, EraSupport::Supported(_)))
+        {
+            stateless.support = EraSupport::Unknown;
         }
     }
 
@@ -127,7 +130,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     }
 
     fn is_stateless_supported(&self) -> bool {
-        self.stateless.as_ref().is_some_and(|kept| matches!(kept.support, EraSupport::Supported(_)))
+        self.stateless.as_ref().is_some_and(|stateless| matches!(stateless.support, EraSupport::Supported(_)))
     }
 
     // ---- headers ----
@@ -147,7 +150,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     }
 
     pub(crate) fn marked_params(&self, tool: &str) -> Vec<HeaderParam> {
-        self.stateless.as_ref().and_then(|kept| kept.marked_params.get(tool)).cloned().unwrap_or_default()
+        self.stateless.as_ref().and_then(|stateless| stateless.marked_params.get(tool)).cloned().unwrap_or_default()
     }
 
     // ---- session requests of clients ----
@@ -178,29 +181,29 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         };
         if self.era == Era::Sessions {
             // The request goes to the session, and the stream beside it gets the new filter.
-            if matches!(method, "resources/subscribe" | "resources/unsubscribe")
+            if matches!(method, method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE)
                 && let Some(uri) = param("uri")
             {
-                self.set_subscription(uri, method == "resources/subscribe", now);
+                self.set_subscription(uri, method == method::RESOURCES_SUBSCRIBE, now);
             }
             return Some(ticket);
         }
         let done = match method {
-            "ping" => Ok(()),
-            "logging/setLevel" => match param("level").filter(|level| LEVELS.contains(&&**level)) {
+            method::PING => Ok(()),
+            method::SET_LOG_LEVEL => match param("level").filter(|level| LEVELS.contains(&&**level)) {
                 Some(level) => {
                     self.stateless_state().log_level = Some(format!("\"{level}\""));
                     Ok(())
                 }
                 None => Err((INVALID_PARAMS, "`level` is missing or unknown")),
             },
-            "resources/subscribe" | "resources/unsubscribe" => match param("uri") {
+            method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE => match param("uri") {
                 None => Err((INVALID_PARAMS, "`uri` is missing")),
                 Some(_) if !self.stateless_state().offers.resources.subscribe => {
                     Err((METHOD_NOT_FOUND, "the server does not support subscriptions"))
                 }
                 Some(uri) => {
-                    self.set_subscription(uri, method == "resources/subscribe", now);
+                    self.set_subscription(uri, method == method::RESOURCES_SUBSCRIBE, now);
                     Ok(())
                 }
             },
@@ -231,34 +234,33 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
 
     pub(crate) fn listen(&mut self, now: Instant) {
         // The new stream replaces the previous one.
-        if let Some(kept) = &mut self.stateless {
-            kept.stream.retry_at = None;
+        if let Some(stateless) = &mut self.stateless {
+            stateless.stream.retry_at = None;
         }
         if !self.is_stateless_supported() || self.initialized_at.is_none() {
             return;
         }
-        let kept = self.stateless_state();
-        if kept.stream.is_unsupported {
+        let stateless = self.stateless_state();
+        if stateless.stream.is_unsupported {
             return;
         }
-        let NotifiedChanges { tools, resources, prompts } = kept.offers;
+        let NotifiedChanges { tools, resources, prompts } = stateless.offers;
         let mut filter = serde_json::Map::new();
         let lists = [("toolsListChanged", tools), ("resourcesListChanged", resources), ("promptsListChanged", prompts)];
         for (name, _) in lists.iter().filter(|(_, of)| of.list_changed) {
             filter.insert((*name).to_owned(), true.into());
         }
-        if kept.offers.resources.subscribe && !kept.subscribed_uris.is_empty() {
-            filter.insert("resourceSubscriptions".to_owned(), kept.subscribed_uris.iter().cloned().collect());
+        if stateless.offers.resources.subscribe && !stateless.subscribed_uris.is_empty() {
+            filter.insert("resourceSubscriptions".to_owned(), stateless.subscribed_uris.iter().cloned().collect());
         }
-        let before = kept.stream.current.take();
+        let before = stateless.stream.current.take();
         if filter.is_empty() {
             return self.close_stream(before);
         }
-        let earlier = std::mem::replace(&mut kept.stream.previous, before);
+        let earlier = std::mem::replace(&mut stateless.stream.previous, before);
         self.close_stream(earlier);
         let params = json!({ "notifications": filter }).to_string();
-        let id =
-            self.send_own_request("subscriptions/listen", Some(&params), PendingPurpose::Listen, now + TIMEOUT_MAX);
+        let id = self.send_own_request(method::LISTEN, Some(&params), PendingPurpose::Listen, now + TIMEOUT_MAX);
         self.stateless_state().stream.current = Some(id);
     }
 
@@ -274,8 +276,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// backoff unless the server does not know streams (`is_unknown`).
     pub fn on_stream_ended(&mut self, id: u64, is_unknown: bool, now: Instant) -> bool {
         let policy = &self.spec.policy.reconnect;
-        let Some(kept) = &mut self.stateless else { return false };
-        let listening = &mut kept.stream;
+        let Some(stateless) = &mut self.stateless else { return false };
+        let listening = &mut stateless.stream;
         if listening.current != Some(id) {
             listening.previous = listening.previous.filter(|leaving| *leaving != id);
             return false;
@@ -290,13 +292,13 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     }
 
     fn is_stream(&self, id: u64) -> bool {
-        let Some(kept) = &self.stateless else { return false };
-        [kept.stream.current, kept.stream.previous].contains(&Some(id))
+        let Some(stateless) = &self.stateless else { return false };
+        [stateless.stream.current, stateless.stream.previous].contains(&Some(id))
     }
 
-    pub(crate) fn on_stream_cancelled(&mut self, said: &MessageView<'_>, now: Instant) -> bool {
+    pub(crate) fn on_stream_cancelled(&mut self, view: &MessageView<'_>, now: Instant) -> bool {
         // Over a pipe the server ends a stream with `notifications/cancelled`.
-        let id = said.cancelled_id.and_then(|of| of.get().parse().ok());
+        let id = view.cancelled_id.and_then(|of| of.get().parse().ok());
         let Some(id) = id.filter(|id| self.is_stream(*id)) else { return false };
         self.calls.remove(id);
         self.on_stream_ended(id, false, now);
@@ -305,7 +307,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
 
     pub(crate) fn on_stream_notification(
         &mut self,
-        said: &MessageView<'_>,
+        view: &MessageView<'_>,
         text: &ByteString,
         of: Option<u64>,
         now: Instant,
@@ -314,26 +316,26 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         if self.stateless.is_none() {
             return false;
         }
-        let meta = said.params.and_then(|params| member(params.get(), "_meta"));
+        let meta = view.params.and_then(|params| member(params.get(), "_meta"));
         let named = meta.and_then(|meta| member(meta, SUBSCRIPTION_ID)?.parse().ok());
         let Some(id) = named.or(of).filter(|id| self.is_stream(*id)) else { return false };
-        match said.method.as_deref() {
-            Some("notifications/subscriptions/acknowledged") => self.on_acknowledged(id, now),
+        match view.method.as_deref() {
+            Some(method::ACKNOWLEDGED) => self.on_acknowledged(id, now),
             method => {
                 if self.is_list_changed(method) {
                     self.lists.schedule_read(now + self.spec.policy.session.list_changed_debounce);
                 }
                 // The subscription id is ours and means nothing to clients.
-                let kept = said.to_message(text);
-                let told = meta.zip(said.params).and_then(|(meta, params)| {
+                let message = view.to_message(text);
+                let stripped = meta.zip(view.params).and_then(|(meta, params)| {
                     let meta = without_member(meta, SUBSCRIPTION_ID);
                     let params = match &*meta {
                         "{}" => without_member(params.get(), "_meta"),
                         meta => with_members(params.get(), &[("_meta", meta)]),
                     };
-                    RpcMessage::parse(kept.with_params(&params).into()).ok()
+                    RpcMessage::parse(message.with_params(&params).into()).ok()
                 });
-                self.host.on_notification(MessageCause::NoCall, told.unwrap_or(kept));
+                self.host.on_notification(MessageCause::NoCall, stripped.unwrap_or(message));
             }
         }
         true

@@ -52,8 +52,8 @@ impl SimBehavior {
 
     fn refusal_for(&self, spec: &InstanceSpec) -> Option<FailureKind> {
         let (name, wanted) = self.required_header.as_ref()?;
-        let given = spec.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name));
-        let refused = given.is_none_or(|(_, given)| given != wanted);
+        let value = spec.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name));
+        let refused = value.is_none_or(|(_, value)| value != wanted);
         refused.then(|| self.refusal.clone().unwrap_or(FailureKind::Unauthorized { challenge: None }))
     }
 }
@@ -234,28 +234,28 @@ impl SimEndpoint {
     }
 
     pub(super) fn register(&self, line: u64, waker: &Waker) {
-        if let Some(seat) = self.state().inboxes.get_mut(&line) {
-            seat.waker = Some(waker.clone());
+        if let Some(inbox) = self.state().inboxes.get_mut(&line) {
+            inbox.waker = Some(waker.clone());
         }
     }
 
     pub(super) fn wake(&self, line: u64) {
-        let waker = self.state().inboxes.get_mut(&line).and_then(|seat| seat.waker.take());
+        let waker = self.state().inboxes.get_mut(&line).and_then(|inbox| inbox.waker.take());
         waker.inspect(Waker::wake_by_ref);
     }
 
     pub(super) fn take_events(&self, line: u64) -> VecDeque<EndpointEvent> {
-        self.state().inboxes.get_mut(&line).map(|seat| mem::take(&mut seat.events)).unwrap_or_default()
+        self.state().inboxes.get_mut(&line).map(|inbox| mem::take(&mut inbox.events)).unwrap_or_default()
     }
 
     pub(super) fn with_behavior<T>(&self, of: impl FnOnce(&mut SimBehavior) -> T) -> T {
         of(&mut self.state().behavior)
     }
 
-    pub(super) fn next_failure(&self, is_asked: bool) -> Option<FailureKind> {
-        let manner = &mut self.state().behavior;
-        let next = if is_asked { manner.next_failures.pop_front() } else { None };
-        next.or_else(|| manner.down.clone())
+    pub(super) fn next_failure(&self, is_request: bool) -> Option<FailureKind> {
+        let behavior = &mut self.state().behavior;
+        let next = if is_request { behavior.next_failures.pop_front() } else { None };
+        next.or_else(|| behavior.down.clone())
     }
 
     /// Returns the failure with which an arrived message is refused, if it is. `session` is the session that it names.
@@ -327,11 +327,11 @@ impl SimEndpoint {
         state.sessions.forgotten += mem::take(&mut state.open_sessions).len() as u64;
     }
 
-    fn broadcast(&self, news: &EndpointEvent) {
+    fn broadcast(&self, event: &EndpointEvent) {
         let mut wakers = Vec::new();
-        for seat in self.state().inboxes.values_mut() {
-            seat.events.push_back(news.clone());
-            wakers.extend(seat.waker.take());
+        for inbox in self.state().inboxes.values_mut() {
+            inbox.events.push_back(event.clone());
+            wakers.extend(inbox.waker.take());
         }
         wakers.iter().for_each(Waker::wake_by_ref);
     }
@@ -356,11 +356,11 @@ impl SimRemote {
 
     /// Makes the endpoint unreachable from now on. Sessions and exchanges in progress are not affected.
     pub fn take_down(&self, kind: FailureKind) {
-        self.change(|manner| manner.down = Some(kind));
+        self.change(|behavior| behavior.down = Some(kind));
     }
 
     pub fn bring_up(&self) {
-        self.change(|manner| manner.down = None);
+        self.change(|behavior| behavior.down = None);
     }
 
     /// Kills the server: it is unreachable from now on, exchanges in progress break off, and its sessions are
@@ -392,7 +392,7 @@ impl SimRemote {
     }
 
     pub fn fail_next(&self, kinds: impl IntoIterator<Item = FailureKind>) {
-        self.change(|manner| manner.next_failures = kinds.into_iter().collect());
+        self.change(|behavior| behavior.next_failures = kinds.into_iter().collect());
     }
 
     pub async fn wait_until(&self, mut seen: impl FnMut(&Self) -> bool) {

@@ -27,6 +27,7 @@ use mcp_satellite_actors::seam::ProcessEnd;
 use mcp_satellite_protocol::era::SESSION_VERSIONS;
 use mcp_satellite_protocol::error_code::{INVALID_REQUEST, PARSE_ERROR};
 use mcp_satellite_protocol::header::{PROTOCOL_VERSION, SESSION_ID};
+use mcp_satellite_protocol::method;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -121,7 +122,7 @@ pub async fn serve_http(
         began: Instant::now(),
         session_id_prefix: RandomState::new().hash_one(()),
         opened: AtomicU64::new(0),
-        books: Mutex::default(),
+        state: Mutex::default(),
         end,
     });
     let routes = Router::new()
@@ -167,12 +168,12 @@ struct HttpEndpoint {
     // Random for each process, so that session ids of an ended process are not valid.
     session_id_prefix: u64,
     opened: AtomicU64,
-    books: Mutex<HttpBooks>,
+    state: Mutex<HttpState>,
     end: watch::Sender<Option<ProcessEnd>>,
 }
 
 #[derive(Default)]
-struct HttpBooks {
+struct HttpState {
     sessions: HashMap<String, Arc<HttpSession>>,
     // By `x-instance`: number of unanswered `initialize` requests.
     pending_initializes: HashMap<Box<str>, u64>,
@@ -180,13 +181,13 @@ struct HttpBooks {
 }
 
 impl HttpEndpoint {
-    fn books(&self) -> MutexGuard<'_, HttpBooks> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, HttpState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stats(&self) -> HttpStats {
-        let books = self.books();
-        HttpStats { sessions: books.sessions.len(), instances: books.pending_initializes.len(), ..books.stats.clone() }
+        let state = self.state();
+        HttpStats { sessions: state.sessions.len(), instances: state.pending_initializes.len(), ..state.stats.clone() }
     }
 
     fn open_session(self: &Arc<Self>) -> Arc<HttpSession> {
@@ -205,7 +206,7 @@ impl HttpEndpoint {
             }),
             changed: Notify::new(),
         });
-        self.books().sessions.insert(session.id.clone(), Arc::clone(&session));
+        self.state().sessions.insert(session.id.clone(), Arc::clone(&session));
         if self.script.exit_after.is_some() {
             let session = Arc::clone(&session);
             tokio::spawn(async move { session.wait_for(|exchange| exchange.closed.then_some(())).await });
@@ -217,11 +218,11 @@ impl HttpEndpoint {
         let Some(id) = headers.get(SESSION_ID).and_then(|id| id.to_str().ok()) else {
             return Err(HttpRefusal(StatusCode::BAD_REQUEST, "no session id"));
         };
-        let mut books = self.books();
-        if let Some(session) = books.sessions.get(id) {
+        let mut state = self.state();
+        if let Some(session) = state.sessions.get(id) {
             return Ok(Arc::clone(session));
         }
-        books.stats.strangers += 1;
+        state.stats.strangers += 1;
         Err(HttpRefusal(StatusCode::NOT_FOUND, "no such session"))
     }
 }
@@ -329,12 +330,12 @@ impl HttpSession {
             }
             number
         };
-        self.endpoint.books().stats.posts_open += 1;
+        self.endpoint.state().stats.posts_open += 1;
         PendingAnswer { session: self, number, initializing_instance: None }
     }
 
     fn close(&self) {
-        self.endpoint.books().sessions.remove(&self.id);
+        self.endpoint.state().sessions.remove(&self.id);
         self.exchange().closed = true;
         self.changed.notify_waiters();
     }
@@ -342,9 +343,9 @@ impl HttpSession {
 
 impl SessionExchange {
     fn route_output(&mut self, answers: AnswerFormat) {
-        let said = self.server.out.split().freeze();
-        for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let message = said.slice_ref(line);
+        let output = self.server.out.split().freeze();
+        for line in output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let message = output.slice_ref(line);
             let Ok(RoutedMessage { id, params }) = serde_json::from_slice(line) else { continue };
             let token = params.and_then(|about| about.progress_token);
             let place = self.waiting.iter_mut().find(|waiting| match (id, token) {
@@ -392,10 +393,10 @@ impl PendingAnswer {
 impl Drop for PendingAnswer {
     fn drop(&mut self) {
         self.session.exchange().waiting.retain(|waiting| waiting.number != self.number);
-        let mut books = self.session.endpoint.books();
-        books.stats.posts_open -= 1;
+        let mut state = self.session.endpoint.state();
+        state.stats.posts_open -= 1;
         if let Some(open) =
-            self.initializing_instance.take().and_then(|instance| books.pending_initializes.get_mut(&instance))
+            self.initializing_instance.take().and_then(|instance| state.pending_initializes.get_mut(&instance))
         {
             *open -= 1;
         }
@@ -407,7 +408,7 @@ struct GetStream(Arc<HttpSession>);
 impl Drop for GetStream {
     fn drop(&mut self) {
         self.0.exchange().has_get_stream = false;
-        self.0.endpoint.books().stats.streams -= 1;
+        self.0.endpoint.state().stats.streams -= 1;
     }
 }
 
@@ -419,7 +420,7 @@ async fn handle_post(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderM
         return refuse_as(StatusCode::BAD_REQUEST, PARSE_ERROR, "not JSON-RPC");
     };
     let method = message.method.as_ref().map(|method| &*method.0);
-    let begins = method == Some("initialize") && !headers.contains_key(SESSION_ID);
+    let begins = method == Some(method::INITIALIZE) && !headers.contains_key(SESSION_ID);
     let session = if begins {
         endpoint.open_session()
     } else {
@@ -452,14 +453,14 @@ impl HttpEndpoint {
         let after = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let instance = headers.get(INSTANCE).and_then(|instance| instance.to_str().ok());
         let instance: Option<Box<str>> = instance.map(Into::into);
-        let mut books = self.books();
-        books.stats.initializes += 1;
-        books.stats.initialized_at_ms.push(after);
+        let mut state = self.state();
+        state.stats.initializes += 1;
+        state.stats.initialized_at_ms.push(after);
         if let Some(instance) = instance.clone() {
-            let open = books.pending_initializes.entry(instance).or_default();
+            let open = state.pending_initializes.entry(instance).or_default();
             *open += 1;
             let overlaps = *open > 1;
-            books.stats.overlaps += u64::from(overlaps);
+            state.stats.overlaps += u64::from(overlaps);
         }
         instance
     }
@@ -497,7 +498,7 @@ async fn handle_get(State(endpoint): State<Arc<HttpEndpoint>>, headers: HeaderMa
     if std::mem::replace(&mut session.exchange().has_get_stream, true) {
         return refuse(StatusCode::CONFLICT, "the session already has a GET stream");
     }
-    endpoint.books().stats.streams += 1;
+    endpoint.state().stats.streams += 1;
     let events = stream::unfold(GetStream(session), async |listening| {
         let wanted = |exchange: &mut SessionExchange| match exchange.unsolicited.pop_front() {
             Some(message) => Some(Some(message)),

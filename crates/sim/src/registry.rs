@@ -30,10 +30,10 @@ impl SimRegistry {
         }
     }
 
-    pub(super) fn remove(&self, id: &InstanceId, gone: &SimProcessState) {
+    pub(super) fn remove(&self, id: &InstanceId, ended: &SimProcessState) {
         let mut registry = self.state();
         let Some(processes) = registry.servers.get_mut(id) else { return };
-        processes.retain(|control| !std::ptr::eq(&raw const **control, gone));
+        processes.retain(|control| !std::ptr::eq(&raw const **control, ended));
         if processes.is_empty() {
             registry.servers.remove(id);
         }

@@ -20,6 +20,7 @@ use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::spec::{InstanceSpec, RemoteTransport, ServerTarget};
 use mcp_satellite_actors::seam::{LineEvent, LineOutput, ServerLine};
 use mcp_satellite_protocol::error_code::METHOD_NOT_FOUND;
+use mcp_satellite_protocol::method;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -91,7 +92,7 @@ impl SimLine {
         run: RunNumber,
         script: Arc<SimScript>,
     ) -> Self {
-        let seed = endpoint.with_behavior(|manner| manner.seed);
+        let seed = endpoint.with_behavior(|behavior| behavior.seed);
         Self {
             number: endpoint.add_line(),
             endpoint,
@@ -152,7 +153,7 @@ impl SimLine {
     /// Returns the transit time, or the connect timeout if connecting takes longer.
     fn transit_time(&mut self, fails: &mut Option<FailureKind>) -> Duration {
         let (connect, delay, jitter) =
-            self.endpoint.with_behavior(|manner| (manner.connect_delay, manner.delay, manner.jitter));
+            self.endpoint.with_behavior(|behavior| (behavior.connect_delay, behavior.delay, behavior.jitter));
         let takes = self.rng.vary(delay, jitter);
         if self.connected {
             return takes;
@@ -187,8 +188,8 @@ impl SimLine {
     }
 
     fn advance(&mut self, now: Instant) {
-        for news in self.endpoint.take_events(self.number) {
-            match news {
+        for event in self.endpoint.take_events(self.number) {
+            match event {
                 EndpointEvent::Cut => self.cut(now),
                 EndpointEvent::Lost(kind) => self.inbox.push_back(LineEvent::Lost(failure(kind))),
                 EndpointEvent::Message(message) => self.inbox.push_back(LineEvent::Message { message, request: None }),
@@ -251,7 +252,7 @@ impl SimLine {
         };
         let (silent, unknown) = self
             .endpoint
-            .with_behavior(|manner| (manner.is_silent_on(method), manner.unknown_methods.contains(method)));
+            .with_behavior(|behavior| (behavior.is_silent_on(method), behavior.unknown_methods.contains(method)));
         match what {
             // A client waits for the confirmation of the end of a session for a limited time only.
             TransitKind::Close if silent => {
@@ -279,7 +280,7 @@ impl SimLine {
                 });
                 self.handle_output(now, answer.trim_ascii_end());
             }
-            TransitKind::Request(_) if method == "initialize" => {
+            TransitKind::Request(_) if method == method::INITIALIZE => {
                 let server = self.new_server(now);
                 self.session = Some(SimSession { number: None, server });
                 self.deliver_to_session(now, &what, body);
@@ -310,7 +311,7 @@ impl SimLine {
     }
 
     fn current_script(&self) -> Arc<SimScript> {
-        self.endpoint.with_behavior(|manner| manner.script.clone()).unwrap_or_else(|| Arc::clone(&self.script))
+        self.endpoint.with_behavior(|behavior| behavior.script.clone()).unwrap_or_else(|| Arc::clone(&self.script))
     }
 
     fn new_server(&self, now: Instant) -> SimResponder {
@@ -319,18 +320,18 @@ impl SimLine {
 
     fn refusal(&self, what: &TransitKind, body: &[u8]) -> Option<FailureKind> {
         let session = self.session.as_ref().and_then(|session| session.number);
-        let is_handshake = ParsedMessage::parse(body).method == "initialize";
+        let is_handshake = ParsedMessage::parse(body).method == method::INITIALIZE;
         match what {
             TransitKind::Probe(_) => {
-                let unhealthy = self.endpoint.with_behavior(|manner| manner.health_failure.clone());
+                let unhealthy = self.endpoint.with_behavior(|behavior| behavior.health_failure.clone());
                 self.endpoint.refusal_for(&self.spec, None).or(unhealthy)
             }
             TransitKind::Request(_) if is_handshake => self.endpoint.refusal_for(&self.spec, None),
             // For a server with sessions, the request lacks a session id.
             TransitKind::Stateless(_) => {
-                let said = Some("no session id".to_owned());
-                let knows_none = self.current_script().speaks == SpokenEras::Sessions;
-                let refused = knows_none.then_some(FailureKind::Status { status: 400, message: said });
+                let message = Some("no session id".to_owned());
+                let is_without_sessions = self.current_script().speaks == SpokenEras::Sessions;
+                let refused = is_without_sessions.then_some(FailureKind::Status { status: 400, message });
                 self.endpoint.refusal_for(&self.spec, None).or(refused)
             }
             // Only a handshake creates a session, and all other messages need one.
@@ -383,9 +384,9 @@ impl SimLine {
         session.server.run_due_timers(now);
         // Output on stderr is dropped.
         session.server.err.clear();
-        let said = mem::take(&mut session.server.out).freeze();
+        let output = mem::take(&mut session.server.out).freeze();
         let has_ended = matches!(session.server.phase, SimPhase::Ended(_));
-        for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        for line in output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             self.handle_output(now, line);
         }
         if let Some(session) = self.session.as_mut().filter(|_| has_ended) {
@@ -400,12 +401,12 @@ impl SimLine {
         let Some(server) = &mut self.stateless_server else { return };
         server.run_due_timers(now);
         server.err.clear();
-        let said = mem::take(&mut server.out).freeze();
+        let output = mem::take(&mut server.out).freeze();
         if matches!(server.phase, SimPhase::Ended(_)) {
             self.stateless_server = None;
             self.cut(now);
         }
-        for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        for line in output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match stream_of(line) {
                 // A message on the way belongs to the stream of an open request; otherwise it is dropped.
                 Some(id) if self.open_exchanges.contains_key(&id) => {
@@ -509,7 +510,7 @@ impl ServerLine for SimLine {
             LineOutput::Request { id, body, header_timeout, routing } => {
                 let opening = ParsedMessage::parse(&body).method;
                 let is_handshake =
-                    opening == "initialize" || (opening == "server/discover" && header_timeout.is_some());
+                    opening == method::INITIALIZE || (opening == method::DISCOVER && header_timeout.is_some());
                 drop(opening);
                 let attempt = is_handshake.then(|| self.endpoint.begin_attempt(self.run, now));
                 self.open_exchange(now, id, header_timeout, attempt, routing.is_some());
@@ -613,7 +614,7 @@ impl<'a> ParsedMessage<'a> {
     fn parse(body: &'a [u8]) -> Self {
         let Ok(message) = serde_json::from_slice::<WireMessage<'_>>(body) else { return Self::default() };
         let method = message.method.map(|method| method.0).unwrap_or_default();
-        let call = (method == "tools/call").then(|| parse::<CallParams<'_>>(message.params).ok()).flatten();
+        let call = (method == method::TOOLS_CALL).then(|| parse::<CallParams<'_>>(message.params).ok()).flatten();
         let refusal = method.is_empty().then(|| serde_json::from_slice::<ErrorField<'_>>(body).ok()).flatten();
         Self {
             id: message.id.and_then(|id| id.get().parse().ok()),

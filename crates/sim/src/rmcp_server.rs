@@ -114,12 +114,12 @@ impl ServerHandler for RmcpServer {
 }
 
 async fn sleep_with_progress(
-    asked: &SleepArguments,
+    arguments: &SleepArguments,
     context: &RequestContext<RoleServer>,
 ) -> Result<String, ErrorData> {
-    let total = Duration::from_millis(asked.ms);
+    let total = Duration::from_millis(arguments.ms);
     let progress = async {
-        let (Some(every), Some(token)) = (asked.progress_every_ms, context.meta.get_progress_token()) else {
+        let (Some(every), Some(token)) = (arguments.progress_every_ms, context.meta.get_progress_token()) else {
             return std::future::pending::<Infallible>().await;
         };
         let mut ticks = interval(Duration::from_millis(every.max(1)));
@@ -129,17 +129,17 @@ async fn sleep_with_progress(
         loop {
             ticks.tick().await;
             done += every;
-            let progress = ProgressNotificationParam::new(token.clone(), done as f64).with_total(asked.ms as f64);
+            let progress = ProgressNotificationParam::new(token.clone(), done as f64).with_total(arguments.ms as f64);
             if context.peer.notify_progress(progress).await.is_err() {
                 return std::future::pending().await;
             }
         }
     };
     let cancelled =
-        async { if asked.ignore_cancel { std::future::pending().await } else { context.ct.cancelled().await } };
+        async { if arguments.ignore_cancel { std::future::pending().await } else { context.ct.cancelled().await } };
     tokio::select! {
         biased;
-        () = sleep(total) => Ok(format!("slept {} ms", asked.ms)),
+        () = sleep(total) => Ok(format!("slept {} ms", arguments.ms)),
         never = progress => match never {},
         () = cancelled => Err(ErrorData::internal_error("cancelled", None)),
     }

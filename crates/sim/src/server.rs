@@ -20,6 +20,7 @@ use mcp_satellite_protocol::era::{NEWEST_SESSION_VERSION, SESSION_VERSIONS};
 use mcp_satellite_protocol::error_code::{
     INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR,
 };
+use mcp_satellite_protocol::method;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
@@ -329,15 +330,17 @@ impl SimResponder {
             return self.list(of, id, message.params);
         }
         match (method, message.id) {
-            (Some("initialize"), Some(id)) => self.initialize(now, id, message.params),
-            (Some("ping"), Some(id)) => {
+            (Some(method::INITIALIZE), Some(id)) => self.initialize(now, id, message.params),
+            (Some(method::PING), Some(id)) => {
                 self.pings += 1;
                 self.answer(id, |line| line.put_slice(b"\"result\":{}"));
             }
-            (Some("tools/call"), Some(id)) if !self.script.no_tools_capability => self.call(now, id, message.params),
+            (Some(method::TOOLS_CALL), Some(id)) if !self.script.no_tools_capability => {
+                self.call(now, id, message.params)
+            }
             (Some(method), Some(id)) => self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}")),
-            (Some("notifications/initialized"), None) => self.handle_initialized(now),
-            (Some("notifications/cancelled"), None) => self.cancel(message.params),
+            (Some(method::INITIALIZED), None) => self.handle_initialized(now),
+            (Some(method::CANCELLED), None) => self.cancel(message.params),
             // Other notifications, and responses: this server sends no requests.
             (Some(_), None) | (None, Some(_)) => {}
             (None, None) => self.refuse(RawValue::NULL, INVALID_REQUEST, "neither a request nor a response"),

@@ -9,6 +9,7 @@ use mcp_satellite_protocol::error_code::{
     INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION,
 };
 use mcp_satellite_protocol::meta::{SERVER_INFO, SUBSCRIPTION_ID};
+use mcp_satellite_protocol::method;
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
@@ -42,13 +43,13 @@ impl SimResponder {
         }
         let alone = parse::<wire::StatelessParams<'_>>(params).unwrap_or_default();
         let envelope = alone.meta.as_ref().filter(|meta| meta.version.is_some());
-        let asked = if envelope.is_some() && method != "initialize" { Era::Stateless } else { Era::Sessions };
+        let requested = if envelope.is_some() && method != method::INITIALIZE { Era::Stateless } else { Era::Sessions };
         // As in the libraries, the first request decides the era of a connection.
         let era = match speaks {
-            SpokenEras::Both => *self.stateless.era.get_or_insert(asked),
+            SpokenEras::Both => *self.stateless.era.get_or_insert(requested),
             SpokenEras::Stateless | SpokenEras::Sessions => Era::Stateless,
         };
-        match (era, asked) {
+        match (era, requested) {
             (Era::Sessions, Era::Sessions) => false,
             (Era::Sessions, Era::Stateless) => {
                 self.refuse(id, INVALID_REQUEST, "this connection uses a session");
@@ -76,7 +77,7 @@ impl SimResponder {
 
     fn refuse_session(&mut self, method: &str, id: &RawValue) {
         let script = Arc::clone(&self.script);
-        if method == "initialize" {
+        if method == method::INITIALIZE {
             self.refuse(id, script.handshake_code.unwrap_or(UNSUPPORTED_VERSION), "this server has no sessions");
             if script.exit_on_refusal {
                 self.phase = SimPhase::Ended(script.end());
@@ -96,13 +97,13 @@ impl SimResponder {
         capabilities: &RawValue,
     ) -> bool {
         match method {
-            "server/discover" => self.answer_discover(now, id),
-            "subscriptions/listen" => self.listen(id, alone.notifications),
+            method::DISCOVER => self.answer_discover(now, id),
+            method::LISTEN => self.listen(id, alone.notifications),
             // These methods exist only with sessions.
-            "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe" => {
+            method::PING | method::SET_LOG_LEVEL | method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE => {
                 self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}"));
             }
-            "tools/call" => {
+            method::TOOLS_CALL => {
                 let Ok(call) = parse::<CallParams<'_>>(params) else { return false };
                 if call.name != "ask" {
                     return false;
@@ -139,10 +140,10 @@ impl SimResponder {
 
     fn listen(&mut self, id: &RawValue, wanted: Option<&RawValue>) {
         let wanted = wanted.map_or("{}", RawValue::get);
-        let said = format!(
+        let message = format!(
             r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"notifications":{wanted},"_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}}}"#,
         );
-        self.out.put_slice(said.as_bytes());
+        self.out.put_slice(message.as_bytes());
         self.out.put_u8(b'\n');
         self.stateless.streams.push(id.get().into());
     }
@@ -152,10 +153,10 @@ impl SimResponder {
             self.out.put_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n");
         }
         for id in &self.stateless.streams {
-            let said = format!(
+            let message = format!(
                 r#"{{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":{{"_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}}}"#,
             );
-            self.out.put_slice(said.as_bytes());
+            self.out.put_slice(message.as_bytes());
             self.out.put_u8(b'\n');
         }
     }
@@ -172,7 +173,7 @@ impl SimResponder {
         let Ok(AskArguments { rounds, method }) = serde_json::from_str::<AskArguments<'_>>(arguments) else {
             return self.refuse(id, INVALID_PARAMS, "invalid arguments for ask");
         };
-        let method = method.as_ref().map_or("elicitation/create", |method| &*method.0);
+        let method = method.as_ref().map_or(method::ELICIT, |method| &*method.0);
         let capability = method.split('/').next().unwrap_or_default();
         let can = serde_json::from_str::<serde_json::Value>(capabilities.get()).unwrap_or_default();
         if can.get(capability).is_none() {
@@ -181,8 +182,8 @@ impl SimResponder {
         let done =
             alone.request_state.as_ref().map_or(0, |state| state.0.trim_start_matches("round ").parse().unwrap_or(0));
         if done >= rounds {
-            let given = alone.input_responses.map_or("{}", RawValue::get);
-            return self.answer(id, |line| put_result(line, given, Some(given), false));
+            let responses = alone.input_responses.map_or("{}", RawValue::get);
+            return self.answer(id, |line| put_result(line, responses, Some(responses), false));
         }
         let params = json!({"message": format!("round {}", done + 1), "mode": "form", "requestedSchema": {"type": "object", "properties": {}}});
         let result = json!({

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use bytes::{BufMut, BytesMut};
+use mcp_satellite_protocol::method;
 
 use super::script::SimScript;
 
@@ -32,10 +33,10 @@ pub(super) enum SimListKind {
 impl SimListKind {
     pub(super) fn from_method(method: &str, script: &SimScript) -> Option<Self> {
         let (of, has_it) = match method {
-            "tools/list" => (Self::Tools, !script.no_tools_capability),
-            "resources/list" => (Self::Resources, has_resources(script)),
-            "resources/templates/list" => (Self::ResourceTemplates, has_resources(script)),
-            "prompts/list" => (Self::Prompts, script.prompts > 0),
+            method::TOOLS_LIST => (Self::Tools, !script.no_tools_capability),
+            method::RESOURCES_LIST => (Self::Resources, has_resources(script)),
+            method::RESOURCE_TEMPLATES_LIST => (Self::ResourceTemplates, has_resources(script)),
+            method::PROMPTS_LIST => (Self::Prompts, script.prompts > 0),
             _ => return None,
         };
         has_it.then_some(of)

@@ -423,8 +423,8 @@ impl Satellite<'_> {
         let reaper = self.process.pid();
         let children = || fs::read_to_string(format!("/proc/{reaper}/task/{reaper}/children")).ok();
         // Orphans are also children of the reaper, but started later.
-        let eldest = || children()?.split_whitespace().next()?.parse().ok();
-        wait_for("the satellite below its reaper", eldest, || self.process.stderr())
+        let first_child = || children()?.split_whitespace().next()?.parse().ok();
+        wait_for("the satellite below its reaper", first_child, || self.process.stderr())
     }
 
     pub fn signal(&mut self, signal: Signal) {

@@ -58,14 +58,14 @@ fn connector(lists: ListsByInstallation, unanswered: mpsc::UnboundedSender<Strin
         let Some(lists) = lists.filter(|lists| !lists.tools.is_empty()) else {
             return Err(OpenError::Server("cannot start `played`: not found".to_owned()));
         };
-        let (ours, theirs) = duplex(1024 * 1024);
+        let (client_end, server_end) = duplex(1024 * 1024);
         if spec.server.as_str().starts_with("new") {
-            tokio::spawn(serve_stateless(theirs, lists, unanswered.clone()));
+            tokio::spawn(serve_stateless(server_end, lists, unanswered.clone()));
         } else {
             let subscribe = spec.server.as_str().starts_with("sub");
-            tokio::spawn(serve(theirs, lists, subscribe, unanswered.clone()));
+            tokio::spawn(serve(server_end, lists, subscribe, unanswered.clone()));
         }
-        let (reader, writer) = split(ours);
+        let (reader, writer) = split(client_end);
         Ok::<ServerPipes, _>((Box::new(reader), Box::new(writer)))
     })
 }
@@ -117,8 +117,8 @@ async fn serve(pipe: DuplexStream, lists: Lists, subscribe: bool, unanswered: mp
             }
             "tools/call" if params.contains(r#""name":"ask""#) => {
                 asked_for_progress = message.token().map(str::to_owned);
-                let asked = format!("{{\"jsonrpc\":\"2.0\",\"id\":\"{id}\",\"method\":\"sampling/createMessage\",\"params\":{{\"x\":1e400,\"_meta\":{{\"progressToken\":\"its own\"}}}}}}\n");
-                writer.write_all(asked.as_bytes()).await.unwrap();
+                let request = format!("{{\"jsonrpc\":\"2.0\",\"id\":\"{id}\",\"method\":\"sampling/createMessage\",\"params\":{{\"x\":1e400,\"_meta\":{{\"progressToken\":\"its own\"}}}}}}\n");
+                writer.write_all(request.as_bytes()).await.unwrap();
                 continue;
             }
             "tools/call" if params.contains(r#""name":"doubt""#) => {
@@ -294,12 +294,12 @@ impl ScriptedServers {
             runtime.install(spec(server, installation, user)).await.unwrap();
         }
         let tools = MetaTools::new(runtime.clone(), Arc::default());
-        let house = Self { runtime, tools, lists, unanswered, join };
+        let this = Self { runtime, tools, lists, unanswered, join };
         for (_, installation, lists) in servers {
             let wanted = if lists.tools.is_empty() { Status::PermanentlyFailed } else { Status::Online };
-            house.wait_until(installation, move |view| view.status == wanted).await;
+            this.wait_until(installation, move |view| view.status == wanted).await;
         }
-        house
+        this
     }
 
     pub async fn wait_until(&self, installation: &str, wanted: impl FnMut(&InstanceView) -> bool) {

@@ -25,17 +25,17 @@ pub(super) enum BrowserResponse {
 pub(super) fn listen_for_redirect(
     listener: TcpListener,
     page: &str,
-    back: mpsc::Sender<BrowserResponse>,
+    sender: mpsc::Sender<BrowserResponse>,
 ) -> AbortOnDropHandle<()> {
     let port = listener.local_addr().map(|address| address.port()).unwrap_or_default();
     let state = state_of(page);
-    let came = move |uri: Uri| {
+    let on_redirect = move |uri: Uri| {
         let address = format!("http://127.0.0.1:{port}{uri}");
-        let said = state_of(&address);
-        let is_it = said.is_some() && said == state;
+        let received = state_of(&address);
+        let is_it = received.is_some() && received == state;
         if is_it {
             // The channel holds one message: later redirects are the same and are dropped.
-            let _ = back.try_send(BrowserResponse::Redirect(address));
+            let _ = sender.try_send(BrowserResponse::Redirect(address));
         }
         async move {
             if is_it {
@@ -46,7 +46,7 @@ pub(super) fn listen_for_redirect(
             }
         }
     };
-    let router = axum::Router::new().route(CALLBACK, axum::routing::get(came));
+    let router = axum::Router::new().route(CALLBACK, axum::routing::get(on_redirect));
     AbortOnDropHandle::new(tokio::spawn(async move {
         // If serving fails, the address can still be pasted.
         let _ = axum::serve(listener, router).await;
@@ -59,12 +59,12 @@ fn state_of(address: &str) -> Option<String> {
 }
 
 /// Reads a line from stdin, on a thread that is left behind if the browser answers first.
-pub(super) fn read_pasted(back: mpsc::Sender<BrowserResponse>) {
+pub(super) fn read_pasted(sender: mpsc::Sender<BrowserResponse>) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let text = line.trim();
             if !text.is_empty() {
-                let _ = back.blocking_send(BrowserResponse::Pasted(text.to_owned()));
+                let _ = sender.blocking_send(BrowserResponse::Pasted(text.to_owned()));
                 return;
             }
         }

@@ -62,15 +62,15 @@ impl AuthCommand {
         // If configuration files are given, only a satellite on this data directory is used, not one elsewhere.
         let client =
             if self.sources.has_any() { ConsoleClient::new(&location.path)? } else { self.data_dir.client()? };
-        let desk = AuthBackend::open(client, &self.sources, &location).await?;
+        let backend = AuthBackend::open(client, &self.sources, &location).await?;
         let selector = InstanceSelector::from(self.target.clone());
         if self.revoke {
-            return revoke(&desk, &selector).await;
+            return revoke(&backend, &selector).await;
         }
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let redirect_uri = format!("http://{}{CALLBACK}", listener.local_addr()?);
         let request = AuthRequest { selector, redirect_uri, device: self.device, scopes: self.scope.clone() };
-        let AuthFlow { instance, flow, page, page_with_code, user_code, .. } = desk.begin(request).await?;
+        let AuthFlow { instance, flow, page, page_with_code, user_code, .. } = backend.begin(request).await?;
         match (flow, page, user_code) {
             (Some(flow), Some(page), Some(code)) => {
                 let page = page_with_code.unwrap_or(page);
@@ -79,14 +79,14 @@ impl AuthCommand {
                     printable(&page),
                     printable(&code)
                 ));
-                desk.finish(AuthFinishRequest { flow, redirect: None, code: None }).await?;
+                backend.finish(AuthFinishRequest { flow, redirect: None, code: None }).await?;
             }
-            (Some(flow), Some(page), None) => self.authorize_in_browser(&desk, listener, flow, &page).await?,
+            (Some(flow), Some(page), None) => self.authorize_in_browser(&backend, listener, flow, &page).await?,
             // The satellite was authorized by client credentials, without a person.
             _ => {}
         }
         print_text(&format!("{instance} is authorized"));
-        let (Some(row), Some(client)) = (desk.instance_status(&instance).await?, desk.client()) else {
+        let (Some(row), Some(client)) = (backend.instance_status(&instance).await?, backend.client()) else {
             return Ok(DONE);
         };
         let row = if self.no_wait { row } else { wait_settled(client, row).await? };
@@ -100,21 +100,21 @@ impl AuthCommand {
 
     async fn authorize_in_browser(
         &self,
-        desk: &AuthBackend,
+        backend: &AuthBackend,
         listener: TcpListener,
         flow: u64,
         page: &str,
     ) -> Result<(), CommandFailure> {
-        let (back, mut came) = mpsc::channel(1);
-        let _listening = listen_for_redirect(listener, page, back.clone());
+        let (sender, mut redirects) = mpsc::channel(1);
+        let _listening = listen_for_redirect(listener, page, sender.clone());
         let opened = !self.no_browser && open_browser(page);
         let how = if opened { "A browser opens this page" } else { "Open this page in a browser" };
         print_text(&format!("{how}:\n  {}", printable(page)));
         if !opened {
             print_text("then paste the final address of the browser, or the code in it:");
-            read_pasted(back);
+            read_pasted(sender);
         }
-        let (redirect, code) = match came.recv().await {
+        let (redirect, code) = match redirects.recv().await {
             Some(BrowserResponse::Redirect(url)) => (Some(url), None),
             Some(BrowserResponse::Pasted(text)) if text.contains("://") => (Some(text), None),
             Some(BrowserResponse::Pasted(text)) => (None, Some(text)),
@@ -125,15 +125,15 @@ impl AuthCommand {
                 ));
             }
         };
-        desk.finish(AuthFinishRequest { flow, redirect, code }).await
+        backend.finish(AuthFinishRequest { flow, redirect, code }).await
     }
 }
 
-async fn revoke(desk: &AuthBackend, selector: &InstanceSelector) -> Result<u8, CommandFailure> {
-    let AuthRevokeResult { instance, was_there, not_told } = desk.revoke(selector).await?;
+async fn revoke(backend: &AuthBackend, selector: &InstanceSelector) -> Result<u8, CommandFailure> {
+    let AuthRevokeResult { instance, was_there, not_told } = backend.revoke(selector).await?;
     let any_more = if was_there { " any more" } else { "" };
     print_text(&format!("{instance} has no authorization{any_more}"));
-    if let Some(row) = desk.instance_status(&instance).await?.filter(|_| was_there) {
+    if let Some(row) = backend.instance_status(&instance).await?.filter(|_| was_there) {
         print_text(&status_sentence(&row));
     }
     match not_told {

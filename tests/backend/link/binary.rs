@@ -79,8 +79,8 @@ impl<'a> Backend<'a> {
         let installations: Vec<_> = servers.iter().map(installation).collect();
         let users = [json!({"id": "user_alice", "slug": "alice"})];
         let team = json!({"id": "team_acme", "slug": "acme", "users": users, "installations": installations});
-        let kept = self.admin(&Method::PUT, "config", Some(&json!({"teams": [team]})));
-        kept["hash"].as_str().unwrap().to_owned()
+        let stored = self.admin(&Method::PUT, "config", Some(&json!({"teams": [team]})));
+        stored["hash"].as_str().unwrap().to_owned()
     }
 
     /// Queues a command and waits for its result.
@@ -177,13 +177,13 @@ fn a_backend_controls_a_satellite_from_registration_to_stop() {
 
     let outcome = satellite.terminate();
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
-    let gone = backend.wait_satellite("satellite-0001", "the last heartbeat", |one| one["connected"] == false);
-    assert_eq!(gone["heartbeat"]["status"], "stopping");
+    let stopped = backend.wait_satellite("satellite-0001", "the last heartbeat", |one| one["connected"] == false);
+    assert_eq!(stopped["heartbeat"]["status"], "stopping");
     // Neither the key nor the token nor the values of servers leak into output and events.
-    let kept = home.stored("keys").into_iter().find(|row| row[0] == "backend").unwrap();
-    let kept: Value = serde_json::from_str(&kept[1]).unwrap();
+    let key_row = home.stored("keys").into_iter().find(|row| row[0] == "backend").unwrap();
+    let key: Value = serde_json::from_str(&key_row[1]).unwrap();
     let token = fs::read_to_string(home.path().join("token")).unwrap();
-    for secret in [kept["api_key"].as_str().unwrap(), token.trim(), "hunter2-key"] {
+    for secret in [key["api_key"].as_str().unwrap(), token.trim(), "hunter2-key"] {
         assert!(!outcome.stderr.contains(secret) && !outcome.stdout.contains(secret), "{secret}");
         assert!(!stored.to_string().contains(secret), "{secret}");
     }

@@ -29,7 +29,7 @@ const GIT: Lists = Lists {
 };
 const BROKEN: Lists = Lists { tools: "", resources: "", templates: "", prompts: "" };
 
-async fn house() -> ScriptedServers {
+async fn servers() -> ScriptedServers {
     ScriptedServers::with(&[("files", "a", FILES), ("git", "b", GIT)]).await
 }
 
@@ -77,8 +77,8 @@ fn assert_matches_schema(tool: &str, found: &Value) {
 
 #[tokio::test(start_paused = true)]
 async fn discovery_returns_a_tool_with_its_schemas_and_annotations() {
-    let house = house().await;
-    let found = house.call_structured("discover_mcp_tools", r#"{"query":"read fiel"}"#).await;
+    let servers = servers().await;
+    let found = servers.call_structured("discover_mcp_tools", r#"{"query":"read fiel"}"#).await;
     assert_matches_schema("discover_mcp_tools", &found);
     let tool = &found["tools"][0];
     assert!(tool["relevance_score"].as_f64().unwrap() > 0.3, "{tool}");
@@ -93,42 +93,42 @@ async fn discovery_returns_a_tool_with_its_schemas_and_annotations() {
             "_meta": {"ui": {"resourceUri": "files|ui://view"}, "n": [1]},
         })
     );
-    let all = house.call_structured("discover_mcp_tools", r#"{"query":"","limit":2}"#).await;
+    let all = servers.call_structured("discover_mcp_tools", r#"{"query":"","limit":2}"#).await;
     assert_eq!(names(&all, "tools", "tool_path"), ["files:a:b", "files:read"]);
     assert_eq!(all["total_found"], 5);
     assert_eq!(all["tools"][0]["input_schema"], json!({"type": "object"}));
-    house.end().await;
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn only_online_and_dormant_servers_offer_tools_and_resources() {
-    let house = house().await;
+    let servers = servers().await;
     let paths = async || {
-        let found = house.call_structured("discover_mcp_tools", r#"{"query":""}"#).await;
-        let listed = house.call_structured("list_mcp_resources", "{}").await;
+        let found = servers.call_structured("discover_mcp_tools", r#"{"query":""}"#).await;
+        let listed = servers.call_structured("list_mcp_resources", "{}").await;
         (names(&found, "tools", "tool_path"), names(&listed, "resources", "uri").len())
     };
     let (all, one) =
         (["files:a:b", "files:read", "git:hang", "git:log", "git:refuse"], ["git:hang", "git:log", "git:refuse"]);
     assert_eq!(paths().await, (all.map(str::to_owned).to_vec(), 1));
-    house.runtime.stop(&id("a")).await.unwrap();
+    servers.runtime.stop(&id("a")).await.unwrap();
     assert_eq!(paths().await, (one.map(str::to_owned).to_vec(), 0));
-    house.runtime.start(&id("a")).await.unwrap();
-    house.wait_until("a", |view| view.status == Status::Online).await;
-    house.wait_until("a", |view| view.dormant).await;
+    servers.runtime.start(&id("a")).await.unwrap();
+    servers.wait_until("a", |view| view.status == Status::Online).await;
+    servers.wait_until("a", |view| view.dormant).await;
     assert_eq!(paths().await, (all.map(str::to_owned).to_vec(), 1));
     // A call wakes a dormant server.
-    let answer = house.asks("execute_mcp_tool", r#"{"tool_path":"files:read"}"#).await;
+    let answer = servers.asks("execute_mcp_tool", r#"{"tool_path":"files:read"}"#).await;
     assert!(answer.contains("x-reflected"), "{answer}");
-    house.end().await;
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_response_to_a_call_is_unchanged() {
-    let house = house().await;
+    let servers = servers().await;
     let (_cancel, cancellation) = oneshot::channel();
     let params = r#"{"name":"execute_mcp_tool","arguments":{"arguments":{ "n":1e400,"n":[ ]},"tool_path":"files:a:b"},"_meta":{"progressToken":"p","x":12345678901234567890}}"#;
-    let CallAnswer::Message(answer) = house.call_raw(params, cancellation).await else {
+    let CallAnswer::Message(answer) = servers.call_raw(params, cancellation).await else {
         panic!("no response of the server")
     };
     let told = answer.outcome().unwrap();
@@ -137,26 +137,26 @@ async fn the_response_to_a_call_is_unchanged() {
     assert_eq!(before, r#"{"content":[],"x-reflected":{"name":"a:b","arguments":{ "n":1e400,"n":[ ]},"_meta":{"#);
     assert!(after.ends_with(r#","x":12345678901234567890}}}"#), "{after}");
 
-    let error = house.asks("execute_mcp_tool", r#"{"tool_path":"git:refuse","arguments":{}}"#).await;
+    let error = servers.asks("execute_mcp_tool", r#"{"tool_path":"git:refuse","arguments":{}}"#).await;
     assert_eq!(error, r#"{"jsonrpc":"2.0","id":"c","error":{"code":-32602,"message":"no","data":{"n":1e400}}}"#);
-    house.end().await;
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_call_returns_without_a_response() {
-    let house = house().await;
+    let servers = servers().await;
     let (cancel, cancellation) = oneshot::channel();
     let words = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"c"}}"#;
     cancel.send(RpcMessage::parse(words.to_owned().into()).unwrap()).unwrap();
     let params = r#"{"name":"execute_mcp_tool","arguments":{"tool_path":"git:hang"}}"#;
-    assert!(matches!(house.call_raw(params, cancellation).await, CallAnswer::Cancelled));
-    house.end().await;
+    assert!(matches!(servers.call_raw(params, cancellation).await, CallAnswer::Cancelled));
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn resources_are_listed_unchanged_except_for_their_uris() {
-    let house = house().await;
-    let listed = house.asks("list_mcp_resources", "null").await;
+    let servers = servers().await;
+    let listed = servers.asks("list_mcp_resources", "null").await;
     let expected = [
         r#"{"name":"R", "uri":"files|file:///a|b","x-unknown":[null],"_meta":{"ui":{"resourceUri":"files|ui://view"}}}"#,
         r#"{"uriTemplate":"files|file:///{path}","name":"T"}"#,
@@ -164,9 +164,9 @@ async fn resources_are_listed_unchanged_except_for_their_uris() {
     for one in expected {
         assert!(listed.contains(one), "{listed}");
     }
-    assert_matches_schema("list_mcp_resources", &house.call_structured("list_mcp_resources", "{}").await);
+    assert_matches_schema("list_mcp_resources", &servers.call_structured("list_mcp_resources", "{}").await);
 
-    let read = house.asks("read_mcp_resource", r#"{"uri":"files|file:///a|b"}"#).await;
+    let read = servers.asks("read_mcp_resource", r#"{"uri":"files|file:///a|b"}"#).await;
     let resource = r#"{"uri":"a:b","text":"t","x":1e400,"params":{"uri":"file:///a|b"}}"#;
     assert_eq!(
         read,
@@ -174,56 +174,56 @@ async fn resources_are_listed_unchanged_except_for_their_uris() {
             r#"{{"content":[{{"type":"resource","resource":{resource}}}],"structuredContent":{{"contents":[{resource}]}}}}"#
         )
     );
-    let (error, _) = house.call_failing("read_mcp_resource", r#"{"uri":"files|nothing"}"#).await;
+    let (error, _) = servers.call_failing("read_mcp_resource", r#"{"uri":"files|nothing"}"#).await;
     assert_eq!(error["message"], "server error -32002: no such resource");
-    let (error, _) = house.call_failing("read_mcp_resource", r#"{"uri":"files|odd"}"#).await;
+    let (error, _) = servers.call_failing("read_mcp_resource", r#"{"uri":"files|odd"}"#).await;
     assert_eq!(error["kind"], "server_error");
-    house.end().await;
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_server_of_another_user_looks_nonexistent() {
-    let house = house().await;
+    let servers = servers().await;
     for (tool, mine, theirs) in [
         ("execute_mcp_tool", r#"{"tool_path":"nobody:hush"}"#, r#"{"tool_path":"secret:hush"}"#),
         ("execute_mcp_tool", r#"{"tool_path":"nobody-acme-bob-s:hush"}"#, r#"{"tool_path":"secret-acme-bob-s:hush"}"#),
         ("read_mcp_resource", r#"{"uri":"nobody|x"}"#, r#"{"uri":"secret|x"}"#),
         ("reconnect_server", r#"{"name":"nobody"}"#, r#"{"name":"secret"}"#),
     ] {
-        let (nothing, hidden) = (house.asks(tool, mine).await, house.asks(tool, theirs).await);
+        let (nothing, hidden) = (servers.asks(tool, mine).await, servers.asks(tool, theirs).await);
         assert_eq!(nothing.replace("nobody", "secret"), hidden);
         assert!(hidden.contains("there is no server"), "{hidden}");
     }
-    let found = house.call_structured("discover_mcp_tools", r#"{"query":"hush"}"#).await;
+    let found = servers.call_structured("discover_mcp_tools", r#"{"query":"hush"}"#).await;
     assert_eq!(found["total_found"], 0);
-    assert!(!house.asks("list_servers", "{}").await.contains("secret"));
-    house.end().await;
+    assert!(!servers.asks("list_servers", "{}").await.contains("secret"));
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_servers_with_one_slug_get_longer_names() {
-    let house = ScriptedServers::with(&[("git", "one", GIT), ("git", "two", GIT)]).await;
-    let found = house.call_structured("discover_mcp_tools", r#"{"query":"log"}"#).await;
+    let servers = ScriptedServers::with(&[("git", "one", GIT), ("git", "two", GIT)]).await;
+    let found = servers.call_structured("discover_mcp_tools", r#"{"query":"log"}"#).await;
     assert_eq!(names(&found, "tools", "tool_path"), ["git-one:log", "git-two:log"]);
     for name in ["git-two", "git-acme-alice-two"] {
-        let answer = house.asks("execute_mcp_tool", &format!(r#"{{"tool_path":"{name}:log"}}"#)).await;
+        let answer = servers.asks("execute_mcp_tool", &format!(r#"{{"tool_path":"{name}:log"}}"#)).await;
         assert!(answer.contains(r#""x-reflected":{"name":"log"}"#), "{answer}");
     }
-    let (error, text) = house.call_failing("execute_mcp_tool", r#"{"tool_path":"git:log"}"#).await;
+    let (error, text) = servers.call_failing("execute_mcp_tool", r#"{"tool_path":"git:log"}"#).await;
     assert_eq!(error["kind"], "ambiguous");
     assert_eq!(text, "`git` names 2 servers. Use one of `git-one`, `git-two`.");
-    house.end().await;
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_call_to_an_unavailable_server_returns_the_next_step() {
-    let house = ScriptedServers::with(&[("git", "b", GIT), ("broken", "x", BROKEN)]).await;
+    let servers = ScriptedServers::with(&[("git", "b", GIT), ("broken", "x", BROKEN)]).await;
     let mut incomplete = spec("mail", "m", "alice");
     incomplete.missing = vec!["API_KEY".to_owned()];
-    house.runtime.install(incomplete).await.unwrap();
-    house.wait_until("m", |view| view.status == Status::AwaitingUserConfig).await;
+    servers.runtime.install(incomplete).await.unwrap();
+    servers.wait_until("m", |view| view.status == Status::AwaitingUserConfig).await;
 
-    let (error, text) = house.call_failing("execute_mcp_tool", r#"{"tool_path":"mail:send"}"#).await;
+    let (error, text) = servers.call_failing("execute_mcp_tool", r#"{"tool_path":"mail:send"}"#).await;
     assert_eq!(
         (&error["kind"], &error["status"], &error["fate"]),
         (&json!("refused"), &json!("awaiting_user_config"), &json!("not_sent"))
@@ -234,25 +234,25 @@ async fn a_call_to_an_unavailable_server_returns_the_next_step() {
         "{text}"
     );
 
-    let (error, text) = house.call_failing("execute_mcp_tool", r#"{"tool_path":"broken:x"}"#).await;
+    let (error, text) = servers.call_failing("execute_mcp_tool", r#"{"tool_path":"broken:x"}"#).await;
     assert_eq!(error["status"], "permanently_failed");
     assert!(text.contains("reconnect_server with name `broken`"), "{text}");
 
-    house.runtime.stop(&id("b")).await.unwrap();
-    let (error, text) = house.call_failing("read_mcp_resource", r#"{"uri":"git|x"}"#).await;
+    servers.runtime.stop(&id("b")).await.unwrap();
+    let (error, text) = servers.call_failing("read_mcp_resource", r#"{"uri":"git|x"}"#).await;
     assert_eq!(error["status"], "offline");
     assert!(text.contains("`satellite start git-acme-alice-b`"), "{text}");
-    house.runtime.start(&id("b")).await.unwrap();
+    servers.runtime.start(&id("b")).await.unwrap();
 
-    let (error, text) = house.call_failing("execute_mcp_tool", r#"{"tool_path":"git:hang"}"#).await;
+    let (error, text) = servers.call_failing("execute_mcp_tool", r#"{"tool_path":"git:hang"}"#).await;
     assert_eq!((&error["kind"], &error["fate"]), (&json!("timed_out"), &json!("timed_out")));
     assert!(text.starts_with("no answer within 30 s. The server may still execute the call"), "{text}");
-    house.end().await;
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn errors_name_the_invalid_argument() {
-    let house = house().await;
+    let servers = servers().await;
     for (tool, arguments, told) in [
         ("discover_mcp_tools", "{}", "`query` is missing"),
         ("discover_mcp_tools", "[]", "the arguments of a tool are a JSON object"),
@@ -265,26 +265,26 @@ async fn errors_name_the_invalid_argument() {
         ("list_servers", r#"{"a":1}"#, "unknown argument `a`: this tool takes no arguments"),
         ("read_mcp_resource", r#"{"uri":null}"#, "`uri` is missing"),
     ] {
-        let (error, text) = house.call_failing(tool, arguments).await;
+        let (error, text) = servers.call_failing(tool, arguments).await;
         assert_eq!((&error["kind"], &error["message"]), (&json!("bad_input"), &json!(told)), "{tool} {arguments}");
         assert!(text.starts_with(told), "{text}");
     }
     let long = format!(r#"{{"query":"{}"}}"#, "ü".repeat(513));
     assert_eq!(
-        house.call_failing("discover_mcp_tools", &long).await.0["message"],
+        servers.call_failing("discover_mcp_tools", &long).await.0["message"],
         "`query` must have at most 512 characters"
     );
     let (_cancel, cancellation) = oneshot::channel();
-    let CallAnswer::Error(error) = house.call_raw(r#"{"name":"log"}"#, cancellation).await else { panic!() };
+    let CallAnswer::Error(error) = servers.call_raw(r#"{"name":"log"}"#, cancellation).await else { panic!() };
     assert_eq!(error.code, -32602);
     assert!(error.message.starts_with("unknown tool `log`"), "{}", error.message);
-    house.end().await;
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn list_servers_shows_statuses_and_reconnect_server_restarts() {
-    let house = ScriptedServers::with(&[("git", "b", GIT), ("broken", "x", BROKEN)]).await;
-    let told = house.call_structured("list_servers", "{}").await;
+    let servers = ScriptedServers::with(&[("git", "b", GIT), ("broken", "x", BROKEN)]).await;
+    let told = servers.call_structured("list_servers", "{}").await;
     assert_matches_schema("list_servers", &told);
     let (git, broken) = (&told["servers"][0], &told["servers"][1]);
     assert_eq!(
@@ -298,58 +298,58 @@ async fn list_servers_shows_statuses_and_reconnect_server_restarts() {
     );
     assert!(broken["status_message"].is_string() && broken.get("connected_at").is_none(), "{broken}");
 
-    let again = house.call_structured("reconnect_server", r#"{"name":"git"}"#).await;
+    let again = servers.call_structured("reconnect_server", r#"{"name":"git"}"#).await;
     assert_matches_schema("reconnect_server", &again);
-    house.wait_until("b", |view| view.status == Status::Online && view.restarts == 1).await;
-    house.end().await;
+    servers.wait_until("b", |view| view.status == Status::Online && view.restarts == 1).await;
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn changes_of_other_users_do_not_invalidate_a_callers_cache() {
-    let house = house().await;
+    let servers = servers().await;
     let callers = CallerCache::default();
-    let caller = || callers.caller(house.runtime.snapshot(), &"acme".into(), &"alice".into());
+    let caller = || callers.caller(servers.runtime.snapshot(), &"acme".into(), &"alice".into());
     let offered = caller().offered_catalogues();
-    house.runtime.install(spec("other", "o", "bob")).await.unwrap();
-    house.runtime.stop(&InstanceId::new("acme".into(), "bob".into(), "s".into())).await.unwrap();
+    servers.runtime.install(spec("other", "o", "bob")).await.unwrap();
+    servers.runtime.stop(&InstanceId::new("acme".into(), "bob".into(), "s".into())).await.unwrap();
     assert!(offered.is_current_for(&caller()));
-    assert!(!offered.is_current_for(&CallerSnapshot::new(house.runtime.snapshot(), &"acme".into(), &"alice".into())));
+    assert!(!offered.is_current_for(&CallerSnapshot::new(servers.runtime.snapshot(), &"acme".into(), &"alice".into())));
     // Her own changes invalidate it.
-    house.runtime.stop(&id("b")).await.unwrap();
+    servers.runtime.stop(&id("b")).await.unwrap();
     assert!(!offered.is_current_for(&caller()));
-    house.runtime.start(&id("b")).await.unwrap();
-    house.wait_until("b", |view| view.status == Status::Online).await;
+    servers.runtime.start(&id("b")).await.unwrap();
+    servers.wait_until("b", |view| view.status == Status::Online).await;
     let offered = caller().offered_catalogues();
-    house.runtime.uninstall(&id("a")).await.unwrap();
+    servers.runtime.uninstall(&id("a")).await.unwrap();
     assert!(!offered.is_current_for(&caller()));
     assert_eq!(caller().servers().map(|(label, _)| label.to_owned()).collect::<Vec<_>>(), ["git"]);
-    house.end().await;
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_caller_cache_drops_inactive_callers() {
-    let house = house().await;
+    let servers = servers().await;
     let callers = CallerCache::default();
     for _ in 0..4 {
         for user in 0..200 {
-            callers.caller(house.runtime.snapshot(), &"acme".into(), &format!("user {user}").into());
+            callers.caller(servers.runtime.snapshot(), &"acme".into(), &format!("user {user}").into());
         }
         // A new snapshot, which no caller has used yet.
-        house.runtime.stop(&id("b")).await.unwrap();
-        house.runtime.start(&id("b")).await.unwrap();
-        house.wait_until("b", |view| view.status == Status::Online).await;
+        servers.runtime.stop(&id("b")).await.unwrap();
+        servers.runtime.start(&id("b")).await.unwrap();
+        servers.wait_until("b", |view| view.status == Status::Online).await;
     }
     for user in 0..500 {
         drop(callers.caller(Arc::new(Snapshot::default()), &"acme".into(), &format!("guest {user}").into()));
     }
     assert!(callers.len() < 500, "{} of 700", callers.len());
-    house.end().await;
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn flat_mode_lists_everything_under_portable_names() {
-    let house = house().await;
-    let flat = house.flat();
+    let servers = servers().await;
+    let flat = servers.flat();
     let tools: Value = serde_json::from_str(flat.tools()).unwrap();
     let all = names(&tools, "tools", "name");
     let odd = &all[1];
@@ -368,7 +368,7 @@ async fn flat_mode_lists_everything_under_portable_names() {
         flat.resource_templates(),
         r#"{"resourceTemplates":[{"uriTemplate":"files|file:///{path}","name":"T"}]}"#
     );
-    house.end().await;
+    servers.end().await;
 }
 
 fn differences(one: &MergedLists, other: &MergedLists) -> Vec<ItemKind> {
@@ -377,30 +377,30 @@ fn differences(one: &MergedLists, other: &MergedLists) -> Vec<ItemKind> {
 
 #[tokio::test(start_paused = true)]
 async fn flat_mode_reports_only_the_lists_that_differ() {
-    let house = house().await;
-    let before = house.flat();
-    house.runtime.stop(&id("b")).await.unwrap();
-    let without = house.flat();
+    let servers = servers().await;
+    let before = servers.flat();
+    servers.runtime.stop(&id("b")).await.unwrap();
+    let without = servers.flat();
     assert_eq!(differences(&without, &before), [ItemKind::Tools]);
     assert_eq!(without.list(ItemKind::Tools).owner("git__log"), None);
-    house.runtime.start(&id("b")).await.unwrap();
-    house.wait_until("b", |view| view.status == Status::Online).await;
-    assert_eq!(differences(&house.flat(), &before), []);
-    house.runtime.stop(&id("a")).await.unwrap();
-    assert_eq!(differences(&house.flat(), &before), ItemKind::ALL);
-    house.end().await;
+    servers.runtime.start(&id("b")).await.unwrap();
+    servers.wait_until("b", |view| view.status == Status::Online).await;
+    assert_eq!(differences(&servers.flat(), &before), []);
+    servers.runtime.stop(&id("a")).await.unwrap();
+    assert_eq!(differences(&servers.flat(), &before), ItemKind::ALL);
+    servers.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn flat_mode_gives_every_tool_a_unique_name() {
     let c = Lists { tools: r#"[{"name":"c"},{"name":"c"}]"#, ..Lists::default() };
     let other = Lists { tools: r#"[{"name":"b__c"}]"#, ..Lists::default() };
-    let house = ScriptedServers::with(&[("a__b", "one", c), ("a", "two", other)]).await;
-    let flat = house.flat();
+    let servers = ScriptedServers::with(&[("a__b", "one", c), ("a", "two", other)]).await;
+    let flat = servers.flat();
     let tools: Value = serde_json::from_str(flat.tools()).unwrap();
     let all = names(&tools, "tools", "name");
     let whose: Vec<_> = all.iter().map(|name| flat.list(ItemKind::Tools).owner(name).unwrap()).collect();
     assert_eq!(whose, [(&id("one"), "c"), (&id("two"), "b__c")]);
     assert_ne!(all[0], all[1]);
-    house.end().await;
+    servers.end().await;
 }

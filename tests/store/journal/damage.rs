@@ -115,8 +115,8 @@ async fn a_truncated_file_keeps_its_readable_events() {
         journal.outbox(0, 100_000).await.unwrap();
         journal.outbox(0, 100_000).await.unwrap();
         assert_ok(&journal);
-        let gone = dropped_ranges.numbers(&journal).await;
-        let expected: Vec<u64> = (1..=next + 5).filter(|seq| !gone.contains(seq)).collect();
+        let dropped = dropped_ranges.numbers(&journal).await;
+        let expected: Vec<u64> = (1..=next + 5).filter(|seq| !dropped.contains(seq)).collect();
         let (found, skipped) = readable(&home);
         assert_eq!(skipped, 0);
         assert_same_numbers(found, expected.clone());
@@ -215,9 +215,9 @@ async fn events_lost_at_the_end_of_a_damaged_file_are_reported() {
     journal.outbox(0, 100_000).await.unwrap();
     journal.outbox(0, 100_000).await.unwrap();
     assert!(assert_ok(&journal).damaged.is_some());
-    let (gone, found) = (dropped_ranges.numbers(&journal).await, home.stored());
+    let (dropped, found) = (dropped_ranges.numbers(&journal).await, home.stored());
     assert_eq!(journal.next_seq(), EVENTS + 1);
-    assert_same_numbers((1..=EVENTS).filter(|seq| !gone.contains(seq)), found);
+    assert_same_numbers((1..=EVENTS).filter(|seq| !dropped.contains(seq)), found);
 }
 
 #[tokio::test]

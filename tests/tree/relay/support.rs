@@ -102,10 +102,10 @@ impl AsyncRead for Stdout {
 /// Returns a connector that sends the server's end of each pipe to the test.
 fn connector(opened: mpsc::UnboundedSender<DuplexStream>, held_until: HeldUntil) -> impl ProcessConnector {
     PipeConnector(move |_: &InstanceSpec| {
-        let (ours, theirs) = duplex(1024 * 1024);
+        let (server_end, client_end) = duplex(1024 * 1024);
         // Fails after the end of the test.
-        let _ = opened.send(theirs);
-        let (reader, writer) = split(ours);
+        let _ = opened.send(client_end);
+        let (reader, writer) = split(server_end);
         Ok::<ServerPipes, _>((Box::new(Stdout { reader, held_until: held_until.clone() }), Box::new(writer)))
     })
 }

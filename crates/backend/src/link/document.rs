@@ -97,8 +97,8 @@ pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost) {
         // A request that arrives during the fetch causes another one.
         reasons.borrow_and_update();
         let mut wait = link.plan.config_interval;
-        let again_in = |trouble: &ConfigFetchError| {
-            wait = match trouble {
+        let again_in = |error: &ConfigFetchError| {
+            wait = match error {
                 ConfigFetchError::NotConfigured(_) => wait,
                 ConfigFetchError::Call(error) => pacer.delay_after_failure(error.retry_after()),
                 ConfigFetchError::Invalid(_) => pacer.delay_after_failure(None),
@@ -128,23 +128,23 @@ pub(super) async fn refresh(
 ) -> Result<ConfigFetchOutcome, ConfigFetchError> {
     // One at a time, so that an older configuration cannot be applied last.
     let mut applied = link.applied_config.lock().await;
-    let looked = fetch_and_apply(link, fleet, key, expected, &mut applied).await;
-    match &looked {
+    let outcome = fetch_and_apply(link, fleet, key, expected, &mut applied).await;
+    match &outcome {
         Ok(_) => {
             link.reachability.record_success(RequestPurpose::Configuration);
             applied.reported_error = None;
         }
-        Err(trouble) => {
-            match trouble {
+        Err(error) => {
+            match error {
                 ConfigFetchError::Call(error) => link.record_error(RequestPurpose::Configuration, key, error),
                 ConfigFetchError::NotConfigured(_) | ConfigFetchError::Invalid(_) => {
-                    link.reachability.record_failure(RequestPurpose::Configuration, true, &trouble.to_string());
+                    link.reachability.record_failure(RequestPurpose::Configuration, true, &error.to_string());
                 }
             }
-            report_error(fleet, &mut applied, trouble, again_in(trouble));
+            report_error(fleet, &mut applied, error, again_in(error));
         }
     }
-    looked
+    outcome
 }
 
 async fn fetch_and_apply(
@@ -194,26 +194,26 @@ async fn fetch_and_apply(
 fn report_error(
     fleet: &dyn LinkHost,
     applied: &mut AppliedConfig,
-    trouble: &ConfigFetchError,
+    error: &ConfigFetchError,
     retry_in: Option<Duration>,
 ) {
-    let (error_type, status_code) = match trouble {
+    let (error_type, status_code) = match error {
         // The backend may not have a configuration yet, which is not an error.
         ConfigFetchError::NotConfigured(_) => return,
         ConfigFetchError::Call(error) => (error.kind(), error.status().map(|status| status.as_u16())),
         ConfigFetchError::Invalid(_) => ("invalid", None),
     };
-    let told = (error_type, status_code, trouble.to_string());
-    if applied.reported_error.as_ref() == Some(&told) {
+    let report = (error_type, status_code, error.to_string());
+    if applied.reported_error.as_ref() == Some(&report) {
         return;
     }
     fleet.runtime().emitter().emit(Event::ConfigError {
         error_type: error_type.to_owned(),
-        error_message: told.2.clone(),
+        error_message: report.2.clone(),
         status_code,
         retry_in: retry_in.map(|wait| wait.as_secs()),
     });
-    applied.reported_error = Some(told);
+    applied.reported_error = Some(report);
 }
 
 fn format_errors(hash: &str, errors: &ConfigErrors) -> String {
@@ -221,11 +221,11 @@ fn format_errors(hash: &str, errors: &ConfigErrors) -> String {
     let items = errors.items();
     let item =
         |item: &mcp_satellite_config::ConfigErrorItem| format!("line {}: {} ({})", item.line, item.message, item.hint);
-    let mut told: Vec<String> = items.iter().take(ERRORS_MAX).map(item).collect();
+    let mut shown: Vec<String> = items.iter().take(ERRORS_MAX).map(item).collect();
     if let Some(more) = items.len().checked_sub(ERRORS_MAX).filter(|more| *more > 0) {
-        told.push(format!("and {more} more"));
+        shown.push(format!("and {more} more"));
     }
-    format!("the backend's configuration `{hash}` cannot be used and nothing was changed: {}", told.join("; "))
+    format!("the backend's configuration `{hash}` cannot be used and nothing was changed: {}", shown.join("; "))
 }
 
 #[derive(Serialize)]

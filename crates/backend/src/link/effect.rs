@@ -51,8 +51,8 @@ impl CommandAction {
     // The error describes the problem without the values.
     pub(super) fn from_command(command: &BackendCommand) -> Result<Self, String> {
         fn payload<T: DeserializeOwned>(command: &BackendCommand) -> Result<T, String> {
-            let given = Value::Object(command.payload.clone());
-            serde_json::from_value(given)
+            let payload = Value::Object(command.payload.clone());
+            serde_json::from_value(payload)
                 .map_err(|_| "a member of the payload is missing or of the wrong type".to_owned())
         }
         let kind = serde_json::from_value(Value::from(command.command_type.as_str()));
@@ -126,10 +126,10 @@ fn summary(became: &[InstanceOutcome]) -> CommandResult {
     // A user with missing values does not block commands for the other users.
     let waits = |one: &InstanceOutcome| one.view.status == Status::AwaitingUserConfig;
     let all_wait = became.iter().all(waits);
-    let wrong: Vec<&InstanceOutcome> =
+    let failed: Vec<&InstanceOutcome> =
         became.iter().filter(|one| one.error.is_some() && (all_wait || !waits(one))).collect();
-    let first = wrong.first().map(|one| (one.view.spec.name.to_string(), one.error.clone().unwrap_or_default()));
-    let error = first.map(|(name, why)| match wrong.len() {
+    let first = failed.first().map(|one| (one.view.spec.name.to_string(), one.error.clone().unwrap_or_default()));
+    let error = first.map(|(name, why)| match failed.len() {
         1 => format!("{name}: {why}"),
         count => format!("{count} of {of} instances failed, the first is {name}: {why}"),
     });
@@ -165,11 +165,11 @@ struct CommandExecution<'a> {
 
 impl CommandExecution<'_> {
     fn matching_views(&self, scope: &InstanceScope) -> Vec<Arc<InstanceView>> {
-        let meant = |view: &&Arc<InstanceView>| {
+        let is_target = |view: &&Arc<InstanceView>| {
             let id = &view.spec.id;
             scope.matches(id.installation.as_str(), id.team.as_str(), id.user.as_str())
         };
-        self.runtime.snapshot().iter().filter(meant).cloned().collect()
+        self.runtime.snapshot().iter().filter(is_target).cloned().collect()
     }
 
     // At least one instance must match.
@@ -235,12 +235,12 @@ impl CommandExecution<'_> {
             let _ = timeout_at(Instant::now() + STATUS_FOLLOWS, reauth).await;
         }
         let view = self.runtime.status(id).unwrap_or(view);
-        let (credentials, wrong) = match answer {
+        let (credentials, error) = match answer {
             Ok(true) => ("accepted", None),
             Ok(false) => ("refused", None),
             Err(why) => ("unknown", Some(why)),
         };
-        InstanceOutcome { view, error: wrong, extra_member: Some(("credentials", credentials)) }
+        InstanceOutcome { view, error, extra_member: Some(("credentials", credentials)) }
     }
 
     async fn configure(
@@ -318,8 +318,8 @@ impl CommandExecution<'_> {
         let mut pacer = RetryPacer::new(FIRST_DELAY, self.link.plan.backoff_max, self.link.jitter_rng("configure"));
         loop {
             let mut wait = None;
-            let again_in = |trouble: &ConfigFetchError| {
-                if let ConfigFetchError::Call(error) = trouble {
+            let again_in = |failure: &ConfigFetchError| {
+                if let ConfigFetchError::Call(error) = failure {
                     wait = Some(pacer.delay_after_failure(error.retry_after()));
                 }
                 wait
@@ -328,12 +328,12 @@ impl CommandExecution<'_> {
                 let key = self.link.wait_for_key().await;
                 document::refresh(self.link, self.fleet, &key, removed, again_in).await
             };
-            let trouble = match timeout_at(self.deadline, attempt).await {
+            let failure = match timeout_at(self.deadline, attempt).await {
                 Ok(Ok(look)) => return Ok(look),
-                Ok(Err(trouble)) => trouble,
+                Ok(Err(failure)) => failure,
                 Err(_) => return Err("the configuration was not applied in time".to_owned()),
             };
-            let (ConfigFetchError::Call(error), Some(wait)) = (&trouble, wait) else { return Err(trouble.to_string()) };
+            let (ConfigFetchError::Call(error), Some(wait)) = (&failure, wait) else { return Err(failure.to_string()) };
             let next = Instant::now() + wait;
             if next >= self.deadline {
                 return Err(format!("cannot fetch the configuration: {error}"));
@@ -407,7 +407,7 @@ impl CommandExecution<'_> {
                 extra_member: None,
             };
         };
-        let wrong = match judge(&now) {
+        let error = match judge(&now) {
             EffectProgress::Visible => None,
             EffectProgress::Pending | EffectProgress::Impossible => {
                 let message = now.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
@@ -415,7 +415,7 @@ impl CommandExecution<'_> {
                 Some(format!("the status is {}{late}{message}", now.status))
             }
         };
-        InstanceOutcome { view: now, error: wrong, extra_member: None }
+        InstanceOutcome { view: now, error, extra_member: None }
     }
 
     fn failed_outcome(&self, view: &Arc<InstanceView>, error: String) -> InstanceOutcome {

@@ -49,7 +49,7 @@ impl ServerTimeReading {
 pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>) {
     let mut pace = PollPacer::new(link.plan.poll, link.plan.backoff_max, link.jitter_rng("commands"));
     let mut last_poll = None;
-    let mut passed_over = 0;
+    let mut skipped = 0;
     // A backend that holds polls back delivers an urgent command at once instead of at the next poll.
     let mut hold = Duration::ZERO;
     // True if the backend holds polls back; unknown until it was asked to.
@@ -57,7 +57,7 @@ pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>
     loop {
         let key = link.wait_for_key().await;
         // Unfinished and unusable commands are delivered again; the higher limit leaves room for new ones.
-        let limit = (LIMIT + link.unfinished_commands() + passed_over).min(LIMIT_MAX);
+        let limit = (LIMIT + link.unfinished_commands() + skipped).min(LIMIT_MAX);
         // Read before the request, because the machine may be suspended while the response waits.
         let before = (link.suspended)();
         let began = Instant::now();
@@ -70,17 +70,17 @@ pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>
                 continue;
             }
         };
-        let asked_to_hold = hold >= Duration::from_secs(1);
-        let was_held = asked_to_hold && began.elapsed() >= hold / 2;
+        let is_long_poll = hold >= Duration::from_secs(1);
+        let was_held = is_long_poll && began.elapsed() >= hold / 2;
         link.record_response(RequestPurpose::Commands, &key, &answer);
         let wait = match answer {
-            Ok(given) => {
-                let ParsedPollResponse { answer, invalid: unreadable, without_id: nameless } = given.parse(limit);
-                if nameless > passed_over {
+            Ok(body) => {
+                let ParsedPollResponse { answer, invalid: unreadable, without_id: nameless } = body.parse(limit);
+                if nameless > skipped {
                     let count = nameless;
                     tracing::warn!(count, "commands without an id that is valid in a URL ignored");
                 }
-                passed_over = nameless;
+                skipped = nameless;
                 let wait = pace.delay_after_response(&answer, limit);
                 let shown = match answer.server_time {
                     Some(server_time) => ServerTimeReading { server_time, at: Instant::now(), suspended: before },
@@ -97,7 +97,7 @@ pub(super) async fn run(link: &LinkShared, inbox: mpsc::Sender<ReceivedCommands>
                 if !is_empty && inbox.send(received).await.is_err() {
                     return;
                 }
-                if asked_to_hold && is_empty {
+                if is_long_poll && is_empty {
                     holds = Some(was_held);
                 }
                 hold = wait.min(HOLD_MAX);

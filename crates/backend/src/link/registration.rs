@@ -29,9 +29,9 @@ pub(super) async fn run(link: &LinkShared) {
     let mut pacer = RetryPacer::new(FIRST_DELAY, link.plan.backoff_max, link.jitter_rng("registration"));
     let mut keys = link.key.subscribe();
     let mut tokens = link.token.subscribe();
-    let mut looked = false;
+    let mut is_key_loaded = false;
     loop {
-        if !std::mem::replace(&mut looked, true) {
+        if !std::mem::replace(&mut is_key_loaded, true) {
             load_stored_key(link).await;
         }
         // The sender is part of `link`, so this does not end.

@@ -50,7 +50,7 @@ impl FromRequestParts<Arc<BackendState>> for AuthenticatedSatellite {
             let found = select.query_row([hash.0], |row| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?)));
             Ok(found.optional()?)
         });
-        let Some((id, _)) = found.await?.filter(|(_, kept)| keys::is_same_hash(&hash, kept)) else {
+        let Some((id, _)) = found.await?.filter(|(_, stored)| keys::is_same_hash(&hash, stored)) else {
             tracing::warn!(path = parts.uri.path(), "request with an invalid API key rejected");
             return Err(ApiError::unauthorized("this API key is not valid; register again with a new token"));
         };
@@ -114,7 +114,7 @@ impl<T: DeserializeOwned> FromRequestParts<Arc<BackendState>> for QueryParams<T>
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<BackendState>) -> Result<Self, ApiError> {
-        let asked = Query::<T>::from_request_parts(parts, app).await;
-        asked.map(|Query(asked)| Self(asked)).map_err(|error| ApiError::bad_request(error.body_text()))
+        let query = Query::<T>::from_request_parts(parts, app).await;
+        query.map(|Query(query)| Self(query)).map_err(|error| ApiError::bad_request(error.body_text()))
     }
 }

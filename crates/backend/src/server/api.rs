@@ -197,9 +197,9 @@ pub struct CommandRequest {
 }
 
 fn command_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     checked(deserializer, "1 to 128 characters of A-Z, a-z, 0-9, dot, - and _", |id: &Option<String>| {
-        id.as_ref().is_none_or(|id| (1..=128).contains(&id.len()) && id.bytes().all(is_fine))
+        id.as_ref().is_none_or(|id| (1..=128).contains(&id.len()) && id.bytes().all(is_allowed))
     })
 }
 

@@ -212,7 +212,7 @@ pub(super) async fn queue(
         }
         (one, other) => one.or(other),
     };
-    let (id, given) = match requested.id {
+    let (id, is_given) = match requested.id {
         Some(id) => (id, true),
         None => (keys::generate_id("cmd-")?, false),
     };
@@ -227,13 +227,13 @@ pub(super) async fn queue(
         .database
         .run(move |db| {
             let satellite = find_id(db, &names.get("satellite"))?;
-            if given && let Some(kept) = find_command(db, &satellite, &command.id)? {
-                return Ok((kept.into_view(now)?, false));
+            if is_given && let Some(stored) = find_command(db, &satellite, &command.id)? {
+                return Ok((stored.into_view(now)?, false));
             }
             insert(db, &satellite, &command, now, false)?;
-            let kept = find_command(db, &satellite, &command.id)?.ok_or_else(|| ApiError::not_found("command"))?;
+            let stored = find_command(db, &satellite, &command.id)?.ok_or_else(|| ApiError::not_found("command"))?;
             tracing::info!(satellite, command = command.id, kind = command.command_type, "a command was queued");
-            Ok((kept.into_view(now)?, true))
+            Ok((stored.into_view(now)?, true))
         })
         .await?;
     app.notify_command_queued();

@@ -95,11 +95,11 @@ impl Database {
             // The caller may have gone; it will send the request again.
             let _ = reply.send(outcome);
         });
-        let taken = match &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(at_work) => at_work.jobs.try_send(job).is_ok(),
+        let is_queued = match &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(running) => running.jobs.try_send(job).is_ok(),
             None => false,
         };
-        if !taken {
+        if !is_queued {
             return Err(ApiError::unavailable("the backend is overloaded or stopping; try again"));
         }
         answer.await.unwrap_or_else(|_| Err(ApiError::unavailable("the backend is stopping; try again")))
@@ -107,8 +107,8 @@ impl Database {
 
     /// Runs the queued jobs and ends the thread, which also closes the write-ahead log.
     pub(super) fn close(&self) {
-        let at_work = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(DatabaseThread { jobs, thread }) = at_work {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(DatabaseThread { jobs, thread }) = running {
             drop(jobs);
             // An error means that the thread panicked, so it has ended too.
             let _ = thread.join();

@@ -85,8 +85,8 @@ pub(super) async fn receive(
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
     let key = key.to_str().ok().filter(|key| (1..=KEY_MAX).contains(&key.len()));
-    let wrong = || ApiError::bad_request(format!("Idempotency-Key must have 1 to {KEY_MAX} printable characters"));
-    key.map(|key| Some(key.to_owned())).ok_or_else(wrong)
+    let invalid = || ApiError::bad_request(format!("Idempotency-Key must have 1 to {KEY_MAX} printable characters"));
+    key.map(|key| Some(key.to_owned())).ok_or_else(invalid)
 }
 
 // Event with its decoded form, or the reason why it is invalid.

@@ -295,7 +295,7 @@ impl ChangeStream {
             if changes.is_empty() {
                 tokio::select! {
                     () = ending.cancelled() => return None,
-                    told = self.change_signal.changed() => told.ok()?,
+                    changed = self.change_signal.changed() => changed.ok()?,
                 }
             }
             self.waiting = changes.into();

@@ -42,7 +42,7 @@ pub(super) async fn register(
     app.database
         .run(move |db| if is_valid(db, token, now)? { Ok(()) } else { Err(ApiError::unauthorized(NOT_VALID)) })
         .await?;
-    let heard = app.last_contacts();
+    let last_contacts = app.last_contacts();
     let request: Registration = body::read_validated(body, SMALL_MAX, MessageSchema::Registration).await?;
     let (key, new_id) = (keys::generate_credential(CredentialKind::Satellite)?, keys::generate_id("sat-")?);
     let hash = TokenHash::from_token(key.expose());
@@ -62,7 +62,7 @@ pub(super) async fn register(
                 }
                 Some(_) => {}
                 // A token for a new satellite must not replace a connected one.
-                None if satellites::is_connected(db, &request.name, now, &heard)? => {
+                None if satellites::is_connected(db, &request.name, now, &last_contacts)? => {
                     return Err(ApiError::new(StatusCode::CONFLICT, TAKEN));
                 }
                 None => {}

@@ -27,11 +27,11 @@ pub(super) async fn list(
     _: AdminAccess,
     State(app): State<Arc<BackendState>>,
 ) -> Result<Json<SatelliteList>, ApiError> {
-    let (now, heard) = (app.now(), app.last_contacts());
+    let (now, last_contacts) = (app.now(), app.last_contacts());
     let satellites = app.database.run(move |db| {
         let mut select = db.prepare_cached("SELECT * FROM satellites ORDER BY name")?;
         let rows = select.query_map([], SatelliteRow::from_row)?.collect::<Result<Vec<_>, _>>()?;
-        rows.into_iter().map(|row| row.into_view(db, now, &heard, false)).collect::<Result<_, _>>()
+        rows.into_iter().map(|row| row.into_view(db, now, &last_contacts, false)).collect::<Result<_, _>>()
     });
     Ok(Json(SatelliteList { satellites: satellites.await? }))
 }
@@ -41,11 +41,11 @@ pub(super) async fn show(
     State(app): State<Arc<BackendState>>,
     names: PathParams,
 ) -> Result<Json<SatelliteView>, ApiError> {
-    let (now, heard) = (app.now(), app.last_contacts());
+    let (now, last_contacts) = (app.now(), app.last_contacts());
     let satellite = app.database.run(move |db| {
         let id = find_id(db, &names.get("satellite"))?;
         let row = db.query_row("SELECT * FROM satellites WHERE id = ?1", [id], SatelliteRow::from_row)?;
-        row.into_view(db, now, &heard, true)
+        row.into_view(db, now, &last_contacts, true)
     });
     satellite.await.map(Json)
 }
@@ -73,11 +73,11 @@ pub(super) fn is_connected(
     db: &Transaction<'_>,
     name: &str,
     now: Timestamp,
-    heard: &BTreeMap<String, Timestamp>,
+    last_contacts: &BTreeMap<String, Timestamp>,
 ) -> Result<bool, ApiError> {
     let select = "SELECT * FROM satellites WHERE name = ?1";
     let row = db.prepare_cached(select)?.query_row([name], SatelliteRow::from_row).optional()?;
-    row.map_or(Ok(false), |row| Ok(row.into_view(db, now, heard, false)?.connected))
+    row.map_or(Ok(false), |row| Ok(row.into_view(db, now, last_contacts, false)?.connected))
 }
 
 fn has_recent_contact(
@@ -117,13 +117,13 @@ impl SatelliteRow {
         self,
         db: &Transaction<'_>,
         now: Timestamp,
-        heard: &BTreeMap<String, Timestamp>,
+        last_contacts: &BTreeMap<String, Timestamp>,
         whole: bool,
     ) -> Result<SatelliteView, ApiError> {
         let Registration { name, version, capabilities, system } = serde_json::from_str(&self.registration)?;
         let heartbeat = self.heartbeat.as_deref().map(serde_json::from_str::<Heartbeat>).transpose()?;
         let last_heartbeat = self.heartbeat_at.map(timestamp_from_millis);
-        let last_contact = heard.get(&self.id).copied().max(last_heartbeat);
+        let last_contact = last_contacts.get(&self.id).copied().max(last_heartbeat);
         let last_seq = "SELECT max(seq) FROM events WHERE satellite = ?1";
         let last_seq = db.prepare_cached(last_seq)?.query_row([&self.id], |row| row.get(0))?;
         Ok(SatelliteView {

@@ -119,9 +119,9 @@ mod tests {
                 Ok(plan)
             });
             let plan = plan.await.unwrap();
-            let sought = plan.iter().any(|step| step.starts_with("SEARCH"));
+            let uses_index = plan.iter().any(|step| step.starts_with("SEARCH"));
             let scans = plan.iter().any(|step| step.starts_with("SCAN") || step.contains("TEMP B-TREE"));
-            assert!(sought && !scans, "{query}: {plan:?}");
+            assert!(uses_index && !scans, "{query}: {plan:?}");
         }
     }
 }

@@ -59,10 +59,10 @@ fn check_argument(mirror: &HeaderParam, arguments: &str, headers: &HeaderMap) ->
         (Some(_), None) => {
             Err(format!("the header Mcp-Param-{header} is present, but the call does not have the argument"))
         }
-        (Some(given), Some(body)) => {
-            let given =
-                decode_value(given).ok_or_else(|| format!("the header Mcp-Param-{header} is not valid base64"))?;
-            let is_same = given == body || mirror.is_number(arguments) && is_same_number(&given, &body);
+        (Some(header_value), Some(body)) => {
+            let header_value = decode_value(header_value)
+                .ok_or_else(|| format!("the header Mcp-Param-{header} is not valid base64"))?;
+            let is_same = header_value == body || mirror.is_number(arguments) && is_same_number(&header_value, &body);
             if is_same { Ok(()) } else { Err(format!("the header Mcp-Param-{header} differs from the argument")) }
         }
     }
@@ -80,14 +80,14 @@ mod tests {
 
     use super::*;
 
-    fn headers(given: &[(&'static str, &'static str)]) -> HeaderMap {
-        given.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
     }
 
     #[test]
     fn the_method_and_name_headers_must_match_the_body() {
-        let is_valid = |method: &str, params: &'static str, given: &[(&'static str, &'static str)]| {
-            check(method, &JsonMembers::read(params).unwrap(), &headers(given)).is_ok()
+        let is_valid = |method: &str, params: &'static str, pairs: &[(&'static str, &'static str)]| {
+            check(method, &JsonMembers::read(params).unwrap(), &headers(pairs)).is_ok()
         };
         let (list, call) = (("mcp-method", "tools/list"), ("mcp-method", "tools/call"));
         let named = |name| ("mcp-name", name);
@@ -110,9 +110,9 @@ mod tests {
     #[test]
     fn argument_headers_must_match_the_arguments_that_the_schema_names() {
         let definition = r#"{"name":"t","inputSchema":{"properties":{"a":{"type":"string","x-mcp-header":"A"},"deep":{"properties":{"n":{"type":"integer","x-mcp-header":"Number"}}},"plain":{}}}}"#;
-        let is_valid = |arguments: &str, given: &[(&'static str, &'static str)]| {
+        let is_valid = |arguments: &str, pairs: &[(&'static str, &'static str)]| {
             let params = format!(r#"{{"arguments":{arguments}}}"#);
-            check_arguments(definition, Some(&params), &headers(given)).is_ok()
+            check_arguments(definition, Some(&params), &headers(pairs)).is_ok()
         };
         let text = |value| ("mcp-param-a", value);
         assert!(is_valid(r#"{"a":"Hello"}"#, &[text("Hello")]));

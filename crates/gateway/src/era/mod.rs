@@ -8,6 +8,7 @@ pub(crate) mod translation;
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use mcp_satellite_protocol::era::{SESSION_VERSIONS, STATELESS_VERSION};
 use mcp_satellite_protocol::error_code::{HEADER_MISMATCH, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION};
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{RpcMessage, member};
 use mcp_satellite_protocol::{header, meta};
 
@@ -61,10 +62,10 @@ pub(crate) fn is_stateless(message: &RpcMessage, headers: &HeaderMap) -> bool {
         return serde_json::from_str::<String>(own).map_or(true, |own| !has_sessions(&own));
     }
     // A client with sessions may offer any version in `initialize`.
-    if method == "initialize" || headers.contains_key(SESSION_ID) {
+    if method == method::INITIALIZE || headers.contains_key(SESSION_ID) {
         return false;
     }
-    method == "server/discover" || is_stateless_header(headers)
+    method == method::DISCOVER || is_stateless_header(headers)
 }
 
 pub(crate) fn is_stateless_header(headers: &HeaderMap) -> bool {
@@ -74,11 +75,18 @@ pub(crate) fn is_stateless_header(headers: &HeaderMap) -> bool {
 /// Returns true for methods that the stateless era has removed. They must be rejected here, because a server with
 /// sessions would accept them.
 pub(crate) fn is_removed(method: &str) -> bool {
-    matches!(method, "initialize" | "ping" | "logging/setLevel" | "resources/subscribe" | "resources/unsubscribe")
+    matches!(
+        method,
+        method::INITIALIZE
+            | method::PING
+            | method::SET_LOG_LEVEL
+            | method::RESOURCES_SUBSCRIBE
+            | method::RESOURCES_UNSUBSCRIBE
+    )
 }
 
 pub(crate) fn can_require_input(method: &str) -> bool {
-    matches!(method, "tools/call" | "prompts/get" | "resources/read")
+    matches!(method, method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ)
 }
 
 pub(crate) fn status_of(code: i64) -> StatusCode {

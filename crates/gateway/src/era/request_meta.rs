@@ -4,6 +4,7 @@ use axum::http::HeaderMap;
 use mcp_satellite_protocol::era::STATELESS_VERSION;
 use mcp_satellite_protocol::error_code::{HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_VERSION};
 use mcp_satellite_protocol::meta::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION};
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{RpcMessage, member};
 
 use super::super::answer::RpcError;
@@ -20,7 +21,7 @@ pub(crate) struct StatelessRequestMeta {
 }
 
 impl StatelessRequestMeta {
-    pub(crate) fn read(message: &RpcMessage, given: &HeaderMap) -> Result<Self, StatelessErrorResponse> {
+    pub(crate) fn read(message: &RpcMessage, headers: &HeaderMap) -> Result<Self, StatelessErrorResponse> {
         let twice = |_| {
             StatelessErrorResponse::bad_request(
                 INVALID_PARAMS,
@@ -35,7 +36,7 @@ impl StatelessRequestMeta {
         let object = |name| meta.get_unique(name).map(|value| value.filter(|value| value.starts_with('{')));
         let version = text(VERSION).map_err(twice)?;
         let capabilities = object(CAPABILITIES).map_err(twice)?;
-        let header = headers::single_value(given, &PROTOCOL_VERSION)
+        let header = headers::single_value(headers, &PROTOCOL_VERSION)
             .map_err(|why| StatelessErrorResponse::bad_request(HEADER_MISMATCH, why))?;
         if let Some(version) = version.as_deref()
             && header != Some(version)
@@ -70,7 +71,7 @@ impl StatelessRequestMeta {
                 ));
             }
         };
-        headers::check(message.method().unwrap_or_default(), &params, given)
+        headers::check(message.method().unwrap_or_default(), &params, headers)
             .map_err(|why| StatelessErrorResponse::bad_request(HEADER_MISMATCH, why))?;
         let info = object(CLIENT_INFO).map_err(twice)?;
         Ok(Self { client: ClientDescription::new(STATELESS_VERSION.to_owned(), Some(capabilities), info), level })
@@ -79,9 +80,10 @@ impl StatelessRequestMeta {
 
 fn unsupported_version_error(version: &str) -> StatelessErrorResponse {
     let data = format!(r#"{{"supported":{},"requested":{}}}"#, to_json(&SERVED), to_json(&version));
-    let mut wrong = StatelessErrorResponse::bad_request(UNSUPPORTED_VERSION, "this protocol version is not supported");
-    wrong.error = RpcError { data: Some(data), ..wrong.error };
-    wrong
+    let mut response =
+        StatelessErrorResponse::bad_request(UNSUPPORTED_VERSION, "this protocol version is not supported");
+    response.error = RpcError { data: Some(data), ..response.error };
+    response
 }
 
 pub(crate) fn missing_capability(client: &ClientDescription, question: &RpcMessage) -> Option<&'static str> {
@@ -89,11 +91,11 @@ pub(crate) fn missing_capability(client: &ClientDescription, question: &RpcMessa
     let has = |path: &[&str]| path.iter().try_fold(capabilities, |json, name| member(json, name)).is_some();
     let param = |name: &str| question.params().and_then(|params| member(params, name));
     let needed: &[(bool, &'static str, &[&str])] = match question.method().unwrap_or_default() {
-        "sampling/createMessage" => &[
+        method::CREATE_MESSAGE => &[
             (true, "sampling", &["sampling"]),
             (param("tools").is_some(), "sampling with tools", &["sampling", "tools"]),
         ],
-        "elicitation/create" => {
+        method::ELICIT => {
             let by_url = param("mode") == Some("\"url\"");
             // A client without modes supports forms.
             let only_url = has(&["elicitation", "url"]) && !has(&["elicitation", "form"]);
@@ -103,7 +105,7 @@ pub(crate) fn missing_capability(client: &ClientDescription, question: &RpcMessa
                 (true, false) => only_url.then_some("elicitation by forms"),
             };
         }
-        "roots/list" => &[(true, "roots", &["roots"])],
+        method::ROOTS_LIST => &[(true, "roots", &["roots"])],
         // The stateless era has no other questions.
         _ => return Some("this method"),
     };
@@ -128,7 +130,7 @@ mod tests {
 
     #[test]
     fn invalid_terms_are_rejected_with_codes_in_this_order() {
-        let code = |version, meta: Value| read(version, &meta).err().map(|wrong| wrong.error.code);
+        let code = |version, meta: Value| read(version, &meta).err().map(|refusal| refusal.error.code);
         let new = Some("2026-07-28");
         let complete = json!({VERSION: "2026-07-28", CAPABILITIES: {}});
         assert_eq!(code(new, complete.clone()), None);
@@ -148,8 +150,8 @@ mod tests {
 
     #[test]
     fn an_unsupported_version_error_lists_the_supported_ones() {
-        let wrong = read(Some("v999"), &json!({VERSION: "v999", CAPABILITIES: {}})).unwrap_err();
-        let data: Value = serde_json::from_str(&wrong.error.data.unwrap()).unwrap();
+        let refusal = read(Some("v999"), &json!({VERSION: "v999", CAPABILITIES: {}})).unwrap_err();
+        let data: Value = serde_json::from_str(&refusal.error.data.unwrap()).unwrap();
         assert_eq!(data, json!({"supported": SERVED, "requested": "v999"}));
     }
 
@@ -160,9 +162,9 @@ mod tests {
         assert_eq!((&*client.name, &*client.client_version, level), ("n", "1", Some(McpLogLevel::Info)));
         assert!(client.sampling && !client.elicitation && !client.roots);
         let twice = r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{},"_meta":{}}}"#;
-        let wrong =
+        let refusal =
             StatelessRequestMeta::read(&RpcMessage::parse(twice.into()).unwrap(), &HeaderMap::new()).unwrap_err();
-        assert_eq!(wrong.error.code, INVALID_PARAMS);
+        assert_eq!(refusal.error.code, INVALID_PARAMS);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use mcp_satellite_protocol::error_code::{
     INTERNAL_ERROR, INVALID_PARAMS, RESOURCE_NOT_FOUND, SERVER_ERROR, URL_ELICITATION_REQUIRED,
 };
 use mcp_satellite_protocol::meta::{self, SERVER_INFO, SUBSCRIPTION_ID};
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MalformedMessage, RpcMessage, member};
 
 use super::super::tools::raw::{JsonMembers, json_string, map_string, replace_part, to_json};
@@ -47,7 +48,7 @@ pub(crate) fn discovery_result(server: &ServerInfo) -> String {
         }
     };
     result.set("supportedVersions", to_json(&SERVED));
-    complete_result(&result.to_json(), "server/discover", None)
+    complete_result(&result.to_json(), method::DISCOVER, None)
 }
 
 pub(crate) fn initialize_result(server: &ServerInfo, version: &str) -> String {
@@ -70,7 +71,7 @@ pub(crate) fn own_discovery_result(capabilities: &str, instructions: &str) -> St
         to_json(&SERVED),
         json_string(instructions),
     );
-    complete_result(&result, "server/discover", Some(&own_server_info()))
+    complete_result(&result, method::DISCOVER, Some(&own_server_info()))
 }
 
 pub(crate) fn own_server_info() -> String {
@@ -90,12 +91,12 @@ fn with_meta(meta: Option<&str>, name: &str, value: String) -> String {
 fn is_cacheable(method: &str) -> bool {
     matches!(
         method,
-        "tools/list"
-            | "prompts/list"
-            | "resources/list"
-            | "resources/templates/list"
-            | "resources/read"
-            | "server/discover"
+        method::TOOLS_LIST
+            | method::PROMPTS_LIST
+            | method::RESOURCES_LIST
+            | method::RESOURCE_TEMPLATES_LIST
+            | method::RESOURCES_READ
+            | method::DISCOVER
     )
 }
 
@@ -190,8 +191,8 @@ mod tests {
 
     #[test]
     fn a_session_request_omits_the_members_of_the_stateless_era() {
-        let asked = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"requestState":"s","name":"n","_meta":{"progressToken":7,"io.modelcontextprotocol/clientInfo":{},"a/b":1e400,"io.modelcontextprotocol/related-task":{},"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{}},"inputResponses":{}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
-        let changed = to_session_request(&read(asked)).unwrap();
+        let request = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"requestState":"s","name":"n","_meta":{"progressToken":7,"io.modelcontextprotocol/clientInfo":{},"a/b":1e400,"io.modelcontextprotocol/related-task":{},"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{}},"inputResponses":{}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
+        let changed = to_session_request(&read(request)).unwrap();
         let expected = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"name":"n","_meta":{"progressToken":7,"a/b":1e400,"io.modelcontextprotocol/related-task":{}}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
         assert_eq!(changed.text(), expected);
         assert_eq!((changed.id(), changed.token()), (Some("\"i\""), Some("7")));
@@ -270,8 +271,8 @@ mod tests {
         ) {
             let members: Vec<String> =
                 names.iter().zip(&values).map(|(name, value)| format!("{}:{value}", json_string(name))).collect();
-            let asked = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{{{}}}}}"#, members.join(","));
-            let changed = to_session_request(&read(&asked)).unwrap();
+            let request = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{{{}}}}}"#, members.join(","));
+            let changed = to_session_request(&read(&request)).unwrap();
             let kept: Vec<&String> =
                 members.iter().filter(|member| !member.starts_with("\"requestState\"")).collect();
             for member in kept {

@@ -12,6 +12,7 @@ mod merged_lists;
 mod user_state;
 
 use mcp_satellite_protocol::error_code::{INVALID_PARAMS, RESOURCE_NOT_FOUND};
+use mcp_satellite_protocol::method;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -128,7 +129,7 @@ impl FlatEndpoint {
         let flat = self.clone();
         async move {
             let session = &request.session;
-            let state = if session.is_guest() {
+            let state = if session.is_stateless() {
                 flat.states.keep_for_request(session.user(), &flat.runtime, &flat.callers)
             } else if let Some(state) = flat.states.find_for_session(session) {
                 state
@@ -137,14 +138,16 @@ impl FlatEndpoint {
                 return CallAnswer::Cancelled;
             };
             match request.method() {
-                "ping" => CallAnswer::Result("{}".to_owned()),
-                "tools/list" => flat.list(&state, &request, ItemKind::Tools, MergedLists::tools).await,
-                "prompts/list" => flat.list(&state, &request, ItemKind::Prompts, MergedLists::prompts).await,
-                "resources/list" => flat.list(&state, &request, ItemKind::Resources, MergedLists::resources).await,
-                "resources/templates/list" => {
+                method::PING => CallAnswer::Result("{}".to_owned()),
+                method::TOOLS_LIST => flat.list(&state, &request, ItemKind::Tools, MergedLists::tools).await,
+                method::PROMPTS_LIST => flat.list(&state, &request, ItemKind::Prompts, MergedLists::prompts).await,
+                method::RESOURCES_LIST => {
+                    flat.list(&state, &request, ItemKind::Resources, MergedLists::resources).await
+                }
+                method::RESOURCE_TEMPLATES_LIST => {
                     flat.list(&state, &request, ItemKind::Resources, MergedLists::resource_templates).await
                 }
-                "tools/call" | "prompts/get" | "resources/read" | "completion/complete" => {
+                method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ | method::COMPLETE => {
                     match flat.resolve_target(&state, &request).await {
                         Ok(target) => flat.forward_to_target(request, target).await,
                         Err(refusal) => refusal.to_answer(request.method()),
@@ -185,8 +188,8 @@ impl FlatEndpoint {
         let text = message.text();
         let name = |path: &[&str]| find_string(text, path).map(|(_, name)| name);
         let path: &[&str] = match message.method().unwrap_or_default() {
-            "resources/read" => &["params", "uri"],
-            "completion/complete" => match name(&["params", "ref", "type"]).as_deref() {
+            method::RESOURCES_READ => &["params", "uri"],
+            method::COMPLETE => match name(&["params", "ref", "type"]).as_deref() {
                 Some("ref/resource") => &["params", "ref", "uri"],
                 _ => &["params", "ref", "name"],
             },
@@ -197,7 +200,7 @@ impl FlatEndpoint {
         let (range, name) = find_string(text, path).ok_or_else(missing)?;
         let caller = self.caller(session);
         let kind = match (message.method(), member) {
-            (Some("tools/call"), _) => ItemKind::Tools,
+            (Some(method::TOOLS_CALL), _) => ItemKind::Tools,
             (_, "uri") => ItemKind::Resources,
             _ => ItemKind::Prompts,
         };

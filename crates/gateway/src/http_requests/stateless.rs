@@ -3,6 +3,7 @@
 use mcp_satellite_protocol::error_code::{
     HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND,
 };
+use mcp_satellite_protocol::method;
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, StatusCode};
@@ -61,7 +62,7 @@ impl EndpointService {
             return Err(error_response(StatusCode::NOT_FOUND, Some(&id), METHOD_NOT_FOUND, &why));
         }
         let (endpoint, name) = self.resolve_endpoint(user, path, &id, INTERNAL_ERROR)?;
-        if method == "tools/call"
+        if method == method::TOOLS_CALL
             && let Some((_, tool)) = message.params().and_then(|params| raw::find_string(params, &["name"]))
             && let Some(definition) = self.handler.definition(user.clone(), &endpoint, &tool).await
         {
@@ -82,7 +83,7 @@ impl EndpointService {
         let admission = user
             .acquire_call_permit()
             .map_err(|limited| ErrorResponse::new(reply::limit_exceeded(Some(&id), &limited)))?;
-        if method == "server/discover" {
+        if method == method::DISCOVER {
             let _work = self.work.token();
             self.sessions.record_request(user, &client, Instant::now());
             let answer = match self.handler.discover(user.clone(), endpoint).await {
@@ -92,7 +93,7 @@ impl EndpointService {
             let (status, answer) = stateless_call::to_stateless_answer(answer, method);
             return Ok(reply::answer_with_status(status, &answer, &id));
         }
-        let is_subscription = method == "subscriptions/listen";
+        let is_subscription = method == method::LISTEN;
         let lifetime = if is_subscription {
             ClientLifetime::Listening { level }
         } else {
@@ -118,7 +119,7 @@ impl EndpointService {
                 "the system provides no random numbers",
             )
         };
-        let session = self.sessions.open_guest(facts, Instant::now()).map_err(no_random_numbers)?;
+        let session = self.sessions.open_stateless(facts, Instant::now()).map_err(no_random_numbers)?;
         let session_guard = StatelessSessionGuard::new(self.clone(), session);
         // The token may have been revoked between the check and the insertion into the table.
         self.check_permission(request)?;
@@ -139,8 +140,8 @@ impl EndpointService {
             let why = "the response is text/event-stream; send an Accept header that includes it";
             return Err(error_response(StatusCode::NOT_ACCEPTABLE, Some(id), INVALID_REQUEST, why));
         }
-        let wanted = SubscriptionFilter::read(message.params());
-        let wanted = wanted.map_err(|why| error_response(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
+        let filter = SubscriptionFilter::read(message.params());
+        let filter = filter.map_err(|why| error_response(StatusCode::BAD_REQUEST, Some(id), INVALID_PARAMS, &why))?;
         let session = self.open_session(request, facts, id)?;
         let guard = SubscriptionGuard { endpoint: self.clone(), session: session.clone() };
         let Ok((call, _withdrawn)) = session.open_call(id, true) else {
@@ -152,7 +153,7 @@ impl EndpointService {
             ));
         };
         let open = OpenCallGuard { session: session.clone(), call };
-        let accepted_filter = match self.handler.listen(&session, wanted).await {
+        let accepted_filter = match self.handler.listen(&session, filter).await {
             Ok(accepted_filter) => accepted_filter,
             Err(error) => {
                 let RpcError { code, message, data } = error;

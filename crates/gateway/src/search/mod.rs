@@ -101,23 +101,23 @@ impl CatalogueIndex {
         Self { terms, tools }
     }
 
-    fn find_related(&self, asked: &str, report: &mut dyn FnMut(&Term, f32)) {
+    fn find_related(&self, query: &str, report: &mut dyn FnMut(&Term, f32)) {
         // All similar words share this prefix, the shortest that a stem or prefix match requires.
-        let letters = asked.chars().count();
+        let letters = query.chars().count();
         let shared = text::min_prefix_len(letters).min(letters).min(5);
-        let start: String = asked.chars().take(shared).collect();
+        let start: String = query.chars().take(shared).collect();
         let from = self.terms.partition_point(|term| *term.text < *start);
         for term in self.terms[from..].iter().take_while(|term| term.text.starts_with(&start)) {
-            let near = word_similarity(asked, &term.text);
+            let near = word_similarity(query, &term.text);
             if near > 0.0 {
                 report(term, near);
             }
         }
     }
 
-    fn find_misspelled(&self, asked: (&str, WordShape), report: &mut dyn FnMut(&Term, f32)) {
+    fn find_misspelled(&self, query: (&str, WordShape), report: &mut dyn FnMut(&Term, f32)) {
         for term in &self.terms {
-            let near = misspelling_similarity(asked, (&term.text, term.shape));
+            let near = misspelling_similarity(query, (&term.text, term.shape));
             if near > 0.0 {
                 report(term, near);
             }
@@ -130,11 +130,11 @@ fn description(tool: &Tool) -> String {
         return String::new();
     };
     let text = |name: &str| fields.get(name).and_then(|raw| serde_json::from_str::<String>(raw.get()).ok());
-    let mut told = text("title").unwrap_or_default();
-    told.push('\n');
-    told.push_str(&text("description").unwrap_or_default());
-    told.truncate(told.floor_char_boundary(DESCRIPTION_MAX));
-    told
+    let mut description = text("title").unwrap_or_default();
+    description.push('\n');
+    description.push_str(&text("description").unwrap_or_default());
+    description.truncate(description.floor_char_boundary(DESCRIPTION_MAX));
+    description
 }
 
 /// Cache of catalogue indexes. An index lives as long as its catalogue.
@@ -302,21 +302,21 @@ struct ServerSimilarities {
 
 impl SearchQuery {
     fn read(text: &str) -> Self {
-        let mut asked = text::words(text);
-        if asked.iter().any(|word| !text::is_stop_word(&word.whole)) {
-            asked.retain(|word| !text::is_stop_word(&word.whole));
+        let mut text_words = text::words(text);
+        if text_words.iter().any(|word| !text::is_stop_word(&word.whole)) {
+            text_words.retain(|word| !text::is_stop_word(&word.whole));
         }
         let mut texts: Vec<String> = Vec::new();
-        let mut place = |text: String| {
+        let mut index_of = |text: String| {
             texts.iter().position(|known| *known == text).unwrap_or_else(|| {
                 texts.push(text);
                 texts.len() - 1
             })
         };
         let mut words: Vec<QueryWord> = Vec::new();
-        for word in asked.into_iter().take(WORDS_MAX) {
-            let whole = place(word.whole);
-            let parts = word.parts.into_iter().map(&mut place).collect();
+        for word in text_words.into_iter().take(WORDS_MAX) {
+            let whole = index_of(word.whole);
+            let parts = word.parts.into_iter().map(&mut index_of).collect();
             if words.iter().all(|known| known.whole != whole) {
                 words.push(QueryWord { whole, parts });
             }
@@ -325,10 +325,10 @@ impl SearchQuery {
     }
 
     fn find_hits(&self, servers: &[SearchedServer<'_>]) -> Vec<ToolHit> {
-        let labels: Vec<Vec<Word>> = servers.iter().map(|shelf| text::words(shelf.label)).collect();
+        let labels: Vec<Vec<Word>> = servers.iter().map(|server| text::words(server.label)).collect();
         let mut pages: Vec<ServerSimilarities> = (0..servers.len())
-            .map(|shelf| ServerSimilarities {
-                server_index: shelf,
+            .map(|server_index| ServerSimilarities {
+                server_index,
                 server: vec![0.0; self.texts.len()],
                 tools: Vec::new(),
             })
@@ -410,36 +410,36 @@ impl SearchQuery {
 
     fn score(&self, page: &ServerSimilarities, tool: usize, indexed: &IndexedTool, weights: &[f32]) -> f32 {
         let (mut name, mut description, mut server, mut sum) = (0.0, 0.0, 0.0, 0.0);
-        let mut asked_of_name = 0;
+        let mut matched_words = 0;
         for (word, weight) in self.words.iter().zip(weights) {
             let near = |of: fn(&ToolSimilarity) -> f32| {
                 word.similarity(|text| page.similarity(tool, text, self.texts.len(), of))
             };
             let in_name = near(|near| near.name);
             if in_name > 0.0 {
-                asked_of_name += word.parts.len().max(1);
+                matched_words += word.parts.len().max(1);
             }
             name += weight * in_name;
             description += weight * near(|near| near.description);
             server += weight * word.similarity(|text| page.server[text]);
             sum += weight;
         }
-        let share = (asked_of_name as f32 / indexed.word_count.max(1) as f32).min(1.0);
+        let share = (matched_words as f32 / indexed.word_count.max(1) as f32).min(1.0);
         let name = name * (NAME_BASE + (1.0 - NAME_BASE) * share);
         (NAME * name + DESCRIPTION * description + SERVER * server) / sum
     }
 }
 
 fn corrections(text: &str, servers: &[SearchedServer<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
-    let asked = (text, WordShape::new(text));
+    let query = (text, WordShape::new(text));
     let mut words: HashMap<String, f32> = HashMap::new();
     for server in servers {
-        server.index.find_misspelled(asked, &mut |term, near| {
+        server.index.find_misspelled(query, &mut |term, near| {
             words.entry(term.text.to_string()).or_insert(near);
         });
     }
     for word in labels.iter().flatten().flat_map(|word| word.parts.iter().chain([&word.whole])) {
-        let near = misspelling_similarity(asked, (word, WordShape::new(word)));
+        let near = misspelling_similarity(query, (word, WordShape::new(word)));
         if near > 0.0 {
             words.insert(word.clone(), near);
         }
@@ -481,12 +481,12 @@ impl ServerSimilarities {
             known = true;
             near.resize(tools * texts, ToolSimilarity::default());
             for tool in &*term.in_names {
-                let place = &mut near[*tool as usize * texts + text];
-                place.name = place.name.max(nearness);
+                let similarity = &mut near[*tool as usize * texts + text];
+                similarity.name = similarity.name.max(nearness);
             }
             for tool in &*term.in_descriptions {
-                let place = &mut near[*tool as usize * texts + text];
-                place.description = place.description.max(nearness);
+                let similarity = &mut near[*tool as usize * texts + text];
+                similarity.description = similarity.description.max(nearness);
             }
         });
         known

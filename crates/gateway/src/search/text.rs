@@ -105,21 +105,21 @@ fn prefix_similarity(one: usize, other: usize, shared: usize) -> f32 {
     }
 }
 
-pub(super) fn word_similarity(asked: &str, word: &str) -> f32 {
-    let shared = asked.chars().zip(word.chars()).take_while(|(one, other)| one == other).count();
-    prefix_similarity(asked.chars().count(), word.chars().count(), shared)
+pub(super) fn word_similarity(query: &str, word: &str) -> f32 {
+    let shared = query.chars().zip(word.chars()).take_while(|(one, other)| one == other).count();
+    prefix_similarity(query.chars().count(), word.chars().count(), shared)
 }
 
-pub(super) fn misspelling_similarity(asked: (&str, WordShape), word: (&str, WordShape)) -> f32 {
-    let slips = match asked.1.letters {
+pub(super) fn misspelling_similarity(query: (&str, WordShape), word: (&str, WordShape)) -> f32 {
+    let slips = match query.1.letters {
         0..4 => return 0.0,
         4..8 => 1,
         _ => 2,
     };
-    if !asked.1.can_match(word.1, slips) {
+    if !query.1.can_match(word.1, slips) {
         return 0.0;
     }
-    match strsim::osa_distance(asked.0, word.0) {
+    match strsim::osa_distance(query.0, word.0) {
         0 => SAME,
         1 => ONE_SLIP,
         2 if slips == 2 => TWO_SLIPS,
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn words_match_exactly_by_prefix_and_by_stem() {
-        for (asked, word, expected) in [
+        for (query, word, expected) in [
             ("file", "file", SAME),
             ("file", "files", BEGINNING),
             ("files", "file", BEGINNING),
@@ -168,16 +168,16 @@ mod tests {
             ("commit", "comment", 0.0),
         ] {
             assert!(
-                (word_similarity(asked, word) - expected).abs() < f32::EPSILON,
-                "{asked}, {word}: {}",
-                word_similarity(asked, word)
+                (word_similarity(query, word) - expected).abs() < f32::EPSILON,
+                "{query}, {word}: {}",
+                word_similarity(query, word)
             );
         }
     }
 
     #[test]
     fn one_typo_is_tolerated_and_two_in_long_words() {
-        for (asked, word, expected) in [
+        for (query, word, expected) in [
             ("serach", "search", ONE_SLIP),
             ("comit", "commit", ONE_SLIP),
             ("brannch", "branch", ONE_SLIP),
@@ -189,8 +189,8 @@ mod tests {
             ("gti", "git", 0.0),
             ("brunhc", "branch", 0.0),
         ] {
-            let found = misspelling_similarity((asked, WordShape::new(asked)), (word, WordShape::new(word)));
-            assert!((found - expected).abs() < f32::EPSILON, "{asked}, {word}: {found}");
+            let found = misspelling_similarity((query, WordShape::new(query)), (word, WordShape::new(word)));
+            assert!((found - expected).abs() < f32::EPSILON, "{query}, {word}: {found}");
         }
     }
 

@@ -1,9 +1,10 @@
-//! Guests: sessions that represent a stateless client for one request or subscription. Messages on behalf of the
-//! request find the guest by its number; clients cannot refer to it. Questions to a guest are part of the response, and
-//! the client repeats its request with the answers.
+//! Sessions that represent a stateless client for one request or subscription. Messages on behalf of the request find
+//! the session by its number; clients cannot refer to it. Questions to it are part of the response, and the client
+//! repeats its request with the answers.
 
 use mcp_satellite_protocol::error_code::{INTERNAL_ERROR, SERVER_ERROR};
 use mcp_satellite_protocol::meta::SUBSCRIPTION_ID;
+use mcp_satellite_protocol::method;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -21,7 +22,7 @@ use super::super::tools::raw::{JsonMembers, json_string};
 use super::{ClientLifetime, ClientSession, SESSION_ENDED, SentQuestion, SessionState};
 
 #[derive(Debug)]
-pub(super) struct GuestSubscription {
+pub(super) struct StatelessSubscription {
     // Id of the request, as JSON text.
     id: Arc<str>,
     filter: SubscriptionFilter,
@@ -46,11 +47,11 @@ impl SessionState {
 
     pub(super) fn final_answer(&self) -> CallAnswer {
         match &self.subscription {
-            Some(GuestSubscription { id, .. }) => {
+            Some(StatelessSubscription { id, .. }) => {
                 let meta = format!("{{{}:{id}}}", json_string(SUBSCRIPTION_ID));
                 CallAnswer::Result(format!(r#"{{"resultType":"complete","_meta":{meta}}}"#))
             }
-            None if self.is_guest => CallAnswer::Error(RpcError::new(INTERNAL_ERROR, SESSION_ENDED)),
+            None if self.is_stateless => CallAnswer::Error(RpcError::new(INTERNAL_ERROR, SESSION_ENDED)),
             None => CallAnswer::Error(RpcError::new(SERVER_ERROR, SESSION_ENDED)),
         }
     }
@@ -61,23 +62,23 @@ fn input_key(number: u64) -> String {
 }
 
 impl ClientSession {
-    pub fn is_guest(&self) -> bool {
+    pub fn is_stateless(&self) -> bool {
         self.facts.lifetime != ClientLifetime::Session
     }
 
-    /// Passes a server's message on: on behalf of `call`, if that is a call of this client. A guest receives only
-    /// messages that belong to its request or match its subscription.
+    /// Passes a server's message on: on behalf of `call`, if that is a call of this client. A stateless session
+    /// receives only messages that belong to its request or match its subscription.
     pub fn deliver(&self, call: Option<u64>, message: &RpcMessage) {
         let method = message.method().unwrap_or_default();
         match &self.facts.lifetime {
             ClientLifetime::Session => self.send(call, &[message.text()]),
             ClientLifetime::Request { level, .. } => {
                 let is_delivered = match method {
-                    "notifications/message" => {
+                    method::LOG_MESSAGE => {
                         level.is_some_and(|from| McpLogLevel::from_message(message).is_none_or(|level| from <= level))
                     }
-                    "notifications/resources/updated" | "notifications/tasks/status" => false,
-                    "notifications/elicitation/complete" => false,
+                    method::RESOURCE_UPDATED | method::TASK_STATUS => false,
+                    method::ELICITATION_COMPLETE => false,
                     other => !other.ends_with("/list_changed"),
                 };
                 if is_delivered && call.is_some() {
@@ -87,11 +88,11 @@ impl ClientSession {
             ClientLifetime::Listening { level } => {
                 // Servers log on behalf of requests; log messages for a subscriber come from the satellite and only on
                 // `/mcp`.
-                let is_notice = method == "notifications/message"
+                let is_notice = method == method::LOG_MESSAGE
                     && self.facts.endpoint == EndpointId::Tools
                     && level.is_some_and(|from| McpLogLevel::from_message(message).is_none_or(|level| from <= level));
                 let receives =
-                    |subscription: &&GuestSubscription| is_notice || subscription.filter.is_subscribed_to(message);
+                    |subscription: &&StatelessSubscription| is_notice || subscription.filter.is_subscribed_to(message);
                 let mut state = self.state();
                 let Some(subscription) = state.subscription.as_ref().filter(receives) else { return };
                 let Some(tagged) = translation::tag_with_subscription(message, &subscription.id) else { return };
@@ -107,7 +108,7 @@ impl ClientSession {
     }
 
     pub fn deliver_progress(&self, call: u64, message: &RpcMessage) {
-        if !self.is_guest() {
+        if !self.is_stateless() {
             return self.send(Some(call), &[message.text()]);
         }
         let mut state = self.state();
@@ -148,7 +149,7 @@ impl ClientSession {
         }
         let mut state = self.state();
         let outcome = state.send(None, &parts);
-        state.subscription = Some(GuestSubscription { id: id.clone(), filter, _share: share });
+        state.subscription = Some(StatelessSubscription { id: id.clone(), filter, _share: share });
         drop(state);
         self.end_if_slow(outcome);
         true

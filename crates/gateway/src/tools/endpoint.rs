@@ -2,6 +2,7 @@
 
 use mcp_satellite_protocol::era::NEWEST_SESSION_VERSION;
 use mcp_satellite_protocol::error_code::{INVALID_PARAMS, METHOD_NOT_FOUND};
+use mcp_satellite_protocol::method;
 use std::sync::Arc;
 
 use futures::FutureExt as _;
@@ -53,9 +54,9 @@ pub(crate) fn single_page(params: Option<&str>, list: impl FnOnce() -> String) -
 /// Handles a notification from a client of several servers. Progress on a question goes to the server that asked; all
 /// other notifications concern no server.
 pub(crate) fn handle_notification(runtime: &RuntimeHandle, session: &ClientSession, message: &RpcMessage) {
-    let Some(token) = message.token().filter(|_| message.method() == Some("notifications/progress")) else { return };
-    let Some((source, theirs)) = session.find_question(token) else { return };
-    let translated = RpcMessage::parse(join_parts(&message.with_token(&theirs)));
+    let Some(token) = message.token().filter(|_| message.method() == Some(method::PROGRESS)) else { return };
+    let Some((source, server_token)) = session.find_question(token) else { return };
+    let translated = RpcMessage::parse(join_parts(&message.with_token(&server_token)));
     // The text is derived from a valid message and stays valid.
     let sent = translated.map(|translated| runtime.notify(&source.id, translated));
     if let Ok(Err(error)) = sent {
@@ -101,10 +102,10 @@ impl MetaTools {
         let tools = self.clone();
         async move {
             match request.message.method() {
-                Some("tools/call") => tools.call(request).await,
-                Some("tools/list") => single_page(request.message.params(), || TOOLS.to_owned()),
-                Some("ping") => CallAnswer::Result("{}".to_owned()),
-                Some("logging/setLevel") => match McpLogLevel::from_message(&request.message) {
+                Some(method::TOOLS_CALL) => tools.call(request).await,
+                Some(method::TOOLS_LIST) => single_page(request.message.params(), || TOOLS.to_owned()),
+                Some(method::PING) => CallAnswer::Result("{}".to_owned()),
+                Some(method::SET_LOG_LEVEL) => match McpLogLevel::from_message(&request.message) {
                     Some(level) => {
                         tools.notices.set_level(&request.session, level);
                         CallAnswer::Result("{}".to_owned())

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::RpcMessage;
 
 use super::arguments::MetaToolArguments;
@@ -47,7 +48,7 @@ pub(super) fn tool_request<'a>(
     let name = json_string(tool);
     let members = [("name", &*name)].into_iter().chain(tool_arguments.map(|value| ("arguments", value.get())));
     let target = MetaToolTarget { view, label: label.to_owned(), tool: Some(tool.to_owned()) };
-    let message = target.message(runtime, "tools/call", members, params)?;
+    let message = target.message(runtime, method::TOOLS_CALL, members, params)?;
     Ok((target, message))
 }
 

@@ -3,6 +3,7 @@
 
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::catalogue::CatalogueEntry;
+use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -70,7 +71,7 @@ pub(super) fn resource_request<'a>(
     let (view, label, uri) = caller.split_server(&address, SEPARATOR, "server|uri")?;
     let target = MetaToolTarget::resource(view, label);
     let uri = json_string(uri);
-    let message = target.message(runtime, "resources/read", [("uri", &*uri)].into_iter(), params)?;
+    let message = target.message(runtime, method::RESOURCES_READ, [("uri", &*uri)].into_iter(), params)?;
     Ok((target, message))
 }
 

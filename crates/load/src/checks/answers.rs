@@ -11,7 +11,7 @@ use crate::types::Invariant;
 #[derive(Debug, Default)]
 pub struct ResponseCheck {
     open: HashSet<Box<str>>,
-    wrong: Vec<String>,
+    violations: Vec<String>,
 }
 
 impl ResponseCheck {
@@ -22,7 +22,7 @@ impl ResponseCheck {
 
     pub fn record_call(&mut self, token: &str) {
         if !self.open.insert(token.into()) {
-            self.wrong.push(format!("the harness made the call {token} twice"));
+            self.violations.push(format!("the harness made the call {token} twice"));
         }
     }
 
@@ -31,7 +31,7 @@ impl ResponseCheck {
         if text != token {
             // A wrong response may have any length.
             let text: String = text.chars().take(60).collect();
-            self.wrong.push(format!("the call {token} got the answer `{text}`"));
+            self.violations.push(format!("the call {token} got the answer `{text}`"));
         }
     }
 
@@ -42,16 +42,16 @@ impl ResponseCheck {
 
     fn close_call(&mut self, token: &str) {
         if !self.open.remove(token) {
-            self.wrong.push(format!("the call {token} was answered more than once"));
+            self.violations.push(format!("the call {token} was answered more than once"));
         }
     }
 
     pub(super) fn finish(self, broken: &mut FoundViolations) {
-        let Self { open, wrong } = self;
+        let Self { open, violations } = self;
         let mut open: Vec<_> = open.into_iter().collect();
         open.sort();
         let never = open.into_iter().map(|token| format!("the call {token} was never answered"));
-        for what in wrong.into_iter().chain(never) {
+        for what in violations.into_iter().chain(never) {
             broken.push(Invariant::OwnAnswer, Duration::ZERO, None, what);
         }
     }

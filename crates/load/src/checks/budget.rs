@@ -76,13 +76,13 @@ impl BudgetCheck {
             return;
         }
         let RestartPolicy { window, max_crashes, .. } = self.policy;
-        let Some(InstanceTimes { starts, ends, resets: pardons, .. }) = self.times_mut(nth) else { return };
+        let Some(InstanceTimes { starts, ends, resets, .. }) = self.times_mut(nth) else { return };
         // Each pardon is recorded twice. Ends between the two records may be forgiven or not.
-        let pardon = pardons.iter().rev().filter(|pardon| **pardon <= at).nth(1).copied().unwrap_or_default();
-        let counts = |time: &&Duration| **time <= at + SKEW && **time + window + SKEW > at && **time + SKEW >= pardon;
-        let told = ends.iter().filter(counts).count();
+        let reset = resets.iter().rev().filter(|reset| **reset <= at).nth(1).copied().unwrap_or_default();
+        let counts = |time: &&Duration| **time <= at + SKEW && **time + window + SKEW > at && **time + SKEW >= reset;
+        let ended = ends.iter().filter(counts).count();
         // The start before the first of these ends may be older than the window.
-        let charged = told.min(starts.iter().filter(counts).count() + 1);
+        let charged = ended.min(starts.iter().filter(counts).count() + 1);
         if charged < max_crashes {
             let window = humantime::format_duration(window);
             let ends = format!("{charged} unexpected ends within {window}");
@@ -119,7 +119,7 @@ impl BudgetCheck {
     // Starts of an instance are checked in order.
     fn check_start(&mut self, at: Duration, nth: InstanceNo, broken: &mut FoundViolations) {
         let RestartPolicy { window, max_crashes, .. } = self.policy;
-        let Some(InstanceTimes { starts, excuses, resets: pardons, .. }) = self.times_mut(nth) else { return };
+        let Some(InstanceTimes { starts, excuses, resets, .. }) = self.times_mut(nth) else { return };
         // Times older than a window do not matter for this start or any later one.
         let old = |time: &Duration| *time + window + SKEW <= at;
         for times in [&mut *starts, &mut *excuses] {
@@ -127,13 +127,13 @@ impl BudgetCheck {
                 times.pop_front();
             }
         }
-        let pardon = pardons.iter().rev().find(|pardon| **pardon <= at).copied();
+        let reset = resets.iter().rev().find(|reset| **reset <= at).copied();
         // Each pardon is recorded twice; see `gave_up`.
-        while pardons.get(1).is_some_and(|second| pardon.is_some_and(|last| *second < last)) {
-            pardons.pop_front();
+        while resets.get(1).is_some_and(|second| reset.is_some_and(|last| *second < last)) {
+            resets.pop_front();
         }
         let counts =
-            |start: &&Duration| **start <= at && **start + window > at && pardon.is_none_or(|pardon| **start >= pardon);
+            |start: &&Duration| **start <= at && **start + window > at && reset.is_none_or(|reset| **start >= reset);
         let mut counted = starts.iter().filter(counts);
         let first = counted.clone().next().copied().unwrap_or(at);
         let started = counted.by_ref().count();

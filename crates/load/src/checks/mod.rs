@@ -115,8 +115,8 @@ impl InvariantChecks {
     /// once, before it.
     ///
     /// A wake-up needs no pardon: the event of the earlier sleep excuses the start.
-    pub fn record_reset(&mut self, whom: BudgetReset, at: Duration) {
-        match whom {
+    pub fn record_reset(&mut self, reset: BudgetReset, at: Duration) {
+        match reset {
             BudgetReset::Instance(nth) => self.budget.record_reset(at, nth),
             BudgetReset::Team(team) => {
                 // Each instance of the team is started once without a charge, and its status is published anew.

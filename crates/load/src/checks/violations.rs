@@ -14,11 +14,11 @@ pub(super) struct FoundViolations {
 }
 
 impl FoundViolations {
-    pub(super) fn push(&mut self, invariant: Invariant, at: Duration, whose: Option<InstanceNo>, what: String) {
+    pub(super) fn push(&mut self, invariant: Invariant, at: Duration, instance: Option<InstanceNo>, what: String) {
         self.count += 1;
         if self.violations.len() < KEPT_MAX {
             let at_ms = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
-            let instance = whose.map(|nth| format!("i{}", nth.0));
+            let instance = instance.map(|nth| format!("i{}", nth.0));
             self.violations.push(InvariantViolation { invariant, since_ms: at_ms, at_ms, instance, what });
         }
     }

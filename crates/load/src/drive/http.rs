@@ -16,6 +16,7 @@ use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use mcp_satellite_actors::runtime::RuntimeHandle;
 use mcp_satellite_protocol::era::NEWEST_SESSION_VERSION;
 use mcp_satellite_protocol::header::{PROTOCOL_VERSION, SESSION_ID};
+use mcp_satellite_protocol::method;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -157,7 +158,7 @@ impl LoadCaller for EndpointClients {
             let body = serde_json::json!({
                 "jsonrpc": "2.0",
                 "id": session.next_id.fetch_add(1, Ordering::Relaxed),
-                "method": "tools/call",
+                "method": method::TOOLS_CALL,
                 "params": {
                     "name": "execute_mcp_tool",
                     "arguments": { "tool_path": path, "arguments": { "text": call.token, "after_ms": after_ms } },
@@ -313,7 +314,7 @@ async fn read_reply(stream: &mut BufReader<TcpStream>) -> io::Result<EndpointRes
     let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "the endpoint's response is not HTTP");
     let status = read_line(stream).await?;
     let status = status.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(unreadable)?;
-    let (mut length, mut chunked, mut session, mut stays) = (0, false, None, true);
+    let (mut length, mut chunked, mut session, mut keep_alive) = (0, false, None, true);
     loop {
         let header = read_line(stream).await?;
         let Some((name, value)) = header.split_once(": ") else { break };
@@ -324,7 +325,7 @@ async fn read_reply(stream: &mut BufReader<TcpStream>) -> io::Result<EndpointRes
         } else if name.eq_ignore_ascii_case(SESSION_ID) {
             session = Some(value.to_owned());
         } else if name.eq_ignore_ascii_case("connection") {
-            stays = !value.eq_ignore_ascii_case("close");
+            keep_alive = !value.eq_ignore_ascii_case("close");
         }
     }
     let mut body = Vec::new();
@@ -337,7 +338,7 @@ async fn read_reply(stream: &mut BufReader<TcpStream>) -> io::Result<EndpointRes
         read_line(stream).await?;
         chunked = length > 0;
     }
-    Ok(EndpointResponse { status, session, body, keep_alive: stays })
+    Ok(EndpointResponse { status, session, body, keep_alive })
 }
 
 // Without the line break.
@@ -375,12 +376,12 @@ mod tests {
         assert_eq!(parse_response(own), CallOutcome::ServerError("no".to_owned()));
         let own = br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no such tool"}}"#;
         assert_eq!(parse_response(own), CallOutcome::ServerError("no such tool".to_owned()));
-        let ours = br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"x"}],"isError":true,
+        let response = br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"x"}],"isError":true,
             "_meta":{"mcp-satellite/error":{"kind":"terminated","message":"it ended","fate":"maybe_executed"}}}}"#;
         let fate = Some("maybe_executed".to_owned());
-        assert_eq!(parse_response(ours), CallOutcome::Failed { fate: fate.clone(), why: "it ended".to_owned() });
-        let ours = br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"it ended","data":{"kind":"terminated","fate":"maybe_executed"}}}"#;
-        assert_eq!(parse_response(ours), CallOutcome::Failed { fate, why: "it ended".to_owned() });
+        assert_eq!(parse_response(response), CallOutcome::Failed { fate: fate.clone(), why: "it ended".to_owned() });
+        let response = br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"it ended","data":{"kind":"terminated","fate":"maybe_executed"}}}"#;
+        assert_eq!(parse_response(response), CallOutcome::Failed { fate, why: "it ended".to_owned() });
         assert!(matches!(parse_response(b"{"), CallOutcome::Failed { .. }));
     }
 }

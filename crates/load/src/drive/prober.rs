@@ -69,14 +69,14 @@ impl Prober {
 
     /// Calls each of these instances that is online and returns those that answered. Stops early if the prober is
     /// stopped.
-    pub(crate) async fn probe_all(&self, whom: Vec<InstanceNo>) -> Vec<InstanceNo> {
+    pub(crate) async fn probe_all(&self, instances: Vec<InstanceNo>) -> Vec<InstanceNo> {
         let now = self.recorder.clock.now().as_millis();
         let ask = |nth: InstanceNo| async move {
             let view = self.runtime.status(self.fleet.id(nth)).filter(|view| view.status == Status::Online)?;
             let has_answered = self.probe(nth, &view, &format!("all-{now}-{}", nth.0)).await;
             has_answered.then_some(nth)
         };
-        let probes = futures::stream::iter(whom).map(ask).buffer_unordered(PROBES_MAX);
+        let probes = futures::stream::iter(instances).map(ask).buffer_unordered(PROBES_MAX);
         probes.take_until(self.stop.cancelled()).filter_map(futures::future::ready).collect().await
     }
 
@@ -86,8 +86,8 @@ impl Prober {
         let (session, watchdog) = (&self.policy.session, &self.policy.watchdog);
         // A call in flight counts as activity until its deadline.
         let deadline = session.request_timeout.max(self.timeout);
-        let patience = deadline + watchdog.silence + watchdog.ping_timeout + session.terminate_grace + SLACK;
-        let deadline = Instant::now() + patience;
+        let limit = deadline + watchdog.silence + watchdog.ping_timeout + session.terminate_grace + SLACK;
+        let deadline = Instant::now() + limit;
         let moved = || {
             let now = self.runtime.status(self.fleet.id(nth));
             now.is_none_or(|now| has_changed(before, &now))
@@ -101,7 +101,7 @@ impl Prober {
                 timeout: session.request_timeout,
             };
             // Stop waiting if the runtime loses the call.
-            let answer = timeout(patience, self.caller.call(&call)).await;
+            let answer = timeout(limit, self.caller.call(&call)).await;
             let answer =
                 answer.unwrap_or_else(|_| CallOutcome::Failed { fate: None, why: "the call did not end".to_owned() });
             let moved = moved();

@@ -59,11 +59,11 @@ impl HtmlPage {
 
     fn tiles(&mut self, tiles: &[HeadlineFigure]) {
         put!(self, "<div class=\"tiles\">\n");
-        for HeadlineFigure { name, value, caption: beside, bad } in tiles {
+        for HeadlineFigure { name, value, caption, bad } in tiles {
             let class = if *bad { "tile bad" } else { "tile" };
-            let (value, beside) = (escaped(value), escaped(beside));
+            let (value, caption) = (escaped(value), escaped(caption));
             put!(self, "<div class=\"{class}\"><span class=\"faint\">{name}</span><b>{value}</b>");
-            put!(self, "<span class=\"faint\">{beside}</span></div>\n");
+            put!(self, "<span class=\"faint\">{caption}</span></div>\n");
         }
         put!(self, "</div>\n");
     }
@@ -141,12 +141,12 @@ impl HtmlPage {
         );
         // Skip the start of the fleet: instances that were never online are not missing.
         let up = buckets.iter().position(|bucket| bucket[0].at_ms as f64 > findings.all_online_ms).unwrap_or(0);
-        let mut ill = statuses(&buckets[up..]);
-        ill.retain(|layer| !WELL.contains(&layer.name.as_str()));
-        if !ill.is_empty() {
+        let mut failing = statuses(&buckets[up..]);
+        failing.retain(|layer| !WELL.contains(&layer.name.as_str()));
+        if !failing.is_empty() {
             let times = TimeAxis { seconds: &seconds[up..], marks: &[] };
-            let drawn = plots::stack(PlotWidth::Full, &times, &ill);
-            self.plot(PlotWidth::Full, "Servers that cannot be called, by status", &legend(&ill), drawn);
+            let drawn = plots::stack(PlotWidth::Full, &times, &failing);
+            self.plot(PlotWidth::Full, "Servers that cannot be called, by status", &legend(&failing), drawn);
         }
 
         let of = |value: fn(&RunSample) -> f64| -> Vec<f64> {

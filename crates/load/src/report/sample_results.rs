@@ -119,14 +119,14 @@ pub fn samples(count: u64, rng: &mut StdRng) -> Vec<RunSample> {
     let mut calls = (0, 0);
     let sample = |nth: u64| {
         let at_ms = nth * 60_000 / count;
-        let ill = if (12_000..45_000).contains(&at_ms) { rng.random_range(0..14) } else { 0 };
-        let starting = if at_ms < 400 { 1000 - u32::try_from(at_ms).unwrap_or(0) * 2 } else { ill / 2 };
+        let failing = if (12_000..45_000).contains(&at_ms) { rng.random_range(0..14) } else { 0 };
+        let starting = if at_ms < 400 { 1000 - u32::try_from(at_ms).unwrap_or(0) * 2 } else { failing / 2 };
         let mut by_status = [0; 12];
         by_status[3] = starting;
-        by_status[8] = ill - ill / 2;
+        by_status[8] = failing - failing / 2;
         by_status[11] = if at_ms > 30_000 { 3 } else { 0 };
         by_status[6] = 1000 - by_status.iter().sum::<u32>();
-        calls = (calls.0 + 24_000 / count, calls.1 + u64::from(ill) / 4);
+        calls = (calls.0 + 24_000 / count, calls.1 + u64::from(failing) / 4);
         RunSample {
             at_ms,
             by_status,

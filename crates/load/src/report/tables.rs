@@ -51,7 +51,7 @@ pub(super) fn headlines(findings: &RunFindings) -> [HeadlineFigure; 8] {
     let worst = worst.max_by_key(|(_, latency)| latency.quantile(0.99));
     let injected: u64 = findings.injected.values().sum();
     let left_over = left.servers + left.tasks + left.descriptors + left.processes;
-    let plain = |name, value, beside| HeadlineFigure { name, value, caption: beside, bad: false };
+    let plain = |name, value, caption| HeadlineFigure { name, value, caption, bad: false };
     let share = calls.failed as f64 * 100.0 / (calls.answered + calls.failed).max(1) as f64;
     [
         plain(
@@ -119,7 +119,7 @@ fn numbers(findings: &RunFindings) -> ReportTable {
     let RunFindings { calls, events, .. } = findings;
     let mut rows: Vec<Vec<String>> =
         headlines(findings).into_iter().map(|one| vec![one.name.to_owned(), one.value, one.caption]).collect();
-    let mut row = |name: &str, value: String, beside: String| rows.push(vec![name.to_owned(), value, beside]);
+    let mut row = |name: &str, value: String, note: String| rows.push(vec![name.to_owned(), value, note]);
     row(
         "calls planned",
         format_count(calls.asked),
@@ -277,9 +277,9 @@ mod tests {
             checked(Invariant::OwnAnswer, None),
         ];
         let rows = invariants(&RunFindings { checked, ..findings_with_violations() }).rows;
-        let said: Vec<_> = rows.iter().map(|row| (row[1].as_str(), row[2].as_str())).collect();
+        let cells: Vec<_> = rows.iter().map(|row| (row[1].as_str(), row[2].as_str())).collect();
         assert_eq!(
-            said,
+            cells,
             [("1,200 calls", "broken"), ("1,200 calls", "not checked: too short"), ("1,200 calls", "broken")]
         );
     }

@@ -354,22 +354,22 @@ pub fn can_hit(kind: FaultKind, transport: LoadTransport) -> bool {
 
 /// Returns a message and a hint for each part of a rule that is invalid in a run of this duration.
 fn rule_errors(rule: &FaultRule, run: Duration, fleet: Option<&FleetShape>) -> Vec<(String, String)> {
-    let mut wrong = Vec::new();
+    let mut errors = Vec::new();
     let shown = humantime::format_duration(run);
     let share = "write it as a share of the run, such as \"40 %\"".to_owned();
     let times = match rule.timing {
         FaultTiming::At(at) => {
             if at.time_in(run) >= run {
-                wrong.push((format!("`at` is beyond the run, which takes {shown}"), share));
+                errors.push((format!("`at` is beyond the run, which takes {shown}"), share));
             }
             1.0
         }
         FaultTiming::Every { mean, from, until } => {
             let (from, until) = (from.time_in(run), until.time_in(run));
             if from >= until {
-                wrong.push(("`from` is not before `until`".to_owned(), share));
+                errors.push(("`from` is not before `until`".to_owned(), share));
             } else if until > run {
-                wrong.push((format!("`until` is beyond the run, which takes {shown}"), share));
+                errors.push((format!("`until` is beyond the run, which takes {shown}"), share));
             }
             until.saturating_sub(from).as_secs_f64() / mean.as_secs_f64()
         }
@@ -382,9 +382,9 @@ fn rule_errors(rule: &FaultRule, run: Duration, fleet: Option<&FleetShape>) -> V
     };
     if times * victims > FAULTS_MAX {
         let message = format!("the rule results in about {:.0} faults; the maximum is one million", times * victims);
-        wrong.push((message, "increase `every`, or reduce the share".to_owned()));
+        errors.push((message, "increase `every`, or reduce the share".to_owned()));
     }
-    wrong
+    errors
 }
 
 impl Scenario {
@@ -397,18 +397,18 @@ impl Scenario {
     pub fn with_overrides(self, overrides: ScenarioOverrides) -> Result<Self, ScenarioErrors> {
         let ScenarioOverrides { instances, teams, duration } = overrides;
         let instances = instances.unwrap_or(self.fleet.instances);
-        let mut wrong = Vec::new();
+        let mut errors = Vec::new();
         if instances > MANY_MAX as usize {
-            wrong.push((format!("{instances} instances are too many"), "the maximum is one million".to_owned()));
+            errors.push((format!("{instances} instances are too many"), "the maximum is one million".to_owned()));
         }
         if instances == 0 {
-            wrong.push(("the fleet has no instances".to_owned(), "give at least 1".to_owned()));
+            errors.push(("the fleet has no instances".to_owned(), "give at least 1".to_owned()));
         }
         match teams {
-            Some(0) => wrong.push(("the fleet has no teams".to_owned(), "give at least 1".to_owned())),
+            Some(0) => errors.push(("the fleet has no teams".to_owned(), "give at least 1".to_owned())),
             Some(teams) if teams > instances => {
                 let message = format!("{teams} teams are more than {instances} instances");
-                wrong.push((message, "each team needs at least one instance".to_owned()));
+                errors.push((message, "each team needs at least one instance".to_owned()));
             }
             _ => {}
         }
@@ -416,17 +416,17 @@ impl Scenario {
         let fleet = FleetShape { instances, teams, ..self.fleet };
         let duration = duration.unwrap_or(self.duration);
         if duration.is_zero() {
-            wrong.push(("the duration of the run is 0".to_owned(), "give at least 1 second".to_owned()));
+            errors.push(("the duration of the run is 0".to_owned(), "give at least 1 second".to_owned()));
         } else {
             for rule in &self.faults {
                 let named = |(message, hint)| (format!("fault `{}`: {message}", fault_name(rule.kind)), hint);
-                wrong.extend(rule_errors(rule, duration, Some(&fleet)).into_iter().map(named));
+                errors.extend(rule_errors(rule, duration, Some(&fleet)).into_iter().map(named));
             }
         }
-        if wrong.is_empty() {
+        if errors.is_empty() {
             Ok(Self { duration, fleet, ..self })
         } else {
-            Err(ScenarioErrors::without_place(&self.name, wrong))
+            Err(ScenarioErrors::without_place(&self.name, errors))
         }
     }
 

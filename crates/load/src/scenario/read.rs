@@ -210,7 +210,7 @@ fn call_load(fields: &mut TableReader<'_, '_>) -> Option<CallLoad> {
         fields.findings.error(at, "`loop` is missing", hint);
     }
     let open = fields.one_of("loop", &[("open", true), ("closed", false)]);
-    let [callers_there, think_there, rate_there, limit_there] =
+    let [has_callers, has_think, has_rate, has_limit] =
         ["callers", "think", "per_second", "in_flight_max"].map(|key| fields.contains_key(key));
     let [callers, in_flight_max] =
         ["callers", "in_flight_max"].map(|key| read_bounded(fields, key).map(|count| count as usize));
@@ -234,16 +234,16 @@ fn call_load(fields: &mut TableReader<'_, '_>) -> Option<CallLoad> {
         }
     };
     if open? {
-        stray(callers_there, "callers", "closed");
-        stray(think_there, "think", "closed");
-        if !rate_there {
+        stray(has_callers, "callers", "closed");
+        stray(has_think, "think", "closed");
+        if !has_rate {
             fields.findings.error(at, "`per_second` is missing", "set the number of calls: per_second = 100");
         }
         Some(CallLoad::Open { per_second: per_second?, in_flight_max: in_flight_max.unwrap_or(1000), skew, timeout })
     } else {
-        stray(rate_there, "per_second", "open");
-        stray(limit_there, "in_flight_max", "open");
-        if !callers_there {
+        stray(has_rate, "per_second", "open");
+        stray(has_limit, "in_flight_max", "open");
+        if !has_callers {
             fields.findings.error(at, "`callers` is missing", "set the number of callers: callers = 32");
         }
         Some(CallLoad::Closed { callers: callers?, think: think.unwrap_or_default(), skew, timeout })
@@ -326,70 +326,69 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
         fields.findings.error(at, "a fault has no kind", "add one: kind = \"crash\"");
     }
     let kind = fields.one_of("kind", &FAULTS);
-    let [at_there, every_there, from_there, until_there] =
-        ["at", "every", "from", "until"].map(|key| fields.contains_key(key));
+    let [has_at, has_every, has_from, has_until] = ["at", "every", "from", "until"].map(|key| fields.contains_key(key));
     let moment = read_moment(fields, "at");
     let every = fields.positive("every");
     let from = read_moment(fields, "from").unwrap_or(RunMoment::Share(QUIET));
     let until = read_moment(fields, "until").unwrap_or(RunMoment::Share(0.75));
-    let [share_there, teams_there] = ["share", "teams"].map(|key| fields.contains_key(key));
+    let [has_share, has_teams] = ["share", "teams"].map(|key| fields.contains_key(key));
     let (share, teams) = (read_share(fields, "share"), read_share(fields, "teams"));
-    let lasts_there = fields.contains_key("lasts");
+    let has_lasts = fields.contains_key("lasts");
     let lasts = read_distribution(fields, "lasts");
     let kind = kind?;
     let name = fault_name(kind);
 
-    let mut wrong = |message: String, hint: &str| fields.findings.error(at, message, hint);
-    let when = match (at_there, every_there) {
+    let mut report = |message: String, hint: &str| fields.findings.error(at, message, hint);
+    let when = match (has_at, has_every) {
         (true, false) => {
-            if from_there || until_there {
-                wrong("`from` and `until` require `every`".to_owned(), "remove them");
+            if has_from || has_until {
+                report("`from` and `until` require `every`".to_owned(), "remove them");
             }
             moment.map(FaultTiming::At)
         }
         (false, true) => every.map(|mean| FaultTiming::Every { mean, from, until }),
         (true, true) => {
-            wrong(
+            report(
                 format!("`{name}` has both `at` and `every`"),
                 "`at` is for a single fault, `every` for repeated ones: remove one",
             );
             None
         }
         (false, false) => {
-            wrong(format!("`{name}` has no time"), "set at = \"40 %\" (once) or every = \"2s\" (repeatedly)");
+            report(format!("`{name}` has no time"), "set at = \"40 %\" (once) or every = \"2s\" (repeatedly)");
             None
         }
     };
-    let whom = match (share_there, teams_there) {
+    let victims = match (has_share, has_teams) {
         (false, false) => Some(VictimSelection::One),
         (true, true) => {
-            wrong(
+            report(
                 format!("`{name}` has both `share` and `teams`"),
                 "`share` selects instances, `teams` selects teams: remove one",
             );
             None
         }
         _ if kind.victim_class() == VictimClass::Satellite => {
-            wrong(format!("`{name}` is a fault of the satellite itself"), "remove `share` and `teams`");
+            report(format!("`{name}` is a fault of the satellite itself"), "remove `share` and `teams`");
             None
         }
         (true, false) if kind.victim_class() == VictimClass::Team => {
-            wrong(format!("`{name}` is a fault of teams"), "use `teams` instead of `share`");
+            report(format!("`{name}` is a fault of teams"), "use `teams` instead of `share`");
             None
         }
         (true, false) => share.map(VictimSelection::Share),
         (false, true) => teams.map(VictimSelection::TeamsShare),
     };
     let healed = needs_healing(kind);
-    if lasts_there && !healed {
-        wrong(format!("the fault `{name}` has no duration"), "remove `lasts`");
+    if has_lasts && !healed {
+        report(format!("the fault `{name}` has no duration"), "remove `lasts`");
     }
     let lasts = match lasts {
         Some(lasts) => lasts,
         None if healed => DurationDistribution::Fixed(Duration::from_secs(5)),
         None => DurationDistribution::default(),
     };
-    Some(FaultRule { kind, timing: when?, victims: whom?, duration: lasts })
+    Some(FaultRule { kind, timing: when?, victims: victims?, duration: lasts })
 }
 
 fn limits(fields: &mut TableReader<'_, '_>) -> ScenarioLimits {

@@ -39,8 +39,8 @@ impl SimWorld {
         let (now, own) = (Arc::clone(&overrides), Arc::clone(scripts));
         let sim = SimConnector::with_plan(move |spec, _| {
             let nth = InstanceNo::from_installation_id(spec.id.installation.as_str()).unwrap_or(InstanceNo(0));
-            let over = now.scripts().get(&nth).cloned();
-            SimPlan::new(over.unwrap_or_else(|| Arc::clone(own.own_script(nth))))
+            let script = now.scripts().get(&nth).cloned();
+            SimPlan::new(script.unwrap_or_else(|| Arc::clone(own.own_script(nth))))
         });
         Self {
             sim: sim.without_history(),

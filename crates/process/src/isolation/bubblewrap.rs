@@ -24,9 +24,9 @@ impl SandboxLauncher for Bubblewrap {
     }
 
     fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool {
-        |code, said| {
+        |code, stderr| {
             code.is_some_and(|code| code != 0)
-                && said.lines().any(|line| OWN_MESSAGES.iter().any(|own| line.starts_with(own)))
+                && stderr.lines().any(|line| OWN_MESSAGES.iter().any(|own| line.starts_with(own)))
         }
     }
 

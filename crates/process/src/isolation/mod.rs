@@ -182,9 +182,9 @@ impl LaunchFactory {
         let policy = &spec.policy.isolation;
         let environment =
             sandbox_environment(HOME, std::env::var_os("LANG"), &spec.env).map_err(|invalid| invalid.to_string())?;
-        let given = environment.get(OsStr::new("PATH")).map(OsString::as_os_str);
+        let search_path = environment.get(OsStr::new("PATH")).map(OsString::as_os_str);
         let program = match self.strictness {
-            OperatingMode::Development => resolve(command, given)?,
+            OperatingMode::Development => resolve(command, search_path)?,
             OperatingMode::Production => self.resolve_once(command)?,
         };
         let home = self.ensure_home(&home_name(&spec.id))?;
@@ -561,19 +561,20 @@ fn production_search_path() -> OsString {
     path
 }
 
-/// Finds the program of a server as a start would. `directory` is the server's working directory, `given` its `PATH`.
+/// Finds the program of a server as a start would. `directory` is the server's working directory, `search_path` its
+/// `PATH`.
 pub fn find_program(
     command: &str,
     directory: Option<&str>,
-    given: Option<&Secret>,
+    search_path: Option<&Secret>,
     is_production: bool,
     in_sandbox: bool,
 ) -> Result<PathBuf, String> {
-    let given = given.map(|path| OsString::from(path.expose()));
+    let search_path = search_path.map(|path| OsString::from(path.expose()));
     let path = match (is_production, in_sandbox) {
         (true, _) => Some(production_search_path()),
-        (false, true) => given.or_else(|| Some(SANDBOX_PATH.into())),
-        (false, false) => given.or_else(|| std::env::var_os("PATH")),
+        (false, true) => search_path.or_else(|| Some(SANDBOX_PATH.into())),
+        (false, false) => search_path.or_else(|| std::env::var_os("PATH")),
     };
     let path = path.as_deref();
     match directory {

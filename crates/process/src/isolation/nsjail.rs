@@ -21,7 +21,9 @@ impl SandboxLauncher for Nsjail {
 
     fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool {
         // nsjail exits with 255 and prints nothing if the program cannot be executed.
-        |code, said| code == Some(255) && said.lines().all(|line| line.starts_with("[F][") || line.trim().is_empty())
+        |code, stderr| {
+            code == Some(255) && stderr.lines().all(|line| line.starts_with("[F][") || line.trim().is_empty())
+        }
     }
 
     fn unsupported_reason(&self, jail: &SandboxSpec) -> Option<String> {

@@ -29,7 +29,8 @@ pub(super) struct TeamUids {
     directory: DataDir,
     homes: PathBuf,
     assigned_ids: Mutex<BTreeMap<String, u32>>,
-    // Locked while an id is stored. `given` is not locked then, so that servers of other teams can restart meanwhile.
+    // Locked while an id is stored. `assigned_ids` is not locked then, so that servers of other teams can restart
+    // meanwhile.
     write_lock: Mutex<()>,
 }
 
@@ -44,7 +45,7 @@ impl TeamUids {
         if !geteuid().is_root() {
             return Err(io::Error::other("uid_range needs a satellite that runs as root: remove it, or use a sandbox"));
         }
-        let given = match data_dir.read(FILE, FILE_MAX)? {
+        let assigned_ids = match data_dir.read(FILE, FILE_MAX)? {
             Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
                 let file = data_dir.path().join(FILE);
                 io::Error::other(format!("cannot read `{}`: {error}", file.display()))
@@ -59,7 +60,7 @@ impl TeamUids {
             range,
             directory,
             homes: homes.into(),
-            assigned_ids: Mutex::new(given),
+            assigned_ids: Mutex::new(assigned_ids),
             write_lock: Mutex::default(),
         })
     }
@@ -71,8 +72,8 @@ impl TeamUids {
 
     fn assigned_id(&self, team: &TeamId) -> Result<Option<u32>, PrepareError> {
         let UidRange { first, last } = self.range;
-        let given = self.assigned_ids.lock().unwrap_or_else(PoisonError::into_inner);
-        match given.get(team.as_str()) {
+        let assigned_ids = self.assigned_ids.lock().unwrap_or_else(PoisonError::into_inner);
+        match assigned_ids.get(team.as_str()) {
             Some(id) if !(first..=last).contains(id) => {
                 Err(format!("the team has the user id {id}, which is not in uid_range: extend the range").into())
             }
@@ -100,8 +101,8 @@ impl TeamUids {
         Ok(id)
     }
 
-    fn write(&self, given: &BTreeMap<String, u32>) -> io::Result<()> {
-        self.directory.replace(FILE, &serde_json::to_vec(given)?)
+    fn write(&self, assigned_ids: &BTreeMap<String, u32>) -> io::Result<()> {
+        self.directory.replace(FILE, &serde_json::to_vec(assigned_ids)?)
     }
 
     /// Returns the home of a user; creates it if it is missing. Other users cannot replace it: only root can write to

@@ -99,7 +99,7 @@ pub(crate) fn is_machine_fault(error: &io::Error) -> bool {
 
 fn reason(error: &io::Error) -> String {
     let Some(errno) = error.raw_os_error().map(Errno::from_raw) else { return error.to_string() };
-    let cure = match errno {
+    let hint = match errno {
         Errno::EAGAIN => ": no more processes are allowed, raise `ulimit -u` or the cgroup's pids.max",
         Errno::ENOMEM => ": the machine or the cgroup is out of memory",
         Errno::EMFILE => ": the satellite may open no more files, raise `ulimit -n`",
@@ -108,7 +108,7 @@ fn reason(error: &io::Error) -> String {
         Errno::EIO => ": a disk fails, read the kernel's log",
         _ => "",
     };
-    format!("{}{cure}", errno.desc())
+    format!("{}{hint}", errno.desc())
 }
 
 impl LaunchSpec {

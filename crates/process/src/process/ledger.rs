@@ -361,11 +361,15 @@ impl LedgerContents {
     }
 
     fn find_processes(&self, census: &ProcessCensus) -> Vec<(ProcessStat, Option<u64>)> {
-        let is_meant = |pid: u32, start_time: u64| census.get(pid).is_some_and(|stat| stat.start_time == start_time);
+        let is_same_process =
+            |pid: u32, start_time: u64| census.get(pid).is_some_and(|stat| stat.start_time == start_time);
         let mut roots = BTreeMap::new();
-        roots
-            .extend(self.started_rows.values().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
-        roots.extend(self.sandbox_rows.iter().filter(|it| is_meant(it.pid, it.start_time)).map(|it| (it.pid, it.run)));
+        roots.extend(
+            self.started_rows.values().filter(|it| is_same_process(it.pid, it.start_time)).map(|it| (it.pid, it.run)),
+        );
+        roots.extend(
+            self.sandbox_rows.iter().filter(|it| is_same_process(it.pid, it.start_time)).map(|it| (it.pid, it.run)),
+        );
         let under = census.members_under(&roots.keys().copied().collect());
         let own = std::process::id();
         let run_of = |stat: &ProcessStat| {

@@ -116,8 +116,8 @@ impl ProcessLauncher {
         self.trees.unrecorded_pids()
     }
 
-    pub(super) fn kill_all(&self, patience: Duration) {
-        self.trees.kill_all(patience);
+    pub(super) fn kill_all(&self, timeout: Duration) {
+        self.trees.kill_all(timeout);
     }
 
     /// Starts a process; with a sandbox, waits until the server in it runs. Cancel-safe: a process whose link is not

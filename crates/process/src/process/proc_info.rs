@@ -181,12 +181,12 @@ impl PidfdProcess {
         Self::open_if(pid, |stat| stat.start_time == start_time)
     }
 
-    /// Opens the process with this number if `is_meant` accepts it after the pidfd was opened.
-    pub(super) fn open_if(pid: u32, is_meant: impl Fn(&ProcessStat) -> bool) -> Option<Self> {
+    /// Opens the process with this number if `is_expected` accepts it after the pidfd was opened.
+    pub(super) fn open_if(pid: u32, is_expected: impl Fn(&ProcessStat) -> bool) -> Option<Self> {
         let pidfd = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()?;
         // Read after the pidfd was opened: either the process that is alive under this number is the one of the pidfd,
         // or the pidfd refers to a dead process and its signals have no effect.
-        let stat = ProcessStat::read(pid).filter(|stat| is_meant(stat))?;
+        let stat = ProcessStat::read(pid).filter(|stat| is_expected(stat))?;
         Some(Self { pid, start_time: stat.start_time, pidfd })
     }
 

@@ -147,11 +147,11 @@ impl ProcessTrees {
     }
 
     /// Kills every tree, and every process with this satellite's mark, without grace, before this process ends. No
-    /// process is started afterwards. Repeats until no process is left; after `patience` the rest is left to the
+    /// process is started afterwards. Repeats until no process is left; after `timeout` the rest is left to the
     /// kernel.
-    pub(super) fn kill_all(&self, patience: Duration) {
+    pub(super) fn kill_all(&self, timeout: Duration) {
         self.closed.store(true, Ordering::Release);
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         loop {
             if let Some(cgroups) = &self.cgroups {
                 cgroups.kill();

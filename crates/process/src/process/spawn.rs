@@ -208,8 +208,8 @@ pub(super) fn try_cgroup(cgroup: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-fn is_readable_within(failure: &PipeReader, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
+fn is_readable_within(failure: &PipeReader, timeout: Duration) -> bool {
+    let until = Instant::now() + timeout;
     loop {
         let remaining = until.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);

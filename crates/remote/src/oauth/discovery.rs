@@ -48,7 +48,7 @@ pub(super) async fn discover(
         .map_err(|error| OAuthError::Unusable(error.to_string()))?;
     let resolved = manager.resolve_metadata_from_challenge(challenge).await.map_err(|error| match error {
         AuthError::DiscoveryRequestFailed { source, .. } => match source.downcast::<OAuthError>() {
-            Ok(trouble) => *trouble,
+            Ok(error) => *error,
             Err(other) => {
                 OAuthError::Unavailable(format!("cannot read the metadata of the authorization server: {other}"))
             }
@@ -174,15 +174,15 @@ impl DiscoveredAuthority {
         self.manager.configure_client(OAuthClientConfig::new(client.id.clone(), redirect_uri)).map_err(unusable)?;
         let scopes: Vec<&str> = scopes.iter().map(String::as_str).collect();
         let url = self.manager.get_authorization_url(&scopes).await.map_err(unusable)?;
-        let given = |requested_scopes: &str| {
+        let parameter = |requested_scopes: &str| {
             let url = Url::parse(&url).ok()?;
             url.query_pairs().find(|(name, _)| name == requested_scopes).map(|(_, value)| value.into_owned())
         };
-        let state = given("state").unwrap_or_default();
+        let state = parameter("state").unwrap_or_default();
         let stored = states.load(&state).await.map_err(unusable)?;
         let stored = stored
             .ok_or_else(|| OAuthError::Unusable("the OAuth library has no state of the authorization".to_owned()))?;
-        let resource = given("resource").unwrap_or(self.resource);
+        let resource = parameter("resource").unwrap_or(self.resource);
         Ok(AuthorizationPage { url, state: state.into(), verifier: stored.pkce_verifier.into(), resource })
     }
 }

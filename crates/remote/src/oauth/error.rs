@@ -6,12 +6,12 @@ pub enum OAuthError {
     #[error("{0}")]
     Unavailable(String),
     // The authorization server rejected the request.
-    #[error("the authorization server rejected the request: {said}")]
+    #[error("the authorization server rejected the request: {message}")]
     Refused {
         // OAuth error code.
         error: String,
         // Error code and description.
-        said: String,
+        message: String,
     },
     // The configuration or the server does not allow the request; a retry cannot succeed.
     #[error("{0}")]

@@ -175,11 +175,11 @@ impl Grants {
                 expires_in,
             }));
         }
-        let (issuer, issuer_is_said) = found.expected_issuer();
+        let (issuer, issuer_required) = found.expected_issuer();
         let page = found.authorization_page(&client, &wanted.redirect_uri, &scopes).await?;
         let AuthorizationPage { url, state, verifier, resource } = page;
         let redirect_uri = wanted.redirect_uri;
-        let back = FlowReturn::Browser { state, verifier, redirect_uri, issuer, issuer_required: issuer_is_said };
+        let back = FlowReturn::Browser { state, verifier, redirect_uri, issuer, issuer_required };
         let flow = flow(resource, Instant::now() + FLOW_LIFETIME, back);
         let flow = self.state().flows.insert(flow);
         Ok(FlowStart::Page { flow, url })
@@ -190,10 +190,9 @@ impl Grants {
         let flow = self.state().flows.get(number)?;
         let code = match (&flow.return_path, answered) {
             // A response that does not belong to the flow does not end it: another sender may have sent it.
-            (
-                FlowReturn::Browser { state, issuer, issuer_required: issuer_is_said, .. },
-                FlowCompletion::Redirect(url),
-            ) => parse_redirect(&url, state, issuer.as_deref(), *issuer_is_said)?,
+            (FlowReturn::Browser { state, issuer, issuer_required, .. }, FlowCompletion::Redirect(url)) => {
+                parse_redirect(&url, state, issuer.as_deref(), *issuer_required)?
+            }
             (FlowReturn::Browser { .. }, FlowCompletion::Code(code)) => code,
             (FlowReturn::Device { code, .. }, FlowCompletion::Poll) => code.clone(),
             (FlowReturn::Browser { .. } | FlowReturn::Device { .. }, _) => {
@@ -243,7 +242,7 @@ impl Grants {
                 Err(OAuthError::Refused { error, .. }) if error == "authorization_pending" => {}
                 Err(OAuthError::Refused { error, .. }) if error == "slow_down" => interval += SLOW_DOWN,
                 Err(OAuthError::Unavailable(_)) => interval = (interval * 2).min(UNREACHABLE_INTERVAL_MAX),
-                Err(trouble) => return Err(trouble),
+                Err(error) => return Err(error),
             }
             // Fails if the flow has expired.
             self.state().flows.get(number)?;
@@ -263,28 +262,29 @@ fn parse_redirect(
     url: &Secret,
     state: &Secret,
     issuer: Option<&str>,
-    issuer_is_said: bool,
+    issuer_required: bool,
 ) -> Result<Secret, OAuthError> {
     let bad = |why: &str| OAuthError::Unusable(why.to_owned());
     let url =
         Url::parse(url.expose().trim()).map_err(|_| bad("this is not the URL of a redirect; paste the whole URL"))?;
-    let given = |wanted: &str| url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned());
-    if given("state").as_deref() != Some(state.expose()) {
+    let parameter =
+        |wanted: &str| url.query_pairs().find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned());
+    if parameter("state").as_deref() != Some(state.expose()) {
         return Err(bad("this URL belongs to another authorization: its `state` does not match"));
     }
-    match (given("iss"), issuer) {
+    match (parameter("iss"), issuer) {
         (Some(received), Some(issuer)) if received != issuer => {
             return Err(bad(&format!("the response does not come from the issuer `{issuer}`")));
         }
-        (None, _) if issuer_is_said => return Err(bad("the response does not name its issuer (`iss`)")),
+        (None, _) if issuer_required => return Err(bad("the response does not name its issuer (`iss`)")),
         _ => {}
     }
-    if let Some(error) = given("error") {
-        let said = given("error_description").map_or_else(|| error.clone(), |more| format!("{error}: {more}"));
-        let said = said.chars().filter(|letter| !letter.is_control()).take(200).collect();
-        return Err(OAuthError::Refused { error, said });
+    if let Some(error) = parameter("error") {
+        let message = parameter("error_description").map_or_else(|| error.clone(), |more| format!("{error}: {more}"));
+        let message = message.chars().filter(|letter| !letter.is_control()).take(200).collect();
+        return Err(OAuthError::Refused { error, message });
     }
-    given("code").map(Secret::from).ok_or_else(|| bad("this URL contains no code"))
+    parameter("code").map(Secret::from).ok_or_else(|| bad("this URL contains no code"))
 }
 
 impl OAuthClient {

@@ -167,11 +167,11 @@ pub(super) fn load_all(store: &dyn GrantStore) -> Vec<Grant> {
 // Errors do not contain the stored text.
 fn parse(id: &InstanceId, bytes: &[u8]) -> Result<Grant, String> {
     // The serde error would contain the value, which may be a secret.
-    let kept: StoredGrant = serde_json::from_slice(bytes).map_err(|_| "it is damaged")?;
-    if kept.version != VERSION {
-        return Err(format!("it has version {}, and this satellite supports version {VERSION}", kept.version));
+    let stored: StoredGrant = serde_json::from_slice(bytes).map_err(|_| "it is damaged")?;
+    if stored.version != VERSION {
+        return Err(format!("it has version {}, and this satellite supports version {VERSION}", stored.version));
     }
-    let grant = Grant::from(kept);
+    let grant = Grant::from(stored);
     // A copy in another place must not become the grant of another instance.
     if grant.id == *id { Ok(grant) } else { Err("it belongs to another instance".to_owned()) }
 }

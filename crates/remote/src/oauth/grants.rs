@@ -295,8 +295,8 @@ impl Grants {
             };
             return after.boxed().shared();
         }
-        if let Some((_, trouble)) = instance_grant.backoff.as_ref().filter(|(retry_at, _)| Instant::now() < *retry_at) {
-            return ready(Err(trouble.clone())).boxed().shared();
+        if let Some((_, error)) = instance_grant.backoff.as_ref().filter(|(retry_at, _)| Instant::now() < *retry_at) {
+            return ready(Err(error.clone())).boxed().shared();
         }
         let grant = instance_grant.grant(holder, &plan).cloned();
         let (grants, of) = (self.clone(), holder.clone());
@@ -308,9 +308,9 @@ impl Grants {
             };
             match renewed {
                 Ok(renewed) => grants.adopt(renewed, grant.filter(|_| !plan.machine)).await,
-                Err(trouble) => {
-                    grants.record_failure(&of, &trouble);
-                    Err(trouble)
+                Err(error) => {
+                    grants.record_failure(&of, &error);
+                    Err(error)
                 }
             }
         })
@@ -448,24 +448,24 @@ impl Grants {
         self.state().instance_grant(&grant.id).store_at = keep_at;
     }
 
-    fn record_failure(&self, holder: &TokenHolder, trouble: &OAuthError) {
+    fn record_failure(&self, holder: &TokenHolder, error: &OAuthError) {
         let name = &holder.name;
         let mut state = self.state();
         let is_for =
             |instance_grant: &&mut InstanceGrant| instance_grant.holder.as_ref().is_some_and(|of| of.url == holder.url);
         let Some(instance_grant) = state.instances.get_mut(&holder.id).filter(is_for) else { return };
-        if token::is_final(trouble) {
+        if token::is_final(error) {
             tracing::warn!(
                 instance = %name,
-                why = %trouble,
+                why = %error,
                 "cannot renew an authorization; authorize the server with `satellite auth`"
             );
             return;
         }
         instance_grant.failures += 1;
         let retry_at = Instant::now() + rules::BACKOFF.delay(instance_grant.failures);
-        tracing::warn!(instance = %name, why = %trouble, "cannot renew an authorization now; trying again");
-        instance_grant.backoff = Some((retry_at, trouble.clone()));
+        tracing::warn!(instance = %name, why = %error, "cannot renew an authorization now; trying again");
+        instance_grant.backoff = Some((retry_at, error.clone()));
         instance_grant.due = instance_grant.grant.is_some().then_some(retry_at);
         drop(state);
         self.0.changed.notify_one();
@@ -495,10 +495,10 @@ impl Grants {
         self.remove(&grant.id).await;
         match self.revoke(&grant, plan).await {
             Ok(()) => tracing::info!(instance = %grant.id, "an authorization that is no longer needed was revoked"),
-            Err(trouble) => {
+            Err(error) => {
                 tracing::warn!(
                     instance = %grant.id,
-                    why = %trouble,
+                    why = %error,
                     "an authorization was removed and could not be revoked"
                 );
             }
@@ -564,7 +564,7 @@ pub(super) fn new_grant(
     authority: grant::AuthorizationServer,
     client: OAuthClient,
     resource: String,
-    asked: Vec<String>,
+    requested_scopes: Vec<String>,
     issued: TokenResponse,
 ) -> Grant {
     Grant {
@@ -573,7 +573,7 @@ pub(super) fn new_grant(
         resource,
         authority,
         client,
-        scopes: issued.scopes.unwrap_or(asked),
+        scopes: issued.scopes.unwrap_or(requested_scopes),
         access_token: issued.access_token,
         refresh_token: issued.refresh_token,
         received_at: Timestamp::now(),

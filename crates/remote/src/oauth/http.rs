@@ -134,9 +134,9 @@ impl OAuthHttp {
 
 // For the SDK: its requests have the same restrictions, and redirects are not followed.
 impl OAuthHttpClient for OAuthHttp {
-    fn execute(&self, asked: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
+    fn execute(&self, request: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
         Box::pin(async move {
-            let request = Request::try_from(asked.request).map_err(boxed)?;
+            let request = Request::try_from(request.request).map_err(boxed)?;
             self.check_url("the URL from the metadata", request.url()).map_err(boxed)?;
             let is_look = request.method() == Method::GET;
             let answer = Self::exchange(&self.client(request.url()).map_err(boxed)?, request).await.map_err(boxed)?;

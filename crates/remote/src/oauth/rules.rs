@@ -44,13 +44,13 @@ pub(super) fn is_final(error: &str) -> bool {
     )
 }
 
-/// Parses scopes (RFC 6749, 3.3) and drops those that are too long, too many or rejected by `told`: they may be
+/// Parses scopes (RFC 6749, 3.3) and drops those that are too long, too many or rejected by `is_allowed`: they may be
 /// arbitrary text of the server.
-pub(super) fn parse_scopes(text: &str, told: impl Fn(&str) -> bool) -> Vec<String> {
+pub(super) fn parse_scopes(text: &str, is_allowed: impl Fn(&str) -> bool) -> Vec<String> {
     let is_scope = |scope: &&str| {
         scope.len() <= SCOPE_MAX
             && scope.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\'))
-            && told(scope)
+            && is_allowed(scope)
     };
     let scopes: Vec<_> = text.split_ascii_whitespace().filter(is_scope).take(SCOPES_MAX).map(str::to_owned).collect();
     union(&scopes)

@@ -107,11 +107,11 @@ impl OAuthForm {
                 if matches!(answer.status.as_u16(), 200 | 400 | 401 | 403) =>
             {
                 let mask = SecretMask::new(self.secrets.iter().map(Secret::expose));
-                let said = match error_description {
+                let message = match error_description {
                     Some(description) => format!("{error}: {description}"),
                     None => error.clone(),
                 };
-                Err(OAuthError::Refused { error: mask.apply(&error), said: one_line(&mask.apply(&said)) })
+                Err(OAuthError::Refused { error: mask.apply(&error), message: one_line(&mask.apply(&message)) })
             }
             _ if answer.status.is_success() => Ok(answer),
             _ => Err(OAuthError::Unavailable(format!("{endpoint} answers with HTTP {}", answer.status.as_u16()))),
@@ -238,8 +238,8 @@ pub(super) async fn request_device_authorization(
     })
 }
 
-pub(super) fn is_final(trouble: &OAuthError) -> bool {
-    match trouble {
+pub(super) fn is_final(error: &OAuthError) -> bool {
+    match error {
         OAuthError::Refused { error, .. } => rules::is_final(error),
         OAuthError::Unusable(_) => true,
         OAuthError::Unavailable(_) => false,

@@ -54,8 +54,8 @@ impl Grants {
         let scopes = required_scopes.join(" ");
         if refusal.is_first_request {
             // No person can consent for a machine client; the operator sets its scopes in the configuration.
-            let cure = if plan.machine { "; add them to `scopes` of `oauth`" } else { "" };
-            let why = format!("the authorization lacks the scopes `{scopes}` (HTTP 403){cure}");
+            let hint = if plan.machine { "; add them to `scopes` of `oauth`" } else { "" };
+            let why = format!("the authorization lacks the scopes `{scopes}` (HTTP 403){hint}");
             return Err(FailureKind::Ungranted { why });
         }
         Err(FailureKind::InsufficientScope { scopes })
@@ -94,11 +94,11 @@ impl Grants {
             drop(state);
             self.renew(holder)
         };
-        renewal.await.map(Some).map_err(|trouble| {
-            if token::is_final(&trouble) {
-                ungranted(&format!("the authorization is no longer valid: {trouble}"))
+        renewal.await.map(Some).map_err(|error| {
+            if token::is_final(&error) {
+                ungranted(&format!("the authorization is no longer valid: {error}"))
             } else {
-                FailureKind::NotRenewed(trouble.to_string())
+                FailureKind::NotRenewed(error.to_string())
             }
         })
     }
