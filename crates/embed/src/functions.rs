@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
 use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerProcess};
-use mcp_satellite_protocol::error_code;
+use mcp_satellite_protocol::{error_code, method};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
@@ -297,20 +297,20 @@ async fn serve(
 fn handle(functions: &Functions, calls: &mut RunningCalls, message: &Value) -> Option<Value> {
     let (method, params) = (message["method"].as_str()?, &message["params"]);
     let Some(id) = message.get("id") else {
-        if method == "notifications/cancelled" {
+        if method == method::CANCELLED {
             calls.cancel(&params["requestId"]);
         }
         return None;
     };
     let result = match method {
-        "initialize" => json!({
+        method::INITIALIZE => json!({
             "protocolVersion": params["protocolVersion"],
             "capabilities": { "tools": {} },
             "serverInfo": { "name": "functions", "version": env!("CARGO_PKG_VERSION") },
         }),
-        "ping" => json!({}),
-        "tools/list" => functions.list(),
-        "tools/call" => {
+        method::PING => json!({}),
+        method::TOOLS_LIST => functions.list(),
+        method::TOOLS_CALL => {
             let name = params["name"].as_str().unwrap_or_default();
             let Some((_, function)) = functions.tools.get(name) else {
                 return Some(error_response(id, error_code::INVALID_PARAMS, &format!("unknown tool `{name}`")));

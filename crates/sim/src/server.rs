@@ -336,7 +336,7 @@ impl SimResponder {
                 self.answer(id, |line| line.put_slice(b"\"result\":{}"));
             }
             (Some(method::TOOLS_CALL), Some(id)) if !self.script.no_tools_capability => {
-                self.call(now, id, message.params)
+                self.call(now, id, message.params);
             }
             (Some(method), Some(id)) => self.refuse(id, METHOD_NOT_FOUND, &format!("method not found: {method}")),
             (Some(method::INITIALIZED), None) => self.handle_initialized(now),

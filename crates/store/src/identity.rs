@@ -72,6 +72,7 @@ impl ConfigHash {
         Self(specs.iter().fold(0, |sum, spec| sum.wrapping_add(public_hash(spec))))
     }
 
+    #[must_use]
     pub fn exchange(self, before: &InstanceSpec, after: &InstanceSpec) -> Self {
         let (before, after) = (public_hash(before), public_hash(after));
         Self(self.0.wrapping_sub(before).wrapping_add(after))
