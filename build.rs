@@ -1,11 +1,15 @@
-//! Tells the tests which programs and privileges this machine has. A test whose servers, sandboxes or privileges are
-//! missing is reported as ignored, with the command that installs them. `MCP_REAL_SERVERS`, `MCP_SANDBOX` and
-//! `MCP_MOUNTS` set to `required` run the test anyway, and it fails.
+//! Compresses the debug sections of release builds, and tells the tests which programs and privileges this machine has.
+//! A test whose servers, sandboxes or privileges are missing is reported as ignored, with the command that installs them.
+//! `MCP_REAL_SERVERS`, `MCP_SANDBOX` and `MCP_MOUNTS` set to `required` run the test anyway, and it fails.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 fn main() {
+    // The line tables in the binary are for backtraces only.
+    if std::env::var_os("PROFILE").is_some_and(|profile| profile == "release") {
+        println!("cargo::rustc-link-arg-bins=-Wl,--compress-debug-sections=zlib");
+    }
     let target = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default()).join("target");
     let servers = directory("MCP_SERVERS_DIR", target.join("mcp-servers"));
     let installed = [".installed-npm", ".installed-python", ".installed-python-old", ".installed-clients"];

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Drives a real satellite through its command line, as a person would, and fails where it does not keep its word.
+"""Drives a real satellite through its command line, and fails if it violates a guarantee.
 
-  drive.py demo                   the README's first command: its servers online, one killed, back by itself, SIGTERM
+  drive.py demo                   the README's first command: all servers online, one killed and restarted, SIGTERM
   drive.py smoke SERVERS_DIR      the same with two real servers of an mcp.json
-  drive.py kills COUNT SECONDS    COUNT kills at random; each victim must come back, or fail as its budget says
+  drive.py kills COUNT SECONDS    COUNT random kills; each victim must restart, or fail permanently as its budget says
   drive.py remotes SERVERS_DIR COUNT SECONDS
-                                  the same with two real remote servers, which are killed and started again COUNT times:
-                                  every status on the way must be true
-  drive.py flood SECONDS          one server floods its stderr with 100 MB/s: what that costs the calls of another, and
-                                  the satellite's memory. A report: it fails only where a call does
+                                  kills and restarts two real remote servers until COUNT connections are lost; every status
+                                  that is read meanwhile must be correct
+  drive.py flood SECONDS          one server writes 100 MB/s to its stderr: measures the latency of calls to another server,
+                                  and the memory of the satellite. Fails only if a call fails
 
-The satellite is started by $SATELLITE_RUN (default: `cargo run --release --quiet --`) and asked by $SATELLITE
-(default: `target/release/satellite`). Only processes that the satellite or this script started are killed, each by its pid.
+$SATELLITE_RUN (default: `cargo run --release --quiet --`) starts the satellite. $SATELLITE (default:
+`target/release/satellite`) runs all other commands. Only processes that the satellite or this script started are killed,
+each by its pid.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ import uuid
 
 RUN = shlex.split(os.environ.get("SATELLITE_RUN", "cargo run --release --quiet --"))
 ASK = shlex.split(os.environ.get("SATELLITE", "target/release/satellite"))
-# Generous: these are waits for a state, not measurements.
+# Timeout in seconds of a wait for a state; generous, because nothing is measured.
 PATIENCE = 60.0
 
 
@@ -40,19 +41,19 @@ def fail(why):
 
 
 def wait_until(what, ready, patience=PATIENCE):
-    """Asks again until `ready` answers something; that is the answer."""
+    """Calls `ready` until it returns a true value, and returns that value."""
     until = time.monotonic() + patience
     while True:
         answer = ready()
         if answer:
             return answer
         if time.monotonic() > until:
-            fail(f"waited {patience:.0f} s in vain for: {what}")
+            fail(f"timeout after {patience:.0f} s while waiting for: {what}")
         time.sleep(0.02)
 
 
 class Satellite:
-    """One `satellite run` or `demo` in a data directory of its own. Everything below it inherits a tag by which it is found."""
+    """One `satellite run` or `demo` in its own data directory. All descendants inherit a tag that identifies them."""
 
     def __init__(self, directory, arguments):
         self.data_dir = os.path.join(directory, "data")
@@ -73,7 +74,7 @@ class Satellite:
             self.process.wait()
         if error is not None:
             self.log.seek(0)
-            print("---- the satellite's log, its last lines ----", *self.log.readlines()[-40:], sep="\n", file=sys.stderr)
+            print("---- last lines of the satellite's log ----", *self.log.readlines()[-40:], sep="\n", file=sys.stderr)
 
     def ask(self, *arguments):
         return subprocess.run(
@@ -81,9 +82,9 @@ class Satellite:
         )
 
     def status(self):
-        """The rows of `status --json` by instance; none while there is no satellite to ask."""
+        """Returns the rows of `status --json` by instance; none if the satellite does not answer."""
         if self.process.poll() is not None:
-            fail(f"the satellite ended with {self.process.returncode}")
+            fail(f"the satellite ended with exit code {self.process.returncode}")
         answer = self.ask("status", "--json")
         return {row["instance"]: row for row in json.loads(answer.stdout)} if answer.returncode == 0 else {}
 
@@ -99,7 +100,7 @@ class Satellite:
             row = self.status()[instance]
             return row if row["status"] == "online" and row["pid"] not in (None, old_pid) else None
 
-        return wait_until(f"{instance} online with another pid than {old_pid}", ready)
+        return wait_until(f"{instance} online with a pid other than {old_pid}", ready)
 
     def call(self, server, tool, arguments):
         answer = self.ask("call", server, tool, json.dumps(arguments))
@@ -114,7 +115,7 @@ class Satellite:
         return [json.loads(line) for line in answer.stdout.splitlines()]
 
     def left_over(self):
-        """Every process that carries the tag, the satellite included."""
+        """Returns the pids of all processes with the tag, the satellite included."""
         found = []
         for path in glob.glob("/proc/[0-9]*/environ"):
             try:
@@ -122,37 +123,37 @@ class Satellite:
                     if self.tag.encode() in environment.read().split(b"\0"):
                         found.append(int(path.split("/")[2]))
             except OSError:
-                pass  # it has ended, or is not ours
+                pass  # The process has ended or belongs to another user.
         return found
 
     def servers(self):
-        """Those but for the satellite and the reaper above it, which only root can look into."""
+        """Returns the same without the satellite and its reaper, whose environment only root can read."""
         with open(os.path.join(self.data_dir, "lock"), encoding="utf-8") as lock:
             ours = {self.process.pid, int(lock.read())}
         return [pid for pid in self.left_over() if pid not in ours]
 
     def end(self, others=()):
-        """SIGTERM, exit code 0, and nothing left but for these others, which are not the satellite's."""
+        """Sends SIGTERM and checks exit code 0 and that no process but `others` is left."""
         if not self.servers():
-            fail("the tag finds nothing while servers run: this check is broken")
+            fail("no process has the tag although servers run: the check for leftover processes does not work")
         self.process.send_signal(signal.SIGTERM)
         try:
             code = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            fail("the satellite does not end after SIGTERM")
+            fail(f"the satellite did not end within {PATIENCE:.0f} s of SIGTERM")
         if code != 0:
-            fail(f"the satellite ended with {code} after SIGTERM, not 0")
+            fail(f"the satellite ended with exit code {code} after SIGTERM; expected 0")
         if left := set(self.left_over()) - set(others):
-            fail(f"processes are left: {left}")
+            fail(f"processes are left after SIGTERM: {left}")
 
 
 def program(servers, name):
-    """Where `.ci/install-servers` has put a program, whatever the folders in between are called."""
+    """Returns the path of a program that `.ci/install-servers` has installed, in any subdirectory."""
     found = glob.glob(f"{servers}/**/bin/{name}", recursive=True) or glob.glob(
         f"{servers}/**/.bin/{name}", recursive=True, include_hidden=True
     )
     if not found:
-        fail(f"`{name}` is not under {servers}: run .ci/install-servers")
+        fail(f"no program `{name}` in {servers}: run .ci/install-servers")
     return os.path.abspath(found[0])
 
 
@@ -160,7 +161,7 @@ def kill_one(satellite, instance):
     old_pid = satellite.status()[instance]["pid"]
     os.kill(old_pid, signal.SIGKILL)
     row = satellite.back(instance, old_pid)
-    print(f"{instance}: killed {old_pid}; back by itself as {row['pid']}, restarts: {row['restarts']}")
+    print(f"{instance}: killed {old_pid}; restarted as {row['pid']}, restarts: {row['restarts']}")
 
 
 def demo():
@@ -257,16 +258,16 @@ def kills(count, seconds, seed):
                         lambda: satellite.status()[BRITTLE]["status"] == "permanently_failed",
                     )
                     if satellite.ask("restart", name).returncode != 0:
-                        fail(f"`restart {name}` does not leave permanently_failed")
+                        fail(f"`restart {name}` does not clear permanently_failed")
                     brittle, given_up = 0, given_up + 1
                     continue
                 after = satellite.back(name, before["pid"])
                 took.append(time.monotonic() - began)
                 if after["restarts"] != before["restarts"] + 1:
                     fail(f"{name}: {after['restarts']} restarts after one kill, {before['restarts']} before it")
-                # Its tag, and one process for each instance.
+                # Every instance has exactly one process.
                 if (there := len(satellite.servers())) != len(rows):
-                    fail(f"{there} processes where there are {len(rows)} servers")
+                    fail(f"{there} processes for {len(rows)} servers")
             for name, row in satellite.all_online(6).items():
                 satellite.call(name, "echo", {"text": name})
             events = satellite.events()
@@ -274,17 +275,18 @@ def kills(count, seconds, seed):
                 fail("the numbers of the events have a gap")
             crashed = sum(event["type"] == "mcp.server.crashed" for event in events)
             if crashed != sum(killed.values()):
-                fail(f"{crashed} crashes were told, {sum(killed.values())} servers were killed")
+                fail(f"{crashed} crash events for {sum(killed.values())} killed servers")
             satellite.end()
     took.sort()
     middle, worst = (took[len(took) // 2], took[-1]) if took else (0, 0)
     print(
-        f"{sum(killed.values())} kills (seed {seed}): {len(took)} came back (as seen by asking: median {middle:.2f} s, "
-        f"longest {worst:.2f} s), {given_up} times permanently_failed as budgeted; {len(events)} events, none missing; "
+        f"{sum(killed.values())} kills (seed {seed}): {len(took)} restarts (time until `status` showed them: "
+        f"median {middle:.2f} s, longest {worst:.2f} s), {given_up} permanent failures as configured; "
+        f"{len(events)} events, none missing; "
         "SIGTERM: exit 0, no process left"
     )
     if sum(killed.values()) < count:
-        print(f"(cut short after {seconds:.0f} s: {count} kills were asked for)")
+        print(f"(ended by the time limit of {seconds:.0f} s before {count} kills)")
 
 
 REMOTES = """
@@ -312,7 +314,7 @@ url = "http://127.0.0.1:{python}/mcp"
 
 
 class Remote:
-    """A server of ours that listens on a port, and the satellite's instances of it."""
+    """A remote server of this script, and the instances that connect to it."""
 
     def __init__(self, port, command, environment, instances, call):
         self.port, self.command, self.environment = port, command, environment
@@ -325,7 +327,7 @@ class Remote:
 
         def listens():
             if self.process.poll() is not None:
-                fail(f"{self.command} ended with {self.process.returncode}")
+                fail(f"{self.command} ended with exit code {self.process.returncode}")
             with socket.socket() as knock:
                 return knock.connect_ex(("127.0.0.1", self.port)) == 0
 
@@ -339,7 +341,7 @@ class Remote:
 
 
 def free_ports(count):
-    """None of those from which the kernel takes the ports of clients: they must stay free while a server is away."""
+    """Returns ports below the ephemeral range, so that no client occupies them while a server is down."""
     found = []
     for port in random.sample(range(10_000, 30_000), 1000):
         with socket.socket() as knock:
@@ -350,7 +352,7 @@ def free_ports(count):
         found.append(port)
         if len(found) == count:
             return found
-    fail("there is no free port")
+    fail(f"fewer than {count} free ports found")
 
 
 def remotes(servers, count, seconds, seed):
@@ -359,7 +361,7 @@ def remotes(servers, count, seconds, seed):
     everything, python = free_ports(2)
     venv = f"{servers}/venv/bin/python"
     if not os.path.exists(venv):
-        fail(f"`{venv}` is not there: run .ci/install-servers")
+        fail(f"`{venv}` does not exist: run .ci/install-servers")
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as ending:
         config = os.path.join(directory, "satellite.toml")
         with open(config, "w") as file:
@@ -394,11 +396,11 @@ def remotes(servers, count, seconds, seed):
                 for other in fleet:
                     for name in () if other is remote else other.instances:
                         if rows[name]["status"] != "online":
-                            fail(f"{name} is {rows[name]['status']}, and its server was not touched")
+                            fail(f"{name} is {rows[name]['status']} although its server was not killed")
                 found = [rows[name] for name in remote.instances]
                 for row in found:
                     if row["status"] in ("error", "requires_reauth", "permanently_failed") or row["restarts"]:
-                        fail(f"not true: {row}")
+                        fail(f"wrong status: {row}")
                 return all(wanted(row) for row in found)
 
             wait_until(f"{remote.instances} {what}", ready)
@@ -419,7 +421,8 @@ def remotes(servers, count, seconds, seed):
             refused = satellite.ask("call", remote.instances[0], remote.call[0], json.dumps(remote.call[1]), "--json")
             error = json.loads(refused.stdout or "{}").get("error", {})
             if refused.returncode != 1 or error.get("status") != "reconnecting":
-                fail(f"a call while its server is away: exit {refused.returncode}: {refused.stdout}{refused.stderr}")
+                result = f"exit {refused.returncode}: {refused.stdout}{refused.stderr}"
+                fail(f"unexpected result of a call while the server is down: {result}")
             remote.start()
             if chance.random() < 0.5:
                 by_call += 1
@@ -435,16 +438,16 @@ def remotes(servers, count, seconds, seed):
                 if event["type"] == f"mcp.server.{kind}":
                     told[event["data"]["process_id"]] += 1
             if told != kills:
-                fail(f"{kind}: {told} were told, {kills} were killed")
+                fail(f"{kind}: {told} events for {kills} lost connections")
         if (numbers := [event["seq"] for event in events]) != list(range(1, len(numbers) + 1)):
             fail("the numbers of the events have a gap")
         satellite.end([remote.process.pid for remote in fleet])
     print(
-        f"{sum(kills.values())} connections lost by kills of 2 real servers (seed {seed}): all back, {by_call} times brought "
-        f"back by calls; {len(events)} events, none missing; SIGTERM: exit 0, no process left"
+        f"{sum(kills.values())} connections lost by kills of 2 real servers (seed {seed}): all restored, {by_call} times "
+        f"by calls; {len(events)} events, none missing; SIGTERM: exit 0, no process left"
     )
     if sum(kills.values()) < count:
-        print(f"(cut short after {seconds:.0f} s: {count} were asked for)")
+        print(f"(ended by the time limit of {seconds:.0f} s before {count} lost connections)")
 
 
 FLOOD = """
@@ -469,7 +472,7 @@ FLOOD_GOAL = 2.0
 
 
 class Socket(http.client.HTTPConnection):
-    """The control socket, kept open: no process is started for a call that is timed."""
+    """A connection to the control socket that stays open, so that timed calls start no process."""
 
     def __init__(self, data_dir):
         super().__init__("satellite")
@@ -488,7 +491,7 @@ class Socket(http.client.HTTPConnection):
             fail(f"call {server} {tool}: {answer.status}: {text!r}")
 
     def latencies(self, server, seconds):
-        """Of calls one after the other for so long, in ms, sorted."""
+        """Makes sequential calls for `seconds` and returns their latencies in ms, sorted."""
         took, until = [], time.monotonic() + seconds
         while (began := time.monotonic()) < until:
             self.call(server, "echo")
