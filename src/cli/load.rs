@@ -38,7 +38,7 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 every promise was kept, 1 a promise was broken, 2 bad input, 4 cannot run or \
+Exit codes: 0 every guarantee held, 1 a guarantee was violated, 2 bad input, 4 cannot run or \
 write the results, 130 ended early.
 Ctrl-C or SIGTERM ends the load; the servers recover, and the results so far are checked \
 and printed. A second signal ends the run at once.

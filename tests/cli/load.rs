@@ -67,7 +67,7 @@ fn a_violation_exits_with_1_and_prints_the_repeat_command() {
         "satellite load --scenario impatient.toml --instances 20 --teams 2 --seconds 3 --seed 5 --virtual-time";
     assert_eq!(outcome.stderr.lines().last().unwrap(), format!("repeat: {repeat}"), "{outcome:#?}");
     assert!(
-        outcome.stdout.contains("BROKE") && outcome.stdout.contains("an online server can be called"),
+        outcome.stdout.contains("VIOLATED") && outcome.stdout.contains("an online server can be called"),
         "{outcome:#?}"
     );
     let page = fs::read_to_string(home.path().join("page.html")).unwrap();
@@ -151,7 +151,7 @@ fn every_fault_works(through: &[&str]) {
     assert!(found["calls"]["answered"].as_u64().unwrap() > 500, "{found:#}");
     assert!(found["children_cpu_ms"].as_f64().unwrap() > 0.0, "{found:#}");
     for kind in ["crash", "exit_0", "hang", "ignore_sigterm", "huge", "session_lost", "worker_panic"] {
-        assert_eq!(found["outcomes"][kind]["back"], 1, "{kind}: {found:#}");
+        assert_eq!(found["outcomes"][kind]["recovered"], 1, "{kind}: {found:#}");
     }
     for what in ["servers", "tasks", "descriptors", "processes"] {
         assert_eq!(found["left"][what], 0, "{found:#}");
@@ -226,7 +226,7 @@ fn a_closed_stdout_or_a_full_disk_does_not_hide_the_result() {
     let command = format!("{satellite} load --scenario impatient.toml --seconds 2 --seed 5 --virtual-time --json");
     let line = format!("{command} | true; exit ${{PIPESTATUS[0]}}");
     let outcome = home.shell(&format!("bash -c '{line}'")).finish().exits(1);
-    assert!(outcome.stderr.contains("BROKE") && outcome.stderr.contains("repeat: satellite load"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("VIOLATED") && outcome.stderr.contains("repeat: satellite load"), "{outcome:#?}");
 
     for flag in ["--report", "--trace"] {
         let outcome = home.bare(&["load", "--scenario", "calm.toml", "--virtual-time", flag, "/dev/full"]).exits(4);

@@ -60,9 +60,9 @@ async fn results_of_the_meta_tools_match_their_output_schemas() {
         ("reconnect_server", json!({"name": "files"})),
     ] {
         let result = caller.call_tool(tool, arguments).await;
-        let promised = listed["result"]["tools"].as_array().unwrap().iter().find(|one| one["name"] == tool).unwrap();
+        let listed_tool = listed["result"]["tools"].as_array().unwrap().iter().find(|one| one["name"] == tool).unwrap();
         let structured = result["structuredContent"].as_object().unwrap();
-        for required in promised["outputSchema"]["required"].as_array().unwrap() {
+        for required in listed_tool["outputSchema"]["required"].as_array().unwrap() {
             assert!(structured.contains_key(required.as_str().unwrap()), "{tool}: {result}");
         }
         let text: Value = serde_json::from_str(result["content"][0]["text"].as_str().unwrap()).unwrap();

@@ -264,7 +264,7 @@ impl FaultInjector {
     // Restarts the instance as a person would, unless it has recovered meanwhile.
     async fn restart_failed(&self, nth: InstanceNo) -> ActionResult {
         if self.status(nth) == Some(Status::PermanentlyFailed) {
-            self.trace(FaultVictim::Instance(nth), format_args!("pardon"));
+            self.trace(FaultVictim::Instance(nth), format_args!("restart"));
             self.recorder.state().recovery_log.close_given_up_faults(nth);
             self.recorder.record_reset(BudgetReset::Instance(nth));
             let _ = self.runtime.restart(self.fleet.id(nth)).await;

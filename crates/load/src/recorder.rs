@@ -14,7 +14,6 @@ use futures::future::{BoxFuture, ready};
 use jiff::{SignedDuration, Timestamp};
 use mcp_satellite_actors::WallClock;
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -118,9 +117,9 @@ impl RunRecorder {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn record_start(&self, nth: InstanceNo, run: RunNumber) {
+    pub(crate) fn record_start(&self, nth: InstanceNo) {
         let at = self.clock.now();
-        self.state().checks.record_start(nth, run, at);
+        self.state().checks.record_start(nth, at);
     }
 
     pub(crate) fn record_reset(&self, reset: BudgetReset) {

@@ -164,7 +164,7 @@ impl RecoveryLog {
             let outcome = self.outcomes.entry(fault.kind).or_default();
             match (fault.went_offline, fault.kind.is_withstood()) {
                 // The event with the recovery time was dropped.
-                (true, _) => outcome.back += 1,
+                (true, _) => outcome.recovered += 1,
                 (false, true) => outcome.unharmed += 1,
                 (false, false) => without_effect.push(fault.kind),
             }
@@ -176,7 +176,7 @@ impl RecoveryLog {
     pub(crate) fn close_given_up_faults(&mut self, nth: InstanceNo) {
         let Some(card) = self.records.get_mut(nth.0 as usize) else { return };
         for fault in card.faults.drain(..) {
-            self.outcomes.entry(fault.kind).or_default().given_up += 1;
+            self.outcomes.entry(fault.kind).or_default().failed_permanently += 1;
         }
     }
 
@@ -184,10 +184,10 @@ impl RecoveryLog {
     pub(crate) fn take_outcomes(&mut self) -> BTreeMap<FaultKind, FaultOutcomes> {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         for (kind, latency) in &self.recoveries {
-            outcomes.entry(*kind).or_default().back += latency.len();
+            outcomes.entry(*kind).or_default().recovered += latency.len();
         }
         for fault in self.records.iter().flat_map(|card| &card.faults) {
-            outcomes.entry(fault.kind).or_default().missing += 1;
+            outcomes.entry(fault.kind).or_default().not_recovered += 1;
         }
         outcomes
     }
@@ -256,7 +256,7 @@ impl RecoveryLog {
             Event::PermanentlyFailed { .. } => {
                 self.permanently_failed += 1;
                 for fault in card.faults.extract_if(.., |fault| fault.from <= at) {
-                    self.outcomes.entry(fault.kind).or_default().given_up += 1;
+                    self.outcomes.entry(fault.kind).or_default().failed_permanently += 1;
                 }
                 false
             }
@@ -277,13 +277,13 @@ impl RecoveryLog {
         for fault in card.faults.extract_if(.., |fault| fault.went_offline && fault.from <= at) {
             let took = fault.recovery_time(at);
             self.recoveries.entry(fault.kind).or_default().record(took);
-            let is_promised = !fault.is_disturbed
+            let is_guaranteed = !fault.is_disturbed
                 && !fault.was_offline
                 && matches!(
                     fault.kind,
                     FaultKind::Crash | FaultKind::Exit0 | FaultKind::WorkerPanic | FaultKind::TeamPanic
                 );
-            if is_promised {
+            if is_guaranteed {
                 self.checked_recoveries += 1;
                 late.extend(checks::check_recovery(
                     &self.limits,

@@ -575,7 +575,7 @@ impl<'a> RunContext<'a> {
                 lost: events_lost as u64,
             },
             permanently_failed: ledger.recovery_log.permanently_failed,
-            pardons: injection.manual_restarts,
+            manual_restarts: injection.manual_restarts,
             left,
             samples,
             marks: marks(&plan.injections, times.from),

@@ -152,7 +152,7 @@ fn assert_all_accounted(found: &RunFindings) {
 }
 
 #[test]
-fn permanently_failed_instances_are_pardoned_without_waiting_for_others() {
+fn permanently_failed_instances_are_restarted_without_waiting_for_others() {
     let found = run_text(
         &scenario_of_ten(
             r#"
@@ -165,8 +165,8 @@ faults = [{ kind = "crash", at = "20 %", share = 1.0 }, { kind = "worker_panic",
         default_hooks(),
     );
     assert_eq!(found.violations, []);
-    assert_eq!(found.pardons, 10);
-    assert_eq!(found.outcomes[&FaultKind::Crash].given_up, 10);
+    assert_eq!(found.manual_restarts, 10);
+    assert_eq!(found.outcomes[&FaultKind::Crash].failed_permanently, 10);
     assert_eq!(
         found.impossible[&FaultKind::WorkerPanic],
         10,
@@ -190,7 +190,7 @@ faults = [{ kind = "hang", at = "99 %", share = 1.0 }]"#,
         default_hooks(),
     );
     assert_eq!(found.violations, []);
-    assert_eq!(found.outcomes[&FaultKind::Hang].back, 10, "{:?}", found.outcomes);
+    assert_eq!(found.outcomes[&FaultKind::Hang].recovered, 10, "{:?}", found.outcomes);
     assert!(found.seconds >= 200.0, "{}", found.seconds);
     assert_all_accounted(&found);
 }
@@ -218,7 +218,7 @@ faults = [
 }
 
 #[test]
-fn failed_instances_are_pardoned_even_if_their_events_are_dropped() {
+fn failed_instances_are_restarted_even_if_their_events_are_dropped() {
     let found = run_text(
         &scenario_of_ten(
             r#"
@@ -236,7 +236,7 @@ faults = [
     );
     assert_eq!(found.violations, []);
     assert!(found.events.dropped > 0 && found.permanently_failed < 10, "{:?}", found.events);
-    assert_eq!(found.pardons, 10);
+    assert_eq!(found.manual_restarts, 10);
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn every_fault_of_a_mixed_run_has_an_outcome() {
     assert_eq!(found.violations, []);
     assert_all_accounted(&found);
     let cut = found.outcomes[&FaultKind::StreamCut];
-    assert!(cut.back + cut.unharmed > 0, "{cut:?}");
+    assert!(cut.recovered + cut.unharmed > 0, "{cut:?}");
 }
 
 #[test]

@@ -162,19 +162,19 @@ impl FaultKind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct FaultOutcomes {
     /// Victims that were online again.
-    pub back: u64,
+    pub recovered: u64,
     /// Victims that stayed online and answered a call afterwards.
     pub unharmed: u64,
     /// Victims that spent their restart budget, so that a person had to restart them.
-    pub given_up: u64,
+    pub failed_permanently: u64,
     /// Victims that never came back.
-    pub missing: u64,
+    pub not_recovered: u64,
 }
 
 impl FaultOutcomes {
     /// Returns the number of all victims.
     pub fn total(&self) -> u64 {
-        self.back + self.unharmed + self.given_up + self.missing
+        self.recovered + self.unharmed + self.failed_permanently + self.not_recovered
     }
 }
 
@@ -301,9 +301,9 @@ pub struct InvariantViolation {
 pub struct InvariantCoverage {
     pub invariant: Invariant,
     /// Number of checks.
-    pub looks: u64,
-    /// Unit of `looks`, such as `calls`, `starts` or `events`.
-    pub at: &'static str,
+    pub checks: u64,
+    /// Unit of `checks`, such as `calls`, `starts` or `events`.
+    pub unit: &'static str,
     /// Reason why the checks prove nothing; `None` if they do.
     pub not_checked: Option<String>,
 }
@@ -368,7 +368,7 @@ pub struct RunSample {
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct CallFindings {
     /// Number of calls made.
-    pub asked: u64,
+    pub planned: u64,
     /// Number of calls that returned a result.
     pub answered: u64,
     /// Number of calls that returned an error.
@@ -466,7 +466,7 @@ pub struct RunFindings {
     /// Number of times that an instance failed permanently.
     pub permanently_failed: u64,
     /// Number of instances restarted by the harness after they had failed permanently.
-    pub pardons: u64,
+    pub manual_restarts: u64,
     pub left: LeftoverResources,
     /// Samples over time.
     pub samples: Vec<RunSample>,

@@ -11,7 +11,7 @@ use crate::types::Invariant;
 #[derive(Debug, Default)]
 pub struct ResponseCheck {
     open: HashSet<Box<str>>,
-    violations: Vec<String>,
+    repeated: Vec<String>,
 }
 
 impl ResponseCheck {
@@ -22,7 +22,7 @@ impl ResponseCheck {
 
     pub fn record_call(&mut self, token: &str) {
         if !self.open.insert(token.into()) {
-            self.violations.push(format!("the harness made the call {token} twice"));
+            self.repeated.push(format!("the harness made the call {token} twice"));
         }
     }
 
@@ -31,7 +31,7 @@ impl ResponseCheck {
         if text != token {
             // A wrong response may have any length.
             let text: String = text.chars().take(60).collect();
-            self.violations.push(format!("the call {token} got the answer `{text}`"));
+            self.repeated.push(format!("the call {token} got the answer `{text}`"));
         }
     }
 
@@ -42,17 +42,17 @@ impl ResponseCheck {
 
     fn close_call(&mut self, token: &str) {
         if !self.open.remove(token) {
-            self.violations.push(format!("the call {token} was answered more than once"));
+            self.repeated.push(format!("the call {token} was answered more than once"));
         }
     }
 
-    pub(super) fn finish(self, broken: &mut FoundViolations) {
-        let Self { open, violations } = self;
+    pub(super) fn finish(self, violations: &mut FoundViolations) {
+        let Self { open, repeated } = self;
         let mut open: Vec<_> = open.into_iter().collect();
         open.sort();
         let never = open.into_iter().map(|token| format!("the call {token} was never answered"));
-        for what in violations.into_iter().chain(never) {
-            broken.push(Invariant::OwnAnswer, Duration::ZERO, None, what);
+        for what in repeated.into_iter().chain(never) {
+            violations.push(Invariant::OwnAnswer, Duration::ZERO, None, what);
         }
     }
 }

@@ -71,13 +71,13 @@ impl BudgetCheck {
     }
 
     // The event of the last end precedes this one.
-    pub(super) fn check_given_up(&mut self, at: Duration, nth: InstanceNo, broken: &mut FoundViolations) {
+    pub(super) fn check_given_up(&mut self, at: Duration, nth: InstanceNo, violations: &mut FoundViolations) {
         if self.unknown_until.is_some_and(|until| at < until) {
             return;
         }
         let RestartPolicy { window, max_crashes, .. } = self.policy;
         let Some(InstanceTimes { starts, ends, resets, .. }) = self.times_mut(nth) else { return };
-        // Each pardon is recorded twice. Ends between the two records may be forgiven or not.
+        // Each manual restart is recorded twice. Ends between the two records may be forgiven or not.
         let reset = resets.iter().rev().filter(|reset| **reset <= at).nth(1).copied().unwrap_or_default();
         let counts = |time: &&Duration| **time <= at + SKEW && **time + window + SKEW > at && **time + SKEW >= reset;
         let ended = ends.iter().filter(counts).count();
@@ -87,7 +87,7 @@ impl BudgetCheck {
             let window = humantime::format_duration(window);
             let ends = format!("{charged} unexpected ends within {window}");
             let what = format!("the instance failed permanently after {ends}; the policy requires {max_crashes}");
-            broken.push(Invariant::RestartBudget, at, Some(nth), what);
+            violations.push(Invariant::RestartBudget, at, Some(nth), what);
         }
     }
 
@@ -103,21 +103,21 @@ impl BudgetCheck {
     }
 
     // Checks the starts that no later event can excuse. The current time is at least `now`.
-    pub(super) fn check_due(&mut self, now: Duration, broken: &mut FoundViolations) {
+    pub(super) fn check_due(&mut self, now: Duration, violations: &mut FoundViolations) {
         while let Some((at, nth)) = self.due.front().copied().filter(|(at, _)| *at + LATE <= now) {
             self.due.pop_front();
-            self.check_start(at, nth, broken);
+            self.check_start(at, nth, violations);
         }
     }
 
-    pub(super) fn finish(mut self, broken: &mut FoundViolations) {
+    pub(super) fn finish(mut self, violations: &mut FoundViolations) {
         while let Some((at, nth)) = self.due.pop_front() {
-            self.check_start(at, nth, broken);
+            self.check_start(at, nth, violations);
         }
     }
 
     // Starts of an instance are checked in order.
-    fn check_start(&mut self, at: Duration, nth: InstanceNo, broken: &mut FoundViolations) {
+    fn check_start(&mut self, at: Duration, nth: InstanceNo, violations: &mut FoundViolations) {
         let RestartPolicy { window, max_crashes, .. } = self.policy;
         let Some(InstanceTimes { starts, excuses, resets, .. }) = self.times_mut(nth) else { return };
         // Times older than a window do not matter for this start or any later one.
@@ -128,7 +128,7 @@ impl BudgetCheck {
             }
         }
         let reset = resets.iter().rev().find(|reset| **reset <= at).copied();
-        // Each pardon is recorded twice; see `gave_up`.
+        // Each manual restart is recorded twice; see `check_given_up`.
         while resets.get(1).is_some_and(|second| reset.is_some_and(|last| *second < last)) {
             resets.pop_front();
         }
@@ -142,7 +142,7 @@ impl BudgetCheck {
         if started > allowed {
             let window = humantime::format_duration(window);
             let what = format!("start number {started} within {window}; {allowed} are allowed");
-            broken.push(Invariant::RestartBudget, at, Some(nth), what);
+            violations.push(Invariant::RestartBudget, at, Some(nth), what);
         }
     }
 }

@@ -4,19 +4,19 @@
 use super::violations::FoundViolations;
 use crate::types::{CallOutcome, Invariant, ProbeResult};
 
-pub(super) fn check_probe(probe: &ProbeResult, broken: &mut FoundViolations) {
+pub(super) fn check_probe(probe: &ProbeResult, violations: &mut FoundViolations) {
     match &probe.answer {
         CallOutcome::Text(text) if **text != *probe.token => {
             // A wrong response may have any length.
             let text: String = text.chars().take(60).collect();
             let what = format!("the probe {} got the answer `{text}`", probe.token);
-            broken.push(Invariant::OwnAnswer, probe.at, Some(probe.nth), what);
+            violations.push(Invariant::OwnAnswer, probe.at, Some(probe.nth), what);
         }
         CallOutcome::Text(_) | CallOutcome::ServerError(_) => {}
         CallOutcome::Failed { .. } if probe.changed => {}
         CallOutcome::Failed { why, .. } => {
             let what = format!("the instance is shown as online, but a call to it failed: {why}");
-            broken.push(Invariant::OnlineIsCallable, probe.at, Some(probe.nth), what);
+            violations.push(Invariant::OnlineIsCallable, probe.at, Some(probe.nth), what);
         }
     }
 }

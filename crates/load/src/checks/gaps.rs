@@ -17,11 +17,11 @@ pub(super) struct EventGapCheck {
 
 impl EventGapCheck {
     /// Records an event. Returns true if events before it are missing.
-    pub(super) fn record_event(&mut self, at: Duration, envelope: &Envelope, broken: &mut FoundViolations) -> bool {
+    pub(super) fn record_event(&mut self, at: Duration, envelope: &Envelope, violations: &mut FoundViolations) -> bool {
         let (seq, last) = (envelope.seq, self.last);
         if seq <= last {
             let what = format!("event {seq} came after event {last}");
-            broken.push(Invariant::NoGap, at, None, what);
+            violations.push(Invariant::NoGap, at, None, what);
             return false;
         }
         self.last = seq;
@@ -30,7 +30,7 @@ impl EventGapCheck {
             self.add_gap(last + 1, seq - 1, at);
         }
         if let Event::EventsDropped { from_seq, to_seq } = envelope.event {
-            self.check_dropped(at, seq, from_seq, to_seq, broken);
+            self.check_dropped(at, seq, from_seq, to_seq, violations);
         }
         is_gap
     }
@@ -40,11 +40,11 @@ impl EventGapCheck {
     }
 
     // A drop event may only name events that are missing and were not named before.
-    fn check_dropped(&mut self, at: Duration, seq: u64, from: u64, to: u64, broken: &mut FoundViolations) {
+    fn check_dropped(&mut self, at: Duration, seq: u64, from: u64, to: u64, violations: &mut FoundViolations) {
         if from > to || to >= seq {
             let range = format!("events {from} to {to}");
             let what = format!("event {seq} reports {range} as dropped, which is not a range of earlier events");
-            broken.push(Invariant::NoGap, at, None, what);
+            violations.push(Invariant::NoGap, at, None, what);
         }
         let to = to.min(seq - 1);
         let missing = |(first, last, _): &(u64, u64, Duration)| (*last.min(&to) + 1).saturating_sub(*first.max(&from));
@@ -54,7 +54,7 @@ impl EventGapCheck {
             let what = format!(
                 "events {from} to {to} are reported as dropped, but {there} of them were delivered or reported before"
             );
-            broken.push(Invariant::NoGap, at, None, what);
+            violations.push(Invariant::NoGap, at, None, what);
         }
         if from <= to {
             self.remove_gap(from, to);
@@ -68,7 +68,7 @@ impl EventGapCheck {
         self.gaps = std::mem::take(&mut self.gaps).into_iter().flat_map(rest).collect();
     }
 
-    pub(super) fn finish(mut self, end: &RunEndState, broken: &mut FoundViolations) {
+    pub(super) fn finish(mut self, end: &RunEndState, violations: &mut FoundViolations) {
         // Events that the runtime itself reports as lost are handled below.
         if end.events_emitted > self.last + end.events_lost as u64 {
             self.add_gap(self.last + 1, end.events_emitted, end.at);
@@ -81,11 +81,11 @@ impl EventGapCheck {
                     format!("events {from} to {to} ({count}) are missing, and no event reports them as dropped")
                 }
             };
-            broken.push(Invariant::NoGap, at, None, what);
+            violations.push(Invariant::NoGap, at, None, what);
         }
         if end.events_lost > 0 {
             let what = format!("{} events were lost at the end", end.events_lost);
-            broken.push(Invariant::NoGap, end.at, None, what);
+            violations.push(Invariant::NoGap, end.at, None, what);
         }
     }
 }

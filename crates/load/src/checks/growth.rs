@@ -10,7 +10,7 @@ use crate::types::{Invariant, RunEndState};
 // small compared to this.
 const FLOOR: f64 = (48 << 20) as f64;
 
-pub(super) fn finish(end: &RunEndState, limits: &ScenarioLimits, broken: &mut FoundViolations) {
+pub(super) fn finish(end: &RunEndState, limits: &ScenarioLimits, violations: &mut FoundViolations) {
     if is_exceeded(end, limits) {
         let each = |bytes: u64| bytes as f64 / 1024.0 / end.instances.max(1) as f64;
         let what = format!(
@@ -19,7 +19,7 @@ pub(super) fn finish(end: &RunEndState, limits: &ScenarioLimits, broken: &mut Fo
             each(end.memory_before),
             limits.growth
         );
-        broken.push(Invariant::MemoryBack, end.at, None, what);
+        violations.push(Invariant::MemoryBack, end.at, None, what);
     }
 }
 

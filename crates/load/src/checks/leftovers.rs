@@ -3,7 +3,7 @@
 use super::violations::FoundViolations;
 use crate::types::{Invariant, LeftoverResources, RunEndState};
 
-pub(super) fn finish(end: &RunEndState, broken: &mut FoundViolations) {
+pub(super) fn finish(end: &RunEndState, violations: &mut FoundViolations) {
     let LeftoverResources { servers, tasks, descriptors, processes } = end.left;
     let counted = [
         (servers, "server or line", "servers or lines"),
@@ -17,7 +17,7 @@ pub(super) fn finish(end: &RunEndState, broken: &mut FoundViolations) {
                 1 => format!("1 {one} is left"),
                 _ => format!("{count} {many} are left"),
             };
-            broken.push(Invariant::NothingLeft, end.at, None, what);
+            violations.push(Invariant::NothingLeft, end.at, None, what);
         }
     }
 }

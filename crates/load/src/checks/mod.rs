@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::policy::RestartPolicy;
 
 use self::violations::FoundViolations;
@@ -32,7 +31,7 @@ pub use answers::ResponseCheck;
 pub use limits::{check_recovery, unexcused_failure};
 
 // Unit in which the checks of each invariant are counted.
-const LOOKED_AT: [(Invariant, &str); 10] = [
+const CHECKED_UNITS: [(Invariant, &str); 10] = [
     (Invariant::OwnAnswer, "answers"),
     (Invariant::OnlineIsCallable, "probes"),
     (Invariant::RestartBudget, "starts"),
@@ -59,7 +58,7 @@ pub struct InvariantChecks {
     check_counts: BTreeMap<Invariant, u64>,
     // Reasons why an invariant could not be checked.
     not_checked: BTreeMap<Invariant, String>,
-    broken: FoundViolations,
+    found: FoundViolations,
 }
 
 impl InvariantChecks {
@@ -74,7 +73,7 @@ impl InvariantChecks {
             origin: None,
             check_counts: BTreeMap::new(),
             not_checked: BTreeMap::new(),
-            broken: FoundViolations::default(),
+            found: FoundViolations::default(),
         }
     }
 
@@ -82,8 +81,8 @@ impl InvariantChecks {
     pub fn record_event(&mut self, envelope: &Envelope) {
         let at = self.since_origin(envelope.timestamp);
         self.add_checks(Invariant::NoGap, 1);
-        let broken = &mut self.broken;
-        if self.gaps.record_event(at, envelope, broken) {
+        let violations = &mut self.found;
+        if self.gaps.record_event(at, envelope, violations) {
             self.transitions.reset();
             self.budget.record_lost_events(at);
         }
@@ -92,29 +91,29 @@ impl InvariantChecks {
             match &envelope.event {
                 Event::StatusChanged { status, .. } => {
                     *self.check_counts.entry(Invariant::LegalTransitions).or_default() += 1;
-                    self.transitions.record_status(at, nth, *status, broken);
+                    self.transitions.record_status(at, nth, *status, violations);
                 }
                 // These ends are not charged to the budget, and a start follows each of them.
                 Event::Dormant { .. } | Event::Stopped { .. } => self.budget.excuse(at, nth),
                 Event::Crashed { .. } | Event::Exited { .. } => self.budget.record_end(at, nth),
-                Event::PermanentlyFailed { .. } => self.budget.check_given_up(at, nth, broken),
+                Event::PermanentlyFailed { .. } => self.budget.check_given_up(at, nth, violations),
                 _ => {}
             }
         }
-        self.budget.check_due(at, broken);
+        self.budget.check_due(at, violations);
     }
 
     /// Records a start of a process. Connections to remote servers do not count: they have no restart budget.
-    pub fn record_start(&mut self, nth: InstanceNo, _run: RunNumber, at: Duration) {
+    pub fn record_start(&mut self, nth: InstanceNo, at: Duration) {
         self.add_checks(Invariant::RestartBudget, 1);
         self.budget.record_start(at, nth);
     }
 
-    /// Records a new restart budget. Callers record an instance's pardon twice, before the request and after its
+    /// Records a new restart budget. Callers record an instance's manual restart twice, before the request and after its
     /// completion, so that a start between the two can be assigned to either side. They record the panic of a team only
     /// once, before it.
     ///
-    /// A wake-up needs no pardon: the event of the earlier sleep excuses the start.
+    /// A wake-up needs no manual restart: the event of the earlier sleep excuses the start.
     pub fn record_reset(&mut self, reset: BudgetReset, at: Duration) {
         match reset {
             BudgetReset::Instance(nth) => self.budget.record_reset(at, nth),
@@ -130,12 +129,12 @@ impl InvariantChecks {
 
     pub fn record_probe(&mut self, probe: &ProbeResult) {
         self.add_checks(Invariant::OnlineIsCallable, 1);
-        callable::check_probe(probe, &mut self.broken);
+        callable::check_probe(probe, &mut self.found);
     }
 
     /// Adds the results of a caller.
     pub fn add_responses(&mut self, answers: ResponseCheck) {
-        answers.finish(&mut self.broken);
+        answers.finish(&mut self.found);
     }
 
     pub fn add_checks(&mut self, invariant: Invariant, times: u64) {
@@ -169,30 +168,30 @@ impl InvariantChecks {
 
     /// Returns the number of checks of each invariant that the scenario requires.
     pub fn coverage(&self, end: &RunEndState) -> Vec<InvariantCoverage> {
-        let checked = |(invariant, at)| {
-            let (looks, why) = match invariant {
+        let checked = |(invariant, unit)| {
+            let (checks, why) = match invariant {
                 Invariant::NothingLeft => (1, None),
                 Invariant::MemoryBack => (1, growth::not_checked_reason(end, &self.limits)),
                 _ => {
                     (self.check_counts.get(&invariant).copied().unwrap_or(0), self.not_checked.get(&invariant).cloned())
                 }
             };
-            let why = why.or_else(|| (looks == 0).then(|| "nothing to check occurred".to_owned()));
-            InvariantCoverage { invariant, looks, at, not_checked: why }
+            let why = why.or_else(|| (checks == 0).then(|| "nothing to check occurred".to_owned()));
+            InvariantCoverage { invariant, checks, unit, not_checked: why }
         };
-        let is_asked_for = |(invariant, _): &(Invariant, &str)| match invariant {
+        let is_required = |(invariant, _): &(Invariant, &str)| match invariant {
             Invariant::Neighbours => self.limits.neighbours.is_some(),
             Invariant::Flat => self.limits.flat.is_some(),
             _ => true,
         };
-        LOOKED_AT.into_iter().filter(is_asked_for).map(checked).collect()
+        CHECKED_UNITS.into_iter().filter(is_required).map(checked).collect()
     }
 
     /// Adds violations found elsewhere, such as those of [`check_recovery`] and [`unexcused_failure`].
     pub fn add_violations(&mut self, violations: impl IntoIterator<Item = InvariantViolation>) {
         for violation in violations {
-            self.broken.count += 1;
-            self.broken.violations.push(violation);
+            self.found.count += 1;
+            self.found.violations.push(violation);
         }
     }
 
@@ -200,14 +199,14 @@ impl InvariantChecks {
     /// may have been late. The invariant then counts as not checked, with this reason.
     pub fn excuse_starved(&mut self, samples: &[RunSample]) {
         let mut excused: BTreeMap<Invariant, (u64, u64)> = BTreeMap::new();
-        self.broken.violations.retain(|violation| {
+        self.found.violations.retain(|violation| {
             let Some(share) = limits::starvation_percent(violation, samples) else { return true };
             let (count, most) = excused.entry(violation.invariant).or_default();
             (*count, *most) = (*count + 1, share.max(*most));
             false
         });
         for (invariant, (count, most)) in excused {
-            self.broken.count -= count;
+            self.found.count -= count;
             let others = format!("other programs used up to {most} % of the CPU time meanwhile");
             let why = match count {
                 1 => format!("1 violation is not counted: {others}"),
@@ -219,17 +218,17 @@ impl InvariantChecks {
 
     /// Returns the number of violations so far.
     pub fn violation_count(&self) -> u64 {
-        self.broken.count
+        self.found.count
     }
 
     /// Performs the final checks and returns all violations in the order of their time.
     pub fn finish(self, end: &RunEndState) -> Vec<InvariantViolation> {
-        let Self { limits, gaps, budget, mut broken, .. } = self;
-        gaps.finish(end, &mut broken);
-        budget.finish(&mut broken);
-        leftovers::finish(end, &mut broken);
-        growth::finish(end, &limits, &mut broken);
-        let mut violations = broken.violations;
+        let Self { limits, gaps, budget, mut found, .. } = self;
+        gaps.finish(end, &mut found);
+        budget.finish(&mut found);
+        leftovers::finish(end, &mut found);
+        growth::finish(end, &limits, &mut found);
+        let mut violations = found.violations;
         violations.sort_by_key(|violation| violation.at_ms);
         violations
     }

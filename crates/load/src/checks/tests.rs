@@ -71,7 +71,7 @@ impl SimulatedHistory {
 
     fn start(&mut self, nth: u32) {
         let at = self.now();
-        self.checks.record_start(InstanceNo(nth), RunNumber(1), at);
+        self.checks.record_start(InstanceNo(nth), at);
     }
 
     // Unexpected end and restart.
@@ -110,8 +110,8 @@ impl SimulatedHistory {
     }
 }
 
-fn single_violation(broken: &[(Invariant, String)], invariant: Invariant) -> &str {
-    let [(of, what)] = broken else { panic!("expected exactly one violation: {broken:#?}") };
+fn single_violation(violations: &[(Invariant, String)], invariant: Invariant) -> &str {
+    let [(of, what)] = violations else { panic!("expected exactly one violation: {violations:#?}") };
     assert_eq!(*of, invariant);
     what
 }
@@ -253,10 +253,10 @@ fn a_drop_event_for_delivered_or_future_events_is_detected() {
     history.dropped(19, u64::MAX);
     history.seq = 30;
     history.status(0, Offline);
-    let broken = history.violations();
-    assert_eq!(broken.len(), 2, "{broken:#?}");
-    assert!(broken[0].1.ends_with("which is not a range of earlier events"), "{broken:#?}");
-    assert!(broken[1].1.starts_with("events 21 to 29 (9) are missing"), "{broken:#?}");
+    let violations = history.violations();
+    assert_eq!(violations.len(), 2, "{violations:#?}");
+    assert!(violations[0].1.ends_with("which is not a range of earlier events"), "{violations:#?}");
+    assert!(violations[1].1.starts_with("events 21 to 29 (9) are missing"), "{violations:#?}");
 }
 
 #[test]
@@ -265,9 +265,9 @@ fn a_skipped_status_is_detected() {
     for status in [Connecting, SyncingTools, Online] {
         history.status(1, status);
     }
-    let broken = history.violations();
+    let violations = history.violations();
     assert_eq!(
-        single_violation(&broken, Invariant::LegalTransitions),
+        single_violation(&violations, Invariant::LegalTransitions),
         "the status changed from connecting to syncing_tools, which is not a legal transition"
     );
 }
@@ -290,9 +290,9 @@ fn statuses_reported_out_of_order_are_detected() {
     history.status(0, Offline);
     history.now_ms -= 500;
     history.status(0, Connecting);
-    let broken = history.violations();
+    let violations = history.violations();
     assert_eq!(
-        single_violation(&broken, Invariant::LegalTransitions),
+        single_violation(&violations, Invariant::LegalTransitions),
         "connecting was reported after offline and has a timestamp 499 ms before it"
     );
 }
@@ -307,8 +307,12 @@ fn a_team_panic_permits_one_repeated_status_of_that_team_only() {
     history.status(1, Online);
     history.status(0, Offline);
     history.status(0, Online);
-    let broken = history.violations();
-    assert_eq!(broken.len(), 2, "expected violations of the other team and of the second repetition: {broken:#?}");
+    let violations = history.violations();
+    assert_eq!(
+        violations.len(),
+        2,
+        "expected violations of the other team and of the second repetition: {violations:#?}"
+    );
 }
 
 #[test]
@@ -363,11 +367,11 @@ fn restarts_outside_the_window_do_not_count() {
 }
 
 #[test]
-fn a_pardon_resets_the_budget_of_that_instance_only() {
-    let run = |pardoned: u32| {
+fn a_manual_restart_resets_the_budget_of_that_instance_only() {
+    let run = |restarted: u32| {
         let mut history = SimulatedHistory::all_online();
         (0..2).for_each(|_| history.restart(0));
-        history.checks.record_reset(BudgetReset::Instance(InstanceNo(pardoned)), history.now());
+        history.checks.record_reset(BudgetReset::Instance(InstanceNo(restarted)), history.now());
         (0..3).for_each(|_| history.restart(0));
         history.violations()
     };
@@ -418,9 +422,9 @@ fn a_failed_probe_is_detected_unless_the_status_changed() {
     history.checks.record_probe(&probe(&CallOutcome::ServerError("no such tool".to_owned()), false));
     assert_eq!(history.checks.violation_count(), 0);
     history.checks.record_probe(&probe(&failed, false));
-    let broken = history.violations();
+    let violations = history.violations();
     assert_eq!(
-        single_violation(&broken, Invariant::OnlineIsCallable),
+        single_violation(&violations, Invariant::OnlineIsCallable),
         "the instance is shown as online, but a call to it failed: no answer within 5s"
     );
 }
@@ -441,11 +445,11 @@ fn a_probe_with_the_response_to_another_is_detected() {
 
 #[test]
 fn coverage_counts_checks_and_states_why_others_were_not_made() {
-    let looks = |judge: &InvariantChecks, end: &RunEndState| -> BTreeMap<_, _> {
-        judge.coverage(end).into_iter().map(|it| (it.invariant, (it.looks, it.not_checked))).collect()
+    let coverage = |judge: &InvariantChecks, end: &RunEndState| -> BTreeMap<_, _> {
+        judge.coverage(end).into_iter().map(|it| (it.invariant, (it.checks, it.not_checked))).collect()
     };
     let idle = SimulatedHistory::new();
-    let nothing = looks(&idle.checks, &idle.end_state());
+    let nothing = coverage(&idle.checks, &idle.end_state());
     let unseen = (0, Some("nothing to check occurred".to_owned()));
     for invariant in [Invariant::OwnAnswer, Invariant::OnlineIsCallable, Invariant::RestartBudget, Invariant::NoGap] {
         assert_eq!(nothing[&invariant], unseen, "{invariant:?}");
@@ -460,7 +464,7 @@ fn coverage_counts_checks_and_states_why_others_were_not_made() {
     let calls = CallFindings { answered: 12, neighbours_failed: 75, ..CallFindings::default() };
     history.checks.check_calls(history.now(), &calls, &Latency::default());
     history.checks.check_samples(&[RunSample { at_ms: 900_000, ..RunSample::default() }], Duration::from_secs(90));
-    let much = looks(&history.checks, &history.end_state());
+    let much = coverage(&history.checks, &history.end_state());
     assert_eq!(much[&Invariant::OwnAnswer], (12, None));
     assert_eq!(much[&Invariant::RestartBudget], (3, None));
     assert_eq!((&much[&Invariant::LegalTransitions], &much[&Invariant::NoGap]), (&(18, None), &(18, None)));
@@ -472,20 +476,21 @@ fn coverage_counts_checks_and_states_why_others_were_not_made() {
 
 #[test]
 fn every_kind_of_leftover_is_detected() {
-    let broken = SimulatedHistory::all_online().violations_at(|end| end.left.processes = 1);
-    assert_eq!(single_violation(&broken, Invariant::NothingLeft), "1 process is left");
-    let broken = SimulatedHistory::all_online().violations_at(|end| end.left.tasks = 2);
-    assert_eq!(single_violation(&broken, Invariant::NothingLeft), "2 tasks are left");
+    let violations = SimulatedHistory::all_online().violations_at(|end| end.left.processes = 1);
+    assert_eq!(single_violation(&violations, Invariant::NothingLeft), "1 process is left");
+    let violations = SimulatedHistory::all_online().violations_at(|end| end.left.tasks = 2);
+    assert_eq!(single_violation(&violations, Invariant::NothingLeft), "2 tasks are left");
     let all = LeftoverResources { servers: 1, tasks: 1, descriptors: 1, processes: 1 };
     assert_eq!(SimulatedHistory::all_online().violations_at(|end| end.left = all).len(), 4);
 }
 
 #[test]
 fn memory_growth_above_the_limit_is_detected() {
-    let broken = SimulatedHistory::all_online().violations_at(|end| end.memory_after = 1201 << 20);
+    let violations = SimulatedHistory::all_online().violations_at(|end| end.memory_after = 1201 << 20);
     assert!(
-        single_violation(&broken, Invariant::MemoryBack).starts_with("an instance uses 409941.3 KiB after the faults"),
-        "{broken:?}"
+        single_violation(&violations, Invariant::MemoryBack)
+            .starts_with("an instance uses 409941.3 KiB after the faults"),
+        "{violations:?}"
     );
     assert_eq!(SimulatedHistory::all_online().violations_at(|end| end.memory_after = 1199 << 20), []);
 }
@@ -501,8 +506,8 @@ fn a_small_fleet_may_grow_by_a_fixed_amount_of_memory() {
     let what = "the fleet uses 30.0 MiB: a growth to 1.2 × of that is within the 48.0 MiB that are always allowed";
     assert_eq!(why(&small(77)).as_deref(), Some(what));
     assert_eq!(SimulatedHistory::all_online().violations_at(|end| *end = small(77)), []);
-    let broken = SimulatedHistory::all_online().violations_at(|end| *end = small(79));
-    single_violation(&broken, Invariant::MemoryBack);
+    let violations = SimulatedHistory::all_online().violations_at(|end| *end = small(79));
+    single_violation(&violations, Invariant::MemoryBack);
     assert_eq!(why(&small(79)), None, "the violation was found");
     assert_eq!(why(&SimulatedHistory::all_online().end_state()), None, "the fleet is large enough");
 }

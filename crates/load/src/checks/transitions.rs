@@ -114,7 +114,7 @@ impl TransitionCheck {
         at: Duration,
         nth: InstanceNo,
         status: Status,
-        broken: &mut FoundViolations,
+        violations: &mut FoundViolations,
     ) {
         let Some(chain) = self.histories.get_mut(nth.0 as usize) else { return };
         if chain.epoch != self.epoch {
@@ -124,17 +124,17 @@ impl TransitionCheck {
                 let excused = chain.excused_until.take().is_some_and(|until| at <= until);
                 if !excused {
                     let what = format!("the status changed from {before} to {status}, which is not a legal transition");
-                    broken.push(Invariant::LegalTransitions, at, Some(nth), what);
+                    violations.push(Invariant::LegalTransitions, at, Some(nth), what);
                 }
             }
             if at < when {
                 let early = when.saturating_sub(at).as_millis();
                 let what = format!("{status} was reported after {before} and has a timestamp {early} ms before it");
-                broken.push(Invariant::LegalTransitions, at, Some(nth), what);
+                violations.push(Invariant::LegalTransitions, at, Some(nth), what);
             }
         } else if self.epoch == 0 && !matches!(status, Provisioning | AwaitingUserConfig) {
             let what = format!("the first reported status is {status}");
-            broken.push(Invariant::LegalTransitions, at, Some(nth), what);
+            violations.push(Invariant::LegalTransitions, at, Some(nth), what);
         }
         chain.last = Some((status, at));
     }

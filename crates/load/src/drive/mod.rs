@@ -248,7 +248,7 @@ impl LoadGenerator {
         let Ok(FinishedCall { call, planned, result: came_of_it, .. }) = done else { return };
         let Some((answered, took)) = came_of_it else { return calls.answers.record_error(&call.token) };
         let findings = &mut calls.findings;
-        findings.asked += 1;
+        findings.planned += 1;
         self.tally.ended.fetch_add(1, Ordering::Relaxed);
         let team = self.shape.team_of(call.nth);
         let (fate, why) = match answered {

@@ -48,7 +48,7 @@ macro_rules! put {
 impl HtmlPage {
     fn head(&mut self, findings: &RunFindings) {
         let title = escaped(&headline(findings));
-        let class = if findings.violations_in_all == 0 { "verdict" } else { "verdict broke" };
+        let class = if findings.violations_in_all == 0 { "verdict" } else { "verdict violated" };
         put!(self, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
         put!(self, "<meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n");
         put!(self, "<style>\n{STYLE}</style>\n</head>\n<body>\n");
@@ -339,11 +339,11 @@ mod tests {
     fn the_verdict_comes_first() {
         let held = html(&findings_without_violations());
         assert!(held.find("HELD").unwrap() < held.find("class=\"tiles\"").unwrap());
-        assert!(!held.contains("promises broken") && !held.contains("class=\"verdict broke\""));
-        let broken = html(&findings_with_violations());
-        assert!(broken.find("BROKE, 12 times").unwrap() < broken.find("class=\"tiles\"").unwrap());
-        assert!(broken.contains("class=\"verdict broke\"") && broken.contains("promises broken"));
-        assert!(broken.contains("satellite load --scenario mixed --instances 1000"));
+        assert!(!held.contains("guarantees violated") && !held.contains("class=\"verdict violated\""));
+        let violated = html(&findings_with_violations());
+        assert!(violated.find("VIOLATED, 12 times").unwrap() < violated.find("class=\"tiles\"").unwrap());
+        assert!(violated.contains("class=\"verdict violated\"") && violated.contains("guarantees violated"));
+        assert!(violated.contains("satellite load --scenario mixed --instances 1000"));
     }
 
     #[test]

@@ -91,13 +91,13 @@ impl ProgressDisplay for TerminalProgress {
 fn status_line(sample: &RunSample, injected: u64, violations: u64) -> String {
     let all: u32 = sample.by_status.iter().sum();
     let online = Status::ALL.iter().zip(sample.by_status).find(|(status, _)| **status == Status::Online);
-    let broken = match violations {
+    let violated = match violations {
         0 => String::new(),
-        1 => " · 1 PROMISE BROKEN".to_owned(),
-        more => format!(" · {more} PROMISES BROKEN"),
+        1 => " · 1 GUARANTEE VIOLATED".to_owned(),
+        more => format!(" · {more} GUARANTEES VIOLATED"),
     };
     format!(
-        "{} · {} of {all} online · {} calls, {} failed, {} under way · {} · {injected} faults{broken}",
+        "{} · {} of {all} online · {} calls, {} failed, {} under way · {} · {injected} faults{violated}",
         format_duration(Duration::from_millis(sample.at_ms)),
         online.map_or(0, |(_, online)| online),
         sample.calls,
@@ -119,6 +119,6 @@ mod tests {
         sample.by_status[3] = 4;
         let usual = "12.3 s · 996 of 1000 online · 4412 calls, 12 failed, 7 under way · 20.0 MiB · 31 faults";
         assert_eq!(status_line(&sample, 31, 0), usual);
-        assert_eq!(status_line(&sample, 31, 2), format!("{usual} · 2 PROMISES BROKEN"));
+        assert_eq!(status_line(&sample, 31, 2), format!("{usual} · 2 GUARANTEES VIOLATED"));
     }
 }

@@ -37,18 +37,18 @@ pub fn verdict(findings: &RunFindings) -> String {
             of => format!("; {what}: {}", of.join(", ")),
         };
         let (unchecked, never) = (but("not checked", &unchecked), but("faults that never occurred", &never));
-        return format!("HELD{so_far}: every promise that was checked was kept{unchecked}{never}");
+        return format!("HELD{so_far}: every guarantee that was checked held{unchecked}{never}");
     }
-    let mut broken: BTreeMap<Invariant, u64> = BTreeMap::new();
+    let mut violated: BTreeMap<Invariant, u64> = BTreeMap::new();
     for violation in &findings.violations {
-        *broken.entry(violation.invariant).or_default() += 1;
+        *violated.entry(violation.invariant).or_default() += 1;
     }
-    let promises: Vec<&str> = broken.keys().map(|invariant| describe_invariant(*invariant)).collect();
+    let guarantees: Vec<&str> = violated.keys().map(|invariant| describe_invariant(*invariant)).collect();
     let times = match findings.violations_in_all {
         1 => "once".to_owned(),
         times => format!("{times} times in all"),
     };
-    format!("BROKE{so_far}, {times}: {}", promises.join("; "))
+    format!("VIOLATED{so_far}, {times}: {}", guarantees.join("; "))
 }
 
 /// Returns the description of an invariant for reports.
@@ -75,18 +75,18 @@ mod tests {
 
     #[test]
     fn the_verdict_names_the_violated_invariants_in_one_line() {
-        assert_eq!(verdict(&findings_without_violations()), "HELD: every promise that was checked was kept");
+        assert_eq!(verdict(&findings_without_violations()), "HELD: every guarantee that was checked held");
         assert_eq!(
             verdict(&findings_with_violations()),
-            "BROKE, 12 times in all: each caller gets its own response, once; events are numbered without a gap",
+            "VIOLATED, 12 times in all: each caller gets its own response, once; events are numbered without a gap",
         );
         let partly = RunFindings {
             checked: vec![
-                InvariantCoverage { invariant: Invariant::NoGap, looks: 9, at: "events", not_checked: None },
+                InvariantCoverage { invariant: Invariant::NoGap, checks: 9, unit: "events", not_checked: None },
                 InvariantCoverage {
                     invariant: Invariant::Flat,
-                    looks: 3,
-                    at: "samples",
+                    checks: 3,
+                    unit: "samples",
                     not_checked: Some("too short".to_owned()),
                 },
             ],
@@ -95,10 +95,10 @@ mod tests {
         };
         let but =
             "; not checked: memory and descriptors do not grow over time; faults that never occurred: huge, exit_0";
-        assert_eq!(verdict(&partly), format!("HELD: every promise that was checked was kept{but}"));
+        assert_eq!(verdict(&partly), format!("HELD: every guarantee that was checked held{but}"));
         let early = |findings| verdict(&RunFindings { stopped: true, ..findings });
-        assert_eq!(early(findings_without_violations()), "HELD so far: every promise that was checked was kept");
-        assert!(early(findings_with_violations()).starts_with("BROKE so far, 12 times in all: "));
+        assert_eq!(early(findings_without_violations()), "HELD so far: every guarantee that was checked held");
+        assert!(early(findings_with_violations()).starts_with("VIOLATED so far, 12 times in all: "));
     }
 
     #[test]

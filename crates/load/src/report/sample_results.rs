@@ -23,7 +23,7 @@ pub fn findings_without_violations() -> RunFindings {
         latency
     };
     let calls = CallFindings {
-        asked: 23_950,
+        planned: 23_950,
         answered: 23_601,
         failed: 349,
         shed: 0,
@@ -79,7 +79,7 @@ pub fn findings_without_violations() -> RunFindings {
         registry: spread(600, 0.1, 2.0),
         events: EventFindings { emitted: 31_204, sent: 31_204, failed: 100, dropped: 0, lost: 0 },
         permanently_failed: 3,
-        pardons: 4,
+        manual_restarts: 4,
         left: LeftoverResources::default(),
         samples: samples(600, &mut rng),
         marks: vec![

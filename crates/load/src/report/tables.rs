@@ -122,7 +122,7 @@ fn numbers(findings: &RunFindings) -> ReportTable {
     let mut row = |name: &str, value: String, note: String| rows.push(vec![name.to_owned(), value, note]);
     row(
         "calls planned",
-        format_count(calls.asked),
+        format_count(calls.planned),
         format!("{} shed: too many were in flight", format_count(calls.shed)),
     );
     for (fate, failed) in &calls.by_fate {
@@ -130,7 +130,7 @@ fn numbers(findings: &RunFindings) -> ReportTable {
     }
     row("events accepted", format_count(events.sent), format!("{} rejected by the sink", format_count(events.failed)));
     row("failed permanently", format_count(findings.permanently_failed), String::new());
-    row("restarted by hand", format_count(findings.pardons), "10 s after a permanent failure".to_owned());
+    row("restarted by hand", format_count(findings.manual_restarts), "10 s after a permanent failure".to_owned());
     let cpu = format_duration(Duration::from_secs_f64(findings.cpu_seconds.max(0.0)));
     let children = findings.children_cpu_ms.map(|cpu| {
         format!("servers until they were online: {}", format_duration(Duration::from_secs_f64(cpu.max(0.0) / 1e3)))
@@ -173,8 +173,8 @@ fn faults(findings: &RunFindings) -> ReportTable {
         let mut row = vec![fault_name(kind).to_owned(), of(&findings.injected), of(&findings.impossible)];
         // Faults of the satellite itself have no victims that recover.
         row.extend(match findings.outcomes.get(&kind) {
-            Some(FaultOutcomes { back, unharmed, given_up, missing }) => {
-                [back, unharmed, given_up, missing].map(|n| format_count(*n))
+            Some(FaultOutcomes { recovered, unharmed, failed_permanently, not_recovered }) => {
+                [recovered, unharmed, failed_permanently, not_recovered].map(|n| format_count(*n))
             }
             None => [(); 4].map(|()| "–".to_owned()),
         });
@@ -188,18 +188,18 @@ fn faults(findings: &RunFindings) -> ReportTable {
 }
 
 fn invariants(findings: &RunFindings) -> ReportTable {
-    let row = |InvariantCoverage { invariant, looks, at, not_checked }: &InvariantCoverage| {
-        let broken = findings.violations.iter().filter(|violation| violation.invariant == *invariant).count();
-        let what = match (broken, not_checked) {
-            (0, None) => "kept".to_owned(),
+    let row = |InvariantCoverage { invariant, checks, unit, not_checked }: &InvariantCoverage| {
+        let violated = findings.violations.iter().filter(|violation| violation.invariant == *invariant).count();
+        let what = match (violated, not_checked) {
+            (0, None) => "held".to_owned(),
             (0, Some(why)) => format!("not checked: {why}"),
-            _ => "broken".to_owned(),
+            _ => "violated".to_owned(),
         };
-        vec![super::describe_invariant(*invariant).to_owned(), format!("{} {at}", format_count(*looks)), what]
+        vec![super::describe_invariant(*invariant).to_owned(), format!("{} {unit}", format_count(*checks)), what]
     };
     ReportTable {
-        title: "promises",
-        head: vec!["promise", "checks", "result"],
+        title: "guarantees",
+        head: vec!["guarantee", "checks", "result"],
         rows: findings.checked.iter().map(row).collect(),
     }
 }
@@ -214,8 +214,8 @@ fn violations(findings: &RunFindings) -> ReportTable {
         ]
     };
     ReportTable {
-        title: "promises broken",
-        head: vec!["promise", "at", "instance", "what happened"],
+        title: "guarantees violated",
+        head: vec!["guarantee", "at", "instance", "what happened"],
         rows: findings.violations.iter().map(row).collect(),
     }
 }
@@ -257,18 +257,18 @@ mod tests {
             }
         }
         assert_eq!(
-            tables(&findings_without_violations()).iter().filter(|table| table.title == "promises broken").count(),
+            tables(&findings_without_violations()).iter().filter(|table| table.title == "guarantees violated").count(),
             0
         );
-        assert_eq!(tables(&findings_with_violations())[0].title, "promises broken");
+        assert_eq!(tables(&findings_with_violations())[0].title, "guarantees violated");
     }
 
     #[test]
-    fn an_unchecked_invariant_is_not_reported_as_kept() {
+    fn an_unchecked_invariant_is_not_reported_as_held() {
         let checked = |invariant, not_checked: Option<&str>| InvariantCoverage {
             invariant,
-            looks: 1200,
-            at: "calls",
+            checks: 1200,
+            unit: "calls",
             not_checked: not_checked.map(str::to_owned),
         };
         let checked = vec![
@@ -280,13 +280,13 @@ mod tests {
         let cells: Vec<_> = rows.iter().map(|row| (row[1].as_str(), row[2].as_str())).collect();
         assert_eq!(
             cells,
-            [("1,200 calls", "broken"), ("1,200 calls", "not checked: too short"), ("1,200 calls", "broken")]
+            [("1,200 calls", "violated"), ("1,200 calls", "not checked: too short"), ("1,200 calls", "violated")]
         );
     }
 
     #[test]
     fn the_fault_table_shows_the_outcomes() {
-        let outcome = FaultOutcomes { back: 7, unharmed: 1, given_up: 2, missing: 3 };
+        let outcome = FaultOutcomes { recovered: 7, unharmed: 1, failed_permanently: 2, not_recovered: 3 };
         let table =
             faults(&RunFindings { outcomes: [(FaultKind::Hang, outcome)].into(), ..findings_without_violations() });
         let hang = table.rows.iter().find(|row| row[0] == "hang").unwrap();

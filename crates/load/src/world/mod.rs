@@ -157,7 +157,7 @@ pub(crate) struct CountingConnector {
 impl ProcessConnector for CountingConnector {
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
         if let Some(nth) = InstanceNo::from_installation_id(spec.id.installation.as_str()) {
-            self.recorder.record_start(nth, run);
+            self.recorder.record_start(nth);
         }
         self.connectors.open(spec, run)
     }

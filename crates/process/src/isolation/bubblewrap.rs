@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::jail::{MountKind, SandboxCommand, SandboxLauncher, SandboxSpec, SandboxUser};
+use super::sandbox_spec::{MountKind, SandboxCommand, SandboxLauncher, SandboxSpec, SandboxUser};
 use mcp_satellite_actors::model::settings::SANDBOX_USER;
 
 const OWN_MESSAGES: [&str; 2] = ["bwrap: ", "setpriv: "];
@@ -30,45 +30,45 @@ impl SandboxLauncher for Bubblewrap {
         }
     }
 
-    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand {
+    fn wrap(&self, sandbox: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand {
         let mut line: Vec<OsString> = Vec::new();
-        let mut say =
+        let mut add =
             |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
-        say(&[&"--unshare-pid", &"--unshare-uts", &"--unshare-ipc", &"--unshare-cgroup-try", &"--die-with-parent"]);
-        if !jail.network {
-            say(&[&"--unshare-net"]);
+        add(&[&"--unshare-pid", &"--unshare-uts", &"--unshare-ipc", &"--unshare-cgroup-try", &"--die-with-parent"]);
+        if !sandbox.network {
+            add(&[&"--unshare-net"]);
         }
-        say(&[&"--hostname", &jail.hostname]);
-        say(&[&"--proc", &"/proc", &"--remount-ro", &"/proc"]);
+        add(&[&"--hostname", &sandbox.hostname]);
+        add(&[&"--proc", &"/proc", &"--remount-ro", &"/proc"]);
         // bubblewrap cannot limit the number of files. They use kernel memory, which a cgroup counts if there is one.
-        say(&[&"--perms", &"1777", &"--size", &jail.tmp_size.to_string(), &"--tmpfs", &"/tmp"]);
-        for directory in jail.directories().iter().filter(|directory| *directory != Path::new("/tmp")) {
+        add(&[&"--perms", &"1777", &"--size", &sandbox.tmp_size.to_string(), &"--tmpfs", &"/tmp"]);
+        for directory in sandbox.directories().iter().filter(|directory| *directory != Path::new("/tmp")) {
             // With the default mode only root could enter them.
-            say(&[&"--perms", &"0755", &"--dir", directory]);
+            add(&[&"--perms", &"0755", &"--dir", directory]);
         }
-        for mount in &jail.mounts {
+        for mount in &sandbox.mounts {
             let how = match mount.kind {
                 MountKind::ReadOnly => "--ro-bind",
                 MountKind::Writable => "--bind",
                 MountKind::Device => "--dev-bind",
             };
-            say(&[&how, &mount.source, &mount.target]);
+            add(&[&how, &mount.source, &mount.target]);
         }
-        say(&[&"--remount-ro", &"/", &"--chdir", &jail.directory]);
+        add(&[&"--remount-ro", &"/", &"--chdir", &sandbox.directory]);
         let id = SANDBOX_USER.to_string();
         let mut after: Vec<OsString> = vec!["--".into()];
-        match jail.identity {
+        match sandbox.identity {
             // bubblewrap runs as root of its namespace; `setpriv` drops all capabilities before the server starts.
             SandboxUser::Outside => {
                 for capability in ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"] {
-                    say(&[&"--cap-add", &capability]);
+                    add(&[&"--cap-add", &capability]);
                 }
                 after.push(self.setpriv.clone().into());
                 let drops = ["--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"];
                 after.extend(["--reuid", &id, "--regid", &id].into_iter().chain(drops).map(OsString::from));
             }
             SandboxUser::Inside { .. } => {
-                say(&[&"--unshare-user", &"--uid", &id, &"--gid", &id, &"--cap-drop", &"ALL"]);
+                add(&[&"--unshare-user", &"--uid", &id, &"--gid", &id, &"--cap-drop", &"ALL"]);
             }
         }
         after.push(program.into());

@@ -1,9 +1,9 @@
-//! Sandboxes for servers. A `Launcher` translates a `Jail`, the description of a sandbox, into a command line. A
+//! Sandboxes for servers. A `SandboxLauncher` translates a `SandboxSpec` into the command line of a sandbox tool. A
 //! sandbox tool counts as usable after a successful trial run, not because its file exists.
 
 mod bubblewrap;
-mod jail;
 mod nsjail;
+mod sandbox_spec;
 mod uids;
 
 use std::collections::HashMap;
@@ -26,8 +26,8 @@ use nix::unistd::{AccessFlags, access, getegid, geteuid};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 use self::bubblewrap::Bubblewrap;
-use self::jail::{HOME, SandboxLauncher, SandboxMount, SandboxSpec, SandboxUser};
 use self::nsjail::Nsjail;
+use self::sandbox_spec::{HOME, SandboxLauncher, SandboxMount, SandboxSpec, SandboxUser};
 use self::uids::{TeamUids, TeamUser};
 use super::environment::{SANDBOX_PATH, environment, sandbox_environment};
 use super::process::{
@@ -188,15 +188,15 @@ impl LaunchFactory {
             OperatingMode::Production => self.resolve_once(command)?,
         };
         let home = self.ensure_home(&home_name(&spec.id))?;
-        let mut jail = SandboxSpec::new(policy, spec.id.team.as_str(), &home, sandbox_user());
-        jail.mount_program(&program);
+        let mut sandbox = SandboxSpec::new(policy, spec.id.team.as_str(), &home, sandbox_user());
+        sandbox.mount_program(&program);
         if let Some(cwd) = cwd {
-            if !jail.has_directory(Path::new(cwd)) {
+            if !sandbox.has_directory(Path::new(cwd)) {
                 return Err(format!("the working directory `{cwd}` is not visible in the sandbox: {BIND_IT}").into());
             }
-            jail.directory = cwd.into();
+            sandbox.directory = cwd.into();
         }
-        for SandboxMount { source, .. } in &jail.mounts {
+        for SandboxMount { source, .. } in &sandbox.mounts {
             match source.metadata() {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -210,11 +210,11 @@ impl LaunchFactory {
                 }
             }
         }
-        if let Some(objection) = launcher.unsupported_reason(&jail) {
+        if let Some(objection) = launcher.unsupported_reason(&sandbox) {
             return Err(objection.into());
         }
-        let wrapped = launcher.wrap(&jail, &program, expose_all(&spec.args));
-        let (limits, cgroup_limits) = limits(policy, launcher.depth(), jail.identity, controllers);
+        let wrapped = launcher.wrap(&sandbox, &program, expose_all(&spec.args));
+        let (limits, cgroup_limits) = limits(policy, launcher.depth(), sandbox.identity, controllers);
         let launch = LaunchSpec {
             instance: spec.name.to_string(),
             command: wrapped.command.into(),
@@ -223,10 +223,10 @@ impl LaunchFactory {
             environment,
             directory: None,
             user: None,
-            confinement: Some(confinement(launcher, jail.identity, limits)),
+            confinement: Some(confinement(launcher, sandbox.identity, limits)),
             cgroup_limits,
         };
-        Ok(PreparedLaunch { launch, identity: format_user(jail.identity) })
+        Ok(PreparedLaunch { launch, identity: format_user(sandbox.identity) })
     }
 
     /// Resolves a command to an absolute path once and keeps the result, so that a file put into a directory of `PATH`
@@ -362,10 +362,10 @@ impl LaunchFactory {
     ) -> Result<(), PrepareError> {
         let policy = IsolationPolicy::standard();
         let home = self.ensure_home(".trial")?;
-        let jail = SandboxSpec::new(&policy, "trial", &home, sandbox_user());
+        let sandbox = SandboxSpec::new(&policy, "trial", &home, sandbox_user());
         let script = ["-c".into(), "echo works; read -r _; exit 7".into()];
-        let wrapped = launcher.wrap(&jail, Path::new("/bin/sh"), script.to_vec());
-        let (limits, cgroup_limits) = limits(&policy, launcher.depth(), jail.identity, processes.controllers());
+        let wrapped = launcher.wrap(&sandbox, Path::new("/bin/sh"), script.to_vec());
+        let (limits, cgroup_limits) = limits(&policy, launcher.depth(), sandbox.identity, processes.controllers());
         let launch = LaunchSpec {
             instance: format!("trial of {}", launcher.name()),
             command: wrapped.command.into(),
@@ -374,7 +374,7 @@ impl LaunchFactory {
             environment: sandbox_environment(HOME, None, &std::collections::BTreeMap::new()).unwrap_or_default(),
             directory: None,
             user: None,
-            confinement: Some(confinement(launcher, jail.identity, limits)),
+            confinement: Some(confinement(launcher, sandbox.identity, limits)),
             cgroup_limits,
         };
         let trial = async {

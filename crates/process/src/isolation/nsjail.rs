@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::jail::{MountKind, SandboxCommand, SandboxLauncher, SandboxSpec, SandboxUser};
+use super::sandbox_spec::{MountKind, SandboxCommand, SandboxLauncher, SandboxSpec, SandboxUser};
 use mcp_satellite_actors::model::settings::SANDBOX_USER;
 
 pub(super) struct Nsjail {
@@ -26,39 +26,42 @@ impl SandboxLauncher for Nsjail {
         }
     }
 
-    fn unsupported_reason(&self, jail: &SandboxSpec) -> Option<String> {
+    fn unsupported_reason(&self, sandbox: &SandboxSpec) -> Option<String> {
         let colon = |path: &Path| path.as_os_str().as_encoded_bytes().contains(&b':');
-        let mount = jail.mounts.iter().find(|mount| colon(&mount.source) || colon(&mount.target))?;
+        let mount = sandbox.mounts.iter().find(|mount| colon(&mount.source) || colon(&mount.target))?;
         let path = mount.source.display();
         Some(format!("nsjail cannot mount a path with a colon: `{path}`; rename it, or use bubblewrap"))
     }
 
-    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand {
+    fn wrap(&self, sandbox: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand {
         let mut line: Vec<OsString> = Vec::new();
-        let mut say =
+        let mut add =
             |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
         // nsjail's default limits and niceness are switched off, and its log messages below errors must not appear in
         // the server's stderr.
-        say(&[&"--mode", &"o", &"--really_quiet", &"--disable_rlimits", &"--nice_level", &"0", &"--time_limit", &"0"]);
+        add(&[&"--mode", &"o", &"--really_quiet", &"--disable_rlimits", &"--nice_level", &"0", &"--time_limit", &"0"]);
         // nsjail gets the server's environment and passes it on, so that no value is in an argument.
-        say(&[&"--keep_env", &"--skip_setsid"]);
-        if jail.network {
-            say(&[&"--disable_clone_newnet"]);
+        add(&[&"--keep_env", &"--skip_setsid"]);
+        if sandbox.network {
+            add(&[&"--disable_clone_newnet"]);
         }
-        match jail.identity {
+        match sandbox.identity {
             SandboxUser::Outside => {
                 let id = SANDBOX_USER.to_string();
-                say(&[&"--disable_clone_newuser", &"--user", &id, &"--group", &id]);
+                add(&[&"--disable_clone_newuser", &"--user", &id, &"--group", &id]);
             }
             // Root of the surrounding namespace is the satellite's user.
             SandboxUser::Inside { .. } => {
                 let id = format!("{SANDBOX_USER}:0:1");
-                say(&[&"--user", &id, &"--group", &id]);
+                add(&[&"--user", &id, &"--group", &id]);
             }
         }
-        say(&[&"--hostname", &jail.hostname, &"--cwd", &jail.directory]);
-        say(&[&"--mount", &format!("none:/tmp:tmpfs:size={},nr_inodes={},mode=1777", jail.tmp_size, jail.tmp_files())]);
-        for mount in &jail.mounts {
+        add(&[&"--hostname", &sandbox.hostname, &"--cwd", &sandbox.directory]);
+        add(&[
+            &"--mount",
+            &format!("none:/tmp:tmpfs:size={},nr_inodes={},mode=1777", sandbox.tmp_size, sandbox.tmp_files()),
+        ]);
+        for mount in &sandbox.mounts {
             let how = match mount.kind {
                 MountKind::ReadOnly => "--bindmount_ro",
                 MountKind::Writable | MountKind::Device => "--bindmount",
@@ -66,9 +69,9 @@ impl SandboxLauncher for Nsjail {
             let mut words = mount.source.clone().into_os_string();
             words.push(":");
             words.push(&mount.target);
-            say(&[&how, &words]);
+            add(&[&how, &words]);
         }
-        say(&[&"--", &program]);
+        add(&[&"--", &program]);
         line.extend(args);
         SandboxCommand { command: self.path.clone(), file_args: Vec::new(), args: line }
     }
@@ -81,8 +84,8 @@ mod tests {
     #[test]
     fn the_number_of_files_in_tmp_is_limited() {
         let policy = mcp_satellite_actors::model::policy::IsolationPolicy::standard();
-        let jail = SandboxSpec::new(&policy, "t", Path::new("/h"), SandboxUser::Outside);
-        let wrapped = Nsjail { path: "nsjail".into() }.wrap(&jail, Path::new("/bin/true"), Vec::new());
+        let sandbox = SandboxSpec::new(&policy, "t", Path::new("/h"), SandboxUser::Outside);
+        let wrapped = Nsjail { path: "nsjail".into() }.wrap(&sandbox, Path::new("/bin/true"), Vec::new());
         let options = wrapped.args.iter().filter_map(|word| word.to_str()).find(|word| word.contains("tmpfs"));
         assert_eq!(options, Some("none:/tmp:tmpfs:size=104857600,nr_inodes=25600,mode=1777"));
     }

@@ -41,9 +41,9 @@ const HOSTNAME_MAX: usize = 64;
 pub(super) trait SandboxLauncher: Send + Sync {
     fn name(&self) -> &'static str;
     fn depth(&self) -> usize;
-    /// Builds the command line that runs `program` in `jail`. Arguments come last, so that none is read as an option of
+    /// Builds the command line that runs `program` in `sandbox`. Arguments come last, so that none is read as an option of
     /// the sandbox.
-    fn wrap(&self, jail: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand;
+    fn wrap(&self, sandbox: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand;
     fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool;
     fn unsupported_reason(&self, _jail: &SandboxSpec) -> Option<String> {
         None
@@ -165,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    fn jail(binds: &[(&str, &str)]) -> SandboxSpec {
+    fn sandbox(binds: &[(&str, &str)]) -> SandboxSpec {
         let bind = |(source, target): &(&str, &str)| SandboxBind {
             source: source.into(),
             target: target.into(),
@@ -177,35 +177,39 @@ mod tests {
 
     #[test]
     fn only_the_home_is_writable() {
-        let jail = jail(&[]);
-        assert_eq!(jail.hostname, "mcp-team_acme");
-        let writable: Vec<&Path> =
-            jail.mounts.iter().filter(|mount| mount.kind == MountKind::Writable).map(|mount| &*mount.target).collect();
+        let sandbox = sandbox(&[]);
+        assert_eq!(sandbox.hostname, "mcp-team_acme");
+        let writable: Vec<&Path> = sandbox
+            .mounts
+            .iter()
+            .filter(|mount| mount.kind == MountKind::Writable)
+            .map(|mount| &*mount.target)
+            .collect();
         assert_eq!(writable, [Path::new(HOME)]);
-        assert!(jail.is_visible(Path::new("/usr/bin/env")));
+        assert!(sandbox.is_visible(Path::new("/usr/bin/env")));
         for hidden in ["/etc/shadow", "/root", "/data/homes/x", "/home/mcp", "/etc/ssl/private/key"] {
-            assert!(!jail.is_visible(Path::new(hidden)), "{hidden}");
+            assert!(!sandbox.is_visible(Path::new(hidden)), "{hidden}");
         }
     }
 
     #[test]
     fn a_bind_is_visible_at_its_target() {
-        let jail = jail(&[("/srv/acme", "/data"), ("/opt/tools", "/opt/tools")]);
-        assert!(jail.is_visible(Path::new("/opt/tools/bin/server")));
-        assert!(!jail.is_visible(Path::new("/srv/acme")));
+        let sandbox = sandbox(&[("/srv/acme", "/data"), ("/opt/tools", "/opt/tools")]);
+        assert!(sandbox.is_visible(Path::new("/opt/tools/bin/server")));
+        assert!(!sandbox.is_visible(Path::new("/srv/acme")));
         assert!(
-            jail.has_directory(Path::new("/tmp"))
-                && jail.has_directory(Path::new("/usr/bin"))
-                && !jail.has_directory(Path::new("/srv/acme"))
+            sandbox.has_directory(Path::new("/tmp"))
+                && sandbox.has_directory(Path::new("/usr/bin"))
+                && !sandbox.has_directory(Path::new("/srv/acme"))
         );
-        assert!(!jail.has_directory(Path::new("/usr/../root")));
-        assert_eq!(jail.directories().iter().filter(|path| path.starts_with("/opt")).count(), 1);
+        assert!(!sandbox.has_directory(Path::new("/usr/../root")));
+        assert_eq!(sandbox.directories().iter().filter(|path| path.starts_with("/opt")).count(), 1);
     }
 
     #[test]
     fn directories_are_created_outermost_first_and_not_inside_of_mounts() {
-        let jail = jail(&[("/a/b/c", "/a/b/c"), ("/usr/local/x", "/usr/local/x")]);
-        let created: Vec<String> = jail.directories().iter().map(|path| path.display().to_string()).collect();
+        let sandbox = sandbox(&[("/a/b/c", "/a/b/c"), ("/usr/local/x", "/usr/local/x")]);
+        let created: Vec<String> = sandbox.directories().iter().map(|path| path.display().to_string()).collect();
         let below_a: Vec<&str> = created.iter().map(String::as_str).filter(|path| path.starts_with("/a")).collect();
         assert_eq!(below_a, ["/a", "/a/b"]);
         assert!(!created.iter().any(|path| path.starts_with("/usr")), "{created:?}");
@@ -213,8 +217,8 @@ mod tests {
 
     #[test]
     fn a_hostname_is_cut_at_the_limit_of_the_kernel() {
-        let jail =
+        let sandbox =
             SandboxSpec::new(&IsolationPolicy::standard(), &"t".repeat(100), Path::new("/h"), SandboxUser::Outside);
-        assert_eq!(jail.hostname.len(), 64);
+        assert_eq!(sandbox.hostname.len(), 64);
     }
 }
