@@ -31,7 +31,8 @@ pub(crate) struct EndpointError {
     hint: &'static str,
 }
 
-const ELSEWHERE: &str = "stop the process that uses the address, or set another one with [gateway] listen or --listen";
+const ADDRESS_HINT: &str =
+    "stop the process that uses the address, or set another one with [gateway] listen or --listen";
 const TOKEN: &str = "check the file `token` in the data directory";
 const LISTEN_FILE: &str = "listen";
 const LISTEN_FILE_MAX: u64 = 100;
@@ -91,8 +92,8 @@ impl SatelliteEndpoint {
         self.add_stored_token(&mut plan).map_err(failed(TOKEN))?;
         let listener =
             if plan.listen == ListenSetting::DefaultAddress { self.bind_default() } else { gateway::bind(address) };
-        let listener = listener.map_err(failed(ELSEWHERE))?;
-        let address = listener.local_addr().map_err(failed(ELSEWHERE))?;
+        let listener = listener.map_err(failed(ADDRESS_HINT))?;
+        let address = listener.local_addr().map_err(failed(ADDRESS_HINT))?;
         let settings = GatewaySettings::new(&self.name, &plan, address);
         settings.check_certificate().map_err(failed(CERTIFICATE))?;
         let access = Arc::new(Access::new(&plan).map_err(failed(TOKEN))?);
@@ -106,7 +107,7 @@ impl SatelliteEndpoint {
         let emitter = runtime.emitter().clone();
         let tell = Box::new(move |event| emitter.emit(event));
         let gateway = Gateway::start(listener, settings, access.clone(), dispatcher, self.sessions.clone(), tell);
-        let gateway = Arc::new(gateway.map_err(|why| EndpointError { address, why, hint: ELSEWHERE })?);
+        let gateway = Arc::new(gateway.map_err(|why| EndpointError { address, why, hint: ADDRESS_HINT })?);
         tracing::info!(url = plan.url(gateway.address()), "the MCP endpoint is open");
         *self.state() = Some(OpenEndpoint { gateway, access, plan });
         Ok(())

@@ -11,7 +11,7 @@ use mcp_satellite_store::catalogue_cache::CatalogueCache;
 use mcp_satellite_store::state::DATABASE;
 use mcp_satellite_store::values::{RequiredValue, UserValues, ValueChange, ValueError};
 
-const SHOW: Duration = Duration::from_secs(2);
+const STATUS_UPDATE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigureError {
@@ -84,7 +84,8 @@ impl ValueConfigurer {
         drop(applied);
         // Wait until the change is visible. An instance with a rolling update runs with its old values until the new
         // process is up.
-        let _ = tokio::time::timeout(SHOW, self.runtime.wait_for(&id, |view| *view.spec == after)).await;
+        let _ =
+            tokio::time::timeout(STATUS_UPDATE_TIMEOUT, self.runtime.wait_for(&id, |view| *view.spec == after)).await;
         Ok((required, not_durable))
     }
 }

@@ -14,11 +14,11 @@ use crate::config::{ConfigFileContent, ConfigFileError};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Number of checks, after the first, that must find a file missing or empty before that counts.
-const GONE_LOOKS: u32 = 4;
+const MISSING_CHECKS: u32 = 4;
 /// Number of checks after which a rejected configuration is tried again: a file that it refers to may exist by now.
-const AGAIN_LOOKS: u32 = 5;
+const RETRY_CHECKS: u32 = 5;
 /// Number of consecutive checks with different content after which a warning is logged.
-const RESTLESS_LOOKS: u32 = 30;
+const UNSTABLE_CHECKS: u32 = 30;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ConfigTexts {
@@ -129,7 +129,7 @@ impl ChangeDetector {
         } else {
             self.unchanged_checks = 0;
             self.changed_checks = self.changed_checks.saturating_add(1);
-            if self.changed_checks == RESTLESS_LOOKS {
+            if self.changed_checks == UNSTABLE_CHECKS {
                 tracing::warn!(
                     "the configuration is being written all the time; it is applied when it is unchanged for a second, \
                      or by a reload (SIGHUP)"
@@ -139,10 +139,10 @@ impl ChangeDetector {
         self.last_seen = now;
         if self.last_seen == self.last_tried {
             self.checks_since = self.checks_since.saturating_add(1);
-            return (self.rejection.is_some() && self.checks_since.is_multiple_of(AGAIN_LOOKS))
+            return (self.rejection.is_some() && self.checks_since.is_multiple_of(RETRY_CHECKS))
                 .then(|| self.last_tried.clone());
         }
-        let enough = if self.last_seen.is_complete() { 1 } else { GONE_LOOKS };
+        let enough = if self.last_seen.is_complete() { 1 } else { MISSING_CHECKS };
         (self.unchanged_checks >= enough).then(|| self.last_seen.clone())
     }
 

@@ -44,7 +44,7 @@ use crate::team_messages::{self, ControlError, ControlReply, InstanceCommand, Re
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(2);
 /// Maximum duration of a shutdown beyond the longest grace, including the last flush of events.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(5);
-const SPAWN_AGAIN_AFTER: Duration = Duration::from_secs(1);
+const RESPAWN_DELAY: Duration = Duration::from_secs(1);
 
 /// Messages to Root.
 ///
@@ -557,7 +557,7 @@ impl State {
             Ok((supervisor, _)) => supervisor,
             Err(error) => {
                 tracing::error!(team_id = %team, %error, "cannot start a team's supervisor; trying again");
-                self.respawn_team_later(team.clone(), SPAWN_AGAIN_AFTER, myself);
+                self.respawn_team_later(team.clone(), RESPAWN_DELAY, myself);
                 return;
             }
         };

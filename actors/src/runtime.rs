@@ -37,9 +37,9 @@ use crate::tasks::spawn_observer;
 use crate::team_messages::{ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
 // Pause between two requests to a team whose supervisor is being replaced.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+const TEAM_RETRY_PAUSE: Duration = Duration::from_millis(50);
 // A supervisor that has not answered after this time keeps failing.
-const ASK_AGAIN_MAX: Duration = Duration::from_secs(60);
+const TEAM_RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Components and settings of a runtime.
 pub struct RuntimeOptions {
@@ -619,7 +619,7 @@ impl RuntimeHandle {
             }
             // The team's supervisor died before it answered; another one exists or will.
             loop {
-                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+                tokio::time::sleep(TEAM_RETRY_PAUSE).await;
                 if let Ok(answer) = ask().await {
                     return answer;
                 }
@@ -647,11 +647,11 @@ impl RuntimeHandle {
                 return Err(ControlError::Closing);
             }
             let now = Instant::now();
-            if now >= *until.get_or_insert(now + ASK_AGAIN_MAX) {
+            if now >= *until.get_or_insert(now + TEAM_RETRY_TIMEOUT) {
                 let why = "the team supervisor keeps failing; the log of the satellite contains the reason";
                 return Err(ControlError::Refused { message: why.to_owned(), remedy: None });
             }
-            tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            tokio::time::sleep(TEAM_RETRY_PAUSE).await;
         }
     }
 

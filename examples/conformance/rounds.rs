@@ -6,7 +6,7 @@ use rmcp::model::{ClientCapabilities, ErrorData, InputRequiredResult, InputRespo
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::server::{internal, told, value};
+use crate::server::{deserialize, internal, value};
 
 const ROUNDS: &str = include_str!("rounds.json");
 
@@ -49,7 +49,7 @@ pub(crate) fn next(
     if let Some(state) = &round.request_state {
         asked["requestState"] = json!(state);
     }
-    told(asked).map(Some)
+    deserialize(asked).map(Some)
 }
 
 fn answered(rounds: &[InputRound], answers: &InputAnswers, client: &Value) -> Result<usize, ErrorData> {

@@ -69,7 +69,7 @@ impl ServerHandler for ConformanceServer {
     }
 
     async fn list_tools(&self, _: Option<PaginatedRequestParams>, _: Context) -> Result<ListToolsResult, ErrorData> {
-        told(value(TOOLS)?)
+        deserialize(value(TOOLS)?)
     }
 
     async fn call_tool(&self, request: CallToolRequestParams, context: Context) -> Result<CallToolResponse, ErrorData> {
@@ -123,11 +123,11 @@ impl ServerHandler for ConformanceServer {
             }
             "test_error_handling" => {
                 let why = [text("This tool intentionally returns an error for testing")];
-                return told::<CallToolResult>(json!({"content": why, "isError": true})).map(Into::into);
+                return deserialize::<CallToolResult>(json!({"content": why, "isError": true})).map(Into::into);
             }
             unknown => return Err(ErrorData::invalid_params(format!("unknown tool: {unknown}"), None)),
         };
-        told::<CallToolResult>(json!({"content": blocks})).map(Into::into)
+        deserialize::<CallToolResult>(json!({"content": blocks})).map(Into::into)
     }
 
     async fn list_resources(
@@ -135,7 +135,7 @@ impl ServerHandler for ConformanceServer {
         _: Option<PaginatedRequestParams>,
         _: Context,
     ) -> Result<ListResourcesResult, ErrorData> {
-        told(value(RESOURCES)?)
+        deserialize(value(RESOURCES)?)
     }
 
     async fn list_resource_templates(
@@ -143,7 +143,7 @@ impl ServerHandler for ConformanceServer {
         _: Option<PaginatedRequestParams>,
         _: Context,
     ) -> Result<ListResourceTemplatesResult, ErrorData> {
-        told(value(TEMPLATES)?)
+        deserialize(value(TEMPLATES)?)
     }
 
     async fn read_resource(
@@ -167,7 +167,7 @@ impl ServerHandler for ConformanceServer {
             }
             _ => return Err(ErrorData::resource_not_found("resource not found", Some(json!({"uri": uri})))),
         };
-        told::<ReadResourceResult>(json!({"contents": [content]})).map(Into::into)
+        deserialize::<ReadResourceResult>(json!({"contents": [content]})).map(Into::into)
     }
 
     async fn subscribe(&self, _: SubscribeRequestParams, _: Context) -> Result<(), ErrorData> {
@@ -183,7 +183,7 @@ impl ServerHandler for ConformanceServer {
         _: Option<PaginatedRequestParams>,
         _: Context,
     ) -> Result<ListPromptsResult, ErrorData> {
-        told(value(PROMPTS)?)
+        deserialize(value(PROMPTS)?)
     }
 
     async fn get_prompt(
@@ -211,13 +211,13 @@ impl ServerHandler for ConformanceServer {
             unknown => return Err(ErrorData::invalid_params(format!("unknown prompt: {unknown}"), None)),
         };
         let messages: Vec<_> = said.into_iter().map(|content| json!({"role": "user", "content": content})).collect();
-        told::<GetPromptResult>(json!({"messages": messages})).map(Into::into)
+        deserialize::<GetPromptResult>(json!({"messages": messages})).map(Into::into)
     }
 
     async fn complete(&self, request: CompleteRequestParams, _: Context) -> Result<CompleteResult, ErrorData> {
         let known = ["paris", "park", "party", "test", "testing"];
         let values: Vec<_> = known.into_iter().filter(|value| value.starts_with(&request.argument.value)).collect();
-        told(json!({"completion": {"total": values.len(), "values": values, "hasMore": false}}))
+        deserialize(json!({"completion": {"total": values.len(), "values": values, "hasMore": false}}))
     }
 
     async fn set_level(&self, request: SetLevelRequestParams, _: Context) -> Result<(), ErrorData> {
@@ -349,7 +349,7 @@ pub(crate) fn value(text: &str) -> Result<Value, ErrorData> {
 }
 
 /// Converts a result to rmcp's type. rmcp omits `resultType` for clients of 2025-11-25.
-pub(crate) fn told<T: DeserializeOwned>(mut value: Value) -> Result<T, ErrorData> {
+pub(crate) fn deserialize<T: DeserializeOwned>(mut value: Value) -> Result<T, ErrorData> {
     if let Some(result) = value.as_object_mut() {
         result.entry("resultType").or_insert_with(|| json!("complete"));
     }

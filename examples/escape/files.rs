@@ -54,7 +54,7 @@ pub(crate) fn read_environ(arguments: &AttemptArguments) -> Result<AttemptOutcom
     match environ(pid.as_raw(), needle) {
         Ok((escaped, environment)) => {
             let seen = format!("{} bytes, {}", environment.len(), names(&environment));
-            steps.told(pid.to_string(), escaped, seen);
+            steps.record(pid.to_string(), escaped, seen);
         }
         Err(error) => steps.done(pid.to_string(), Err::<(), _>(error)),
     }
@@ -108,7 +108,7 @@ fn contains(text: &[u8], needle: &[u8]) -> bool {
 pub(crate) fn descriptors(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let mut steps = AttemptSteps::default();
     for (number, target) in procfs::descriptors() {
-        steps.told(number.to_string(), number > 2, target);
+        steps.record(number.to_string(), number > 2, target);
     }
     Ok(steps.into())
 }

@@ -122,7 +122,7 @@ impl CrashKind {
     pub(crate) fn crash(self) -> ! {
         match self {
             Self::Cpu => burn(),
-            Self::Memory => hoard(),
+            Self::Memory => allocate_memory(),
             Self::FileSize => {
                 // An ignored signal is inherited from the parent process.
                 let _ = handle(Signal::SIGXFSZ, SigHandler::SigDfl);
@@ -149,15 +149,15 @@ fn burn() {
     }
 }
 
-fn hoard() {
-    let mut hoard: Vec<Vec<u8>> = Vec::new();
+fn allocate_memory() {
+    let mut chunks: Vec<Vec<u8>> = Vec::new();
     for _ in 0..MEMORY_MAX / CHUNK {
         let mut chunk = Vec::new();
         if chunk.try_reserve_exact(CHUNK).is_err() {
             std::process::abort();
         }
         chunk.resize(CHUNK, 1);
-        hoard.push(black_box(chunk));
+        chunks.push(black_box(chunk));
     }
 }
 

@@ -92,7 +92,7 @@ pub(crate) fn remount(arguments: &AttemptArguments) -> Result<AttemptOutcome, St
         let private = leave(CloneFlags::CLONE_NEWNS).and_then(|()| {
             mount_file_system(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         });
-        steps.told("a mount namespace of its own", private.is_ok(), format!("{private:?}"));
+        steps.record("a mount namespace of its own", private.is_ok(), format!("{private:?}"));
         for point in points {
             steps.done(format!("{} writable", point.display()), make_writable(&point));
         }
@@ -214,7 +214,7 @@ pub(crate) fn device(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
 }
 
 /// File that can be opened by anyone; the kernel checks permissions when it is written.
-const ASKS_LATER: &str = "/proc/sys/kernel/ns_last_pid";
+const DEFERRED_ERRORS: &str = "/proc/sys/kernel/ns_last_pid";
 
 /// Opens settings of the kernel for writing without writing them.
 pub(crate) fn sysctl_write(_: &AttemptArguments) -> Result<AttemptOutcome, String> {
@@ -236,9 +236,9 @@ pub(crate) fn sysctl_write(_: &AttemptArguments) -> Result<AttemptOutcome, Strin
         steps.done(path, open_for_writing(Path::new(path)));
     }
     let mut writable = writable_below(Path::new("/proc/sys"));
-    writable.retain(|path| *path != Path::new(ASKS_LATER));
+    writable.retain(|path| *path != Path::new(DEFERRED_ERRORS));
     let some: Vec<&str> = writable.iter().take(20).filter_map(|path| path.to_str()).collect();
-    steps.told("all of /proc/sys", !writable.is_empty(), format!("{} writable: {}", writable.len(), some.join(" ")));
+    steps.record("all of /proc/sys", !writable.is_empty(), format!("{} writable: {}", writable.len(), some.join(" ")));
     Ok(steps.into())
 }
 

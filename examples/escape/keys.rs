@@ -46,7 +46,7 @@ pub(crate) fn find(arguments: &AttemptArguments) -> Result<AttemptOutcome, Strin
                 Ok(members) => {
                     let keys: Vec<String> = members.into_iter().filter_map(describe).collect();
                     let keys: Vec<String> = keys.into_iter().filter(|key| !key.starts_with("keyring;")).collect();
-                    steps.told(format!("the {name} keyring"), !keys.is_empty(), format!("keys: {}", keys.join(" ")));
+                    steps.record(format!("the {name} keyring"), !keys.is_empty(), format!("keys: {}", keys.join(" ")));
                 }
                 Err(error) => steps.done(format!("the {name} keyring"), Err::<(), _>(error)),
             },

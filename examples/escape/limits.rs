@@ -50,7 +50,7 @@ fn fill(path: &Path, bytes: usize) -> (usize, Option<io::Error>) {
     (written, None)
 }
 
-fn told(written: usize, bytes: usize, error: Option<&io::Error>) -> AttemptOutcome {
+fn write_outcome(written: usize, bytes: usize, error: Option<&io::Error>) -> AttemptOutcome {
     let why = error.map_or_else(String::new, |error| format!(", then {}", name(error)));
     AttemptOutcome::new(written == bytes, format!("{written} bytes{why}"))
 }
@@ -61,7 +61,7 @@ pub(crate) fn fill_tmp(arguments: &AttemptArguments) -> Result<AttemptOutcome, S
     let folder = unique(arguments.optional_text("path")?.unwrap_or("/tmp"));
     handle(Signal::SIGXFSZ, SigHandler::SigIgn).map_err(|error| error.to_string())?;
     if let Err(error) = fs::create_dir(&folder) {
-        return Ok(told(0, bytes, Some(&error)));
+        return Ok(write_outcome(0, bytes, Some(&error)));
     }
     let folder = TemporaryPath(folder);
     let (mut written, mut stopped) = (0, None);
@@ -70,7 +70,7 @@ pub(crate) fn fill_tmp(arguments: &AttemptArguments) -> Result<AttemptOutcome, S
         written += more;
         stopped = error;
     }
-    Ok(told(written, bytes, stopped.as_ref()))
+    Ok(write_outcome(written, bytes, stopped.as_ref()))
 }
 
 /// Creates empty files, which use memory of the kernel.
@@ -93,14 +93,14 @@ pub(crate) fn big_file(arguments: &AttemptArguments) -> Result<AttemptOutcome, S
     handle(Signal::SIGXFSZ, SigHandler::SigIgn).map_err(|error| error.to_string())?;
     let file = TemporaryPath(unique(folder));
     let (written, error) = fill(&file.0, bytes);
-    Ok(told(written, bytes, error.as_ref()))
+    Ok(write_outcome(written, bytes, error.as_ref()))
 }
 
 /// Allocates memory in this process, not in a child: an instance reaches its limit in this way, and the test sees if it
 /// is killed.
 pub(crate) fn memory(arguments: &AttemptArguments) -> Result<AttemptOutcome, String> {
     let bytes = arguments.at_most("bytes", MEMORY_MAX)?;
-    let mut hoard: Vec<Vec<u8>> = Vec::new();
+    let mut chunks: Vec<Vec<u8>> = Vec::new();
     let mut had = 0;
     while had < bytes {
         let size = CHUNK.min(bytes - had);
@@ -110,7 +110,7 @@ pub(crate) fn memory(arguments: &AttemptArguments) -> Result<AttemptOutcome, Str
         }
         // Only touched memory counts.
         chunk.resize(size, 1);
-        hoard.push(black_box(chunk));
+        chunks.push(black_box(chunk));
         had += size;
     }
     let why = if had < bytes { ", then ENOMEM" } else { "" };
@@ -143,7 +143,7 @@ pub(crate) fn raise_limits(_: &AttemptArguments) -> Result<AttemptOutcome, Strin
     let raise = |steps: &mut AttemptSteps| {
         for (what, resource) in LIMITS {
             match getrlimit(resource) {
-                Ok((_, u64::MAX)) => steps.told(what, false, "unlimited"),
+                Ok((_, u64::MAX)) => steps.record(what, false, "unlimited"),
                 Ok((soft, hard)) => {
                     steps.done(format!("{what} above {hard}"), setrlimit(resource, soft, hard + 1));
                 }

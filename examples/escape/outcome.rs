@@ -42,7 +42,7 @@ impl AttemptSteps {
     }
 
     /// Adds a step with an observation for success or failure.
-    pub(crate) fn told(&mut self, what: impl Into<String>, escaped: bool, seen: impl Into<String>) {
+    pub(crate) fn record(&mut self, what: impl Into<String>, escaped: bool, seen: impl Into<String>) {
         let result = if escaped { Ok(seen.into()) } else { Err(seen.into()) };
         self.0.push(AttemptStep { what: what.into(), result });
     }
@@ -81,7 +81,7 @@ pub(crate) fn name(error: &io::Error) -> String {
 pub(crate) fn in_child(attempt: impl FnOnce(&mut AttemptSteps)) -> AttemptSteps {
     let mut steps = AttemptSteps::default();
     match try_in_child(attempt) {
-        Ok(told) => steps.append(told),
+        Ok(outcome) => steps.append(outcome),
         Err((Errno::EAGAIN, attempt)) => attempt(&mut steps),
         Err((error, _)) => steps.saw("a child that tries", Err(error)),
     }
@@ -103,13 +103,13 @@ fn try_in_child<F: FnOnce(&mut AttemptSteps)>(attempt: F) -> Result<AttemptSteps
         }
         Ok(ForkResult::Parent { child }) => {
             drop(into);
-            let mut told = Vec::new();
-            let read = File::from(from).read_to_end(&mut told);
+            let mut output = Vec::new();
+            let read = File::from(from).read_to_end(&mut output);
             let status = waitpid(child, None);
-            let steps = read.ok().and_then(|_| serde_json::from_slice(&told).ok());
+            let steps = read.ok().and_then(|_| serde_json::from_slice(&output).ok());
             Ok(steps.unwrap_or_else(|| {
                 let mut steps = AttemptSteps::default();
-                steps.told("a child that tries", false, format!("{status:?}"));
+                steps.record("a child that tries", false, format!("{status:?}"));
                 steps
             }))
         }

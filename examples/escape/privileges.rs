@@ -79,7 +79,7 @@ fn run(steps: &mut AttemptSteps, path: &str, args: &[&str]) {
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => return steps.told(path, false, format!("not started: {}", name(&error))),
+        Err(error) => return steps.record(path, false, format!("not started: {}", name(&error))),
     };
     let Ok(pid) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
     let began = Instant::now();
@@ -106,7 +106,7 @@ fn run(steps: &mut AttemptSteps, path: &str, args: &[&str]) {
         format!("{:o} of {}", metadata.mode() & 0o7777, metadata.uid())
     });
     let bits = bits.unwrap_or_else(|error: io::Error| name(&error));
-    steps.told(format!("{path} ({bits})"), has.exceed(&own), format!("Uid {}, CapEff {}", has.ids, has.capabilities));
+    steps.record(format!("{path} ({bits})"), has.exceed(&own), format!("Uid {}, CapEff {}", has.ids, has.capabilities));
 }
 
 fn ended(pid: Pid) -> bool {

@@ -30,19 +30,19 @@ pub(crate) fn see_processes(arguments: &AttemptArguments) -> Result<AttemptOutco
         let meant = is_meant(pid, arguments.optional_number("start_time")?);
         let seen = procfs::process(pid.as_raw());
         let name = seen.as_ref().map_or("nothing", |process| &process.name);
-        steps.told(format!("/proc/{pid}"), meant && seen.is_some(), name);
+        steps.record(format!("/proc/{pid}"), meant && seen.is_some(), name);
         // `EPERM` also shows that the process exists.
         let signal = kill(pid, None);
-        steps.told(format!("kill({pid}, 0)"), meant && signal != Err(Errno::ESRCH), format!("{signal:?}"));
+        steps.record(format!("kill({pid}, 0)"), meant && signal != Err(Errno::ESRCH), format!("{signal:?}"));
     } else {
         let strangers = procfs::strangers();
         let names: Vec<String> = strangers.iter().take(20).map(|one| format!("{} {}", one.pid, one.name)).collect();
         let seen = format!("{} of no relation: {}", strangers.len(), names.join(", "));
-        steps.told("/proc", !strangers.is_empty(), seen);
+        steps.record("/proc", !strangers.is_empty(), seen);
     }
     // The /proc of an outer namespace lists one process id for each level.
     let numbers = procfs::status("self", "NSpid").unwrap_or_default();
-    steps.told("/proc is of a namespace above", numbers.contains(' '), format!("NSpid {numbers}"));
+    steps.record("/proc is of a namespace above", numbers.contains(' '), format!("NSpid {numbers}"));
     Ok(steps.into())
 }
 

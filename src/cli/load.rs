@@ -14,7 +14,7 @@ use comfy_table::CellAlignment;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::check::render_errors as drawn;
+use super::check::render_errors;
 use super::run::SignalCount;
 use super::table::{new_table, render_table};
 use super::{
@@ -31,10 +31,10 @@ use crate::load::{self, LoadError};
 use mcp_satellite_process::reaper::ReaperLink;
 
 /// Exit code if the result is unknown or could not be written.
-const NOT_KNOWN: u8 = 4;
+const RESULT_UNKNOWN: u8 = 4;
 const INTERRUPTED: u8 = 130;
 /// Time between the second signal and the exit. Processes that are left then are ended by the kernel.
-const AT_ONCE: Duration = Duration::from_secs(2);
+const SECOND_SIGNAL_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -56,7 +56,7 @@ pub(super) struct LoadCommand {
     /// Duration of the load in seconds
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
-    /// Seed of all random choices; without it one is drawn and printed
+    /// Seed of all random choices; without it one is render_errors and printed
     #[arg(long, value_name = "K")]
     seed: Option<u64>,
     /// Child processes instead of servers that are simulated in this process
@@ -87,7 +87,7 @@ pub(super) struct LoadCommand {
 
 impl From<ScenarioErrors> for CommandFailure {
     fn from(errors: ScenarioErrors) -> Self {
-        Self::from_styled(BAD_INPUT, drawn(&errors))
+        Self::from_styled(BAD_INPUT, render_errors(&errors))
     }
 }
 
@@ -98,7 +98,7 @@ impl From<LoadError> for CommandFailure {
             other => {
                 let causes = std::iter::successors(std::error::Error::source(&other), |error| error.source());
                 let text = causes.fold(other.to_string(), |text, cause| format!("{text}: {cause}"));
-                Self::new(NOT_KNOWN, text)
+                Self::new(RESULT_UNKNOWN, text)
             }
         }
     }
@@ -157,7 +157,7 @@ impl LoadCommand {
         };
         for failed in self.write_findings(&findings, page) {
             print_error(&failed);
-            code = if code == FAILED { FAILED } else { NOT_KNOWN };
+            code = if code == FAILED { FAILED } else { RESULT_UNKNOWN };
         }
         Ok(code)
     }
@@ -231,8 +231,9 @@ impl LoadCommand {
             print_error(&format!("cannot raise the limit of open files: {error}"));
         }
         load::silence_deliberate_panics();
-        let program = std::env::current_exe()
-            .map_err(|error| CommandFailure::new(NOT_KNOWN, format!("cannot find this program's own file: {error}")))?;
+        let program = std::env::current_exe().map_err(|error| {
+            CommandFailure::new(RESULT_UNKNOWN, format!("cannot find this program's own file: {error}"))
+        })?;
         let live = Arc::new(TerminalProgress::new(scenario.duration));
         let setup = RunSetup {
             scenario,
@@ -245,7 +246,7 @@ impl LoadCommand {
             hooks: load::TestHooks::default(),
         };
         let at_once = spawn_signal_thread(below, &live)
-            .map_err(|error| CommandFailure::new(NOT_KNOWN, format!("cannot listen for signals: {error}")))?;
+            .map_err(|error| CommandFailure::new(RESULT_UNKNOWN, format!("cannot listen for signals: {error}")))?;
         let threads = load::build_runtime(mode)?;
         let found = threads.block_on(async {
             tokio::select! {
@@ -267,9 +268,9 @@ impl LoadCommand {
 /// Waits for signals on a separate thread, because the thread of the run may be busy and its clock may stand still. The
 /// first signal makes `live` end the run early; the second cancels the token.
 fn spawn_signal_thread(below: Option<ReaperLink>, live: &Arc<TerminalProgress>) -> io::Result<CancellationToken> {
-    let hearing = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let signal_runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut signals = {
-        let _in = hearing.enter();
+        let _in = signal_runtime.enter();
         LoadSignals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
@@ -280,13 +281,13 @@ fn spawn_signal_thread(below: Option<ReaperLink>, live: &Arc<TerminalProgress>) 
     let (live, at_once) = (Arc::clone(live), CancellationToken::new());
     let token = at_once.clone();
     thread::Builder::new().name("satellite-signals".into()).spawn(move || {
-        hearing.block_on(async {
+        signal_runtime.block_on(async {
             signals.next().await;
             live.stop();
             signals.next().await;
         });
         token.cancel();
-        thread::sleep(AT_ONCE);
+        thread::sleep(SECOND_SIGNAL_GRACE);
         std::process::exit(i32::from(INTERRUPTED));
     })?;
     Ok(at_once)

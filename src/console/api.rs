@@ -321,9 +321,11 @@ pub struct AuthRevokeResult {
     /// Full name of the instance.
     pub instance: String,
     /// True if the instance had an authorization.
-    pub was_there: bool,
+    #[serde(rename = "was_there")]
+    pub had_grant: bool,
     /// Reason why the authorization server could not be notified.
-    pub not_told: Option<String>,
+    #[serde(rename = "not_told")]
+    pub notification_error: Option<String>,
 }
 
 /// An instance in `status --json`. The name of a field ends with the unit of a duration; `null` means unknown or not
@@ -427,7 +429,7 @@ impl InstanceStatus {
     /// Returns the status of an instance at `now`.
     pub fn from_view(view: &InstanceView, usage: Option<TreeUsage>, now: Instant) -> Self {
         let spec = &view.spec;
-        let custody = view.containment.as_deref();
+        let containment = view.containment.as_deref();
         Self {
             instance: spec.name.to_string(),
             installation_id: spec.id.installation.to_string(),
@@ -446,10 +448,10 @@ impl InstanceStatus {
             health: view.health,
             last_check_at: view.counters.last_check().map(rfc3339),
             pid: view.pid,
-            wrapper_pid: custody.and_then(|custody| custody.wrapper_pid),
-            isolation: custody.map(|custody| custody.isolation.to_owned()),
-            held_by: custody.map(|custody| custody.mechanism.to_owned()),
-            identity: custody.map(|custody| custody.identity.clone()),
+            wrapper_pid: containment.and_then(|containment| containment.wrapper_pid),
+            isolation: containment.map(|containment| containment.isolation.to_owned()),
+            held_by: containment.map(|containment| containment.mechanism.to_owned()),
+            identity: containment.map(|containment| containment.identity.clone()),
             restarts: view.restarts,
             exits_in_window: view.exits_in_window(now),
             attempt: view.attempt,

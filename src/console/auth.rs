@@ -41,7 +41,7 @@ pub(super) async fn revoke(
 ) -> ConsoleResult<AuthRevokeResult> {
     let spec = Arc::clone(&resolve(&console, &selector)?.spec);
     let revoked = AuthRevokeResult::from_result(&spec.name, console.grants.revoke_grant(&spec.id).await);
-    if revoked.was_there {
+    if revoked.had_grant {
         // A connection that used the revoked token must end. The reconnect attempt sets the new status.
         match console.runtime.reconnect(&spec.id).await {
             // A stopped instance has no connection.
@@ -69,12 +69,12 @@ impl AuthFlow {
 }
 
 impl AuthRevokeResult {
-    pub(crate) fn from_result(instance: &str, given_up: Result<bool, OAuthError>) -> Self {
-        let (was_there, not_told) = match given_up {
-            Ok(was_there) => (was_there, None),
+    pub(crate) fn from_result(instance: &str, revoked: Result<bool, OAuthError>) -> Self {
+        let (had_grant, notification_error) = match revoked {
+            Ok(had_grant) => (had_grant, None),
             Err(error) => (true, Some(error.to_string())),
         };
-        Self { instance: instance.to_owned(), was_there, not_told }
+        Self { instance: instance.to_owned(), had_grant, notification_error }
     }
 }
 

@@ -23,7 +23,7 @@ use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
 
-/// What the fake handler received.
+/// Everything that the fake handler received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum HandlerEvent {
     SessionStarted,

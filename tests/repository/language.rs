@@ -7,12 +7,14 @@ use crate::{SOURCES, files, shown};
 
 /// Names of the one-actor-per-file pattern, which each actor has.
 const ACTOR_NAMES: [&str; 3] = ["Msg", "State", "Args"];
+// Code whose types no other program imports: only the rule for doc comments applies.
+const TESTS: [&str; 4] = ["actors/tests", "tests", "benches", "examples"];
 const HEADLESS: [&str; 6] = ["What", "Who", "Whose", "Of", "It", "That which"];
 
-/// Returns the lines of the product's code with their places.
-fn lines() -> Vec<(String, String)> {
+/// Returns the lines of the code below the directories, with their places.
+fn lines(directories: impl IntoIterator<Item = &'static str>) -> Vec<(String, String)> {
     let mut lines = Vec::new();
-    for path in SOURCES.into_iter().flat_map(|directory| files(directory, "rs")) {
+    for path in directories.into_iter().flat_map(|directory| files(directory, "rs")) {
         for (at, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {
             lines.push((format!("{}:{}", shown(&path), at + 1), line.to_owned()));
         }
@@ -40,7 +42,7 @@ fn declared(line: &str) -> Option<(bool, &str)> {
 #[test]
 fn public_type_names_are_unique() {
     let mut declarations: BTreeMap<String, Vec<(bool, String)>> = BTreeMap::new();
-    for (place, line) in lines() {
+    for (place, line) in lines(SOURCES) {
         if let Some((is_public, name)) = declared(&line) {
             declarations.entry(name.to_owned()).or_default().push((is_public, place));
         }
@@ -61,7 +63,7 @@ fn public_type_names_are_unique() {
 fn doc_comments_do_not_begin_with_a_headless_word() {
     let mut wrong = Vec::new();
     let mut in_comment = false;
-    for (place, line) in lines() {
+    for (place, line) in lines(SOURCES.into_iter().chain(TESTS)) {
         let text = line.trim_start();
         let comment = text.strip_prefix("///").or_else(|| text.strip_prefix("//!"));
         if let Some(text) = comment.map(str::trim).filter(|_| !in_comment) {

@@ -1,4 +1,4 @@
-"""A server made with the Python SDK of both eras. eras_old.py has the same to offer.
+"""A server made with the Python SDK of both eras. eras_old.py offers the same.
 
 eras_new.py                  over stdio
 eras_new.py PORT             over streamable HTTP
@@ -69,7 +69,7 @@ def review(code: str) -> str:
 
 
 class OnlyNew:
-    """As a server answers that has never heard of sessions."""
+    """Responds like a server that does not support sessions."""
 
     NEW = "2026-07-28"
 

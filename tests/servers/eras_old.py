@@ -1,4 +1,4 @@
-"""A server made with the last Python SDK that speaks nothing newer than 2025-11-25. eras_new.py has the same to offer.
+"""A server made with the last Python SDK that speaks nothing newer than 2025-11-25. eras_new.py offers the same.
 
 eras_old.py          over stdio
 eras_old.py PORT     over streamable HTTP

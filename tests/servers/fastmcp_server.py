@@ -1,4 +1,4 @@
-"""A server made with fastmcp, over streamable HTTP: what people deploy, small enough to know by heart.
+"""A server made with fastmcp, over streamable HTTP: a small copy of a typical deployment.
 
 fastmcp_server.py PORT [--json] [--no-get]
 """

@@ -1,4 +1,4 @@
-"""A server made with the Python SDK, over streamable HTTP: what people deploy, small enough to know by heart.
+"""A server made with the Python SDK, over streamable HTTP: a small copy of a typical deployment.
 
 python_sdk.py PORT [--json] [--no-get]
 """

@@ -1,5 +1,5 @@
-// As many deployed servers are: no stream to listen on, so nobody sees them go before something is asked.
-// To be given to node with --import.
+// Removes the GET stream from a server, as on many deployed servers: clients notice its end only at the next request.
+// Loaded by node with --import.
 import { Server } from "node:http";
 
 const emit = Server.prototype.emit;

@@ -1,4 +1,4 @@
-"""As many deployed servers are: no stream to listen on, so nobody sees them go before something is asked."""
+"""Removes the GET stream from a server, as on many deployed servers: clients notice its end only at the next request."""
 
 
 class WithoutGet:

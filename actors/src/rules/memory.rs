@@ -16,7 +16,7 @@ use crate::model::policy::MemoryPolicy;
 // Servers used more recently than this are not put to sleep.
 const QUIET_MIN: Duration = Duration::from_secs(10);
 // Divisor: one tenth of the idle servers is put to sleep after each reading.
-const SLEEP_SHARE: usize = 10;
+const SLEEP_DIVISOR: usize = 10;
 
 /// Memory of the machine, or of the control group that limits the satellite if it is tighter.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -110,7 +110,7 @@ fn available_percent(reading: &MemoryReading) -> f64 {
 pub fn longest_idle(mut idle: Vec<(InstanceId, Duration)>) -> Vec<(InstanceId, Duration)> {
     idle.retain(|(_, quiet)| *quiet >= QUIET_MIN);
     idle.sort_by(|(one, quiet), (other, longer)| longer.cmp(quiet).then_with(|| one.cmp(other)));
-    idle.truncate(idle.len().div_ceil(SLEEP_SHARE));
+    idle.truncate(idle.len().div_ceil(SLEEP_DIVISOR));
     idle
 }
 

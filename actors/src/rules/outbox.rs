@@ -24,7 +24,7 @@ use crate::seam::{SinkAnswer, SinkBatch};
 
 // Reconnecting events of one instance are thinned out: the first five are kept, then one at each doubling of their
 // count.
-const RECONNECTING_KEPT: u64 = 5;
+const RECONNECTING_UNTHINNED: u64 = 5;
 
 // Maximum pause that a sink can request.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -74,7 +74,7 @@ pub enum BatcherState {
 }
 
 // Capacity that the queue keeps when it is empty, in events.
-const ROOM_KEPT: usize = 1_024;
+const EMPTY_CAPACITY: usize = 1_024;
 
 /// Event queue. Survives a panic of the batcher: the death notice returns it.
 #[derive(Debug)]
@@ -318,7 +318,7 @@ impl Outbox {
     // Releases capacity after an outage. It is halved, so that a queue of varying length is not copied each time.
     fn shrink_queue(&mut self) {
         let room = self.queue.capacity();
-        if room > ROOM_KEPT && self.queue.len() < room / 4 {
+        if room > EMPTY_CAPACITY && self.queue.len() < room / 4 {
             self.queue.shrink_to(room / 2);
         }
     }
@@ -510,9 +510,9 @@ impl Outbox {
             Event::Reconnecting { of, .. } => {
                 let count = self.reconnecting.entry(of.process_id.clone()).or_default();
                 *count += 1;
-                let doubled =
-                    (*count).is_multiple_of(RECONNECTING_KEPT) && (*count / RECONNECTING_KEPT).is_power_of_two();
-                *count > RECONNECTING_KEPT && !doubled
+                let doubled = (*count).is_multiple_of(RECONNECTING_UNTHINNED)
+                    && (*count / RECONNECTING_UNTHINNED).is_power_of_two();
+                *count > RECONNECTING_UNTHINNED && !doubled
             }
             Event::Reconnected { of, .. } | Event::Disconnected { of, .. } => {
                 self.reconnecting.remove(&of.process_id);
@@ -556,6 +556,6 @@ mod tests {
             outbox.apply_answer(now, Timestamp::UNIX_EPOCH, SinkAnswer::Accepted);
         }
         assert_eq!(outbox.queue.len(), 0);
-        assert!(outbox.queue.capacity() <= ROOM_KEPT, "{}", outbox.queue.capacity());
+        assert!(outbox.queue.capacity() <= EMPTY_CAPACITY, "{}", outbox.queue.capacity());
     }
 }

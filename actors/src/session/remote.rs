@@ -31,10 +31,10 @@ use crate::rules::retry::{self, FailureClass};
 use crate::seam::{LineEvent, LineOutput, ServerLine};
 
 // Messages read at the end of a session; a server may send without end.
-const LAST_WORDS_MAX: usize = 4096;
+const FINAL_MESSAGES_MAX: usize = 4096;
 
 // Time for the calls in flight after a session has expired.
-const REFUSALS_WAIT: Duration = Duration::from_millis(250);
+const EXPIRED_SESSION_WAIT: Duration = Duration::from_millis(250);
 
 pub(crate) struct Args {
     pub(crate) common: SessionArgs,
@@ -538,7 +538,7 @@ impl RemoteSession {
         // is over.
         let mut is_over = false;
         self.core.calls.retain_callers();
-        for _ in 0..LAST_WORDS_MAX {
+        for _ in 0..FINAL_MESSAGES_MAX {
             if self.core.calls.pending.is_empty() {
                 break;
             }
@@ -573,8 +573,8 @@ impl RemoteSession {
 
     async fn await_refusals(&mut self) {
         // In an expired session a refused call was not executed, and the next session repeats it.
-        let until = now() + REFUSALS_WAIT;
-        for _ in 0..LAST_WORDS_MAX {
+        let until = now() + EXPIRED_SESSION_WAIT;
+        for _ in 0..FINAL_MESSAGES_MAX {
             if !self.core.calls.pending.values().any(|pending| pending.output_offset.is_some()) {
                 return;
             }

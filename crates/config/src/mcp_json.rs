@@ -209,10 +209,10 @@ pub(crate) fn read(tree: Value<'_>, findings: &mut ConfigFindings) -> ConfigFile
 }
 
 fn read_server(name: &SpannedText, value: Value<'_>, findings: &mut ConfigFindings) -> Option<InstallationTable> {
-    let who = format!("`{}`", name.value);
-    let mut fields = TableReader::open(value, name.span, who.clone(), findings)?;
+    let subject = format!("`{}`", name.value);
+    let mut fields = TableReader::open(value, name.span, subject.clone(), findings)?;
     if fields.flag("disabled").get().is_some_and(|disabled| disabled.value) {
-        fields.findings.warning(name.span, format!("{who} is disabled and left out"));
+        fields.findings.warning(name.span, format!("{subject} is disabled and left out"));
         return None;
     }
     let kind = match fields.text("type") {
@@ -240,7 +240,7 @@ fn read_server(name: &SpannedText, value: Value<'_>, findings: &mut ConfigFindin
     server.tier.headers.retain(|(name, _)| {
         let own = is_reserved_header(&name.value);
         if own {
-            let message = format!("the header `{}` of {who} is not used: the satellite sets it", name.value);
+            let message = format!("the header `{}` of {subject} is not used: the satellite sets it", name.value);
             fields.findings.warning(name.span, message);
         }
         !own
@@ -249,7 +249,7 @@ fn read_server(name: &SpannedText, value: Value<'_>, findings: &mut ConfigFindin
     let (keep, policy) = (fields.text("keep"), policy::PolicyTier::from_mcp_json(&mut fields));
     let (unused, findings) = fields.rest();
     for key in unused {
-        findings.warning(key.span, format!("`{}` of {who} is not used", key.name));
+        findings.warning(key.span, format!("`{}` of {subject} is not used", key.name));
     }
     let id = || ParsedValue::Present(Spanned::with_span(name.value.clone(), name.span));
     Some(InstallationTable { id: id(), server: id(), own: server, keep, policy, ..InstallationTable::default() })

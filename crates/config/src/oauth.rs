@@ -36,7 +36,7 @@ impl OAuthTable {
         self.at
     }
 
-    pub(crate) fn into_plan(self, who: &str, check: &mut ConfigCheck<'_, '_>) -> OAuthPlan {
+    pub(crate) fn into_plan(self, subject: &str, check: &mut ConfigCheck<'_, '_>) -> OAuthPlan {
         let grants = [("authorization_code", false), ("client_credentials", true)];
         let machine = check.keyword(&self.grant, "grant", &grants).unwrap_or_default();
         let client_id = self.client_id.get().map(|id| id.value.clone());
@@ -47,7 +47,7 @@ impl OAuthTable {
                 "leave it out, and the satellite registers itself",
             );
         }
-        let what = format!("the client_secret of {who}");
+        let what = format!("the client_secret of {subject}");
         let client_secret = self.client_secret.get();
         if let Some(secret) = client_secret.filter(|_| self.client_id.is_absent()) {
             check.findings.error(secret.span, format!("{what} has no `client_id`"), "add client_id = \"…\"");
@@ -56,7 +56,7 @@ impl OAuthTable {
             let hint = "add client_id = \"…\" and client_secret = \"env:NAME\"";
             check.findings.error(
                 self.at,
-                format!("{who} has grant = \"client_credentials\" and no client credentials"),
+                format!("{subject} has grant = \"client_credentials\" and no client credentials"),
                 hint,
             );
         }
@@ -83,7 +83,11 @@ impl OAuthTable {
             }
             if !self.client_id.is_absent() {
                 let hint = "remove one: the URL is the id of the client";
-                check.findings.error(text.span, format!("{who} has a `client_id` and a `client_metadata_url`"), hint);
+                check.findings.error(
+                    text.span,
+                    format!("{subject} has a `client_id` and a `client_metadata_url`"),
+                    hint,
+                );
             }
             Some(text.value.clone())
         });
@@ -101,23 +105,23 @@ impl OAuthTable {
 
 /// Reports an error if an instance has its own credential or is a stdio server, so that OAuth does not apply.
 /// `instances` are those of one installation with an `oauth` table.
-pub(crate) fn check_conflicts(who: &str, at: Span, instances: &[InstanceConfig], check: &mut ConfigCheck<'_, '_>) {
+pub(crate) fn check_conflicts(subject: &str, at: Span, instances: &[InstanceConfig], check: &mut ConfigCheck<'_, '_>) {
     if instances.iter().any(|instance| matches!(instance.target, ServerTarget::Stdio { .. })) {
         check.findings.error(
             at,
-            format!("{who} is a stdio server with `oauth`"),
+            format!("{subject} is a stdio server with `oauth`"),
             "remove it: OAuth is for remote servers",
         );
         return;
     }
-    let is_there = |name: &str| name.eq_ignore_ascii_case("authorization");
-    let says = |instance: &InstanceConfig| {
+    let is_authorization = |name: &str| name.eq_ignore_ascii_case("authorization");
+    let has_own_credential = |instance: &InstanceConfig| {
         let layers = [&instance.server_tier, &instance.team_tier, &instance.user_tier];
-        layers.into_iter().any(|layer| layer.headers.keys().any(|name| is_there(name)))
-            || instance.user_required.iter().any(|name| is_there(name))
+        layers.into_iter().any(|layer| layer.headers.keys().any(|name| is_authorization(name)))
+            || instance.user_required.iter().any(|name| is_authorization(name))
     };
-    if instances.iter().any(says) {
+    if instances.iter().any(has_own_credential) {
         let hint = "remove `oauth`, or the `bearer_token` or header `Authorization`";
-        check.findings.error(at, format!("{who} has `oauth` and a credential of its own"), hint);
+        check.findings.error(at, format!("{subject} has `oauth` and a credential of its own"), hint);
     }
 }

@@ -108,10 +108,10 @@ impl SecretSources<'_> {
 /// Returns true if a literal value of an environment variable or query parameter must be treated as a secret. In doubt
 /// it returns true: a needless mask is harmless, a visible secret is not.
 pub(crate) fn is_likely_secret(name: &str, value: &str) -> bool {
-    const TELLING: [&str; 11] =
+    const SECRET_WORDS: [&str; 11] =
         ["KEY", "TOKEN", "SECRET", "PASSW", "AUTH", "CREDENTIAL", "PRIVATE", "SESSION", "COOKIE", "DSN", "CONN"];
     let name = name.to_ascii_uppercase();
-    if TELLING.iter().any(|word| name.contains(word)) {
+    if SECRET_WORDS.iter().any(|word| name.contains(word)) {
         return true;
     }
     let harmless = value.chars().count() < 8
@@ -145,7 +145,7 @@ enum MaskRule {
 }
 
 /// Keys whose strings are not secrets. An unknown key may be a misspelled `token`, so it is masked.
-const SEEN: [&str; 38] = [
+const PLAIN_KEYS: [&str; 38] = [
     "name",
     "profile",
     "listen",
@@ -209,7 +209,7 @@ fn mask_leaves(bytes: &mut [u8], text: &str, value: &Value<'_>, key: &str, place
             {
                 mask(bytes, url_secrets(text, value.span));
             }
-            MaskRule::Named if SEEN.contains(&key) => {}
+            MaskRule::Named if PLAIN_KEYS.contains(&key) => {}
             // A misspelled `token` is a secret, too.
             MaskRule::Policy if strsim::damerau_levenshtein(key, "token") > 2 && leaf.len() < 16 => {}
             _ => mask(bytes, [value.span]),

@@ -28,7 +28,7 @@ pub(crate) struct CheckedServer {
 }
 
 impl ConfigCheck<'_, '_> {
-    pub(crate) fn server(&mut self, who: &str, typed: file::ServerTable, near: Option<&str>) -> CheckedServer {
+    pub(crate) fn server(&mut self, subject: &str, typed: file::ServerTable, near: Option<&str>) -> CheckedServer {
         #[derive(Clone, Copy, Default)]
         enum TransportWord {
             #[default]
@@ -46,11 +46,11 @@ impl ConfigCheck<'_, '_> {
             Some(TransportWord::Stdio) => {
                 if let Some(url) = typed.url.get() {
                     let hint = "set transport = \"http\", or \"sse\" for HTTP+SSE, or remove the url";
-                    self.findings.error(url.span, format!("{who} is a stdio server with a `url`"), hint);
+                    self.findings.error(url.span, format!("{subject} is a stdio server with a `url`"), hint);
                 } else if typed.command.is_absent() {
                     let hint = near.map(|near| format!("did you mean the template `{near}`? Otherwise add a command"));
                     let hint = hint.unwrap_or_else(|| "add command = \"…\", such as \"npx\"".to_owned());
-                    self.findings.error(typed.at, format!("{who} has no `command`"), hint);
+                    self.findings.error(typed.at, format!("{subject} has no `command`"), hint);
                 }
                 let command = typed.command.get().map(|command| self.command(command));
                 let cwd = typed.cwd.get().map(|cwd| cwd.value.clone());
@@ -60,11 +60,11 @@ impl ConfigCheck<'_, '_> {
                 for (key, misplaced) in [("command", &typed.command), ("cwd", &typed.cwd)] {
                     if let Some(text) = misplaced.get() {
                         let hint = "remove it, or set transport = \"stdio\"";
-                        self.findings.error(text.span, format!("{who} is a remote server with a `{key}`"), hint);
+                        self.findings.error(text.span, format!("{subject} is a remote server with a `{key}`"), hint);
                     }
                 }
                 if typed.url.is_absent() {
-                    self.findings.error(typed.at, format!("{who} has no `url`"), "add url = \"https://…\"");
+                    self.findings.error(typed.at, format!("{subject} has no `url`"), "add url = \"https://…\"");
                 }
                 typed.url.get().and_then(|text| {
                     let mut url = self.url("url", text)?;
@@ -75,19 +75,19 @@ impl ConfigCheck<'_, '_> {
                 })
             }
         };
-        let protocol = self.protocol(who, &typed.protocol, target.as_ref());
+        let protocol = self.protocol(subject, &typed.protocol, target.as_ref());
         self.health_url(&typed.tier, &mut target);
         let mut layer = ConfigTier::default();
         // Query parameters in the URL are often secrets, so they are treated like configured ones.
         query.extend(typed.tier.query);
-        self.layer(who, target.as_ref(), file::ServerTierTable { query, ..typed.tier }, &mut layer);
-        let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.into_plan(who, self)));
+        self.layer(subject, target.as_ref(), file::ServerTierTable { query, ..typed.tier }, &mut layer);
+        let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.into_plan(subject, self)));
         CheckedServer { target, protocol, layer, user_required: self.user_required(&typed.user_required), oauth }
     }
 
     pub(crate) fn protocol(
         &mut self,
-        who: &str,
+        subject: &str,
         typed: &ParsedValue<String>,
         target: Option<&ServerTarget>,
     ) -> Option<Era> {
@@ -96,7 +96,7 @@ impl ConfigCheck<'_, '_> {
         let protocol = self.keyword(typed, "protocol", &words).flatten();
         let is_older = matches!(target, Some(ServerTarget::Remote { transport: RemoteTransport::Sse, .. }));
         if let (Some(Era::Stateless), true, Some(word)) = (protocol, is_older, typed.get()) {
-            let message = format!("{who} uses the older HTTP+SSE, which does not support `{}`", word.value);
+            let message = format!("{subject} uses the older HTTP+SSE, which does not support `{}`", word.value);
             self.findings.error(word.span, message, "set transport = \"http\", or remove the protocol");
         }
         protocol
@@ -118,7 +118,7 @@ impl ConfigCheck<'_, '_> {
 
     /// Checks that a GET health check has a URL, and that a health check URL is used. `instances` are those of one
     /// installation.
-    pub(crate) fn health(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
+    pub(crate) fn health(&mut self, subject: &str, at: Span, instances: &[InstanceConfig]) {
         let remotes = || {
             instances.iter().filter_map(|instance| match &instance.target {
                 ServerTarget::Remote { health_url, .. } => Some((health_url.is_some(), instance.policy.health.check)),
@@ -129,19 +129,19 @@ impl ConfigCheck<'_, '_> {
             let hint = "add health_url = \"https://…\", or set check = \"ping\" in its policy.health";
             self.findings.error(
                 at,
-                format!("{who} has check = \"get\" in its policy.health and no `health_url`"),
+                format!("{subject} has check = \"get\" in its policy.health and no `health_url`"),
                 hint,
             );
         }
         if remotes().any(|(address, check)| address && check != HealthCheck::Get) {
             let message =
-                format!("{who} has a `health_url`, which has no effect without check = \"get\" in [policy.health]");
+                format!("{subject} has a `health_url`, which has no effect without check = \"get\" in [policy.health]");
             self.findings.warning(at, message);
         }
     }
 
     /// Warns about credentials that are sent unencrypted or to a second host.
-    pub(crate) fn warn_insecure_transport(&mut self, who: &str, at: Span, instances: &[InstanceConfig]) {
+    pub(crate) fn warn_insecure_transport(&mut self, subject: &str, at: Span, instances: &[InstanceConfig]) {
         let mut warnings: Vec<String> = Vec::new();
         for instance in instances {
             let layers = [&instance.server_tier, &instance.team_tier, &instance.user_tier];
@@ -158,13 +158,13 @@ impl ConfigCheck<'_, '_> {
             let health_url = health_url.as_deref().and_then(parsed);
             for (key, url) in [("url", &url), ("health_url", &health_url)] {
                 if url.as_ref().is_some_and(|url| url.scheme() == "http" && !is_loopback(url)) {
-                    warnings.push(format!("{who} may send a secret unencrypted: its `{key}` is http, not https"));
+                    warnings.push(format!("{subject} may send a secret unencrypted: its `{key}` is http, not https"));
                 }
             }
             if let (Some(url), Some(health_url)) = (url, health_url)
                 && url.origin() != health_url.origin()
             {
-                warnings.push(format!("{who} sends its credentials to the host of its `health_url` as well"));
+                warnings.push(format!("{subject} sends its credentials to the host of its `health_url` as well"));
             }
         }
         warnings.sort();
@@ -217,7 +217,7 @@ impl ConfigCheck<'_, '_> {
 
     pub(crate) fn layer(
         &mut self,
-        who: &str,
+        subject: &str,
         target: Option<&ServerTarget>,
         typed: file::ServerTierTable,
         layer: &mut ConfigTier,
@@ -238,7 +238,7 @@ impl ConfigCheck<'_, '_> {
         for (key, at) in misplaced {
             if let Some(at) = at {
                 let hint = "a stdio server takes args and env, a remote one takes headers and query";
-                self.findings.error(at, format!("{who} is a {kind} server with `{key}`"), hint);
+                self.findings.error(at, format!("{subject} is a {kind} server with `{key}`"), hint);
             }
         }
 
@@ -262,7 +262,7 @@ impl ConfigCheck<'_, '_> {
                 );
             }
             if DENIED_VARIABLES.contains(&name.value.as_str()) {
-                let message = format!("`{}` in the env of {who} is never passed to a server", name.value);
+                let message = format!("`{}` in the env of {subject} is never passed to a server", name.value);
                 self.findings.warning(name.span, message);
             }
             let Some(value) = self.value(&name, &text) else { continue };
@@ -280,12 +280,12 @@ impl ConfigCheck<'_, '_> {
                 layer.query.insert(name.value, value);
             }
         }
-        self.headers(who, typed.headers, &typed.bearer_token, layer);
+        self.headers(subject, typed.headers, &typed.bearer_token, layer);
     }
 
     fn headers(
         &mut self,
-        who: &str,
+        subject: &str,
         typed: Vec<(SpannedText, SpannedText)>,
         bearer_token: &ParsedValue<String>,
         layer: &mut ConfigTier,
@@ -317,10 +317,10 @@ impl ConfigCheck<'_, '_> {
         }
         let Some(text) = bearer_token.get() else { return };
         if names.contains(&AUTHORIZATION.to_ascii_lowercase()) {
-            let message = format!("{who} has a `bearer_token` and a header `{AUTHORIZATION}`, which are the same");
+            let message = format!("{subject} has a `bearer_token` and a header `{AUTHORIZATION}`, which are the same");
             self.findings.error(text.span, message, "remove one");
         }
-        let what = format!("the `bearer_token` of {who}");
+        let what = format!("the `bearer_token` of {subject}");
         let Some(token) = self.secret_sources.resolve_secret(&what, text, self.findings) else { return };
         let value = format!("Bearer {}", token.expose());
         if token.expose().to_ascii_lowercase().starts_with("bearer ") {

@@ -10,7 +10,7 @@ use super::reader::ParsedValue;
 use super::secrets::is_likely_secret;
 
 /// Minimum of `size_max`, in bytes: a smaller journal has no room for the required data.
-const JOURNAL_LEAST: u64 = 1 << 20;
+const JOURNAL_SIZE_MIN: u64 = 1 << 20;
 
 impl ConfigCheck<'_, '_> {
     pub(crate) fn sink(&mut self, events: file::EventsTable) -> (SinkPlan, BatchingTable) {
@@ -78,7 +78,7 @@ impl ConfigCheck<'_, '_> {
 
     pub(crate) fn journal(&mut self, typed: &file::JournalTable) -> JournalLimits {
         let defaults = JournalLimits::default();
-        if let Some(size) = typed.size_max.get().filter(|size| size.value < JOURNAL_LEAST) {
+        if let Some(size) = typed.size_max.get().filter(|size| size.value < JOURNAL_SIZE_MIN) {
             let hint = "give at least \"1MiB\"";
             self.findings.error(size.span, "`size_max` is too small for the data that must be kept", hint);
         }

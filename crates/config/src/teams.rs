@@ -85,8 +85,8 @@ pub(crate) fn build(
     let mut templates = BTreeMap::new();
     for (slug, server) in file.servers {
         check.slug(&slug, "the name of a template");
-        let who = format!("the template `{}`", slug.value);
-        let server = check.server(&who, server, None);
+        let subject = format!("the template `{}`", slug.value);
+        let server = check.server(&subject, server, None);
         templates.insert(slug.value, server);
     }
     let mut teams = ConfigPlanBuilder {
@@ -235,7 +235,7 @@ impl ConfigPlanBuilder<'_, '_> {
     fn add_installation(&mut self, team: &mut CheckedTeam, typed: file::InstallationTable, ids: &mut UniqueNames) {
         let at = typed.own.at;
         let id = self.check.id(&typed.id, "an installation", "id", at, ids);
-        let who = if id.is_empty() { "an installation".to_owned() } else { format!("installation `{id}`") };
+        let subject = if id.is_empty() { "an installation".to_owned() } else { format!("installation `{id}`") };
         let keeps = [
             ("listed", ProcessLifetime::Listed),
             ("always_on", ProcessLifetime::AlwaysOn),
@@ -245,41 +245,41 @@ impl ConfigPlanBuilder<'_, '_> {
         let updates = [("restart", UpdateMethod::Restart), ("rolling", UpdateMethod::Rolling)];
         let on_update = self.check.keyword(&typed.update, "update", &updates).unwrap_or_default();
         if keep == ProcessLifetime::AlwaysOn && typed.policy.has_idle_settings() {
-            let message = format!("{who} is `always_on`, so its [policy.idle] has no effect");
+            let message = format!("{subject} is `always_on`, so its [policy.idle] has no effect");
             self.check.findings.warning(typed.keep.get().map_or(at, |keep| keep.span), message);
         }
-        let slug = self.server_slug(&typed.server, &who, at);
+        let slug = self.server_slug(&typed.server, &subject, at);
         let members = self.members(team, typed.users, at);
 
         // If there is a template, the installation contains only the additions of the team.
         let mut team_layer = ConfigTier::default();
         let url_at = typed.own.url.get().map_or(at, |url| url.span);
         let mut server = if let Some(template) = self.templates.get(&slug).cloned() {
-            self.apply_overrides(&who, &slug, template, typed.own, &mut team_layer)
+            self.apply_overrides(&subject, &slug, template, typed.own, &mut team_layer)
         } else {
             let templates: Vec<&str> = self.templates.keys().map(String::as_str).collect();
             let near = nearest(&slug, &templates).map(str::to_owned);
-            self.check.server(&who, typed.own, near.as_deref())
+            self.check.server(&subject, typed.own, near.as_deref())
         };
         if let Some(ServerTarget::Remote { .. }) = &server.target {
             let words =
                 [(keep == ProcessLifetime::Lazy, &typed.keep), (on_update == UpdateMethod::Rolling, &typed.update)];
             for word in words.into_iter().filter_map(|(is_set, word)| word.get().filter(|_| is_set)) {
                 let message =
-                    format!("{who} is a remote server: `{}` has an effect only on child processes", word.value);
+                    format!("{subject} is a remote server: `{}` has an effect only on child processes", word.value);
                 self.check.findings.warning(word.span, message);
             }
         }
         for (section, at) in server.target.iter().flat_map(|target| typed.policy.unused_sections(target)) {
             let kind = if matches!(server.target, Some(ServerTarget::Stdio { .. })) { "stdio" } else { "remote" };
-            let message = format!("{who} is a {kind} server, so its [policy.{section}] has no effect");
+            let message = format!("{subject} is a {kind} server, so its [policy.{section}] has no effect");
             self.check.findings.warning(at, message);
         }
         let EffectivePolicy { mut policy, .. } = typed.policy.merge_over(&team.effective_policy, self.check.findings);
         policy.session.protocol = server.protocol;
         let policy = self.share_policy(policy);
         self.check.health_url(&typed.team, &mut server.target);
-        self.check.layer(&who, server.target.as_ref(), typed.team, &mut team_layer);
+        self.check.layer(&subject, server.target.as_ref(), typed.team, &mut team_layer);
 
         let mut instances = Vec::new();
         for index in members {
@@ -288,9 +288,9 @@ impl ConfigPlanBuilder<'_, '_> {
             let mut target = server.target.clone();
             if let Some(position) = user.tiers.iter().position(|(installation, _)| installation.value == id) {
                 let (_, tier) = user.tiers.remove(position);
-                let who = format!("{who} of `{}`", user.slug);
+                let subject = format!("{subject} of `{}`", user.slug);
                 self.check.health_url(&tier, &mut target);
-                self.check.layer(&who, server.target.as_ref(), tier, &mut user_layer);
+                self.check.layer(&subject, server.target.as_ref(), tier, &mut user_layer);
             }
             let Some(target) = target else { continue };
             let mut instance = InstanceConfig {
@@ -316,12 +316,12 @@ impl ConfigPlanBuilder<'_, '_> {
             instances.push(instance);
         }
         if let Some((at, oauth)) = server.oauth {
-            oauth::check_conflicts(&who, at, &instances, &mut self.check);
+            oauth::check_conflicts(&subject, at, &instances, &mut self.check);
             let oauth = Arc::new(oauth);
             self.plan.oauth.extend(instances.iter().map(|instance| (plan::id(instance), Arc::clone(&oauth))));
         }
-        self.check.health(&who, at, &instances);
-        self.check.warn_insecure_transport(&who, url_at, &instances);
+        self.check.health(&subject, at, &instances);
+        self.check.warn_insecure_transport(&subject, url_at, &instances);
         self.plan.instances.extend(instances);
     }
 
@@ -343,14 +343,14 @@ impl ConfigPlanBuilder<'_, '_> {
         }
     }
 
-    fn server_slug(&mut self, typed: &ParsedValue<String>, who: &str, at: Span) -> String {
+    fn server_slug(&mut self, typed: &ParsedValue<String>, subject: &str, at: Span) -> String {
         if let Some(slug) = typed.get() {
             self.check.slug(slug, "the name of a server");
             return slug.value.clone();
         }
         if typed.is_absent() {
             let hint = "add server = \"…\", the name of the server";
-            self.check.findings.error(at, format!("{who} has no `server`"), hint);
+            self.check.findings.error(at, format!("{subject} has no `server`"), hint);
         }
         String::new()
     }
@@ -385,7 +385,7 @@ impl ConfigPlanBuilder<'_, '_> {
 
     fn apply_overrides(
         &mut self,
-        who: &str,
+        subject: &str,
         slug: &str,
         template: CheckedServer,
         own: file::ServerTable,
@@ -394,7 +394,7 @@ impl ConfigPlanBuilder<'_, '_> {
         let CheckedServer { mut target, mut protocol, layer, mut user_required, oauth } = template;
         for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
             if let Some(text) = typed.get() {
-                let message = format!("{who} and its template `{slug}` both have a `{key}`");
+                let message = format!("{subject} and its template `{slug}` both have a `{key}`");
                 let hint = format!("remove it, or the template [servers.{slug}]");
                 self.check.findings.error(text.span, message, hint);
             }
@@ -403,20 +403,24 @@ impl ConfigPlanBuilder<'_, '_> {
             match &mut target {
                 Some(ServerTarget::Stdio { cwd, .. }) => *cwd = Some(text.value.clone()),
                 Some(ServerTarget::Remote { .. }) => {
-                    self.check.findings.error(text.span, format!("{who} is a remote server with a `cwd`"), "remove it");
+                    self.check.findings.error(
+                        text.span,
+                        format!("{subject} is a remote server with a `cwd`"),
+                        "remove it",
+                    );
                 }
                 None => {}
             }
         }
         self.check.health_url(&own.tier, &mut target);
-        self.check.layer(who, target.as_ref(), own.tier, team);
+        self.check.layer(subject, target.as_ref(), own.tier, team);
         user_required.extend(self.check.user_required(&own.user_required));
         user_required.sort();
         user_required.dedup();
         if !own.protocol.is_absent() {
-            protocol = self.check.protocol(who, &own.protocol, target.as_ref());
+            protocol = self.check.protocol(subject, &own.protocol, target.as_ref());
         }
-        let oauth = own.oauth.map(|oauth| (oauth.at(), oauth.into_plan(who, &mut self.check))).or(oauth);
+        let oauth = own.oauth.map(|oauth| (oauth.at(), oauth.into_plan(subject, &mut self.check))).or(oauth);
         CheckedServer { target, protocol, layer, user_required, oauth }
     }
 

@@ -24,7 +24,7 @@ const OPEN_FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags:
 const PROBLEMS_MAX: usize = 10;
 
 /// Files and directories directly in a data directory that the satellite or the reference backend creates.
-const OWN: [&str; 23] = [
+const OWN_NAMES: [&str; 23] = [
     ".gitignore",
     "admin-token",
     "admin.curl",
@@ -457,7 +457,8 @@ fn is_own(name: &str) -> bool {
     let stem = name.strip_suffix(".new").unwrap_or(name);
     let stem = ["-wal", "-shm"].iter().find_map(|suffix| stem.strip_suffix(suffix)).unwrap_or(stem);
     let events = stem.strip_prefix("events.").and_then(|rest| rest.strip_suffix(".jsonl"));
-    OWN.contains(&stem) || events.is_some_and(|digits| digits.len() == 20 && digits.bytes().all(|b| b.is_ascii_digit()))
+    OWN_NAMES.contains(&stem)
+        || events.is_some_and(|digits| digits.len() == 20 && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
 pub fn is_hex(name: &str, len: usize) -> bool {

@@ -161,13 +161,13 @@ impl SaverShared {
 }
 
 /// Limits the jobs that wait for a disk at the same time, so that blocking threads remain for restarts and `status`.
-static PLACES: tokio::sync::Semaphore = tokio::sync::Semaphore::const_new(64);
+static DISK_JOB_PERMITS: tokio::sync::Semaphore = tokio::sync::Semaphore::const_new(64);
 
 /// Runs `job`, which waits for a disk, on a blocking thread. Returns `None` if that takes longer than [`WAIT_MAX`] or
 /// panics; a job that takes longer continues in the background.
 pub async fn run_with_timeout<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let done = async {
-        let place = PLACES.acquire().await.ok()?;
+        let place = DISK_JOB_PERMITS.acquire().await.ok()?;
         let job = move || {
             let _place = place;
             job()

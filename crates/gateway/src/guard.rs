@@ -57,8 +57,8 @@ fn port_or_default(port: Option<u16>, scheme: &str) -> Option<u16> {
 }
 
 fn split(host: &str) -> Option<(&str, Option<u16>)> {
-    let strange = |c: char| !c.is_ascii_graphic() || matches!(c, '/' | '@' | '?' | '#' | '\\' | ',');
-    if host.is_empty() || host.contains(strange) {
+    let is_invalid_char = |c: char| !c.is_ascii_graphic() || matches!(c, '/' | '@' | '?' | '#' | '\\' | ',');
+    if host.is_empty() || host.contains(is_invalid_char) {
         return None;
     }
     let (name, port) = if let Some(end) = host.find(']').filter(|_| host.starts_with('[')) {

@@ -141,8 +141,8 @@ fleet = { instances = 10, teams = 2 }
 servers = [{ name = "tools" }]
 load = { loop = "closed", callers = 4, think = "100ms" }
 limits = { growth = 100.0 }"#;
-    let forgetful = |caller| Arc::new(HangingCaller { caller, calls: AtomicU64::new(0) }) as _;
-    let found = run_text(text, 1, TestHooks { caller: forgetful, ..default_hooks() });
+    let hanging_caller = |caller| Arc::new(HangingCaller { caller, calls: AtomicU64::new(0) }) as _;
+    let found = run_text(text, 1, TestHooks { caller: hanging_caller, ..default_hooks() });
     let broken: Vec<_> = found.violations.iter().map(|violation| violation.invariant).collect();
     assert_eq!(broken, [Invariant::OwnAnswer], "{:?}", found.violations);
     assert!(found.calls.answered > 50, "the other calls are answered: {}", found.calls.answered);

@@ -25,9 +25,9 @@ use super::types::{BudgetReset, FaultKind, FaultVictim, InstanceNo, PlannedFault
 use super::world::{ServerFaults, is_healed_by_restart, is_injected_by_restart};
 
 // Time after which the harness, in the role of a person, restarts an instance that failed permanently.
-const PERSON: Duration = Duration::from_secs(10);
+const MANUAL_RESTART_DELAY: Duration = Duration::from_secs(10);
 
-const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) struct FaultInjector {
     pub runtime: RuntimeHandle,
@@ -105,17 +105,15 @@ impl FaultInjector {
                 self.runtime.sync_snapshot().await;
                 self.runtime.flush().await;
                 while let Ok(nth) = given_up.try_recv() {
-                    due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(nth))));
+                    due.push(Reverse((self.recorder.clock.now() + MANUAL_RESTART_DELAY, DelayedAction::Restart(nth))));
                 }
                 let missing = self.offline_instances();
                 if due.is_empty() {
                     // The event of the permanent failure was dropped; use the status instead.
                     let given_up = missing.iter().filter(|(_, status)| *status == Some(Status::PermanentlyFailed));
-                    due.extend(
-                        given_up.map(|(nth, _)| {
-                            Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(*nth)))
-                        }),
-                    );
+                    due.extend(given_up.map(|(nth, _)| {
+                        Reverse((self.recorder.clock.now() + MANUAL_RESTART_DELAY, DelayedAction::Restart(*nth)))
+                    }));
                 }
                 let is_waiting = !missing.is_empty() || !due.is_empty();
                 let give_up_at = give_up_at.get_or_insert_with(|| Instant::now() + self.recovery_timeout);
@@ -142,10 +140,10 @@ impl FaultInjector {
                     biased;
                     Some(done) = under_way.next(), if !under_way.is_empty() => results.record(done),
                     Some(nth) = given_up.recv() => {
-                        due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(nth))));
+                        due.push(Reverse((self.recorder.clock.now() + MANUAL_RESTART_DELAY, DelayedAction::Restart(nth))));
                     }
                     Some(()) = ended => {}
-                    () = sleep(LOOK_AGAIN_AFTER) => {}
+                    () = sleep(POLL_INTERVAL) => {}
                 }
                 continue;
             };
@@ -156,7 +154,7 @@ impl FaultInjector {
                 Some(()) = stopped => while upcoming.next().is_some() {},
                 Some(()) = ended => {}
                 Some(done) = under_way.next(), if !under_way.is_empty() => results.record(done),
-                Some(nth) = given_up.recv() => due.push(Reverse((self.recorder.clock.now() + PERSON, DelayedAction::Restart(nth)))),
+                Some(nth) = given_up.recv() => due.push(Reverse((self.recorder.clock.now() + MANUAL_RESTART_DELAY, DelayedAction::Restart(nth)))),
                 () = sleep_until(self.recorder.clock.instant(next)) => {
                     if healing == Some(next) {
                         match due.pop() {

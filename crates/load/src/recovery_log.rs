@@ -15,7 +15,7 @@ use super::scenario::{FleetShape, ScenarioLimits};
 use super::types::{FaultKind, FaultOutcomes, InstanceNo, InvariantViolation, TeamNo};
 
 // Latest delay between an event and its delivery to the sink.
-const UNNOTICED: Duration = Duration::from_secs(10);
+const EVENT_DELAY_MAX: Duration = Duration::from_secs(10);
 
 pub(crate) struct RecoveryLog {
     records: Vec<InstanceRecord>,
@@ -116,7 +116,7 @@ impl RecoveryLog {
         // theirs.
         let is_past = |fault: &mut OpenFault| {
             let ended_at = fault.healed_at.unwrap_or(fault.from);
-            fault.kind.is_withstood() && !fault.went_offline && ended_at + UNNOTICED < at
+            fault.kind.is_withstood() && !fault.went_offline && ended_at + EVENT_DELAY_MAX < at
         };
         for fault in card.faults.extract_if(.., is_past) {
             self.outcomes.entry(fault.kind).or_default().unharmed += 1;

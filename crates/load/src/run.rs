@@ -38,22 +38,22 @@ use super::watch::{ResponseTimes, RunSampler};
 use super::world::{CountingConnector, FleetScripts, ProcessWorld, ServerFaults, ServerWorld, SimWorld};
 
 // Concurrent installations.
-const INSTALLS: usize = 64;
+const CONCURRENT_INSTALLS: usize = 64;
 // Default number of concurrent starts, and of concurrent connections, of simulated servers.
 const SIMULATED_STARTS: usize = 256;
-const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 // Time limit for all instances to come online after the last installation. Without them there is nothing to load.
 const ONLINE_MAX: Duration = Duration::from_secs(300);
 // Memory samples. The lowest counts: memory that the allocator has not purged yet is not in use.
-const LOOKS: u32 = 5;
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const MEMORY_SAMPLES: u32 = 5;
+const MEMORY_SAMPLE_PAUSE: Duration = Duration::from_millis(100);
 // Pause in real time when the clock of the run is virtual: the allocator returns memory by real time.
-const LOOK_EVERY_REAL: Duration = Duration::from_millis(60);
+const MEMORY_SAMPLE_PAUSE_REAL: Duration = Duration::from_millis(60);
 // Time limit for resources to be released after the end.
-const CLEAR_MAX: Duration = Duration::from_secs(10);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 // Minimum number of simultaneous faults of a kind that get a mark and are checked for effects on other teams.
-const MANY: usize = 5;
+const LARGE_FAULT_MIN: usize = 5;
 // Start of virtual time: 2026-01-01 00:00 UTC.
 const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
 
@@ -316,7 +316,7 @@ impl<'a> RunContext<'a> {
             let instance = spec.name.to_string();
             self.runtime.install(spec).await.map_err(|source| LoadError::Install { instance, source })
         };
-        let mut installs = futures::stream::iter(self.fleet.shape.all()).map(install).buffered(INSTALLS);
+        let mut installs = futures::stream::iter(self.fleet.shape.all()).map(install).buffered(CONCURRENT_INSTALLS);
         while let Some(installed) = installs.next().await {
             installed?;
             if show.is_stopped() {
@@ -354,7 +354,7 @@ impl<'a> RunContext<'a> {
                     instance: format!("{id} ({what})"),
                 });
             }
-            sleep(LOOK_AGAIN_AFTER).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -363,11 +363,11 @@ impl<'a> RunContext<'a> {
         self.runtime.sync_snapshot().await;
         self.runtime.flush().await;
         let mut least = u64::MAX;
-        for _ in 0..LOOKS {
-            sleep(LOOK_EVERY).await;
+        for _ in 0..MEMORY_SAMPLES {
+            sleep(MEMORY_SAMPLE_PAUSE).await;
             if self.setup.mode == ServerEnvironment::Virtual {
                 // The allocator uses real time.
-                std::thread::sleep(LOOK_EVERY_REAL);
+                std::thread::sleep(MEMORY_SAMPLE_PAUSE_REAL);
             }
             least = least.min((self.setup.hooks.memory)());
         }
@@ -593,7 +593,7 @@ fn is_given_up(status: Option<Status>) -> bool {
 
 // Waits for the release of resources, up to a limit.
 async fn leftover_resources(setup: &RunSetup, before: &InitialUsage, world: &dyn ServerWorld) -> LeftoverResources {
-    let give_up_at = Instant::now() + CLEAR_MAX;
+    let give_up_at = Instant::now() + RELEASE_TIMEOUT;
     loop {
         let descriptors = match setup.mode {
             // Virtual runs open no descriptors, but other tests in this process may.
@@ -627,11 +627,11 @@ fn unrecovered_violation(nth: InstanceNo, status: Option<Status>, at: Duration) 
     }
 }
 
-// Groups of faults with the same time and kind and at least `MANY` victims.
+// Groups of faults with the same time and kind and at least `LARGE_FAULT_MIN` victims.
 fn large_faults(injections: &[PlannedFault]) -> impl Iterator<Item = (Duration, &[PlannedFault])> {
     injections
         .chunk_by(|a, b| a.at == b.at && a.kind == b.kind)
-        .filter(|chunk| chunk.len() >= MANY)
+        .filter(|chunk| chunk.len() >= LARGE_FAULT_MIN)
         .map(|chunk| (chunk[0].at, chunk))
 }
 

@@ -18,12 +18,12 @@ use super::recorder::RunRecorder;
 use super::types::{ProgressDisplay, RunSample, ServerEnvironment};
 
 // Maximum number of samples during the load.
-const SAMPLES: u32 = 600;
+const SAMPLES_MAX: u32 = 600;
 // Shortest sampling interval, and its increase per instance.
-const EVERY_MIN: Duration = Duration::from_millis(100);
-const EACH: Duration = Duration::from_micros(10);
+const SAMPLE_INTERVAL_MIN: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL_PER_INSTANCE: Duration = Duration::from_micros(10);
 // Interval of requests to a supervisor and to the registry.
-const ASK_EVERY: Duration = Duration::from_millis(50);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
 pub(crate) struct ResponseTimes {
@@ -70,11 +70,11 @@ pub(crate) struct RunSampler<'a> {
 impl RunSampler<'_> {
     // Runs until the future is dropped.
     pub(crate) async fn run(&self, lasts: Duration, samples: &mut Vec<RunSample>) {
-        let each = EACH * u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
-        let every = (lasts / SAMPLES).max(EVERY_MIN + each);
+        let each = SAMPLE_INTERVAL_PER_INSTANCE * u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
+        let every = (lasts / SAMPLES_MAX).max(SAMPLE_INTERVAL_MIN + each);
         let (mut looks, mut measurements) =
-            (interval_at(Instant::now(), every), interval_at(Instant::now(), ASK_EVERY));
-        let mut stops = interval_at(Instant::now(), EVERY_MIN);
+            (interval_at(Instant::now(), every), interval_at(Instant::now(), REQUEST_INTERVAL));
+        let mut stops = interval_at(Instant::now(), SAMPLE_INTERVAL_MIN);
         let mut measurement_tasks = JoinSet::new();
         let mut foreign = ForeignCpu::start(self.children_cpu());
         let mut ids = self.ids.iter().cycle();

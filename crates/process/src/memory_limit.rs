@@ -12,7 +12,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use crate::process::own_cgroup;
 
 /// Minimum budget in bytes, so that a message can be read at all.
-const LEAST: u64 = 8 << 20;
+const BUDGET_MIN: u64 = 8 << 20;
 
 pub fn budget() -> Arc<ByteBudget> {
     let limits = [machine_memory(), cgroup_limit(own_cgroup().as_deref()), free_address_space()];
@@ -22,7 +22,7 @@ pub fn budget() -> Arc<ByteBudget> {
 }
 
 fn budget_bytes(limits: [Option<u64>; 3]) -> u64 {
-    (limits.into_iter().flatten().min().unwrap_or(u64::MAX) / 4).max(LEAST)
+    (limits.into_iter().flatten().min().unwrap_or(u64::MAX) / 4).max(BUDGET_MIN)
 }
 
 fn machine_memory() -> Option<u64> {
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn the_budget_is_a_quarter_of_the_lowest_limit() {
         assert_eq!(budget_bytes([Some(4 << 30), Some(512 << 20), None]), 128 << 20);
-        assert_eq!(budget_bytes([Some(4 << 30), None, Some(1 << 20)]), LEAST);
+        assert_eq!(budget_bytes([Some(4 << 30), None, Some(1 << 20)]), BUDGET_MIN);
         assert_eq!(kibibytes("MemFree: 1 kB\nMemTotal:       16 kB\n", "MemTotal:"), Some(16 << 10));
         assert_eq!(kibibytes("MemTotal: much\n", "MemTotal:"), None);
     }

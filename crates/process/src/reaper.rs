@@ -48,8 +48,8 @@ const SIGNAL_BASE: u8 = 128;
 const NAME: &CStr = c"satellite-reaper";
 
 // Forwarded through the pipe; the others with `kill`.
-const ASKING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
-const PLAIN: [Signal; 3] = [Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
+const PIPED_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+const KILL_FORWARDED_SIGNALS: [Signal; 3] = [Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
 
 type OrphanCleanup = Box<dyn FnOnce() + Send>;
 
@@ -57,12 +57,12 @@ pub struct ReaperLink {
     pub signals: mpsc::UnboundedReceiver<Signal>,
 }
 
-static LAST_ACT: Mutex<Option<OrphanCleanup>> = Mutex::new(None);
+static ORPHAN_CLEANUP: Mutex<Option<OrphanCleanup>> = Mutex::new(None);
 
 impl ReaperLink {
     /// Sets the cleanup that runs on its own thread if the reaper is killed. The process exits afterwards.
     pub fn on_orphaned(act: impl FnOnce() + Send + 'static) {
-        *LAST_ACT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
+        *ORPHAN_CLEANUP.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
     }
 }
 
@@ -74,7 +74,8 @@ pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<E
     let mut waited_for = SigSet::empty();
     waited_for.add(Signal::SIGCHLD);
     // Signals that `nohup` or a similar command ignores remain ignored.
-    for signal in ASKING.into_iter().chain(PLAIN).filter(|signal| !signals::is_ignored(*signal)) {
+    for signal in PIPED_SIGNALS.into_iter().chain(KILL_FORWARDED_SIGNALS).filter(|signal| !signals::is_ignored(*signal))
+    {
         waited_for.add(signal);
     }
     #[expect(unsafe_code, reason = "there is no safe way to set a signal's action")]
@@ -128,7 +129,7 @@ fn receive_signals(mut pipe: PipeReader, sender: &mpsc::UnboundedSender<Signal>)
     loop {
         match pipe.read(&mut byte) {
             Ok(1..) => {
-                let signal = ASKING.iter().find(|signal| **signal as i32 == i32::from(byte[0]));
+                let signal = PIPED_SIGNALS.iter().find(|signal| **signal as i32 == i32::from(byte[0]));
                 if let Some(signal) = signal {
                     // The receiver is gone once the satellite is ending.
                     let _ = sender.send(*signal);
@@ -139,7 +140,7 @@ fn receive_signals(mut pipe: PipeReader, sender: &mpsc::UnboundedSender<Signal>)
         }
     }
     tracing::error!("the reaper was killed: ending every server at once");
-    if let Some(act) = LAST_ACT.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    if let Some(act) = ORPHAN_CLEANUP.lock().unwrap_or_else(PoisonError::into_inner).take() {
         act();
     }
     std::process::exit(1);
@@ -180,7 +181,7 @@ fn supervise_satellite(
                     }
                 }
                 // A satellite that has just ended is reaped next.
-                Some(signal) if ASKING.contains(&signal) => {
+                Some(signal) if PIPED_SIGNALS.contains(&signal) => {
                     let _ = pipe.write_all(&[signal as u8]);
                 }
                 // The process is not reaped yet, so its id is not reused.

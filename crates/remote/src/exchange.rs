@@ -95,7 +95,7 @@ type Exchange = BoxFuture<'static, (Option<u64>, ExchangeMessage)>;
 /// Exchanges in progress on one line. They run while the line is polled, so none outlives the line.
 pub(super) struct LineExchanges {
     running: FuturesUnordered<Abortable<Exchange>>,
-    abandonable: Vec<(u64, AbortHandle)>,
+    cancellable: Vec<(u64, AbortHandle)>,
     sender: mpsc::Sender<ExchangeMessage>,
     receiver: mpsc::Receiver<ExchangeMessage>,
     ended: VecDeque<ExchangeMessage>,
@@ -107,7 +107,7 @@ impl LineExchanges {
         let (sender, receiver) = mpsc::channel(0);
         Self {
             running: FuturesUnordered::new(),
-            abandonable: Vec::new(),
+            cancellable: Vec::new(),
             sender,
             receiver,
             ended: VecDeque::new(),
@@ -125,20 +125,20 @@ impl LineExchanges {
             .boxed();
         self.running.push(Abortable::new(exchange, registration));
         if let Some(id) = id {
-            self.abandonable.push((id, handle));
+            self.cancellable.push((id, handle));
         }
         self.wake();
     }
 
     pub(super) fn answered_request(&self, message: &[u8]) -> Option<u64> {
-        let id = (!self.abandonable.is_empty()).then(|| body::answered_id(message)).flatten()?;
-        self.abandonable.iter().any(|(its, _)| *its == id).then_some(id)
+        let id = (!self.cancellable.is_empty()).then(|| body::answered_id(message)).flatten()?;
+        self.cancellable.iter().any(|(its, _)| *its == id).then_some(id)
     }
 
     // Also drops the connection of the exchange.
     pub(super) fn abandon(&mut self, id: u64) {
-        if let Some(at) = self.abandonable.iter().position(|(its, _)| *its == id) {
-            self.abandonable.swap_remove(at).1.abort();
+        if let Some(at) = self.cancellable.iter().position(|(its, _)| *its == id) {
+            self.cancellable.swap_remove(at).1.abort();
         }
     }
 
@@ -164,7 +164,7 @@ impl LineExchanges {
             }
             match self.running.poll_next_unpin(cx) {
                 Poll::Ready(Some(Ok((id, message)))) => {
-                    self.abandonable.retain(|(its, _)| Some(*its) != id);
+                    self.cancellable.retain(|(its, _)| Some(*its) != id);
                     self.ended.push_back(message);
                 }
                 Poll::Ready(Some(Err(Aborted))) => {}

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use super::clients::HttpClients;
 use super::exchange::{ExchangeMessage, ExchangeSender, LineExchanges, LineSession, OneWayKind};
-use super::streamable::LAST_WORDS;
+use super::streamable::LINGER_TIME;
 use super::tokens::TokenSource;
 use super::{legacy, streamable};
 
@@ -257,7 +257,7 @@ impl ServerLine for RemoteLine {
                     // A server may answer on this stream and never end the exchange of the request.
                     if let Some(id) = self.exchanges.answered_request(&message) {
                         self.exchanges.start(None, |_| async move {
-                            sleep(LAST_WORDS).await;
+                            sleep(LINGER_TIME).await;
                             ExchangeMessage::AnsweredElsewhere(id)
                         });
                     }

@@ -26,10 +26,10 @@ use super::failures::not_mcp;
 use super::routing;
 
 /// Time that a connection is kept after its answer. If the exchange ends in this time, the connection can be reused.
-pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
+pub(super) const LINGER_TIME: Duration = Duration::from_secs(1);
 
 // Minimum duration of a stream that is reopened without backoff.
-const QUICK: Duration = Duration::from_secs(10);
+const QUICK_END_MAX: Duration = Duration::from_secs(10);
 const BACKOFF: Backoff = Backoff::doubling(Duration::from_secs(1), Duration::from_secs(180));
 
 pub(super) async fn request(
@@ -171,7 +171,7 @@ async fn follow(
 }
 
 async fn forward_remaining(response: &mut Response, events: &mut SseReader, out: &mut ExchangeSender) {
-    let until = Instant::now() + LAST_WORDS;
+    let until = Instant::now() + LINGER_TIME;
     while let Ok(Ok(Some(event))) = timeout_at(until, next_event(response, events)).await {
         if event.kind.is_none_or(|kind| kind == "message") {
             out.send_unsolicited(event.data).await;
@@ -274,7 +274,7 @@ struct ReopenBackoff {
 impl ReopenBackoff {
     /// Returns the pause after a stream that lasted this long. `retry` is the pause requested by the server.
     fn delay_after_end(&mut self, lasted: Duration, retry: Option<Duration>) -> Duration {
-        self.quick_ends = if lasted < QUICK { self.quick_ends.saturating_add(1) } else { 0 };
+        self.quick_ends = if lasted < QUICK_END_MAX { self.quick_ends.saturating_add(1) } else { 0 };
         self.delay().max(retry.unwrap_or_default()).min(BACKOFF.maximum)
     }
 

@@ -13,7 +13,7 @@ use mcp_satellite_protocol::rpc::{member, with_members};
 use crate::call::{CallerRequest, ClientFacts};
 use crate::handshake::{our_capabilities, our_name};
 
-static OURS: LazyLock<ClientFacts> = LazyLock::new(|| ClientFacts {
+static SATELLITE_FACTS: LazyLock<ClientFacts> = LazyLock::new(|| ClientFacts {
     capabilities: serde_json::to_string(&our_capabilities()).unwrap_or_default(),
     info: serde_json::to_string(&our_name()).unwrap_or_default(),
 });
@@ -44,8 +44,10 @@ impl<'a> RequestMeta<'a> {
     pub(crate) fn wrap_params(&self, params: Option<&str>) -> String {
         let params = params.filter(|params| params.starts_with('{')).unwrap_or("{}");
         let (capabilities, info) = match self.identity {
-            RequestIdentity::Satellite | RequestIdentity::Client(None) => (&*OURS.capabilities, &*OURS.info),
-            RequestIdentity::Caller => ("{}", &*OURS.info),
+            RequestIdentity::Satellite | RequestIdentity::Client(None) => {
+                (&*SATELLITE_FACTS.capabilities, &*SATELLITE_FACTS.info)
+            }
+            RequestIdentity::Caller => ("{}", &*SATELLITE_FACTS.info),
             RequestIdentity::Client(Some(client)) => (&*client.capabilities, &*client.info),
         };
         let version = format!("\"{STATELESS_VERSION}\"");

@@ -44,7 +44,7 @@ use super::wire::{CallParams, WireMessage, parse};
 const INSTANCE: &str = "x-instance";
 
 // Maximum number of messages kept while no GET stream is open.
-const UNASKED_MAX: usize = 64;
+const UNSOLICITED_MAX: usize = 64;
 
 // Maximum size of a message in bytes; a longer one gets status 413.
 const BODY_MAX: usize = 64 * 1024 * 1024;
@@ -361,7 +361,7 @@ impl SessionExchange {
                 // An answer to a request that was given up.
                 None if id.is_some() => {}
                 None => {
-                    self.unsolicited.truncate(UNASKED_MAX - 1);
+                    self.unsolicited.truncate(UNSOLICITED_MAX - 1);
                     self.unsolicited.push_back(message);
                 }
             }

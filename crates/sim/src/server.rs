@@ -34,7 +34,7 @@ use super::wire::{
 };
 
 // Maximum size of the text of `big` in bytes.
-const BIG_MAX: usize = 256 * 1024 * 1024;
+const BIG_RESULT_MAX: usize = 256 * 1024 * 1024;
 
 // Maximum number of cancelled ids that `received` reports.
 const CANCELLED_MAX: usize = 1024;
@@ -51,7 +51,7 @@ const FLOOD_LINE: [u8; 1024] = {
 };
 
 // A request id that no client uses.
-const NEVER_ASKED: &str = "4611686018427387904";
+const UNUSED_ID: &str = "4611686018427387904";
 
 const SIGKILL: i32 = 9;
 
@@ -298,7 +298,7 @@ impl SimResponder {
         self.write_garbage(self.script.garbage_lines);
         for _ in 0..self.script.stray_answers {
             let answered = self.last_answered.as_deref().unwrap_or("null");
-            for stray in [answered, NEVER_ASKED] {
+            for stray in [answered, UNUSED_ID] {
                 let line = format!("{{\"jsonrpc\":\"2.0\",\"id\":{stray},\"result\":{{}}}}\n");
                 self.out.put_slice(line.as_bytes());
             }
@@ -512,7 +512,7 @@ impl SimResponder {
             }
             "big" => {
                 let big: BigArguments = serde_json::from_str(arguments)?;
-                let bytes = big.bytes.min(BIG_MAX);
+                let bytes = big.bytes.min(BIG_RESULT_MAX);
                 self.answer_in(now, delay, id, |line| put_filled(line, |_| bytes));
             }
             "huge" => {

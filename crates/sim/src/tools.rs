@@ -12,7 +12,7 @@ const ADD: &str = r#"{"name":"add","description":"Adds two numbers","inputSchema
 const SLEEP: &str = r#"{"name":"sleep","description":"Returns after a delay, with progress notifications","inputSchema":{"type":"object","properties":{"ms":{"type":"integer"},"progress_every_ms":{"type":"integer"},"ignore_cancel":{"type":"boolean"}},"required":["ms"]}}"#;
 
 // Tools that are listed only with `all_tools`.
-const SPECIAL: [&str; 7] = [
+const SPECIAL_TOOLS: [&str; 7] = [
     r#"{"name":"big","description":"Returns a text of this many bytes","inputSchema":{"type":"object","properties":{"bytes":{"type":"integer"}},"required":["bytes"]}}"#,
     r#"{"name":"fail","description":"Returns a JSON-RPC error","inputSchema":{"type":"object","properties":{"message":{"type":"string"}}}}"#,
     r#"{"name":"tool_error","description":"Returns a tool result that is an error","inputSchema":{"type":"object","properties":{"message":{"type":"string"}}}}"#,
@@ -91,12 +91,12 @@ pub(super) fn put_capabilities(line: &mut BytesMut, script: &SimScript) {
 }
 
 pub(super) fn count(script: &SimScript, more: usize) -> usize {
-    script.tools + more + if script.all_tools { SPECIAL.len() } else { 0 }
+    script.tools + more + if script.all_tools { SPECIAL_TOOLS.len() } else { 0 }
 }
 
 pub(super) fn definition(script: &SimScript, more: usize, index: usize) -> Cow<'static, str> {
     match (index, index.checked_sub(script.tools + more)) {
-        (_, Some(special)) => SPECIAL.get(special).copied().unwrap_or_default().into(),
+        (_, Some(special)) => SPECIAL_TOOLS.get(special).copied().unwrap_or_default().into(),
         (0, None) => ECHO.into(),
         (1, None) => ADD.into(),
         (2, None) => SLEEP.into(),

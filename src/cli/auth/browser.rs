@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 pub(super) const CALLBACK: &str = "/callback";
-const GOODBYE: &str = "<!doctype html><meta charset=utf-8><title>satellite</title>\
+const COMPLETION_PAGE: &str = "<!doctype html><meta charset=utf-8><title>satellite</title>\
     <p>The satellite received the response. You can close this page.";
 
 pub(super) enum BrowserResponse {
@@ -39,7 +39,7 @@ pub(super) fn listen_for_redirect(
         }
         async move {
             if is_it {
-                Html(GOODBYE).into_response()
+                Html(COMPLETION_PAGE).into_response()
             } else {
                 (StatusCode::BAD_REQUEST, "this request does not belong to the authorization in progress\n")
                     .into_response()

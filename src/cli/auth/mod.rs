@@ -130,13 +130,13 @@ impl AuthCommand {
 }
 
 async fn revoke(backend: &AuthBackend, selector: &InstanceSelector) -> Result<u8, CommandFailure> {
-    let AuthRevokeResult { instance, was_there, not_told } = backend.revoke(selector).await?;
-    let any_more = if was_there { " any more" } else { "" };
+    let AuthRevokeResult { instance, had_grant, notification_error } = backend.revoke(selector).await?;
+    let any_more = if had_grant { " any more" } else { "" };
     print_text(&format!("{instance} has no authorization{any_more}"));
-    if let Some(row) = backend.instance_status(&instance).await?.filter(|_| was_there) {
+    if let Some(row) = backend.instance_status(&instance).await?.filter(|_| had_grant) {
         print_text(&status_sentence(&row));
     }
-    match not_told {
+    match notification_error {
         None => Ok(DONE),
         Some(why) => {
             print_error(&format!(

@@ -25,11 +25,11 @@ use super::{LinkHost, LinkShared};
 use crate::wire::{BackendCommand, CommandOutcome, CommandResult};
 
 // Commands that run concurrently.
-const BESIDE_MAX: usize = 32;
+const CONCURRENT_COMMANDS_MAX: usize = 32;
 // Commands that wait, run or have unsent results. The backend delivers any others again.
-const HELD_MAX: usize = LIMIT_MAX;
+const UNFINISHED_COMMANDS_MAX: usize = LIMIT_MAX;
 // Results that are sent concurrently.
-const TELLING_MAX: usize = 8;
+const CONCURRENT_REPORTS_MAX: usize = 8;
 // Before the first retry of a result.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 
@@ -61,11 +61,11 @@ struct QueuedCommand {
 pub(super) async fn run(link: &LinkShared, fleet: &dyn LinkHost, mut inbox: mpsc::Receiver<ReceivedCommands>) {
     let mut executor = CommandExecutor {
         link,
-        lanes: CommandLanes::new(BESIDE_MAX),
+        lanes: CommandLanes::new(CONCURRENT_COMMANDS_MAX),
         queued: HashMap::new(),
         sending: HashSet::new(),
         send_tasks: FuturesUnordered::new(),
-        send_permits: Arc::new(Semaphore::new(TELLING_MAX)),
+        send_permits: Arc::new(Semaphore::new(CONCURRENT_REPORTS_MAX)),
     };
     let mut running: FuturesUnordered<BoxFuture<'_, (CommandKey, CommandResult)>> = FuturesUnordered::new();
     loop {
@@ -123,7 +123,7 @@ impl CommandExecutor<'_> {
         // A command is delivered again until its result has arrived.
         if self.lanes.contains(&name.global_id)
             || self.sending.contains(&name.global_id)
-            || self.unfinished_commands() >= HELD_MAX
+            || self.unfinished_commands() >= UNFINISHED_COMMANDS_MAX
         {
             return None;
         }

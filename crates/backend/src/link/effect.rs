@@ -31,11 +31,11 @@ use crate::wire::{
 // For the tool list of one server.
 const VALIDATION_TIMEOUT: Duration = Duration::from_secs(15);
 // The status changes shortly after the response.
-const STATUS_FOLLOWS: Duration = Duration::from_secs(5);
+const STATUS_CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 // Before the first retry of the configuration.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 // Instances in a result.
-const LISTED_MAX: usize = 1000;
+const RESULT_INSTANCES_MAX: usize = 1000;
 
 #[derive(Debug, Clone, PartialEq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
@@ -146,8 +146,8 @@ fn summary(became: &[InstanceOutcome]) -> CommandResult {
         shown
     };
     let mut result = Map::new();
-    result.insert("instances".to_owned(), became.iter().take(LISTED_MAX).map(shown).collect());
-    if of > LISTED_MAX {
+    result.insert("instances".to_owned(), became.iter().take(RESULT_INSTANCES_MAX).map(shown).collect());
+    if of > RESULT_INSTANCES_MAX {
         result.insert("instances_in_all".to_owned(), of.into());
     }
     let status = if error.is_some() { CommandOutcome::Failed } else { CommandOutcome::Completed };
@@ -232,7 +232,7 @@ impl CommandExecution<'_> {
         if answer == Ok(false) {
             let reauth = self.runtime.wait_for(id, |view| view.status == Status::RequiresReauth);
             // Wait until the status reflects the response; a timeout is harmless.
-            let _ = timeout_at(Instant::now() + STATUS_FOLLOWS, reauth).await;
+            let _ = timeout_at(Instant::now() + STATUS_CHANGE_TIMEOUT, reauth).await;
         }
         let view = self.runtime.status(id).unwrap_or(view);
         let (credentials, error) = match answer {

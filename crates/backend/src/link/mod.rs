@@ -61,7 +61,7 @@ use mcp_satellite_config::{BackendDocument, BackendPlan};
 use mcp_satellite_store::state::StateDb;
 
 // After a panic in the link.
-const BEGIN_AGAIN_AFTER: Duration = Duration::from_secs(5);
+const PANIC_RESTART_DELAY: Duration = Duration::from_secs(5);
 
 // Poll responses that wait for the command executor.
 const INBOX: usize = 4;
@@ -142,7 +142,7 @@ impl BackendLink {
             if AssertUnwindSafe(all).catch_unwind().await.is_err() {
                 tracing::error!("the link to the backend failed because of an internal error; restarting it");
             }
-            tokio::time::sleep(BEGIN_AGAIN_AFTER).await;
+            tokio::time::sleep(PANIC_RESTART_DELAY).await;
         }
     }
 

@@ -16,8 +16,8 @@ const JITTER_PERCENT: u8 = 10;
 // Lower limit of every poll interval, whatever is configured or requested.
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 // Limits of the pause that a backend can request between two polls.
-const ASKED_MIN: Duration = Duration::from_millis(50);
-const ASKED_MAX: Duration = Duration::from_secs(300);
+const REQUESTED_PAUSE_MIN: Duration = Duration::from_millis(50);
+const REQUESTED_PAUSE_MAX: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone)]
 pub struct RetryPacer {
@@ -77,8 +77,10 @@ impl PollPacer {
         self.failures = 0;
         self.mode = answer.polling_mode;
         let requested = answer.next_poll_interval.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let interval =
-            requested.map_or_else(|| self.interval(self.mode), |requested| requested.clamp(ASKED_MIN, ASKED_MAX));
+        let interval = requested.map_or_else(
+            || self.interval(self.mode),
+            |requested| requested.clamp(REQUESTED_PAUSE_MIN, REQUESTED_PAUSE_MAX),
+        );
         let urgent = answer.commands.iter().filter_map(|command| match command.priority {
             CommandPriority::Immediate => Some(self.intervals.immediate),
             CommandPriority::High => Some(self.intervals.high),

@@ -113,7 +113,8 @@ pub struct ConfigUpdateResult {
     /// True if the configuration has changed.
     pub changed: bool,
     /// Ids of the satellites that received a `configure` command.
-    pub told: Vec<String>,
+    #[serde(rename = "told")]
+    pub notified: Vec<String>,
 }
 
 /// List of all satellites.

@@ -22,7 +22,7 @@ use super::{commands, keys};
 use crate::wire::SatelliteConfig;
 
 // Scope of the shared configuration.
-const FOR_ALL: &str = "";
+const ALL_SATELLITES: &str = "";
 
 pub(super) async fn fetch(
     State(app): State<Arc<BackendState>>,
@@ -49,7 +49,7 @@ fn etag_matches(value: &HeaderValue, hash: &str) -> bool {
 
 pub(super) fn effective_config(db: &Transaction<'_>, satellite: &str) -> Result<Option<SatelliteConfig>, ApiError> {
     let own = stored_config(db, satellite)?;
-    Ok(if own.is_some() { own } else { stored_config(db, FOR_ALL)? })
+    Ok(if own.is_some() { own } else { stored_config(db, ALL_SATELLITES)? })
 }
 
 // Not an empty configuration: if the backend has lost its data, an empty one would stop all servers of the fleet.
@@ -78,7 +78,7 @@ pub(super) async fn show_shared(
 ) -> Result<Json<SatelliteConfig>, ApiError> {
     // No satellite has an empty id, so this returns the shared configuration.
     let none = || ApiError::new(StatusCode::NOT_FOUND, "there is no configuration for all satellites yet");
-    app.database.run(move |db| effective_config(db, FOR_ALL)?.ok_or_else(none)).await.map(Json)
+    app.database.run(move |db| effective_config(db, ALL_SATELLITES)?.ok_or_else(none)).await.map(Json)
 }
 
 pub(super) async fn show(
@@ -101,8 +101,8 @@ pub(super) async fn put_shared(
     let update: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted).await?;
     let now = app.now();
     let stored = app.database.run(move |db| {
-        let (before, config) = (effective_config(db, FOR_ALL)?, add_hash(db, update)?);
-        store_config(db, FOR_ALL, &config, now)?;
+        let (before, config) = (effective_config(db, ALL_SATELLITES)?, add_hash(db, update)?);
+        store_config(db, ALL_SATELLITES, &config, now)?;
         let all = "SELECT id FROM satellites WHERE id NOT IN (SELECT scope FROM configs) ORDER BY name";
         let all = db.prepare(all)?.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
         queue_configure_if_changed(db, all, before.as_ref(), config, now)
@@ -112,7 +112,7 @@ pub(super) async fn put_shared(
     tracing::info!(
         hash = stored.hash,
         changed = stored.changed,
-        told = stored.told.len(),
+        notified = stored.notified.len(),
         "configuration for all satellites stored"
     );
     Ok(Json(stored))
@@ -134,7 +134,7 @@ pub(super) async fn put(
     });
     let stored = stored.await?;
     app.notify_command_queued();
-    tracing::info!(hash = stored.hash, changed = stored.changed, told = ?stored.told, "configuration of a satellite stored");
+    tracing::info!(hash = stored.hash, changed = stored.changed, notified = ?stored.notified, "configuration of a satellite stored");
     Ok(Json(stored))
 }
 
@@ -146,7 +146,7 @@ pub(super) async fn delete_own(
     let now = app.now();
     let stored = app.database.run(move |db| {
         let satellite = find_id(db, &names.get("satellite"))?;
-        let Some(config) = stored_config(db, FOR_ALL)? else {
+        let Some(config) = stored_config(db, ALL_SATELLITES)? else {
             let why = "there is no configuration for all satellites that could replace this one; put one first";
             return Err(ApiError::new(StatusCode::CONFLICT, why));
         };
@@ -176,9 +176,9 @@ fn queue_configure_if_changed(
     now: Timestamp,
 ) -> Result<ConfigUpdateResult, ApiError> {
     let changed = before.is_none_or(|before| before.hash != config.hash);
-    let told = if changed { satellites } else { Vec::new() };
-    for satellite in &told {
+    let notified = if changed { satellites } else { Vec::new() };
+    for satellite in &notified {
         commands::queue_configure(db, satellite, now)?;
     }
-    Ok(ConfigUpdateResult { hash: config.hash, changed, told })
+    Ok(ConfigUpdateResult { hash: config.hash, changed, notified })
 }

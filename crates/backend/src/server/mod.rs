@@ -56,7 +56,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 // Requests in progress. A stream counts until its response begins.
 const REQUESTS_MAX: usize = 512;
 // Requests in progress may finish within this time on shutdown.
-const LAST_ANSWERS: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub struct BackendServer {
     app: Arc<BackendState>,
@@ -136,7 +136,7 @@ impl RunningBackend {
     /// Stops the server: requests in progress have 5 s to finish, and streams end.
     pub async fn shut_down(mut self) {
         self.app.ending.cancel();
-        self.server.close(LAST_ANSWERS).await;
+        self.server.close(SHUTDOWN_TIMEOUT).await;
         self.app.database.close();
     }
 }

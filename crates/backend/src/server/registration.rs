@@ -28,7 +28,7 @@ pub(super) const TOKEN_AGE_MAX: SignedDuration = SignedDuration::from_hours(24);
 const NOT_VALID: &str =
     "this registration token is not valid: it was used, has expired, or never existed; request a new one";
 
-const TAKEN: &str = "a satellite of this name is connected; choose another name, stop that satellite (a killed one \
+const NAME_TAKEN: &str = "a satellite of this name is connected; choose another name, stop that satellite (a killed one \
     counts as connected for 90 s), or request a token for this name";
 
 pub(super) async fn register(
@@ -63,7 +63,7 @@ pub(super) async fn register(
                 Some(_) => {}
                 // A token for a new satellite must not replace a connected one.
                 None if satellites::is_connected(db, &request.name, now, &last_contacts)? => {
-                    return Err(ApiError::new(StatusCode::CONFLICT, TAKEN));
+                    return Err(ApiError::new(StatusCode::CONFLICT, NAME_TAKEN));
                 }
                 None => {}
             }

@@ -1,11 +1,11 @@
--- Times are milliseconds since 1970 of the backend's clock, but for what a satellite says itself, which stays text.
+-- Times are milliseconds since 1970 of the backend's clock. Times that a satellite reports are stored as text.
 
 CREATE TABLE satellites (
     id TEXT PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
     -- SHA-256 of its API key.
     key_hash BLOB NOT NULL UNIQUE,
-    -- As it introduced itself last.
+    -- The last registration request of the satellite, as JSON.
     registration TEXT NOT NULL,
     registered_at INTEGER NOT NULL,
     heartbeat TEXT,
@@ -21,7 +21,7 @@ CREATE TABLE registration_tokens (
     used_by TEXT
 ) STRICT;
 
--- One for all under '', and those of single satellites under their ids.
+-- Configurations: that of all satellites under '', those of single satellites under their ids.
 CREATE TABLE configs (
     scope TEXT PRIMARY KEY,
     hash TEXT NOT NULL,
@@ -34,12 +34,12 @@ CREATE TABLE commands (
     satellite TEXT NOT NULL REFERENCES satellites (id) ON DELETE CASCADE,
     id TEXT NOT NULL,
     command_type TEXT NOT NULL,
-    -- 0 is immediate, 3 is low.
+    -- From 0 (immediate) to 3 (low).
     priority INTEGER NOT NULL,
     payload TEXT NOT NULL,
     expires_at INTEGER,
     created_at INTEGER NOT NULL,
-    -- Queued by the backend itself, because the configuration has changed.
+    -- True if the backend queued the command itself after a change of the configuration.
     by_itself INTEGER NOT NULL,
     first_sent_at INTEGER,
     times_sent INTEGER NOT NULL DEFAULT 0,
@@ -57,12 +57,12 @@ CREATE TABLE events (
     timestamp TEXT NOT NULL,
     data TEXT NOT NULL,
     received_at INTEGER NOT NULL,
-    -- A satellite that has lost its data counts from 1 again, at other times.
+    -- A satellite that has lost its data numbers its events from 1 again, with other timestamps.
     UNIQUE (satellite, seq, timestamp)
 ) STRICT;
 CREATE INDEX events_received ON events (received_at);
 
--- Answers to batches, so that one that comes again is answered alike.
+-- Responses to batches: a batch that is sent again gets the same response.
 CREATE TABLE batches (
     satellite TEXT NOT NULL REFERENCES satellites (id) ON DELETE CASCADE,
     key TEXT NOT NULL,
@@ -72,20 +72,20 @@ CREATE TABLE batches (
     PRIMARY KEY (satellite, key)
 ) STRICT;
 
--- How each instance is, by what its satellite has told last.
+-- State of each instance, as last reported by its satellite.
 CREATE TABLE instances (
     satellite TEXT NOT NULL REFERENCES satellites (id) ON DELETE CASCADE,
     instance TEXT NOT NULL,
     seq INTEGER NOT NULL,
     since TEXT NOT NULL,
-    -- The last of its changes.
+    -- Id of the last change.
     change INTEGER NOT NULL,
     body TEXT NOT NULL,
     PRIMARY KEY (satellite, instance)
 ) STRICT;
 CREATE INDEX instances_change ON instances (change);
 
--- What streams follow. Outlives its satellite, whose instances are removed by changes.
+-- Changes of instances, read by streams. They outlive the satellite: its removal is a change of each instance.
 CREATE TABLE changes (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     satellite TEXT NOT NULL,
@@ -99,5 +99,5 @@ CREATE TABLE keys (
     name TEXT PRIMARY KEY,
     value BLOB NOT NULL
 ) STRICT;
--- The hash of a configuration is told to others, and a short credential could be guessed from one that anybody can make.
+-- Key of the hashes of configurations. A hash without a key would let its readers guess a short credential.
 INSERT INTO keys (name, value) VALUES ('config', randomblob(32));

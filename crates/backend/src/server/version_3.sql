@@ -1,4 +1,4 @@
--- What a list of instances asks for, in the order in which it is told.
+-- Indexes for lists of instances, in the order of the list.
 CREATE INDEX instances_team ON instances (body ->> 'team_id', satellite, instance);
 CREATE INDEX instances_user ON instances (body ->> 'user_id', satellite, instance);
 CREATE INDEX instances_name ON instances (instance, satellite);

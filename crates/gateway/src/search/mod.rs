@@ -35,7 +35,7 @@ const SCORE_MIN: f32 = 0.05;
 const DESCRIPTION_MAX: usize = 8 * 1024;
 const WORDS_MAX: usize = 24;
 // Maximum number of corrections that are tried for a misspelled word.
-const MEANT_MAX: usize = 16;
+const CORRECTIONS_MAX: usize = 16;
 // Number of indexed tools at which all indexes are dropped, to be created again on demand.
 const INDEXED_TOOLS_MAX: usize = 200_000;
 
@@ -446,7 +446,7 @@ fn corrections(text: &str, servers: &[SearchedServer<'_>], labels: &[Vec<Word>])
     }
     let mut words: Vec<_> = words.into_iter().collect();
     words.sort_unstable_by(|one, other| other.1.total_cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
-    words.truncate(MEANT_MAX);
+    words.truncate(CORRECTIONS_MAX);
     words
 }
 

@@ -137,9 +137,9 @@ impl NoticeClients {
     fn send_notice(&self, notice: &ServerNotice) {
         let Some(message) = notice.to_rpc_message() else { return };
         let receives = |from: &Option<McpLogLevel>| from.is_none_or(|from| from <= notice.level);
-        let hearers: Vec<_> =
+        let receivers: Vec<_> =
             self.sessions().values().filter(|(_, from)| receives(from)).map(|(one, _)| one.clone()).collect();
-        for session in hearers {
+        for session in receivers {
             session.deliver(None, &message);
         }
     }

@@ -14,7 +14,7 @@ use super::violations::FoundViolations;
 use crate::types::{InstanceNo, Invariant};
 
 // Delay between a start and the event that excuses it: events are sent in batches.
-const LATE: Duration = Duration::from_secs(10);
+const EVENT_DELAY_MAX: Duration = Duration::from_secs(10);
 // Maximum difference between the clocks of events and starts.
 const SKEW: Duration = Duration::from_secs(1);
 
@@ -104,7 +104,7 @@ impl BudgetCheck {
 
     // Checks the starts that no later event can excuse. The current time is at least `now`.
     pub(super) fn check_due(&mut self, now: Duration, violations: &mut FoundViolations) {
-        while let Some((at, nth)) = self.due.front().copied().filter(|(at, _)| *at + LATE <= now) {
+        while let Some((at, nth)) = self.due.front().copied().filter(|(at, _)| *at + EVENT_DELAY_MAX <= now) {
             self.due.pop_front();
             self.check_start(at, nth, violations);
         }

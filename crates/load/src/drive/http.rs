@@ -35,7 +35,7 @@ use mcp_satellite_gateway::sessions::Sessions;
 use mcp_satellite_gateway::{self, Gateway, GatewaySettings};
 
 // Concurrent session starts.
-const OPENING: usize = 32;
+const CONCURRENT_OPENINGS_MAX: usize = 32;
 // Time that a client waits beyond the deadline of its call. The endpoint enforces the same deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
 // Time after which an idle connection is closed.
@@ -113,7 +113,8 @@ impl EndpointParts {
             let session = timeout(OPEN_MAX, LoadSession::open(address, &token)).await;
             Ok::<_, io::Error>((owner, session.map_err(|_| io::ErrorKind::TimedOut)??))
         };
-        let sessions = futures::stream::iter(tokens).map(open).buffer_unordered(OPENING).try_collect().await?;
+        let sessions =
+            futures::stream::iter(tokens).map(open).buffer_unordered(CONCURRENT_OPENINGS_MAX).try_collect().await?;
         Ok(LoadEndpoint {
             gateway,
             clients: Arc::new(EndpointClients { fleet: Arc::clone(fleet), sessions, deadline }),

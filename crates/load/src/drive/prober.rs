@@ -24,9 +24,9 @@ use crate::types::{CallOutcome, InstanceNo, PlannedCall, ProbeResult};
 // Maximum number of concurrent probes; further ones are skipped.
 const PROBES_MAX: usize = 256;
 // Pause between the attempts of a probe.
-const AGAIN_AFTER: Duration = Duration::from_millis(250);
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 // Tolerance for the detection of a silent server, beyond the times of its policy.
-const SLACK: Duration = Duration::from_secs(10);
+const DETECTION_TOLERANCE: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 pub(crate) struct Prober {
@@ -86,7 +86,7 @@ impl Prober {
         let (session, watchdog) = (&self.policy.session, &self.policy.watchdog);
         // A call in flight counts as activity until its deadline.
         let deadline = session.request_timeout.max(self.timeout);
-        let limit = deadline + watchdog.silence + watchdog.ping_timeout + session.terminate_grace + SLACK;
+        let limit = deadline + watchdog.silence + watchdog.ping_timeout + session.terminate_grace + DETECTION_TOLERANCE;
         let deadline = Instant::now() + limit;
         let moved = || {
             let now = self.runtime.status(self.fleet.id(nth));
@@ -112,7 +112,7 @@ impl Prober {
                 self.recorder.record_probe(&ProbeResult { nth, at, answer, token, changed: moved });
                 return has_answered;
             }
-            sleep(AGAIN_AFTER).await;
+            sleep(RETRY_PAUSE).await;
         }
         false
     }

@@ -142,7 +142,7 @@ impl HtmlPage {
         // Skip the start of the fleet: instances that were never online are not missing.
         let up = buckets.iter().position(|bucket| bucket[0].at_ms as f64 > findings.all_online_ms).unwrap_or(0);
         let mut failing = statuses(&buckets[up..]);
-        failing.retain(|layer| !WELL.contains(&layer.name.as_str()));
+        failing.retain(|layer| !ONLINE_LAYERS.contains(&layer.name.as_str()));
         if !failing.is_empty() {
             let times = TimeAxis { seconds: &seconds[up..], marks: &[] };
             let drawn = plots::stack(PlotWidth::Full, &times, &failing);
@@ -227,7 +227,7 @@ impl HtmlPage {
 }
 
 // Names of the layers with instances that can be called.
-const WELL: [&str; 2] = ["online", "online, dormant"];
+const ONLINE_LAYERS: [&str; 2] = ["online", "online, dormant"];
 
 /// Returns a layer for each status that occurred, from healthy at the bottom to failed. Of the samples that share a
 /// point, the one with the fewest online instances counts.
@@ -239,12 +239,12 @@ fn statuses(buckets: &[&[RunSample]]) -> Vec<PlotCurve> {
     let asleep = |sample: &RunSample| sample.dormant.min(online(sample));
     let mut layers = vec![
         PlotCurve {
-            name: WELL[0].to_owned(),
+            name: ONLINE_LAYERS[0].to_owned(),
             colour: colour(Status::Online),
             values: worst.iter().map(|sample| f64::from(online(sample) - asleep(sample))).collect(),
         },
         PlotCurve {
-            name: WELL[1].to_owned(),
+            name: ONLINE_LAYERS[1].to_owned(),
             colour: (0xb2, 0xf2, 0xbb),
             values: worst.iter().map(|sample| f64::from(asleep(sample))).collect(),
         },

@@ -29,7 +29,7 @@ pub const SHIPPED: [(&str, &str); 5] = [
 ];
 
 /// Share of the run, from its start, that is free of repeated faults by default, as a baseline for the calls.
-pub const QUIET: f64 = 0.2;
+pub const FAULT_FREE_SHARE: f64 = 0.2;
 
 // A larger number of planned faults is considered a typing error.
 const FAULTS_MAX: f64 = 1e6;

@@ -11,7 +11,7 @@ use toml_span::Span;
 use toml_span::value::{Value, ValueInner};
 
 use super::{
-    CallLoad, FAULTS, FaultRule, FaultTiming, FleetShape, MANY_MAX, QUIET, RATE_MAX, RunMoment, Scenario,
+    CallLoad, FAULT_FREE_SHARE, FAULTS, FaultRule, FaultTiming, FleetShape, MANY_MAX, RATE_MAX, RunMoment, Scenario,
     ScenarioLimits, ScenarioServer, VictimSelection, can_hit, fault_name, needs_healing, rule_errors,
 };
 use crate::random::{DurationDistribution, SPREADS};
@@ -136,7 +136,7 @@ fn server(fields: &mut TableReader<'_, '_>) -> Option<(Span, ScenarioServer)> {
 }
 
 // Keys of a script that a scenario must not set, each with a hint.
-const DRAWN: [(&str, &str); 7] = [
+const FORBIDDEN_SCRIPT_KEYS: [(&str, &str); 7] = [
     ("handshake_delay", "set `handshake` of the server instead"),
     ("seed", "the seed of the run determines it"),
     ("exit_after", "exits are faults: describe them under [[faults]]"),
@@ -162,7 +162,7 @@ fn script(fields: &mut TableReader<'_, '_>) -> SimScript {
     let mut values = serde_json::Map::new();
     for (key, mut value) in table {
         let (key, at, value_at) = (key.name.into_owned(), key.span, value.span);
-        if let Some((_, hint)) = DRAWN.iter().find(|(drawn, _)| *drawn == key) {
+        if let Some((_, hint)) = FORBIDDEN_SCRIPT_KEYS.iter().find(|(drawn, _)| *drawn == key) {
             fields.findings.error(at, format!("`{key}` is not permitted in the script of a scenario"), *hint);
             continue;
         }
@@ -329,7 +329,7 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
     let [has_at, has_every, has_from, has_until] = ["at", "every", "from", "until"].map(|key| fields.contains_key(key));
     let moment = read_moment(fields, "at");
     let every = fields.positive("every");
-    let from = read_moment(fields, "from").unwrap_or(RunMoment::Share(QUIET));
+    let from = read_moment(fields, "from").unwrap_or(RunMoment::Share(FAULT_FREE_SHARE));
     let until = read_moment(fields, "until").unwrap_or(RunMoment::Share(0.75));
     let [has_share, has_teams] = ["share", "teams"].map(|key| fields.contains_key(key));
     let (share, teams) = (read_share(fields, "share"), read_share(fields, "teams"));

@@ -26,17 +26,17 @@ pub(crate) use server_faults::ServerFaults;
 pub(crate) use sim::SimWorld;
 
 // Bytes per second that a flooding server writes to stderr.
-const FLOOD: u64 = 200 * 1024;
+const FLOOD_BYTES_PER_SECOND: u64 = 200 * 1024;
 // Bytes that a growing server keeps of each call, and its limit.
 const GROWTH: usize = 256 * 1024;
 const GROWTH_MAX: usize = 3 * GROWTH;
 // Number of garbage lines or stray responses before each response.
-const LINES: usize = 3;
+const JUNK_LINES: usize = 3;
 // Lifetime after the handshake in a crash loop.
 const LIFETIME: Duration = Duration::from_millis(100);
 
 // Duration of the harness's own calls, long enough for a fault during the call.
-const POKE: Duration = Duration::from_millis(20);
+const DETECTION_CALL_TIME: Duration = Duration::from_millis(20);
 
 // The error contains the reason why a fault could not be injected.
 type InjectionFuture<'a> = BoxFuture<'a, Result<(), String>>;
@@ -50,18 +50,18 @@ pub(crate) trait ServerWorld: Send + Sync {
     fn kill(&self, nth: InstanceNo, runtime: &RuntimeHandle) -> Result<(), String>;
     fn freeze(&self, nth: InstanceNo, runtime: &RuntimeHandle) -> Result<(), String>;
     // Exits with code 0.
-    fn exit<'a>(&'a self, nth: InstanceNo, hand: &'a ServerFaults) -> InjectionFuture<'a>;
+    fn exit<'a>(&'a self, nth: InstanceNo, faults: &'a ServerFaults) -> InjectionFuture<'a>;
     fn inject_remote<'a>(
         &'a self,
         nth: InstanceNo,
         what: &'a PlannedFault,
-        hand: &'a ServerFaults,
+        faults: &'a ServerFaults,
     ) -> InjectionFuture<'a>;
     fn heal_remote<'a>(
         &'a self,
         nth: InstanceNo,
         what: &'a PlannedFault,
-        hand: &'a ServerFaults,
+        faults: &'a ServerFaults,
     ) -> InjectionFuture<'a>;
     // Releases the environment's own resources after the end of the runtime.
     fn close(&self) {}
@@ -115,9 +115,9 @@ fn fault_script(kind: FaultKind, own: &SimScript, times: FaultTimings) -> Option
         FaultKind::NoHandshake => script.handshake_never = true,
         FaultKind::SlowSigterm => script.sigterm_delay = Some(times.grace / 2),
         FaultKind::IgnoreSigterm => (script.ignore_sigterm, script.ignore_eof) = (true, true),
-        FaultKind::StderrFlood => script.stderr_bytes_per_second = FLOOD,
-        FaultKind::Garbage => script.garbage_lines += LINES,
-        FaultKind::StrayAnswers => script.stray_answers = LINES,
+        FaultKind::StderrFlood => script.stderr_bytes_per_second = FLOOD_BYTES_PER_SECOND,
+        FaultKind::Garbage => script.garbage_lines += JUNK_LINES,
+        FaultKind::StrayAnswers => script.stray_answers = JUNK_LINES,
         FaultKind::MemoryGrowth => (script.grow_per_call, script.memory_max) = (GROWTH, GROWTH_MAX),
         FaultKind::Crash
         | FaultKind::Exit0

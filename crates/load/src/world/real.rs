@@ -195,15 +195,15 @@ impl ServerWorld for ProcessWorld {
         self.signal(nth, Signal::SIGSTOP, runtime)
     }
 
-    fn exit<'a>(&'a self, nth: InstanceNo, hand: &'a ServerFaults) -> InjectionFuture<'a> {
-        hand.call_tool(nth, "crash", r#"{"code":0}"#).boxed()
+    fn exit<'a>(&'a self, nth: InstanceNo, faults: &'a ServerFaults) -> InjectionFuture<'a> {
+        faults.call_tool(nth, "crash", r#"{"code":0}"#).boxed()
     }
 
     fn inject_remote<'a>(
         &'a self,
         nth: InstanceNo,
         what: &'a PlannedFault,
-        hand: &'a ServerFaults,
+        faults: &'a ServerFaults,
     ) -> InjectionFuture<'a> {
         async move {
             match what.kind {
@@ -215,7 +215,7 @@ impl ServerWorld for ProcessWorld {
                 FaultKind::Refused => drop(self.stop(nth)?),
                 _ => return Err("a real server cannot simulate this fault".to_owned()),
             }
-            hand.trigger_detection(nth).await;
+            faults.trigger_detection(nth).await;
             Ok(())
         }
         .boxed()

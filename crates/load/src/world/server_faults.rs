@@ -7,7 +7,7 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::runtime::RuntimeHandle;
 use serde_json::value::RawValue;
 
-use super::{FaultTimings, FleetScripts, GROWTH, GROWTH_MAX, POKE, ServerWorld, fault_script};
+use super::{DETECTION_CALL_TIME, FaultTimings, FleetScripts, GROWTH, GROWTH_MAX, ServerWorld, fault_script};
 use crate::scenario::Scenario;
 use crate::types::{FaultKind, FaultVictim, InstanceNo, PlannedFault};
 
@@ -132,7 +132,8 @@ impl ServerFaults {
     }
 
     pub(super) async fn call_echo(&self, nth: InstanceNo) -> Result<(), String> {
-        self.call_tool(nth, "echo", &format!(r#"{{"text":"poke","after_ms":{}}}"#, POKE.as_millis())).await
+        self.call_tool(nth, "echo", &format!(r#"{{"text":"poke","after_ms":{}}}"#, DETECTION_CALL_TIME.as_millis()))
+            .await
     }
 
     /// Makes the runtime notice the server's state. The result of the call is ignored.

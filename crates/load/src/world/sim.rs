@@ -10,7 +10,7 @@ use mcp_satellite_actors::runtime::RuntimeHandle;
 use mcp_satellite_actors::seam::Connectors;
 use tokio::time::sleep;
 
-use super::{FleetScripts, InjectionFuture, POKE, ServerFaults, ServerWorld};
+use super::{DETECTION_CALL_TIME, FleetScripts, InjectionFuture, ServerFaults, ServerWorld};
 use crate::fleet::CREDENTIAL;
 use crate::scenario::Scenario;
 use crate::types::{FaultKind, InstanceNo, LoadTarget, LoadTransport, PlannedFault};
@@ -97,7 +97,7 @@ impl ServerWorld for SimWorld {
         &'a self,
         nth: InstanceNo,
         what: &'a PlannedFault,
-        hand: &'a ServerFaults,
+        faults: &'a ServerFaults,
     ) -> InjectionFuture<'a> {
         let remote = self.sim.remote(self.scripts.fleet.id(nth));
         async move {
@@ -105,25 +105,25 @@ impl ServerWorld for SimWorld {
                 FaultKind::Unauthorized => {
                     let wanted = (CREDENTIAL.to_owned(), credential(what).into());
                     remote.change(|config| config.required_header = Some(wanted));
-                    hand.trigger_detection(nth).await;
+                    faults.trigger_detection(nth).await;
                 }
                 FaultKind::SessionLost => {
-                    hand.require_online(nth)?;
+                    faults.require_online(nth)?;
                     remote.expire(404);
-                    hand.trigger_detection(nth).await;
+                    faults.trigger_detection(nth).await;
                 }
                 FaultKind::Refused => {
                     remote.take_down(FailureKind::Refused);
-                    hand.trigger_detection(nth).await;
+                    faults.trigger_detection(nth).await;
                 }
                 // Only a response in progress can be cut, so the fault needs a call of its own.
                 _ => {
-                    hand.require_online(nth)?;
+                    faults.require_online(nth)?;
                     let cut = async {
-                        sleep(POKE / 2).await;
+                        sleep(DETECTION_CALL_TIME / 2).await;
                         remote.cut();
                     };
-                    join(hand.call_echo(nth), cut).await.0?;
+                    join(faults.call_echo(nth), cut).await.0?;
                 }
             }
             Ok(())
@@ -135,13 +135,13 @@ impl ServerWorld for SimWorld {
         &'a self,
         nth: InstanceNo,
         what: &'a PlannedFault,
-        hand: &'a ServerFaults,
+        faults: &'a ServerFaults,
     ) -> InjectionFuture<'a> {
         async move {
             let fleet = &self.scripts.fleet;
             if what.kind == FaultKind::Unauthorized {
                 let spec = fleet.spec(nth, self.target(nth, fleet.kind(nth)), &credential(what));
-                return hand.runtime.update(spec).await.map(drop).map_err(|error| error.to_string());
+                return faults.runtime.update(spec).await.map(drop).map_err(|error| error.to_string());
             }
             self.sim.remote(fleet.id(nth)).bring_up();
             Ok(())

@@ -39,10 +39,10 @@ use mcp_satellite_files::data_dir::DataDir;
 const HOMES: &str = "homes";
 // Prefix of homes that were set aside. No home of an instance begins with a dot: `home_name` escapes it.
 const SET_ASIDE: &str = ".erased-";
-const COMPLAINT_MAX: u64 = 1024;
-const TRIAL_PATIENCE: Duration = Duration::from_secs(10);
+const TRIAL_STDERR_MAX: u64 = 1024;
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
 // Time after which failed trials are repeated, if no sandbox works.
-const TRY_AGAIN: Duration = Duration::from_secs(30);
+const TRIAL_RETRY_DELAY: Duration = Duration::from_secs(30);
 
 pub use mcp_satellite_actors::model::settings::{Isolation, OperatingMode, UidRange};
 
@@ -192,7 +192,9 @@ impl LaunchFactory {
         sandbox.mount_program(&program);
         if let Some(cwd) = cwd {
             if !sandbox.has_directory(Path::new(cwd)) {
-                return Err(format!("the working directory `{cwd}` is not visible in the sandbox: {BIND_IT}").into());
+                return Err(
+                    format!("the working directory `{cwd}` is not visible in the sandbox: {ADD_BIND_HINT}").into()
+                );
             }
             sandbox.directory = cwd.into();
         }
@@ -201,7 +203,8 @@ impl LaunchFactory {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     let source = source.display();
-                    let reason = format!("cannot bind `{source}` into the sandbox: it does not exist; {CHECK_BINDS}");
+                    let reason =
+                        format!("cannot bind `{source}` into the sandbox: it does not exist; {CHECK_BINDS_HINT}");
                     return Err(reason.into());
                 }
                 Err(error) => {
@@ -321,7 +324,9 @@ impl LaunchFactory {
     async fn cached_findings(&self, processes: &ProcessLauncher) -> Arc<SandboxFindings> {
         let mut known = self.findings.lock().await;
         // A trial may have failed for lack of descriptors, or the tool may be installed only now.
-        if let Some(found) = known.as_ref().filter(|found| found.best.is_some() || found.at.elapsed() < TRY_AGAIN) {
+        if let Some(found) =
+            known.as_ref().filter(|found| found.best.is_some() || found.at.elapsed() < TRIAL_RETRY_DELAY)
+        {
             return Arc::clone(found);
         }
         let candidates = match self.isolation {
@@ -395,22 +400,22 @@ impl LaunchFactory {
             let mut complaint = Vec::new();
             if let Some(stderr) = stderr {
                 // Processes that still have it open were killed, so this ends.
-                let _ = stderr.take(COMPLAINT_MAX).read_to_end(&mut complaint).await;
+                let _ = stderr.take(TRIAL_STDERR_MAX).read_to_end(&mut complaint).await;
             }
             let complaint = String::from_utf8_lossy(&complaint);
             let text: Vec<&str> = complaint.split_whitespace().collect();
             let text = if text.is_empty() { "no output".to_owned() } else { text.join(" ") };
             Err(format!("trial run failed: {text}").into())
         };
-        let tried = tokio::time::timeout(TRIAL_PATIENCE, trial).await;
-        let timed_out = || format!("trial run did not end within {} s", TRIAL_PATIENCE.as_secs());
+        let tried = tokio::time::timeout(TRIAL_TIMEOUT, trial).await;
+        let timed_out = || format!("trial run did not end within {} s", TRIAL_TIMEOUT.as_secs());
         tried.unwrap_or_else(|_elapsed| Err(timed_out().into()))
     }
 }
 
 pub fn describe_user_namespaces() -> String {
-    let says = |file: &str| fs::read_to_string(file).ok().map(|text| text.trim().to_owned());
-    let mut words = match says("/proc/sys/user/max_user_namespaces").as_deref() {
+    let read_setting = |file: &str| fs::read_to_string(file).ok().map(|text| text.trim().to_owned());
+    let mut words = match read_setting("/proc/sys/user/max_user_namespaces").as_deref() {
         None | Some("0") => "user namespaces: switched off (user.max_user_namespaces)".to_owned(),
         Some(most) => format!("user namespaces: up to {most}"),
     };
@@ -422,7 +427,7 @@ pub fn describe_user_namespaces() -> String {
             ", for programs that AppArmor trusts (kernel.apparmor_restrict_unprivileged_userns = 1)",
         ),
     ] {
-        if says(file).as_deref() == Some(value) {
+        if read_setting(file).as_deref() == Some(value) {
             words.push_str(meaning);
         }
     }
@@ -470,8 +475,8 @@ fn environment_for_user(home: &Path) -> impl Iterator<Item = (OsString, OsString
     others.chain([("HOME".into(), home.as_os_str().to_owned())])
 }
 
-const CHECK_BINDS: &str = "check `binds` in [policy.isolation]";
-const BIND_IT: &str = "add it, or a directory above it, to `binds` in [policy.isolation]";
+const CHECK_BINDS_HINT: &str = "check `binds` in [policy.isolation]";
+const ADD_BIND_HINT: &str = "add it, or a directory above it, to `binds` in [policy.isolation]";
 
 fn stdio_target(spec: &InstanceSpec) -> Result<(&str, Option<&str>), String> {
     match &spec.target {

@@ -45,7 +45,7 @@ pub(super) trait SandboxLauncher: Send + Sync {
     /// the sandbox.
     fn wrap(&self, sandbox: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand;
     fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool;
-    fn unsupported_reason(&self, _jail: &SandboxSpec) -> Option<String> {
+    fn unsupported_reason(&self, _sandbox: &SandboxSpec) -> Option<String> {
         None
     }
 }

@@ -65,7 +65,7 @@ impl ResourceLimits {
 }
 
 // Out-of-memory messages of common runtimes.
-const COMPLAINTS: [&[u8]; 6] = [
+const OUT_OF_MEMORY_MESSAGES: [&[u8]; 6] = [
     b"out of memory",
     b"Cannot allocate memory",
     b"MemoryError",
@@ -90,7 +90,7 @@ impl<R> StderrMonitor<R> {
     fn scan(&mut self, bytes: &[u8]) {
         const LONGEST: usize = 32;
         self.tail.extend_from_slice(bytes);
-        if COMPLAINTS.iter().any(|complaint| memchr::memmem::find(&self.tail, complaint).is_some()) {
+        if OUT_OF_MEMORY_MESSAGES.iter().any(|complaint| memchr::memmem::find(&self.tail, complaint).is_some()) {
             self.oom_reported.store(true, Ordering::Relaxed);
         }
         let cut = self.tail.len().saturating_sub(LONGEST);

@@ -31,11 +31,11 @@ use mcp_satellite_actors::model::settings::OAuthPlan;
 use mcp_satellite_files::disk::run_with_timeout;
 
 // Before the next attempt to store a grant.
-const KEEP_AGAIN: Duration = Duration::from_secs(30);
+const STORE_RETRY_DELAY: Duration = Duration::from_secs(30);
 // The runtime applies a new mask quickly; a renewal does not wait for longer.
-const TELL_MAX: Duration = Duration::from_secs(2);
+const MASK_UPDATE_TIMEOUT: Duration = Duration::from_secs(2);
 // For running renewals and revocations at shutdown.
-const LAST_ANSWERS: Duration = Duration::from_secs(3);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
 // Called before a new token is used: with the instance, the previous token and the new one.
 pub type TokenListener = Box<dyn Fn(InstanceId, Option<Secret>, Secret) -> BoxFuture<'static, ()> + Send + Sync>;
@@ -263,7 +263,7 @@ impl Grants {
 
     pub async fn shut_down(&self) {
         self.0.tasks.close();
-        let _ = tokio::time::timeout(LAST_ANSWERS, self.0.tasks.wait()).await;
+        let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, self.0.tasks.wait()).await;
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, GrantState> {
@@ -406,7 +406,7 @@ impl Grants {
         if let Some(listener) = self.0.token_listener.get() {
             // Runs to its end even after the timeout: until then the new token is not masked.
             let notification = self.0.tasks.spawn(listener(id.clone(), previous, token.clone()));
-            let _ = tokio::time::timeout(TELL_MAX, notification).await;
+            let _ = tokio::time::timeout(MASK_UPDATE_TIMEOUT, notification).await;
         }
         let (is_wanted, plan) = {
             let mut state = self.state();
@@ -440,7 +440,7 @@ impl Grants {
         // A disk that hangs must not delay a token that is needed now.
         let keeping = run_with_timeout(move || grant::save(&*store, &stored_grant)).await;
         let keeping = keeping.unwrap_or_else(|| Err(io::Error::other("the disk does not answer")));
-        let keep_at = keeping.as_ref().err().map(|_| Instant::now() + KEEP_AGAIN);
+        let keep_at = keeping.as_ref().err().map(|_| Instant::now() + STORE_RETRY_DELAY);
         if let Err(error) = keeping {
             // The previous token is already spent, so the new one is used although it is not stored.
             tracing::error!(instance = %grant.id, %error, "cannot store an authorization; a restart would lose it");

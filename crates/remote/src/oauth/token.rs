@@ -18,7 +18,7 @@ use super::http::{OAuthHttp, OAuthResponse};
 use super::rules;
 
 // Characters of an error text from the authorization server.
-const SAID_MAX: usize = 200;
+const ERROR_TEXT_MAX: usize = 200;
 pub(super) const DEVICE: &str = "urn:ietf:params:oauth:grant-type:device_code";
 
 // Grant types.
@@ -121,7 +121,7 @@ impl OAuthForm {
 
 pub(super) fn one_line(text: &str) -> String {
     let clean = |letter: char| if letter.is_control() { ' ' } else { letter };
-    text.chars().take(SAID_MAX).map(clean).collect()
+    text.chars().take(ERROR_TEXT_MAX).map(clean).collect()
 }
 
 pub(super) async fn request_token(
