@@ -183,9 +183,9 @@ impl CallInFlight<'_> {
         answer
     }
 
-    fn withdraw(mut self, words: RpcMessage) {
+    fn withdraw(mut self, message: RpcMessage) {
         self.answered = true;
-        let _ = self.port.commands.send(Box::new(SessionCommand::Cancel { id: self.id, notification: Some(words) }));
+        let _ = self.port.commands.send(Box::new(SessionCommand::Cancel { id: self.id, notification: Some(message) }));
     }
 }
 
@@ -304,12 +304,12 @@ impl CallPort {
         let mut asking =
             self.send_request(permit, OutboundRequest::Relay(relay), timeout, ReplyChannel::Message(reply));
         let is_result = |message: &RpcMessage| message.kind() == MessageKind::Result;
-        let words = tokio::select! {
+        let message = tokio::select! {
             biased;
-            Ok(words) = withdrawn => words,
+            Ok(message) = withdrawn => message,
             answer = asking.wait_for_answer(&mut answer, is_result) => return answer.map(Some),
         };
-        asking.withdraw(words);
+        asking.withdraw(message);
         Ok(None)
     }
 

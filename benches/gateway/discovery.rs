@@ -104,7 +104,7 @@ async fn first_query() -> (Duration, Duration) {
     let (servers, _gateway, _) = open().await;
     let query = async {
         let began = Instant::now();
-        servers.asks("discover_mcp_tools", r#"{"query":"read a file"}"#).await;
+        servers.call_text("discover_mcp_tools", r#"{"query":"read a file"}"#).await;
         began.elapsed()
     };
     let mut query = std::pin::pin!(query);
@@ -131,7 +131,7 @@ async fn later_queries() -> (Vec<Duration>, Vec<Duration>) {
         for query in queries() {
             let arguments = json!({"query": query}).to_string();
             let began = Instant::now();
-            servers.asks("discover_mcp_tools", &arguments).await;
+            servers.call_text("discover_mcp_tools", &arguments).await;
             in_process.push(began.elapsed());
             let params = json!({"name": "discover_mcp_tools", "arguments": {"query": query}});
             let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string();

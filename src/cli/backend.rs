@@ -70,7 +70,7 @@ impl BackendCliCommand {
             tracing::warn!(%address, "the backend listens on the network without TLS");
         }
         tracing::info!(%address, data_dir = %data_dir.display(), "the backend is running");
-        try_print(&greeting(address, &data_dir, &curl, &token));
+        try_print(&start_message(address, &data_dir, &curl, &token));
         tokio::select! {
             error = serving.wait_ended() => {
                 return Err(CommandFailure::new(FAILED, format!("the backend ended unexpectedly: {error}")));
@@ -85,7 +85,7 @@ impl BackendCliCommand {
     }
 }
 
-fn greeting(address: SocketAddr, data_dir: &Path, curl: &Path, token: &Path) -> String {
+fn start_message(address: SocketAddr, data_dir: &Path, curl: &Path, token: &Path) -> String {
     let host = if address.ip().is_unspecified() { "THIS-MACHINE".to_owned() } else { address.ip().to_string() };
     let host = if address.is_ipv6() && !address.ip().is_unspecified() { format!("[{host}]") } else { host };
     let url = format!("http://{host}:{}", address.port());

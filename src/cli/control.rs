@@ -35,7 +35,7 @@ pub(super) struct CallCommand {
     /// Arguments of the tool, a JSON object
     #[arg(value_name = "JSON")]
     arguments: Option<String>,
-    /// Longest time to wait in total, such as 10s or 2m [default: the server's request_timeout]
+    /// Maximum total time, such as 10s or 2m [default: the server's request_timeout]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     timeout: Option<Duration>,
     /// Print a failure as JSON, too: {"error": {kind, message, fate, status, …}}

@@ -64,7 +64,7 @@ server = "search"
 
 #[derive(Debug, Args)]
 pub(super) struct DemoCommand {
-    /// Serve the MCP endpoint exactly here, such as 127.0.0.1:7300, localhost:7300 or :7300 for this machine only
+    /// Address of the MCP endpoint, such as 127.0.0.1:7300 or localhost:7300; :7300 means this machine only
     #[arg(long, value_name = "ADDR", value_parser = config::listen_address)]
     listen: Option<SocketAddr>,
     /// Directory of the demo's data and control socket [default: .satellite-demo]

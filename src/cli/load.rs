@@ -38,28 +38,28 @@ const SECOND_SIGNAL_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 every guarantee held, 1 a guarantee was violated, 2 bad input, 4 cannot run or \
-write the results, 130 ended early.
-Ctrl-C or SIGTERM ends the load; the servers recover, and the results so far are checked \
-and printed. A second signal ends the run at once.
-The same scenario and seed give the same calls and faults; a run prints the command that repeats it.")]
+Exit codes: 0 every guarantee held, 1 a guarantee was violated, 2 bad input, 4 the run or its \
+results failed, 130 ended early.
+Ctrl-C or SIGTERM ends the load: the servers recover, and the results are checked and printed. \
+A second signal ends the run at once.
+The same scenario and seed result in the same calls and faults. A run prints the command that repeats it.")]
 pub(super) struct LoadCommand {
     /// Name of a built-in scenario (see --list), or path of a scenario file
     #[arg(long, value_name = "NAME|FILE", default_value = "mixed")]
     scenario: String,
-    /// Number of servers, instead of that of the scenario
+    /// Number of servers [default: that of the scenario]
     #[arg(long, value_name = "N")]
     instances: Option<usize>,
-    /// Number of teams
+    /// Number of teams [default: that of the scenario]
     #[arg(long, value_name = "T")]
     teams: Option<usize>,
-    /// Duration of the load in seconds
+    /// Duration of the load in seconds [default: that of the scenario]
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
-    /// Seed of all random choices; without it one is render_errors and printed
+    /// Seed of all random choices [default: drawn and printed]
     #[arg(long, value_name = "K")]
     seed: Option<u64>,
-    /// Child processes instead of servers that are simulated in this process
+    /// Run the servers as child processes instead of simulating them in this process
     #[arg(long)]
     real: bool,
     /// Send calls through the MCP endpoint, over HTTP
@@ -80,7 +80,7 @@ pub(super) struct LoadCommand {
     /// List the built-in scenarios and exit
     #[arg(long, exclusive = true)]
     list: bool,
-    /// Print a built-in scenario, as a start for one's own
+    /// Print a built-in scenario, as a template for your own
     #[arg(long, value_name = "NAME", exclusive = true)]
     print_scenario: Option<String>,
 }

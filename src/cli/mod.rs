@@ -68,26 +68,25 @@ enum CliCommand {
     Check(check::CheckCommand),
     /// Show every server: status, process, tools, restarts
     Status(status::StatusCommand),
-    /// List the connected clients: sessions, and clients without a session that have an open request or stream or had
-    /// one within the last minute
+    /// List the clients: those with a session, and those that had a request or stream open within the last minute
     Clients(clients::ClientsCommand),
     /// Call one tool and print its result as JSON
     Call(control::CallCommand),
-    /// List the tools that are offered
+    /// List the tools of all servers
     Tools(tools::ToolsCommand),
     /// Print events of a satellite
     Events(events::EventsCommand),
     /// Print what a server wrote to stderr
     Logs(events::LogsCommand),
-    /// Restart a server and clear its crash history; also leaves permanently_failed
+    /// Restart a server, and clear its crash history and permanent failure
     Restart(control::ControlCommand),
     /// Stop a server; only `start` starts it again
     Stop(control::StopCommand),
     /// Start a server that was stopped
     Start(control::ControlCommand),
-    /// Reconnect a remote server now; restart a server that is a process
+    /// Reconnect a remote server, or restart a server that is a process
     Reconnect(control::ReconnectCommand),
-    /// Read the configuration again, now
+    /// Read the configuration again and apply it
     Reload(control::ReloadCommand),
     /// Erase the data of servers that are not configured any more, without waiting for the retention
     Prune(control::PruneCommand),
@@ -95,11 +94,11 @@ enum CliCommand {
     Configure(configure::ConfigureCommand),
     /// Authorize a remote server by OAuth, or revoke the authorization
     Auth(auth::AuthCommand),
-    /// Generate a token for a client of the MCP endpoint, and the line to write into the configuration for it
+    /// Generate a token for a client of the MCP endpoint, with the line for the configuration
     Token(token::TokenCommand),
-    /// Run a control plane for satellites: gives them their configuration and commands, and stores what they report
+    /// Run a control plane that sends configurations and commands to satellites and stores their reports
     Backend(backend::BackendCliCommand),
-    /// Run load and faults against a fleet of simulated or real servers and check the guarantees
+    /// Send calls and faults to a fleet of simulated or real servers, and check the guarantees
     Load(Box<load::LoadCommand>),
     /// Print a completion script for a shell
     Completions(completions::CompletionsCommand),

@@ -33,8 +33,8 @@ const QUIET: &str = "info,ractor=warn,rmcp=warn,hyper=warn,reqwest=warn";
 pub(super) struct RunCommand {
     #[command(flatten)]
     sources: ConfigSources,
-    /// Serve the MCP endpoint exactly here, whatever the configuration says, such as 127.0.0.1:7300, localhost:7300 or
-    /// :7300 for this machine only
+    /// Address of the MCP endpoint, such as 127.0.0.1:7300 or localhost:7300; :7300 means this machine only. Overrides
+    /// `listen` of the configuration
     #[arg(long, value_name = "ADDR", value_parser = listen_address)]
     listen: Option<SocketAddr>,
     #[command(flatten)]

@@ -14,21 +14,21 @@ use crate::connect::sim::{AnswerFormat, HttpOptions, SimScript, serve_http, serv
 pub(super) struct SimServerCommand {
     #[command(flatten)]
     script: SimScript,
-    /// The script as JSON, instead of all flags of a script
+    /// File with the script as JSON, instead of the flags of a script
     #[arg(long, value_name = "FILE", hide = true)]
     script_file: Option<PathBuf>,
 
-    /// Serve streamable HTTP here instead of stdio, each session separate. Port 0 selects a free port. The first line
+    /// Address for streamable HTTP instead of stdio. Each session is a separate server. Port 0 selects a free port. The first line
     /// on stdout is `listening on http://ADDRESS/mcp`; GET /stats returns its statistics as JSON
     #[arg(long, value_name = "ADDRESS")]
     http: Option<SocketAddr>,
-    /// The path of the HTTP endpoint
+    /// Path of the HTTP endpoint
     #[arg(long, requires = "http", default_value = "/mcp")]
     path: String,
     /// Format of the response to a POST
     #[arg(long, requires = "http", value_enum, default_value_t)]
     answers: AnswerFormat,
-    /// Answer a GET with 405, as many servers do, instead of a stream
+    /// Answer GET with 405 instead of a stream, as many servers do
     #[arg(long, requires = "http")]
     no_get_stream: bool,
 }

@@ -426,7 +426,7 @@ fn unreadable_values_are_reported_and_left_unchanged() {
     let args = ["--config", config.to_str().unwrap()];
     home.make_data_dir();
     for (name, broken) in [
-        // A file of the version before, which is imported as soon as it can be read.
+        // A file of the previous version, which is imported as soon as it can be read.
         ("values.json", r#"{"version": 1, "teams": {"team_acme": {"user_alice": {"n1": {"PIN": sekrit}}}}}"#),
         ("values.json", r#"{"version": 2}"#),
         ("state.db", "not a database, but longer than the header of one would be; it contains a sekrit, too, perhaps"),
@@ -451,7 +451,7 @@ fn unreadable_values_are_reported_and_left_unchanged() {
 }
 
 #[test]
-fn values_of_the_version_before_are_imported_once_and_leave_its_file_when_they_are_unset() {
+fn values_of_the_previous_version_are_imported_once_and_leave_its_file_when_they_are_unset() {
     let home = home();
     let config = two_users(&home);
     let args = ["--config", config.to_str().unwrap()];
@@ -525,7 +525,8 @@ fn a_call_without_required_values_returns_the_configure_command_to_the_model() {
     let config = two_users(&home);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     wait_others(&home);
-    let url = satellite.greeted().split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    let url =
+        satellite.wait_start_message().split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     let mut client = Client::new(&url, Some("sat_alice"));
     client.initialize();
     let answer = client.call("execute_mcp_tool", &json!({"tool_path": "notes:echo", "arguments": {}}));

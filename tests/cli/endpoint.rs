@@ -56,10 +56,16 @@ fn a_client_of_an_mcp_json_connects_with_the_generated_token() {
     drop(occupied);
 
     let file = home.data_dir().canonicalize().unwrap().join("token");
-    assert!(satellite.greeted().contains(&format!("token in {}\n", file.display())), "{}", satellite.greeted());
+    assert!(
+        satellite.wait_start_message().contains(&format!("token in {}\n", file.display())),
+        "{}",
+        satellite.wait_start_message()
+    );
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let token = fs::read_to_string(&file).unwrap();
-    assert!(!satellite.greeted().contains(token.trim()) && !satellite.process.stderr().contains(token.trim()));
+    assert!(
+        !satellite.wait_start_message().contains(token.trim()) && !satellite.process.stderr().contains(token.trim())
+    );
 
     let unknown = Client::new(&url, None).initialize();
     assert_eq!(unknown.status, 401);
@@ -99,7 +105,7 @@ fn a_configuration_without_gateway_opens_no_endpoint() {
     let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
-    assert!(!satellite.greeted().contains("MCP: "));
+    assert!(!satellite.wait_start_message().contains("MCP: "));
     assert!(!home.satellite(&["status"]).exits(0).stdout.contains("MCP: "));
     assert!(!home.data_dir().join("token").exists());
     satellite.terminate().exits(0);

@@ -24,7 +24,7 @@ fn the_servers_of_a_configuration_are_started() {
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     assert_eq!(servers(&home), ["notes-acme-alice-notes", "search-acme-alice-search"]);
     assert_eq!(home.processes().len(), 2);
-    assert!(satellite.greeted().contains("2 servers"), "{}", satellite.greeted());
+    assert!(satellite.wait_start_message().contains("2 servers"), "{}", satellite.wait_start_message());
     satellite.terminate().exits(0);
 }
 

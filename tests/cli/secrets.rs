@@ -312,7 +312,7 @@ SIM "--all-tools"
     );
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     home.wait_online("notes");
-    let greeted = satellite.greeted();
+    let greeted = satellite.wait_start_message();
     let url = greeted.split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap();
     let at = |path: &str, token: &str| Client::new(url, Some(token)).at(path);
 

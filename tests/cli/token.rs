@@ -71,7 +71,7 @@ fn an_endpoint_of_one_user_without_a_token_gets_a_generated_one() {
     assert!(outcome.stdout.contains("`satellite run` keeps the token of acme/alice"), "{outcome:#?}");
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let file = home.data_dir().join("token");
-    let greeting = satellite.greeted();
+    let greeting = satellite.wait_start_message();
     assert!(greeting.contains("/mcp") && greeting.contains(file.to_str().unwrap()), "{greeting}");
     assert!(std::fs::read_to_string(file).unwrap().trim().len() >= 22);
     satellite.terminate().exits(0);

@@ -361,7 +361,7 @@ impl EndpointFixture {
 }
 
 fn url(satellite: &Satellite<'_>) -> String {
-    satellite.greeted().split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
+    satellite.wait_start_message().split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
 /// The servers that a session lists, or the HTTP status of the error.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
-use testkit::signals::heard_by;
+use testkit::signals::reset_signal_actions;
 use testkit::wait::GIVE_UP;
 
 use super::client::Client;
@@ -53,7 +53,7 @@ impl Satellite {
         let mut command = Command::new(env!("CARGO_BIN_EXE_satellite"));
         command.args(["run", "--config", "satellite.toml", "--data-dir", "data"]).current_dir(dir.path());
         command.env("ABANDONED_TOKEN", "alice-token").stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = heard_by(&mut command).spawn().unwrap();
+        let mut child = reset_signal_actions(&mut command).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let address = lines.find_map(|line| {
             let line = line.unwrap();

@@ -135,8 +135,12 @@ impl WorkerHost {
         // A request that waits for the dropped message times out.
         let before = self.counters.record_malformed();
         if before < MALFORMED_LOGGED || before.is_power_of_two() {
-            let why = "dropped a message of the server: the memory budget for messages is exhausted";
-            tracing::warn!(instance = %spec.name, bytes, count = before + 1, "{why}");
+            tracing::warn!(
+                instance = %spec.name,
+                bytes,
+                count = before + 1,
+                "dropped a message of the server: the memory budget for messages is exhausted"
+            );
         }
     }
 }

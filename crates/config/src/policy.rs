@@ -174,11 +174,11 @@ fn positive_as_option(fields: &mut TableReader<'_, '_>, key: &'static str) -> Op
 
 fn health_check(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<HealthCheck> {
     let words = [("ping", HealthCheck::Ping), ("tools_list", HealthCheck::ToolsList), ("get", HealthCheck::Get)];
-    fields.one_of(key, &words)
+    fields.read_choice(key, &words)
 }
 
 fn on_degraded(fields: &mut TableReader<'_, '_>, key: &'static str) -> Option<DegradedAction> {
-    fields.one_of(key, &[("warn", DegradedAction::Warn), ("reconnect", DegradedAction::Reconnect)])
+    fields.read_choice(key, &[("warn", DegradedAction::Warn), ("reconnect", DegradedAction::Reconnect)])
 }
 
 /// Parsed `[policy.reconnect]`. The mode selects a preset, also for `[policy.health]`.
@@ -204,7 +204,7 @@ impl ReconnectTable {
         Self {
             at: fields.at,
             mode: fields
-                .one_of("mode", &[("persistent", ReconnectMode::Persistent), ("bounded", ReconnectMode::Bounded)]),
+                .read_choice("mode", &[("persistent", ReconnectMode::Persistent), ("bounded", ReconnectMode::Bounded)]),
             backoff_min: fields.positive("backoff_min"),
             backoff_max: fields.positive("backoff_max"),
             jitter_percent: fields.percent("jitter_percent"),
@@ -258,7 +258,7 @@ impl IsolationTable {
         let presets = [("standard", IsolationPolicy::standard()), ("strict", IsolationPolicy::strict())];
         Self {
             at: fields.at,
-            preset: fields.one_of("preset", &presets),
+            preset: fields.read_choice("preset", &presets),
             network: fields.flag("network").get().map(|network| network.value),
             binds: fields.binds("binds"),
             memory_max: fields.limit("memory_max", |fields, key| fields.bytes(key).get().map(|size| size.value)),

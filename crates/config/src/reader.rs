@@ -256,7 +256,7 @@ impl<'f, 'de> TableReader<'f, 'de> {
         }
     }
 
-    pub fn one_of<T: Clone>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
+    pub fn read_choice<T: Clone>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
         let typed = self.text(key);
         let word = typed.get()?;
         if let Some((_, replacement)) = words.iter().find(|(known, _)| *known == word.value) {

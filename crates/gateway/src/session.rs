@@ -461,15 +461,7 @@ impl ClientSession {
         Some((sent.source.clone(), sent.question.message().token()?.to_owned()))
     }
 
-    /// Returns true if the client reads the session's GET stream.
-    pub fn is_listening(&self) -> bool {
-        self.state().session_stream.stream.has_listener()
-    }
-
-    pub fn has_calls(&self) -> bool {
-        !self.state().calls.is_empty()
-    }
-
+    /// Returns the number of open calls, plus one if the client reads the session's GET stream.
     pub fn open_count(&self) -> usize {
         let state = self.state();
         state.calls.len() + usize::from(state.session_stream.stream.has_listener())

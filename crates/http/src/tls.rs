@@ -34,7 +34,7 @@ pub fn check(cert: &Path, key: &Path) -> Result<(), CertificateError> {
 
 fn read(cert: &Path, key: &Path) -> Result<ServerConfig, CertificateError> {
     crate::client::install_tls_provider();
-    let broken = |is_key| move |error: pem::Error| CertificateError { is_key, why: in_our_words(&error, is_key) };
+    let broken = |is_key| move |error: pem::Error| CertificateError { is_key, why: describe_pem_error(&error, is_key) };
     let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let chain = chain.map_err(broken(false))?;
     if chain.is_empty() {
@@ -48,7 +48,7 @@ fn read(cert: &Path, key: &Path) -> Result<ServerConfig, CertificateError> {
 }
 
 /// Describes an error without the text of the library, which quotes lines of the file.
-fn in_our_words(error: &pem::Error, is_key: bool) -> String {
+fn describe_pem_error(error: &pem::Error, is_key: bool) -> String {
     match error {
         pem::Error::Io(error) => error.to_string(),
         pem::Error::NoItemsFound => {

@@ -79,7 +79,7 @@ pub(super) fn failure_from_status(response: &Response, access: &ServerAccess) ->
     }
 }
 
-pub(super) fn not_mcp(content_type: Option<&HeaderValue>, access: &ServerAccess) -> FailureKind {
+pub(super) fn unexpected_content_type(content_type: Option<&HeaderValue>, access: &ServerAccess) -> FailureKind {
     let text = content_type.and_then(|value| value.to_str().ok()).map(|text| mask_line(text, access));
     let media_type = text.as_deref().and_then(|text| text.split(';').next()).map(str::trim);
     let media_type = media_type.filter(|media_type| !media_type.is_empty());

@@ -15,7 +15,7 @@ use super::events::SseReader;
 use super::exchange::{
     ExchangeContext, ExchangeMessage, ExchangeSender, LineSession, content_type, drop_headers, next_event,
 };
-use super::failures::{mask_line, not_mcp};
+use super::failures::{mask_line, unexpected_content_type};
 
 pub(super) async fn listen(session: Arc<LineSession>, mut out: ExchangeSender) -> ExchangeMessage {
     let opening = async {
@@ -58,7 +58,7 @@ async fn open(terms: &ExchangeContext) -> Result<Response, ExchangeFailure> {
     }
     match content_type(&response).as_deref() {
         Some(EVENT_STREAM) => Ok(response),
-        _ => Err(ExchangeFailure::sent(not_mcp(response.headers().get(CONTENT_TYPE), &terms.access))),
+        _ => Err(ExchangeFailure::sent(unexpected_content_type(response.headers().get(CONTENT_TYPE), &terms.access))),
     }
 }
 

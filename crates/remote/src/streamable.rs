@@ -22,7 +22,7 @@ use super::events::SseReader;
 use super::exchange::{
     ExchangeContext, ExchangeMessage, ExchangeSender, LineSession, content_type, drop_headers, next_event,
 };
-use super::failures::not_mcp;
+use super::failures::unexpected_content_type;
 use super::routing;
 
 /// Time that a connection is kept after its answer. If the exchange ends in this time, the connection can be reused.
@@ -88,11 +88,15 @@ async fn try_request(
             for message in messages {
                 out.send(ExchangeMessage::Event(LineEvent::Message { message, request: Some(id) })).await;
             }
-            if answered { Ok(()) } else { Err(ExchangeFailure::sent(not_mcp(named.as_ref(), &terms.access))) }
+            if answered {
+                Ok(())
+            } else {
+                Err(ExchangeFailure::sent(unexpected_content_type(named.as_ref(), &terms.access)))
+            }
         }
         _ => {
             let named = response.headers().get(CONTENT_TYPE).filter(|_| !accepted);
-            Err(ExchangeFailure::sent(not_mcp(named, &terms.access)))
+            Err(ExchangeFailure::sent(unexpected_content_type(named, &terms.access)))
         }
     }
 }

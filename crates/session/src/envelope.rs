@@ -11,11 +11,11 @@ use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{member, with_members};
 
 use crate::call::{CallerRequest, ClientFacts};
-use crate::handshake::{our_capabilities, our_name};
+use crate::handshake::{satellite_capabilities, satellite_info};
 
 static SATELLITE_FACTS: LazyLock<ClientFacts> = LazyLock::new(|| ClientFacts {
-    capabilities: serde_json::to_string(&our_capabilities()).unwrap_or_default(),
-    info: serde_json::to_string(&our_name()).unwrap_or_default(),
+    capabilities: serde_json::to_string(&satellite_capabilities()).unwrap_or_default(),
+    info: serde_json::to_string(&satellite_info()).unwrap_or_default(),
 });
 
 /// Client that a request names: the satellite itself (on behalf of all clients, so it offers all that it can pass on),

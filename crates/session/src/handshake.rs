@@ -32,7 +32,7 @@ struct HandshakeMismatch {
     may_be_other: bool,
 }
 
-pub(crate) fn our_capabilities() -> ClientCapabilities {
+pub(crate) fn satellite_capabilities() -> ClientCapabilities {
     // The satellite forwards requests of a server to an attached client, or declines them.
     let mut roots = RootsCapabilities::default();
     roots.list_changed = Some(true);
@@ -44,7 +44,7 @@ pub(crate) fn our_capabilities() -> ClientCapabilities {
     capabilities
 }
 
-pub(crate) fn our_name() -> Implementation {
+pub(crate) fn satellite_info() -> Implementation {
     Implementation::new("mcp-satellite", env!("CARGO_PKG_VERSION"))
 }
 
@@ -62,7 +62,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         let deadline = now + era::opening_timeout(self.spec.policy.session.protocol, as_era, is_second, left);
         let params = match as_era {
             Era::Sessions => {
-                let params = InitializeRequestParams::new(our_capabilities(), our_name())
+                let params = InitializeRequestParams::new(satellite_capabilities(), satellite_info())
                     .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE);
                 Some(serde_json::to_string(&params).unwrap_or_default())
             }

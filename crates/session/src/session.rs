@@ -197,8 +197,10 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                 // Logged only if something changed since the last report.
                 if let Some(changed) = self.lists.record_if_changed(catalogue) {
                     for (list, why) in changed.unreadable.iter().map(|list| list.method()).zip(unread.reasons) {
-                        let what = "cannot read a list; the last known list stays in use";
-                        tracing::warn!(instance = %spec.name, list, why, "{what}");
+                        tracing::warn!(
+                            instance = %spec.name, list, why,
+                            "cannot read a list; the last known list stays in use"
+                        );
                     }
                     self.host.report(SessionEvent::Discovered(changed));
                 }

@@ -35,7 +35,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::process::die_by;
+use super::process::exit_by_signal;
 use super::script::SimScript;
 use super::server::{EnvSource, SimPhase, SimResponder};
 use super::wire::{CallParams, WireMessage, parse};
@@ -155,7 +155,7 @@ fn adapt_script_for_http(script: SimScript) -> (SimScript, Duration) {
 
 fn reproduce_exit(end: ProcessEnd) -> i32 {
     match (end.signal, end.code) {
-        (Some(signal), _) => die_by(signal),
+        (Some(signal), _) => exit_by_signal(signal),
         (None, code) => code.unwrap_or_default(),
     }
 }

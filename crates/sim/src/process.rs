@@ -58,7 +58,7 @@ async fn serve(script: Arc<SimScript>) -> io::Result<i32> {
     }
     let end = engine::run(&mut pipes, server, &control).await;
     Ok(match (end.signal, end.code) {
-        (Some(signal), _) => die_by(signal),
+        (Some(signal), _) => exit_by_signal(signal),
         (None, code) => code.unwrap_or_default(),
     })
 }
@@ -96,7 +96,7 @@ fn spawn(grandchild: Grandchild) -> io::Result<()> {
 
 /// Ends this process by a signal. If that has no effect because the signal is ignored (as SIGPIPE is) or handled,
 /// returns the exit code of a shell, 128 + `number`.
-pub(super) fn die_by(number: i32) -> i32 {
+pub(super) fn exit_by_signal(number: i32) -> i32 {
     // An intended segmentation fault should leave no core file in the working directory.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok(signal) = Signal::try_from(number) {

@@ -154,11 +154,11 @@ impl SimLine {
     fn transit_time(&mut self, fails: &mut Option<FailureKind>) -> Duration {
         let (connect, delay, jitter) =
             self.endpoint.with_behavior(|behavior| (behavior.connect_delay, behavior.delay, behavior.jitter));
-        let takes = self.rng.vary(delay, jitter);
+        let takes = self.rng.apply_jitter(delay, jitter);
         if self.connected {
             return takes;
         }
-        let connect = self.rng.vary(connect, jitter);
+        let connect = self.rng.apply_jitter(connect, jitter);
         let limit = self.spec.policy.remote.connect_timeout;
         if connect > limit {
             *fails = Some(FailureKind::ConnectTimeout(limit));

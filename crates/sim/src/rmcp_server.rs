@@ -41,7 +41,7 @@ pub(super) async fn run(
     };
     let lifetime = async {
         match script.exit_after {
-            Some(lifetime) => sleep(dice.vary(lifetime, script.jitter)).await,
+            Some(lifetime) => sleep(dice.apply_jitter(lifetime, script.jitter)).await,
             None => std::future::pending().await,
         }
     };

@@ -8,8 +8,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// A server's part in a test. Each field is a flag of `satellite sim-server` by the same name with hyphens, unless it
-/// says otherwise; durations are written `500ms`, `2s`, `1m30s`.
+/// Behaviour of a simulated server. Each field is a flag of `satellite sim-server` with the same name in hyphens, except
+/// where noted; durations are written `500ms`, `2s`, `1m30s`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
@@ -20,157 +20,159 @@ pub struct SimScript {
     /// Version in `serverInfo` (the flag is `--server-version`)
     #[cfg_attr(feature = "cli", arg(long = "server-version", id = "server_version", value_name = "VERSION", default_value_t = Self::default().version))]
     pub version: String,
-    /// The protocol version it answers; by default the offered one, where that is known
+    /// Protocol version of the response to `initialize` [default: the requested version if it is supported]
     #[cfg_attr(feature = "cli", arg(long))]
     pub protocol_version: Option<String>,
-    /// The eras of the protocol that it speaks
+    /// Supported eras of the protocol
     #[cfg_attr(feature = "cli", arg(long, value_enum, default_value_t = SpokenEras::Sessions))]
     pub speaks: SpokenEras,
-    /// Tools listed: `echo`, `add`, `sleep`, then `tool_4`, `tool_5` …
+    /// Number of listed tools: `echo`, `add`, `sleep`, then `tool_4`, `tool_5` …
     #[cfg_attr(feature = "cli", arg(long, default_value_t = Self::default().tools))]
     pub tools: usize,
-    /// List the special tools too: `big`, `fail`, `tool_error`, `crash`, `env`, `huge`, `received`; they can always be
-    /// called. (So can `ask`, without sessions and unlisted: it asks its client `rounds` times for `method`)
+    /// Also list the special tools `big`, `fail`, `tool_error`, `crash`, `env`, `huge` and `received`. They can be called
+    /// without this flag, too. The tool `ask` is never listed: without a session it sends its client `rounds` requests
+    /// of the method `method`
     #[cfg_attr(feature = "cli", arg(long))]
     pub all_tools: bool,
-    /// Resources listed; with none it has no such capability
+    /// Number of listed resources; with 0 the server has no resources capability
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub resources: usize,
-    /// Resource templates listed beside them
+    /// Number of listed resource templates
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub resource_templates: usize,
-    /// Prompts listed; with none it has no such capability
+    /// Number of listed prompts; with 0 the server has no prompts capability
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub prompts: usize,
-    /// Entries on one page of a list; 0 for all
+    /// Number of entries on a page of a list; 0 means all
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub page_size: usize,
-    /// Answer `resources/list` with a JSON-RPC error, although resources are offered
+    /// Answer `resources/list` with a JSON-RPC error in spite of the resources capability
     #[cfg_attr(feature = "cli", arg(long))]
     pub resources_error: bool,
-    /// Offer no tools capability, and know no tools methods
+    /// Offer no tools capability and reject the methods of tools
     #[cfg_attr(feature = "cli", arg(long))]
     pub no_tools_capability: bool,
-    /// The seed of all random numbers
+    /// Seed of all random numbers
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub seed: u64,
-    /// Vary each delay and lifetime by up to this fraction either way, from 0 to 1
+    /// Maximum random deviation of each delay and lifetime, as a fraction from 0 to 1
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0.0))]
     pub jitter: f64,
 
-    /// Read nothing for this long after the start
+    /// Delay between the start and the first read
     #[cfg_attr(feature = "cli", arg(long, value_parser = duration, default_value = "0s"))]
     #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::required")]
     pub start_delay: Duration,
-    /// Answer `initialize` this late
+    /// Delay of the response to `initialize`
     #[cfg_attr(feature = "cli", arg(long, value_parser = duration, default_value = "0s"))]
     #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::required")]
     pub handshake_delay: Duration,
     /// Never answer `initialize`
     #[cfg_attr(feature = "cli", arg(long))]
     pub handshake_never: bool,
-    /// Answer `initialize` with a JSON-RPC error of this message
+    /// Answer `initialize` with a JSON-RPC error that has this message
     #[cfg_attr(feature = "cli", arg(long))]
     pub handshake_error: Option<String>,
-    /// The code of that error, and of the refusal of `initialize` by a server without sessions
+    /// Code of the error of `--handshake-error`, and of the error of `initialize` from a server without sessions
     #[cfg_attr(feature = "cli", arg(long, allow_negative_numbers = true))]
     pub handshake_code: Option<i64>,
-    /// End, by `exit_signal` or `exit_code`, once `initialize` was refused
+    /// Exit after an error response to `initialize`, with `exit_signal` or `exit_code`
     #[cfg_attr(feature = "cli", arg(long))]
     pub exit_on_refusal: bool,
     /// Never answer `server/discover`
     #[cfg_attr(feature = "cli", arg(long))]
     pub discover_never: bool,
 
-    /// End this long after `notifications/initialized`, by `exit_signal` or `exit_code`
+    /// Exit this long after `notifications/initialized`, with `exit_signal` or `exit_code`
     #[cfg_attr(feature = "cli", arg(long, value_parser = duration))]
     #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::optional")]
     pub exit_after: Option<Duration>,
-    /// End as soon as it has started, before it reads anything
+    /// Exit at the start, before the first read
     #[cfg_attr(feature = "cli", arg(long))]
     pub exit_before_handshake: bool,
-    /// The tool call by this number, from 1, ends it unanswered
+    /// Exit instead of answering the tool call with this number, counted from 1
     #[cfg_attr(feature = "cli", arg(long))]
     pub exit_on_call: Option<u64>,
-    /// The code with which it ends where the script ends it, and after a SIGTERM that it handles
+    /// Exit code of an exit by this script and after a handled SIGTERM
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub exit_code: i32,
-    /// The signal by which it ends where the script ends it, instead of a code
+    /// Signal that ends the server in an exit by this script, instead of an exit code
     #[cfg_attr(feature = "cli", arg(long))]
     pub exit_signal: Option<i32>,
 
-    /// Answer every tool call this late
+    /// Delay of the response to every tool call
     #[cfg_attr(feature = "cli", arg(long, value_parser = duration, default_value = "0s"))]
     #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::required")]
     pub call_delay: Duration,
-    /// After this many tool calls the next one is where it hangs: it stays there, and neither reads nor answers anything
+    /// Hang at the tool call after this many: the server reads and answers nothing from then on
     #[cfg_attr(feature = "cli", arg(long))]
     pub hang_after: Option<u64>,
-    /// Never answer a tool call, but all else
+    /// Never answer tool calls; answer all other requests
     #[cfg_attr(feature = "cli", arg(long))]
     pub hang_calls: bool,
 
-    /// Handle SIGTERM: end by `exit_code` after this long. End of file on stdin begins the same shutdown
+    /// Handle SIGTERM and the end of stdin: exit with `exit_code` after this delay
     #[cfg_attr(feature = "cli", arg(long, value_parser = duration))]
     #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::optional")]
     pub sigterm_delay: Option<Duration>,
     /// Ignore SIGTERM
     #[cfg_attr(feature = "cli", arg(long))]
     pub ignore_sigterm: bool,
-    /// Ignore end of file on stdin, where it would end with code 0
+    /// Ignore the end of stdin instead of exiting with code 0
     #[cfg_attr(feature = "cli", arg(long))]
     pub ignore_eof: bool,
 
-    /// Keep this many bytes more with every tool call
+    /// Number of bytes allocated and kept by every tool call
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub grow_per_call: usize,
-    /// Keep no more than this many bytes: over it, it is killed by SIGKILL, as the kernel would; 0 for no limit
+    /// Limit of the kept bytes: beyond it the server is killed by SIGKILL, as by the kernel; 0 means no limit
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub memory_max: usize,
 
-    /// Lines on stderr each second
+    /// Number of lines per second on stderr
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub stderr_lines_per_second: u32,
-    /// Bytes on stderr each second, in lines of 1 KiB; what nobody reads in time is not caught up on
+    /// Number of bytes per second on stderr, in lines of 1 KiB; lines that are not read in time are left out
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub stderr_bytes_per_second: u64,
-    /// Bytes on stderr at the start, before it does anything else
+    /// Number of bytes on stderr at the start, before anything else
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub stderr_burst_bytes: usize,
-    /// The line for stderr, printed once at the start if there is no rate; `{env:NAME}` stands for that variable
+    /// Text of the lines on stderr; without a rate it is printed once at the start. `{env:NAME}` is replaced by that
+    /// variable
     #[cfg_attr(feature = "cli", arg(long))]
     pub stderr_text: Option<String>,
-    /// Lines on stdout before each answer that are not JSON, or JSON but not JSON-RPC
+    /// Number of lines before each response that are not JSON, or JSON but not JSON-RPC
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub garbage_lines: usize,
-    /// Such lines on stdout at the start
+    /// Number of such lines on stdout at the start
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub stdout_garbage_at_start: usize,
-    /// Answers before each answer that nobody waits for: so many to a request that was answered before, and so many to
-    /// one that was never made
+    /// Number of stray responses before each response: this many to an earlier request, and this many to a request that
+    /// was never made
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub stray_answers: usize,
-    /// The length of the one line with which the tool `huge` answers
+    /// Length in bytes of the line with which the tool `huge` responds
     #[cfg_attr(feature = "cli", arg(long, default_value_t = Self::default().huge_line_bytes))]
     pub huge_line_bytes: usize,
 
-    /// This long after `initialized` it has one more tool, and says `notifications/tools/list_changed`
+    /// Add a tool and send `notifications/tools/list_changed` this long after `initialized`
     #[cfg_attr(feature = "cli", arg(long, value_parser = duration))]
     #[serde(with = "jiff::fmt::serde::unsigned_duration::friendly::compact::optional")]
     pub list_changed_after: Option<Duration>,
     /// Answer `tools/list` with a JSON-RPC error
     #[cfg_attr(feature = "cli", arg(long))]
     pub list_error: bool,
-    /// Answer only the first this many `tools/list` with an error
+    /// Number of `tools/list` requests, from the first, that are answered with an error
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0))]
     pub list_error_times: u64,
 
-    /// Start a process of its own that outlives it
+    /// Start a child process that outlives the server
     #[cfg_attr(feature = "cli", arg(long, value_enum))]
     pub grandchild: Option<Grandchild>,
 }
 
-/// The eras of the protocol that a server speaks.
+/// Eras of the protocol that a server supports.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
@@ -180,12 +182,11 @@ pub enum SpokenEras {
     Sessions,
     /// 2026-07-28: every request is stateless.
     Stateless,
-    /// Both; over a pipe the era of the first request.
+    /// Both; on stdio the first request selects the era.
     Both,
 }
 
-/// Process that a server starts and leaves behind. In the simulation it exists, for `gone()`, until a signal reaches
-/// it.
+/// Process that a server starts and leaves behind. In the simulation `gone()` counts it until it receives a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
@@ -194,11 +195,11 @@ pub enum Grandchild {
     Plain,
     /// Ignores SIGTERM.
     IgnoreTerm,
-    /// In a session of its own, where no signal to the group reaches it.
+    /// In its own session, beyond the signals to the group.
     Setsid,
-    /// An orphan from its first moment: forked by a process that has ended. Ignores SIGTERM.
+    /// Orphan from the start: its parent has exited. Ignores SIGTERM.
     DoubleFork,
-    /// Double fork and a session of its own, as a daemon has. Ignores SIGTERM.
+    /// Orphan in its own session, like a daemon. Ignores SIGTERM.
     Daemon,
 }
 
@@ -287,7 +288,7 @@ impl RunRng {
     }
 
     /// Varies `duration` randomly by up to the fraction `jitter` either way.
-    pub(super) fn vary(&mut self, duration: Duration, jitter: f64) -> Duration {
+    pub(super) fn apply_jitter(&mut self, duration: Duration, jitter: f64) -> Duration {
         if jitter <= 0.0 || duration.is_zero() {
             return duration;
         }
@@ -361,7 +362,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let draw = |seed, run| {
             let mut rng = RunRng::new(seed, RunNumber(run));
-            [rng.vary(second, 0.5), rng.vary(second, 0.5)]
+            [rng.apply_jitter(second, 0.5), rng.apply_jitter(second, 0.5)]
         };
         assert_eq!(draw(1, 7), draw(1, 7));
         assert_ne!(draw(1, 7), draw(1, 8));

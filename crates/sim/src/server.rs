@@ -188,7 +188,7 @@ impl SimResponder {
             self.set_timer(now + FLOOD_TICK, TimerEvent::StderrBytes(now));
         }
         self.write_garbage(script.stdout_garbage_at_start);
-        match self.vary(script.start_delay) {
+        match self.apply_jitter(script.start_delay) {
             Duration::ZERO => self.complete_start(),
             delay => self.set_timer(now + delay, TimerEvent::Started),
         }
@@ -245,7 +245,7 @@ impl SimResponder {
     pub(super) fn terminate(&mut self, now: Instant) {
         if !self.stopping {
             self.stopping = true;
-            let delay = self.vary(self.script.sigterm_delay.unwrap_or_default());
+            let delay = self.apply_jitter(self.script.sigterm_delay.unwrap_or_default());
             let end = ProcessEnd { code: Some(self.script.exit_code), signal: None };
             self.set_timer(now + delay, TimerEvent::End(end));
         }
@@ -276,8 +276,8 @@ impl SimResponder {
         (Duration::from_secs(1) / self.script.stderr_lines_per_second.max(1)).max(CHATTER_TICK)
     }
 
-    pub(super) fn vary(&mut self, duration: Duration) -> Duration {
-        self.rng.vary(duration, self.script.jitter)
+    pub(super) fn apply_jitter(&mut self, duration: Duration) -> Duration {
+        self.rng.apply_jitter(duration, self.script.jitter)
     }
 
     fn set_timer(&mut self, at: Instant, event: TimerEvent) {
@@ -370,7 +370,7 @@ impl SimResponder {
             put_text(line, &script.version);
             line.put_slice(b"}}");
         };
-        let delay = self.vary(script.handshake_delay);
+        let delay = self.apply_jitter(script.handshake_delay);
         self.answer_in(now, delay, id, body);
     }
 
@@ -380,11 +380,11 @@ impl SimResponder {
             return;
         }
         if let Some(lifetime) = self.script.exit_after {
-            let lifetime = self.vary(lifetime);
+            let lifetime = self.apply_jitter(lifetime);
             self.set_timer(now + lifetime, TimerEvent::End(self.script.end()));
         }
         if let Some(delay) = self.script.list_changed_after {
-            let delay = self.vary(delay);
+            let delay = self.apply_jitter(delay);
             self.set_timer(now + delay, TimerEvent::MoreTools);
         }
     }
@@ -480,7 +480,7 @@ impl SimResponder {
 
     fn call_tool(&mut self, now: Instant, id: &RawValue, call: &CallParams<'_>) -> Result<(), serde_json::Error> {
         let script = Arc::clone(&self.script);
-        let delay = self.vary(script.call_delay);
+        let delay = self.apply_jitter(script.call_delay);
         let arguments = call.arguments.map_or("{}", RawValue::get);
         match &*call.name {
             "echo" => {

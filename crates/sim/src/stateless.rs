@@ -132,7 +132,7 @@ impl SimResponder {
             "resultType": "complete", "supportedVersions": versions, "capabilities": capabilities, "_meta": info,
             "ttlMs": 1000, "cacheScope": "private",
         });
-        let delay = self.vary(script.handshake_delay);
+        let delay = self.apply_jitter(script.handshake_delay);
         self.answer_in(now, delay, id, |line| line.put_slice(format!("\"result\":{result}").as_bytes()));
         // Without sessions, discovery takes the place of `notifications/initialized`.
         self.handle_initialized(now);

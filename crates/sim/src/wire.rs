@@ -84,13 +84,13 @@ pub(super) struct StatelessMeta<'a> {
 
 #[derive(Deserialize)]
 pub(super) struct AskArguments<'a> {
-    #[serde(default = "one")]
+    #[serde(default = "default_rounds")]
     pub(super) rounds: u32,
     #[serde(borrow)]
     pub(super) method: Option<WireText<'a>>,
 }
 
-fn one() -> u32 {
+fn default_rounds() -> u32 {
     1
 }
 

@@ -17,7 +17,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::process::{has_in_environment, processes, send, text};
-use crate::signals::heard_by;
+use crate::signals::reset_signal_actions;
 use crate::wait::{GIVE_UP, wait_for};
 
 const POLL: Duration = Duration::from_millis(20);
@@ -204,7 +204,7 @@ impl Home {
     #[track_caller]
     pub fn run(&self, args: &[&str]) -> Satellite<'_> {
         let satellite = self.run_at_once(args);
-        satellite.greeted();
+        satellite.wait_start_message();
         satellite
     }
 
@@ -217,14 +217,14 @@ impl Home {
     #[track_caller]
     pub fn run_bare(&self, args: &[&str]) -> Satellite<'_> {
         let satellite = Satellite { home: self, process: self.start(self.command(&[&["run"], args].concat())) };
-        satellite.greeted();
+        satellite.wait_start_message();
         satellite
     }
 
     /// Starts `satellite demo` and waits until its servers are installed.
     pub fn demo(&self, args: &[&str]) -> Satellite<'_> {
         let satellite = Satellite { home: self, process: self.start(self.command(&[&["demo"], args].concat())) };
-        satellite.greeted();
+        satellite.wait_start_message();
         satellite
     }
 
@@ -233,7 +233,7 @@ impl Home {
         let file = |what: &str| self.path().join(format!("{serial}.{what}"));
         let (stdout, stderr) = (file("stdout"), file("stderr"));
         command.stdout(File::create(&stdout).unwrap()).stderr(File::create(&stderr).unwrap());
-        Running { child: heard_by(&mut command).spawn().unwrap(), ended: None, stdout, stderr }
+        Running { child: reset_signal_actions(&mut command).spawn().unwrap(), ended: None, stdout, stderr }
     }
 
     /// The rows of `status --json`; empty if no satellite runs.
@@ -413,7 +413,7 @@ pub struct Satellite<'a> {
 impl Satellite<'_> {
     /// Waits for the greeting, which is printed once the servers are installed.
     #[track_caller]
-    pub fn greeted(&self) -> String {
+    pub fn wait_start_message(&self) -> String {
         self.process.wait_stdout(|text| text.contains("satellite is running") || text.contains("The demo runs"))
     }
 

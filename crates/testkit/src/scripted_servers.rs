@@ -337,7 +337,7 @@ impl ScriptedServers {
     }
 
     /// Calls a meta-tool as alice and returns the result, or the message of the server, as text.
-    pub async fn asks(&self, tool: &str, arguments: &str) -> String {
+    pub async fn call_text(&self, tool: &str, arguments: &str) -> String {
         let (_cancel, cancellation) = oneshot::channel();
         match self.call_raw(&format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#), cancellation).await {
             CallAnswer::Result(text) => text,
@@ -353,7 +353,7 @@ impl ScriptedServers {
 
     /// Calls a meta-tool and returns the structured content of its result.
     pub async fn call_structured(&self, tool: &str, arguments: &str) -> Value {
-        let answer: Value = serde_json::from_str(&self.asks(tool, arguments).await).unwrap();
+        let answer: Value = serde_json::from_str(&self.call_text(tool, arguments).await).unwrap();
         let structured = &answer["structuredContent"];
         assert!(structured.is_object(), "{answer}");
         assert!(answer.get("isError").is_none(), "{answer}");
@@ -362,7 +362,7 @@ impl ScriptedServers {
 
     /// Calls a meta-tool that must fail: its data for a program and its text for a model.
     pub async fn call_failing(&self, tool: &str, arguments: &str) -> (Value, String) {
-        let answer: Value = serde_json::from_str(&self.asks(tool, arguments).await).unwrap();
+        let answer: Value = serde_json::from_str(&self.call_text(tool, arguments).await).unwrap();
         assert_eq!(answer["isError"], true, "{answer}");
         assert!(answer.get("structuredContent").is_none(), "{answer}");
         let text = answer["content"][0]["text"].as_str().unwrap().to_owned();

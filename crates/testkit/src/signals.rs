@@ -8,7 +8,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 /// Resets SIGINT, SIGTERM, SIGHUP and SIGQUIT to their default action in the child. A background job of a script
 /// (`setsid … &`) ignores SIGINT and SIGQUIT, and `nohup` ignores SIGHUP; children inherit this and the satellite keeps
 /// it.
-pub fn heard_by(command: &mut Command) -> &mut Command {
+pub fn reset_signal_actions(command: &mut Command) -> &mut Command {
     let listen = || {
         for what in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {
             #[expect(unsafe_code, reason = "there is no safe way to set a signal's action")]

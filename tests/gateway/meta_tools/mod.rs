@@ -118,7 +118,7 @@ async fn only_online_and_dormant_servers_offer_tools_and_resources() {
     servers.wait_until("a", |view| view.dormant).await;
     assert_eq!(paths().await, (all.map(str::to_owned).to_vec(), 1));
     // A call wakes a dormant server.
-    let answer = servers.asks("execute_mcp_tool", r#"{"tool_path":"files:read"}"#).await;
+    let answer = servers.call_text("execute_mcp_tool", r#"{"tool_path":"files:read"}"#).await;
     assert!(answer.contains("x-reflected"), "{answer}");
     servers.end().await;
 }
@@ -137,7 +137,7 @@ async fn the_response_to_a_call_is_unchanged() {
     assert_eq!(before, r#"{"content":[],"x-reflected":{"name":"a:b","arguments":{ "n":1e400,"n":[ ]},"_meta":{"#);
     assert!(after.ends_with(r#","x":12345678901234567890}}}"#), "{after}");
 
-    let error = servers.asks("execute_mcp_tool", r#"{"tool_path":"git:refuse","arguments":{}}"#).await;
+    let error = servers.call_text("execute_mcp_tool", r#"{"tool_path":"git:refuse","arguments":{}}"#).await;
     assert_eq!(error, r#"{"jsonrpc":"2.0","id":"c","error":{"code":-32602,"message":"no","data":{"n":1e400}}}"#);
     servers.end().await;
 }
@@ -156,7 +156,7 @@ async fn a_cancelled_call_returns_without_a_response() {
 #[tokio::test(start_paused = true)]
 async fn resources_are_listed_unchanged_except_for_their_uris() {
     let servers = servers().await;
-    let listed = servers.asks("list_mcp_resources", "null").await;
+    let listed = servers.call_text("list_mcp_resources", "null").await;
     let expected = [
         r#"{"name":"R", "uri":"files|file:///a|b","x-unknown":[null],"_meta":{"ui":{"resourceUri":"files|ui://view"}}}"#,
         r#"{"uriTemplate":"files|file:///{path}","name":"T"}"#,
@@ -166,7 +166,7 @@ async fn resources_are_listed_unchanged_except_for_their_uris() {
     }
     assert_matches_schema("list_mcp_resources", &servers.call_structured("list_mcp_resources", "{}").await);
 
-    let read = servers.asks("read_mcp_resource", r#"{"uri":"files|file:///a|b"}"#).await;
+    let read = servers.call_text("read_mcp_resource", r#"{"uri":"files|file:///a|b"}"#).await;
     let resource = r#"{"uri":"a:b","text":"t","x":1e400,"params":{"uri":"file:///a|b"}}"#;
     assert_eq!(
         read,
@@ -190,13 +190,13 @@ async fn the_server_of_another_user_looks_nonexistent() {
         ("read_mcp_resource", r#"{"uri":"nobody|x"}"#, r#"{"uri":"secret|x"}"#),
         ("reconnect_server", r#"{"name":"nobody"}"#, r#"{"name":"secret"}"#),
     ] {
-        let (nothing, hidden) = (servers.asks(tool, mine).await, servers.asks(tool, theirs).await);
+        let (nothing, hidden) = (servers.call_text(tool, mine).await, servers.call_text(tool, theirs).await);
         assert_eq!(nothing.replace("nobody", "secret"), hidden);
         assert!(hidden.contains("there is no server"), "{hidden}");
     }
     let found = servers.call_structured("discover_mcp_tools", r#"{"query":"hush"}"#).await;
     assert_eq!(found["total_found"], 0);
-    assert!(!servers.asks("list_servers", "{}").await.contains("secret"));
+    assert!(!servers.call_text("list_servers", "{}").await.contains("secret"));
     servers.end().await;
 }
 
@@ -206,7 +206,7 @@ async fn two_servers_with_one_slug_get_longer_names() {
     let found = servers.call_structured("discover_mcp_tools", r#"{"query":"log"}"#).await;
     assert_eq!(names(&found, "tools", "tool_path"), ["git-one:log", "git-two:log"]);
     for name in ["git-two", "git-acme-alice-two"] {
-        let answer = servers.asks("execute_mcp_tool", &format!(r#"{{"tool_path":"{name}:log"}}"#)).await;
+        let answer = servers.call_text("execute_mcp_tool", &format!(r#"{{"tool_path":"{name}:log"}}"#)).await;
         assert!(answer.contains(r#""x-reflected":{"name":"log"}"#), "{answer}");
     }
     let (error, text) = servers.call_failing("execute_mcp_tool", r#"{"tool_path":"git:log"}"#).await;

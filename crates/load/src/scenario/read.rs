@@ -125,10 +125,10 @@ fn server(fields: &mut TableReader<'_, '_>) -> Option<(Span, ScenarioServer)> {
     let kind = ScenarioServer {
         name: name.map(|name| name.value).unwrap_or_default(),
         weight: fields.count::<1, _>("weight").unwrap_or(1),
-        transport: fields.one_of("transport", &transports).unwrap_or(LoadTransport::Stdio),
+        transport: fields.read_choice("transport", &transports).unwrap_or(LoadTransport::Stdio),
         handshake: read_distribution(fields, "handshake").unwrap_or_default(),
         call: read_distribution(fields, "call").unwrap_or_default(),
-        keep: fields.one_of("keep", &keeps).unwrap_or(ProcessLifetime::AlwaysOn),
+        keep: fields.read_choice("keep", &keeps).unwrap_or(ProcessLifetime::AlwaysOn),
         request_logging: fields.flag("request_logging").get().is_none_or(|logging| logging.value),
         script: script(fields),
     };
@@ -209,7 +209,7 @@ fn call_load(fields: &mut TableReader<'_, '_>) -> Option<CallLoad> {
         let hint = "set loop = \"open\" (a number of calls per second) or loop = \"closed\" (a number of callers)";
         fields.findings.error(at, "`loop` is missing", hint);
     }
-    let open = fields.one_of("loop", &[("open", true), ("closed", false)]);
+    let open = fields.read_choice("loop", &[("open", true), ("closed", false)]);
     let [has_callers, has_think, has_rate, has_limit] =
         ["callers", "think", "per_second", "in_flight_max"].map(|key| fields.contains_key(key));
     let [callers, in_flight_max] =
@@ -325,7 +325,7 @@ fn fault(fields: &mut TableReader<'_, '_>) -> Option<FaultRule> {
     if !fields.contains_key("kind") {
         fields.findings.error(at, "a fault has no kind", "add one: kind = \"crash\"");
     }
-    let kind = fields.one_of("kind", &FAULTS);
+    let kind = fields.read_choice("kind", &FAULTS);
     let [has_at, has_every, has_from, has_until] = ["at", "every", "from", "until"].map(|key| fields.contains_key(key));
     let moment = read_moment(fields, "at");
     let every = fields.positive("every");

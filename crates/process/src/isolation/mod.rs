@@ -545,12 +545,13 @@ fn limits(
 type Candidate = (&'static str, Result<(PathBuf, Arc<dyn SandboxLauncher>), String>);
 
 fn nsjail() -> Candidate {
-    let found = which("nsjail").map(|path| (path.clone(), Arc::new(Nsjail { path }) as Arc<dyn SandboxLauncher>));
+    let found =
+        find_executable("nsjail").map(|path| (path.clone(), Arc::new(Nsjail { path }) as Arc<dyn SandboxLauncher>));
     ("nsjail", found)
 }
 
 fn bubblewrap() -> Candidate {
-    let found = which("bwrap").and_then(|path| {
+    let found = find_executable("bwrap").and_then(|path| {
         let setpriv = resolve("setpriv", Some(OsStr::new(SANDBOX_PATH)))?;
         Ok((path.clone(), Arc::new(Bubblewrap { path, setpriv }) as Arc<dyn SandboxLauncher>))
     });
@@ -593,7 +594,7 @@ pub fn find_program(
     }
 }
 
-fn which(command: &str) -> Result<PathBuf, String> {
+fn find_executable(command: &str) -> Result<PathBuf, String> {
     resolve(command, std::env::var_os("PATH").as_deref())
 }
 

@@ -1,4 +1,4 @@
-//! Files of the version before, which the next version does not read any more. They are kept so that a rollback works;
+//! Files of the previous version, which the next version does not read any more. They are kept so that a rollback works;
 //! but an entry is removed as soon as it changes in the database, so that no file keeps an erased secret.
 
 use std::collections::BTreeMap;
@@ -64,18 +64,18 @@ impl From<InstanceFields> for InstanceId {
     }
 }
 
-pub(super) fn cannot_use(directory: &DataDir, name: &str, why: &dyn Display) -> String {
+pub(super) fn unusable_file(directory: &DataDir, name: &str, why: &dyn Display) -> String {
     format!("`{}` cannot be used: {why}", directory.path().join(name).display())
 }
 
-/// Rows of a table from the files of the version before. An incomplete import is repeated at the next start, because
+/// Rows of a table from the files of the previous version. An incomplete import is repeated at the next start, because
 /// the cause may be temporary.
 pub(super) struct ImportedRows {
     pub(super) rows: StateRows,
     pub(super) is_complete: bool,
 }
 
-/// Reads the rows of a table from the files of the version before. Errors contain nothing of the content.
+/// Reads the rows of a table from the files of the previous version. Errors contain nothing of the content.
 pub(super) fn read(directory: &DataDir, table: StateTable) -> Result<ImportedRows, String> {
     let mut is_complete = true;
     let rows = read_rows(directory, table, &mut is_complete)?;
@@ -147,7 +147,7 @@ fn read_catalogues_key(directory: &DataDir) -> Result<Option<Vec<u8>>, String> {
     Ok(read_file(&cache, KEY_IN_CACHE)?.filter(|key| key.len() == KEY_BYTES))
 }
 
-/// Removes an entry whose row changes from the file of the version before.
+/// Removes an entry whose row changes from the file of the previous version.
 pub(super) fn forget(directory: &DataDir, table: StateTable, key: &StateKey) -> io::Result<()> {
     let remove = |name: &str| remove_file(directory, name);
     let remove_in = |subdirectory: &str, name: &str| match directory.open_subdirectory(subdirectory) {
@@ -173,7 +173,7 @@ fn remove_file(directory: &DataDir, name: &str) -> io::Result<()> {
     for name in [format!("{name}.new"), name.to_owned()] {
         removed |= directory.remove(&name).map_err(|error| {
             let path = directory.path().join(&name);
-            io::Error::new(error.kind(), format!("cannot remove `{}` of the version before: {error}", path.display()))
+            io::Error::new(error.kind(), format!("cannot remove `{}` of the previous version: {error}", path.display()))
         })?;
     }
     if removed {
@@ -203,18 +203,18 @@ fn read_json<T: DeserializeOwned>(directory: &DataDir, name: &str) -> Result<Opt
     let Some(bytes) = read_file(directory, name)? else { return Ok(None) };
     let broken = |error: serde_json::Error| {
         let why = format!("the content at line {}, column {} is not valid", error.line(), error.column());
-        cannot_use(directory, name, &why)
+        unusable_file(directory, name, &why)
     };
     let VersionField { version } = serde_json::from_slice(&bytes).map_err(broken)?;
     if version != VERSION {
         let why = format!("the file has version {version}, and this satellite supports version {VERSION}");
-        return Err(cannot_use(directory, name, &why));
+        return Err(unusable_file(directory, name, &why));
     }
     serde_json::from_slice(&bytes).map(Some).map_err(broken)
 }
 
 fn read_file(directory: &DataDir, name: &str) -> Result<Option<Vec<u8>>, String> {
-    directory.read(name, FILE_MAX).map_err(|error| cannot_use(directory, name, &error))
+    directory.read(name, FILE_MAX).map_err(|error| unusable_file(directory, name, &error))
 }
 
 /// Reads the files of a subdirectory for which `parse` returns a row. An unreadable file is logged and left out.
@@ -225,11 +225,11 @@ fn read_directory(
     parse: impl Fn(&str, Vec<u8>) -> Option<(StateKey, Vec<u8>)>,
 ) -> Result<StateRows, String> {
     let Some(opened) = open_old(directory, name)? else { return Ok(StateRows::new()) };
-    let names = opened.names().map_err(|error| cannot_use(directory, name, &error))?;
+    let names = opened.names().map_err(|error| unusable_file(directory, name, &error))?;
     let mut read = |file: &String| match read_file(&opened, file) {
         Ok(bytes) => parse(file, bytes?),
         Err(why) => {
-            tracing::error!(why, "a file of the version before is not imported");
+            tracing::error!(why, "a file of the previous version is not imported");
             *is_complete = false;
             None
         }
@@ -240,7 +240,7 @@ fn read_directory(
 fn open_old(directory: &DataDir, name: &str) -> Result<Option<DataDir>, String> {
     match directory.open_subdirectory(name) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        opened => opened.map(Some).map_err(|error| cannot_use(directory, name, &error)),
+        opened => opened.map(Some).map_err(|error| unusable_file(directory, name, &error)),
     }
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!  values, grants, … ── set ──► pending ── save ──► one thread ──► state.db   WAL, synchronous=FULL
 //!  at the start     ── load ──► table, with pending changes
-//!  first start      ── files of the version before (`import`) ──► pending
+//!  first start      ── files of the previous version (`import`) ──► pending
 //! ```
 //!
 //! Only that thread writes. Its callers wait for it at most [`WAIT_MAX`](mcp_satellite_files::disk::WAIT_MAX); changes
@@ -36,7 +36,7 @@ const PROBE_BYTES: usize = 4096;
 
 const MIGRATIONS: &[&str] = &[VERSION_1];
 
-/// First schema. `imported` names the tables that contain the files of the version before.
+/// First schema. `imported` names the tables that contain the files of the previous version.
 const VERSION_1: &str = "
 CREATE TABLE user_values (
   team TEXT NOT NULL, user TEXT NOT NULL, installation TEXT NOT NULL, body BLOB NOT NULL,
@@ -172,7 +172,7 @@ struct PendingState {
 }
 
 impl StateDb {
-    /// Opens the database of a data directory, and imports the files of the version before at the first start. Blocks
+    /// Opens the database of a data directory, and imports the files of the previous version at the first start. Blocks
     /// on the disk. A database that cannot be used is reported by [`StateDb::load`].
     ///
     /// # Errors
@@ -278,10 +278,10 @@ impl StateShared {
         let opened = self.ensure_open(database).and_then(|connection| {
             if schema::version(connection, MIGRATIONS)? == 0 { Ok(T::default()) } else { Ok(read(connection)?) }
         });
-        opened.map_err(|error| import::cannot_use(&self.directory, DATABASE, &error))
+        opened.map_err(|error| import::unusable_file(&self.directory, DATABASE, &error))
     }
 
-    /// Reads the files of the version before that contained this table, unless that was done before.
+    /// Reads the files of the previous version that contained this table, unless that was done before.
     fn import(&self, table: StateTable) -> Result<(), String> {
         // Held to the end: otherwise the writer could remove an entry from a file that is being read, and the entry
         // would come back.
@@ -299,7 +299,7 @@ impl StateShared {
 
     fn write(&self) -> io::Result<()> {
         let mut database = self.database();
-        let unusable = |error: SchemaError| io::Error::other(import::cannot_use(&self.directory, DATABASE, &error));
+        let unusable = |error: SchemaError| io::Error::other(import::unusable_file(&self.directory, DATABASE, &error));
         let connection = self.ensure_open(&mut database).map_err(unusable)?;
         schema::migrate(connection, MIGRATIONS).map_err(unusable)?;
         let PendingState { imports, changes } = std::mem::take(&mut *self.pending());
@@ -312,7 +312,7 @@ impl StateShared {
             changes.keys().try_for_each(|(table, key)| match import::forget(&self.directory, *table, key) {
                 // It contains no value of a user and must not prevent that other rows are stored.
                 Err(error) if *table == StateTable::Catalogues => {
-                    tracing::warn!(%error, "a cached catalogue of the version before stays");
+                    tracing::warn!(%error, "a cached catalogue of the previous version stays");
                     Ok(())
                 }
                 outcome => outcome,

@@ -36,7 +36,7 @@ fn write(path: &Path, content: impl AsRef<[u8]>) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
-/// Creates a data directory as the version before wrote it.
+/// Creates a data directory as the previous version wrote it.
 fn earlier_data_dir() -> tempfile::TempDir {
     let home = private_tempdir();
     let at = |name: &str| home.path().join(name);
@@ -51,7 +51,7 @@ fn earlier_data_dir() -> tempfile::TempDir {
     write(&at("catalogues.key"), KEY);
     write(&at("catalogues").join(catalogue()), "{}");
     write(&at("catalogues").join("notes"), "of a person");
-    // The digests are those of the version before.
+    // The digests are those of the previous version.
     write(&at("grants/1288b2cd02a41a67148c7e7fc0a63c55.json"), grant("alice"));
     write(&at("grants/00000000000000000000000000000000.json"), grant("carol"));
     home
@@ -84,7 +84,7 @@ fn contains(home: &tempfile::TempDir, text: &str) -> bool {
 }
 
 #[test]
-fn a_data_directory_of_the_version_before_is_imported_completely_and_kept() {
+fn a_data_directory_of_the_previous_version_is_imported_completely_and_kept() {
     let home = earlier_data_dir();
     let before = files(home.path());
     for start in 1..=2 {
@@ -105,7 +105,7 @@ fn a_data_directory_of_the_version_before_is_imported_completely_and_kept() {
     }
     let mut after = files(home.path());
     after.retain(|path, _| !path.file_name().unwrap().to_string_lossy().starts_with(DATABASE));
-    assert_eq!(after, before, "the version before can still start with its files");
+    assert_eq!(after, before, "the previous version can still start with its files");
     let mode = fs::metadata(home.path().join(DATABASE)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }
