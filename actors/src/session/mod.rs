@@ -119,7 +119,7 @@ impl SessionPorts {
     }
 }
 
-/// Receiver of what a session reports.
+/// Receiver of the reports of a session.
 struct WorkerHost {
     counters: Arc<InstanceCounters>,
     wall: WallClock,

@@ -261,7 +261,7 @@ impl RemoteSession {
                 if self.checks.as_mut().is_some_and(|checks| checks.fall_back_from_ping(now)) {
                     return None;
                 }
-                // A server without this method has answered, and that is what the check asks for.
+                // A server without this method has answered, which is all that the check requires.
                 return if unknown { self.on_outcome(MessageOutcome::Checked) } else { self.on_check_failed(&why) };
             }
         }

@@ -1,4 +1,4 @@
-//! The session itself: what it does with messages, commands and time. Further parts of it are in the modules named for
+//! The session: its reactions to messages, commands and time. Its other parts are in the modules named after
 //! their subject.
 
 use std::sync::Arc;
@@ -84,7 +84,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         first.into_iter().chain(self.lists.next_read_at).chain(self.next_listen_at()).min()
     }
 
-    /// Does what is due at `now`, apart from requests whose deadline has passed.
+    /// Performs the work that is due at `now`, except for requests whose deadline has passed.
     pub fn on_due(&mut self, now: Instant) {
         if self.lists.next_read_at.is_some_and(|at| now >= at) {
             self.read_lists(now);
@@ -215,7 +215,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         self.host.report(SessionEvent::DiscoveryFailed(masked_excerpt(&self.spec.mask, why), pause));
     }
 
-    // ---- what the server sends ----
+    // ---- messages from the server ----
 
     /// Handles one complete message. `of` is the satellite's request on whose stream it arrived, if known.
     pub fn on_message(&mut self, message: &Bytes, of: Option<u64>, now: Instant) -> MessageOutcome {

@@ -1,4 +1,4 @@
-//! Scripted servers of a user: each lists what a test gives it and reflects its requests.
+//! Scripted servers of a user: each lists the tools that a test defines and returns its requests.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
