@@ -56,8 +56,8 @@ async fn every_endpoint_rejects_invalid_bodies_and_serves_the_next_request() {
         let refused = backend.request(Method::POST, "/api/satellites/register", &token).body(body).await;
         assert_eq!(refused.status, 400, "{name}: {refused:?}");
     }
-    backend.send(&satellite, "1", &numbered([1])).await.is(200, MessageSchema::EventsTaken);
-    backend.register("second-satellite", &token).await.is(201, MessageSchema::Registered);
+    backend.send(&satellite, "1", &numbered([1])).await.is(200, MessageSchema::EventBatchResult);
+    backend.register("second-satellite", &token).await.is(201, MessageSchema::RegistrationResponse);
 }
 
 #[tokio::test]
@@ -69,12 +69,12 @@ async fn a_batch_over_the_limit_gets_413_whatever_its_size() {
         format!("{events}{}", " ".repeat(bytes - events.len()))
     };
     let send = async |body: Body| backend.as_satellite(&satellite, Method::POST, "events").body(body).await;
-    send(padded(10_000).into()).await.is(200, MessageSchema::EventsTaken);
+    send(padded(10_000).into()).await.is(200, MessageSchema::EventBatchResult);
     send(padded(10_001).into()).await.refused(413, "10000 bytes");
     send(padded(20_000_000).into()).await.refused(413, "10000 bytes");
     let pieces = stream::iter((0..2000).map(|_| Ok::<_, io::Error>(vec![b' '; 10_000])));
     send(Body::wrap_stream(pieces)).await.refused(413, "10000 bytes");
-    backend.send(&satellite, "2", &numbered([2])).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, "2", &numbered([2])).await.is(200, MessageSchema::EventBatchResult);
 }
 
 /// Sends the complete body before it reads the response.
@@ -109,7 +109,7 @@ async fn unusual_text_is_stored_unchanged() {
     let mut event = numbered([1]).remove(0);
     event["data"]["status_message"] = json!(text);
     event["data"]["process_id"] = json!(text);
-    backend.send(&satellite, "1", &[event]).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, "1", &[event]).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(backend.events("").await[0]["data"]["status_message"], text);
     let instances = backend.admin(Method::GET, "instances").send().await.is(200, MessageSchema::Instances);
     assert_eq!(instances["instances"][0]["instance"], text);
@@ -124,7 +124,7 @@ async fn numbers_at_their_limits_are_stored_or_rejected_without_a_server_error()
         event["seq"] = seq;
         [event]
     };
-    backend.send(&satellite, "1", &with(json!(i64::MAX))).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, "1", &with(json!(i64::MAX))).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(backend.seqs(&satellite).await, [u64::try_from(i64::MAX).unwrap()]);
     for wrong in [json!(0), json!(-1), json!(u64::MAX), json!(1.5), json!(1e300), json!("1"), Value::Null] {
         let index = backend.send(&satellite, "2", &with(wrong)).await.refused(400, "/events/0/seq");

@@ -21,8 +21,8 @@ async fn commands_are_sent_by_priority_and_repeated_until_their_result_arrives()
     for _ in 0..2 {
         assert_eq!(backend.pending_commands(&satellite).await, ["d", "c", "b", "e", "a"]);
     }
-    backend.result(&satellite, "d", "completed").await.is(200, MessageSchema::Received);
-    backend.result(&satellite, "b", "failed").await.is(200, MessageSchema::Received);
+    backend.result(&satellite, "d", "completed").await.is(200, MessageSchema::EmptyResponse);
+    backend.result(&satellite, "b", "failed").await.is(200, MessageSchema::EmptyResponse);
     assert_eq!(backend.pending_commands(&satellite).await, ["c", "e", "a"]);
 }
 
@@ -58,7 +58,7 @@ async fn a_waiting_poll_is_answered_when_a_command_is_queued() {
     };
     let (polled, ()) = futures::join!(held, queued);
     assert_eq!(polled.is(200, MessageSchema::Commands)["commands"][0]["id"], "c1");
-    backend.result(&satellite, "c1", "completed").await.is(200, MessageSchema::Received);
+    backend.result(&satellite, "c1", "completed").await.is(200, MessageSchema::EmptyResponse);
     let nothing =
         backend.as_satellite(&satellite, Method::GET, "commands?wait=1").send().await.is(200, MessageSchema::Commands);
     assert_eq!(nothing["commands"], json!([]), "the wait is over and nothing was queued");
@@ -123,8 +123,8 @@ async fn a_sent_command_is_repeated_after_its_expiry_until_its_result_arrives() 
     // The satellite may have executed it, and the result may be lost.
     assert_eq!(backend.pending_commands(&satellite).await, ["done", "late", "lost"]);
     assert_eq!((state("done").await, waiting().await), ("sent".to_owned(), json!(3)));
-    backend.result(&satellite, "done", "completed").await.is(200, MessageSchema::Received);
-    backend.result(&satellite, "late", "expired").await.is(200, MessageSchema::Received);
+    backend.result(&satellite, "done", "completed").await.is(200, MessageSchema::EmptyResponse);
+    backend.result(&satellite, "late", "expired").await.is(200, MessageSchema::EmptyResponse);
     assert_eq!((state("done").await, state("late").await), ("completed".to_owned(), "expired".to_owned()));
     backend.advance_clock(SignedDuration::from_hours(7 * 24) - SignedDuration::from_millis(1));
     assert_eq!(backend.pending_commands(&satellite).await, ["lost"]);
@@ -140,7 +140,7 @@ async fn only_the_first_result_counts_and_repeats_are_accepted() {
     backend.queue(&satellite, &restart("a", "normal")).await.is(201, MessageSchema::CommandState);
     backend.poll(&satellite).await;
     for status in ["failed", "failed", "completed"] {
-        backend.result(&satellite, "a", status).await.is(200, MessageSchema::Received);
+        backend.result(&satellite, "a", status).await.is(200, MessageSchema::EmptyResponse);
     }
     let path = format!("satellites/{}/commands", satellite.id);
     let list = backend.admin(Method::GET, &path).send().await.is(200, MessageSchema::CommandStates);
@@ -169,9 +169,9 @@ async fn the_poll_interval_follows_the_priority_of_recent_commands() {
     backend.queue(&satellite, &restart("now", "immediate")).await.is(201, MessageSchema::CommandState);
     backend.advance_clock(SignedDuration::from_hours(1));
     assert_eq!(mode().await, ("immediate".to_owned(), 2.0));
-    backend.result(&satellite, "now", "completed").await.is(200, MessageSchema::Received);
-    backend.result(&satellite, "high", "completed").await.is(200, MessageSchema::Received);
-    backend.result(&satellite, "low", "completed").await.is(200, MessageSchema::Received);
+    backend.result(&satellite, "now", "completed").await.is(200, MessageSchema::EmptyResponse);
+    backend.result(&satellite, "high", "completed").await.is(200, MessageSchema::EmptyResponse);
+    backend.result(&satellite, "low", "completed").await.is(200, MessageSchema::EmptyResponse);
     for (seconds, expected) in [(59, "immediate"), (1, "high"), (240, "normal"), (3299, "normal"), (1, "idle")] {
         backend.advance_clock(SignedDuration::from_secs(seconds));
         assert_eq!(mode().await.0, expected, "after {seconds} s more");
@@ -206,7 +206,7 @@ async fn queuing_an_id_twice_creates_one_command() {
     backend.queue(&satellite, &restart("a", "normal")).await.is(201, MessageSchema::CommandState);
     backend.queue(&satellite, &restart("a", "normal")).await.is(200, MessageSchema::CommandState);
     assert_eq!(backend.pending_commands(&satellite).await, ["a"]);
-    backend.result(&satellite, "a", "completed").await.is(200, MessageSchema::Received);
+    backend.result(&satellite, "a", "completed").await.is(200, MessageSchema::EmptyResponse);
     let known = backend.queue(&satellite, &restart("a", "normal")).await.is(200, MessageSchema::CommandState);
     assert_eq!(known["state"], "completed");
     assert!(backend.pending_commands(&satellite).await.is_empty());

@@ -14,7 +14,7 @@ fn config(team: &str) -> Value {
 }
 
 async fn put(backend: &TestBackend, path: &str, config: &Value) -> Value {
-    backend.admin(Method::PUT, path).json(config).await.is(200, MessageSchema::ConfigKept)
+    backend.admin(Method::PUT, path).json(config).await.is(200, MessageSchema::ConfigUpdateResult)
 }
 
 async fn status_for(backend: &TestBackend, satellite: &Satellite, tag: &str) -> u16 {
@@ -66,7 +66,7 @@ async fn without_a_configuration_the_backend_returns_404_instead_of_an_empty_one
     forget().await.refused(409, "put one first");
     backend.config(&one).await;
     put(&backend, "config", &config("acme")).await;
-    forget().await.is(200, MessageSchema::ConfigKept);
+    forget().await.is(200, MessageSchema::ConfigUpdateResult);
     assert_eq!(backend.config(&one).await, backend.config(&other).await);
 }
 
@@ -106,7 +106,7 @@ async fn a_changed_configuration_queues_one_configure_command() {
     let waiting = backend.pending_commands(&satellite).await;
     assert_eq!(waiting.len(), 2);
     for command in waiting {
-        backend.result(&satellite, &command, "completed").await.is(200, MessageSchema::Received);
+        backend.result(&satellite, &command, "completed").await.is(200, MessageSchema::EmptyResponse);
     }
     let stored = put(&backend, "config", &config("core")).await;
     assert_eq!((&stored["changed"], &stored["told"]), (&json!(false), &json!([])));
@@ -126,7 +126,7 @@ async fn a_satellite_with_its_own_configuration_ignores_the_common_one() {
     assert_eq!(stored["told"], json!([other.id]));
     assert_eq!(backend.config(&own).await["teams"][0]["id"], "bolt");
     let forgotten = backend.admin(Method::DELETE, "satellites/first-satellite/config").send().await;
-    let forgotten = forgotten.is(200, MessageSchema::ConfigKept);
+    let forgotten = forgotten.is(200, MessageSchema::ConfigUpdateResult);
     assert_eq!((&forgotten["changed"], &forgotten["told"]), (&json!(true), &json!([own.id])));
     assert_eq!(backend.config(&own).await, backend.config(&other).await);
 }

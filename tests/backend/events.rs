@@ -25,7 +25,7 @@ async fn events_of_every_type_are_stored_unchanged() {
     let backend = TestBackend::new().await;
     let satellite = backend.satellite("first-satellite").await;
     let events = one_of_each();
-    let accepted = backend.send(&satellite, "1", &events).await.is(200, MessageSchema::EventsTaken);
+    let accepted = backend.send(&satellite, "1", &events).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(
         (&accepted["success"], &accepted["processed"], &accepted["failed"]),
         (&json!(true), &json!(events.len()), &json!(0))
@@ -52,7 +52,7 @@ async fn an_unknown_or_incomplete_event_is_reported_and_the_others_are_stored() 
     let mut new = status(6, "a", "offline");
     new["data"]["from_the_future"] = json!([1, 2]);
     let batch = [status(1, "a", "connecting"), unknown, incomplete, status(4, "a", "online"), elsewhere, new];
-    let accepted = backend.send(&satellite, "1", &batch).await.is(200, MessageSchema::EventsTaken);
+    let accepted = backend.send(&satellite, "1", &batch).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(
         (&accepted["success"], &accepted["processed"], &accepted["failed"]),
         (&json!(false), &json!(3), &json!(3))
@@ -98,9 +98,9 @@ async fn a_batch_has_one_to_a_hundred_events() {
     let satellite = backend.satellite("first-satellite").await;
     backend.send(&satellite, "1", &[]).await.refused(400, "/events");
     backend.send(&satellite, "2", &numbered(1..=101)).await.refused(400, "/events");
-    let accepted = backend.send(&satellite, "3", &numbered(1..=100)).await.is(200, MessageSchema::EventsTaken);
+    let accepted = backend.send(&satellite, "3", &numbered(1..=100)).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(accepted["processed"], 100);
-    backend.send(&satellite, "4", &numbered([101])).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, "4", &numbered([101])).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(backend.seqs(&satellite).await, (1..=101).collect::<Vec<_>>());
 }
 
@@ -110,14 +110,14 @@ async fn a_repeated_batch_gets_the_same_response_and_is_stored_once() {
     let satellite = backend.satellite("first-satellite").await;
     let mut batch = numbered(1..=3);
     batch[1]["type"] = json!("mcp.server.danced");
-    let first = backend.send(&satellite, "42", &batch).await.is(200, MessageSchema::EventsTaken);
+    let first = backend.send(&satellite, "42", &batch).await.is(200, MessageSchema::EventBatchResult);
     for _ in 0..3 {
-        assert_eq!(backend.send(&satellite, "42", &batch).await.is(200, MessageSchema::EventsTaken), first);
+        assert_eq!(backend.send(&satellite, "42", &batch).await.is(200, MessageSchema::EventBatchResult), first);
     }
     assert_eq!(backend.seqs(&satellite).await, [1, 3]);
     // A repeat without an idempotency key is recognised by its events.
     let request = backend.as_satellite(&satellite, Method::POST, "events");
-    let unnamed = request.json(&json!({"events": batch})).await.is(200, MessageSchema::EventsTaken);
+    let unnamed = request.json(&json!({"events": batch})).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(unnamed, first);
     assert_eq!(backend.seqs(&satellite).await, [1, 3]);
 }
@@ -126,14 +126,14 @@ async fn a_repeated_batch_gets_the_same_response_and_is_stored_once() {
 async fn events_repeated_in_other_batches_are_stored_once_and_keep_their_ids() {
     let backend = TestBackend::new().await;
     let satellite = backend.satellite("first-satellite").await;
-    let first = backend.send(&satellite, "1", &numbered(1..=10)).await.is(200, MessageSchema::EventsTaken);
-    let second = backend.send(&satellite, "2", &numbered(6..=15)).await.is(200, MessageSchema::EventsTaken);
+    let first = backend.send(&satellite, "1", &numbered(1..=10)).await.is(200, MessageSchema::EventBatchResult);
+    let second = backend.send(&satellite, "2", &numbered(6..=15)).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(second["processed"], 10);
     assert_eq!(ids(&first)[5..], ids(&second)[..5]);
-    let twice = backend.send(&satellite, "3", &numbered([16, 16])).await.is(200, MessageSchema::EventsTaken);
+    let twice = backend.send(&satellite, "3", &numbered([16, 16])).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(ids(&twice)[0], ids(&twice)[1]);
     // The same key with other events: the satellite has dropped its oldest events in between.
-    let cut = backend.send(&satellite, "2", &numbered(15..=20)).await.is(200, MessageSchema::EventsTaken);
+    let cut = backend.send(&satellite, "2", &numbered(15..=20)).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!((&cut["processed"], &cut["success"]), (&json!(6), &json!(true)));
     assert_eq!(backend.seqs(&satellite).await, (1..=20).collect::<Vec<_>>());
 }
@@ -142,12 +142,12 @@ async fn events_repeated_in_other_batches_are_stored_once_and_keep_their_ids() {
 async fn restarted_sequence_numbers_are_not_treated_as_a_repeat() {
     let backend = TestBackend::new().await;
     let satellite = backend.satellite("first-satellite").await;
-    backend.send(&satellite, "1", &numbered(1..=3)).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, "1", &numbered(1..=3)).await.is(200, MessageSchema::EventBatchResult);
     let mut again = numbered(1..=3);
     for event in &mut again {
         event["timestamp"] = json!("2026-11-22T00:00:00Z");
     }
-    backend.send(&satellite, "2", &again).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, "2", &again).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(backend.seqs(&satellite).await, [1, 1, 2, 2, 3, 3]);
 }
 
@@ -161,7 +161,7 @@ async fn concurrent_batches_are_all_stored_once() {
         let twice = batches.iter().chain(&batches);
         twice.map(|(key, events)| async {
             let key = key.to_string();
-            backend.send(satellite, &key, events).await.is(200, MessageSchema::EventsTaken);
+            backend.send(satellite, &key, events).await.is(200, MessageSchema::EventBatchResult);
         })
     });
     join_all(sends).await;
@@ -177,7 +177,7 @@ async fn an_invalid_idempotency_key_is_rejected() {
     let satellite = backend.satellite("first-satellite").await;
     backend.send(&satellite, "", &numbered([1])).await.refused(400, "Idempotency-Key");
     backend.send(&satellite, &"7".repeat(129), &numbered([1])).await.refused(400, "Idempotency-Key");
-    backend.send(&satellite, &"7".repeat(128), &numbered([1])).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, &"7".repeat(128), &numbered([1])).await.is(200, MessageSchema::EventBatchResult);
 }
 
 #[tokio::test]
@@ -189,7 +189,7 @@ async fn paging_with_the_last_id_returns_every_event_once() {
             backend
                 .send(satellite, &batch.to_string(), &numbered(batch * 5 + 1..=batch * 5 + 5))
                 .await
-                .is(200, MessageSchema::EventsTaken);
+                .is(200, MessageSchema::EventBatchResult);
         }
     }
     let (mut after, mut seen) = ("0".to_owned(), Vec::new());
@@ -210,7 +210,7 @@ async fn events_can_be_filtered_by_type_and_satellite() {
     let backend = TestBackend::new().await;
     let satellite = backend.satellite("first-satellite").await;
     let empty: Satellite = backend.satellite("second-satellite").await;
-    backend.send(&satellite, "1", &one_of_each()).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, "1", &one_of_each()).await.is(200, MessageSchema::EventBatchResult);
     let found = backend.events("type=events.dropped").await;
     assert_eq!(found.iter().map(|event| &event["type"]).collect::<Vec<_>>(), ["events.dropped"]);
     assert!(backend.events(&format!("satellite={}&type=events.dropped", empty.id)).await.is_empty());

@@ -19,7 +19,7 @@ async fn the_content_of_a_heartbeat_is_shown() {
     beat["config_hash"] = json!("abc");
     beat["tools"] = json!({"files-acme-alice-abc123": ["read", "write"]});
     beat["from_the_future"] = json!(true);
-    backend.send_heartbeat(&satellite, &beat).await.is(200, MessageSchema::Received);
+    backend.send_heartbeat(&satellite, &beat).await.is(200, MessageSchema::EmptyResponse);
     let shown = satellite_view(&backend, &satellite).await;
     assert_eq!((&shown["version"], &shown["applied_config_hash"]), (&json!("0.2.0"), &json!("abc")));
     assert_eq!(shown["last_heartbeat"], "2026-11-21T06:33:00Z");
@@ -33,7 +33,7 @@ async fn the_content_of_a_heartbeat_is_shown() {
 async fn a_silent_or_stopping_satellite_is_not_connected() {
     let backend = TestBackend::new().await;
     let satellite = backend.satellite("first-satellite").await;
-    backend.send_heartbeat(&satellite, &heartbeat(backend.now())).await.is(200, MessageSchema::Received);
+    backend.send_heartbeat(&satellite, &heartbeat(backend.now())).await.is(200, MessageSchema::EmptyResponse);
     backend.advance_clock(SignedDuration::from_secs(89));
     assert_eq!(satellite_view(&backend, &satellite).await["connected"], true);
     backend.advance_clock(SignedDuration::from_secs(1));
@@ -42,7 +42,7 @@ async fn a_silent_or_stopping_satellite_is_not_connected() {
     assert_eq!(satellite_view(&backend, &satellite).await["connected"], true);
     let mut last = heartbeat(backend.now());
     last["status"] = json!("stopping");
-    backend.send_heartbeat(&satellite, &last).await.is(200, MessageSchema::Received);
+    backend.send_heartbeat(&satellite, &last).await.is(200, MessageSchema::EmptyResponse);
     assert_eq!(satellite_view(&backend, &satellite).await["connected"], false);
     backend.advance_clock(SignedDuration::from_secs(5));
     backend.poll(&satellite).await;

@@ -87,7 +87,7 @@ async fn follow(
 
 async fn send(backend: &TestBackend, satellite: &Satellite, events: &[Value]) {
     let key = format!("{}-{}", events[0]["seq"], events[0]["timestamp"].as_str().unwrap());
-    backend.send(satellite, &key, events).await.is(200, MessageSchema::EventsTaken);
+    backend.send(satellite, &key, events).await.is(200, MessageSchema::EventBatchResult);
 }
 
 async fn statuses(backend: &TestBackend, query: &str) -> Vec<(String, String)> {
@@ -172,14 +172,14 @@ async fn a_removed_instance_is_not_listed() {
     ] {
         beat["counts"] = counts;
         beat["events"]["backlog"] = json!(backlog);
-        backend.send_heartbeat(&satellite, &beat).await.is(200, MessageSchema::Received);
+        backend.send_heartbeat(&satellite, &beat).await.is(200, MessageSchema::EmptyResponse);
         assert_eq!(statuses(&backend, "").await.len(), left, "{beat}");
     }
     // An event newer than the heartbeat is not affected by it.
     let mut new = status(5, "d", "provisioning");
     new["timestamp"] = json!("2026-11-21T06:33:01Z");
     send(&backend, &satellite, &[new]).await;
-    backend.send_heartbeat(&satellite, &beat).await.is(200, MessageSchema::Received);
+    backend.send_heartbeat(&satellite, &beat).await.is(200, MessageSchema::EmptyResponse);
     assert_eq!(statuses(&backend, "").await, [status_of("b", "online"), status_of("d", "provisioning")]);
 }
 
@@ -196,7 +196,7 @@ async fn a_stream_starts_with_the_current_statuses_and_continues_with_changes() 
     assert_eq!(stream.take(3).await, ["restarting", "connecting", "online"].map(|status| status_event("a", status)));
     send(&backend, &satellite, &[uninstalled(7, "b")]).await;
     assert_eq!(stream.take(1).await, [("removed".to_owned(), "b".to_owned(), "online".to_owned())]);
-    backend.admin(Method::DELETE, "satellites/first-satellite").send().await.is(200, MessageSchema::Received);
+    backend.admin(Method::DELETE, "satellites/first-satellite").send().await.is(200, MessageSchema::EmptyResponse);
     assert_eq!(stream.take(1).await, [("removed".to_owned(), "a".to_owned(), "online".to_owned())]);
 }
 

@@ -70,7 +70,7 @@ async fn the_path_of_another_satellite_looks_nonexistent() {
 async fn equal_sequence_numbers_and_keys_of_two_satellites_do_not_collide() {
     let backend = TestBackend::new().await;
     let (one, other) = (backend.satellite("first-satellite").await, backend.satellite("second-satellite").await);
-    let event_ids = |answer: Answer| answer.is(200, MessageSchema::EventsTaken)["event_ids"].clone();
+    let event_ids = |answer: Answer| answer.is(200, MessageSchema::EventBatchResult)["event_ids"].clone();
     let first = event_ids(backend.send(&one, "7", &numbered([1, 2])).await);
     let second = event_ids(backend.send(&other, "7", &numbered([1, 2])).await);
     assert_eq!((first, second), (json!(["1", "2"]), json!(["3", "4"])));

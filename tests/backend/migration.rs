@@ -35,7 +35,7 @@ async fn a_database_of_the_first_version_is_migrated_without_loss() {
     let (first, second) =
         (satellite("sat_1", "sbk_of_the_first_satellite"), satellite("sat_2", "sbk_of_the_second_satellite"));
     backend.register("fourth-satellite", "sbr_used_token").await.refused(401, "request a new one");
-    backend.register("third-satellite", "sbr_unused_token").await.is(201, MessageSchema::Registered);
+    backend.register("third-satellite", "sbr_unused_token").await.is(201, MessageSchema::RegistrationResponse);
 
     let shown = list(&backend, "satellites", MessageSchema::Satellites).await;
     let shown: Vec<_> = shown
@@ -55,7 +55,7 @@ async fn a_database_of_the_first_version_is_migrated_without_loss() {
         ("satellites/sat_2/config", json!({"servers": {"files": {"command": "files"}}})),
     ] {
         let before = backend.admin(Method::GET, path).send().await.is(200, MessageSchema::Config);
-        let stored = backend.admin(Method::PUT, path).json(&config).await.is(200, MessageSchema::ConfigKept);
+        let stored = backend.admin(Method::PUT, path).json(&config).await.is(200, MessageSchema::ConfigUpdateResult);
         assert_eq!((&stored["hash"], &stored["changed"]), (&before["hash"], &json!(false)), "{before}");
     }
     assert_eq!(backend.config(&first).await["teams"], json!([{"id": "acme"}]));
@@ -68,7 +68,7 @@ async fn a_database_of_the_first_version_is_migrated_without_loss() {
     assert_eq!(commands, [("done", "completed"), ("late", "expired"), ("open", "queued"), ("sent", "sent")]);
     assert_eq!(backend.pending_commands(&first).await, ["open", "sent"]);
     assert_eq!(backend.pending_commands(&second).await, ["configure-1"]);
-    backend.result(&first, "sent", "expired").await.is(200, MessageSchema::Received);
+    backend.result(&first, "sent", "expired").await.is(200, MessageSchema::EmptyResponse);
 
     assert_eq!((backend.seqs(&first).await, backend.seqs(&second).await), (vec![1, 2, 3, 4], vec![1, 2]));
     let ids: Vec<_> = backend.events("after=0").await.iter().map(|event| event["id"].clone()).collect();
@@ -84,10 +84,10 @@ async fn a_database_of_the_first_version_is_migrated_without_loss() {
     // Repeated events are recognised by their key and their sequence numbers; new events continue the ids.
     let statuses = [(1, "a", "connecting"), (2, "a", "online"), (3, "b", "online"), (4, "b", "offline")];
     let mut events: Vec<_> = statuses.into_iter().map(|(seq, of, is)| status(seq, of, is)).collect();
-    let accepted = backend.send(&first, "1", &events).await.is(200, MessageSchema::EventsTaken);
+    let accepted = backend.send(&first, "1", &events).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(accepted["event_ids"], json!(["1", "2", "3", "4"]));
     events.push(status(5, "b", "online"));
-    let accepted = backend.send(&first, "2", &events).await.is(200, MessageSchema::EventsTaken);
+    let accepted = backend.send(&first, "2", &events).await.is(200, MessageSchema::EventBatchResult);
     let ids: Vec<u64> =
         accepted["event_ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().parse().unwrap()).collect();
     assert!(ids[..4] == [1, 2, 3, 4] && ids[4] > 6, "{ids:?}");

@@ -72,18 +72,22 @@ async fn credentials_are_not_in_database_log_or_output_and_files_are_private() {
     let data = dir.path().join("data");
     let admin = read(&data.join("admin-token"));
     let made = process.request(Method::POST, "/api/admin/registration-tokens", &admin).json(&json!({})).await;
-    let token = made.is(201, MessageSchema::TokenMade)["token"].as_str().unwrap().to_owned();
+    let token = made.is(201, MessageSchema::IssuedToken)["token"].as_str().unwrap().to_owned();
     let request = process.request(Method::POST, "/api/satellites/register", &token);
-    let registered = request.json(&registration("first-satellite")).await.is(201, MessageSchema::Registered);
+    let registered = request.json(&registration("first-satellite")).await.is(201, MessageSchema::RegistrationResponse);
     let (id, key) = (registered["satellite_id"].as_str().unwrap(), registered["api_key"].as_str().unwrap());
     let config = json!({"teams": [{"id": "acme", "env": {"KEY": "hunter2-of-the-config"}}]});
-    process.request(Method::PUT, "/api/admin/config", &admin).json(&config).await.is(200, MessageSchema::ConfigKept);
+    process
+        .request(Method::PUT, "/api/admin/config", &admin)
+        .json(&config)
+        .await
+        .is(200, MessageSchema::ConfigUpdateResult);
     let wrong = json!({"teams": ["hunter2-of-the-config"]});
     process.request(Method::PUT, "/api/admin/config", &admin).json(&wrong).await.refused(400, "/teams/0");
     let own = |method, path: &str| process.request(method, &format!("/api/satellites/{id}/{path}"), key);
     own(Method::GET, "config").send().await.is(200, MessageSchema::Config);
-    own(Method::POST, "events").json(&json!({"events": numbered([1])})).await.is(200, MessageSchema::EventsTaken);
-    own(Method::POST, "heartbeat").json(&heartbeat(jiff::Timestamp::now())).await.is(200, MessageSchema::Received);
+    own(Method::POST, "events").json(&json!({"events": numbered([1])})).await.is(200, MessageSchema::EventBatchResult);
+    own(Method::POST, "heartbeat").json(&heartbeat(jiff::Timestamp::now())).await.is(200, MessageSchema::EmptyResponse);
     let stranger = "sbk_stranger-with-a-key-of-no-one";
     process.request(Method::GET, &format!("/api/satellites/{id}/config"), stranger).send().await.refused(401, "");
 
@@ -150,13 +154,13 @@ async fn the_printed_commands_and_configuration_work() {
     assert!(!seen.contains(&read(&dir.path().join("data/admin-token"))), "{seen}");
     let token: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap_or_else(|_| panic!("{made:?}"));
     let request = process.request(Method::POST, "/api/satellites/register", token["token"].as_str().unwrap());
-    let registered = request.json(&registration("first-satellite")).await.is(201, MessageSchema::Registered);
+    let registered = request.json(&registration("first-satellite")).await.is(201, MessageSchema::RegistrationResponse);
     let path = format!("/api/satellites/{}/commands", registered["satellite_id"].as_str().unwrap());
     let polled = process.request(Method::GET, &path, registered["api_key"].as_str().unwrap()).send().await;
     assert_eq!(polled.is(200, MessageSchema::Commands)["next_poll_interval"], 0.5);
     let file = process.stdout.split_once("token = \"file:").unwrap().1.split_once('"').unwrap().0;
     let request = process.request(Method::POST, "/api/satellites/register", &read(Path::new(file)));
-    request.json(&registration("second-satellite")).await.is(201, MessageSchema::Registered);
+    request.json(&registration("second-satellite")).await.is(201, MessageSchema::RegistrationResponse);
     assert!(process.end(Signal::SIGINT).success());
 }
 
@@ -166,12 +170,12 @@ async fn acknowledged_events_survive_a_kill() {
     let mut process = Process::start(dir.path(), &[]);
     let token = read(&dir.path().join("data/registration-token"));
     let request = process.request(Method::POST, "/api/satellites/register", &token);
-    let registered = request.json(&registration("first-satellite")).await.is(201, MessageSchema::Registered);
+    let registered = request.json(&registration("first-satellite")).await.is(201, MessageSchema::RegistrationResponse);
     let (id, key) = (registered["satellite_id"].as_str().unwrap(), registered["api_key"].as_str().unwrap());
     for batch in 0..20 {
         let events = json!({"events": numbered(batch * 100 + 1..=batch * 100 + 100)});
         let sent = process.request(Method::POST, &format!("/api/satellites/{id}/events"), key).json(&events).await;
-        sent.is(200, MessageSchema::EventsTaken);
+        sent.is(200, MessageSchema::EventBatchResult);
     }
     assert!(!process.end(Signal::SIGKILL).success());
     let process = Process::start(dir.path(), &[]);

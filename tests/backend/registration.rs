@@ -12,7 +12,7 @@ use super::support::{TestBackend, registration};
 async fn the_registration_token_of_the_first_start_registers_a_satellite() {
     let backend = TestBackend::new().await;
     let token = backend.file("registration-token");
-    let registered = backend.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
+    let registered = backend.register("first-satellite", &token).await.is(201, MessageSchema::RegistrationResponse);
     let id = registered["satellite_id"].as_str().unwrap();
     let satellites = backend.admin(Method::GET, "satellites").send().await.is(200, MessageSchema::Satellites);
     assert_eq!(satellites["satellites"][0]["satellite_id"], id);
@@ -24,7 +24,7 @@ async fn the_registration_token_of_the_first_start_registers_a_satellite() {
 async fn a_registration_token_is_valid_once() {
     let backend = TestBackend::new().await;
     let token = backend.token().await;
-    backend.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
+    backend.register("first-satellite", &token).await.is(201, MessageSchema::RegistrationResponse);
     backend.register("second-satellite", &token).await.refused(401, "request a new one");
     backend.register("first-satellite", &token).await.refused(401, "request a new one");
 }
@@ -45,7 +45,7 @@ async fn an_expired_registration_token_is_rejected() {
     let backend = TestBackend::new().await;
     let request = backend.admin(Method::POST, "registration-tokens");
     let made =
-        request.json(&json!({"expires_in_seconds": 60, "note": "for Alice"})).await.is(201, MessageSchema::TokenMade);
+        request.json(&json!({"expires_in_seconds": 60, "note": "for Alice"})).await.is(201, MessageSchema::IssuedToken);
     assert_eq!(made["expires_at"], "2026-11-21T06:34:00Z");
     let token = made["token"].as_str().unwrap();
     backend.advance_clock(SignedDuration::from_secs(60));
@@ -75,7 +75,7 @@ async fn an_invalid_registration_is_rejected_and_the_token_stays_valid() {
     other["system"]["cpus"] = json!("two");
     let answer = backend.request(Method::POST, "/api/satellites/register", &token).json(&other).await;
     answer.refused(400, "/system/cpus");
-    backend.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
+    backend.register("first-satellite", &token).await.is(201, MessageSchema::RegistrationResponse);
 }
 
 #[tokio::test]
@@ -91,13 +91,13 @@ async fn a_token_cannot_take_over_a_connected_satellite() {
     backend.register("first-satellite", &token).await.refused(409, "is connected");
     backend.advance_clock(SignedDuration::from_secs(1));
     // The rejected attempts have not used up the token.
-    let registered = backend.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
+    let registered = backend.register("first-satellite", &token).await.is(201, MessageSchema::RegistrationResponse);
     let key = registered["api_key"].as_str().unwrap().to_owned();
     let satellite = super::support::Satellite { id: before.id, key };
     let mut last = super::support::heartbeat(backend.now());
     last["status"] = json!("stopping");
-    backend.send_heartbeat(&satellite, &last).await.is(200, MessageSchema::Received);
-    backend.register("first-satellite", &goodbye).await.is(201, MessageSchema::Registered);
+    backend.send_heartbeat(&satellite, &last).await.is(200, MessageSchema::EmptyResponse);
+    backend.register("first-satellite", &goodbye).await.is(201, MessageSchema::RegistrationResponse);
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn a_named_token_registers_only_that_name_even_while_it_is_connected() {
     let before = backend.satellite("first-satellite").await;
     let token = backend.token_for("first-satellite").await;
     backend.register("second-satellite", &token).await.refused(403, "another name");
-    let registered = backend.register("first-satellite", &token).await.is(201, MessageSchema::Registered);
+    let registered = backend.register("first-satellite", &token).await.is(201, MessageSchema::RegistrationResponse);
     assert_eq!(registered["satellite_id"], before.id);
     backend.as_satellite(&before, Method::GET, "commands").send().await.refused(401, "register again");
     let wanted = backend.admin(Method::POST, "registration-tokens").json(&json!({"name": "short"})).await;
@@ -117,7 +117,7 @@ async fn a_named_token_registers_only_that_name_even_while_it_is_connected() {
 async fn a_new_registration_keeps_the_satellite_and_replaces_its_key() {
     let backend = TestBackend::new().await;
     let before = backend.satellite("first-satellite").await;
-    backend.send(&before, "1", &super::support::numbered([1])).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&before, "1", &super::support::numbered([1])).await.is(200, MessageSchema::EventBatchResult);
     let after = backend.satellite("first-satellite").await;
     assert_eq!(after.id, before.id);
     assert_ne!(after.key, before.key);
@@ -131,9 +131,9 @@ async fn deleting_a_satellite_revokes_its_key_and_deletes_its_data() {
     let backend = TestBackend::new().await;
     let (gone, stays) = (backend.satellite("first-satellite").await, backend.satellite("second-satellite").await);
     for satellite in [&gone, &stays] {
-        backend.send(satellite, "1", &super::support::numbered([1])).await.is(200, MessageSchema::EventsTaken);
+        backend.send(satellite, "1", &super::support::numbered([1])).await.is(200, MessageSchema::EventBatchResult);
     }
-    backend.admin(Method::DELETE, "satellites/first-satellite").send().await.is(200, MessageSchema::Received);
+    backend.admin(Method::DELETE, "satellites/first-satellite").send().await.is(200, MessageSchema::EmptyResponse);
     backend.as_satellite(&gone, Method::GET, "commands").send().await.refused(401, "register again");
     backend.admin(Method::GET, "satellites/first-satellite").send().await.refused(404, "no such satellite");
     assert_eq!(backend.events("").await.len(), 1);

@@ -17,7 +17,7 @@ async fn a_restart_keeps_everything() {
         .admin(Method::PUT, "config")
         .json(&json!({"teams": [{"id": "acme"}]}))
         .await
-        .is(200, MessageSchema::ConfigKept);
+        .is(200, MessageSchema::ConfigUpdateResult);
     backend
         .queue(&satellite, &json!({"id": "open", "command_type": "dance"}))
         .await
@@ -26,10 +26,10 @@ async fn a_restart_keeps_everything() {
         .queue(&satellite, &json!({"id": "done", "command_type": "dance"}))
         .await
         .is(201, MessageSchema::CommandState);
-    backend.result(&satellite, "done", "completed").await.is(200, MessageSchema::Received);
-    let first = backend.send(&satellite, "1", &numbered(1..=5)).await.is(200, MessageSchema::EventsTaken);
-    backend.send(&satellite, "2", &[status(6, "a", "online")]).await.is(200, MessageSchema::EventsTaken);
-    backend.send_heartbeat(&satellite, &heartbeat(backend.now())).await.is(200, MessageSchema::Received);
+    backend.result(&satellite, "done", "completed").await.is(200, MessageSchema::EmptyResponse);
+    let first = backend.send(&satellite, "1", &numbered(1..=5)).await.is(200, MessageSchema::EventBatchResult);
+    backend.send(&satellite, "2", &[status(6, "a", "online")]).await.is(200, MessageSchema::EventBatchResult);
+    backend.send_heartbeat(&satellite, &heartbeat(backend.now())).await.is(200, MessageSchema::EmptyResponse);
 
     let paths = [
         "satellites".to_owned(),
@@ -51,12 +51,12 @@ async fn a_restart_keeps_everything() {
     assert_eq!((state(&backend).await, backend.config(&satellite).await), before);
 
     assert_eq!(backend.pending_commands(&satellite).await[1..], ["open"]);
-    assert_eq!(backend.send(&satellite, "1", &numbered(1..=5)).await.is(200, MessageSchema::EventsTaken), first);
-    backend.send(&satellite, "3", &numbered(4..=7)).await.is(200, MessageSchema::EventsTaken);
+    assert_eq!(backend.send(&satellite, "1", &numbered(1..=5)).await.is(200, MessageSchema::EventBatchResult), first);
+    backend.send(&satellite, "3", &numbered(4..=7)).await.is(200, MessageSchema::EventBatchResult);
     assert_eq!(backend.seqs(&satellite).await, [1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(backend.file("registration-token"), first_token);
-    backend.register("second-satellite", &token).await.is(201, MessageSchema::Registered);
-    backend.register("third-satellite", &first_token).await.is(201, MessageSchema::Registered);
+    backend.register("second-satellite", &token).await.is(201, MessageSchema::RegistrationResponse);
+    backend.register("third-satellite", &first_token).await.is(201, MessageSchema::RegistrationResponse);
     backend.restart().await;
     assert_ne!(backend.file("registration-token"), first_token, "a used token is replaced");
     backend.register("fourth-satellite", &first_token).await.refused(401, "request a new one");
@@ -91,9 +91,9 @@ async fn only_events_older_than_thirty_days_are_deleted() {
         .queue(&satellite, &json!({"id": "open", "command_type": "dance"}))
         .await
         .is(201, MessageSchema::CommandState);
-    backend.send(&satellite, "1", &[status(1, "a", "online")]).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, "1", &[status(1, "a", "online")]).await.is(200, MessageSchema::EventBatchResult);
     backend.advance_clock(SignedDuration::from_hours(30 * 24));
-    backend.send(&satellite, "2", &[status(2, "b", "online")]).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, "2", &[status(2, "b", "online")]).await.is(200, MessageSchema::EventBatchResult);
     backend.advance_clock(SignedDuration::from_secs(1));
     backend.restart().await;
     while backend.seqs(&satellite).await.len() > 1 {
@@ -109,7 +109,7 @@ async fn only_events_older_than_thirty_days_are_deleted() {
 async fn events_over_the_maximum_are_deleted_oldest_first() {
     let mut backend = TestBackend::new().await;
     let satellite = backend.satellite("first-satellite").await;
-    backend.send(&satellite, "1", &numbered(1..=20)).await.is(200, MessageSchema::EventsTaken);
+    backend.send(&satellite, "1", &numbered(1..=20)).await.is(200, MessageSchema::EventBatchResult);
     backend.events_max = 7;
     backend.restart().await;
     while backend.seqs(&satellite).await.len() > 7 {

@@ -44,25 +44,25 @@ fn samples() -> Vec<(MessageSchema, Value)> {
     let command = json!({"id": "c", "command_type": "kill", "payload": {"installation_id": "a"}});
     vec![
         (MessageSchema::Registration, registration("first-satellite")),
-        (MessageSchema::Registered, json!({"satellite_id": "sat-1", "api_key": "0123456789abcdef"})),
+        (MessageSchema::RegistrationResponse, json!({"satellite_id": "sat-1", "api_key": "0123456789abcdef"})),
         (MessageSchema::Commands, json!({"commands": [command], "polling_mode": "high", "next_poll_interval": 1.5})),
         (MessageSchema::Target, json!({"installation_id": "a", "team_id": "t", "user_id": "u"})),
         (MessageSchema::Configure, json!({"event": "mcp_recovery", "installation_id": "a"})),
         (MessageSchema::HealthCheck, json!({"installation_id": "a", "check_type": "credential_validation"})),
         (MessageSchema::CommandResult, json!({"status": "failed", "result": {}, "error": "why", "duration_ms": 1})),
-        (MessageSchema::Received, json!({"success": true})),
+        (MessageSchema::EmptyResponse, json!({"success": true})),
         (MessageSchema::Config, json!({"hash": "h", "servers": {"s": {}}, "teams": [{}]})),
         (MessageSchema::Events, json!({"events": one_of_each()})),
         (
-            MessageSchema::EventsTaken,
+            MessageSchema::EventBatchResult,
             json!({"success": false, "processed": 1, "failed": 1, "event_ids": ["1"], "failures": [{"index": 1, "type": "a.b", "error": "e"}]}),
         ),
         (MessageSchema::Heartbeat, heartbeat("2026-11-21T06:33:00Z".parse().unwrap())),
         (MessageSchema::Error, json!({"error": "why", "index": 3})),
-        (MessageSchema::TokenWanted, json!({"expires_in_seconds": 60, "note": "n", "name": "first-satellite"})),
-        (MessageSchema::ConfigWanted, json!({"servers": {"s": {}}, "teams": [{}]})),
+        (MessageSchema::TokenRequest, json!({"expires_in_seconds": 60, "note": "n", "name": "first-satellite"})),
+        (MessageSchema::ConfigUpdate, json!({"servers": {"s": {}}, "teams": [{}]})),
         (
-            MessageSchema::CommandWanted,
+            MessageSchema::CommandRequest,
             json!({"id": "c", "command_type": "kill", "priority": "low", "payload": {}, "expires_in_seconds": 3}),
         ),
     ]
@@ -75,21 +75,21 @@ fn round_trip(form: MessageSchema, value: Value) -> Option<Value> {
     }
     match form {
         MessageSchema::Registration => through::<wire::Registration>(value),
-        MessageSchema::Registered => through::<wire::RegistrationResponse>(value),
+        MessageSchema::RegistrationResponse => through::<wire::RegistrationResponse>(value),
         MessageSchema::Commands => through::<wire::PollCommands>(value),
         MessageSchema::Target => through::<wire::CommandTarget>(value),
         MessageSchema::Configure => through::<wire::ConfigurePayload>(value),
         MessageSchema::HealthCheck => through::<wire::HealthCheckPayload>(value),
         MessageSchema::CommandResult => through::<wire::CommandResult>(value),
-        MessageSchema::Received => through::<wire::EmptyResponse>(value),
+        MessageSchema::EmptyResponse => through::<wire::EmptyResponse>(value),
         MessageSchema::Config => through::<wire::SatelliteConfig>(value),
         MessageSchema::Events => through::<wire::EventBatch>(value),
-        MessageSchema::EventsTaken => through::<wire::EventBatchResult>(value),
+        MessageSchema::EventBatchResult => through::<wire::EventBatchResult>(value),
         MessageSchema::Heartbeat => through::<wire::Heartbeat>(value),
         MessageSchema::Error => through::<wire::ErrorBody>(value),
-        MessageSchema::TokenWanted => through::<api::TokenRequest>(value),
-        MessageSchema::ConfigWanted => through::<api::ConfigUpdate>(value),
-        MessageSchema::CommandWanted => through::<api::CommandRequest>(value),
+        MessageSchema::TokenRequest => through::<api::TokenRequest>(value),
+        MessageSchema::ConfigUpdate => through::<api::ConfigUpdate>(value),
+        MessageSchema::CommandRequest => through::<api::CommandRequest>(value),
         _ => unreachable!("only sent by the backend, and validated wherever a test reads it"),
     }
 }
@@ -211,9 +211,9 @@ fn decode_request(form: MessageSchema, value: &Value) -> Option<Result<(), Inval
         MessageSchema::CommandResult => decode::<wire::CommandResult>(value).map(drop),
         MessageSchema::Events => decode::<wire::EventBatch>(value).map(drop),
         MessageSchema::Heartbeat => decode::<wire::Heartbeat>(value).map(drop),
-        MessageSchema::TokenWanted => decode::<api::TokenRequest>(value).map(drop),
-        MessageSchema::ConfigWanted => decode::<api::ConfigUpdate>(value).map(drop),
-        MessageSchema::CommandWanted => decode::<api::CommandRequest>(value).map(drop),
+        MessageSchema::TokenRequest => decode::<api::TokenRequest>(value).map(drop),
+        MessageSchema::ConfigUpdate => decode::<api::ConfigUpdate>(value).map(drop),
+        MessageSchema::CommandRequest => decode::<api::CommandRequest>(value).map(drop),
         _ => return None,
     })
 }
@@ -238,7 +238,7 @@ fn complete_samples() -> Vec<(MessageSchema, Value)> {
         (MessageSchema::Heartbeat, complete),
         (MessageSchema::Configure, target.clone()),
         (MessageSchema::HealthCheck, target),
-        (MessageSchema::CommandWanted, json!({"command_type": "kill", "expires_at": "2026-11-21T06:33:00Z"})),
+        (MessageSchema::CommandRequest, json!({"command_type": "kill", "expires_at": "2026-11-21T06:33:00Z"})),
         (MessageSchema::Events, json!({"events": one_of_each()[..2]})),
     ]
 }
@@ -298,7 +298,7 @@ fn an_error_contains_the_place_and_no_value() {
         (MessageSchema::CommandResult, "/status", "expected one of `completed`, `failed`, `expired`"),
         (MessageSchema::Events, "/events/1/timestamp", "expected an RFC 3339 timestamp such as 2026-11-21T06:33:00Z"),
         (MessageSchema::Heartbeat, "/system/cpu_percent", "expected f32"),
-        (MessageSchema::ConfigWanted, "/teams/0", "expected a map"),
+        (MessageSchema::ConfigUpdate, "/teams/0", "expected a map"),
     ] {
         let (_, mut sample) = samples().into_iter().find(|(sample, _)| *sample == form).unwrap();
         *sample.pointer_mut(pointer).unwrap() = json!(secret);

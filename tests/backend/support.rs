@@ -107,13 +107,13 @@ impl TestBackend {
 
     pub(crate) async fn token(&self) -> String {
         let made = self.admin(Method::POST, "registration-tokens").json(&json!({})).await;
-        made.is(201, MessageSchema::TokenMade)["token"].as_str().unwrap().to_owned()
+        made.is(201, MessageSchema::IssuedToken)["token"].as_str().unwrap().to_owned()
     }
 
     /// Creates a registration token for a satellite of this name.
     pub(crate) async fn token_for(&self, name: &str) -> String {
         let made = self.admin(Method::POST, "registration-tokens").json(&json!({"name": name})).await;
-        made.is(201, MessageSchema::TokenMade)["token"].as_str().unwrap().to_owned()
+        made.is(201, MessageSchema::IssuedToken)["token"].as_str().unwrap().to_owned()
     }
 
     pub(crate) async fn register(&self, name: &str, token: &str) -> Answer {
@@ -122,7 +122,8 @@ impl TestBackend {
 
     /// Registers a satellite.
     pub(crate) async fn satellite(&self, name: &str) -> Satellite {
-        let registered = self.register(name, &self.token_for(name).await).await.is(201, MessageSchema::Registered);
+        let registered =
+            self.register(name, &self.token_for(name).await).await.is(201, MessageSchema::RegistrationResponse);
         let text = |name: &str| registered[name].as_str().unwrap().to_owned();
         Satellite { id: text("satellite_id"), key: text("api_key") }
     }
@@ -152,7 +153,7 @@ impl TestBackend {
 
     /// Puts an empty configuration for all satellites.
     pub(crate) async fn put_empty_config(&self) {
-        self.admin(Method::PUT, "config").json(&json!({})).await.is(200, MessageSchema::ConfigKept);
+        self.admin(Method::PUT, "config").json(&json!({})).await.is(200, MessageSchema::ConfigUpdateResult);
     }
 
     pub(crate) async fn config(&self, satellite: &Satellite) -> Value {

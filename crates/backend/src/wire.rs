@@ -82,7 +82,7 @@ pub struct RegistrationResponse {
 
 impl std::fmt::Debug for RegistrationResponse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Registered").field("satellite_id", &self.satellite_id).finish_non_exhaustive()
+        f.debug_struct("RegistrationResponse").field("satellite_id", &self.satellite_id).finish_non_exhaustive()
     }
 }
 
@@ -290,7 +290,11 @@ fn hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 impl std::fmt::Debug for SatelliteConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (servers, teams) = (self.servers.len(), self.teams.len());
-        f.debug_struct("Config").field("hash", &self.hash).field("servers", &servers).field("teams", &teams).finish()
+        f.debug_struct("SatelliteConfig")
+            .field("hash", &self.hash)
+            .field("servers", &servers)
+            .field("teams", &teams)
+            .finish()
     }
 }
 

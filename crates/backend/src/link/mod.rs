@@ -204,6 +204,6 @@ impl BackendLink {
 
 impl fmt::Debug for BackendLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("url", &self.0.plan.url).finish_non_exhaustive()
+        f.debug_struct("BackendLink").field("url", &self.0.plan.url).finish_non_exhaustive()
     }
 }

@@ -1,20 +1,20 @@
 //! Messages of the administration API below `/api/admin`. Its requests carry the admin token as bearer token.
 //!
 //! ```text
-//! POST   registration-tokens              TokenWanted → TokenMade
-//! GET    config, satellites/{s}/config                → wire::Config      its own, else the shared one, else 404
-//! PUT    config, satellites/{s}/config    ConfigWanted → ConfigKept
-//! DELETE satellites/{s}/config                        → ConfigKept        back to the shared one; 409 if there is none
-//! GET    satellites                                   → Satellites
-//! GET    satellites/{s}                               → Satellite         with its last heartbeat
-//! DELETE satellites/{s}                               → wire::Received    deletes the satellite with all its data
-//! POST   satellites/{s}/commands          CommandWanted → CommandState
-//! GET    satellites/{s}/commands?limit                → CommandStates
-//! GET    satellites/{s}/commands/{c}                  → CommandState
-//! GET    events?after&satellite&since&type&limit      → StoredEvents
-//! GET    instances?satellite&team&user&instance       → Instances
-//! GET    satellites/{s}/instances/{i}                 → Instance
-//! GET    instances/stream?satellite&team&user&instance → server-sent events of Instance, Last-Event-ID
+//! POST   registration-tokens              TokenRequest   → IssuedToken
+//! GET    config, satellites/{s}/config                   → wire::SatelliteConfig its own, the shared one, or 404
+//! PUT    config, satellites/{s}/config    ConfigUpdate   → ConfigUpdateResult
+//! DELETE satellites/{s}/config                           → ConfigUpdateResult    removes its own; 409 if it has none
+//! GET    satellites                                      → SatelliteList
+//! GET    satellites/{s}                                  → SatelliteView         with its last heartbeat
+//! DELETE satellites/{s}                                  → wire::EmptyResponse   deletes the satellite with its data
+//! POST   satellites/{s}/commands          CommandRequest → CommandRecordView
+//! GET    satellites/{s}/commands?limit                   → CommandList
+//! GET    satellites/{s}/commands/{c}                     → CommandRecordView
+//! GET    events?after&satellite&since&type&limit         → StoredEventList
+//! GET    instances?satellite&team&user&instance          → InstanceList
+//! GET    satellites/{s}/instances/{i}                    → InstanceState
+//! GET    instances/stream?satellite&team&user&instance   → server-sent events of InstanceState, Last-Event-ID
 //! ```
 //!
 //! `{s}` is the id or the name of a satellite. The stream has three types of events: `status`, `removed` and `reset`.
@@ -82,7 +82,7 @@ pub struct IssuedToken {
 
 impl fmt::Debug for IssuedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TokenMade").field("expires_at", &self.expires_at).finish_non_exhaustive()
+        f.debug_struct("IssuedToken").field("expires_at", &self.expires_at).finish_non_exhaustive()
     }
 }
 
@@ -101,7 +101,7 @@ pub struct ConfigUpdate {
 impl fmt::Debug for ConfigUpdate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (servers, teams) = (self.servers.len(), self.teams.len());
-        f.debug_struct("ConfigWanted").field("servers", &servers).field("teams", &teams).finish()
+        f.debug_struct("ConfigUpdate").field("servers", &servers).field("teams", &teams).finish()
     }
 }
 

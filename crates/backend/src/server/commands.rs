@@ -198,7 +198,7 @@ pub(super) async fn queue(
     names: PathParams,
     body: Body,
 ) -> Result<(StatusCode, Json<CommandRecordView>), ApiError> {
-    let requested: CommandRequest = body::read_validated(body, SMALL_MAX, MessageSchema::CommandWanted).await?;
+    let requested: CommandRequest = body::read_validated(body, SMALL_MAX, MessageSchema::CommandRequest).await?;
     check_payload(&requested)?;
     let now = app.now();
     let later =

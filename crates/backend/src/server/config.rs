@@ -98,7 +98,7 @@ pub(super) async fn put_shared(
     State(app): State<Arc<BackendState>>,
     body: Body,
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
-    let update: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted).await?;
+    let update: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigUpdate).await?;
     let now = app.now();
     let stored = app.database.run(move |db| {
         let (before, config) = (effective_config(db, ALL_SATELLITES)?, add_hash(db, update)?);
@@ -124,7 +124,7 @@ pub(super) async fn put(
     names: PathParams,
     body: Body,
 ) -> Result<Json<ConfigUpdateResult>, ApiError> {
-    let update: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigWanted).await?;
+    let update: ConfigUpdate = body::read_validated(body, LARGE_MAX, MessageSchema::ConfigUpdate).await?;
     let now = app.now();
     let stored = app.database.run(move |db| {
         let satellite = find_id(db, &names.get("satellite"))?;

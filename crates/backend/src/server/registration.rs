@@ -95,7 +95,7 @@ pub(super) async fn make_token(
     State(app): State<Arc<BackendState>>,
     body: Body,
 ) -> Result<(StatusCode, Json<IssuedToken>), ApiError> {
-    let request: TokenRequest = body::read_validated(body, SMALL_MAX, MessageSchema::TokenWanted).await?;
+    let request: TokenRequest = body::read_validated(body, SMALL_MAX, MessageSchema::TokenRequest).await?;
     let age = request.expires_in_seconds.and_then(|seconds| i64::try_from(seconds).ok());
     let age = age.map_or(TOKEN_AGE_MAX, SignedDuration::from_secs);
     let now = app.now();

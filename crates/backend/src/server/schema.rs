@@ -10,55 +10,55 @@ use serde_json::{Value, json};
 use super::api;
 use crate::wire;
 
-macro_rules! forms {
-    ($($(#[$doc:meta])* $form:ident, $name:literal, $type:ty;)*) => {
+macro_rules! message_schemas {
+    ($($(#[$doc:meta])* $variant:ident, $name:literal, $type:ty;)*) => {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum MessageSchema {
-            $($(#[$doc])* $form,)*
+            $($(#[$doc])* $variant,)*
         }
 
         impl MessageSchema {
-            pub const ALL: &[Self] = &[$(Self::$form,)*];
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
             /// Returns the name of the schema file below `schemas/`.
             pub fn file(self) -> &'static str {
                 match self {
-                    $(Self::$form => concat!($name, ".json"),)*
+                    $(Self::$variant => concat!($name, ".json"),)*
                 }
             }
 
             pub fn generated(self) -> String {
                 match self {
-                    $(Self::$form => text(&generate_schema::<$type>()),)*
+                    $(Self::$variant => text(&generate_schema::<$type>()),)*
                 }
             }
         }
     };
 }
 
-forms! {
+message_schemas! {
     Registration, "registration", wire::Registration;
-    Registered, "registered", wire::RegistrationResponse;
+    RegistrationResponse, "registration-response", wire::RegistrationResponse;
     Commands, "commands", wire::PollCommands;
     /// Payload of `restart`, `spawn` and `kill`.
     Target, "payload-target", wire::CommandTarget;
     Configure, "payload-configure", wire::ConfigurePayload;
     HealthCheck, "payload-health-check", wire::HealthCheckPayload;
     CommandResult, "command-result", wire::CommandResult;
-    Received, "received", wire::EmptyResponse;
+    EmptyResponse, "empty-response", wire::EmptyResponse;
     Config, "config", wire::SatelliteConfig;
     Events, "events", wire::EventBatch;
     Event, "event", Envelope;
-    EventsTaken, "events-taken", wire::EventBatchResult;
+    EventBatchResult, "events-response", wire::EventBatchResult;
     Heartbeat, "heartbeat", wire::Heartbeat;
     Error, "error", wire::ErrorBody;
-    TokenWanted, "admin-token-wanted", api::TokenRequest;
-    TokenMade, "admin-token-made", api::IssuedToken;
-    ConfigWanted, "admin-config-wanted", api::ConfigUpdate;
-    ConfigKept, "admin-config-kept", api::ConfigUpdateResult;
+    TokenRequest, "admin-token-request", api::TokenRequest;
+    IssuedToken, "admin-token", api::IssuedToken;
+    ConfigUpdate, "admin-config-update", api::ConfigUpdate;
+    ConfigUpdateResult, "admin-config-result", api::ConfigUpdateResult;
     Satellites, "admin-satellites", api::SatelliteList;
     Satellite, "admin-satellite", api::SatelliteView;
-    CommandWanted, "admin-command-wanted", api::CommandRequest;
+    CommandRequest, "admin-command-request", api::CommandRequest;
     CommandState, "admin-command", api::CommandRecordView;
     CommandStates, "admin-commands", api::CommandList;
     StoredEvents, "admin-events", api::StoredEventList;

@@ -105,7 +105,7 @@ struct ScanLoop {
     to_terminate: Vec<Arc<ProcessTree>>,
     to_sweep: Vec<RunMark>,
     quiet_rounds: u32,
-    // Trees whose server may ignore SIGTERM, see `Tree::end_deaf_server`.
+    // Trees whose server may ignore SIGTERM, see `ProcessTree::kill_server_ignoring_sigterm`.
     terminating: Vec<Arc<ProcessTree>>,
     subreaper_id: Option<String>,
     last_reap: Option<Instant>,
