@@ -71,7 +71,7 @@ fn a_violation_exits_with_1_and_prints_the_repeat_command() {
         "{outcome:#?}"
     );
     let page = fs::read_to_string(home.path().join("page.html")).unwrap();
-    assert!(page.contains("class=\"verdict broke\"") && page.contains(repeat), "{page}");
+    assert!(page.contains("class=\"verdict violated\"") && page.contains(repeat), "{page}");
 }
 
 #[test]
