@@ -137,9 +137,9 @@ impl NoticeClients {
     fn send_notice(&self, notice: &ServerNotice) {
         let Some(message) = notice.to_rpc_message() else { return };
         let receives = |from: &Option<McpLogLevel>| from.is_none_or(|from| from <= notice.level);
-        let receivers: Vec<_> =
+        let sessions: Vec<_> =
             self.sessions().values().filter(|(_, from)| receives(from)).map(|(one, _)| one.clone()).collect();
-        for session in receivers {
+        for session in sessions {
             session.deliver(None, &message);
         }
     }
