@@ -20,15 +20,15 @@ use crate::seam::{ProcessEnd, ServerProcess};
 use crate::wire::{LineReader, ReadOutcome};
 
 // A server that sends requests while more bytes are unwritten does not read the responses, and its run ends.
-const UNREAD_RESPONSES_MAX: usize = 16 * 1024 * 1024;
+const UNREAD_ANSWERS_MAX: usize = 16 * 1024 * 1024;
 // Further requests wait while this many bytes are unwritten.
 const OUTGOING_MAX: usize = 1024 * 1024;
 // After closing stdout or stdin the process has this time to exit by itself; then the pipe counts as broken.
-const BROKEN_PIPE_GRACE: Duration = Duration::from_secs(1);
+const BROKEN_PATIENCE: Duration = Duration::from_secs(1);
 // Maximum wait after SIGKILL.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
 // Remaining grace of a terminating process once a caller waits for its end.
-const AWAITED_EXIT_GRACE: Duration = Duration::from_secs(1);
+const HURRY_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Args {
     pub(crate) common: SessionArgs,
@@ -88,7 +88,7 @@ impl Outlet for StdinOutlet {
     }
 
     fn is_flooded(&self) -> bool {
-        self.out.len() > UNREAD_RESPONSES_MAX
+        self.out.len() > UNREAD_ANSWERS_MAX
     }
 
     fn position(&self) -> u64 {
@@ -248,7 +248,7 @@ impl StdioSession {
     }
 
     fn mark_broken(&mut self, why: String) {
-        self.broken.get_or_insert((why, now() + BROKEN_PIPE_GRACE));
+        self.broken.get_or_insert((why, now() + BROKEN_PATIENCE));
     }
 
     fn on_written(&mut self, written: std::io::Result<usize>) {
@@ -332,13 +332,12 @@ impl StdioSession {
         if exit.cause == ExitCause::Requested {
             self.writer = None;
             self.process.terminate();
-            exit.forced =
-                !self.wait_until_gone(self.core.spec.policy.session.terminate_grace, AWAITED_EXIT_GRACE).await;
+            exit.forced = !self.wait_until_gone(self.core.spec.policy.session.terminate_grace, HURRY_GRACE).await;
         }
         // Killed before it can see the end of its stdin, so that the exit status shows the real cause.
         self.process.kill();
         self.writer = None;
-        if !self.wait_until_gone(KILL_TIMEOUT, KILL_TIMEOUT).await {
+        if !self.wait_until_gone(KILL_PATIENCE, KILL_PATIENCE).await {
             tracing::error!(
                 instance = %self.core.spec.name, pid = self.process.pid(),
                 "the process did not end after SIGKILL; the satellite no longer waits for it"

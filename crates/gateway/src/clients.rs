@@ -17,7 +17,7 @@ use super::session::{ClientSession, SessionFacts};
 /// Time for which a client still counts after its last request or stream.
 pub const PRESENT_FOR: Duration = Duration::from_secs(60);
 // Maximum number of remembered clients without sessions. Clients choose their names freely, so there is a limit.
-const SESSIONLESS_CLIENTS_MAX: usize = 1024;
+const VISITORS_MAX: usize = 1024;
 // Maximum characters of a client's name and of its version.
 const NAME_MAX: usize = 64;
 
@@ -77,9 +77,9 @@ impl StatelessClients {
         now: Instant,
     ) -> Option<&mut ClientStatus> {
         let key = key_of(user, client);
-        if self.0.len() >= SESSIONLESS_CLIENTS_MAX && !self.0.contains_key(&key) {
+        if self.0.len() >= VISITORS_MAX && !self.0.contains_key(&key) {
             self.remove_absent(now);
-            if self.0.len() >= SESSIONLESS_CLIENTS_MAX {
+            if self.0.len() >= VISITORS_MAX {
                 return None;
             }
         }
@@ -223,10 +223,10 @@ mod tests {
     #[test]
     fn the_number_and_length_of_stateless_client_names_are_limited() {
         let (mut clients, now) = (StatelessClients::default(), Instant::now());
-        for number in 0..SESSIONLESS_CLIENTS_MAX + 10 {
+        for number in 0..VISITORS_MAX + 10 {
             clients.open_request(&stateless_facts("alice", &number.to_string()), false, now);
         }
-        assert_eq!(clients.list(now).count(), SESSIONLESS_CLIENTS_MAX);
+        assert_eq!(clients.list(now).count(), VISITORS_MAX);
         assert_eq!(sanitize_name(&"\u{1b}x".repeat(100)), "x".repeat(NAME_MAX));
     }
 }

@@ -313,13 +313,13 @@ pub(super) mod tests {
     }
 
     pub(in super::super) fn session_facts(pass: &Permission, endpoint: EndpointId) -> SessionFacts {
-        let (pass, client, version) = (pass.clone(), ClientDescription::default(), "2025-11-25".into());
+        let (pass, greeting, version) = (pass.clone(), ClientDescription::default(), "2025-11-25".into());
         let name = if let EndpointId::Instance(id) = &endpoint { id.installation.as_str() } else { "" }.into();
         SessionFacts {
             permission: pass,
             endpoint,
             name,
-            client,
+            client: greeting,
             version,
             user_agent: None,
             lifetime: ClientLifetime::Session,
