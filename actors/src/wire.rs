@@ -58,25 +58,31 @@ impl<R: AsyncRead + Unpin> LineReader<R> {
         uncounted == 0 || self.share.try_take(uncounted)
     }
 
+    /// Returns the next line if it is buffered, without a read.
+    pub(crate) fn next_buffered(&mut self) -> Option<ReadOutcome> {
+        let at = memchr::memchr(b'\n', &self.buffer[self.scanned..])?;
+        let end = self.scanned + at;
+        if self.dropped + end > self.line_max {
+            return Some(ReadOutcome::TooLong);
+        }
+        let line = self.buffer.split_to(end).freeze();
+        self.buffer.advance(1);
+        self.scanned = 0;
+        if self.dropped > 0 {
+            return Some(ReadOutcome::Dropped(std::mem::take(&mut self.dropped) + end));
+        }
+        if self.share.bytes() == 0 {
+            return Some(ReadOutcome::Line(line));
+        }
+        let share = std::mem::replace(&mut self.share, self.memory.share());
+        Some(ReadOutcome::Line(share.attach_to(line)))
+    }
+
     /// Returns the next line. Cancel-safe: a partial line stays in the buffer.
     pub(crate) async fn next(&mut self) -> ReadOutcome {
         loop {
-            if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.scanned..]) {
-                let end = self.scanned + at;
-                if self.dropped + end > self.line_max {
-                    return ReadOutcome::TooLong;
-                }
-                let line = self.buffer.split_to(end).freeze();
-                self.buffer.advance(1);
-                self.scanned = 0;
-                if self.dropped > 0 {
-                    return ReadOutcome::Dropped(std::mem::take(&mut self.dropped) + end);
-                }
-                if self.share.bytes() == 0 {
-                    return ReadOutcome::Line(line);
-                }
-                let share = std::mem::replace(&mut self.share, self.memory.share());
-                return ReadOutcome::Line(share.attach_to(line));
+            if let Some(line) = self.next_buffered() {
+                return line;
             }
             self.scanned = self.buffer.len();
             if self.dropped + self.scanned > self.line_max {

@@ -25,6 +25,7 @@ mod status;
 mod table;
 mod token;
 mod tools;
+mod worker_threads;
 
 use std::process::ExitCode;
 
@@ -35,6 +36,7 @@ use exit::{BAD_INPUT, CommandFailure, DONE, FAILED, LAST_TASKS, NO_SATELLITE};
 use mcp_satellite_process::huge_pages;
 use mcp_satellite_process::reaper::{self, ReaperLink};
 use print::{print_error, print_json, print_styled, print_styled_error, print_text, printable, to_json, try_print};
+use worker_threads::WorkerObserver;
 
 /// Supervises MCP servers: starts them, keeps them callable, and reports the status of each.
 #[derive(Parser)]
@@ -117,10 +119,10 @@ pub fn main() -> ExitCode {
         CliCommand::SimServer(verb) => std::process::exit(verb.run()),
         // A subcommand that starts servers runs below the reaper, which ends leftover processes. No thread exists yet.
         CliCommand::Run(verb) => {
-            return run_below_reaper(|below| report_outcome(run_async(verb.run(below))));
+            return run_below_reaper(|below| report_outcome(run_satellite(verb.run(below))));
         }
         CliCommand::Demo(verb) => {
-            return run_below_reaper(|below| report_outcome(run_async(verb.run(below))));
+            return run_below_reaper(|below| report_outcome(run_satellite(verb.run(below))));
         }
         CliCommand::Load(verb) if verb.is_real() => {
             return run_below_reaper(|below| report_outcome(verb.run(Some(below))));
@@ -160,15 +162,30 @@ fn run_below_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> ExitCode {
 }
 
 fn run_async(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u8, CommandFailure> {
-    match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => {
-            let outcome = runtime.block_on(verb);
-            // A pending DNS lookup must not delay the exit of the process.
-            runtime.shutdown_timeout(LAST_TASKS);
-            outcome
-        }
-        Err(error) => Err(CommandFailure::new(FAILED, format!("cannot start the async runtime: {error}"))),
-    }
+    let runtime = async_runtime()?;
+    let outcome = runtime.block_on(verb);
+    // A pending DNS lookup must not delay the exit of the process.
+    runtime.shutdown_timeout(LAST_TASKS);
+    outcome
+}
+
+/// Runs a satellite. Its worker threads follow the load.
+fn run_satellite(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u8, CommandFailure> {
+    let runtime = async_runtime()?;
+    let workers = runtime.metrics().num_workers();
+    let observer = WorkerObserver::start(runtime.handle(), workers)
+        .map_err(|error| CommandFailure::new(FAILED, format!("cannot observe the worker threads: {error}")))?;
+    let outcome = runtime.block_on(verb);
+    drop(observer);
+    runtime.shutdown_timeout(LAST_TASKS);
+    outcome
+}
+
+fn async_runtime() -> Result<tokio::runtime::Runtime, CommandFailure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| CommandFailure::new(FAILED, format!("cannot start the async runtime: {error}")))
 }
 
 fn report_outcome(outcome: Result<u8, CommandFailure>) -> u8 {

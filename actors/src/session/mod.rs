@@ -5,7 +5,7 @@ pub(crate) mod remote;
 pub(crate) mod stdio;
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use mcp_satellite_session::{
     masked_excerpt,
 };
 use tokio::sync::mpsc;
+use tokio::time::Sleep;
 
 use crate::audience::{AudienceHandle, ClientQuestion};
 use crate::batcher::WallClock;
@@ -244,6 +245,32 @@ async fn next_work<R>(
         }
     })
     .await
+}
+
+/// Timer of a session that is set again and again, mostly to a later time. It is moved only to an earlier time and
+/// otherwise fires too early, because moving a timer for each message costs more than an early look.
+#[derive(Default)]
+struct SessionTimer {
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl SessionTimer {
+    fn arm(&mut self, at: Option<Instant>) {
+        let Some(at) = at.map(tokio::time::Instant::from_std) else { return };
+        match &mut self.sleep {
+            Some(sleep) if sleep.deadline() <= at => {}
+            Some(sleep) => sleep.as_mut().reset(at),
+            None => self.sleep = Some(Box::pin(tokio::time::sleep_until(at))),
+        }
+    }
+
+    async fn wait(&mut self) {
+        match &mut self.sleep {
+            Some(sleep) => sleep.as_mut().await,
+            None => std::future::pending().await,
+        }
+        self.sleep = None;
+    }
 }
 
 async fn sleep_until(at: Option<Instant>) {

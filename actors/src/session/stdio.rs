@@ -13,7 +13,7 @@ use mcp_satellite_session::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
-use super::{SessionArgs, SessionControl, SessionPorts, SessionWork, WorkerHost, next_work, now, sleep_until};
+use super::{SessionArgs, SessionControl, SessionPorts, SessionTimer, SessionWork, WorkerHost, next_work, now};
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::rules::watchdog::{Watchdog, WatchdogVerdict};
 use crate::seam::{ProcessEnd, ServerProcess};
@@ -21,6 +21,8 @@ use crate::wire::{LineReader, ReadOutcome};
 
 // A server that sends requests while more bytes are unwritten does not read the responses, and its run ends.
 const UNREAD_ANSWERS_MAX: usize = 16 * 1024 * 1024;
+// Commands and lines that are handled before the output is written. More of them wait for the next turn.
+const BATCH_MAX: usize = 64;
 // Further requests wait while this many bytes are unwritten.
 const OUTGOING_MAX: usize = 1024 * 1024;
 // After closing stdout or stdin the process has this time to exit by itself; then the pipe counts as broken.
@@ -103,6 +105,7 @@ struct StdioSession {
     writer: Option<Box<dyn AsyncWrite + Send + Unpin>>,
     process: Box<dyn ServerProcess>,
     watchdog: Watchdog,
+    timer: SessionTimer,
     stdout_closed: bool,
     reads_first: bool,
     broken: Option<(String, Instant)>,
@@ -122,6 +125,7 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
         writer: Some(writer),
         process,
         watchdog: Watchdog::new(now()),
+        timer: SessionTimer::default(),
         stdout_closed: false,
         reads_first: false,
         broken: None,
@@ -140,6 +144,7 @@ impl StdioSession {
                 return StdioSessionEnd::Requested;
             }
             let wake_at = self.wake_at();
+            self.timer.arm(wake_at);
             let reading = !self.stdout_closed;
             let writing = !self.core.outlet.out.is_empty();
             let draining = self.ports.draining;
@@ -159,7 +164,7 @@ impl StdioSession {
                     // A worker that is gone means the same as a stop.
                     Some(SessionControl::Stop) | None => return StdioSessionEnd::Requested,
                 },
-                () = sleep_until(wake_at), if wake_at.is_some() => {
+                () = self.timer.wait() => {
                     if let Some(end) = self.on_time() {
                         return end;
                     }
@@ -169,17 +174,44 @@ impl StdioSession {
                 () = self.core.gate.emptied.notified(), if draining => {}
                 work = next_work(&mut self.ports.commands, next_line(&mut self.lines, reading), self.reads_first) => {
                     self.reads_first = matches!(work, SessionWork::Command(_));
-                    match work {
-                        SessionWork::Command(command) => self.core.on_command(*command, now()),
-                        SessionWork::Read(received) => {
-                            if let Some(end) = self.on_received(received) {
-                                return end;
-                            }
-                        }
+                    if let Some(end) = self.on_batch(work).await {
+                        return end;
                     }
                 }
             }
         }
+    }
+
+    /// Handles `first` and the further commands and lines that are ready, so that one write and one look at the deadlines
+    /// serve all of them.
+    async fn on_batch(&mut self, first: SessionWork<ReadOutcome>) -> Option<StdioSessionEnd> {
+        let is_command = matches!(first, SessionWork::Command(_));
+        match first {
+            SessionWork::Command(command) => self.core.on_command(*command, now()),
+            SessionWork::Read(received) => {
+                if let Some(end) = self.on_received(received) {
+                    return Some(end);
+                }
+            }
+        }
+        // Other callers are active: their tasks that are ready now may have further requests for the same write.
+        if is_command && self.core.gate.in_flight() > 1 {
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..BATCH_MAX {
+            let command = self.ports.commands.try_recv().ok();
+            let line = self.lines.next_buffered();
+            if command.is_none() && line.is_none() {
+                break;
+            }
+            if let Some(command) = command {
+                self.core.on_command(*command, now());
+            }
+            if let Some(end) = line.and_then(|line| self.on_received(line)) {
+                return Some(end);
+            }
+        }
+        None
     }
 
     fn wake_at(&mut self) -> Option<Instant> {

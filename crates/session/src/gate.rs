@@ -3,11 +3,15 @@
 //! Ids on the wire are assigned here and are never reused in a run. A gate is closed for sleep only while no call is in
 //! it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use mcp_satellite_model::remote::ServerInfo;
 use tokio::sync::Notify;
+
+/// Support of the stateless era by a server: its description in that era, or `None` if it does not support it.
+pub(crate) type StatelessSupport = Option<Arc<ServerInfo>>;
 
 /// State shared by the port of a run and its session: permits, admission and the time of the last activity.
 pub struct CallGate {
@@ -22,6 +26,8 @@ pub struct CallGate {
     began_at: Instant,
     /// Nanoseconds since `began_at`.
     active_at: AtomicU64,
+    /// `None` while the session has to be asked.
+    stateless_support: RwLock<Option<StatelessSupport>>,
 }
 
 const CLOSED: usize = 1 << (usize::BITS - 1);
@@ -39,7 +45,17 @@ impl CallGate {
             next_id,
             began_at: now,
             active_at,
+            stateless_support: RwLock::default(),
         }
+    }
+
+    /// Returns the support of the stateless era if it is certain, so that no request has to wait for the session.
+    pub fn stateless_support(&self) -> Option<StatelessSupport> {
+        self.stateless_support.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_stateless_support(&self, support: Option<StatelessSupport>) {
+        *self.stateless_support.write().unwrap_or_else(PoisonError::into_inner) = support;
     }
 
     /// Admits a call.

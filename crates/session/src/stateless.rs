@@ -64,12 +64,17 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     pub(crate) fn on_discover(&mut self, discover: DiscoverRequest, now: Instant) {
         // A pipe has one era, and HTTP+SSE supports only sessions.
         if self.initialized_at.is_some() && self.era == Era::Sessions && !(O::REPEATS && self.may_be_stateless()) {
+            self.gate.set_stateless_support(Some(None));
             return discover.answer(Ok(None));
         }
         let is_met = self.initialized_at.is_some();
         let stateless = self.stateless_state();
         match &stateless.support {
-            EraSupport::Supported(server) => return discover.answer(Ok(Some(server.clone()))),
+            EraSupport::Supported(server) => {
+                let server = Some(server.clone());
+                self.gate.set_stateless_support(Some(server.clone()));
+                return discover.answer(Ok(server));
+            }
             EraSupport::Unsupported(until) if until.is_none_or(|until| now < until) => {
                 return discover.answer(Ok(None));
             }
@@ -120,6 +125,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             self.stateless.as_mut().filter(|stateless| matches!(stateless.support, EraSupport::Supported(_)))
         {
             stateless.support = EraSupport::Unknown;
+            self.gate.set_stateless_support(None);
         }
     }
 
