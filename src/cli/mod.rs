@@ -33,8 +33,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use args::{DEMO_DATA_DIR, DataDirArg, InstanceArg, ListFilterArgs, flag, location, shell_word};
 use exit::{BAD_INPUT, CommandFailure, DONE, FAILED, LAST_TASKS, NO_SATELLITE};
-use mcp_satellite_process::huge_pages;
 use mcp_satellite_process::reaper::{self, ReaperLink};
+use mcp_satellite_process::{huge_pages, program_pages};
 use print::{print_error, print_json, print_styled, print_styled_error, print_text, printable, to_json, try_print};
 use worker_threads::WorkerObserver;
 
@@ -173,7 +173,12 @@ fn run_async(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u
 fn run_satellite(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u8, CommandFailure> {
     let runtime = async_runtime()?;
     let workers = runtime.metrics().num_workers();
-    let observer = WorkerObserver::start(runtime.handle(), workers)
+    let at_rest = || {
+        if let Err(error) = program_pages::release() {
+            tracing::debug!(%error, "cannot release pages of the program");
+        }
+    };
+    let observer = WorkerObserver::start(runtime.handle(), workers, at_rest)
         .map_err(|error| CommandFailure::new(FAILED, format!("cannot observe the worker threads: {error}")))?;
     let outcome = runtime.block_on(verb);
     drop(observer);

@@ -23,6 +23,8 @@ const RELEASE_ABOVE: f64 = 0.85;
 /// Share below which a worker less would suffice, and consecutive looks that must find it.
 const HOLD_BELOW: f64 = 0.5;
 const HOLD_AFTER: u32 = 10;
+/// Consecutive idle looks, two seconds, after which the process has come to rest.
+const REST_AFTER: u32 = 8;
 
 /// Decides how many workers are active. `load` is the CPU time of the process per second, in cores.
 #[derive(Debug, PartialEq)]
@@ -106,8 +108,13 @@ impl Drop for WorkerObserver {
 }
 
 impl WorkerObserver {
-    /// Starts to observe a runtime with this number of workers.
-    pub(super) fn start(runtime: &Handle, workers: usize) -> std::io::Result<Self> {
+    /// Starts to observe a runtime with this number of workers. `at_rest` is called each time that the process has become
+    /// idle after work.
+    pub(super) fn start(
+        runtime: &Handle,
+        workers: usize,
+        at_rest: impl Fn() + Send + 'static,
+    ) -> std::io::Result<Self> {
         let shared = Arc::new(SharedState {
             active: Mutex::new(Some(workers)),
             changed: Condvar::new(),
@@ -128,19 +135,16 @@ impl WorkerObserver {
             });
         }
         let (observed, runtime) = (Arc::clone(&shared), runtime.clone());
-        if workers > 1 {
-            thread::Builder::new()
-                .name("satellite-load".into())
-                .spawn(move || observe(&observed, &runtime, workers))?;
-        }
+        let work = move || observe(&observed, &runtime, workers, at_rest);
+        thread::Builder::new().name("satellite-load".into()).spawn(work)?;
         Ok(Self(shared))
     }
 }
 
-fn observe(shared: &Arc<SharedState>, runtime: &Handle, workers: usize) {
+fn observe(shared: &Arc<SharedState>, runtime: &Handle, workers: usize, at_rest: impl Fn()) {
     let mut policy = WorkerPolicy { active: workers, workers, quiet_looks: 0 };
     let (mut looked_at, mut cpu, mut sent) = (Instant::now(), cpu_time(), 0);
-    let mut pause = LOOK_INTERVAL;
+    let (mut pause, mut idle_looks) = (LOOK_INTERVAL, 0_u32);
     loop {
         let ended = |active: &mut Option<usize>| active.is_some();
         let waited = shared.changed.wait_timeout_while(shared.active(), pause, ended);
@@ -153,6 +157,10 @@ fn observe(shared: &Arc<SharedState>, runtime: &Handle, workers: usize) {
         policy.look(load, shared.beats.load(Ordering::Acquire) < sent);
         (looked_at, cpu) = (now, used);
         let is_idle = load < IDLE_LOAD && policy.active == 1;
+        idle_looks = if is_idle { idle_looks.saturating_add(1) } else { 0 };
+        if idle_looks == REST_AFTER {
+            at_rest();
+        }
         pause = if is_idle { IDLE_INTERVAL } else { LOOK_INTERVAL };
         if !shared.set_active(policy.active) {
             return;
@@ -212,7 +220,7 @@ mod tests {
     #[test]
     fn a_task_runs_although_the_only_active_worker_is_blocked() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-        let observer = WorkerObserver::start(runtime.handle(), 2).unwrap();
+        let observer = WorkerObserver::start(runtime.handle(), 2, || {}).unwrap();
         let mut wanted = observer.0.wanted.subscribe();
         runtime.block_on(async { wanted.wait_for(|active| *active == 1).await.map(|active| *active) }).unwrap();
         let (release, blocked) = mpsc::channel();

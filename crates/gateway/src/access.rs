@@ -56,6 +56,8 @@ pub struct Access {
 
 #[derive(Default)]
 struct AccessTable {
+    // Increases with each reload.
+    generation: u64,
     by_token: HashMap<[u8; 32], (TokenHash, Arc<User>)>,
     users: HashMap<(TeamId, UserId), Arc<User>>,
     single_user: Option<Arc<User>>,
@@ -87,6 +89,8 @@ pub struct Permission {
     pub user: Arc<User>,
     // Token that admitted the client; `None` without authentication.
     token: Option<TokenHash>,
+    // Table that contained the token.
+    generation: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -134,7 +138,7 @@ impl Access {
     /// Replaces the users by those of `plan`. Unchanged users keep the used part of their limits.
     pub fn apply(&self, plan: &GatewayPlan) {
         let before = self.table();
-        let mut table = AccessTable::default();
+        let mut table = AccessTable { generation: before.generation + 1, ..AccessTable::default() };
         for typed in &plan.users {
             let id = (typed.team.clone(), typed.user.clone());
             let known = before.users.get(&id).filter(|user| user.is_unchanged(typed, &plan.limits));
@@ -164,7 +168,7 @@ impl Access {
             if forwarded || !peer.to_canonical().is_loopback() {
                 return Err(AccessDenied::NotLocal);
             }
-            return Ok(Permission { user: Arc::clone(user), token: None });
+            return Ok(Permission { user: Arc::clone(user), token: None, generation: table.generation });
         }
         let mut presented = headers.get_all(AUTHORIZATION).iter();
         let permission = match (presented.next(), presented.next()) {
@@ -184,6 +188,9 @@ impl Access {
     /// Returns true if the client would still be admitted with the same token as the same user.
     pub fn is_valid(&self, permission: &Permission) -> bool {
         let table = self.table();
+        if permission.generation == table.generation {
+            return true;
+        }
         match &permission.token {
             Some(token) => {
                 table.by_token.get(&self.table_key(token)).is_some_and(|(_, user)| user.is_same(&permission.user))
@@ -198,7 +205,7 @@ impl Access {
         let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
         let same = bool::from(known.0.ct_eq(&presented.0));
         let (token, user) = found.filter(|_| same)?;
-        Some(Permission { user: Arc::clone(user), token: Some(*token) })
+        Some(Permission { user: Arc::clone(user), token: Some(*token), generation: table.generation })
     }
 
     fn table_key(&self, token: &TokenHash) -> [u8; 32] {

@@ -348,7 +348,7 @@ impl EndpointService {
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
             let batch = MessageBatch::read(&body)?;
-            return self.handle_batch(request, batch).await;
+            return Box::pin(self.handle_batch(request, batch)).await;
         }
         let message = RpcMessage::parse(body).map_err(|error| malformed(&error))?;
         let response_settings = ResponseSettings {
@@ -378,14 +378,16 @@ impl EndpointService {
         }
         let endpoint_path = request.endpoint_path(id)?;
         if era::is_stateless(&message, headers) {
-            return self.handle_stateless(request, endpoint_path, (message, memory), response_settings).await;
+            let answer = self.handle_stateless(request, endpoint_path, (message, memory), response_settings);
+            // Boxed, as below: the future of the usual request contains those of all others.
+            return Box::pin(answer).await;
         }
         if id.is_some() && message.method() == Some(method::INITIALIZE) {
             // A client that supports both eras may send the header of the stateless era with `initialize`.
             if !era::is_stateless_header(headers) {
                 check_version(headers, id)?;
             }
-            return self.initialize(request, endpoint_path, &message).await;
+            return Box::pin(self.initialize(request, endpoint_path, &message)).await;
         }
         check_version(headers, id)?;
         let session = self.find_session(user, endpoint_path, headers, id)?;

@@ -1,7 +1,7 @@
 //! The endpoint `/i/{instance}/mcp`: passes messages to one instance and back unchanged.
 
 use mcp_satellite_protocol::error_code::{INVALID_PARAMS, SERVER_ERROR};
-use mcp_satellite_protocol::method;
+use mcp_satellite_protocol::{header_params, method};
 use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
@@ -89,7 +89,8 @@ impl Instances {
 
     pub(super) fn definition(&self, id: &InstanceId, tool: &str) -> Option<Box<str>> {
         let view = self.runtime.status(id)?;
-        view.catalogue.as_deref()?.tool(tool).map(|tool| tool.raw.get().into())
+        let definition = view.catalogue.as_deref()?.tool(tool)?.raw.get();
+        header_params::may_have_header_params(definition).then(|| definition.into())
     }
 
     pub(super) fn listen(
@@ -132,11 +133,12 @@ impl Instances {
             if request.era == Era::Stateless {
                 let own = || view.as_ref().map(|view| view.spec.policy.session.request_timeout);
                 let timeout = request.timeout.or_else(own).unwrap_or(GREETING_TIMEOUT);
-                if let Err(error) = prepare_log_level(&runtime, &audience, &request.session, &id, timeout).await {
+                let prepared = prepare_log_level(&runtime, &audience, &request.session, &id, timeout);
+                if let Err(error) = Box::pin(prepared).await {
                     return CallRefusal::from_instance_error(&error, &runtime, &id, None).to_answer(request.method());
                 }
             } else if let Some(shared) = SharedSessionRequest::from_message(&request.message) {
-                return forward_shared_request(&runtime, &audience, &id, &shared, request).await;
+                return Box::pin(forward_shared_request(&runtime, &audience, &id, &shared, request)).await;
             }
             let answer = forward_request(&runtime, &id, view, request).await;
             audience.retry_failed_sync(&id);

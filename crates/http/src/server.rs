@@ -108,14 +108,13 @@ impl HttpServer {
                 };
                 let (admission, service) = (Arc::clone(&admission), service.clone());
                 let (ending, aborting) = (ending.clone(), aborting.clone());
-                tasks.spawn(async move {
-                    let served = async {
-                        if let Ok(stream) = admission.prepare(admitted).await {
-                            serve_connection(stream, peer, service, ending).await;
-                        }
-                    };
-                    aborting.run_until_cancelled(served).await;
+                // Boxed: each future around it stores it twice, and most connections are idle.
+                let served = Box::pin(async move {
+                    if let Ok(stream) = admission.prepare(admitted).await {
+                        serve_connection(stream, peer, service, ending).await;
+                    }
                 });
+                tasks.spawn(aborting.run_until_cancelled_owned(served));
             }
         };
         let accept_loop = graceful.clone().run_until_cancelled_owned(accept_all).map(drop);

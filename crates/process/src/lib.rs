@@ -9,6 +9,7 @@ pub mod isolation;
 pub mod memory;
 pub mod memory_limit;
 pub mod process;
+pub mod program_pages;
 pub mod reaper;
 pub mod stdio;
 pub mod suspend;

@@ -18,14 +18,19 @@ pub struct HeaderParam {
     path: Vec<String>,
 }
 
+/// Returns false if the definition of a tool surely marks no parameter, without parsing it.
+pub fn may_have_header_params(definition: &str) -> bool {
+    // A property name may contain escapes, so definitions with escapes are parsed too.
+    let has = |part: &str| memchr::memmem::find(definition.as_bytes(), part.as_bytes()).is_some();
+    has(MARK) || has("\\u")
+}
+
 /// Returns the marked parameters of a tool from its definition.
 ///
 /// # Errors
 /// Returns the reason if the definition is invalid and the tool must not be used.
 pub fn header_params(definition: &str) -> Result<Vec<HeaderParam>, String> {
-    // A property name may contain escapes, so definitions with escapes are parsed too.
-    let may_have = |part: &str| memchr::memmem::find(definition.as_bytes(), part.as_bytes()).is_some();
-    if !may_have(MARK) && !may_have("\\u") {
+    if !may_have_header_params(definition) {
         return Ok(Vec::new());
     }
     let schema = member(definition, "inputSchema").and_then(|schema| serde_json::from_str(schema).ok());
