@@ -3,11 +3,11 @@
 //! In this process only `SQLite` opens the file of the database: closing another descriptor would release its locks on
 //! the file. Other code uses `stat`.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
+use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 use rusqlite::types::ToSql;
@@ -15,6 +15,8 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, Transactio
 use serde::Serialize;
 
 use super::JournalLimits;
+use super::block::{Block, BlockBuilder};
+use super::lines::{self, UncopiedLines};
 use super::lost_ranges::LostRanges;
 use super::read::{EventFacets, read_chunk, to_i64};
 use super::schema::{self, SchemaError};
@@ -29,6 +31,9 @@ const WAL_CHECKPOINT: u32 = 4096;
 /// Length of the WAL file in bytes beyond which a checkpoint waits for the readers that block it.
 const WAL_MAX: u64 = 64 << 20;
 const READER_PATIENCE: Duration = Duration::from_millis(200);
+/// Number of events in a batch from which they are stored in blocks. A few events are stored in rows, which tools can
+/// read.
+const BLOCK_MIN: usize = 8;
 const PRUNE_MAX: u32 = 5_000;
 const PRUNE_MIN: u32 = 50;
 const LINES_MAX: u32 = 500;
@@ -64,7 +69,10 @@ pub(super) struct JournalDatabase {
     /// Last event that was passed to the delivery. It may be in flight and is not pruned for lack of space.
     handed_out: u64,
     lost_ranges: LostRanges,
+    uncopied: UncopiedLines,
+    limits_stored: bool,
     body: Vec<u8>,
+    block: BlockBuilder,
 }
 
 pub(super) struct StoredExtent {
@@ -126,9 +134,13 @@ impl JournalDatabase {
             delivery_pending: false,
             handed_out: 0,
             lost_ranges: LostRanges::default(),
+            uncopied: UncopiedLines::default(),
+            limits_stored: false,
             body: Vec::new(),
+            block: BlockBuilder::default(),
         };
         store.init_delivery()?;
+        store.uncopied = UncopiedLines::read(&store.connection)?;
         Ok(store)
     }
 
@@ -177,6 +189,7 @@ impl JournalDatabase {
         let outcome = act(&mut self.connection);
         self.last = read_stored_state(&self.connection)?.last;
         self.init_delivery()?;
+        self.uncopied = UncopiedLines::read(&self.connection)?;
         Ok(outcome)
     }
 
@@ -195,42 +208,41 @@ impl JournalDatabase {
         limits: &JournalLimits,
     ) -> rusqlite::Result<SinkAnswer> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut last = self.last;
         let (mut lost_ranges, mut announced) = (self.lost_ranges.clone(), false);
+        let new = || batch.events.iter().enumerate().filter(|(_, envelope)| envelope.seq > self.last);
+        let last = new().last().map_or(self.last, |(_, envelope)| envelope.seq);
+        let in_rows = new().count() < BLOCK_MIN;
         {
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO events (seq, at, type, team, user, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
             )?;
-            let (mut server_logs, mut request_logs) =
-                (LineInserts::new("server_logs"), LineInserts::new("request_logs"));
-            for (index, envelope) in batch.events.iter().enumerate().filter(|(_, envelope)| envelope.seq > self.last) {
+            // A batch that failed may have left events in the block.
+            self.block.take();
+            for (index, envelope) in new() {
                 let text = match to_json(&mut self.body, envelope) {
                     Ok(text) => text,
                     Err(reason) => return Ok(SinkAnswer::Invalid(Some(index), reason)),
                 };
-                let EventFacets { kind, team, user, instance, server } = EventFacets::from_event(&envelope.event);
                 let at = envelope.timestamp.as_millisecond();
-                insert.execute(params![to_i64(envelope.seq), at, kind, team, user, instance, server, text])?;
-                last = last.max(envelope.seq);
-                match &envelope.event {
-                    Event::ServerLogs { of, logs } => {
-                        for line in logs {
-                            server_logs.insert(&transaction, envelope.seq, of, line.timestamp, line)?;
-                        }
+                let mut in_block = false;
+                if let Event::EventsDropped { from_seq, to_seq } = &envelope.event {
+                    announced |= lost_ranges.remove_covered(*from_seq, *to_seq);
+                } else if !in_rows {
+                    in_block = self.block.push(envelope.seq, at, text);
+                    if !in_block {
+                        insert_block(&transaction, self.block.take())?;
+                        in_block = self.block.push(envelope.seq, at, text);
                     }
-                    Event::RequestLogs { of, requests } => {
-                        for line in requests {
-                            request_logs.insert(&transaction, envelope.seq, of, line.timestamp, line)?;
-                        }
-                    }
-                    Event::EventsDropped { from_seq, to_seq } => {
-                        announced |= lost_ranges.remove_covered(*from_seq, *to_seq);
-                    }
-                    _ => {}
+                }
+                if !in_block {
+                    let EventFacets { kind, team, user, instance, server } = EventFacets::from_event(&envelope.event);
+                    insert.execute(params![to_i64(envelope.seq), at, kind, team, user, instance, server, text])?;
                 }
             }
-            server_logs.trim(&transaction, limits.server_logs_max)?;
-            request_logs.trim(&transaction, limits.request_logs_max)?;
+            insert_block(&transaction, self.block.take())?;
+        }
+        if !self.limits_stored {
+            lines::store_limits(&transaction, limits)?;
         }
         write_memos(&transaction, memos)?;
         if self.delivery_pending {
@@ -240,12 +252,32 @@ impl JournalDatabase {
             set(&transaction, "gone", &lost_ranges.to_stored())?;
         }
         transaction.commit()?;
+        new().for_each(|(_, envelope)| self.uncopied.add(envelope));
         self.last = last;
+        self.limits_stored = true;
         self.delivery_pending = false;
         self.lost_ranges = lost_ranges;
         // Committed data stays, even if the checkpoint fails.
         self.checkpoint_if_long();
+        if self.uncopied.is_due()
+            && let Err(error) = self.copy_lines(limits)
+        {
+            tracing::debug!(%error, "cannot copy log lines to their tables now; they are stored in their events");
+        }
         Ok(SinkAnswer::Accepted)
+    }
+
+    /// Copies the last lines of each instance from their events to the tables of lines.
+    pub(super) fn copy_lines(&mut self, limits: &JournalLimits) -> rusqlite::Result<()> {
+        if self.uncopied.is_empty() {
+            return Ok(());
+        }
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        self.uncopied.copy(&transaction, self.last, limits)?;
+        transaction.commit()?;
+        self.uncopied.clear();
+        self.checkpoint_if_long();
+        Ok(())
     }
 
     pub(super) fn remember(&mut self, memos: &Memos) -> rusqlite::Result<()> {
@@ -256,8 +288,8 @@ impl JournalDatabase {
 
     pub(super) fn outbox(&mut self, after: u64, max: usize) -> rusqlite::Result<Vec<(u64, String)>> {
         let mut rows = Vec::new();
-        read_chunk(&self.connection, after, max, |row| {
-            rows.push((row.seq, row.body()?.to_owned()));
+        read_chunk(&self.connection, after, max, |stored| {
+            rows.push((stored.seq, stored.body.to_owned()));
             Ok(())
         })?;
         self.handed_out = rows.last().map_or(self.handed_out, |(seq, _)| self.handed_out.max(*seq));
@@ -339,7 +371,9 @@ impl JournalDatabase {
 
     pub(super) fn extent(&self) -> rusqlite::Result<StoredExtent> {
         let mut select =
-            self.connection.prepare_cached("SELECT (SELECT min(seq) FROM events), (SELECT max(seq) FROM events)")?;
+            self.connection.prepare_cached(
+            "SELECT (SELECT coalesce(first, seq) FROM events ORDER BY seq LIMIT 1), (SELECT max(seq) FROM events)",
+        )?;
         let (first, last) =
             select.query_row([], |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?)))?;
         let bytes = self.pages()?.0 * self.page_size + self.wal_len;
@@ -358,10 +392,11 @@ impl JournalDatabase {
     /// pruned first, then the oldest undelivered ones, which are reported as lost if `delivers`.
     pub(super) fn make_room(
         &mut self,
-        size_max: u64,
+        limits: &JournalLimits,
         delivers: bool,
         pruning: &mut PruningProgress,
     ) -> rusqlite::Result<u64> {
+        let size_max = limits.size_max;
         let (pages, free) = self.pages()?;
         let used = (pages - free.min(pages)) * self.page_size;
         let limit = if pruning.under_way { size_max / PRUNE_TO.1 * PRUNE_TO.0 } else { size_max };
@@ -369,6 +404,8 @@ impl JournalDatabase {
             *pruning = PruningProgress { unsent: pruning.unsent, ..PruningProgress::default() };
             return Ok(0);
         }
+        // Lines stay longer than their events.
+        self.copy_lines(limits)?;
         let lines = match pruning.lines {
             Some(lines) => lines,
             None => self.size_of_lines()?,
@@ -449,6 +486,7 @@ impl JournalDatabase {
         now: Timestamp,
         delivers: bool,
     ) -> rusqlite::Result<bool> {
+        self.copy_lines(limits)?;
         let ago =
             |age: Duration| now.as_millisecond().saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
         let (events, lines, commands) =
@@ -547,13 +585,22 @@ fn delete_oldest(
     through: u64,
     max: u32,
 ) -> rusqlite::Result<Option<RemovedEvents>> {
-    let range = transaction.query_row(
-        "SELECT min(seq), max(seq), count(*) FROM
-         (SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
-        params![to_i64(after), to_i64(through), max],
-        |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, i64>(2)?)),
-    )?;
-    let (Some(first), Some(last), count) = range else { return Ok(None) };
+    let (mut range, mut count) = (None, 0);
+    {
+        let mut select = transaction.prepare_cached(
+            "SELECT coalesce(first, seq), seq FROM events
+             WHERE seq > ?1 AND seq <= ?2 AND coalesce(first, seq) > ?1 ORDER BY seq",
+        )?;
+        let mut rows = select.query([to_i64(after), to_i64(through)])?;
+        while count < u64::from(max)
+            && let Some(row) = rows.next()?
+        {
+            let (first, last) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?);
+            count += last.abs_diff(first) + 1;
+            range = Some((range.map_or(first, |(first, _)| first), last));
+        }
+    }
+    let Some((first, last)) = range else { return Ok(None) };
     let announced = {
         let mut select = transaction
             .prepare_cached("SELECT body FROM events WHERE seq BETWEEN ?1 AND ?2 AND type = 'events.dropped'")?;
@@ -565,67 +612,8 @@ fn delete_oldest(
         bodies.filter_map(|body| body.map(range).transpose()).collect::<rusqlite::Result<_>>()?
     };
     transaction.execute("DELETE FROM events WHERE seq BETWEEN ?1 AND ?2", [first, last])?;
-    let (first, last, count) = (first.unsigned_abs(), last.unsigned_abs(), count.unsigned_abs());
+    let (first, last) = (first.unsigned_abs(), last.unsigned_abs());
     Ok(Some(RemovedEvents { first, last, count, announced }))
-}
-
-struct LineInserts {
-    table: &'static str,
-    insert: String,
-    instances: BTreeSet<std::sync::Arc<str>>,
-}
-
-impl LineInserts {
-    fn new(table: &'static str) -> Self {
-        let insert = format!(
-            "INSERT INTO {table} (seq, at, team, user, installation, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)"
-        );
-        Self { table, insert, instances: BTreeSet::new() }
-    }
-
-    fn insert(
-        &mut self,
-        transaction: &Transaction<'_>,
-        seq: u64,
-        of: &EventSubject,
-        at: Timestamp,
-        line: &impl Serialize,
-    ) -> rusqlite::Result<()> {
-        // The event that contains the line was just converted to JSON without an error.
-        let Ok(body) = serde_json::to_string(line) else { return Ok(()) };
-        let EventSubject { installation_id, team_id, user_id, process_id, server_slug } = of;
-        let mut insert = transaction.prepare_cached(&self.insert)?;
-        insert.execute(params![
-            to_i64(seq),
-            at.as_millisecond(),
-            team_id.as_str(),
-            user_id.as_str(),
-            installation_id.as_str(),
-            &**process_id,
-            server_slug.as_str(),
-            body
-        ])?;
-        if !self.instances.contains(process_id) {
-            self.instances.insert(process_id.clone());
-        }
-        Ok(())
-    }
-
-    fn trim(&self, transaction: &Transaction<'_>, max: usize) -> rusqlite::Result<()> {
-        if self.instances.is_empty() {
-            return Ok(());
-        }
-        let table = self.table;
-        let mut delete = transaction.prepare_cached(&format!(
-            "DELETE FROM {table} WHERE instance = ?1 AND n <=
-             (SELECT n FROM {table} WHERE instance = ?1 ORDER BY n DESC LIMIT 1 OFFSET ?2)"
-        ))?;
-        let max = i64::try_from(max).unwrap_or(i64::MAX);
-        for instance in &self.instances {
-            delete.execute(params![&**instance, max])?;
-        }
-        Ok(())
-    }
 }
 
 fn to_json<'a>(buffer: &'a mut Vec<u8>, envelope: &Envelope) -> Result<&'a str, String> {
@@ -633,6 +621,14 @@ fn to_json<'a>(buffer: &'a mut Vec<u8>, envelope: &Envelope) -> Result<&'a str, 
     serde_json::to_writer(&mut *buffer, envelope)
         .map_err(|error| format!("the event cannot be written as JSON: {error}"))?;
     std::str::from_utf8(buffer).map_err(|error| format!("the event is not valid UTF-8: {error}"))
+}
+
+fn insert_block(transaction: &Transaction<'_>, block: Option<Block>) -> rusqlite::Result<()> {
+    let Some(Block { first, last, at, bytes }) = block else { return Ok(()) };
+    let mut insert =
+        transaction.prepare_cached("INSERT INTO events (seq, at, type, body, first, block) VALUES (?1, ?2, '', '', ?3, ?4)")?;
+    insert.execute(params![to_i64(last), at, to_i64(first), bytes])?;
+    Ok(())
 }
 
 fn write_memos(transaction: &Transaction<'_>, memos: &Memos) -> rusqlite::Result<()> {
@@ -672,7 +668,7 @@ pub(super) fn get(connection: &Connection, key: &str) -> rusqlite::Result<Option
     connection.prepare_cached("SELECT value FROM meta WHERE key = ?1")?.query_row([key], |row| row.get(0)).optional()
 }
 
-fn set(connection: &Connection, key: &str, value: &impl Serialize) -> rusqlite::Result<()> {
+pub(super) fn set(connection: &Connection, key: &str, value: &impl Serialize) -> rusqlite::Result<()> {
     let value = serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
     let mut upsert = connection.prepare_cached("INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)")?;
     upsert.execute([&key as &dyn ToSql, &value])?;

@@ -383,6 +383,11 @@ impl JournalWriter {
         self.append_delivered();
         // The error is logged and visible in the status.
         let _ = self.write_memos();
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.copy_lines(&self.limits)
+        {
+            tracing::debug!(%error, "cannot copy log lines to their tables; the next start does");
+        }
         self.store = None;
         if !std::mem::replace(&mut self.closed, true) {
             self.seq_file.close();
@@ -570,11 +575,11 @@ impl JournalWriter {
     /// Prunes in steps until little more than twice the `added` events are removed, so that a batch does not wait for
     /// long; the rest is pruned in idle time. Returns true if more must be pruned.
     fn make_room(&mut self, added: usize) -> bool {
-        let (delivers, size_max) = (self.has_delivery(), self.limits.size_max);
+        let (delivers, limits) = (self.has_delivery(), self.limits.clone());
         let (mut removed, enough) = (0, 2 * added as u64);
         let more = loop {
             let Some(store) = &mut self.store else { return false };
-            match store.make_room(size_max, delivers, &mut self.pruning) {
+            match store.make_room(&limits, delivers, &mut self.pruning) {
                 Ok(0) => break false,
                 Ok(count) => removed += count,
                 // The next job that finds the damage handles it.
@@ -611,6 +616,11 @@ impl JournalWriter {
             return;
         }
         self.catch_up();
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.copy_lines(&self.limits)
+        {
+            tracing::warn!(%error, "cannot copy log lines to their tables; they are stored in their events");
+        }
         if !self.age_pruning_enabled {
             return;
         }
