@@ -1,23 +1,29 @@
 //! Tables of the last log lines and calls of each instance.
 //!
-//! Lines are stored in their events. Only the last ones of each instance are copied to a table, once a minute or after
-//! [`COPY_AT`] events, because of a thousand lines of a busy instance nine hundred would be removed again. Readers add
-//! the lines of the events that are not copied yet.
+//! Lines are stored in their events. Only the last ones of each instance are copied to a table, and only after many
+//! lines: of a thousand lines of a busy instance nine hundred would be removed again. Readers add the lines of the events
+//! that are not copied yet. Events are pruned only after their lines were copied.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 use serde::Serialize;
 
 use super::JournalLimits;
 use super::read::{read_chunk, to_i64};
 use super::store::{get, set};
 
-/// Number of events with lines after which the lines are copied.
-pub(super) const COPY_AT: usize = 20_000;
+/// Minimum number of uncopied lines, so that copying costs little per line.
+const LINES_MIN: usize = 20_000;
+/// Uncopied lines for each line that the tables keep of the same instances.
+const LINES_PER_KEPT: usize = 10;
+/// Maximum number of uncopied events with lines; bounds the memory.
+const WITH_LINES_MAX: usize = 100_000;
+/// Maximum number of uncopied events; bounds the time of readers.
+const UNCOPIED_MAX: u64 = 500_000;
 const CHUNK: usize = 500;
 
 /// Number of the last event whose lines are in the tables.
@@ -39,11 +45,10 @@ impl LineTable {
         }
     }
 
-    /// Returns the type of the events that contain lines of this table.
-    pub(super) fn event_type(self) -> &'static str {
+    fn marker(self) -> &'static str {
         match self {
-            Self::ServerLogs => "mcp.server.logs",
-            Self::RequestLogs => "mcp.request.logs",
+            Self::ServerLogs => r#""type":"mcp.server.logs""#,
+            Self::RequestLogs => r#""type":"mcp.request.logs""#,
         }
     }
 
@@ -65,6 +70,22 @@ impl LineTable {
 /// Returns the number of the last event whose lines are in the tables; `None` in a database of version 1.
 pub(super) fn copied_through(connection: &Connection) -> rusqlite::Result<Option<u64>> {
     Ok(get(connection, COPIED_THROUGH)?.and_then(|text| text.parse().ok()))
+}
+
+/// Corrects the number of the last copied event in a database that was salvaged, in case its table `meta` was not
+/// readable.
+pub(super) fn recover_copied_through(connection: &Connection) -> rusqlite::Result<()> {
+    let sql = "SELECT max(coalesce((SELECT max(seq) FROM server_logs), 0), coalesce((SELECT max(seq) FROM request_logs), 0))";
+    let in_tables = connection.query_row(sql, [], |row| row.get::<_, i64>(0))?.unsigned_abs();
+    if copied_through(connection)?.unwrap_or(0) < in_tables {
+        set(connection, COPIED_THROUGH, &in_tables)?;
+    }
+    Ok(())
+}
+
+/// Returns true if the event may have lines of this table. Spares most events the parsing.
+pub(super) fn may_have_lines(table: LineTable, body: &str) -> bool {
+    body.contains(table.marker())
 }
 
 /// Returns the maximum number of lines per instance, as stored by the last satellite.
@@ -97,61 +118,62 @@ impl UncopiedEvent {
     }
 }
 
-/// Stored events whose lines are not in the tables yet, in order.
+/// Stored events whose lines are not in the tables yet.
 #[derive(Debug, Default)]
 pub(super) struct UncopiedLines {
+    /// Number of the last event whose lines are in the tables.
+    copied_through: u64,
+    /// Number of the last event of earlier runs. Those that are not copied are not in `events` until the next copy.
+    unread_through: u64,
+    /// Events with lines, in order.
     events: Vec<UncopiedEvent>,
+    instances: HashSet<(LineTable, Arc<str>)>,
+    lines: usize,
+    /// Number of lines that the tables keep of `instances`.
+    kept: usize,
 }
 
 impl UncopiedLines {
-    /// Reads the events after the last copied one, after a start.
-    pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
-        let mut uncopied = Self::default();
-        let mut after = copied_through(connection)?.unwrap_or(0);
-        loop {
-            let before = after;
-            read_chunk(connection, before, CHUNK, |stored| {
-                after = stored.seq;
-                if let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body) {
-                    uncopied.add(&envelope);
-                }
-                Ok(())
-            })?;
-            if after == before {
-                return Ok(uncopied);
-            }
+    /// Returns the state after a start. `last` is the number of the last stored event.
+    pub(super) fn open(connection: &Connection, last: u64) -> rusqlite::Result<Self> {
+        let copied_through = copied_through(connection)?.unwrap_or(0);
+        Ok(Self { copied_through, unread_through: last, ..Self::default() })
+    }
+
+    pub(super) fn copied_through(&self) -> u64 {
+        self.copied_through
+    }
+
+    pub(super) fn add(&mut self, envelope: &Envelope, limits: &JournalLimits) {
+        let Some(event) = UncopiedEvent::from_event(envelope.seq, &envelope.event) else { return };
+        self.lines += event.lines;
+        if self.instances.insert((event.table, event.instance.clone())) {
+            self.kept += event.table.limit_of(limits);
         }
+        self.events.push(event);
     }
 
-    pub(super) fn add(&mut self, envelope: &Envelope) {
-        self.events.extend(UncopiedEvent::from_event(envelope.seq, &envelope.event));
-    }
-
-    pub(super) fn is_due(&self) -> bool {
-        self.events.len() >= COPY_AT
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.events.is_empty()
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.events.clear();
+    /// Returns true if the lines must be copied. `last` is the number of the last stored event.
+    pub(super) fn is_due(&self, last: u64) -> bool {
+        self.lines >= LINES_MIN.max(LINES_PER_KEPT.saturating_mul(self.kept))
+            || self.events.len() >= WITH_LINES_MAX
+            || last.saturating_sub(self.copied_through) >= UNCOPIED_MAX
     }
 
     /// Copies the last lines of each instance to the tables, within the caller's transaction. `through` is the number of
     /// the last stored event.
-    pub(super) fn copy(&self, connection: &Connection, through: u64, limits: &JournalLimits) -> rusqlite::Result<()> {
+    pub(super) fn copy(&self, connection: &Connection, through: u64, limits: &JournalLimits) -> rusqlite::Result<Self> {
+        let earlier = read_events(connection, self.copied_through, self.unread_through)?;
         let mut counts: HashMap<(LineTable, &str), usize> = HashMap::new();
         let mut needed = BTreeSet::new();
-        for UncopiedEvent { seq, table, instance, lines } in self.events.iter().rev() {
+        for UncopiedEvent { seq, table, instance, lines } in earlier.iter().chain(&self.events).rev() {
             let count = counts.entry((*table, instance)).or_default();
             if *count < table.limit_of(limits) {
                 needed.insert(*seq);
             }
             *count += lines;
         }
-        let mut after = needed.first().map_or(through, |first| first - 1);
+        let mut after = 0;
         while let Some(next) = needed.range(after + 1..).next().copied() {
             read_chunk(connection, next - 1, CHUNK, |stored| {
                 after = stored.seq;
@@ -168,8 +190,31 @@ impl UncopiedLines {
         for (table, instance) in counts.keys() {
             trim(connection, *table, instance, table.limit_of(limits))?;
         }
-        set(connection, COPIED_THROUGH, &through)
+        set(connection, COPIED_THROUGH, &through)?;
+        Ok(Self { copied_through: through, unread_through: through, ..Self::default() })
     }
+}
+
+/// Reads the events with lines after `after`, up to `through`.
+fn read_events(connection: &Connection, mut after: u64, through: u64) -> rusqlite::Result<Vec<UncopiedEvent>> {
+    let mut events = Vec::new();
+    while after < through {
+        let before = after;
+        read_chunk(connection, before, CHUNK, |stored| {
+            after = stored.seq;
+            if stored.seq <= through
+                && LineTable::ALL.iter().any(|table| may_have_lines(*table, stored.body))
+                && let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body)
+            {
+                events.extend(UncopiedEvent::from_event(stored.seq, &envelope.event));
+            }
+            Ok(())
+        })?;
+        if after == before {
+            break;
+        }
+    }
+    Ok(events)
 }
 
 fn insert_lines(connection: &Connection, envelope: &Envelope) -> rusqlite::Result<()> {

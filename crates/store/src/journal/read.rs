@@ -272,6 +272,8 @@ pub(super) fn read_chunk(
     max: usize,
     mut take: impl FnMut(&StoredEvent<'_>) -> rusqlite::Result<()>,
 ) -> rusqlite::Result<usize> {
+    // In one transaction, because a writer may migrate the database after the version was read.
+    let _transaction = connection.is_autocommit().then(|| connection.unchecked_transaction()).transpose()?;
     let mut select = connection.prepare_cached(select_events(connection)?)?;
     let mut rows = select.query(params![to_i64(after), i64::try_from(max).unwrap_or(i64::MAX)])?;
     let mut count = 0;
@@ -280,7 +282,7 @@ pub(super) fn read_chunk(
     {
         let at = row.get(1)?;
         if let Some((first, events)) = block_of(row)? {
-            let numbered = (first..).zip(events.lines()).filter(|(seq, _)| *seq > after);
+            let numbered = (first..).zip(events.split_terminator('\n')).filter(|(seq, _)| *seq > after);
             for (seq, body) in numbered.take(max - count) {
                 take(&StoredEvent { seq, at, body, facets: None })?;
                 count += 1;
@@ -372,7 +374,7 @@ fn logs<T: DeserializeOwned>(
     data_dir: &Path,
     table: LineTable,
     wanted: impl Fn(&EventSubject) -> bool,
-    lines_of: impl Fn(Event) -> Option<(EventSubject, Vec<T>)>,
+    lines_of: impl Fn(Event) -> Option<(Arc<EventSubject>, Vec<T>)>,
 ) -> io::Result<StoredLines<T>> {
     let mut logs = StoredLines { lines: Vec::new(), through: 0, skipped: 0 };
     let Some(connection) = open(data_dir)? else { return Ok(logs) };
@@ -410,14 +412,13 @@ fn logs<T: DeserializeOwned>(
             let before = after;
             read_chunk(&transaction, before, CHUNK, |stored| {
                 after = stored.seq;
-                let is_other = stored.facets.as_ref().is_some_and(|facets| facets.kind != table.event_type());
                 // An unreadable event is reported by readers of events.
-                if !is_other
+                if lines::may_have_lines(table, stored.body)
                     && let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body)
                     && let Some((subject, found)) = lines_of(envelope.event)
                     && wanted(&subject)
                 {
-                    let stored_line = |line| StoredLine { seq: stored.seq, subject: subject.clone(), line };
+                    let stored_line = |line| StoredLine { seq: stored.seq, subject: (*subject).clone(), line };
                     logs.lines.extend(found.into_iter().map(stored_line));
                 }
                 Ok(())

@@ -88,6 +88,9 @@ pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -
             tracing::warn!(table, %error, "not all of the damaged journal could be read");
         }
     }
+    if let Err(error) = super::lines::recover_copied_through(into) {
+        tracing::warn!(%error, "cannot determine which log lines of the damaged journal are in their tables");
+    }
     let noted =
         |key| super::store::get(into, key).ok().flatten().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     let (cursor, last) = (noted("cursor"), noted("last"));
