@@ -75,7 +75,8 @@ pub(super) fn copied_through(connection: &Connection) -> rusqlite::Result<Option
 /// Corrects the number of the last copied event in a database that was salvaged, in case its table `meta` was not
 /// readable.
 pub(super) fn recover_copied_through(connection: &Connection) -> rusqlite::Result<()> {
-    let sql = "SELECT max(coalesce((SELECT max(seq) FROM server_logs), 0), coalesce((SELECT max(seq) FROM request_logs), 0))";
+    let sql =
+        "SELECT max(coalesce((SELECT max(seq) FROM server_logs), 0), coalesce((SELECT max(seq) FROM request_logs), 0))";
     let in_tables = connection.query_row(sql, [], |row| row.get::<_, i64>(0))?.unsigned_abs();
     if copied_through(connection)?.unwrap_or(0) < in_tables {
         set(connection, COPIED_THROUGH, &in_tables)?;

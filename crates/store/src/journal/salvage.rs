@@ -155,7 +155,8 @@ fn copy_events(from: &Connection, into: &mut Connection, after: u64) -> rusqlite
                 return Ok(());
             }
             // An event of a newer version, in a block, has no columns for queries.
-            let envelope = if stored.facets.is_none() { serde_json::from_str::<Envelope>(stored.body).ok() } else { None };
+            let envelope =
+                if stored.facets.is_none() { serde_json::from_str::<Envelope>(stored.body).ok() } else { None };
             let of_block = || envelope.as_ref().map(|envelope| EventFacets::from_event(&envelope.event));
             let EventFacets { kind, team, user, instance, server } =
                 stored.facets.or_else(of_block).unwrap_or_default();

@@ -384,8 +384,7 @@ impl JournalDatabase {
     }
 
     pub(super) fn extent(&self) -> rusqlite::Result<StoredExtent> {
-        let mut select =
-            self.connection.prepare_cached(
+        let mut select = self.connection.prepare_cached(
             "SELECT (SELECT coalesce(first, seq) FROM events ORDER BY seq LIMIT 1), (SELECT max(seq) FROM events)",
         )?;
         let (first, last) =
@@ -449,12 +448,12 @@ impl JournalDatabase {
         let mut unsent = 0;
         let removed = oldest.map(|oldest| delete_events(&transaction, oldest)).transpose()?;
         if is_lost && let Some(removed) = &removed {
-                // A pruned `events.dropped` event announced a loss that was not delivered, so the loss must be reported
-                // again.
-                removed.announced.iter().for_each(|(from, to)| lost.add(*from, *to));
-                lost.add(removed.first, removed.last);
-                set(&transaction, "gone", &lost.to_stored())?;
-                unsent = removed.count;
+            // A pruned `events.dropped` event announced a loss that was not delivered, so the loss must be reported
+            // again.
+            removed.announced.iter().for_each(|(from, to)| lost.add(*from, *to));
+            lost.add(removed.first, removed.last);
+            set(&transaction, "gone", &lost.to_stored())?;
+            unsent = removed.count;
         }
         set(&transaction, "last", &self.last)?;
         transaction.commit()?;
@@ -559,38 +558,34 @@ impl JournalDatabase {
         Ok(self.pages()?.0 < pages)
     }
 
-    pub(super) fn is_checkpoint_due(&self) -> bool {
-        self.wal_pages.load(Ordering::Relaxed) >= self.checkpoint_at
+    pub(super) fn is_checkpoint_due(&mut self) -> bool {
+        let pages = self.wal_pages.load(Ordering::Relaxed);
+        if pages < WAL_CHECKPOINT {
+            // The WAL begins anew.
+            self.checkpoint_at = WAL_CHECKPOINT;
+        }
+        pages >= self.checkpoint_at
     }
 
     /// Moves the WAL into the database, as far as readers permit. A failure is only logged; the next transaction reports
     /// it.
     pub(super) fn checkpoint(&mut self) {
         let pages = self.wal_pages.load(Ordering::Relaxed);
-        self.checkpoint_at = match self.try_checkpoint(pages > WAL_MAX) {
-            Ok(true) => WAL_CHECKPOINT,
-            Ok(false) => pages + WAL_RETRY,
-            Err(error) => {
-                tracing::debug!(%error, pages, "cannot checkpoint the write-ahead log of the journal now");
-                pages + WAL_RETRY
-            }
-        };
+        self.checkpoint_at = pages + WAL_RETRY;
+        if let Err(error) = self.try_checkpoint(pages > WAL_MAX) {
+            tracing::debug!(%error, pages, "cannot checkpoint the write-ahead log of the journal now");
+        }
     }
 
-    /// Returns true if the whole WAL was moved. `wait_for_readers` also truncates the file, or it would stay long.
-    fn try_checkpoint(&self, wait_for_readers: bool) -> rusqlite::Result<bool> {
-        let checkpoint = |mode: &str| {
-            self.connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |row| {
-                Ok(row.get::<_, i64>(0)? == 0 && row.get::<_, i64>(1)? == row.get::<_, i64>(2)?)
-            })
-        };
+    /// Moves the WAL. `wait_for_readers` also truncates the file, or it would stay long.
+    fn try_checkpoint(&self, wait_for_readers: bool) -> rusqlite::Result<()> {
         if !wait_for_readers {
-            return checkpoint("PASSIVE");
+            return self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         }
         self.connection.busy_timeout(READER_PATIENCE)?;
-        let complete = checkpoint("TRUNCATE");
+        let truncated = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         self.connection.busy_timeout(BUSY_TIMEOUT)?;
-        complete
+        truncated
     }
 }
 
@@ -675,9 +670,8 @@ fn insert_row(transaction: &Transaction<'_>, envelope: &Envelope, body: &str) ->
 
 fn insert_block(transaction: &Transaction<'_>, block: Option<Block<'_>>) -> rusqlite::Result<()> {
     let Some(Block { first, last, at, bytes }) = block else { return Ok(()) };
-    let mut insert = transaction.prepare_cached(
-        "INSERT INTO events (seq, at, type, body, first, block) VALUES (?1, ?2, '', '', ?3, ?4)",
-    )?;
+    let mut insert = transaction
+        .prepare_cached("INSERT INTO events (seq, at, type, body, first, block) VALUES (?1, ?2, '', '', ?3, ?4)")?;
     insert.execute(params![to_i64(last), at, to_i64(first), bytes])?;
     Ok(())
 }
