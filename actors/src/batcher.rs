@@ -1,18 +1,21 @@
 //! The actor that collects events and sends them to the sink in batches. `rules::outbox` makes the decisions; this file
 //! executes them.
 //!
-//! A local sink (`EventSink::is_prompt`) receives events as soon as it has accepted the previous batch, so a storm of
-//! events results in batches, and a single event does not wait. Events that it did not accept wait for the interval, so
-//! that a full disk is not retried in a loop.
+//! A local sink (`EventSink::is_prompt`) receives events at most `BatchPolicy::store_delay` after they were emitted, so
+//! that many calls share one transaction, or earlier when a ring is half full. Events that it did not accept wait for the
+//! interval, so that a full disk is not retried in a loop.
 //!
-//! Emitting never blocks and never fails: events go into a bounded ring, followed by a wake-up. Tool calls have a ring
-//! of their own, so that a storm of them displaces no event; `rules::request_log` turns several of them into one event.
+//! If the sink stores numbers, subscribers receive an event after it is stored. While the sink accepts nothing, they
+//! receive it after its number is reserved.
+//!
+//! Emitting never blocks and never fails: events go into a bounded ring; the first one of a batch wakes the batcher. Tool
+//! calls have a ring of their own, so that a storm of them displaces no event; `rules::request_log` turns several of them into one event.
 //! If a handler panics, the death notice returns the queue, and Root passes it to the next batcher, which sends the
 //! batch in flight again with the same id.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use futures::FutureExt;
@@ -33,8 +36,8 @@ const SUBSCRIBER_BACKLOG: usize = 16 * 1024;
 
 /// Messages to the batcher.
 ///
-/// `Wake` means that events are in the ring, and `Cycle` starts a cycle. `Reserved` contains the last reserved number,
-/// or the reason for the refusal. `FlushNow` starts a cycle and replies at its end. `FlushAndEnd` flushes the queue,
+/// `Wake` means that a batch is due, and `Cycle` starts a cycle. `Reserved` contains the last reserved number, or the
+/// reason for the refusal. `FlushNow` starts a cycle and replies at its end. `FlushAndEnd` flushes the queue,
 /// replies with the number of unsent events, and ends; a sink that stores numbers is then called only once, so that a
 /// hanging disk does not delay the end. `Panic` panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
@@ -63,9 +66,12 @@ struct EventRing {
     requests: ArrayQueue<Box<LoggedCall>>,
     requests_lost: AtomicU64,
     closed: AtomicBool,
+    // Wakes the batcher after the delay.
     wake: Notify,
-    // True while a wake-up is pending: further emitters need not send one.
-    wake_pending: AtomicBool,
+    // Ends the delay.
+    hurry: Notify,
+    // Pending wake-up: further emitters need not send the same one.
+    pending: AtomicU8,
     wall: WallClock,
     // Last time of the wall clock, in microseconds since 1970.
     wall_last: AtomicI64,
@@ -73,10 +79,24 @@ struct EventRing {
     statistics: watch::Sender<OutboxStatistics>,
 }
 
+/// Values of [`EventRing::pending`].
+const NO_WAKE: u8 = 0;
+const WAKE: u8 = 1;
+const HURRY: u8 = 2;
+
 impl EventRing {
-    fn wake(&self) {
-        if !self.wake_pending.swap(true, Ordering::AcqRel) {
+    fn wake<T>(&self, ring: &ArrayQueue<T>) {
+        let needed = if ring.len() * 2 >= ring.capacity() { HURRY } else { WAKE };
+        // `SeqCst`, also in `drain_ring`: an event that finds a pending wake-up is in the ring before it is drained.
+        if self.pending.load(Ordering::SeqCst) >= needed {
+            return;
+        }
+        let before = self.pending.fetch_max(needed, Ordering::SeqCst);
+        if before == NO_WAKE {
             self.wake.notify_one();
+        }
+        if before < needed && needed == HURRY {
+            self.hurry.notify_one();
         }
     }
 
@@ -97,7 +117,8 @@ impl EventSender {
             requests_lost: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             wake: Notify::new(),
-            wake_pending: AtomicBool::new(false),
+            hurry: Notify::new(),
+            pending: AtomicU8::new(NO_WAKE),
             wall,
             wall_last: AtomicI64::new(0),
             subscribers: broadcast::Sender::new(SUBSCRIBER_BACKLOG),
@@ -114,7 +135,7 @@ impl EventSender {
         if shared.ring.force_push((self.wall(), event)).is_some() {
             shared.lost.fetch_add(1, Ordering::AcqRel);
         }
-        shared.wake();
+        shared.wake(&shared.ring);
     }
 
     pub(crate) fn log_call(&self, request: LoggedCall) {
@@ -125,7 +146,7 @@ impl EventSender {
         if shared.requests.force_push(Box::new(request)).is_some() {
             shared.requests_lost.fetch_add(1, Ordering::AcqRel);
         }
-        shared.wake();
+        shared.wake(&shared.requests);
     }
 
     /// Returns the time of the wall clock; if the clock panics, the last time that it returned.
@@ -166,6 +187,7 @@ pub(crate) struct Args {
     pub(crate) events: EventSender,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) interval: Duration,
+    pub(crate) store_delay: Duration,
     pub(crate) outbox: Outbox,
 }
 
@@ -194,6 +216,9 @@ pub(crate) struct EventBatcher;
 pub(crate) struct State {
     events: EventSender,
     sink: Arc<dyn EventSink>,
+    is_prompt: bool,
+    // True if a prompt sink is to receive the waiting events as soon as it has accepted the batch in flight.
+    due: bool,
     numbers: Option<Arc<dyn NumberStore>>,
     numbering: NumberReservation,
     // `None` after the batcher has died.
@@ -222,10 +247,18 @@ impl Actor for EventBatcher {
 
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
         let mut tasks = ActorTasks::default();
+        let is_prompt = catch_panic("EventSink::is_prompt", || args.sink.is_prompt()).unwrap_or(false);
+        let delay = if is_prompt { args.store_delay } else { Duration::ZERO };
         let (shared, me) = (args.events.0.clone(), myself.clone());
         tasks.spawn(async move {
             loop {
                 shared.wake.notified().await;
+                if !delay.is_zero() {
+                    tokio::select! {
+                        () = tokio::time::sleep(delay) => {}
+                        () = shared.hurry.notified() => {}
+                    }
+                }
                 if cast!(me, Msg::Wake).is_err() {
                     return;
                 }
@@ -245,12 +278,11 @@ impl Actor for EventBatcher {
         let mut outbox = args.outbox;
         outbox.prepare_resend();
         let numbers = catch_panic("EventSink::numbers", || args.sink.number_store()).flatten();
-        if numbers.is_some() {
-            outbox.reserve_numbers();
-        }
         Ok(State {
             events: args.events,
             sink: args.sink,
+            is_prompt,
+            due: false,
             numbers,
             numbering: NumberReservation::Ready,
             outbox: Some(Box::new(outbox)),
@@ -273,12 +305,15 @@ impl State {
     fn handle(&mut self, myself: &ActorRef<Msg>, msg: Msg) {
         let now = Instant::now().into_std();
         let wall = self.events.wall();
-        self.drain_ring(myself);
-        if matches!(msg, Msg::FlushNow(_) | Msg::FlushAndEnd(_)) || self.flushing.is_some() {
-            self.emit_request_logs(None);
-        } else {
-            self.emit_request_logs(Some(now));
-            self.set_alarm(myself);
+        match &msg {
+            Msg::FlushNow(_) | Msg::FlushAndEnd(_) => self.collect(myself, None),
+            Msg::Wake | Msg::Cycle if self.flushing.is_some() => self.collect(myself, None),
+            Msg::Wake => self.collect(myself, Some(now)),
+            // Events for a prompt sink wait for their wake-up, unless the cycle repeats a batch anyway.
+            Msg::Cycle if !self.is_prompt || self.outbox.as_ref().is_some_and(|outbox| outbox.has_kept_batch()) => {
+                self.collect(myself, Some(now));
+            }
+            Msg::Cycle | Msg::Answered(_) | Msg::Reserved(_) | Msg::Panic => {}
         }
         if self.numbering == NumberReservation::Refused
             && matches!(msg, Msg::Cycle | Msg::FlushNow(_) | Msg::FlushAndEnd(_))
@@ -287,7 +322,10 @@ impl State {
         }
         let Some(outbox) = &mut self.outbox else { return };
         match msg {
-            Msg::Wake => self.send_if_prompt(myself),
+            Msg::Wake => {
+                self.due = true;
+                self.send_if_due(myself);
+            }
             Msg::Cycle => {
                 outbox.begin_cycle(now);
                 self.send_next(myself);
@@ -295,6 +333,12 @@ impl State {
             Msg::Answered(answer) => {
                 let is_kept =
                     matches!(answer, SinkAnswer::Unauthorized | SinkAnswer::Throttled(_) | SinkAnswer::Unavailable(_));
+                if self.numbers.is_some()
+                    && matches!(answer, SinkAnswer::Accepted | SinkAnswer::Partial(_))
+                    && let Some(stored) = outbox.last_in_flight()
+                {
+                    outbox.show(stored, |envelope| self.events.0.send_to_subscribers(envelope));
+                }
                 for (event, reason) in outbox.apply_answer(now, wall, answer) {
                     tracing::warn!(seq = event.seq, kind = event.event.kind(), reason, "the sink refused an event");
                 }
@@ -313,23 +357,16 @@ impl State {
                 // During a shutdown, too, a failing sink is tried again only after an interval.
                 if !is_kept {
                     self.send_next(myself);
-                    self.send_if_prompt(myself);
+                    self.send_if_due(myself);
                 }
             }
             Msg::Reserved(Ok(through)) => {
                 self.numbering = NumberReservation::Ready;
-                for envelope in outbox.assign_numbers(through) {
-                    self.events.0.send_to_subscribers(envelope);
-                }
-                if !self.waiting.is_empty() || self.flushing.is_some() {
-                    outbox.begin_cycle(now);
-                    self.send_next(myself);
-                }
-                self.send_if_prompt(myself);
+                outbox.show(through, |envelope| self.events.0.send_to_subscribers(envelope));
             }
             Msg::Reserved(Err(reason)) => {
                 self.numbering = NumberReservation::Refused;
-                tracing::warn!(reason, "cannot reserve event numbers; the events wait in memory");
+                tracing::warn!(reason, "cannot reserve event numbers; the events wait in memory unseen");
                 outbox.record_reservation_failure(reason);
             }
             Msg::FlushNow(reply) => {
@@ -348,20 +385,31 @@ impl State {
         self.complete_flush(myself);
     }
 
+    /// Queues the emitted events and those of the request log: the ones due at `now`, or all.
+    fn collect(&mut self, myself: &ActorRef<Msg>, now: Option<std::time::Instant>) {
+        self.drain_ring(myself);
+        self.emit_request_logs(now);
+        if now.is_some() {
+            self.set_alarm();
+        }
+    }
+
     fn drain_ring(&mut self, myself: &ActorRef<Msg>) {
         // At most one ringful: emitters may be as fast as this loop, and a cycle must not wait for them.
         let shared = self.events.0.clone();
         let Some(outbox) = &mut self.outbox else { return };
-        shared.wake_pending.store(false, Ordering::Release);
+        shared.pending.store(NO_WAKE, Ordering::SeqCst);
         for drained in 0..=shared.ring.capacity() {
             outbox.record_lost(shared.lost.swap(0, Ordering::AcqRel));
             if drained == shared.ring.capacity() {
-                shared.wake_pending.store(true, Ordering::Release);
+                shared.pending.store(WAKE, Ordering::SeqCst);
                 let _ = cast!(myself, Msg::Wake);
                 break;
             }
             let Some((timestamp, event)) = shared.ring.pop() else { break };
-            if let Some(envelope) = outbox.push(timestamp, event) {
+            if let Some(envelope) = outbox.push(timestamp, event)
+                && self.numbers.is_none()
+            {
                 shared.send_to_subscribers(envelope);
             }
         }
@@ -389,14 +437,16 @@ impl State {
         });
         let wall = self.events.wall();
         for event in log_events {
-            if let Some(envelope) = outbox.push(wall, event) {
+            if let Some(envelope) = outbox.push(wall, event)
+                && self.numbers.is_none()
+            {
                 shared.send_to_subscribers(envelope);
             }
         }
         self.events.publish_statistics(outbox);
     }
 
-    fn set_alarm(&mut self, myself: &ActorRef<Msg>) {
+    fn set_alarm(&mut self) {
         let Some(due) = self.outbox.as_mut().and_then(|outbox| outbox.request_log().due_at()) else { return };
         let due = Instant::from_std(due);
         let now = Instant::now();
@@ -404,27 +454,28 @@ impl State {
             return;
         }
         self.alarm = Some(due);
-        let me = myself.clone();
+        let shared = self.events.0.clone();
         self.tasks.spawn(async move {
             tokio::time::sleep_until(due).await;
-            // The cast fails if the batcher is gone; the next one sets its own alarm.
-            let _ = cast!(me, Msg::Wake);
+            // Like an emitted event, so that the events of many instances share a batch.
+            shared.wake(&shared.requests);
         });
     }
 
-    fn send_if_prompt(&mut self, myself: &ActorRef<Msg>) {
+    fn send_if_due(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &mut self.outbox else { return };
-        if outbox.is_idle() && catch_panic("EventSink::is_prompt", || self.sink.is_prompt()) == Some(true) {
+        if self.is_prompt && self.due && outbox.is_idle() {
+            self.due = false;
             outbox.begin_cycle(Instant::now().into_std());
             self.send_next(myself);
         }
     }
 
+    /// Reserves the numbers of events that the sink did not accept, so that they can be shown.
     fn reserve_numbers(&mut self, myself: &ActorRef<Msg>) {
-        // A batch in flight is awaited first: only events that can be sent next need numbers.
         let (Some(outbox), Some(numbers)) = (&self.outbox, &self.numbers) else { return };
-        let Some(through) = outbox.last_needed_number() else { return };
-        if self.numbering != NumberReservation::Ready || outbox.is_sending() {
+        let Some(through) = outbox.last_unshown() else { return };
+        if self.numbering != NumberReservation::Ready || !outbox.has_kept_batch() {
             return;
         }
         self.numbering = NumberReservation::Pending;
@@ -444,8 +495,9 @@ impl State {
     fn send_next(&mut self, myself: &ActorRef<Msg>) {
         let Some(outbox) = &mut self.outbox else { return };
         let batch = outbox.next_batch(Instant::now().into_std(), self.events.wall());
-        for announcement in outbox.take_gap_announcements() {
-            self.events.0.send_to_subscribers(&announcement);
+        let announcements = outbox.take_gap_announcements();
+        if self.numbers.is_none() {
+            announcements.iter().for_each(|announcement| self.events.0.send_to_subscribers(announcement));
         }
         let Some(batch) = batch else { return };
         let (sink, me) = (self.sink.clone(), myself.clone());
@@ -469,8 +521,7 @@ impl State {
                 let _ = reply.send(());
             }
         }
-        let gives_up =
-            self.numbers.is_some() && (outbox.has_kept_batch() || self.numbering == NumberReservation::Refused);
+        let gives_up = self.numbers.is_some() && outbox.has_kept_batch();
         if (outbox.is_empty() || !is_under_way && gives_up)
             && let Some(reply) = self.flushing.take()
         {

@@ -863,7 +863,8 @@ async fn spawn_batcher(
     args: &Args,
     root: &ActorCell,
 ) -> Result<ActorRef<batcher::Msg>, ActorProcessingErr> {
-    let (events, sink, interval) = (args.events.clone(), args.sink.clone(), args.batch.interval);
-    let args = batcher::Args { events, sink, interval, outbox };
+    let (events, sink) = (args.events.clone(), args.sink.clone());
+    let (interval, store_delay) = (args.batch.interval, args.batch.store_delay);
+    let args = batcher::Args { events, sink, interval, store_delay, outbox };
     Ok(EventBatcher::spawn_linked(None, EventBatcher, args, root.clone()).await?.0)
 }

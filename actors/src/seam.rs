@@ -237,14 +237,16 @@ pub trait EventSink: Send + Sync + 'static {
     /// Sends one batch, in order. Must not panic; every failure is an [`SinkAnswer`].
     fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer>;
 
-    /// Returns true if the sink is local, such as a disk: the batcher then sends events at once, and events that arrive
-    /// during a batch form the next one. Otherwise it sends once per interval. Events that the sink did not accept wait
-    /// for the interval in both cases.
+    /// Returns true if the sink is local, such as a disk: the batcher then sends events within
+    /// [`BatchPolicy::store_delay`](crate::model::policy::BatchPolicy::store_delay), and events that arrive during a batch
+    /// form the next one. Otherwise it sends once per interval. Events that the sink did not accept wait for the interval
+    /// in both cases. Called once by each batcher.
     fn is_prompt(&self) -> bool {
         false
     }
 
-    /// Returns the store that reserves event numbers. `None`: events are numbered as they arrive.
+    /// Returns the store that reserves event numbers. Subscribers of events then receive an event only after the sink has
+    /// accepted it, or the store has reserved its number. `None`: they receive it at once.
     fn number_store(&self) -> Option<Arc<dyn NumberStore>> {
         None
     }
@@ -252,11 +254,12 @@ pub trait EventSink: Send + Sync + 'static {
 
 /// Store of event numbers over restarts of the satellite.
 pub trait NumberStore: Send + Sync + 'static {
-    /// Reserves the numbers up to and including `through`. After `Ok` no later satellite uses them for other events.
+    /// Reserves the numbers up to and including `through`, of events that the sink did not accept. After `Ok` no later
+    /// satellite uses them for other events.
     ///
     /// # Errors
     ///
-    /// Returns the reason why the numbers are not reserved; events then wait without numbers.
+    /// Returns the reason why the numbers are not reserved; their events are then shown to nobody.
     fn reserve(&self, through: u64) -> BoxFuture<'static, Result<(), String>>;
 }
 

@@ -121,8 +121,8 @@ fn next_sample(event: Option<&Event>) -> Option<Event> {
             of,
             requests: vec![RequestLine {
                 tool_name: text("read"),
-                tool_params: json!({"path": "/srv"}),
-                tool_response: json!({"content": []}),
+                tool_params: json!({"path": "/srv"}).into(),
+                tool_response: json!({"content": []}).into(),
                 response_time_ms: 12,
                 success: true,
                 error_message: None,

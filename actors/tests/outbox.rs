@@ -43,12 +43,6 @@ impl TestOutbox {
         }
     }
 
-    /// Assigns numbers to all waiting events, as after a reservation. Returns the numbers.
-    fn reserve(&mut self) -> Vec<u64> {
-        let Some(wanted) = self.outbox.last_needed_number() else { return Vec::new() };
-        self.outbox.assign_numbers(wanted).map(|envelope| envelope.seq).collect()
-    }
-
     fn wait(&mut self, seconds: u64) {
         self.now += Duration::from_secs(seconds);
     }
@@ -636,45 +630,30 @@ proptest! {
 }
 
 #[test]
-fn events_are_not_sent_before_their_numbers_are_reserved() {
-    let mut test = TestOutbox::new();
-    test.outbox.reserve_numbers();
-    test.push(3);
-    assert_eq!((test.cycle(), test.outbox.unsent(), test.outbox.last_needed_number()), (None, 3, Some(3)));
-    // One more event arrives while three numbers are reserved.
-    test.push(1);
-    let numbered: Vec<u64> = test.outbox.assign_numbers(3).map(|envelope| envelope.seq).collect();
-    assert_eq!((numbered, test.outbox.last_needed_number()), (vec![1, 2, 3], Some(4)));
-    assert_eq!(test.run_cycle(|_| SinkAnswer::Accepted), 1);
-    assert!(!test.outbox.is_empty());
-    assert_eq!(test.reserve(), [4]);
-    assert_eq!(test.run_cycle(|_| SinkAnswer::Accepted), 1);
-    assert!(test.outbox.is_empty());
-    let seqs: Vec<u64> = test.sent.iter().map(|(seq, _)| *seq).collect();
-    assert_eq!(seqs, [1, 2, 3, 4]);
+fn events_are_shown_once_and_only_up_to_a_safe_number() {
+    let mut test = TestOutbox::with(BatchPolicy { batch_max: 4, queue_max: 10, ..BatchPolicy::default() });
+    let shown = |test: &mut TestOutbox, through| {
+        let mut shown = Vec::new();
+        test.outbox.show(through, |envelope| shown.push(envelope.seq));
+        shown
+    };
+    test.push(6);
+    assert_eq!((test.outbox.last_unshown(), test.outbox.last_in_flight()), (Some(6), None));
+    let batch = test.cycle().unwrap();
+    assert_eq!(test.outbox.last_in_flight(), Some(4));
+    assert_eq!((shown(&mut test, 4), shown(&mut test, 4)), (vec![1, 2, 3, 4], vec![]));
+    test.answer(&batch, SinkAnswer::Unavailable("the disk is full".to_owned()));
+    // The numbers of the kept batch and of the waiting events were reserved.
+    test.push(2);
+    assert_eq!((test.outbox.last_unshown(), shown(&mut test, 8)), (Some(8), vec![5, 6, 7, 8]));
+    assert_eq!(test.outbox.last_unshown(), None);
+    // An event that was dropped is not shown.
+    test.push(9);
+    assert_eq!((test.outbox.last_unshown(), shown(&mut test, 17)), (Some(17), range_of(9, 17)));
+    test.push(12);
+    assert_eq!(shown(&mut test, 29), range_of(20, 29));
 }
 
-#[test]
-fn events_dropped_without_a_number_are_announced_after_the_reservation() {
-    let mut test = TestOutbox::with(BatchPolicy { queue_max: 10, ..BatchPolicy::default() });
-    test.outbox.reserve_numbers();
-    test.push(2);
-    test.reserve();
-    test.push(13);
-    let statistics = test.outbox.statistics();
-    assert_eq!((statistics.queue_size, statistics.dropped, statistics.unsent()), (10, 5, 10));
-    test.outbox.record_lost(4);
-    assert_eq!((test.outbox.unsent(), test.outbox.last_needed_number()), (0, Some(19)));
-    test.push(1);
-    for _ in 0..3 {
-        test.reserve();
-        test.run_cycle(|_| SinkAnswer::Accepted);
-    }
-    assert!(test.outbox.is_empty());
-    let announced = |event: &Event| match event {
-        Event::EventsDropped { from_seq, to_seq } => Some((*from_seq, *to_seq)),
-        _ => None,
-    };
-    let sent: Vec<_> = test.sent.iter().map(|(seq, event)| (*seq, announced(event))).collect();
-    assert_eq!(sent, [(20, None), (21, Some((1, 19)))]);
+fn range_of(from: u64, to: u64) -> Vec<u64> {
+    (from..=to).collect()
 }

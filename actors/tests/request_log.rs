@@ -59,7 +59,7 @@ fn logged_payload(json: &str, max: usize) -> Value {
     let mut log = log();
     assert_eq!(log.add(Instant::now(), request), None);
     let (_, mut lines) = lines(log.take_all().pop().unwrap());
-    lines.pop().unwrap().tool_params
+    lines.pop().unwrap().tool_params.to_value()
 }
 
 #[test]

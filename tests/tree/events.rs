@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
@@ -230,7 +231,7 @@ async fn fleet_with_prompt_sink(batch_max: usize) -> Fleet {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prompt_sink_receives_a_single_event_at_once() {
+async fn a_prompt_sink_receives_a_single_event_after_the_delay() {
     let fleet = fleet_with_prompt_sink(2000).await;
     let began = Instant::now();
     for nth in 0..3 {
@@ -240,7 +241,54 @@ async fn a_prompt_sink_receives_a_single_event_at_once() {
     fleet.sink.until_attempts(3).await;
     let attempts = fleet.sink.attempts();
     let times: Vec<_> = attempts.iter().map(|attempt| tenths(attempt.at - began)).collect();
-    assert_eq!(times, [10.0, 20.0, 30.0]);
+    assert_eq!(times, [10.1, 20.1, 30.1]);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_sink_receives_the_events_of_a_tenth_of_a_second_in_one_batch() {
+    let fleet = fleet_with_prompt_sink(2000).await;
+    let began = Instant::now();
+    // Ten seconds with two hundred events each, through several cycles of the interval.
+    for nth in 0..2000 {
+        fleet.runtime.emitter().emit(event(nth));
+        sleep(seconds(0.005)).await;
+    }
+    sleep(seconds(0.2)).await;
+    let attempts = fleet.sink.attempts();
+    let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
+    assert_eq!(marks, (0..2000).collect::<Vec<_>>());
+    assert!((90..=100).contains(&attempts.len()), "{} batches in {:?}", attempts.len(), began.elapsed());
+    let gaps = attempts.windows(2).map(|pair| pair[1].at - pair[0].at);
+    assert!(gaps.min() >= Some(Duration::from_millis(100)), "two batches within the delay");
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_half_full_queue_is_sent_before_the_delay() {
+    let fleet = Fleet::with(|options| {
+        options.sink = Arc::new(PromptSink(options.sink.clone()));
+        (options.batch.batch_max, options.batch.queue_max) = (1000, 1000);
+    })
+    .await;
+    let began = Instant::now();
+    (0..499).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+    yield_now().await;
+    assert!(fleet.sink.attempts().is_empty());
+    fleet.runtime.emitter().emit(event(499));
+    fleet.sink.until_attempts(1).await;
+    assert_eq!((fleet.sink.attempts()[0].batch.events.len(), tenths(began.elapsed())), (500, 0.0));
+    assert_eq!(fleet.runtime.event_statistics().dropped, 0);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flush_does_not_wait_for_the_delay() {
+    let fleet = fleet_with_prompt_sink(2000).await;
+    let began = Instant::now();
+    fleet.runtime.emitter().emit(event(0));
+    fleet.runtime.flush().await;
+    assert_eq!((fleet.sink.accepted().len(), tenths(began.elapsed())), (1, 0.0));
     fleet.finish().await;
 }
 
@@ -340,28 +388,52 @@ async fn fleet_with_reserving_sink(can_reserve: bool) -> (Fleet, Arc<AtomicBool>
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_are_sent_and_published_only_after_their_numbers_are_reserved() {
+async fn events_are_published_after_they_are_stored() {
     let (fleet, can_reserve) = fleet_with_reserving_sink(false).await;
     let mut subscription = fleet.runtime.subscribe();
-    (0..3).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
-    fleet.runtime.flush().await;
+    fleet.sink.set_mode(SinkMode::Block);
+    fleet.runtime.emitter().emit(event(0));
+    fleet.sink.until_attempts(1).await;
     sleep(seconds(10.0)).await;
-    assert!(subscription.try_recv().is_err() && fleet.sink.attempts().is_empty());
-    let statistics = fleet.runtime.event_statistics();
-    assert_eq!((statistics.queue_size, statistics.last_error.as_deref()), (3, Some("the disk does not answer")));
-    can_reserve.store(true, Ordering::Release);
-    fleet.runtime.emitter().emit(event(3));
-    fleet.runtime.flush().await;
-    let marks: Vec<_> = fleet.sink.accepted().iter().filter_map(mark).collect();
-    assert_eq!(marks, [0, 1, 2, 3]);
-    assert_eq!(subscription.try_recv().unwrap().seq, fleet.sink.accepted()[0].seq);
-    assert_no_gap(&fleet.sink.accepted());
+    assert!(subscription.try_recv().is_err(), "an event was published before it was stored");
+    fleet.sink.set_mode(SinkMode::Accept);
+    assert_eq!(subscription.recv().await.unwrap().seq, fleet.sink.accepted()[0].seq);
+    assert!(!can_reserve.load(Ordering::Acquire), "a stored event needs no reservation");
     fleet.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_counts_unnumbered_events_as_lost_without_waiting() {
+async fn events_that_cannot_be_stored_are_published_only_after_their_numbers_are_reserved() {
+    let (fleet, can_reserve) = fleet_with_reserving_sink(false).await;
+    let mut subscription = fleet.runtime.subscribe();
+    fleet.sink.set_mode(SinkMode::Answer(SinkAnswer::Unavailable("the disk is full".to_owned())));
+    (0..3).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+    fleet.runtime.flush().await;
+    sleep(seconds(10.0)).await;
+    assert!(subscription.try_recv().is_err(), "an event was published under a number that may be used again");
+    let statistics = fleet.runtime.event_statistics();
+    assert_eq!((statistics.queue_size, statistics.last_error.as_deref()), (0, Some("the disk does not answer")));
+    can_reserve.store(true, Ordering::Release);
+    fleet.runtime.emitter().emit(event(3));
+    let mut published = Vec::new();
+    for _ in 0..4 {
+        published.push(subscription.recv().await.unwrap().seq);
+    }
+    assert!(fleet.sink.accepted().is_empty(), "the events are published from memory");
+    fleet.sink.set_mode(SinkMode::Accept);
+    fleet.runtime.flush().await;
+    let accepted = fleet.sink.accepted();
+    assert_eq!(accepted.iter().filter_map(mark).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(accepted.iter().map(|envelope| envelope.seq).collect::<Vec<_>>(), published);
+    assert!(subscription.try_recv().is_err(), "an event was published twice");
+    assert_no_gap(&accepted);
+    fleet.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_counts_unstored_events_as_lost_without_waiting() {
     let (fleet, _can_reserve) = fleet_with_reserving_sink(false).await;
+    fleet.sink.set_mode(SinkMode::Answer(SinkAnswer::Unavailable("the disk does not answer".to_owned())));
     (0..319).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
     let began = Instant::now();
     assert_eq!(fleet.runtime.shutdown().await, ShutdownReport { events_lost: 319, in_time: true });

@@ -7,8 +7,9 @@
 //!                                                                      └─ split: back to the front, smaller batch
 //! ```
 //!
-//! If the sink stores numbers, an event has no number until the sink has reserved one (`Outbox::number`): otherwise the
-//! next satellite could use the number again.
+//! An event gets its number when it is queued. If the sink stores numbers, the event is shown to subscribers only after
+//! it is stored or its number is reserved (`Outbox::show`): otherwise the next satellite could use a number again that
+//! somebody has seen.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -83,13 +84,8 @@ pub struct Outbox {
     next_seq: u64,
     next_batch: u64,
     queue: VecDeque<Envelope>,
-    // True if an event gets its number only after the number is reserved; see `number`.
-    needs_reservation: bool,
-    // Events without a number, newer than all in `queue`.
-    unnumbered: VecDeque<(Timestamp, Event)>,
-    // Events dropped before they had a number. They are older than `unnumbered` and take the next numbers, so that the
-    // gap can be announced.
-    unnumbered_dropped: u64,
+    // Last number that was passed to `show`.
+    shown_through: u64,
     in_flight: Option<Arc<SinkBatch>>,
     // True while the sink processes the batch in flight; false if the batch waits for the next cycle.
     sending: bool,
@@ -123,9 +119,7 @@ impl Outbox {
             next_seq,
             next_batch: first_batch,
             queue: VecDeque::new(),
-            needs_reservation: false,
-            unnumbered: VecDeque::new(),
-            unnumbered_dropped: 0,
+            shown_through: 0,
             in_flight: None,
             sending: false,
             suspect_count: 0,
@@ -143,71 +137,47 @@ impl Outbox {
         }
     }
 
-    /// Makes new events wait without a number until [`Outbox::assign_numbers`].
-    pub fn reserve_numbers(&mut self) {
-        self.needs_reservation = true;
-    }
-
-    /// Queues an event. It is numbered unless numbers must be reserved first. Returns the envelope if it has a number
-    /// and was not thinned out. If the queue exceeds its limit, the oldest event is dropped.
+    /// Numbers and queues an event. Returns the envelope unless it was thinned out. If the queue exceeds its limit, the
+    /// oldest event is dropped.
     pub fn push(&mut self, timestamp: Timestamp, event: Event) -> Option<&Envelope> {
         if self.should_thin_out(&event) {
             return None;
         }
         self.statistics.emitted += 1;
-        if self.needs_reservation {
-            self.unnumbered.push_back((timestamp, event));
-        } else {
-            self.assign_number(timestamp, event);
-        }
-        while self.waiting_len() > self.policy.queue_max {
-            if let Some(oldest) = self.queue.pop_front() {
-                self.drop_oldest(&oldest);
-            } else if let Some((_, oldest)) = self.unnumbered.pop_front() {
-                self.drop_unnumbered(&oldest);
-            }
-        }
-        if self.needs_reservation { None } else { self.queue.back() }
-    }
-
-    /// Returns the last number that the waiting events need, to be reserved before [`Outbox::assign_numbers`]; `None` if no
-    /// event waits for a number.
-    pub fn last_needed_number(&self) -> Option<u64> {
-        let count = self.unnumbered_dropped + self.unnumbered.len() as u64;
-        (count > 0).then(|| self.next_seq + count - 1)
-    }
-
-    /// Numbers the waiting events up to and including the reserved number `through`. Returns them in order.
-    pub fn assign_numbers(&mut self, through: u64) -> impl Iterator<Item = &Envelope> {
-        let dropped = self.unnumbered_dropped.min((through + 1).saturating_sub(self.next_seq));
-        if dropped > 0 {
-            self.unnumbered_dropped -= dropped;
-            self.next_seq += dropped;
-            self.widen_gap(self.next_seq - dropped, self.next_seq - 1);
-        }
-        let first = self.queue.len();
-        while self.next_seq <= through
-            && let Some((timestamp, event)) = self.unnumbered.pop_front()
-        {
-            self.assign_number(timestamp, event);
-        }
-        self.queue.range(first..)
-    }
-
-    /// Records that numbers could not be reserved. The events keep waiting.
-    pub fn record_reservation_failure(&mut self, reason: String) {
-        self.statistics.last_error = Some(reason);
-    }
-
-    fn assign_number(&mut self, timestamp: Timestamp, event: Event) {
         let seq = self.next_seq;
         self.next_seq += 1;
         self.queue.push_back(Envelope { seq, timestamp, event });
+        while self.queue.len() > self.policy.queue_max
+            && let Some(oldest) = self.queue.pop_front()
+        {
+            self.drop_oldest(&oldest);
+        }
+        self.queue.back()
     }
 
-    // Waiting events, numbered or not, without the batch in flight.
-    fn waiting_len(&self) -> usize {
-        self.queue.len() + self.unnumbered.len()
+    /// Passes the waiting events with numbers up to `through` to `show`, in order, each event once. After a restart no
+    /// other event may get these numbers.
+    pub fn show(&mut self, through: u64, show: impl FnMut(&Envelope)) {
+        let in_flight = self.in_flight.iter().flat_map(|batch| &batch.events);
+        let new = in_flight.chain(&self.queue).skip_while(|envelope| envelope.seq <= self.shown_through);
+        new.take_while(|envelope| envelope.seq <= through).for_each(show);
+        self.shown_through = self.shown_through.max(through);
+    }
+
+    /// Returns the last number of the batch in flight.
+    pub fn last_in_flight(&self) -> Option<u64> {
+        self.in_flight.as_ref().and_then(|batch| batch.events.last()).map(|last| last.seq)
+    }
+
+    /// Returns the last number of the waiting events; `None` if all of them were shown.
+    pub fn last_unshown(&self) -> Option<u64> {
+        let last = self.queue.back().map(|last| last.seq).or(self.last_in_flight());
+        last.filter(|last| *last > self.shown_through)
+    }
+
+    /// Records that no numbers could be reserved. The events keep waiting and are not shown.
+    pub fn record_reservation_failure(&mut self, reason: String) {
+        self.statistics.last_error = Some(reason);
     }
 
     /// Queues events that already have numbers, as read from storage: in order, after all waiting events. Events out of
@@ -260,15 +230,8 @@ impl Outbox {
         for oldest in std::mem::take(&mut self.queue) {
             self.drop_oldest(&oldest);
         }
-        for (_, oldest) in std::mem::take(&mut self.unnumbered) {
-            self.drop_unnumbered(&oldest);
-        }
         self.statistics.emitted += count;
         self.statistics.dropped += count;
-        if self.needs_reservation {
-            self.unnumbered_dropped += count;
-            return;
-        }
         let first = self.next_seq;
         self.next_seq += count;
         self.widen_gap(first, self.next_seq - 1);
@@ -396,7 +359,7 @@ impl Outbox {
 
     /// Returns true if every event is settled.
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.in_flight.is_none() && self.gaps.is_empty() && self.last_needed_number().is_none()
+        self.queue.is_empty() && self.in_flight.is_none() && self.gaps.is_empty()
     }
 
     /// Returns true if the sink is processing a batch.
@@ -406,7 +369,7 @@ impl Outbox {
 
     /// Returns the number of events that are waiting or in flight.
     pub fn unsent(&self) -> usize {
-        self.waiting_len() + self.in_flight.as_ref().map_or(0, |batch| batch.events.len())
+        self.queue.len() + self.in_flight.as_ref().map_or(0, |batch| batch.events.len())
     }
 
     /// Prepares the batch in flight to be sent again with its ID, after its batcher died.
@@ -428,7 +391,7 @@ impl Outbox {
             (Some(_), None) => BatcherState::Retrying,
             (None, None) => BatcherState::Idle,
         };
-        OutboxStatistics { queue_size: self.waiting_len(), state, ..self.statistics.clone() }
+        OutboxStatistics { queue_size: self.queue.len(), state, ..self.statistics.clone() }
     }
 
     fn record_success(&mut self, wall: Timestamp, sent: usize, failed: usize) {
@@ -471,15 +434,6 @@ impl Outbox {
         self.widen_gap(oldest.seq, oldest.seq);
     }
 
-    fn drop_unnumbered(&mut self, oldest: &Event) {
-        self.statistics.dropped += 1;
-        self.unnumbered_dropped += 1;
-        if let Event::EventsDropped { from_seq, to_seq } = oldest {
-            // The range of the dropped announcement must still be announced.
-            self.widen_gap(*from_seq, *to_seq);
-        }
-    }
-
     fn widen_gap(&mut self, first: u64, last: u64) {
         let (mut first, mut last) = (first, last);
         if let Some((from, to)) = self.gaps.range(..=first).next_back().map(|(from, to)| (*from, *to))
@@ -496,7 +450,7 @@ impl Outbox {
 
     // Queues the announcements of gaps for this cycle, as far as the limit permits.
     fn announce_gaps(&mut self, wall: Timestamp) {
-        while self.waiting_len() < self.policy.queue_max
+        while self.queue.len() < self.policy.queue_max
             && let Some((from_seq, to_seq)) = self.gaps.pop_first()
         {
             let announcement = self.push(wall, Event::EventsDropped { from_seq, to_seq }).cloned();

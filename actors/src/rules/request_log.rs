@@ -10,6 +10,7 @@ use mcp_satellite_protocol::rpc::{ESCAPE_MAX, normalize_escapes};
 use serde_json::Value;
 
 use crate::model::event::{Event, EventSubject, RequestLine};
+use crate::model::json_text::JsonText;
 use crate::model::policy::BatchPolicy;
 use crate::model::secret::SecretMask;
 
@@ -64,27 +65,31 @@ impl LoggedPayload {
         Self::Cut(text.into())
     }
 
-    fn into_value(self, mask: &SecretMask) -> Value {
+    fn into_json(self, mask: &SecretMask) -> JsonText {
         let text = match self {
-            Self::Cut(text) => return Value::String(text.into()),
+            Self::Cut(text) => return Value::String(text.into()).into(),
             Self::Whole(text) => text,
-        };
-        let Ok(value) = serde_json::from_str(&text) else {
-            // `serde_json` rejects some JSON texts: a number of five hundred digits, an unpaired surrogate.
-            return Value::String(mask.apply(&normalize_escapes(&text)));
         };
         // Without escapes every string appears literally. A text that contains no secret then needs no mask, and most
         // payloads are not rebuilt.
-        if !mask.has_match_in(&text) && memchr::memchr(b'\\', text.as_bytes()).is_none() {
-            return value;
+        let has_secret = mask.has_match_in(&text);
+        if !has_secret
+            && memchr::memchr(b'\\', text.as_bytes()).is_none()
+            && let Ok(json) = JsonText::parse(&text)
+        {
+            return json;
         }
+        let Ok(value) = serde_json::from_str::<Value>(&text) else {
+            // `serde_json` rejects some JSON texts: a number of five hundred digits, an unpaired surrogate.
+            return Value::String(mask.apply(&normalize_escapes(&text))).into();
+        };
         let masked = mask.apply_json(value);
-        if !mask.has_match_in(&text) {
-            return masked;
+        if !has_secret {
+            return masked.into();
         }
         // A secret that is a number is not part of any string.
         let text = masked.to_string();
-        if mask.has_match_in(&text) { Value::String(mask.apply(&text)) } else { masked }
+        if mask.has_match_in(&text) { Value::String(mask.apply(&text)).into() } else { masked.into() }
     }
 }
 
@@ -115,7 +120,8 @@ impl RequestLog {
     /// Adds a call. Returns the event of its instance if the maximum number of calls is reached.
     pub fn add(&mut self, now: Instant, request: LoggedCall) -> Option<Event> {
         let LoggedCall { subject: of, mask, tool, params, response, duration: took, error, at } = request;
-        let shown = |payload: Option<LoggedPayload>| payload.map_or(Value::Null, |payload| payload.into_value(&mask));
+        let shown =
+            |payload: Option<LoggedPayload>| payload.map(|payload| payload.into_json(&mask)).unwrap_or_default();
         let line = RequestLine {
             tool_name: tool,
             tool_params: shown(params),

@@ -128,6 +128,7 @@ section!(
 section!(
     BatchingTable of BatchPolicy {
         interval: Duration = TableReader::positive,
+        store_delay: Duration = TableReader::duration,
         batch_max: usize = TableReader::count::<1, _>,
         queue_max: usize = TableReader::count::<1, _>,
         backoff_max: Duration = TableReader::positive,

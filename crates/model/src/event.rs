@@ -10,6 +10,7 @@ use strum::VariantNames;
 
 use super::catalogue::CatalogueAspect;
 use super::ids::{InstallationId, Slug, TeamId, UserId};
+use super::json_text::JsonText;
 use super::remedy::Remedy;
 use super::spec::InstanceSpec;
 use super::status::Status;
@@ -189,9 +190,11 @@ pub struct RequestLine {
     /// Name of the tool.
     pub tool_name: String,
     /// Arguments of the call.
-    pub tool_params: Value,
+    #[cfg_attr(feature = "schemas", schemars(with = "Value"))]
+    pub tool_params: JsonText,
     /// Result of the call.
-    pub tool_response: Value,
+    #[cfg_attr(feature = "schemas", schemars(with = "Value"))]
+    pub tool_response: JsonText,
     /// Milliseconds from the request to the answer.
     pub response_time_ms: u64,
     /// True if the call was answered without an error.

@@ -7,6 +7,7 @@ pub mod event;
 pub mod exit;
 pub mod failure;
 pub mod ids;
+pub mod json_text;
 pub mod memo;
 pub mod policy;
 pub mod printable;

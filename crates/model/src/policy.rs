@@ -395,6 +395,8 @@ impl Default for LogPolicy {
 pub struct BatchPolicy {
     /// Interval between two cycles; a cycle sends all queued events.
     pub interval: Duration,
+    /// Maximum time that an event waits for others before a local sink, such as the journal, stores them.
+    pub store_delay: Duration,
     /// Maximum number of events in one batch.
     pub batch_max: usize,
     /// Maximum number of queued events. Beyond it the oldest are dropped and counted.
@@ -419,6 +421,7 @@ impl BatchPolicy {
     pub fn check(&self) -> Result<(), PolicyError> {
         check_durations(&[
             ("events.interval", self.interval),
+            ("events.store_delay", self.store_delay),
             ("events.backoff_max", self.backoff_max),
             ("events.flush_timeout", self.flush_timeout),
             ("events.request_delay", self.request_delay),
@@ -439,6 +442,7 @@ impl Default for BatchPolicy {
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(3),
+            store_delay: Duration::from_millis(100),
             batch_max: 100,
             queue_max: 10_000,
             backoff_max: Duration::from_secs(48),

@@ -229,7 +229,7 @@ async fn events_that_are_temporarily_unreadable_are_not_reported_as_dropped() {
     let dropped_ranges = DroppedRanges::subscribe(&journal);
     assert_eq!(journal.next_seq(), 11, "after a clean close no number is skipped");
     assert_unavailable(journal.append(batch(11..=11)).await);
-    home.sqlite().pragma_update(None, "user_version", 1).unwrap();
+    home.sqlite().pragma_update(None, "user_version", VERSION).unwrap();
     append_all(&journal, 11..=11).await;
     assert_eq!(dropped_ranges.ranges(&journal).await, []);
     assert_same_numbers(home.stored(), range(1..=11));
@@ -247,7 +247,7 @@ async fn after_a_kill_only_reserved_numbers_of_an_unreadable_journal_are_dropped
     assert!(next > last + 1, "{next}");
     assert_unavailable(journal.append(batch(next..=next)).await);
     assert_eq!(dropped_ranges.ranges(&journal).await, []);
-    home.sqlite().pragma_update(None, "user_version", 1).unwrap();
+    home.sqlite().pragma_update(None, "user_version", VERSION).unwrap();
     append_all(&journal, next..=next).await;
     assert_eq!(dropped_ranges.ranges(&journal).await, [(last + 1, next - 1)], "reserved numbers may have been seen");
     assert_same_numbers(home.stored(), (1..=last).chain([next]));

@@ -62,6 +62,40 @@ async fn queries_filter_by_seq_type_instance_server_team_and_user() {
     assert_eq!(events.last_read(), Some(9), "the position must include filtered events");
 }
 
+#[tokio::test]
+async fn events_of_a_large_batch_are_read_from_any_position() {
+    let home = Home::new();
+    let journal = home.open();
+    let mut events: Vec<_> = (1..=3_000).map(|seq| event_at(seq, now())).collect();
+    for (envelope, team) in events.iter_mut().step_by(3).zip(["acme", "globex"].iter().cycle()) {
+        envelope.event = Event::Disconnected { of: subject(team, "bob"), was_intentional: true };
+    }
+    assert_eq!(journal.append(batch_of(events.clone())).await, SinkAnswer::Accepted);
+    let rows = home.sqlite().query_row("SELECT count(*) FROM events", [], |row| row.get::<_, u64>(0)).unwrap();
+    assert!((2..20).contains(&rows), "{rows} rows");
+    let all = StoredEventQuery::default;
+    assert_eq!(journal::read(home.path(), all()).unwrap().collect::<Vec<_>>(), events);
+    for since in [1, 2, 699, 1_500, 2_999, 3_000] {
+        let query = StoredEventQuery { since: Some(since), ..all() };
+        assert_same_numbers(chosen(home.path(), query.clone()), range(since + 1..=3_000));
+        let mut follow = EventFollower::new(home.path(), query);
+        assert_eq!(follow.poll().unwrap().as_ref(), events.get(usize::try_from(since).unwrap()));
+        let outbox = journal.outbox(since, 250).await.unwrap();
+        assert_same_numbers(outbox.iter().map(|envelope| envelope.seq), since + 1..=3_000.min(since + 250));
+    }
+    let of_type = StoredEventQuery { types: vec!["mcp.server.disconnected".into()], ..all() };
+    assert_eq!(chosen(home.path(), of_type).len(), 1_000);
+    let of_team = StoredEventQuery { team: Some("globex".into()), ..all() };
+    let expected: Vec<u64> = (4..=3_000).step_by(6).collect();
+    assert_eq!(chosen(home.path(), of_team), expected);
+    // The satellite restarts within the numbers of a block.
+    journal.close().await;
+    let journal = home.open();
+    assert_eq!(journal.next_seq(), 3_001);
+    append_all(&journal, 2_990..=3_010).await;
+    assert_same_numbers(home.stored(), range(1..=3_010));
+}
+
 #[test]
 fn a_missing_directory_is_an_error_and_a_missing_journal_is_empty() {
     let home = Home::new();

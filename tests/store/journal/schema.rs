@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use mcp_satellite::journal::{self, StoredEventQuery};
+use mcp_satellite::journal::{self, EventFollower, StoredEventQuery};
 use mcp_satellite_actors::seam::SinkAnswer;
 use rusqlite::Connection;
 use testkit::home::make_private;
@@ -70,6 +70,29 @@ async fn a_database_of_version_1_is_read_and_continued() {
 }
 
 #[tokio::test]
+async fn a_reader_continues_while_a_database_of_version_1_is_migrated() {
+    let home = Home::new();
+    create_database(&home, VERSION_1);
+    let mut follow = EventFollower::new(home.path(), StoredEventQuery::default());
+    assert_eq!(follow.poll().unwrap(), Some(event(41)));
+    let journal = home.open();
+    journal.expect_delivery();
+    append_all(&journal, 42..=142).await;
+    let rest: Vec<_> = std::iter::from_fn(|| follow.poll().unwrap()).map(|event| event.seq).collect();
+    assert_same_numbers(rest, range(42..=142));
+    assert_eq!(follow.skipped(), 0);
+    let rows = |sql| home.sqlite().query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(rows("SELECT count(*) FROM events WHERE block IS NULL"), 1, "the old event stays in its row");
+    let version = home.sqlite().pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0));
+    assert_eq!(version, Ok(VERSION));
+    // Lines of version 1 are in their table only, those of version 2 in their events.
+    assert_eq!(journal.append(batch_of(vec![server_logs(143, "alice", 1..=2)])).await, SinkAnswer::Accepted);
+    let lines = journal::server_logs(home.path(), |_| true).unwrap().lines;
+    let messages: Vec<_> = lines.into_iter().map(|stored| stored.line.message).collect();
+    assert_eq!(messages, ["an old line", "line 1", "line 2"]);
+}
+
+#[tokio::test]
 async fn a_database_without_tables_is_initialized() {
     for sql in ["", "PRAGMA journal_mode = WAL;"] {
         let home = Home::new();
@@ -94,7 +117,7 @@ async fn a_database_of_a_newer_version_is_reported_and_left_unchanged() {
     let error = journal::read(home.path(), StoredEventQuery::default()).unwrap_err();
     assert!(error.to_string().contains("newer satellite"), "{error}");
 
-    home.sqlite().execute_batch("PRAGMA user_version = 1").unwrap();
+    home.sqlite().pragma_update(None, "user_version", VERSION).unwrap();
     assert_eq!(journal.append(batch(journal.next_seq()..=journal.next_seq())).await, SinkAnswer::Accepted);
     assert_ok(&journal);
 }

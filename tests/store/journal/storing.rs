@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use mcp_satellite::journal::{self, CommandRecord, Journal, JournalLimits, server_logs as read_server_logs};
+use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::SinkAnswer;
 
@@ -67,11 +68,17 @@ async fn a_batch_is_stored_completely_or_not_at_all() {
             "CREATE TRIGGER t BEFORE INSERT ON events WHEN new.seq = 50 BEGIN SELECT raise(ABORT, 'no'); END",
         )
         .unwrap();
-    assert!(assert_unavailable(journal.append(batch(6..=60)).await).ends_with("no"));
+    // The events before and after an `events.dropped` are in separate rows.
+    let batch = || {
+        let mut events: Vec<_> = (6..=60).map(|seq| event_at(seq, now())).collect();
+        events[44].event = Event::EventsDropped { from_seq: 1, to_seq: 2 };
+        batch_of(events)
+    };
+    assert!(assert_unavailable(journal.append(batch()).await).ends_with("no"));
     assert_same_numbers(home.stored(), range(1..=5));
     assert_eq!(journal.status().journalled_through, 5);
     home.sqlite().execute_batch("DROP TRIGGER t").unwrap();
-    assert_eq!(journal.append(batch(6..=60)).await, SinkAnswer::Accepted);
+    assert_eq!(journal.append(batch()).await, SinkAnswer::Accepted);
     assert_same_numbers(home.stored(), range(1..=60));
     assert_ok(&journal);
 }
@@ -97,6 +104,42 @@ async fn logs_of_each_instance_are_limited() {
 
     // The limit applies to the log lines and not to their events.
     assert_same_numbers(home.stored(), range(1..=4));
+}
+
+#[tokio::test]
+async fn log_lines_are_copied_to_their_tables_once_there_are_many() {
+    let home = Home::new();
+    let mut journal = home.open();
+    let copied =
+        || home.sqlite().query_row("SELECT count(*) FROM request_logs", [], |row| row.get::<_, u64>(0)).unwrap();
+    let last_calls = |user: &'static str| {
+        let calls = journal::request_logs(home.path(), |of| of.user_id.as_str() == user).unwrap();
+        calls.lines.iter().map(|stored| stored.line.response_time_ms).collect::<Vec<_>>()
+    };
+    let mut seq = 0;
+    let mut append = async |journal: &Journal, user: &str, calls: std::ops::RangeInclusive<u64>| {
+        let calls: Vec<u64> = calls.collect();
+        let events = calls.chunks(20).map(|calls| {
+            seq += 1;
+            request_logs(seq, user, calls[0]..=*calls.last().unwrap())
+        });
+        assert_eq!(journal.append(batch_of(events.collect())).await, SinkAnswer::Accepted);
+    };
+    append(&journal, "bob", 1..=30).await;
+    append(&journal, "alice", 1..=15_000).await;
+    assert_eq!((last_calls("alice"), last_calls("bob")), (range(14_901..=15_000), range(1..=30)));
+    assert_eq!(copied(), 0, "the calls are stored with their events");
+    // The events before a restart are copied, too.
+    journal.close().await;
+    journal = home.open();
+    append(&journal, "alice", 15_001..=35_200).await;
+    assert_eq!(copied(), 130, "a hundred calls of an instance at most");
+    append(&journal, "alice", 35_201..=35_250).await;
+    assert_eq!((last_calls("alice"), last_calls("bob")), (range(35_151..=35_250), range(1..=30)));
+    assert_eq!(copied(), 130);
+    // The calls of a removed event stay.
+    home.sqlite().execute("DELETE FROM events", []).unwrap();
+    assert_eq!((last_calls("alice"), last_calls("bob")), (range(35_101..=35_200), range(1..=30)));
 }
 
 #[tokio::test]

@@ -17,6 +17,9 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;
 use tempfile::{TempDir, tempdir};
 
+/// Version of the tables.
+pub(crate) const VERSION: i64 = 2;
+
 pub(crate) fn subject(team: &str, user: &str) -> Arc<EventSubject> {
     Arc::new(EventSubject {
         installation_id: "abc123".into(),
@@ -73,8 +76,8 @@ pub(crate) fn server_logs(seq: u64, user: &str, lines: RangeInclusive<u64>) -> E
 pub(crate) fn request_logs(seq: u64, user: &str, calls: RangeInclusive<u64>) -> Envelope {
     let call = |call| RequestLine {
         tool_name: format!("tool {call}"),
-        tool_params: json!({ "call": call }),
-        tool_response: json!(null),
+        tool_params: json!({ "call": call }).into(),
+        tool_response: json!(null).into(),
         response_time_ms: call,
         success: true,
         error_message: None,

@@ -17,7 +17,9 @@
 //! checkpoints only. A disk that is full, read-only or broken does not end the satellite: the journal reports the state
 //! and retries, and events stay in the batcher's memory, within its limit.
 
+mod block;
 mod disk_monitor;
+mod lines;
 mod lost_ranges;
 pub(crate) mod read;
 mod salvage;

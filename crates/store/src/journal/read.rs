@@ -1,17 +1,20 @@
 //! Reads the journal, once or continuously, with or without a running satellite. A reader opens the database itself and
 //! holds a read transaction only for some hundred rows, because a longer one keeps `SQLite` from restarting the WAL.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject, LogLine, RequestLine};
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
-use rusqlite::types::ValueRef;
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
+use rusqlite::types::{Type, ValueRef};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, params};
 use serde::de::DeserializeOwned;
 
+use super::block;
+use super::lines::{self, LineTable};
 use super::schema::{self, SchemaError};
 use super::shared::{DATABASE, DIRECTORY, JournalHome, database};
 use mcp_satellite_files::data_dir::DataDir;
@@ -54,6 +57,7 @@ impl StoredEventQuery {
     }
 }
 
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct EventFacets<'a> {
     pub(super) kind: &'a str,
     pub(super) team: Option<&'a str>,
@@ -197,13 +201,17 @@ impl EventFollower {
         let Some((connection, _)) = &self.open else { return Ok(false) };
         let before = self.last_read;
         let (query, read, waiting, skipped) = (&self.query, &mut self.last_read, &mut self.waiting, &mut self.skipped);
-        let outcome = read_chunk(connection, before.unwrap_or(0), CHUNK, |row| {
-            *read = Some(row.seq);
-            if query.matches_facets(&row.facets()) {
-                match row.body().ok().and_then(|body| serde_json::from_str(body).ok()) {
-                    Some(envelope) => waiting.push_back(envelope),
-                    None => *skipped += 1,
+        let outcome = read_chunk(connection, before.unwrap_or(0), CHUNK, |stored| {
+            *read = Some(stored.seq);
+            if stored.facets.as_ref().is_some_and(|facets| !query.matches_facets(facets)) {
+                return Ok(());
+            }
+            match serde_json::from_str::<Envelope>(stored.body) {
+                Ok(envelope) if query.matches_facets(&EventFacets::from_event(&envelope.event)) => {
+                    waiting.push_back(envelope);
                 }
+                Ok(_) => {}
+                Err(_) => *skipped += 1,
             }
             Ok(())
         });
@@ -223,26 +231,36 @@ impl EventFollower {
     }
 }
 
-pub(super) struct EventRow<'a> {
+/// Event as it is stored.
+pub(super) struct StoredEvent<'a> {
     pub(super) seq: u64,
-    row: &'a rusqlite::Row<'a>,
+    /// Time of the event, or of the last event of its block, in milliseconds since 1970.
+    pub(super) at: i64,
+    pub(super) body: &'a str,
+    /// Columns for queries; `None` if the event is part of a block.
+    pub(super) facets: Option<EventFacets<'a>>,
 }
 
-impl EventRow<'_> {
-    pub(super) fn facets(&self) -> EventFacets<'_> {
-        let text = |at: usize| match self.row.get_ref(at) {
-            Ok(ValueRef::Text(text)) => std::str::from_utf8(text).ok(),
-            _ => None,
-        };
-        EventFacets { kind: text(1).unwrap_or(""), team: text(2), user: text(3), instance: text(4), server: text(5) }
-    }
+/// Returns the SQL that reads rows of events: number, time, body, block, its first number, and the columns for queries.
+fn select_events(connection: &Connection) -> rusqlite::Result<&'static str> {
+    let version = connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
+    Ok(if version < i64::try_from(schema::WITH_BLOCKS).unwrap_or(i64::MAX) {
+        "SELECT seq, at, body, NULL, NULL, type, team, user, instance, server FROM events
+         WHERE seq > ?1 ORDER BY seq LIMIT ?2"
+    } else {
+        "SELECT seq, at, body, block, first, type, team, user, instance, server FROM events
+         WHERE seq > ?1 ORDER BY seq LIMIT ?2"
+    })
+}
 
-    pub(super) fn body(&self) -> rusqlite::Result<&str> {
-        self.row.get_ref(6)?.as_str().map_err(Into::into)
-    }
-
-    pub(super) fn timestamp_ms(&self) -> rusqlite::Result<i64> {
-        self.row.get(7)
+/// Returns the events of a row: the number of the first one, and their JSON, one in each line. `None` if the row contains
+/// one event.
+fn block_of(row: &Row<'_>) -> rusqlite::Result<Option<(u64, String)>> {
+    let Some(bytes) = row.get_ref(3)?.as_blob_or_null()? else { return Ok(None) };
+    let (first, last) = (row.get::<_, i64>(4)?.unsigned_abs(), row.get::<_, i64>(0)?.unsigned_abs());
+    match block::decompress(first, last, bytes) {
+        Some(events) => Ok(Some((first, events))),
+        None => Err(rusqlite::Error::FromSqlConversionFailure(3, Type::Blob, "the block is damaged".into())),
     }
 }
 
@@ -252,16 +270,39 @@ pub(super) fn read_chunk(
     connection: &Connection,
     after: u64,
     max: usize,
-    mut take: impl FnMut(&EventRow<'_>) -> rusqlite::Result<()>,
+    mut take: impl FnMut(&StoredEvent<'_>) -> rusqlite::Result<()>,
 ) -> rusqlite::Result<usize> {
-    let mut select = connection.prepare_cached(
-        "SELECT seq, type, team, user, instance, server, body, at FROM events WHERE seq > ?1 ORDER BY seq LIMIT ?2",
-    )?;
+    // In one transaction, because a writer may migrate the database after the version was read.
+    let _transaction = connection.is_autocommit().then(|| connection.unchecked_transaction()).transpose()?;
+    let mut select = connection.prepare_cached(select_events(connection)?)?;
     let mut rows = select.query(params![to_i64(after), i64::try_from(max).unwrap_or(i64::MAX)])?;
     let mut count = 0;
-    while let Some(row) = rows.next()? {
-        take(&EventRow { seq: row.get::<_, i64>(0)?.unsigned_abs(), row })?;
-        count += 1;
+    while count < max
+        && let Some(row) = rows.next()?
+    {
+        let at = row.get(1)?;
+        if let Some((first, events)) = block_of(row)? {
+            let numbered = (first..).zip(events.split_terminator('\n')).filter(|(seq, _)| *seq > after);
+            for (seq, body) in numbered.take(max - count) {
+                take(&StoredEvent { seq, at, body, facets: None })?;
+                count += 1;
+            }
+        } else {
+            let text = |at: usize| match row.get_ref(at) {
+                Ok(ValueRef::Text(text)) => std::str::from_utf8(text).ok(),
+                _ => None,
+            };
+            let facets = EventFacets {
+                kind: text(5).unwrap_or(""),
+                team: text(6),
+                user: text(7),
+                instance: text(8),
+                server: text(9),
+            };
+            let (seq, body) = (row.get::<_, i64>(0)?.unsigned_abs(), row.get_ref(2)?.as_str()?);
+            take(&StoredEvent { seq, at, body, facets: Some(facets) })?;
+            count += 1;
+        }
     }
     Ok(count)
 }
@@ -269,11 +310,14 @@ pub(super) fn read_chunk(
 /// Returns the first readable event after an unreadable one that follows `after`.
 pub(super) fn next_readable(connection: &Connection, after: u64) -> Option<u64> {
     let probe = |after: u64| -> Option<u64> {
-        let mut select =
-            connection.prepare_cached("SELECT seq, body FROM events WHERE seq > ?1 ORDER BY seq LIMIT 1").ok()?;
-        // Reads the body too, because part of it may be on another page.
-        let found = select.query_row([to_i64(after)], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
-        found.optional().ok()?.map(|(seq, _)| seq.unsigned_abs())
+        let mut select = connection.prepare_cached(select_events(connection).ok()?).ok()?;
+        // Reads the body or block too, because part of it may be on another page.
+        let found = select.query_row(params![to_i64(after), 1], |row| {
+            let seq = row.get::<_, i64>(0)?.unsigned_abs();
+            row.get::<_, String>(2)?;
+            Ok(block_of(row)?.map_or(seq, |(first, _)| first.max(after + 1)))
+        });
+        found.optional().ok()?
     };
     let mut step = 1;
     let mut good = loop {
@@ -312,17 +356,25 @@ pub struct StoredLines<T> {
 }
 
 pub fn server_logs(data_dir: &Path, wanted: impl Fn(&EventSubject) -> bool) -> io::Result<StoredLines<LogLine>> {
-    logs(data_dir, "server_logs", wanted)
+    logs(data_dir, LineTable::ServerLogs, wanted, |event| match event {
+        Event::ServerLogs { of, logs } => Some((of, logs)),
+        _ => None,
+    })
 }
 
 pub fn request_logs(data_dir: &Path, wanted: impl Fn(&EventSubject) -> bool) -> io::Result<StoredLines<RequestLine>> {
-    logs(data_dir, "request_logs", wanted)
+    logs(data_dir, LineTable::RequestLogs, wanted, |event| match event {
+        Event::RequestLogs { of, requests } => Some((of, requests)),
+        _ => None,
+    })
 }
 
+/// Reads the lines of a table, and those of the later events, which `lines_of` returns.
 fn logs<T: DeserializeOwned>(
     data_dir: &Path,
-    table: &str,
+    table: LineTable,
     wanted: impl Fn(&EventSubject) -> bool,
+    lines_of: impl Fn(Event) -> Option<(Arc<EventSubject>, Vec<T>)>,
 ) -> io::Result<StoredLines<T>> {
     let mut logs = StoredLines { lines: Vec::new(), through: 0, skipped: 0 };
     let Some(connection) = open(data_dir)? else { return Ok(logs) };
@@ -332,31 +384,71 @@ fn logs<T: DeserializeOwned>(
         let last = transaction.query_row("SELECT max(seq) FROM events", [], |row| row.get::<_, Option<i64>>(0))?;
         logs.through = last.map_or(0, i64::unsigned_abs);
         let mut select = transaction.prepare(&format!(
-            "SELECT seq, team, user, installation, instance, server, body FROM {table} ORDER BY n"
+            "SELECT seq, team, user, installation, instance, server, body FROM {} ORDER BY n",
+            table.name()
         ))?;
         let mut rows = select.query([])?;
         while let Some(row) = rows.next()? {
             let text = |at: usize| row.get::<_, String>(at);
-            let of = EventSubject {
+            let subject = EventSubject {
                 installation_id: text(3)?.as_str().into(),
                 team_id: text(1)?.as_str().into(),
                 user_id: text(2)?.as_str().into(),
                 process_id: text(4)?.into(),
                 server_slug: text(5)?.as_str().into(),
             };
-            if wanted(&of) {
+            if wanted(&subject) {
                 match serde_json::from_str(row.get_ref(6)?.as_str()?) {
                     Ok(line) => {
-                        logs.lines.push(StoredLine { seq: row.get::<_, i64>(0)?.unsigned_abs(), subject: of, line });
+                        logs.lines.push(StoredLine { seq: row.get::<_, i64>(0)?.unsigned_abs(), subject, line });
                     }
                     Err(_) => logs.skipped += 1,
                 }
             }
         }
+        // A database of version 1 contains all lines in its tables.
+        let mut after = lines::copied_through(&transaction)?.unwrap_or(logs.through);
+        loop {
+            let before = after;
+            read_chunk(&transaction, before, CHUNK, |stored| {
+                after = stored.seq;
+                // An unreadable event is reported by readers of events.
+                if lines::may_have_lines(table, stored.body)
+                    && let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body)
+                    && let Some((subject, found)) = lines_of(envelope.event)
+                    && wanted(&subject)
+                {
+                    let stored_line = |line| StoredLine { seq: stored.seq, subject: (*subject).clone(), line };
+                    logs.lines.extend(found.into_iter().map(stored_line));
+                }
+                Ok(())
+            })?;
+            if after == before {
+                break;
+            }
+        }
+        if let Some(max) = lines::limit(&transaction, table)? {
+            trim_lines(&mut logs.lines, max);
+        }
         Ok(())
     };
     fill().map_err(|error| read_error(&database(data_dir), &error))?;
     Ok(logs)
+}
+
+/// Removes all lines but the last `max` of each instance.
+fn trim_lines<T>(lines: &mut Vec<StoredLine<T>>, max: usize) {
+    let mut counts: HashMap<Arc<str>, usize> = HashMap::new();
+    let mut kept: Vec<bool> = lines
+        .iter()
+        .rev()
+        .map(|line| {
+            let count = counts.entry(line.subject.process_id.clone()).or_default();
+            *count += 1;
+            *count <= max
+        })
+        .collect();
+    lines.retain(|_| kept.pop().unwrap_or(true));
 }
 
 /// Opens the database for reading. Returns `None` if it does not exist or contains nothing yet.

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use jiff::Timestamp;
+use mcp_satellite_actors::model::event::Envelope;
 use rusqlite::types::ToSqlOutput;
 use rusqlite::{Connection, OpenFlags, params};
 use serde::Deserialize;
@@ -87,6 +88,9 @@ pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -
             tracing::warn!(table, %error, "not all of the damaged journal could be read");
         }
     }
+    if let Err(error) = super::lines::recover_copied_through(into) {
+        tracing::warn!(%error, "cannot determine which log lines of the damaged journal are in their tables");
+    }
     let noted =
         |key| super::store::get(into, key).ok().flatten().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     let (cursor, last) = (noted("cursor"), noted("last"));
@@ -144,21 +148,24 @@ fn copy_events(from: &Connection, into: &mut Connection, after: u64) -> rusqlite
             "INSERT OR IGNORE INTO events (seq, at, type, team, user, instance, server, body)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
         )?;
-        read_chunk(from, after, STEP, |row| {
-            let (body, at, facets) = (row.body()?, row.timestamp_ms()?, row.facets());
-            copied.through = Some(row.seq);
-            if serde_json::from_str::<EventHead>(body).is_ok_and(|head| head.seq == row.seq) {
-                let EventFacets { kind, team, user, instance, server } = facets;
-                let inserted = insert.execute(params![to_i64(row.seq), at, kind, team, user, instance, server, body]);
-                copied.count += 1;
-                inserted.map(drop).map_err(|error| {
-                    failed = Some(error);
-                    rusqlite::Error::InvalidQuery
-                })
-            } else {
-                copied.garbled.push(row.seq);
-                Ok(())
+        read_chunk(from, after, STEP, |stored| {
+            copied.through = Some(stored.seq);
+            if !serde_json::from_str::<EventHead>(stored.body).is_ok_and(|head| head.seq == stored.seq) {
+                copied.garbled.push(stored.seq);
+                return Ok(());
             }
+            // An event of a newer version, in a block, has no columns for queries.
+            let envelope =
+                if stored.facets.is_none() { serde_json::from_str::<Envelope>(stored.body).ok() } else { None };
+            let of_block = || envelope.as_ref().map(|envelope| EventFacets::from_event(&envelope.event));
+            let EventFacets { kind, team, user, instance, server } =
+                stored.facets.or_else(of_block).unwrap_or_default();
+            let (seq, at, body) = (to_i64(stored.seq), stored.at, stored.body);
+            copied.count += 1;
+            insert.execute(params![seq, at, kind, team, user, instance, server, body]).map(drop).map_err(|error| {
+                failed = Some(error);
+                rusqlite::Error::InvalidQuery
+            })
         })
     };
     if let Some(error) = failed {

@@ -3,7 +3,10 @@
 
 use rusqlite::{Connection, TransactionBehavior};
 
-pub(super) const MIGRATIONS: &[&str] = &[VERSION_1];
+pub(super) const MIGRATIONS: &[&str] = &[VERSION_1, VERSION_2];
+
+/// First version whose events may be in blocks.
+pub(super) const WITH_BLOCKS: usize = 2;
 
 /// First schema. `body` is the whole event as it is sent; the other columns are for queries. Times are milliseconds
 /// since 1970, from the events and lines.
@@ -58,6 +61,15 @@ CREATE TABLE meta (
   key   TEXT PRIMARY KEY,
   value TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
+";
+
+/// Rows with several events. `block` contains the events `first` to `seq`, see the module `block`; the other columns of
+/// such a row are empty, except for `at`, the time of its last event. The tables of lines contain the lines of events up
+/// to `lines_through`; later lines are only in their events.
+const VERSION_2: &str = "
+ALTER TABLE events ADD COLUMN first INTEGER;
+ALTER TABLE events ADD COLUMN block BLOB;
+INSERT OR REPLACE INTO meta SELECT 'lines_through', CAST(coalesce(max(seq), 0) AS TEXT) FROM events;
 ";
 
 #[derive(Debug, thiserror::Error)]

@@ -7,17 +7,21 @@
 //! │                    │      │                    │      │                    └ boot id of the machine
 //! │                    │      │                    │      └ last granted number: events have numbers up to it
 //! │                    │      │                    └ `closed`: the satellite ended in an orderly way
-//! │                    │      └ last number stored in the database
+//! │                    │      └ number that was stored in the database when the line was written
 //! │                    └ the database contains every number in use; `ahead`: larger numbers are in use
 //! └ last reserved number: no larger number is in use; synced, to survive a loss of power
 //! ```
 //!
-//! The last stored number is written with each transaction, before any reader sees it, and not synced: like the WAL of
-//! the database, it survives a `kill -9`. After a loss of power neither is reliable, so the line contains the boot id.
+//! The database is the record of the stored numbers. The line only proves whether the database still is what the
+//! satellite left: the stored number is written with the first transaction after the database was opened or its WAL was
+//! moved into it, before a WAL is moved, and otherwise once a second. So a database that has lost its WAL ends before that
+//! number. Before that first transaction its numbers are granted, because a reader may see them at once. These writes are
+//! not synced: like the WAL, they survive a `kill -9`. After a loss of power neither is reliable, so the line contains the
+//! boot id.
 //!
-//! The last granted number is written, and not synced, before any event gets a number up to it (`Mark::grant`). A disk
-//! that hangs cannot be written, so events then get no numbers. A later start therefore never reuses the number of an
-//! event that was lost with the satellite.
+//! Numbers become visible when their events are stored. If the disk stores nothing, they are granted before events with
+//! them are shown or sent from memory (`SeqFile::grant`). A disk that hangs cannot be written, so such events stay
+//! invisible. A later start therefore never reuses a number that anybody has seen.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -33,6 +37,8 @@ pub(super) const STEP: u64 = 10_000;
 /// Numbers reserved at once if the last ones were used up within `STORM`, because each reservation waits for the disk.
 const STORM_STEP: u64 = 100_000;
 const STORM: Duration = Duration::from_secs(1);
+/// Interval in which the last stored number is written.
+const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 const NO_BOOT: &str = "-";
 const BOOT_LEN: usize = 36;
 
@@ -44,6 +50,11 @@ pub(super) struct SeqFile {
     written: bool,
     boot: String,
     reserved_at: Option<Instant>,
+    /// Last number stored in the database.
+    stored: u64,
+    /// True if the recorded number is larger than every number in the database without its WAL.
+    covers_wal: bool,
+    recorded_at: Option<Instant>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +105,16 @@ impl SeqFile {
         let says = SeqRecord::parse(&String::from_utf8(found.unwrap_or_default()).unwrap_or_default(), &boot);
         let nothing =
             SeqRecord { reserved: 0, ahead: false, reached: 0, closed: false, boot: boot.clone(), granted: 0 };
-        Self { home: home.clone(), written: says.is_some(), record: says.unwrap_or(nothing), boot, reserved_at: None }
+        Self {
+            home: home.clone(),
+            written: says.is_some(),
+            record: says.unwrap_or(nothing),
+            boot,
+            reserved_at: None,
+            stored: 0,
+            covers_wal: false,
+            recorded_at: None,
+        }
     }
 
     /// Returns the last number that may be in use. `stored` is the last number in a complete database; `None` if there
@@ -109,14 +129,19 @@ impl SeqFile {
     }
 
     /// Reserves numbers up to `seq`, which are about to be stored. The reservation starts at `stored`, the last stored
-    /// number.
-    pub(super) fn reserve(&mut self, stored: u64, seq: u64) {
+    /// number. After an error no event may be stored under these numbers.
+    pub(super) fn reserve(&mut self, stored: u64, seq: u64) -> io::Result<()> {
         // While the database lacks events, readers may see numbers of events that wait in memory.
         let needed = if self.record.ahead { seq.saturating_add(STEP) } else { seq };
-        if needed >= self.record.reserved || self.record.closed || !self.written {
-            let reserved = self.next_block(stored, needed);
-            self.store_record(SeqRecord { reserved, ..self.open_record() });
-        }
+        let reserved = if needed >= self.record.reserved || self.record.closed || !self.written {
+            self.next_block(stored, needed)
+        } else {
+            self.record.reserved
+        };
+        let granted = if self.covers_wal { self.record.granted } else { self.record.granted.max(seq) };
+        let before = self.record.clone();
+        self.try_store_record(SeqRecord { reserved, granted, ..self.open_record() })
+            .inspect_err(|_| self.record = before)
     }
 
     /// Permits events to use the numbers up to `seq`; those up to `stored` are stored. After an error no event may use
@@ -142,14 +167,45 @@ impl SeqFile {
     /// Records that numbers up to `seq` are used. `ahead` is true if the database may lack some of them. A failure is
     /// repaired by the next write.
     pub(super) fn record_used(&mut self, seq: u64, ahead: bool) {
+        self.stored = self.stored.max(seq);
+        self.recorded_at = Some(Instant::now());
         let reserved = if seq < self.record.reserved { self.record.reserved } else { seq.saturating_add(STEP) };
         self.store_record(SeqRecord { reserved, ahead, reached: self.record.reached.max(seq), ..self.open_record() });
+    }
+
+    /// Records that the database contains numbers up to `seq`, at once if the file must prove it, else within a second.
+    pub(super) fn record_stored(&mut self, seq: u64) {
+        self.stored = self.stored.max(seq);
+        if !self.covers_wal || self.record.ahead || self.record_due() == Some(Duration::ZERO) {
+            self.record_used(seq, false);
+            self.covers_wal = self.written;
+        }
+    }
+
+    /// Returns the time until [`Self::record`] is due; `None` if the last stored number is recorded.
+    pub(super) fn record_due(&self) -> Option<Duration> {
+        let elapsed = self.recorded_at.map_or(Duration::MAX, |at| at.elapsed());
+        (self.stored > self.record.reached).then(|| RECORD_INTERVAL.saturating_sub(elapsed))
+    }
+
+    /// Records the last stored number.
+    pub(super) fn record(&mut self) {
+        self.record_used(self.stored, self.record.ahead);
+    }
+
+    /// Records the last stored number before the WAL is moved into the database, or the database is opened again.
+    pub(super) fn record_before_checkpoint(&mut self) {
+        if self.record_due().is_some() {
+            self.record();
+        }
+        self.covers_wal = false;
     }
 
     pub(super) fn close(&mut self) {
         // A file that was never written is not created now.
         if self.record.reserved > 0 {
-            self.store_record(SeqRecord { closed: true, ..self.open_record() });
+            let reached = self.record.reached.max(self.stored);
+            self.store_record(SeqRecord { closed: true, reached, ..self.open_record() });
         }
     }
 
@@ -194,6 +250,7 @@ impl SeqFile {
 
     pub(super) fn mark_unwritten(&mut self) {
         self.written = false;
+        self.covers_wal = false;
     }
 }
 
@@ -259,7 +316,7 @@ mod tests {
             let text = line.replace("HERE", here).replace("OTHER", other);
             let says = SeqRecord::parse(&text, here).unwrap();
             let home = JournalHome::Named(PathBuf::new());
-            let mark = SeqFile { home, record: says, written: true, boot: here.to_owned(), reserved_at: None };
+            let mark = SeqFile { record: says, written: true, boot: here.to_owned(), ..SeqFile::read(&home) };
             assert_eq!(mark.last_used(stored), used, "{line}, {stored:?}");
         }
     }
@@ -293,12 +350,12 @@ mod tests {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         mark.record_used(5, false);
-        mark.reserve(10_000, 12_000);
+        mark.reserve(10_000, 12_000).unwrap();
         assert_eq!(read(dir.path()).record.reserved, 20_000);
-        mark.reserve(12_000, 19_999);
+        mark.reserve(12_000, 19_999).unwrap();
         assert_eq!(read(dir.path()).record.reserved, 20_000);
         mark.record_used(12_000, false);
-        mark.reserve(12_000, 40_000);
+        mark.reserve(12_000, 40_000).unwrap();
         assert!(read(dir.path()).record.reserved > 40_000, "a large range is reserved at once");
     }
 
@@ -307,7 +364,7 @@ mod tests {
         let dir = mcp_satellite_files::data_dir::private_tempdir();
         let mut mark = read(dir.path());
         mark.record_used(100, true);
-        mark.reserve(100, 50_000);
+        mark.reserve(100, 50_000).unwrap();
         assert!(read(dir.path()).record.reserved >= 50_000 + STEP);
     }
 
@@ -317,11 +374,34 @@ mod tests {
         let mut mark = read(dir.path());
         let mut reserved = std::collections::BTreeSet::new();
         for seq in 1..=50_000 {
-            mark.reserve(seq - 1, seq);
-            mark.record_used(seq, false);
+            mark.reserve(seq - 1, seq).unwrap();
+            mark.record_stored(seq);
             reserved.insert(mark.record.reserved);
         }
         assert!(reserved.len() <= 6, "{reserved:?}");
+        mark.close();
         assert_eq!(read(dir.path()).record.reached, 50_000);
+    }
+
+    #[test]
+    fn the_stored_number_is_recorded_with_the_first_batch_and_before_the_wal_is_moved() {
+        let dir = mcp_satellite_files::data_dir::private_tempdir();
+        let mut mark = read(dir.path());
+        let reached = || read(dir.path()).record.reached;
+        for (seq, expected) in [(10, 10), (20, 10), (30, 10)] {
+            mark.reserve(seq - 10, seq).unwrap();
+            mark.record_stored(seq);
+            assert_eq!(reached(), expected, "{seq}");
+        }
+        assert!(mark.record_due().is_some());
+        assert_eq!(read(dir.path()).last_used(Some(30)), 30, "only stored numbers are used");
+        assert!(read(dir.path()).last_used(Some(9)) >= 30, "the database lost its WAL");
+        mark.record_before_checkpoint();
+        assert_eq!((reached(), mark.record_due()), (30, None));
+        // The database file contains 30, so only a larger number proves that the WAL is missing.
+        mark.reserve(30, 40).unwrap();
+        assert_eq!(read(dir.path()).last_used(Some(30)), 40, "a reader may see the batch before it is recorded");
+        mark.record_stored(40);
+        assert_eq!(reached(), 40);
     }
 }

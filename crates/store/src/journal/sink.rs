@@ -28,7 +28,12 @@ impl EventSink for JournalSink {
         async move {
             let answer = journal.append(Arc::clone(&batch)).await;
             match (answer, fallback) {
-                (SinkAnswer::Unavailable(_), Some(fallback)) => {
+                (SinkAnswer::Unavailable(reason), Some(fallback)) => {
+                    // Events that a receiver sees must keep their numbers, although they are not stored.
+                    let last = batch.events.last().map_or(0, |envelope| envelope.seq);
+                    if journal.reserve(last).await.is_err() {
+                        return SinkAnswer::Unavailable(reason);
+                    }
                     let answer = fallback.send(Arc::clone(&batch)).await;
                     if matches!(answer, SinkAnswer::Accepted | SinkAnswer::Partial(_)) {
                         journal.queue_delivered(batch);

@@ -3,18 +3,23 @@
 //! In this process only `SQLite` opens the file of the database: closing another descriptor would release its locks on
 //! the file. Other code uses `stat`.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
+use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
+use rusqlite::hooks::Wal;
 use rusqlite::types::ToSql;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params};
 use serde::Serialize;
 
 use super::JournalLimits;
+use super::block::{Block, BlockBuilder};
+use super::lines::{self, UncopiedLines};
 use super::lost_ranges::LostRanges;
 use super::read::{EventFacets, read_chunk, to_i64};
 use super::schema::{self, SchemaError};
@@ -23,12 +28,18 @@ use mcp_satellite_files::data_dir::OpenMode;
 
 /// Timeout for locks of other processes. Only the satellite writes, so this is a person with a tool.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
-/// Number of WAL pages (16 MiB) after which `SQLite` moves the WAL into the database. The WAL file keeps its largest
-/// length.
+/// Number of WAL pages (16 MiB) after which the WAL is moved into the database. The WAL file keeps its largest length.
 const WAL_CHECKPOINT: u32 = 4096;
-/// Length of the WAL file in bytes beyond which a checkpoint waits for the readers that block it.
-const WAL_MAX: u64 = 64 << 20;
+/// Number of further WAL pages after which a checkpoint that was blocked by a reader is tried again.
+const WAL_RETRY: u32 = 1024;
+/// Number of WAL pages (64 MiB) beyond which a checkpoint waits for the readers that block it.
+const WAL_MAX: u32 = 4 * WAL_CHECKPOINT;
+/// Size of the header of a WAL page, in bytes.
+const WAL_HEADER: u64 = 24;
 const READER_PATIENCE: Duration = Duration::from_millis(200);
+/// Number of events in a batch from which they are stored in blocks. A few events are stored in rows, which tools can
+/// read.
+const BLOCK_MIN: usize = 8;
 const PRUNE_MAX: u32 = 5_000;
 const PRUNE_MIN: u32 = 50;
 const LINES_MAX: u32 = 500;
@@ -55,7 +66,10 @@ pub(super) struct JournalDatabase {
     /// Device and inode of the open file, to detect that another file is at its path.
     identity: (u64, u64),
     wal: Option<(u64, u64)>,
-    wal_len: u64,
+    /// Number of pages in the WAL, as of the last transaction.
+    wal_pages: Arc<AtomicU32>,
+    /// Number of WAL pages at which the next checkpoint is due.
+    checkpoint_at: u32,
     page_size: u64,
     /// Last event that was ever stored here. It may have been pruned.
     last: u64,
@@ -64,7 +78,9 @@ pub(super) struct JournalDatabase {
     /// Last event that was passed to the delivery. It may be in flight and is not pruned for lack of space.
     handed_out: u64,
     lost_ranges: LostRanges,
-    body: Vec<u8>,
+    uncopied: UncopiedLines,
+    limits_stored: bool,
+    block: BlockBuilder,
 }
 
 pub(super) struct StoredExtent {
@@ -105,8 +121,15 @@ impl JournalDatabase {
             );
         }
         connection.pragma_update(None, "synchronous", "normal")?;
-        connection.pragma_update(None, "wal_autocheckpoint", WAL_CHECKPOINT)?;
-        connection.pragma_update(None, "journal_size_limit", to_i64(WAL_MAX))?;
+        // The thread of the journal starts checkpoints itself: before one it records the stored numbers (`seq_file`).
+        let wal_pages = Arc::new(AtomicU32::new(0));
+        let pages_seen = Arc::clone(&wal_pages);
+        let on_commit = move |_: &mut Wal, pages| {
+            pages_seen.store(u32::try_from(pages).unwrap_or(0), Ordering::Relaxed);
+            Ok(())
+        };
+        connection.wal_hook(Some(on_commit))?;
+        connection.pragma_update(None, "journal_size_limit", i64::from(WAL_MAX) * 4096)?;
         connection.pragma_update(None, "trusted_schema", false)?;
         connection.pragma_update(None, "cell_size_check", true)?;
         schema::migrate(&mut connection, schema::MIGRATIONS)?;
@@ -119,16 +142,20 @@ impl JournalDatabase {
             home: home.clone(),
             connection,
             wal: None,
-            wal_len: 0,
+            wal_pages,
+            checkpoint_at: WAL_CHECKPOINT,
             page_size: page_size.unsigned_abs(),
             last,
             delivery: DeliveryState::default(),
             delivery_pending: false,
             handed_out: 0,
             lost_ranges: LostRanges::default(),
-            body: Vec::new(),
+            uncopied: UncopiedLines::default(),
+            limits_stored: false,
+            block: BlockBuilder::default(),
         };
         store.init_delivery()?;
+        store.uncopied = UncopiedLines::open(&store.connection, last)?;
         Ok(store)
     }
 
@@ -164,9 +191,7 @@ impl JournalDatabase {
     }
 
     fn stat_wal(&mut self) {
-        let found = self.home.stat("-wal");
-        self.wal = found.map(|found| found.identity);
-        self.wal_len = found.map_or(0, |found| found.len);
+        self.wal = self.home.stat("-wal").map(|found| found.identity);
     }
 
     pub(super) fn last(&self) -> u64 {
@@ -177,6 +202,7 @@ impl JournalDatabase {
         let outcome = act(&mut self.connection);
         self.last = read_stored_state(&self.connection)?.last;
         self.init_delivery()?;
+        self.uncopied = UncopiedLines::open(&self.connection, self.last)?;
         Ok(outcome)
     }
 
@@ -195,42 +221,39 @@ impl JournalDatabase {
         limits: &JournalLimits,
     ) -> rusqlite::Result<SinkAnswer> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut last = self.last;
         let (mut lost_ranges, mut announced) = (self.lost_ranges.clone(), false);
-        {
-            let mut insert = transaction.prepare_cached(
-                "INSERT INTO events (seq, at, type, team, user, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-            )?;
-            let (mut server_logs, mut request_logs) =
-                (LineInserts::new("server_logs"), LineInserts::new("request_logs"));
-            for (index, envelope) in batch.events.iter().enumerate().filter(|(_, envelope)| envelope.seq > self.last) {
-                let text = match to_json(&mut self.body, envelope) {
-                    Ok(text) => text,
-                    Err(reason) => return Ok(SinkAnswer::Invalid(Some(index), reason)),
-                };
-                let EventFacets { kind, team, user, instance, server } = EventFacets::from_event(&envelope.event);
-                let at = envelope.timestamp.as_millisecond();
-                insert.execute(params![to_i64(envelope.seq), at, kind, team, user, instance, server, text])?;
-                last = last.max(envelope.seq);
-                match &envelope.event {
-                    Event::ServerLogs { of, logs } => {
-                        for line in logs {
-                            server_logs.insert(&transaction, envelope.seq, of, line.timestamp, line)?;
-                        }
+        let new = || batch.events.iter().enumerate().filter(|(_, envelope)| envelope.seq > self.last);
+        let last = new().last().map_or(self.last, |(_, envelope)| envelope.seq);
+        let in_rows = new().count() < BLOCK_MIN;
+        let invalid = |index, error: &serde_json::Error| {
+            Ok(SinkAnswer::Invalid(Some(index), format!("the event cannot be written as JSON: {error}")))
+        };
+        // A batch that failed may have left events in the block.
+        self.block.clear();
+        for (index, envelope) in new() {
+            let mut in_block = false;
+            if let Event::EventsDropped { from_seq, to_seq } = &envelope.event {
+                announced |= lost_ranges.remove_covered(*from_seq, *to_seq);
+            } else if !in_rows {
+                match self.block.push(envelope) {
+                    Ok(true) => in_block = true,
+                    Ok(false) => {
+                        insert_block(&transaction, self.block.take())?;
+                        in_block = self.block.push(envelope).unwrap_or(false);
                     }
-                    Event::RequestLogs { of, requests } => {
-                        for line in requests {
-                            request_logs.insert(&transaction, envelope.seq, of, line.timestamp, line)?;
-                        }
-                    }
-                    Event::EventsDropped { from_seq, to_seq } => {
-                        announced |= lost_ranges.remove_covered(*from_seq, *to_seq);
-                    }
-                    _ => {}
+                    Err(error) => return invalid(index, &error),
                 }
             }
-            server_logs.trim(&transaction, limits.server_logs_max)?;
-            request_logs.trim(&transaction, limits.request_logs_max)?;
+            if !in_block {
+                match serde_json::to_string(envelope) {
+                    Ok(body) => insert_row(&transaction, envelope, &body)?,
+                    Err(error) => return invalid(index, &error),
+                }
+            }
+        }
+        insert_block(&transaction, self.block.take())?;
+        if !self.limits_stored {
+            lines::store_limits(&transaction, limits)?;
         }
         write_memos(&transaction, memos)?;
         if self.delivery_pending {
@@ -240,12 +263,36 @@ impl JournalDatabase {
             set(&transaction, "gone", &lost_ranges.to_stored())?;
         }
         transaction.commit()?;
+        new().for_each(|(_, envelope)| self.uncopied.add(envelope, limits));
         self.last = last;
+        self.limits_stored = true;
         self.delivery_pending = false;
         self.lost_ranges = lost_ranges;
-        // Committed data stays, even if the checkpoint fails.
-        self.checkpoint_if_long();
         Ok(SinkAnswer::Accepted)
+    }
+
+    /// Copies the last lines of each instance from their events to the tables of lines, if many are not copied yet.
+    pub(super) fn copy_lines_if_due(&mut self, limits: &JournalLimits) -> rusqlite::Result<()> {
+        if self.uncopied.is_due(self.last) { self.copy_lines(limits) } else { Ok(()) }
+    }
+
+    /// Copies the last lines of each instance from their events to the tables of lines.
+    fn copy_lines(&mut self, limits: &JournalLimits) -> rusqlite::Result<()> {
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let copied = self.uncopied.copy(&transaction, self.last, limits)?;
+        transaction.commit()?;
+        self.uncopied = copied;
+        Ok(())
+    }
+
+    /// Copies the lines of events that are about to be pruned: lines stay longer than their events.
+    /// Returns true if there were any.
+    fn copy_lines_before_pruning(&mut self, through: u64, limits: &JournalLimits) -> rusqlite::Result<bool> {
+        let is_needed = through > self.uncopied.copied_through();
+        if is_needed {
+            self.copy_lines(limits)?;
+        }
+        Ok(is_needed)
     }
 
     pub(super) fn remember(&mut self, memos: &Memos) -> rusqlite::Result<()> {
@@ -256,8 +303,8 @@ impl JournalDatabase {
 
     pub(super) fn outbox(&mut self, after: u64, max: usize) -> rusqlite::Result<Vec<(u64, String)>> {
         let mut rows = Vec::new();
-        read_chunk(&self.connection, after, max, |row| {
-            rows.push((row.seq, row.body()?.to_owned()));
+        read_chunk(&self.connection, after, max, |stored| {
+            rows.push((stored.seq, stored.body.to_owned()));
             Ok(())
         })?;
         self.handed_out = rows.last().map_or(self.handed_out, |(seq, _)| self.handed_out.max(*seq));
@@ -274,7 +321,6 @@ impl JournalDatabase {
         write_delivery(&transaction, &self.delivery)?;
         transaction.commit()?;
         self.delivery_pending = false;
-        self.checkpoint_if_long();
         Ok(())
     }
 
@@ -338,11 +384,13 @@ impl JournalDatabase {
     }
 
     pub(super) fn extent(&self) -> rusqlite::Result<StoredExtent> {
-        let mut select =
-            self.connection.prepare_cached("SELECT (SELECT min(seq) FROM events), (SELECT max(seq) FROM events)")?;
+        let mut select = self.connection.prepare_cached(
+            "SELECT (SELECT coalesce(first, seq) FROM events ORDER BY seq LIMIT 1), (SELECT max(seq) FROM events)",
+        )?;
         let (first, last) =
             select.query_row([], |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?)))?;
-        let bytes = self.pages()?.0 * self.page_size + self.wal_len;
+        let wal = u64::from(self.wal_pages.load(Ordering::Relaxed)) * (self.page_size + WAL_HEADER);
+        let bytes = self.pages()?.0 * self.page_size + wal;
         Ok(StoredExtent { first: first.map(i64::unsigned_abs), last: last.map(i64::unsigned_abs), bytes })
     }
 
@@ -358,10 +406,11 @@ impl JournalDatabase {
     /// pruned first, then the oldest undelivered ones, which are reported as lost if `delivers`.
     pub(super) fn make_room(
         &mut self,
-        size_max: u64,
+        limits: &JournalLimits,
         delivers: bool,
         pruning: &mut PruningProgress,
     ) -> rusqlite::Result<u64> {
+        let size_max = limits.size_max;
         let (pages, free) = self.pages()?;
         let used = (pages - free.min(pages)) * self.page_size;
         let limit = if pruning.under_way { size_max / PRUNE_TO.1 * PRUNE_TO.0 } else { size_max };
@@ -383,27 +432,33 @@ impl JournalDatabase {
         let StoredExtent { first, last, .. } = self.extent()?;
         let count = last.unwrap_or(0).saturating_sub(first.unwrap_or(0));
         let step = u32::try_from(count / PRUNE_TO.1).unwrap_or(PRUNE_MAX).clamp(PRUNE_MIN, PRUNE_MAX);
+        let settled = if delivers { self.delivery.cursor } else { u64::MAX };
+        let mut oldest = oldest_events(&self.connection, 0, settled, step)?;
+        let is_lost = oldest.is_none() && delivers;
+        if is_lost {
+            oldest = oldest_events(&self.connection, self.handed_out, u64::MAX, step)?;
+        }
+        if let Some(oldest) = &oldest
+            && self.copy_lines_before_pruning(oldest.last, limits)?
+        {
+            pruning.lines = None;
+        }
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut lost = self.lost_ranges.clone();
         let mut unsent = 0;
-        let settled = if delivers { self.delivery.cursor } else { u64::MAX };
-        let mut removed = delete_oldest(&transaction, 0, settled, step)?;
-        if removed.is_none() && delivers {
-            removed = delete_oldest(&transaction, self.handed_out, u64::MAX, step)?;
-            if let Some(removed) = &removed {
-                // A pruned `events.dropped` event announced a loss that was not delivered, so the loss must be reported
-                // again.
-                removed.announced.iter().for_each(|(from, to)| lost.add(*from, *to));
-                lost.add(removed.first, removed.last);
-                set(&transaction, "gone", &lost.to_stored())?;
-                unsent = removed.count;
-            }
+        let removed = oldest.map(|oldest| delete_events(&transaction, oldest)).transpose()?;
+        if is_lost && let Some(removed) = &removed {
+            // A pruned `events.dropped` event announced a loss that was not delivered, so the loss must be reported
+            // again.
+            removed.announced.iter().for_each(|(from, to)| lost.add(*from, *to));
+            lost.add(removed.first, removed.last);
+            set(&transaction, "gone", &lost.to_stored())?;
+            unsent = removed.count;
         }
         set(&transaction, "last", &self.last)?;
         transaction.commit()?;
         self.lost_ranges = lost;
         pruning.unsent += unsent;
-        self.checkpoint_if_long();
         let Some(removed) = removed else {
             // The remaining data is too large, and another attempt would change nothing.
             if !std::mem::replace(&mut pruning.stuck, true) {
@@ -438,7 +493,6 @@ impl JournalDatabase {
             }
         }
         transaction.commit()?;
-        self.checkpoint_if_long();
         Ok((count, bytes))
     }
 
@@ -453,33 +507,39 @@ impl JournalDatabase {
             |age: Duration| now.as_millisecond().saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
         let (events, lines, commands) =
             (ago(limits.events_age_max), ago(limits.logs_age_max), now.as_millisecond() - COMMANDS_KEPT_MS);
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut removed = 0;
         // Stops at the first event that is young enough: events are ordered by `seq`, and the clock may have jumped.
-        let through = {
-            let mut select = transaction.prepare_cached("SELECT seq, at FROM events ORDER BY seq LIMIT ?1")?;
-            let mut rows = select.query([PRUNE_MAX])?;
-            let mut through = None;
-            while let Some(row) = rows.next()? {
-                let (seq, at) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?);
-                if at >= events || delivers && seq > to_i64(self.delivery.cursor) {
+        let (through, mut removed) = {
+            let mut select =
+                self.connection.prepare_cached("SELECT coalesce(first, seq), seq, at FROM events ORDER BY seq")?;
+            let mut rows = select.query([])?;
+            let (mut through, mut count) = (None, 0);
+            while count < u64::from(PRUNE_MAX)
+                && let Some(row) = rows.next()?
+            {
+                let (first, last, at) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?);
+                if at >= events || delivers && last > to_i64(self.delivery.cursor) {
                     break;
                 }
-                through = Some(seq);
+                through = Some(last);
+                count += last.abs_diff(first) + 1;
             }
-            through
+            (through, count)
         };
         if let Some(through) = through {
-            removed += transaction.execute("DELETE FROM events WHERE seq <= ?1", [through])?;
+            self.copy_lines_before_pruning(through.unsigned_abs(), limits)?;
+        }
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        if let Some(through) = through {
+            transaction.execute("DELETE FROM events WHERE seq <= ?1", [through])?;
             set(&transaction, "last", &self.last)?;
         }
         for (table, before) in [("server_logs", lines), ("request_logs", lines)] {
             let sql = format!("DELETE FROM {table} WHERE n IN (SELECT n FROM {table} WHERE at < ?1 LIMIT {PRUNE_MAX})");
-            removed += transaction.execute(&sql, [before])?;
+            removed += transaction.execute(&sql, [before])? as u64;
         }
         transaction.execute("DELETE FROM commands WHERE at < ?1", [commands])?;
         transaction.commit()?;
-        Ok(removed >= PRUNE_MAX as usize)
+        Ok(removed >= u64::from(PRUNE_MAX))
     }
 
     /// Returns one step of free pages to the file system if there are many. Returns true if more must be returned.
@@ -495,24 +555,34 @@ impl JournalDatabase {
         while rows.next()?.is_some() {}
         drop(rows);
         drop(vacuum);
-        self.checkpoint_if_long();
         Ok(self.pages()?.0 < pages)
     }
 
-    /// Moves the WAL into the database if readers have kept `SQLite` from doing so. A failure is only logged; the next
-    /// transaction reports it.
-    fn checkpoint_if_long(&mut self) {
-        self.stat_wal();
-        if self.wal_len > WAL_MAX
-            && let Err(error) = self.checkpoint()
-        {
-            tracing::debug!(%error, bytes = self.wal_len, "cannot checkpoint the write-ahead log of the journal now");
+    pub(super) fn is_checkpoint_due(&mut self) -> bool {
+        let pages = self.wal_pages.load(Ordering::Relaxed);
+        if pages < WAL_CHECKPOINT {
+            // The WAL begins anew.
+            self.checkpoint_at = WAL_CHECKPOINT;
+        }
+        pages >= self.checkpoint_at
+    }
+
+    /// Moves the WAL into the database, as far as readers permit. A failure is only logged; the next transaction reports
+    /// it.
+    pub(super) fn checkpoint(&mut self) {
+        let pages = self.wal_pages.load(Ordering::Relaxed);
+        self.checkpoint_at = pages + WAL_RETRY;
+        if let Err(error) = self.try_checkpoint(pages > WAL_MAX) {
+            tracing::debug!(%error, pages, "cannot checkpoint the write-ahead log of the journal now");
         }
     }
 
-    fn checkpoint(&self) -> rusqlite::Result<()> {
+    /// Moves the WAL. `wait_for_readers` also truncates the file, or it would stay long.
+    fn try_checkpoint(&self, wait_for_readers: bool) -> rusqlite::Result<()> {
+        if !wait_for_readers {
+            return self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        }
         self.connection.busy_timeout(READER_PATIENCE)?;
-        // Truncates the file as well, or each transaction would find it too long.
         let truncated = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         self.connection.busy_timeout(BUSY_TIMEOUT)?;
         truncated
@@ -533,6 +603,13 @@ fn size_of_line() -> String {
     )
 }
 
+/// Events that are removed together.
+struct OldestEvents {
+    first: u64,
+    last: u64,
+    count: u64,
+}
+
 struct RemovedEvents {
     first: u64,
     last: u64,
@@ -541,98 +618,62 @@ struct RemovedEvents {
     announced: Vec<(u64, u64)>,
 }
 
-fn delete_oldest(
-    transaction: &Transaction<'_>,
+/// Returns the oldest events between `after` and `through`: about `max`, because a block is removed as a whole.
+fn oldest_events(
+    connection: &Connection,
     after: u64,
     through: u64,
     max: u32,
-) -> rusqlite::Result<Option<RemovedEvents>> {
-    let range = transaction.query_row(
-        "SELECT min(seq), max(seq), count(*) FROM
-         (SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
-        params![to_i64(after), to_i64(through), max],
-        |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, i64>(2)?)),
+) -> rusqlite::Result<Option<OldestEvents>> {
+    let mut oldest: Option<OldestEvents> = None;
+    let mut select = connection.prepare_cached(
+        "SELECT coalesce(first, seq), seq FROM events
+         WHERE seq > ?1 AND seq <= ?2 AND coalesce(first, seq) > ?1 ORDER BY seq",
     )?;
-    let (Some(first), Some(last), count) = range else { return Ok(None) };
+    let mut rows = select.query([to_i64(after), to_i64(through)])?;
+    while oldest.as_ref().is_none_or(|oldest| oldest.count < u64::from(max))
+        && let Some(row) = rows.next()?
+    {
+        let (first, last) = (row.get::<_, i64>(0)?.unsigned_abs(), row.get::<_, i64>(1)?.unsigned_abs());
+        let before = oldest.unwrap_or(OldestEvents { first, last, count: 0 });
+        oldest = Some(OldestEvents { last, count: before.count + last.abs_diff(first) + 1, ..before });
+    }
+    Ok(oldest)
+}
+
+fn delete_events(transaction: &Transaction<'_>, oldest: OldestEvents) -> rusqlite::Result<RemovedEvents> {
+    let OldestEvents { first, last, count } = oldest;
+    let range = [to_i64(first), to_i64(last)];
     let announced = {
         let mut select = transaction
             .prepare_cached("SELECT body FROM events WHERE seq BETWEEN ?1 AND ?2 AND type = 'events.dropped'")?;
-        let bodies = select.query_map([first, last], |row| row.get::<_, String>(0))?;
+        let bodies = select.query_map(range, |row| row.get::<_, String>(0))?;
         let range = |body: String| match serde_json::from_str::<Envelope>(&body).ok()?.event {
             Event::EventsDropped { from_seq, to_seq } => Some((from_seq, to_seq)),
             _ => None,
         };
         bodies.filter_map(|body| body.map(range).transpose()).collect::<rusqlite::Result<_>>()?
     };
-    transaction.execute("DELETE FROM events WHERE seq BETWEEN ?1 AND ?2", [first, last])?;
-    let (first, last, count) = (first.unsigned_abs(), last.unsigned_abs(), count.unsigned_abs());
-    Ok(Some(RemovedEvents { first, last, count, announced }))
+    transaction.execute("DELETE FROM events WHERE seq BETWEEN ?1 AND ?2", range)?;
+    Ok(RemovedEvents { first, last, count, announced })
 }
 
-struct LineInserts {
-    table: &'static str,
-    insert: String,
-    instances: BTreeSet<std::sync::Arc<str>>,
+fn insert_row(transaction: &Transaction<'_>, envelope: &Envelope, body: &str) -> rusqlite::Result<()> {
+    let EventFacets { kind, team, user, instance, server } = EventFacets::from_event(&envelope.event);
+    let mut insert = transaction.prepare_cached(
+        "INSERT INTO events (seq, at, type, team, user, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    )?;
+    let at = envelope.timestamp.as_millisecond();
+    insert.execute(params![to_i64(envelope.seq), at, kind, team, user, instance, server, body])?;
+    Ok(())
 }
 
-impl LineInserts {
-    fn new(table: &'static str) -> Self {
-        let insert = format!(
-            "INSERT INTO {table} (seq, at, team, user, installation, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)"
-        );
-        Self { table, insert, instances: BTreeSet::new() }
-    }
-
-    fn insert(
-        &mut self,
-        transaction: &Transaction<'_>,
-        seq: u64,
-        of: &EventSubject,
-        at: Timestamp,
-        line: &impl Serialize,
-    ) -> rusqlite::Result<()> {
-        // The event that contains the line was just converted to JSON without an error.
-        let Ok(body) = serde_json::to_string(line) else { return Ok(()) };
-        let EventSubject { installation_id, team_id, user_id, process_id, server_slug } = of;
-        let mut insert = transaction.prepare_cached(&self.insert)?;
-        insert.execute(params![
-            to_i64(seq),
-            at.as_millisecond(),
-            team_id.as_str(),
-            user_id.as_str(),
-            installation_id.as_str(),
-            &**process_id,
-            server_slug.as_str(),
-            body
-        ])?;
-        if !self.instances.contains(process_id) {
-            self.instances.insert(process_id.clone());
-        }
-        Ok(())
-    }
-
-    fn trim(&self, transaction: &Transaction<'_>, max: usize) -> rusqlite::Result<()> {
-        if self.instances.is_empty() {
-            return Ok(());
-        }
-        let table = self.table;
-        let mut delete = transaction.prepare_cached(&format!(
-            "DELETE FROM {table} WHERE instance = ?1 AND n <=
-             (SELECT n FROM {table} WHERE instance = ?1 ORDER BY n DESC LIMIT 1 OFFSET ?2)"
-        ))?;
-        let max = i64::try_from(max).unwrap_or(i64::MAX);
-        for instance in &self.instances {
-            delete.execute(params![&**instance, max])?;
-        }
-        Ok(())
-    }
-}
-
-fn to_json<'a>(buffer: &'a mut Vec<u8>, envelope: &Envelope) -> Result<&'a str, String> {
-    buffer.clear();
-    serde_json::to_writer(&mut *buffer, envelope)
-        .map_err(|error| format!("the event cannot be written as JSON: {error}"))?;
-    std::str::from_utf8(buffer).map_err(|error| format!("the event is not valid UTF-8: {error}"))
+fn insert_block(transaction: &Transaction<'_>, block: Option<Block<'_>>) -> rusqlite::Result<()> {
+    let Some(Block { first, last, at, bytes }) = block else { return Ok(()) };
+    let mut insert = transaction
+        .prepare_cached("INSERT INTO events (seq, at, type, body, first, block) VALUES (?1, ?2, '', '', ?3, ?4)")?;
+    insert.execute(params![to_i64(last), at, to_i64(first), bytes])?;
+    Ok(())
 }
 
 fn write_memos(transaction: &Transaction<'_>, memos: &Memos) -> rusqlite::Result<()> {
@@ -672,7 +713,7 @@ pub(super) fn get(connection: &Connection, key: &str) -> rusqlite::Result<Option
     connection.prepare_cached("SELECT value FROM meta WHERE key = ?1")?.query_row([key], |row| row.get(0)).optional()
 }
 
-fn set(connection: &Connection, key: &str, value: &impl Serialize) -> rusqlite::Result<()> {
+pub(super) fn set(connection: &Connection, key: &str, value: &impl Serialize) -> rusqlite::Result<()> {
     let value = serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
     let mut upsert = connection.prepare_cached("INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)")?;
     upsert.execute([&key as &dyn ToSql, &value])?;

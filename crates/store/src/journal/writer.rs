@@ -12,8 +12,8 @@
 //!
 //! At the start the noted numbers decide what is lost. After an orderly end, or a kill in the same boot with a database
 //! that reaches as far as noted, only events that had a number and were not stored are lost. Otherwise numbering
-//! continues after the last reserved number, and the range between is reported as lost. Before each job the files are
-//! looked for at their paths, because data in a deleted file reaches no reader.
+//! continues after the last reserved number, and the range between is reported as lost. The files are looked for at their
+//! paths, because data in a deleted file reaches no reader: before a job, but no more than once a second on average.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -46,6 +46,8 @@ use mcp_satellite_files::data_dir::DataDir;
 /// Interval between attempts on a disk that does not accept writes. Each job tries earlier.
 const RETRY: Duration = Duration::from_secs(3);
 const TIDY_INTERVAL: Duration = Duration::from_secs(60);
+/// Number of jobs that can check one after another whether the files are in place. One more can check in each second.
+const CHECKS_MAX: u64 = 10;
 /// Maximum number of delivered events that wait to be stored. The oldest beyond it are reported as lost.
 const OWED_MAX: usize = 10_000;
 
@@ -75,6 +77,8 @@ pub(super) struct JournalWriter {
     through: u64,
     lost_ranges: LostRanges,
     last_maintenance: Option<Instant>,
+    checks_left: u64,
+    last_check: Instant,
     /// True once the hook for lost events is set and delivery is declared. Events are not removed for their age before.
     age_pruning_enabled: bool,
     late_memos: Option<HashMap<InstanceId, String>>,
@@ -154,6 +158,8 @@ impl JournalWriter {
             through: 0,
             lost_ranges: LostRanges::default(),
             last_maintenance: None,
+            checks_left: CHECKS_MAX,
+            last_check: Instant::now(),
             age_pruning_enabled: false,
             late_memos: None,
             memos_missed: 0,
@@ -211,15 +217,40 @@ impl JournalWriter {
     fn run(&mut self, inbox: &mpsc::Receiver<JournalJob>) {
         let pulse = Arc::clone(&self.shared.disk_monitor);
         loop {
-            let pause = if self.closed || self.reason.is_none() { TIDY_INTERVAL } else { RETRY };
-            let due = self.last_maintenance.map_or(Duration::ZERO, |at| pause.saturating_sub(at.elapsed()));
-            match inbox.recv_timeout(due) {
-                Ok(job) => pulse.run_monitored(|| job(self)),
-                Err(mpsc::RecvTimeoutError::Timeout) => pulse.run_monitored(|| self.run_maintenance()),
+            let due = self.seq_file.record_due().filter(|_| !self.closed).unwrap_or(Duration::MAX);
+            match inbox.recv_timeout(due.min(self.maintenance_due())) {
+                Ok(job) => pulse.run_monitored(|| {
+                    job(self);
+                    self.checkpoint_if_due();
+                }),
+                Err(mpsc::RecvTimeoutError::Timeout) => pulse.run_monitored(|| {
+                    if self.maintenance_due().is_zero() {
+                        self.run_maintenance();
+                        self.checkpoint_if_due();
+                    }
+                    if !self.closed && self.seq_file.record_due() == Some(Duration::ZERO) {
+                        self.seq_file.record();
+                    }
+                }),
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
         }
         self.close();
+    }
+
+    fn maintenance_due(&self) -> Duration {
+        let pause = if self.closed || self.reason.is_none() { TIDY_INTERVAL } else { RETRY };
+        self.last_maintenance.map_or(Duration::ZERO, |at| pause.saturating_sub(at.elapsed()))
+    }
+
+    /// Moves the WAL into the database if it is long. Callers of the last job have their answer.
+    fn checkpoint_if_due(&mut self) {
+        if let Some(store) = &mut self.store
+            && store.is_checkpoint_due()
+        {
+            self.seq_file.record_before_checkpoint();
+            store.checkpoint();
+        }
     }
 
     // ---- jobs ----
@@ -235,12 +266,13 @@ impl JournalWriter {
     fn append_one(&mut self, batch: &SinkBatch) -> SinkAnswer {
         let last = batch.events.last().map_or(0, |envelope| envelope.seq);
         // Opening the database may read memos, which is required before newer ones are written.
-        if let Err(error) = self.ensure_open(&mut None) {
-            self.seq_file.reserve(self.through, last);
+        let through = self.through;
+        let opened = self.ensure_open(&mut None);
+        let reserved = self.write_seq_file(|file| file.reserve(through, last));
+        if let Err(error) = opened.and(reserved) {
             self.batch_failed = true;
             return SinkAnswer::Unavailable(error.to_string());
         }
-        self.seq_file.reserve(self.through, last);
         let memos = self.take_memos();
         let limits = self.limits.clone();
         let answer = self.with_database(|store| store.append(batch, &memos, &limits));
@@ -252,7 +284,8 @@ impl JournalWriter {
             Ok(SinkAnswer::Accepted) => {
                 self.through = self.through.max(last);
                 self.clear_error();
-                self.seq_file.record_used(last, false);
+                self.seq_file.record_stored(last);
+                self.copy_lines_if_due();
                 if self.make_room(batch.events.len()) {
                     self.last_maintenance = None;
                 }
@@ -270,7 +303,13 @@ impl JournalWriter {
         if let Err(error @ JournalError::Closed) = self.ensure_open(&mut None) {
             return Err(error);
         }
-        match self.seq_file.grant(self.through, through) {
+        let stored = self.through;
+        self.write_seq_file(|file| file.grant(stored, through))
+    }
+
+    /// Writes the file of the numbers. Errors are recorded in the status.
+    fn write_seq_file(&mut self, write: impl FnOnce(&mut SeqFile) -> io::Result<()>) -> Result<(), JournalError> {
+        match write(&mut self.seq_file) {
             Ok(()) => {
                 if self.seq_error.take().is_some() {
                     tracing::info!("event numbers can be reserved again");
@@ -421,11 +460,15 @@ impl JournalWriter {
         if self.closed {
             return Err(JournalError::Closed);
         }
+        if self.store.is_some() && !self.may_check_files() {
+            return Ok(());
+        }
         match self.store.as_mut().map(JournalDatabase::is_in_place) {
             Some(true) => return Ok(()),
             Some(false) => self.abandon(),
             None => {}
         }
+        self.seq_file.record_before_checkpoint();
         let was_there = self.home.stat("").is_some();
         match JournalDatabase::open(&self.home, facts) {
             Ok(store) => {
@@ -444,6 +487,18 @@ impl JournalWriter {
             }
             Err(error) => Err(self.record_error(&error)),
         }
+    }
+
+    /// Returns true if a check of the files is permitted now. Without a limit every batch of a storm would resolve paths.
+    fn may_check_files(&mut self) -> bool {
+        let elapsed = self.last_check.elapsed().as_secs();
+        if elapsed > 0 {
+            self.checks_left = CHECKS_MAX.min(self.checks_left + elapsed);
+            self.last_check = Instant::now();
+        }
+        let may = self.checks_left > 0;
+        self.checks_left = self.checks_left.saturating_sub(1);
+        may
     }
 
     /// Reads memos that could not be read at the start. Must run before newer ones are written.
@@ -570,11 +625,11 @@ impl JournalWriter {
     /// Prunes in steps until little more than twice the `added` events are removed, so that a batch does not wait for
     /// long; the rest is pruned in idle time. Returns true if more must be pruned.
     fn make_room(&mut self, added: usize) -> bool {
-        let (delivers, size_max) = (self.has_delivery(), self.limits.size_max);
+        let (delivers, limits) = (self.has_delivery(), self.limits.clone());
         let (mut removed, enough) = (0, 2 * added as u64);
         let more = loop {
             let Some(store) = &mut self.store else { return false };
-            match store.make_room(size_max, delivers, &mut self.pruning) {
+            match store.make_room(&limits, delivers, &mut self.pruning) {
                 Ok(0) => break false,
                 Ok(count) => removed += count,
                 // The next job that finds the damage handles it.
@@ -594,6 +649,14 @@ impl JournalWriter {
         more
     }
 
+    fn copy_lines_if_due(&mut self) {
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.copy_lines_if_due(&self.limits)
+        {
+            tracing::warn!(%error, "cannot copy log lines to their tables; they are stored in their events");
+        }
+    }
+
     fn unwrap_or_log(more: rusqlite::Result<bool>) -> bool {
         match more {
             Ok(more) => more,
@@ -611,6 +674,7 @@ impl JournalWriter {
             return;
         }
         self.catch_up();
+        self.copy_lines_if_due();
         if !self.age_pruning_enabled {
             return;
         }

@@ -1,0 +1,269 @@
+//! Tables of the last log lines and calls of each instance.
+//!
+//! Lines are stored in their events. Only the last ones of each instance are copied to a table, and only after many
+//! lines: of a thousand lines of a busy instance nine hundred would be removed again. Readers add the lines of the events
+//! that are not copied yet. Events are pruned only after their lines were copied.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
+use rusqlite::{Connection, params};
+use serde::Serialize;
+
+use super::JournalLimits;
+use super::read::{read_chunk, to_i64};
+use super::store::{get, set};
+
+/// Minimum number of uncopied lines, so that copying costs little per line.
+const LINES_MIN: usize = 20_000;
+/// Uncopied lines for each line that the tables keep of the same instances.
+const LINES_PER_KEPT: usize = 10;
+/// Maximum number of uncopied events with lines; bounds the memory.
+const WITH_LINES_MAX: usize = 100_000;
+/// Maximum number of uncopied events; bounds the time of readers.
+const UNCOPIED_MAX: u64 = 500_000;
+const CHUNK: usize = 500;
+
+/// Number of the last event whose lines are in the tables.
+const COPIED_THROUGH: &str = "lines_through";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum LineTable {
+    ServerLogs,
+    RequestLogs,
+}
+
+impl LineTable {
+    const ALL: [Self; 2] = [Self::ServerLogs, Self::RequestLogs];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::ServerLogs => "server_logs",
+            Self::RequestLogs => "request_logs",
+        }
+    }
+
+    fn marker(self) -> &'static str {
+        match self {
+            Self::ServerLogs => r#""type":"mcp.server.logs""#,
+            Self::RequestLogs => r#""type":"mcp.request.logs""#,
+        }
+    }
+
+    fn limit_key(self) -> &'static str {
+        match self {
+            Self::ServerLogs => "server_logs_max",
+            Self::RequestLogs => "request_logs_max",
+        }
+    }
+
+    fn limit_of(self, limits: &JournalLimits) -> usize {
+        match self {
+            Self::ServerLogs => limits.server_logs_max,
+            Self::RequestLogs => limits.request_logs_max,
+        }
+    }
+}
+
+/// Returns the number of the last event whose lines are in the tables; `None` in a database of version 1.
+pub(super) fn copied_through(connection: &Connection) -> rusqlite::Result<Option<u64>> {
+    Ok(get(connection, COPIED_THROUGH)?.and_then(|text| text.parse().ok()))
+}
+
+/// Corrects the number of the last copied event in a database that was salvaged, in case its table `meta` was not
+/// readable.
+pub(super) fn recover_copied_through(connection: &Connection) -> rusqlite::Result<()> {
+    let sql =
+        "SELECT max(coalesce((SELECT max(seq) FROM server_logs), 0), coalesce((SELECT max(seq) FROM request_logs), 0))";
+    let in_tables = connection.query_row(sql, [], |row| row.get::<_, i64>(0))?.unsigned_abs();
+    if copied_through(connection)?.unwrap_or(0) < in_tables {
+        set(connection, COPIED_THROUGH, &in_tables)?;
+    }
+    Ok(())
+}
+
+/// Returns true if the event may have lines of this table. Spares most events the parsing.
+pub(super) fn may_have_lines(table: LineTable, body: &str) -> bool {
+    body.contains(table.marker())
+}
+
+/// Returns the maximum number of lines per instance, as stored by the last satellite.
+pub(super) fn limit(connection: &Connection, table: LineTable) -> rusqlite::Result<Option<usize>> {
+    Ok(get(connection, table.limit_key())?.and_then(|text| text.parse().ok()))
+}
+
+/// Stores the limits for readers.
+pub(super) fn store_limits(connection: &Connection, limits: &JournalLimits) -> rusqlite::Result<()> {
+    LineTable::ALL.into_iter().try_for_each(|table| set(connection, table.limit_key(), &table.limit_of(limits)))
+}
+
+/// Event whose lines are not copied yet.
+#[derive(Debug)]
+struct UncopiedEvent {
+    seq: u64,
+    table: LineTable,
+    instance: Arc<str>,
+    lines: usize,
+}
+
+impl UncopiedEvent {
+    fn from_event(seq: u64, event: &Event) -> Option<Self> {
+        let (table, of, lines) = match event {
+            Event::ServerLogs { of, logs } => (LineTable::ServerLogs, of, logs.len()),
+            Event::RequestLogs { of, requests } => (LineTable::RequestLogs, of, requests.len()),
+            _ => return None,
+        };
+        Some(Self { seq, table, instance: of.process_id.clone(), lines })
+    }
+}
+
+/// Stored events whose lines are not in the tables yet.
+#[derive(Debug, Default)]
+pub(super) struct UncopiedLines {
+    /// Number of the last event whose lines are in the tables.
+    copied_through: u64,
+    /// Number of the last event of earlier runs. Those that are not copied are not in `events` until the next copy.
+    unread_through: u64,
+    /// Events with lines, in order.
+    events: Vec<UncopiedEvent>,
+    instances: HashSet<(LineTable, Arc<str>)>,
+    lines: usize,
+    /// Number of lines that the tables keep of `instances`.
+    kept: usize,
+}
+
+impl UncopiedLines {
+    /// Returns the state after a start. `last` is the number of the last stored event.
+    pub(super) fn open(connection: &Connection, last: u64) -> rusqlite::Result<Self> {
+        let copied_through = copied_through(connection)?.unwrap_or(0);
+        Ok(Self { copied_through, unread_through: last, ..Self::default() })
+    }
+
+    pub(super) fn copied_through(&self) -> u64 {
+        self.copied_through
+    }
+
+    pub(super) fn add(&mut self, envelope: &Envelope, limits: &JournalLimits) {
+        let Some(event) = UncopiedEvent::from_event(envelope.seq, &envelope.event) else { return };
+        self.lines += event.lines;
+        if self.instances.insert((event.table, event.instance.clone())) {
+            self.kept += event.table.limit_of(limits);
+        }
+        self.events.push(event);
+    }
+
+    /// Returns true if the lines must be copied. `last` is the number of the last stored event.
+    pub(super) fn is_due(&self, last: u64) -> bool {
+        self.lines >= LINES_MIN.max(LINES_PER_KEPT.saturating_mul(self.kept))
+            || self.events.len() >= WITH_LINES_MAX
+            || last.saturating_sub(self.copied_through) >= UNCOPIED_MAX
+    }
+
+    /// Copies the last lines of each instance to the tables, within the caller's transaction. `through` is the number of
+    /// the last stored event.
+    pub(super) fn copy(&self, connection: &Connection, through: u64, limits: &JournalLimits) -> rusqlite::Result<Self> {
+        let earlier = read_events(connection, self.copied_through, self.unread_through)?;
+        let mut counts: HashMap<(LineTable, &str), usize> = HashMap::new();
+        let mut needed = BTreeSet::new();
+        for UncopiedEvent { seq, table, instance, lines } in earlier.iter().chain(&self.events).rev() {
+            let count = counts.entry((*table, instance)).or_default();
+            if *count < table.limit_of(limits) {
+                needed.insert(*seq);
+            }
+            *count += lines;
+        }
+        let mut after = 0;
+        while let Some(next) = needed.range(after + 1..).next().copied() {
+            read_chunk(connection, next - 1, CHUNK, |stored| {
+                after = stored.seq;
+                if needed.contains(&stored.seq)
+                    && let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body)
+                {
+                    insert_lines(connection, &envelope)?;
+                }
+                Ok(())
+            })?;
+            // The event may have been removed.
+            after = after.max(next);
+        }
+        for (table, instance) in counts.keys() {
+            trim(connection, *table, instance, table.limit_of(limits))?;
+        }
+        set(connection, COPIED_THROUGH, &through)?;
+        Ok(Self { copied_through: through, unread_through: through, ..Self::default() })
+    }
+}
+
+/// Reads the events with lines after `after`, up to `through`.
+fn read_events(connection: &Connection, mut after: u64, through: u64) -> rusqlite::Result<Vec<UncopiedEvent>> {
+    let mut events = Vec::new();
+    while after < through {
+        let before = after;
+        read_chunk(connection, before, CHUNK, |stored| {
+            after = stored.seq;
+            if stored.seq <= through
+                && LineTable::ALL.iter().any(|table| may_have_lines(*table, stored.body))
+                && let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body)
+            {
+                events.extend(UncopiedEvent::from_event(stored.seq, &envelope.event));
+            }
+            Ok(())
+        })?;
+        if after == before {
+            break;
+        }
+    }
+    Ok(events)
+}
+
+fn insert_lines(connection: &Connection, envelope: &Envelope) -> rusqlite::Result<()> {
+    match &envelope.event {
+        Event::ServerLogs { of, logs } => logs
+            .iter()
+            .try_for_each(|line| insert(connection, LineTable::ServerLogs, envelope.seq, of, line.timestamp, line)),
+        Event::RequestLogs { of, requests } => requests
+            .iter()
+            .try_for_each(|line| insert(connection, LineTable::RequestLogs, envelope.seq, of, line.timestamp, line)),
+        _ => Ok(()),
+    }
+}
+
+fn insert(
+    connection: &Connection,
+    table: LineTable,
+    seq: u64,
+    of: &EventSubject,
+    at: Timestamp,
+    line: &impl Serialize,
+) -> rusqlite::Result<()> {
+    // The event that contains the line was read from JSON.
+    let Ok(body) = serde_json::to_string(line) else { return Ok(()) };
+    let EventSubject { installation_id, team_id, user_id, process_id, server_slug } = of;
+    let mut insert = connection.prepare_cached(&format!(
+        "INSERT INTO {} (seq, at, team, user, installation, instance, server, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        table.name()
+    ))?;
+    insert.execute(params![
+        to_i64(seq),
+        at.as_millisecond(),
+        team_id.as_str(),
+        user_id.as_str(),
+        installation_id.as_str(),
+        &**process_id,
+        server_slug.as_str(),
+        body
+    ])?;
+    Ok(())
+}
+
+fn trim(connection: &Connection, table: LineTable, instance: &str, max: usize) -> rusqlite::Result<()> {
+    let table = table.name();
+    let mut delete = connection.prepare_cached(&format!(
+        "DELETE FROM {table} WHERE instance = ?1 AND n <=
+         (SELECT n FROM {table} WHERE instance = ?1 ORDER BY n DESC LIMIT 1 OFFSET ?2)"
+    ))?;
+    delete.execute(params![instance, i64::try_from(max).unwrap_or(i64::MAX)])?;
+    Ok(())
+}
