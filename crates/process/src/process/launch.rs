@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Seek, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
@@ -18,17 +18,22 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{Pid, getpid, getppid, setsid};
+use nix::unistd::{getpid, getppid, setsid};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use serde::{Deserialize, Serialize};
 
 use super::cgroup::CgroupLimits;
 use super::descriptors;
 use super::filter::SyscallFilter;
 use super::limits::ResourceLimits;
 use super::run_mark;
-use super::spawn::{ExecImage, SpawnStage, SpawnedChild};
+use super::spawn::{ChildDescriptors, ChildPlan, ExecImage, ExtraDescriptors, SpawnError, SpawnedChild};
+use super::spawn_helper::Forker;
 use super::userns::{self, IdMapPipes};
 use crate::huge_pages;
+
+/// Number of the descriptor of [`LaunchSpec::file_args`] in the child.
+pub(super) const FILE_ARGS_FD: RawFd = 3;
 
 /// A process to be started. Not `Debug`: arguments and environment contain secrets.
 pub(crate) struct LaunchSpec {
@@ -76,6 +81,8 @@ pub(crate) enum LaunchError {
     ShuttingDown,
     #[error("the thread that starts processes failed: restart the satellite")]
     Thread,
+    #[error("the process that starts servers was killed")]
+    HelperLost,
 }
 
 impl LaunchError {
@@ -86,7 +93,7 @@ impl LaunchError {
     pub(crate) fn is_machine_fault(&self) -> bool {
         match self {
             Self::Directory(_, error) | Self::System(error) | Self::Cgroup(error) => is_machine_fault(error),
-            Self::Sandbox { .. } | Self::ShuttingDown | Self::Thread => false,
+            Self::Sandbox { .. } | Self::ShuttingDown | Self::Thread | Self::HelperLost => false,
         }
     }
 }
@@ -112,33 +119,48 @@ fn reason(error: &io::Error) -> String {
 }
 
 impl LaunchSpec {
-    /// Forks into `cgroup` and executes. Blocks, and ties the child's life to that of the calling thread.
+    /// Forks into `cgroup` and executes. Calls `on_forked` with the process id before the child has executed. Blocks. The
+    /// child's life is tied to that of the calling thread or, with a spawn
+    /// helper, to that of the satellite's first thread.
     pub(super) fn spawn(
         &self,
+        forker: &mut Forker,
         cgroup: Option<BorrowedFd<'_>>,
-        mapping: Option<IdMapPipes>,
+        id_map: Option<IdMapPipes<'_>>,
         mark: Option<u64>,
+        on_forked: impl FnOnce(u32),
     ) -> Result<SpawnedChild, LaunchError> {
-        let handed = self.write_file_args()?;
-        let number = handed.as_ref().map(|handed| OsString::from(handed.as_raw_fd().to_string()));
-        let words = number.iter().flat_map(|number| [OsStr::new("--args"), number]);
-        let args = std::iter::once(&*self.command).chain(words).chain(self.args.iter().map(OsString::as_os_str));
-        // Only a sandbox is filtered: without one a server has the rights of the satellite.
-        let filter = self.confinement.map(|_| SyscallFilter::new()).transpose()?;
-        let image = ExecImage::new(args, self.environment.iter(), self.directory.as_deref())?;
-        let preparation = ChildPreparation {
-            parent: getpid(),
-            descriptors: descriptors::child_limits()?,
-            file_args_fd: handed.as_ref().map(File::as_raw_fd),
-            confinement: self.confinement,
-            mapping,
-            filter,
-            mark,
-            user: self.user,
+        let file_args = self.write_file_args()?;
+        let number = OsString::from(FILE_ARGS_FD.to_string());
+        let mut args: Vec<&OsStr> = vec![&self.command];
+        if file_args.is_some() {
+            args.extend([OsStr::new("--args"), &number]);
+        }
+        args.extend(self.args.iter().map(OsString::as_os_str));
+        let confinement = self.confinement.map(|Confinement { namespaces_below, limits, .. }| {
+            // Compiled here, too, because the spawn helper can return only the number of an error.
+            SyscallFilter::new().map(|_| ChildConfinement { namespaces_below, limits })
+        });
+        let plan = ChildPlan {
+            image: ExecImage::new(&args, self.environment.iter(), self.directory.as_deref())?,
+            preparation: ChildPreparation {
+                parent: getpid().as_raw(),
+                descriptors: descriptors::child_limits()?,
+                confinement: confinement.transpose()?,
+                user: self.user,
+                mark,
+            },
         };
-        image.spawn(cgroup, || preparation.carry_out()).map_err(|(stage, error)| match (stage, &self.directory) {
-            (SpawnStage::ChangeDirectory, Some(directory)) => LaunchError::Directory(directory.clone(), error),
-            _ => error.into(),
+        let extra = ExtraDescriptors { cgroup, file_args: file_args.as_ref().map(AsFd::as_fd), id_map };
+        let fork = |descriptors: &ChildDescriptors<'_>| {
+            let forked = forker.fork(&plan, descriptors)?;
+            forked.inspect(|pid| on_forked(pid.as_raw_nonzero().get().unsigned_abs()));
+            Ok(forked)
+        };
+        plan.spawn(extra, fork).map_err(|error| match (error, &self.directory) {
+            (SpawnError::ChangeDirectory(error), Some(directory)) => LaunchError::Directory(directory.clone(), error),
+            (SpawnError::ChangeDirectory(error) | SpawnError::Exec(error), _) => error.into(),
+            (SpawnError::HelperLost, _) => LaunchError::HelperLost,
         })
     }
 
@@ -156,21 +178,27 @@ impl LaunchSpec {
     }
 }
 
-#[derive(Clone, Copy)]
-struct ChildPreparation {
-    parent: Pid,
+/// Steps of a child between fork and exec. The spawn helper receives it as JSON.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct ChildPreparation {
+    /// Process id of the satellite, the parent that the child must have.
+    pub(super) parent: libc::pid_t,
+    /// Soft and hard limit of open files.
     descriptors: Option<(libc::rlim_t, libc::rlim_t)>,
-    file_args_fd: Option<RawFd>,
-    confinement: Option<Confinement>,
-    mapping: Option<IdMapPipes>,
-    filter: Option<SyscallFilter>,
+    pub(super) confinement: Option<ChildConfinement>,
     user: Option<u32>,
     mark: Option<u64>,
 }
 
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct ChildConfinement {
+    namespaces_below: u8,
+    limits: ResourceLimits,
+}
+
 impl ChildPreparation {
     /// Runs in the child. Every call is async-signal-safe.
-    fn carry_out(self) -> io::Result<()> {
+    pub(super) fn carry_out(&self, extra: &ExtraDescriptors<'_>, filter: Option<SyscallFilter>) -> io::Result<()> {
         // A new session has its own process group and no terminal to read from or write to.
         setsid()?;
         if let Some(mark) = self.mark {
@@ -180,7 +208,7 @@ impl ChildPreparation {
             setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
         }
         if let Some(confinement) = self.confinement {
-            userns::enter(confinement.namespaces_below, self.mapping)?;
+            userns::enter(confinement.namespaces_below, extra.id_map)?;
             confinement.limits.set()?;
         }
         if let Some(id) = self.user {
@@ -195,13 +223,13 @@ impl ChildPreparation {
         set_parent_death_signal(self.parent)?;
         set_no_new_privs()?;
         huge_pages::restore_in_child();
-        if let Some(filter) = self.filter {
+        if let Some(filter) = filter {
             restrict_keyring_and_sockets();
             filter.apply()?;
         }
         close_on_exec();
-        if let Some(handed) = self.file_args_fd {
-            keep_on_exec(handed)?;
+        if extra.file_args.is_some() {
+            keep_on_exec(FILE_ARGS_FD)?;
         }
         reset_signals();
         // Blocked since before the fork (see the fork thread) and unblocked only here: no handler of the satellite can
@@ -210,11 +238,11 @@ impl ChildPreparation {
     }
 }
 
-/// Makes the kernel kill the calling process when the thread that forked it ends.
-pub(super) fn set_parent_death_signal(parent: Pid) -> io::Result<()> {
+/// Makes the kernel kill the calling process when the thread whose child it is ends.
+pub(super) fn set_parent_death_signal(parent: libc::pid_t) -> io::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     // A parent that ended before the line above sends no signal any more.
-    if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
+    if getppid().as_raw() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
 }
 
 /// Sets close-on-exec on every descriptor but the three standard ones. The satellite's have the flag already; those of
@@ -228,8 +256,8 @@ fn close_on_exec() {
 }
 
 fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
-    #[expect(unsafe_code, reason = "the descriptor is held open by the parent during the fork, as a number")]
-    // SAFETY: it is open: a copy of a file that the forking thread holds until the child has executed.
+    #[expect(unsafe_code, reason = "the child has put the descriptor under a fixed number")]
+    // SAFETY: it is open, and no other code of the child uses it.
     let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
     Ok(fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty())).map(drop)?)
 }
@@ -276,6 +304,12 @@ fn reset_signals() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl ChildPreparation {
+        pub(in super::super) fn for_child_of_this_process() -> Self {
+            Self { parent: getpid().as_raw(), descriptors: None, confinement: None, user: None, mark: None }
+        }
+    }
 
     #[test]
     fn faults_of_the_machine_are_distinguished_from_those_of_the_command() {
