@@ -92,17 +92,25 @@ impl Forker {
             return plan.fork(descriptors, ChildParent::Caller).map(Some);
         };
         match helper.fork(plan, descriptors) {
+            // Some kernels and system call filters have no such fork; no child exists then.
+            Ok(Err(error)) if is_unsupported(&error) => {
+                tracing::warn!(%error, "the process satellite-spawn cannot fork here: the satellite starts servers itself");
+                self.helper = None;
+                plan.fork(descriptors, ChildParent::Caller).map(Some)
+            }
             Ok(forked) => forked.map(Some),
             Err(error) => {
-                tracing::error!(
-                    %error,
-                    "the process satellite-spawn has ended: the satellite starts servers itself, which takes more processor time"
-                );
+                tracing::error!(%error, "the process satellite-spawn has ended: the satellite starts servers itself");
                 self.helper = None;
                 Ok(None)
             }
         }
     }
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM))
 }
 
 /// Starts the helper. Must be called while the process has one thread.
