@@ -1,7 +1,7 @@
 //! Child processes. Each leads a session of its own and is gone only when its whole process tree is gone.
 //!
-//! - `launch` describes a process and prepares the child between fork and exec; `spawn` forks and executes; `userns`,
-//!   `limits` and `filter` confine the child;
+//! - `launch` describes a process; `spawn` forks and executes; `preparation` prepares the child between fork and exec, and
+//!   `userns`, `limits` and `filter` confine it;
 //! - `fork` is the thread that starts processes, one after the other: it lets `spawn_helper` fork them, or forks them
 //!   itself if there is no helper;
 //! - `tree` is a leader with its descendants: how it is held, signalled and found, by means of `group`, `cgroup` and
@@ -26,6 +26,7 @@ mod launch;
 mod leaders;
 mod ledger;
 mod limits;
+mod preparation;
 mod proc_info;
 mod process_trees;
 mod run_mark;

@@ -8,21 +8,20 @@
 use std::ffi::{CStr, OsStr, OsString};
 use std::hint::black_box;
 use std::io::{self, PipeReader, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{ptr, thread};
 
-use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{self, c_char, c_int};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::{Deserialize, Serialize};
 
+use super::descriptors::{FILE_ARGS_FD, move_above_reserved};
 use super::filter::SyscallFilter;
-use super::launch::{ChildPreparation, FILE_ARGS_FD, set_parent_death_signal};
-use super::userns::IdMapPipes;
+use super::preparation::{ChildPreparation, ExtraDescriptors, set_parent_death_signal};
 
 #[expect(unsafe_code, reason = "exec searches the PATH that this points to")]
 unsafe extern "C" {
@@ -65,13 +64,6 @@ pub(super) struct ChildDescriptors<'a> {
     /// The child writes here why it could not execute its program; exec closes it.
     pub(super) failure: BorrowedFd<'a>,
     pub(super) extra: ExtraDescriptors<'a>,
-}
-
-#[derive(Clone, Copy, Default)]
-pub(super) struct ExtraDescriptors<'a> {
-    pub(super) cgroup: Option<BorrowedFd<'a>>,
-    pub(super) file_args: Option<BorrowedFd<'a>>,
-    pub(super) id_map: Option<IdMapPipes<'a>>,
 }
 
 /// The parent that a child gets.
@@ -386,18 +378,6 @@ pub(super) fn wait(pid: Pid) {
     while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED) {}
 }
 
-/// Moves a descriptor above the numbers that the child replaces: the three standard ones and [`FILE_ARGS_FD`]. A host
-/// may have closed its own, so that a pipe got their numbers.
-pub(super) fn move_above_reserved(descriptor: OwnedFd) -> io::Result<OwnedFd> {
-    if descriptor.as_raw_fd() > FILE_ARGS_FD {
-        return Ok(descriptor);
-    }
-    let copy = fcntl(&descriptor, FcntlArg::F_DUPFD_CLOEXEC(FILE_ARGS_FD + 1))?;
-    #[expect(unsafe_code, reason = "fcntl returns a plain number")]
-    // SAFETY: the kernel has just created this descriptor, and no other code uses it.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -405,7 +385,10 @@ mod tests {
     fn plan(args: &[&str], directory: Option<&str>) -> io::Result<ChildPlan> {
         let args: Vec<&OsStr> = args.iter().map(OsStr::new).collect();
         let image = ExecImage::new(&args, std::iter::empty(), directory.map(Path::new))?;
-        Ok(ChildPlan { image, preparation: ChildPreparation::for_child_of_this_process() })
+        let parent = nix::unistd::getpid().as_raw();
+        let preparation =
+            ChildPreparation { parent, descriptor_limits: None, confinement: None, user: None, mark: None };
+        Ok(ChildPlan { image, preparation })
     }
 
     fn spawn(plan: &ChildPlan) -> Result<SpawnedChild, SpawnError> {

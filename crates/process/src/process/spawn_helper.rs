@@ -39,11 +39,9 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use super::launch::{ChildPreparation, set_parent_death_signal};
+use super::preparation::{ChildPreparation, ExtraDescriptors, set_parent_death_signal};
 use super::proc_info::set_spawn_helper;
-use super::spawn::{
-    ChildDescriptors, ChildParent, ChildPlan, EXEC_PATIENCE, ExecImage, ExtraDescriptors, ImageShape, wait,
-};
+use super::spawn::{ChildDescriptors, ChildParent, ChildPlan, EXEC_PATIENCE, ExecImage, ImageShape, wait};
 use super::userns::IdMapPipes;
 
 /// Process name, shown to people.

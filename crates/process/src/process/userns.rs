@@ -19,7 +19,7 @@ use nix::sys::prctl::set_dumpable;
 use nix::sys::stat::Mode;
 use nix::unistd::{getegid, geteuid, getpid, read, write};
 
-use super::spawn::move_above_reserved;
+use super::descriptors::move_above_reserved;
 
 /// Pipes between a child and the mapper thread.
 #[derive(Debug, Clone, Copy)]
