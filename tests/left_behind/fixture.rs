@@ -155,9 +155,18 @@ impl RunningSatellite<'_> {
         self.process.pid()
     }
 
-    /// Returns all processes except satellite and reaper: the servers, their processes and their sandboxes.
+    /// Returns the spawn helper while it runs.
+    pub(crate) fn helper(&self) -> Option<ProcessInfo> {
+        let name = |process: &ProcessInfo| fs::read_to_string(format!("/proc/{}/comm", process.pid));
+        let traces = self.fixture.home.traces().into_iter().filter_map(ProcessInfo::read);
+        let mut own = traces.filter(|process| process.parent == self.satellite.pid);
+        own.find(|process| name(process).is_ok_and(|name| name == "satellite-spawn\n"))
+    }
+
+    /// Returns all processes except satellite, reaper and spawn helper: the servers, their processes and their
+    /// sandboxes.
     pub(crate) fn members(&self) -> Vec<ProcessInfo> {
-        let own = [self.reaper(), self.satellite.pid];
+        let own = [self.reaper(), self.satellite.pid, self.helper().map_or(0, |helper| helper.pid)];
         let traces = self.fixture.home.traces().into_iter().filter(|pid| !own.contains(pid));
         traces.filter_map(ProcessInfo::read).collect()
     }

@@ -13,6 +13,7 @@ mod flood;
 mod mechanism;
 mod process;
 mod shutdown;
+mod spawn_helper;
 mod strangers;
 
 /// The binary under test.

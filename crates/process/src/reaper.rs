@@ -9,6 +9,8 @@
 //!              └──────────────┘ when the satellite has ended
 //! ```
 //!
+//! The satellite also starts the spawn helper, which forks the servers; see `process/spawn_helper.rs`.
+//!
 //! The satellite adopts orphans, too, from when it can start servers: if either process ends, the other one has all of
 //! them.
 //!
@@ -36,7 +38,10 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 use tokio::sync::mpsc;
 
-use crate::process::{LeftoverCgroups, ProcessCensus, ProcessStat, children_of, set_reaper, signals};
+use crate::process::{
+    LeftoverCgroups, ProcessCensus, ProcessStat, SPAWN_HELPER_NAME, children_of, set_reaper, signals,
+    start_spawn_helper,
+};
 use mcp_satellite_files::disk::WAIT_MAX;
 
 /// Time to wait for killed processes. Those still alive after it are reported and left to the kernel.
@@ -96,6 +101,10 @@ pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<E
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop((pipe, exit_code_pipe, signals));
+            if let Err(error) = start_spawn_helper() {
+                // No log is open yet. The satellite forks the servers itself.
+                let _ = writeln!(io::stderr(), "satellite: cannot start the process that forks servers: {error}");
+            }
             before.thread_set_mask()?;
             // If the reaper was killed before this, the closed pipe reports it.
             if getppid() == reaper {
@@ -119,9 +128,15 @@ pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<E
 }
 
 pub fn is_orphan(pid: u32) -> bool {
-    let name = ProcessStat::read(pid).and_then(|stat| fs::read_to_string(format!("/proc/{}/comm", stat.parent)).ok());
+    let parent = ProcessStat::read(pid).map(|stat| Pid::from_raw(stat.parent.cast_signed()));
+    parent.and_then(|parent| is_named(parent, NAME)).is_some_and(|is_reaper| !is_reaper)
+}
+
+/// Returns `None` if the process does not exist.
+fn is_named(pid: Pid, name: &CStr) -> Option<bool> {
+    let found = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     // The kernel truncates process names.
-    name.is_some_and(|name| !NAME.to_string_lossy().starts_with(name.trim()))
+    Some(name.to_string_lossy().starts_with(found.trim()))
 }
 
 fn receive_signals(mut pipe: PipeReader, sender: &mpsc::UnboundedSender<Signal>) {
@@ -237,10 +252,15 @@ fn end_orphans(cgroups: &LeftoverCgroups, stuck: Option<Pid>) -> usize {
             let _ = kill(child, Signal::SIGKILL);
         }
         let childless = loop {
-            match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
-                // The children of a reaped process are now children of the reaper.
+            // Its name is read before it is reaped: the spawn helper, which ends with the satellite, is not counted.
+            match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT) {
                 Ok(WaitStatus::StillAlive) => break false,
-                Ok(_) => ended += 1,
+                Ok(status) => {
+                    let is_helper = status.pid().and_then(|pid| is_named(pid, SPAWN_HELPER_NAME));
+                    ended += usize::from(is_helper != Some(true));
+                    // The children of a reaped process are now children of the reaper.
+                    let _ = status.pid().map(|pid| waitid(Id::Pid(pid), WaitPidFlag::WEXITED));
+                }
                 Err(_) => break true,
             }
         };

@@ -23,6 +23,7 @@ use tokio::task::spawn_blocking;
 use super::{FleetScripts, InjectionFuture, ServerFaults, ServerWorld};
 use crate::types::{FaultKind, InstanceNo, LoadTarget, PlannedFault};
 use mcp_satellite_process::process::raise_descriptor_limit;
+use mcp_satellite_process::process::spawn_helper_pid;
 use mcp_satellite_process::reaper::is_orphan;
 use mcp_satellite_process::stdio::StdioConnector;
 use mcp_satellite_remote::RemoteConnector;
@@ -253,13 +254,13 @@ fn descendants(root_pid: u32) -> Vec<u32> {
         let Some((pid, parent)) = pid.and_then(|pid| Some((pid, parent_of(pid)?))) else { continue };
         children.entry(parent).or_default().push(pid);
     }
-    // The reaper has no other child than this process.
+    // The reaper has no other child than this process, which has the spawn helper besides its servers.
     let top = if is_orphan(root_pid) { Some(root_pid) } else { parent_of(root_pid) };
     let mut open = Vec::from_iter(top);
     let mut found = Vec::new();
     while let Some(pid) = open.pop() {
         for child in children.remove(&pid).unwrap_or_default() {
-            if child != root_pid {
+            if child != root_pid && Some(child) != spawn_helper_pid() {
                 found.push(child);
             }
             open.push(child);

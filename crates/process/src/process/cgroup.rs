@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use nix::libc;
 
-use super::proc_info::{ProcessStat, reaper_pid};
+use super::proc_info::{ProcessStat, reaper_pid, spawn_helper_pid};
 use super::spawn::try_cgroup;
 
 // Prefix of a satellite's cgroup; process id, start time and mark of the satellite follow.
@@ -115,7 +115,7 @@ impl Cgroups {
     }
 
     /// Enables the parent's controllers for the runs. A cgroup that enables controllers for its children must not
-    /// contain processes itself (except the root), so satellite and reaper move into a leaf first. If other processes
+    /// contain processes itself (except the root), so satellite, reaper and spawn helper move into a leaf first. If other processes
     /// remain, that fails and is undone. Without a reaper the satellite may be embedded in a host and is not moved.
     fn enable_controllers(&self, parent: &Path) -> CgroupControllers {
         let available = CgroupControllers::from_file(&parent.join("cgroup.controllers"));
@@ -132,7 +132,8 @@ impl Cgroups {
             let leaf = self.base.join(LEAF);
             let moved = |into: &Path| {
                 [reaper, std::process::id()]
-                    .iter()
+                    .into_iter()
+                    .chain(spawn_helper_pid())
                     .all(|pid| fs::write(into.join("cgroup.procs"), pid.to_string()).is_ok())
             };
             if fs::create_dir(&leaf).is_err() || !moved(&leaf) || !delegate(parent) {

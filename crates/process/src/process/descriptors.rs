@@ -1,12 +1,15 @@
-//! The limit of open files. The satellite raises its own, because every server uses four descriptors; servers start
-//! with the original limit.
+//! Numbers of descriptors, and the limit of open files. The satellite raises its own, because every server uses four
+//! descriptors; servers start with the original limit.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
 use nix::libc::rlim_t;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// Number of the descriptor of a file of arguments in a child.
+pub(super) const FILE_ARGS_FD: RawFd = 3;
 
 static AT_START: OnceLock<rlim_t> = OnceLock::new();
 
@@ -26,6 +29,15 @@ pub(super) fn child_limits() -> io::Result<Option<(rlim_t, rlim_t)>> {
     let Some(soft) = AT_START.get() else { return Ok(None) };
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(Some((hard.min(*soft), hard)))
+}
+
+/// Moves a descriptor above the numbers that a child replaces: the three standard ones and [`FILE_ARGS_FD`]. A host may
+/// have closed its own, so that a pipe got their numbers.
+pub(super) fn move_above_reserved(descriptor: OwnedFd) -> io::Result<OwnedFd> {
+    if descriptor.as_raw_fd() > FILE_ARGS_FD {
+        return Ok(descriptor);
+    }
+    Ok(rustix::io::fcntl_dupfd_cloexec(&descriptor, FILE_ARGS_FD + 1)?)
 }
 
 /// Descriptors that client connections must leave to the satellite itself: to start servers, to answer on the control

@@ -1,6 +1,7 @@
-//! The thread that forks all child processes. The kernel sends the parent-death signal when the *thread* that forked
-//! ends, and threads of a runtime's blocking pool end when they are idle. Therefore one dedicated thread forks, and it
-//! lives as long as its processes.
+//! The thread that starts all child processes, one after the other, by means of the spawn helper if there is one. Without
+//! it the thread forks them. The kernel sends the parent-death signal when the *thread* that forked ends, and threads of a
+//! runtime's blocking pool end when they are idle. Therefore one dedicated thread forks, and it lives as long as its
+//! processes.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +19,8 @@ use super::process_trees::ProcessTrees;
 use super::run_mark::RunMark;
 use super::scan::TreeScanner;
 use super::spawn::SpawnedChild;
-use super::tree::ProcessTree;
+use super::spawn_helper::Forker;
+use super::tree::{ProcessTree, StraySearch};
 use super::userns::IdMapper;
 
 /// Handle to the thread, which ends with its last handle. The guard of every process holds one.
@@ -42,10 +44,10 @@ pub(super) struct StartedProcess {
 }
 
 impl ForkThread {
-    pub(super) fn start(holds: Arc<ProcessTrees>) -> io::Result<Self> {
+    pub(super) fn start(trees: Arc<ProcessTrees>) -> io::Result<Self> {
         let (sender, orders) = mpsc::channel();
-        let mapper = IdMapper::start()?;
-        thread::Builder::new().name("satellite-fork".into()).spawn(move || run(&orders, &holds, mapper.as_ref()))?;
+        let starter = Starter { trees, mapper: IdMapper::start()?, forker: Forker::new() };
+        thread::Builder::new().name("satellite-fork".into()).spawn(move || run(&orders, starter))?;
         Ok(Self(sender))
     }
 
@@ -58,55 +60,85 @@ impl ForkThread {
     }
 }
 
-fn run(orders: &mpsc::Receiver<ForkOrder>, holds: &Arc<ProcessTrees>, mapper: Option<&IdMapper>) {
+fn run(orders: &mpsc::Receiver<ForkOrder>, mut starter: Starter) {
     // Other threads handle the signals. A child also starts with them blocked, until it has reset the handlers.
     let _ = SigSet::all().thread_block();
     for order in orders {
         // A panic that ended this thread would kill all servers.
-        let _ = catch_unwind(AssertUnwindSafe(|| order.carry_out(holds, mapper)));
+        let _ = catch_unwind(AssertUnwindSafe(|| starter.carry_out(order)));
     }
 }
 
-impl ForkOrder {
-    fn carry_out(self, holds: &Arc<ProcessTrees>, mapper: Option<&IdMapper>) {
-        let Self { launch, scanner, fork, answer } = self;
+struct Starter {
+    trees: Arc<ProcessTrees>,
+    mapper: Option<IdMapper>,
+    forker: Forker,
+}
+
+impl Starter {
+    fn carry_out(&mut self, order: ForkOrder) {
+        let ForkOrder { mut launch, scanner, fork, answer } = order;
         if answer.is_closed() {
             return;
         }
+        let started = match self.start(&mut launch, &scanner, &fork) {
+            Err(LaunchError::HelperLost) => self.start(&mut launch, &scanner, &fork),
+            started => started,
+        };
         // If the caller has gone, `send` returns the result, and dropping its guard kills the process.
-        let _ = answer.send(start(launch, holds, mapper, scanner, fork));
+        let _ = answer.send(started);
     }
-}
 
-fn start(
-    mut launch: LaunchSpec,
-    holds: &Arc<ProcessTrees>,
-    mapper: Option<&IdMapper>,
-    scanner: TreeScanner,
-    fork: ForkThread,
-) -> Result<StartedProcess, LaunchError> {
-    if holds.is_closed() {
-        return Err(LaunchError::ShuttingDown);
+    fn start(
+        &mut self,
+        launch: &mut LaunchSpec,
+        scanner: &TreeScanner,
+        fork: &ForkThread,
+    ) -> Result<StartedProcess, LaunchError> {
+        let trees = &self.trees;
+        if trees.is_closed() {
+            return Err(LaunchError::ShuttingDown);
+        }
+        let run = trees.next_run();
+        let cgroup = trees.create_cgroup(run, launch.cgroup_limits).map_err(LaunchError::Cgroup)?;
+        let directory = cgroup.as_ref().map(Cgroup::directory).transpose()?;
+        let mark = RunMark::new(trees.satellite_id(), run);
+        // The environment of a server in a sandbox contains configured variables only.
+        if launch.confinement.is_none() {
+            let (name, value) = mark.variable();
+            launch.environment.insert(name.into(), value.into());
+        }
+        trees.leaders.begin_start(run);
+        let (directory, id_map) = (directory.as_ref().map(AsFd::as_fd), self.mapper.as_ref().map(IdMapper::pipes));
+        let mut recorded = None;
+        let spawned = launch.spawn(&mut self.forker, directory, id_map, mark.limit(), |pid| {
+            recorded = trees.ledger.record_start(run, &launch.instance, pid);
+        });
+        let spawned = spawned.and_then(|child| Ok((ProcessGroup::new(child.pid)?, child)));
+        trees.leaders.finish_start(run, spawned.as_ref().ok().map(|(group, _)| group.pid()));
+        if let Err(LaunchError::HelperLost) = &spawned {
+            // The helper may have forked the child.
+            if let Some(cgroup) = &cgroup {
+                cgroup.kill();
+            }
+            scanner.sweep(StraySearch { mark: mark.clone(), since: 0 });
+        }
+        if recorded.is_some() && spawned.is_err() {
+            trees.ledger.record_end(run);
+        }
+        let (group, SpawnedChild { stdin, stdout, stderr, .. }) = spawned?;
+        if let Some(request) = recorded {
+            trees.ledger.wait_recorded(request, &launch.instance, group.pid());
+        }
+        let records = (Arc::clone(&trees.ledger), Arc::clone(&trees.leaders));
+        let tree = Arc::new(ProcessTree::new(group, run, cgroup, mark, launch.confinement, records));
+        trees.insert(&tree);
+        let (trees, scanner) = (Arc::clone(trees), scanner.clone());
+        let guard = TreeGuard { tree: Arc::clone(&tree), trees, scanner, _fork: fork.clone() };
+        if self.trees.is_closed() {
+            // `kill_all` may have run before this tree was registered.
+            return Err(LaunchError::ShuttingDown);
+        }
+        Ok(StartedProcess { tree, guard, stdin, stdout, stderr })
     }
-    let run = holds.next_run();
-    let cgroup = holds.create_cgroup(run, launch.cgroup_limits).map_err(LaunchError::Cgroup)?;
-    let directory = cgroup.as_ref().map(Cgroup::directory).transpose()?;
-    let mark = RunMark::new(holds.satellite_id(), run);
-    // The environment of a server in a sandbox contains configured variables only.
-    if launch.confinement.is_none() {
-        let (name, value) = mark.variable();
-        launch.environment.insert(name.into(), value.into());
-    }
-    let SpawnedChild { pid, stdin, stdout, stderr } =
-        launch.spawn(directory.as_ref().map(AsFd::as_fd), mapper.map(IdMapper::pipes), mark.limit())?;
-    let group = ProcessGroup::new(pid)?;
-    holds.ledger.record_start(run, &launch.instance, group.pid());
-    let tree = Arc::new(ProcessTree::new(group, run, cgroup, mark, launch.confinement, Arc::clone(&holds.ledger)));
-    holds.insert(&tree);
-    let guard = TreeGuard { tree: Arc::clone(&tree), trees: Arc::clone(holds), scanner, _fork: fork };
-    if holds.is_closed() {
-        // `Holds::end_all` may have run before this tree was registered.
-        return Err(LaunchError::ShuttingDown);
-    }
-    Ok(StartedProcess { tree, guard, stdin, stdout, stderr })
 }

@@ -1,34 +1,24 @@
-//! Description of a process to be started, preparation of the child between fork and exec, and errors of a start.
-//!
-//! The order of the steps in the child matters: the session first, then limits and user namespace, then the
-//! parent-death signal, which a change of credentials clears, then privileges, keyring and filter, and descriptors and
-//! signals last.
+//! Description of a process to be started, and errors of a start.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Seek, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
-use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{Pid, getpid, getppid, setsid};
-use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use nix::unistd::getpid;
 
 use super::cgroup::CgroupLimits;
-use super::descriptors;
+use super::descriptors::{FILE_ARGS_FD, child_limits};
 use super::filter::SyscallFilter;
 use super::limits::ResourceLimits;
-use super::run_mark;
-use super::spawn::{ExecImage, SpawnStage, SpawnedChild};
-use super::userns::{self, IdMapPipes};
-use crate::huge_pages;
+use super::preparation::{ChildConfinement, ChildPreparation, ExtraDescriptors};
+use super::spawn::{ChildDescriptors, ChildPlan, ExecImage, SpawnError, SpawnedChild};
+use super::spawn_helper::Forker;
+use super::userns::IdMapPipes;
 
 /// A process to be started. Not `Debug`: arguments and environment contain secrets.
 pub(crate) struct LaunchSpec {
@@ -76,6 +66,8 @@ pub(crate) enum LaunchError {
     ShuttingDown,
     #[error("the thread that starts processes failed: restart the satellite")]
     Thread,
+    #[error("the process that starts servers was killed")]
+    HelperLost,
 }
 
 impl LaunchError {
@@ -86,7 +78,7 @@ impl LaunchError {
     pub(crate) fn is_machine_fault(&self) -> bool {
         match self {
             Self::Directory(_, error) | Self::System(error) | Self::Cgroup(error) => is_machine_fault(error),
-            Self::Sandbox { .. } | Self::ShuttingDown | Self::Thread => false,
+            Self::Sandbox { .. } | Self::ShuttingDown | Self::Thread | Self::HelperLost => false,
         }
     }
 }
@@ -112,33 +104,47 @@ fn reason(error: &io::Error) -> String {
 }
 
 impl LaunchSpec {
-    /// Forks into `cgroup` and executes. Blocks, and ties the child's life to that of the calling thread.
+    /// Forks into `cgroup` and executes. Calls `on_forked` with the process id before the child has executed. Blocks.
+    /// The child's life is tied to that of the calling thread or, with a spawn helper, of the satellite's first thread.
     pub(super) fn spawn(
         &self,
+        forker: &mut Forker,
         cgroup: Option<BorrowedFd<'_>>,
-        mapping: Option<IdMapPipes>,
+        id_map: Option<IdMapPipes<'_>>,
         mark: Option<u64>,
+        on_forked: impl FnOnce(u32),
     ) -> Result<SpawnedChild, LaunchError> {
-        let handed = self.write_file_args()?;
-        let number = handed.as_ref().map(|handed| OsString::from(handed.as_raw_fd().to_string()));
-        let words = number.iter().flat_map(|number| [OsStr::new("--args"), number]);
-        let args = std::iter::once(&*self.command).chain(words).chain(self.args.iter().map(OsString::as_os_str));
-        // Only a sandbox is filtered: without one a server has the rights of the satellite.
-        let filter = self.confinement.map(|_| SyscallFilter::new()).transpose()?;
-        let image = ExecImage::new(args, self.environment.iter(), self.directory.as_deref())?;
-        let preparation = ChildPreparation {
-            parent: getpid(),
-            descriptors: descriptors::child_limits()?,
-            file_args_fd: handed.as_ref().map(File::as_raw_fd),
-            confinement: self.confinement,
-            mapping,
-            filter,
-            mark,
-            user: self.user,
+        let file_args = self.write_file_args()?;
+        let number = OsString::from(FILE_ARGS_FD.to_string());
+        let mut args: Vec<&OsStr> = vec![&self.command];
+        if file_args.is_some() {
+            args.extend([OsStr::new("--args"), &number]);
+        }
+        args.extend(self.args.iter().map(OsString::as_os_str));
+        let confinement = self.confinement.map(|Confinement { namespaces_below, limits, .. }| {
+            // Compiled here, too, because the spawn helper can return only the number of an error.
+            SyscallFilter::new().map(|_| ChildConfinement { namespaces_below, limits })
+        });
+        let plan = ChildPlan {
+            image: ExecImage::new(&args, self.environment.iter(), self.directory.as_deref())?,
+            preparation: ChildPreparation {
+                parent: getpid().as_raw(),
+                descriptor_limits: child_limits()?,
+                confinement: confinement.transpose()?,
+                user: self.user,
+                mark,
+            },
         };
-        image.spawn(cgroup, || preparation.carry_out()).map_err(|(stage, error)| match (stage, &self.directory) {
-            (SpawnStage::ChangeDirectory, Some(directory)) => LaunchError::Directory(directory.clone(), error),
-            _ => error.into(),
+        let extra = ExtraDescriptors { cgroup, file_args: file_args.as_ref().map(AsFd::as_fd), id_map };
+        let fork = |descriptors: &ChildDescriptors<'_>| {
+            let forked = forker.fork(&plan, descriptors)?;
+            forked.inspect(|pid| on_forked(pid.as_raw_nonzero().get().unsigned_abs()));
+            Ok(forked)
+        };
+        plan.spawn(extra, fork).map_err(|error| match (error, &self.directory) {
+            (SpawnError::ChangeDirectory(error), Some(directory)) => LaunchError::Directory(directory.clone(), error),
+            (SpawnError::ChangeDirectory(error) | SpawnError::Exec(error), _) => error.into(),
+            (SpawnError::HelperLost, _) => LaunchError::HelperLost,
         })
     }
 
@@ -153,123 +159,6 @@ impl LaunchSpec {
         }
         file.rewind()?;
         Ok(Some(file))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct ChildPreparation {
-    parent: Pid,
-    descriptors: Option<(libc::rlim_t, libc::rlim_t)>,
-    file_args_fd: Option<RawFd>,
-    confinement: Option<Confinement>,
-    mapping: Option<IdMapPipes>,
-    filter: Option<SyscallFilter>,
-    user: Option<u32>,
-    mark: Option<u64>,
-}
-
-impl ChildPreparation {
-    /// Runs in the child. Every call is async-signal-safe.
-    fn carry_out(self) -> io::Result<()> {
-        // A new session has its own process group and no terminal to read from or write to.
-        setsid()?;
-        if let Some(mark) = self.mark {
-            run_mark::set_limit(mark);
-        }
-        if let Some((soft, hard)) = self.descriptors {
-            setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
-        }
-        if let Some(confinement) = self.confinement {
-            userns::enter(confinement.namespaces_below, self.mapping)?;
-            confinement.limits.set()?;
-        }
-        if let Some(id) = self.user {
-            // The system calls themselves: glibc's functions lock its list of threads, which another thread may have held
-            // at the fork.
-            let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
-            set_thread_groups(&[])?;
-            set_thread_res_gid(group, group, group)?;
-            set_thread_res_uid(user, user, user)?;
-        }
-        // Repeated after the changes of user namespace and user, because a change of credentials may clear it.
-        set_parent_death_signal(self.parent)?;
-        set_no_new_privs()?;
-        huge_pages::restore_in_child();
-        if let Some(filter) = self.filter {
-            restrict_keyring_and_sockets();
-            filter.apply()?;
-        }
-        close_on_exec();
-        if let Some(handed) = self.file_args_fd {
-            keep_on_exec(handed)?;
-        }
-        reset_signals();
-        // Blocked since before the fork (see the fork thread) and unblocked only here: no handler of the satellite can
-        // run in the child.
-        Ok(SigSet::empty().thread_set_mask()?)
-    }
-}
-
-/// Makes the kernel kill the calling process when the thread that forked it ends.
-pub(super) fn set_parent_death_signal(parent: Pid) -> io::Result<()> {
-    set_pdeathsig(Signal::SIGKILL)?;
-    // A parent that ended before the line above sends no signal any more.
-    if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
-}
-
-/// Sets close-on-exec on every descriptor but the three standard ones. The satellite's have the flag already; those of
-/// an embedding host may not. No effect on kernels before 5.11.
-fn close_on_exec() {
-    #[expect(unsafe_code, reason = "no wrapper of this system call exists that works on every libc")]
-    // SAFETY: a system call on numbers only; it changes a flag of descriptors and closes none.
-    unsafe {
-        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
-    }
-}
-
-fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
-    #[expect(unsafe_code, reason = "the descriptor is held open by the parent during the fork, as a number")]
-    // SAFETY: it is open: a copy of a file that the forking thread holds until the child has executed.
-    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    Ok(fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty())).map(drop)?)
-}
-
-/// Leaves the session keyring, which is inherited, and blocks the machine's abstract sockets, which belong to the
-/// network namespace: no namespace of a sandbox covers them. No effect on kernels without support (Landlock version 6,
-/// Linux 6.12).
-fn restrict_keyring_and_sockets() {
-    #[repr(C)]
-    struct Ruleset {
-        files: u64,
-        network: u64,
-        scoped: u64,
-    }
-    const JOIN_SESSION_KEYRING: libc::c_int = 1;
-    const ABSTRACT_SOCKETS_AND_SIGNALS: u64 = 3;
-    let rules = Ruleset { files: 0, network: 0, scoped: ABSTRACT_SOCKETS_AND_SIGNALS };
-    #[expect(unsafe_code, reason = "no wrapper of these system calls exists that does not allocate")]
-    // SAFETY: system calls on numbers and on a structure that outlives them; a failed call has no effect.
-    unsafe {
-        libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>());
-        let ruleset = libc::syscall(libc::SYS_landlock_create_ruleset, &raw const rules, size_of::<Ruleset>(), 0);
-        if ruleset >= 0 {
-            // The exec closes it.
-            libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0);
-        }
-    }
-}
-
-/// Gives every signal its default action. Exec resets handlers, but an ignored signal stays ignored, which the program
-/// does not expect.
-fn reset_signals() {
-    const LAST: libc::c_int = 64;
-    for signal in 1..=LAST {
-        #[expect(unsafe_code, reason = "the safe wrappers do not know the real-time signals")]
-        // SAFETY: `signal` is async-signal-safe, no handler is installed, and a signal number that cannot be changed is
-        // rejected without effect.
-        unsafe {
-            libc::signal(signal, libc::SIG_DFL);
-        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! is written when a process starts and one when its run has ended. There is no `fsync`, because a machine that goes
 //! down takes the processes with it.
 //!
-//! A thread writes the rows. A start waits for its row, at most [`WAIT_MAX`](mcp_satellite_files::disk::WAIT_MAX); `status` shows a
+//! A thread writes the rows, while the child executes its program. A start waits for its row, at most [`WAIT_MAX`](mcp_satellite_files::disk::WAIT_MAX); `status` shows a
 //! process whose row is not written yet.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -157,14 +157,17 @@ impl Ledger {
         Ok(Self(Some(LedgerWriter { rows, saver })))
     }
 
-    /// Adds a process and waits until its row is written. A failed write is logged and does not prevent the start.
-    pub(super) fn record_start(&self, run: u64, instance: &str, pid: u32) {
+    /// Adds a process. Returns the request to wait for, if there is a data directory.
+    pub(super) fn record_start(&self, run: u64, instance: &str, pid: u32) -> Option<u64> {
+        self.0.as_ref()?;
         let start_time = ProcessStat::read(pid).map_or(0, |stat| stat.start_time);
-        let line = LedgerLine::Started(StartedRow { run, instance: instance.to_owned(), pid, start_time });
+        self.add(LedgerLine::Started(StartedRow { run, instance: instance.to_owned(), pid, start_time }))
+    }
+
+    /// Waits until the row of a process is written. A failed write is logged and does not prevent the start.
+    pub(super) fn wait_recorded(&self, request: u64, instance: &str, pid: u32) {
         let Some(LedgerWriter { saver, .. }) = &self.0 else { return };
-        if let Some(request) = self.add(line)
-            && let Err(error) = saver.wait(request)
-        {
+        if let Err(error) = saver.wait(request) {
             tracing::warn!(instance, pid, %error, "a process is not in the ledger yet: if the satellite and its reaper were killed now, the next start would not find it");
         }
     }
@@ -376,7 +379,7 @@ impl LedgerContents {
             if let Some(run) = under.get(&stat.pid).and_then(|root| roots.get(root)) {
                 return Some(Some(*run));
             }
-            census.mark_of(stat.pid)?.run_of(&self.satellite.id)
+            census.marked_run(stat.pid, &self.satellite.id)
         };
         let live = census.all().filter(|stat| stat.alive && stat.pid != own);
         live.filter_map(|stat| Some((*stat, run_of(stat)?))).collect()
@@ -391,6 +394,10 @@ mod tests {
         fn save(&self) {
             self.0.as_ref().unwrap().saver.save().unwrap();
         }
+
+        fn start(&self, run: u64, instance: &str, pid: u32) {
+            self.wait_recorded(self.record_start(run, instance, pid).unwrap(), instance, pid);
+        }
     }
 
     fn satellite() -> LedgerHeader {
@@ -401,8 +408,8 @@ mod tests {
     fn ended_runs_are_removed_and_an_incomplete_line_is_ignored() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
-        ledger.record_start(1, "one", 101);
-        ledger.record_start(2, "two", 102);
+        ledger.start(1, "one", 101);
+        ledger.start(2, "two", 102);
         ledger.record_sandbox_process(2, 103, 7);
         ledger.record_end(1);
         ledger.save();
@@ -420,10 +427,10 @@ mod tests {
         let obstacle = directory.path().join(format!("{FILE}.new"));
         fs::create_dir(&obstacle).unwrap();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
-        ledger.record_start(1, "one", 101);
+        ledger.start(1, "one", 101);
         assert!(!ledger.is_recorded(1));
         for run in 2..5000 {
-            ledger.record_start(run, "comes and goes", 102);
+            ledger.start(run, "comes and goes", 102);
             ledger.record_end(run);
         }
         fs::remove_dir(&obstacle).unwrap();
@@ -437,9 +444,9 @@ mod tests {
     fn a_ledger_stays_short_after_many_runs() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
         let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
-        ledger.record_start(0, "stays", 100);
+        ledger.start(0, "stays", 100);
         for run in 1..=5000 {
-            ledger.record_start(run, "comes and goes", 101);
+            ledger.start(run, "comes and goes", 101);
             ledger.record_end(run);
         }
         ledger.save();

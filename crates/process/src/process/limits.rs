@@ -10,11 +10,12 @@ use mcp_satellite_actors::model::exit::{ExceededLimit, LimitedResource as Limite
 use mcp_satellite_actors::seam::ProcessEnd;
 use nix::libc;
 use nix::sys::resource::{Resource, setrlimit};
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, ReadBuf};
 
 /// Resource limits; sizes are in bytes. They apply per process, except `processes` (processes and threads), which the
 /// kernel counts per user namespace.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ResourceLimits {
     pub address_space: Option<u64>,
     /// Seconds of processor time over the whole life of the process.

@@ -1,12 +1,13 @@
-//! Child processes. One long-lived thread forks them; each leads a session of its own and is gone only when its whole
-//! process tree is gone.
+//! Child processes. Each leads a session of its own and is gone only when its whole process tree is gone.
 //!
-//! - `launch` describes a process and prepares the child between fork and exec; `spawn` forks and executes; `userns`,
-//!   `limits` and `filter` confine the child;
-//! - `fork` is the thread that forks;
+//! - `launch` describes a process; `spawn` forks and executes; `preparation` prepares the child between fork and exec, and
+//!   `userns`, `limits` and `filter` confine it;
+//! - `fork` is the thread that starts processes, one after the other: it lets `spawn_helper` fork them, or forks them
+//!   itself if there is no helper;
 //! - `tree` is a leader with its descendants: how it is held, signalled and found, by means of `group`, `cgroup` and
 //!   `proc_info`;
 //! - `scan` is the thread that detects that a tree is empty, and only then reaps its leader;
+//! - `leaders` distinguishes leaders from adopted orphans;
 //! - `run_mark` is the mark that all processes of a run inherit;
 //! - `process_trees` contains all trees; `ledger` records them for the next satellite.
 //!
@@ -22,14 +23,17 @@ mod filter;
 mod fork;
 mod group;
 mod launch;
+mod leaders;
 mod ledger;
 mod limits;
+mod preparation;
 mod proc_info;
 mod process_trees;
 mod run_mark;
 mod scan;
 pub mod signals;
 mod spawn;
+mod spawn_helper;
 mod tree;
 mod userns;
 
@@ -61,10 +65,11 @@ pub use self::ledger::ReclaimedProcesses;
 pub(super) use self::limits::ResourceLimits;
 use self::limits::StderrMonitor;
 use self::proc_info::reaper_pid;
-pub use self::proc_info::{ProcessCensus, ProcessStat, children_of, set_reaper};
+pub use self::proc_info::{ProcessCensus, ProcessStat, children_of, set_reaper, spawn_helper_pid};
 use self::process_trees::ProcessTrees;
 pub use self::process_trees::{CgroupMode, TreeUsage};
 use self::scan::TreeScanner;
+pub use self::spawn_helper::{SPAWN_HELPER_NAME, start_spawn_helper};
 use self::tree::ProcessTree;
 use mcp_satellite_files::data_dir::DataDir;
 
@@ -91,7 +96,7 @@ impl ProcessLauncher {
         let adopts = reaper_pid().map(|_| {
             // On a kernel without subreapers, orphans go to the reaper.
             let _ = set_child_subreaper(true);
-            holds.satellite_id().to_owned()
+            Arc::clone(&holds)
         });
         Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: TreeScanner::start(adopts)?, trees: holds })
     }

@@ -1,7 +1,7 @@
 //! Process information from `/proc`: state, parent, group, session, start time and resource usage. A process id alone
 //! does not identify a process for long; a `PidfdProcess` is one whose identity was checked.
 
-use std::cell::OnceCell;
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -22,6 +22,17 @@ pub fn set_reaper(pid: u32) {
 
 pub(super) fn reaper_pid() -> Option<u32> {
     REAPER.get().copied()
+}
+
+// Process id of the spawn helper, a child of this process, if there is one.
+static SPAWN_HELPER: OnceLock<u32> = OnceLock::new();
+
+pub(super) fn set_spawn_helper(pid: u32) {
+    let _ = SPAWN_HELPER.set(pid);
+}
+
+pub fn spawn_helper_pid() -> Option<u32> {
+    SPAWN_HELPER.get().copied()
 }
 
 /// A process as described by `/proc/PID/stat`, see proc(5).
@@ -78,7 +89,8 @@ fn read(path: &str) -> io::Result<Vec<u8>> {
 
 pub struct ProcessCensus {
     all: HashMap<u32, ProcessStat>,
-    marks: OnceCell<HashMap<u32, ObservedMark>>,
+    // Marks of the processes for which one was needed.
+    marks: RefCell<HashMap<u32, ObservedMark>>,
 }
 
 impl ProcessCensus {
@@ -100,7 +112,7 @@ impl ProcessCensus {
     }
 
     fn new(all: HashMap<u32, ProcessStat>) -> Self {
-        Self { all, marks: OnceCell::new() }
+        Self { all, marks: RefCell::default() }
     }
 
     pub fn all(&self) -> impl Iterator<Item = &ProcessStat> {
@@ -111,14 +123,22 @@ impl ProcessCensus {
         self.all.get(&pid)
     }
 
-    pub(super) fn mark_of(&self, pid: u32) -> Option<&ObservedMark> {
-        let read =
-            || self.all().filter(|stat| stat.alive).map(|stat| (stat.pid, ObservedMark::read(stat.pid))).collect();
-        self.marks.get_or_init(read).get(&pid)
+    pub(super) fn is_marked(&self, pid: u32, mark: &RunMark) -> bool {
+        self.with_mark(pid, |observed| observed.matches(mark))
     }
 
-    pub(super) fn is_marked(&self, pid: u32, mark: &RunMark) -> bool {
-        self.mark_of(pid).is_some_and(|carried| carried.matches(mark))
+    /// Returns the run of a process of `satellite`; the inner option is `None` if the run cannot be read.
+    #[expect(clippy::option_option, reason = "the mark of another satellite differs from an unreadable run")]
+    pub(super) fn marked_run(&self, pid: u32, satellite: &str) -> Option<Option<u64>> {
+        self.with_mark(pid, |observed| observed.run_of(satellite))
+    }
+
+    fn with_mark<T>(&self, pid: u32, read: impl FnOnce(&ObservedMark) -> T) -> T {
+        let mut marks = self.marks.borrow_mut();
+        read(marks.entry(pid).or_insert_with(|| {
+            let is_alive = self.all.get(&pid).is_some_and(|stat| stat.alive);
+            if is_alive { ObservedMark::read(pid) } else { ObservedMark::default() }
+        }))
     }
 
     /// Returns the live members of the trees under these leaders, each with its leader: the processes in a leader's

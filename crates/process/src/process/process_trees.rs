@@ -11,6 +11,7 @@ use std::{io, thread};
 use rustix::process::Signal;
 
 use super::cgroup::{Cgroup, CgroupControllers, CgroupLimits, Cgroups};
+use super::leaders::Leaders;
 use super::ledger::{Ledger, LedgerHeader, boot_id, pid_namespace};
 use super::proc_info::{PidfdProcess, ProcessCensus, reaper_pid};
 use super::tree::ProcessTree;
@@ -33,6 +34,7 @@ pub(super) struct ProcessTrees {
     cgroups_required: bool,
     pub(super) description: String,
     pub(super) ledger: Arc<Ledger>,
+    pub(super) leaders: Arc<Leaders>,
     trees: Mutex<HashMap<u64, Arc<ProcessTree>>>,
     closed: AtomicBool,
     last_run: AtomicU64,
@@ -82,6 +84,7 @@ impl ProcessTrees {
             cgroups_required: mode == CgroupMode::Required,
             description,
             ledger: Arc::new(ledger),
+            leaders: Arc::default(),
             trees: Mutex::default(),
             closed: AtomicBool::new(false),
             last_run: AtomicU64::new(0),
@@ -170,10 +173,11 @@ impl ProcessTrees {
                     tree.kill_members(&census);
                 }
                 let own = std::process::id();
-                // With a reaper above it, the satellite adopts orphans of its servers and has no other children.
+                // With a reaper above it, the satellite adopts orphans of its servers. Its only other child is the
+                // spawn helper, which is not needed any more.
                 let below = reaper_pid().map(|_| census.members_under(&HashSet::from([own]))).unwrap_or_default();
                 for stat in census.all().filter(|stat| stat.alive && stat.pid != own) {
-                    let is_marked = || census.mark_of(stat.pid).is_some_and(|mark| mark.run_of(&self.id).is_some());
+                    let is_marked = || census.marked_run(stat.pid, &self.id).is_some();
                     if (below.contains_key(&stat.pid) || is_marked())
                         && let Some(known) = PidfdProcess::open(stat.pid, stat.start_time)
                     {

@@ -66,12 +66,17 @@ impl ObservedMark {
         if let Some(run) = named {
             return Some(run.parse().ok());
         }
-        self.limit.filter(|limit| is_limit_of(*limit, satellite)).map(|limit| Some(limit & u64::from(u32::MAX)))
+        self.limit.filter(|limit| is_limit_of(*limit, satellite)).map(|limit| Some(run_of_limit(limit)))
     }
 }
 
-pub(super) fn has_limit_of(pid: u32, satellite: &str) -> bool {
-    limit_of(pid).is_some_and(|limit| is_limit_of(limit, satellite))
+/// Returns the run of a process of `satellite` by the mark in its limits.
+pub(super) fn run_in_limit(pid: u32, satellite: &str) -> Option<u64> {
+    limit_of(pid).filter(|limit| is_limit_of(*limit, satellite)).map(run_of_limit)
+}
+
+fn run_of_limit(limit: u64) -> u64 {
+    limit & u64::from(u32::MAX)
 }
 
 fn is_limit_of(limit: u64, satellite: &str) -> bool {

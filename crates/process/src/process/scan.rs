@@ -13,8 +13,9 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::sync::oneshot;
 
 use super::proc_info::{ProcessCensus, children_of};
-use super::run_mark::{self, RunMark};
-use super::tree::{self, ProcessTree};
+use super::process_trees::ProcessTrees;
+use super::run_mark;
+use super::tree::{ProcessTree, StraySearch};
 
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -24,6 +25,10 @@ const IDLE_SHARE: u32 = 4;
 
 // Interval between two searches for adopted processes that have ended.
 const ADOPTED_PAUSE: Duration = Duration::from_secs(1);
+
+// Delay of a search for processes that have left their cgroup. A restart is thus not slowed down by it, and one census
+// serves several searches.
+const SWEEP_DELAY: Duration = Duration::from_millis(20);
 
 // Number of rounds without an ended process after which the pause grows, up to `PAUSE_MAX`.
 const QUIET_ROUNDS: u32 = 20;
@@ -36,7 +41,7 @@ pub(super) struct TreeScanner(mpsc::Sender<ScanOrder>);
 enum ScanOrder {
     Watch(WatchedTree),
     Terminate(Arc<ProcessTree>),
-    Sweep(RunMark),
+    Sweep(StraySearch),
 }
 
 struct WatchedTree {
@@ -53,12 +58,12 @@ impl WatchedTree {
 
 impl TreeScanner {
     /// Starts the thread. Fails if `/proc` cannot be read, because the end of a tree could then not be detected.
-    /// `adopts` is the satellite's id if this process is a subreaper and must reap the orphans of its servers.
-    pub(super) fn start(adopts: Option<String>) -> io::Result<Self> {
+    /// `adopts` contains the trees if this process is a subreaper and must reap the orphans of its servers.
+    pub(super) fn start(adopts: Option<Arc<ProcessTrees>>) -> io::Result<Self> {
         ProcessCensus::take().map_err(|error| io::Error::new(error.kind(), format!("cannot read /proc: {error}")))?;
         let (sender, orders) = mpsc::channel();
         thread::Builder::new().name("satellite-scan".into()).spawn(move || {
-            ScanLoop { subreaper_id: adopts, ..ScanLoop::default() }.run(&orders);
+            ScanLoop { adopts, ..ScanLoop::default() }.run(&orders);
         })?;
         Ok(Self(sender))
     }
@@ -85,9 +90,14 @@ impl TreeScanner {
     /// search.
     fn reap_and_sweep(&self, tree: &ProcessTree) {
         tree.reap();
-        if let Some(mark) = tree.mark_to_sweep() {
-            let _ = self.0.send(ScanOrder::Sweep(mark.clone()));
+        if let Some(search) = tree.stray_search() {
+            self.sweep(search);
         }
+    }
+
+    /// Kills all processes that a search finds, until it finds none.
+    pub(super) fn sweep(&self, search: StraySearch) {
+        let _ = self.0.send(ScanOrder::Sweep(search));
     }
 
     pub(super) fn terminate(&self, tree: &Arc<ProcessTree>) {
@@ -103,11 +113,13 @@ impl TreeScanner {
 struct ScanLoop {
     watched: Vec<WatchedTree>,
     to_terminate: Vec<Arc<ProcessTree>>,
-    to_sweep: Vec<RunMark>,
+    to_sweep: Vec<StraySearch>,
+    // Time of the next round of searches, if there are any.
+    sweep_at: Option<Instant>,
     quiet_rounds: u32,
     // Trees whose server may ignore SIGTERM, see `ProcessTree::kill_server_ignoring_sigterm`.
     terminating: Vec<Arc<ProcessTree>>,
-    subreaper_id: Option<String>,
+    adopts: Option<Arc<ProcessTrees>>,
     last_reap: Option<Instant>,
 }
 
@@ -117,11 +129,12 @@ impl ScanLoop {
             if self.is_idle() {
                 match self.receive(orders) {
                     Ok(first) => self.accept(first),
-                    Err(RecvTimeoutError::Timeout) => {
-                        self.reap_adopted();
-                        continue;
-                    }
-                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => self.reap_adopted(),
+                    Err(RecvTimeoutError::Disconnected) if self.to_sweep.is_empty() => return,
+                    Err(RecvTimeoutError::Disconnected) => self.sweep_at = Some(Instant::now()),
+                }
+                if self.is_idle() {
+                    continue;
                 }
             }
             if self.last_reap.is_none_or(|at| at.elapsed() >= ADOPTED_PAUSE) {
@@ -144,19 +157,23 @@ impl ScanLoop {
     }
 
     fn receive(&self, orders: &mpsc::Receiver<ScanOrder>) -> Result<ScanOrder, RecvTimeoutError> {
-        match self.subreaper_id {
-            Some(_) => orders.recv_timeout(ADOPTED_PAUSE),
+        let sweep_pause = self.sweep_at.map(|at| at.saturating_duration_since(Instant::now()));
+        match sweep_pause.into_iter().chain(self.adopts.as_ref().map(|_| ADOPTED_PAUSE)).min() {
+            Some(pause) => orders.recv_timeout(pause),
             None => orders.recv().map_err(RecvTimeoutError::from),
         }
     }
 
-    /// Reaps the adopted processes that have ended. The kernel makes orphans children of the first thread; the leaders
-    /// are children of the fork thread, and no other child carries the mark of this satellite.
+    /// Reaps the adopted processes that have ended. The kernel makes orphans children of the first thread. Leaders that
+    /// the spawn helper forked are children of that thread, too; no other child carries the mark of this satellite.
     fn reap_adopted(&mut self) {
-        let Some(satellite) = &self.subreaper_id else { return };
+        let Some(trees) = &self.adopts else { return };
         self.last_reap = Some(Instant::now());
         for pid in children_of(std::process::id()).unwrap_or_default() {
-            if run_mark::has_limit_of(pid, satellite)
+            // Before the mark is read, because there may be thousands of leaders.
+            if !trees.leaders.is_known(pid)
+                && let Some(run) = run_mark::run_in_limit(pid, trees.satellite_id())
+                && !trees.leaders.may_lead(pid, run)
                 && let Some(pid) = Pid::from_raw(pid.cast_signed())
             {
                 let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
@@ -165,10 +182,16 @@ impl ScanLoop {
     }
 
     fn is_idle(&self) -> bool {
-        self.watched.is_empty()
-            && self.terminating.is_empty()
-            && self.to_terminate.is_empty()
-            && self.to_sweep.is_empty()
+        self.watched.is_empty() && self.terminating.is_empty() && self.to_terminate.is_empty() && !self.is_sweep_due()
+    }
+
+    fn is_sweep_due(&self) -> bool {
+        self.sweep_at.is_some_and(|at| at <= Instant::now())
+    }
+
+    fn add_search(&mut self, search: StraySearch) {
+        self.to_sweep.push(search);
+        self.sweep_at.get_or_insert_with(|| Instant::now() + SWEEP_DELAY);
     }
 
     fn accept(&mut self, order: ScanOrder) {
@@ -176,7 +199,7 @@ impl ScanLoop {
         match order {
             ScanOrder::Watch(watched) => self.watched.push(watched),
             ScanOrder::Terminate(tree) => self.to_terminate.push(tree),
-            ScanOrder::Sweep(mark) => self.to_sweep.push(mark),
+            ScanOrder::Sweep(search) => self.add_search(search),
         }
     }
 
@@ -187,7 +210,8 @@ impl ScanLoop {
         let due: Vec<bool> = self.watched.iter().map(|one| ended(one) || one.tree.is_kill_requested()).collect();
         let in_question = self.watched.iter().zip(&due).any(|(one, due)| *due && one.tree.needs_census());
         // A census fails if descriptors or memory are short; the next one may succeed.
-        let is_requested = !self.terminating.is_empty() || !self.to_terminate.is_empty() || !self.to_sweep.is_empty();
+        let sweeps = self.is_sweep_due();
+        let is_requested = !self.terminating.is_empty() || !self.to_terminate.is_empty() || sweeps;
         let census = (in_question || is_requested).then(ProcessCensus::take).and_then(Result::ok);
         if let Some(census) = &census {
             for tree in std::mem::take(&mut self.to_terminate) {
@@ -197,17 +221,20 @@ impl ScanLoop {
                 }
             }
             self.terminating.iter().for_each(|tree| tree.kill_server_ignoring_sigterm(census));
-            // Repeated until no process is found: a process may fork while it is being killed.
-            self.to_sweep.retain(|mark| tree::kill_marked(census, mark));
+            if sweeps {
+                // Repeated until no process is found: a process may fork while it is being killed.
+                self.to_sweep.retain(|search| search.kill(census));
+                self.sweep_at = self.sweep_at.filter(|_| !self.to_sweep.is_empty());
+            }
         }
-        let mut due = due.into_iter();
+        let (mut due, mut searches) = (due.into_iter(), Vec::new());
         self.watched.retain_mut(|one| {
             if !due.next().unwrap_or_default() {
                 return true;
             }
             if one.tree.is_empty(census.as_ref()) {
                 one.tree.reap();
-                self.to_sweep.extend(one.tree.mark_to_sweep().cloned());
+                searches.extend(one.tree.stray_search());
                 if let Some(reply_sender) = one.reply.take() {
                     let _ = reply_sender.send(());
                 }
@@ -221,5 +248,6 @@ impl ScanLoop {
             }
             true
         });
+        searches.into_iter().for_each(|search| self.add_search(search));
     }
 }

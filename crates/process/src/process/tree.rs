@@ -19,6 +19,7 @@ use rustix::process::Signal;
 use super::cgroup::Cgroup;
 use super::group::ProcessGroup;
 use super::launch::Confinement;
+use super::leaders::Leaders;
 use super::ledger::Ledger;
 use super::limits::ResourceLimits;
 use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat, children_of};
@@ -38,11 +39,20 @@ pub(super) struct ProcessTree {
     kill_requested: AtomicBool,
     final_stats: OnceLock<FinalStats>,
     ledger: Arc<Ledger>,
+    leaders: Arc<Leaders>,
 }
 
 struct FinalStats {
     cpu_ticks: u64,
     oom_killed: bool,
+    start_time: u64,
+}
+
+/// A search for processes that have left the cgroup of their run.
+pub(super) struct StraySearch {
+    pub(super) mark: RunMark,
+    /// Start time of the leader, in clock ticks since boot: no process of the run is older.
+    pub(super) since: u64,
 }
 
 struct SandboxProcesses {
@@ -59,11 +69,11 @@ impl ProcessTree {
         cgroup: Option<Cgroup>,
         mark: RunMark,
         confinement: Option<Confinement>,
-        ledger: Arc<Ledger>,
+        (ledger, leaders): (Arc<Ledger>, Arc<Leaders>),
     ) -> Self {
         let (sandbox_processes, final_stats, kill_requested) =
             (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        Self { group, run, cgroup, mark, confinement, sandbox_processes, kill_requested, final_stats, ledger }
+        Self { group, run, cgroup, mark, confinement, sandbox_processes, kill_requested, final_stats, ledger, leaders }
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -203,10 +213,12 @@ impl ProcessTree {
         if self.is_reaped() {
             return;
         }
-        let cpu_ticks = ProcessStat::read(self.group.pid()).map_or(0, |stat| stat.cpu_ticks);
+        let leader = ProcessStat::read(self.group.pid());
+        let (cpu_ticks, start_time) = leader.map_or((0, 0), |stat| (stat.cpu_ticks, stat.start_time));
         let killed_for_memory = self.cgroup.as_ref().is_some_and(|cgroup| cgroup.oom_kills() > 0);
-        let _ = self.final_stats.set(FinalStats { cpu_ticks, oom_killed: killed_for_memory });
+        let _ = self.final_stats.set(FinalStats { cpu_ticks, oom_killed: killed_for_memory, start_time });
         self.group.reap();
+        self.leaders.remove(self.run, self.group.pid());
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove();
         }
@@ -218,9 +230,11 @@ impl ProcessTree {
         self.final_stats.get().is_some()
     }
 
-    /// Returns the mark if processes may have left the cgroup, which a server without a sandbox can do.
-    pub(super) fn mark_to_sweep(&self) -> Option<&RunMark> {
-        (self.cgroup.is_some() && self.confinement.is_none()).then_some(&self.mark)
+    /// Returns the search to make after the leader is reaped if processes may have left the cgroup, which a server
+    /// without a sandbox can do.
+    pub(super) fn stray_search(&self) -> Option<StraySearch> {
+        let since = self.final_stats.get().map_or(0, |last| last.start_time);
+        (self.cgroup.is_some() && self.confinement.is_none()).then(|| StraySearch { mark: self.mark.clone(), since })
     }
 
     pub(super) fn members(&self, census: &ProcessCensus) -> Vec<ProcessStat> {
@@ -230,8 +244,10 @@ impl ProcessTree {
         // The number of a reaped leader may belong to another process.
         let leader = (!self.group.is_reaped()).then(|| self.group.pid());
         let near = census.members_under(&leader.into_iter().collect::<HashSet<u32>>());
-        let is_marked = |pid| census.is_marked(pid, &self.mark);
-        let is_member = |stat: &&ProcessStat| stat.alive && (near.contains_key(&stat.pid) || is_marked(stat.pid));
+        // No process of the run is older than its leader, which saves reading the marks of most processes.
+        let since = leader.and_then(|leader| census.get(leader)).map_or(0, |leader| leader.start_time);
+        let is_marked = |stat: &ProcessStat| stat.start_time >= since && census.is_marked(stat.pid, &self.mark);
+        let is_member = |stat: &&ProcessStat| stat.alive && (near.contains_key(&stat.pid) || is_marked(stat));
         census.all().filter(is_member).copied().collect()
     }
 
@@ -268,13 +284,17 @@ impl ProcessTree {
     }
 }
 
-pub(super) fn kill_marked(census: &ProcessCensus, mark: &RunMark) -> bool {
-    let marked: Vec<ProcessStat> =
-        census.all().filter(|stat| stat.alive && census.is_marked(stat.pid, mark)).copied().collect();
-    for member in &marked {
-        signal(*member, Signal::KILL);
+impl StraySearch {
+    /// Kills all processes that it finds. Returns false if there are none.
+    pub(super) fn kill(&self, census: &ProcessCensus) -> bool {
+        let is_stray =
+            |stat: &&ProcessStat| stat.alive && stat.start_time >= self.since && census.is_marked(stat.pid, &self.mark);
+        let strays: Vec<ProcessStat> = census.all().filter(is_stray).copied().collect();
+        for stray in &strays {
+            signal(*stray, Signal::KILL);
+        }
+        !strays.is_empty()
     }
-    !marked.is_empty()
 }
 
 fn signal(member: ProcessStat, signal: Signal) {

@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
 
 use mcp_satellite_actors::model::settings::SANDBOX_USER;
@@ -19,18 +19,20 @@ use nix::sys::prctl::set_dumpable;
 use nix::sys::stat::Mode;
 use nix::unistd::{getegid, geteuid, getpid, read, write};
 
-/// Pipes between a child and the mapper thread, as descriptor numbers that survive a fork.
+use super::descriptors::move_above_reserved;
+
+/// Pipes between a child and the mapper thread.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct IdMapPipes {
-    // The child writes its process id here.
-    request_fd: RawFd,
-    // The mapper writes the process id here, followed by 1 if the map is written, otherwise 0.
-    response_fd: RawFd,
+pub(super) struct IdMapPipes<'a> {
+    /// The child writes its process id here.
+    pub(super) request: BorrowedFd<'a>,
+    /// The mapper writes the process id here, followed by 1 if the map is written, otherwise 0.
+    pub(super) response: BorrowedFd<'a>,
 }
 
 pub(super) struct IdMapper {
-    request_writer: PipeWriter,
-    response_reader: PipeReader,
+    request_writer: OwnedFd,
+    response_reader: OwnedFd,
 }
 
 impl IdMapper {
@@ -42,13 +44,12 @@ impl IdMapper {
         let (questions, ask) = io::pipe()?;
         let (answer, answers) = io::pipe()?;
         thread::Builder::new().name("satellite-map".into()).spawn(move || run(questions, answers))?;
-        Ok(Some(Self { request_writer: ask, response_reader: answer }))
+        let (request_writer, response_reader) = (move_above_reserved(ask.into())?, move_above_reserved(answer.into())?);
+        Ok(Some(Self { request_writer, response_reader }))
     }
 
-    /// Returns the descriptors for a child. They stay open: the child lives no longer than the forking thread, which
-    /// owns the mapper.
-    pub(super) fn pipes(&self) -> IdMapPipes {
-        IdMapPipes { request_fd: self.request_writer.as_raw_fd(), response_fd: self.response_reader.as_raw_fd() }
+    pub(super) fn pipes(&self) -> IdMapPipes<'_> {
+        IdMapPipes { request: self.request_writer.as_fd(), response: self.response_reader.as_fd() }
     }
 }
 
@@ -69,7 +70,7 @@ fn run(mut questions: PipeReader, mut answers: PipeWriter) {
 
 /// Enters a new user namespace, in which at most `below` further ones can be created. Runs between fork and exec: every
 /// call is async-signal-safe.
-pub(super) fn enter(below: u8, mapping: Option<IdMapPipes>) -> io::Result<()> {
+pub(super) fn enter(below: u8, mapping: Option<IdMapPipes<'_>>) -> io::Result<()> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     unshare(CloneFlags::CLONE_NEWUSER)?;
     if let Some(mapping) = mapping {
@@ -84,20 +85,16 @@ pub(super) fn enter(below: u8, mapping: Option<IdMapPipes>) -> io::Result<()> {
     write_file(c"/proc/sys/user/max_user_namespaces", &[b'0' + below.min(9)])
 }
 
-impl IdMapPipes {
+impl IdMapPipes<'_> {
     fn await_map(self) -> io::Result<()> {
-        #[expect(unsafe_code, reason = "descriptors are carried over a fork as numbers")]
-        // SAFETY: both belong to the mapper, which the forking thread holds until the child has executed.
-        let (ask, answer) =
-            unsafe { (BorrowedFd::borrow_raw(self.request_fd), BorrowedFd::borrow_raw(self.response_fd)) };
         let own = getpid().as_raw().cast_unsigned().to_ne_bytes();
-        write(ask, &own)?;
+        write(self.request, &own)?;
         // The pipe may still contain the answer to a child that died while it waited.
         loop {
             let mut bytes = [0; 5];
             let mut got = 0;
             while got < bytes.len() {
-                match read(answer, &mut bytes[got..]) {
+                match read(self.response, &mut bytes[got..]) {
                     Ok(0) => return Err(Errno::EPIPE.into()),
                     Ok(more) => got += more,
                     Err(Errno::EINTR) => {}

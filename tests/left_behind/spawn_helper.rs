@@ -1,0 +1,233 @@
+//! The process that forks the servers for the satellite.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use testkit::home::{json_lines, pid};
+use testkit::process::send;
+use testkit::wait::wait_for;
+
+use super::fixture::{Fixture, LONG, RunningSatellite, SERVERS, SHORT};
+use super::mechanism::{Sandbox, for_each_mechanism, for_each_mechanism_once};
+use super::process::{alive, zombies_of};
+use crate::SATELLITE;
+
+const SECRET: &str = "planted-in-the-helper-of-a-test";
+
+/// Returns the process ids of the leaders of all servers: the sandboxes or, without one, the servers themselves.
+fn leaders(fixture: &Fixture) -> Vec<i32> {
+    let leader = |row: Value| row["wrapper_pid"].as_i64().map_or_else(|| pid(&row), |pid| i32::try_from(pid).unwrap());
+    fixture.home.rows().into_iter().map(leader).collect()
+}
+
+/// Returns the children of the thread that forked the helper. Children that the satellite forks itself belong to another
+/// thread.
+fn children_of_first_thread(running: &RunningSatellite<'_>) -> Vec<i32> {
+    let satellite = running.satellite.pid;
+    let children = fs::read_to_string(format!("/proc/{satellite}/task/{satellite}/children")).unwrap();
+    children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+/// Returns the targets of the descriptors of a process, in the order of their numbers.
+fn descriptors(pid: i32) -> Vec<String> {
+    let directory = Path::new("/proc").join(pid.to_string()).join("fd");
+    let entries = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut numbers: Vec<u32> = entries.map(|name| name.to_str().unwrap().parse().unwrap()).collect();
+    numbers.sort_unstable();
+    let target = |number: &u32| fs::read_link(directory.join(number.to_string())).unwrap();
+    numbers.iter().map(|number| target(number).to_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn servers_are_forked_by_the_helper_and_are_children_of_the_satellite() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start(SHORT);
+        let (children, leaders) = (children_of_first_thread(&running), leaders(&fixture));
+        assert_eq!(leaders.len(), SERVERS.len());
+        assert!(leaders.iter().all(|leader| children.contains(leader)), "{leaders:?} are not all in {children:?}");
+        running.terminate();
+    });
+}
+
+#[test]
+fn neither_helper_nor_server_keeps_a_descriptor_of_another_process() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start(SHORT);
+        let helper = descriptors(running.helper().unwrap().pid);
+        assert_eq!(helper[..3], ["/dev/null"; 3]);
+        assert!(helper.len() == 4 && helper[3].starts_with("socket:"), "{helper:?}");
+        if mechanism.sandbox == Sandbox::None {
+            // The leader of this server is a shell, which opens no descriptor.
+            let wrapped = fixture.home.row("wrapped").unwrap();
+            let server = descriptors(pid(&wrapped));
+            assert!(server.len() == 3 && server.iter().all(|target| target.starts_with("pipe:")), "{server:?}");
+        }
+        running.terminate();
+    });
+}
+
+#[test]
+fn after_the_end_of_the_helper_servers_live_on_and_new_ones_start() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start(SHORT);
+        let before = running.members();
+        send(running.helper().unwrap().pid, Signal::SIGKILL);
+        wait_for(
+            "the helper to end",
+            || running.helper().is_none().then_some(()),
+            || format!("{:?}", running.helper()),
+        );
+        assert_eq!(alive(&before).len(), before.len(), "servers have ended with the helper");
+        for (slug, _) in SERVERS {
+            fixture.home.satellite(&["restart", slug]).exits(0);
+        }
+        fixture.home.wait_all_online();
+        assert!(alive(&before).is_empty(), "left behind: {:#?}", alive(&before));
+        running.process.wait_stderr(|log| log.contains("the process satellite-spawn has ended"));
+        let zombies = || zombies_of(running.satellite.pid);
+        wait_for("the helper to be reaped", || zombies().is_empty().then_some(()), || format!("{:?}", zombies()));
+        running.terminate();
+    });
+}
+
+#[test]
+fn a_start_succeeds_while_the_helper_hangs() {
+    for_each_mechanism_once(|mechanism| {
+        // The start waits ten seconds for the helper.
+        if mechanism.sandbox != Sandbox::None || mechanism.cgroups {
+            return;
+        }
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start(SHORT);
+        send(running.helper().unwrap().pid, Signal::SIGSTOP);
+        fixture.home.satellite(&["restart", "wrapped"]).exits(0);
+        fixture.home.wait_all_online();
+        running.process.wait_stderr(|log| log.contains("the process satellite-spawn has ended"));
+        running.terminate();
+    });
+}
+
+#[test]
+fn a_killed_satellite_leaves_no_helper_and_the_helper_counts_as_no_process() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let running = fixture.start_without_servers();
+        let helper = running.helper().unwrap();
+        send(running.satellite.pid, Signal::SIGKILL);
+        let outcome = running.ended().exits(137);
+        assert!(!helper.is_alive());
+        assert!(outcome.stderr.contains("the reaper ended 0 remaining processes"), "{outcome:#?}");
+
+        let killed = fixture.start_without_servers();
+        let helper = killed.helper().unwrap();
+        let killed = killed.kill_both();
+        wait_for("the helper to end", || (!helper.is_alive()).then_some(()), || format!("{helper:?}"));
+        let next = fixture.start_without_servers();
+        killed.is_reclaimed();
+        let log = json_lines(&next.process.stderr());
+        let reclaimed = log.iter().find(|line| line["message"] == "ended the processes that a killed satellite left");
+        assert!(reclaimed.is_none(), "{reclaimed:#?}");
+        next.terminate();
+    });
+}
+
+#[test]
+fn the_helper_contains_no_secret_after_a_start() {
+    for_each_mechanism_once(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let server = fixture
+            .server("secretive", &["--name", SECRET])
+            .replace("env = {", &format!("env = {{ TOKEN = \"{SECRET}\","));
+        let running = fixture.run(&fixture.config("secret.toml", LONG, &server));
+        fixture.home.wait_all_online();
+        let row = fixture.home.row("secretive").unwrap();
+        let has_secret = |bytes: &[u8]| bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes());
+        let read = |pid: i32, file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap();
+        assert!(has_secret(&read(pid(&row), "environ")), "the secret was not passed");
+        let helper = running.helper().unwrap().pid;
+        assert!(!has_secret(&read(helper, "cmdline")));
+        // Only root may read the others.
+        if nix::unistd::geteuid().is_root() {
+            assert!(!has_secret(&read(helper, "environ")));
+            assert!(
+                !memory(helper).iter().any(|region| has_secret(region)),
+                "the secret is in the memory of the helper"
+            );
+            assert!(memory(running.satellite.pid).iter().any(|region| has_secret(region)), "the search finds nothing");
+        }
+        running.terminate();
+    });
+}
+
+/// Returns the contents of all writable regions of a process.
+fn memory(pid: i32) -> Vec<Vec<u8>> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let file = fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+    let region = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let (from, to) = fields.next()?.split_once('-')?;
+        let is_writable = fields.next()?.starts_with("rw");
+        let (from, to) = (u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?);
+        let mut bytes = vec![0; usize::try_from(to - from).ok()?];
+        // Some regions, such as that of the kernel's clock, cannot be read.
+        (is_writable && file.read_exact_at(&mut bytes, from).is_ok()).then_some(bytes)
+    };
+    maps.lines().filter_map(region).collect()
+}
+
+#[test]
+fn a_failed_start_has_the_same_error_with_the_helper() {
+    for_each_mechanism(|mechanism| {
+        if mechanism.sandbox != Sandbox::None {
+            return;
+        }
+        let fixture = Fixture::new(mechanism);
+        let server =
+            |slug: &str, keys: &str| format!("[[teams.installations]]\nid = \"{slug}\"\nserver = \"{slug}\"\n{keys}\n");
+        let servers = [
+            server("missing", "command = \"no-such-command\""),
+            server("nowhere", &format!("command = \"{SATELLITE}\"\ncwd = \"/no/such/place\"")),
+        ];
+        let running = fixture.run(&fixture.config("failing.toml", SHORT, &servers.concat()));
+        for (slug, error) in [
+            ("missing", "executable \"no-such-command\" not found in PATH".to_owned()),
+            (
+                "nowhere",
+                format!("cannot start `{SATELLITE}`: working directory `/no/such/place`: No such file or directory"),
+            ),
+        ] {
+            let row = fixture.home.wait_status(slug, "permanently_failed");
+            assert_eq!(row["last_error"], error, "{row:#}");
+        }
+        let children = children_of_first_thread(&running);
+        assert_eq!(children, [running.helper().unwrap().pid], "a failed child is left");
+        running.terminate();
+    });
+}
+
+#[test]
+fn a_server_with_the_user_of_its_team_is_forked_by_the_helper() {
+    for_each_mechanism(|mechanism| {
+        if mechanism.sandbox != Sandbox::None || !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let fixture = Fixture::new(mechanism);
+        let text = fs::read_to_string(fixture.config("users.toml", SHORT, "")).unwrap();
+        let text = text.replacen("[satellite]\n", "[satellite]\nuid_range = \"200000-200009\"\n", 1);
+        // Every user may execute the shell, but perhaps not the satellite of this build.
+        let server = "[[teams.installations]]\nid = \"user\"\nserver = \"user\"\ncommand = \"/bin/sh\"\nargs = [\"-c\", \"exec sleep 3600\"]\n";
+        let running = fixture.run(&fixture.home.write("users.toml", &(text + server)));
+        let row = fixture.home.wait_row("user", "a process id", |row| row["pid"].is_number());
+        assert!(children_of_first_thread(&running).contains(&pid(&row)));
+        let status = fs::read_to_string(format!("/proc/{}/status", pid(&row))).unwrap();
+        assert!(status.contains("Uid:\t200000\t200000\t200000\t200000\n"), "{status}");
+        assert!(status.contains("NoNewPrivs:\t1\n") && status.contains("SigBlk:\t0000000000000000\n"), "{status}");
+        running.terminate();
+    });
+}
