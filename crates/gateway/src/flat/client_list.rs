@@ -33,30 +33,30 @@ struct ReadPages {
     names: Arc<MergedNames>,
     after: Option<ListPosition>,
     /// Last entry; `None` at the end of the list.
-    last: Option<ListPosition>,
+    end: Option<ListPosition>,
 }
 
 impl ReadPages {
     fn contains(&self, id: &InstanceId, own_name: &str) -> bool {
         let place = (&id.installation, own_name);
-        let is_before = |position: &ListPosition| place <= (&position.installation, &position.key);
-        !self.after.as_ref().is_some_and(is_before) && self.last.as_ref().is_none_or(is_before)
+        let reaches = |position: &ListPosition| place <= (&position.installation, &position.key);
+        !self.after.as_ref().is_some_and(reaches) && self.end.as_ref().is_none_or(reaches)
     }
 
     fn contains_server(&self, id: &InstanceId) -> bool {
         let starts_after = self.after.as_ref().is_some_and(|after| after.installation > id.installation);
-        !starts_after && self.last.as_ref().is_none_or(|last| id.installation <= last.installation)
+        !starts_after && self.end.as_ref().is_none_or(|end| id.installation <= end.installation)
     }
 }
 
 impl ClientList {
-    /// Records that the client has read a page: the entries after `after` up to `last`. Returns true if the client now
+    /// Records that the client has read a page: the entries after `after` up to `end`. Returns true if the client now
     /// has pages of several versions.
     pub(super) fn record_page(
         &mut self,
         names: &Arc<MergedNames>,
         after: Option<ListPosition>,
-        last: Option<ListPosition>,
+        end: Option<ListPosition>,
     ) -> bool {
         let this = KnownVersion::One(*names.digest());
         if after.is_none() {
@@ -68,8 +68,8 @@ impl ClientList {
             self.known = KnownVersion::Mixed;
         }
         match self.pages.last_mut() {
-            Some(read) if Arc::ptr_eq(&read.names, names) && read.last == after => read.last = last,
-            _ => self.pages.push(ReadPages { names: names.clone(), after, last }),
+            Some(read) if Arc::ptr_eq(&read.names, names) && read.end == after => read.end = end,
+            _ => self.pages.push(ReadPages { names: names.clone(), after, end }),
         }
         if self.pages.len() > READ_PAGES_MAX {
             self.pages.remove(0);
@@ -121,8 +121,8 @@ mod tests {
         Arc::new(MergedNames::new(servers.iter().enumerate().map(section).collect(), &digests))
     }
 
-    fn position(installation: &str, key: &str) -> Option<ListPosition> {
-        Some(ListPosition { installation: installation.into(), key: key.into() })
+    fn position(installation: &str, key: &str) -> ListPosition {
+        ListPosition { installation: installation.into(), key: key.into() }
     }
 
     fn owner(list: &ClientList, name: &str) -> Option<(String, String)> {
@@ -133,8 +133,8 @@ mod tests {
     fn a_name_belongs_to_the_server_of_the_page_on_which_the_client_read_it() {
         let mut list = ClientList::default();
         // `a__b__c` belongs to the first server in the first version, and to the second server in the second one.
-        let (one, two) = (names(&[("a", "b__c"), ("a__b", "x")]), names(&[("a", "y"), ("a__b", "c")]));
-        let after = position("i0", "b__c");
+        let (one, two) = (names(&[("a", "b__c"), ("a__b", "x")]), names(&[("a", "a"), ("a__b", "c")]));
+        let after = Some(position("i0", "b__c"));
         assert!(!list.record_page(&one, None, after.clone()));
         let of_first = Some(("i0".to_owned(), "b__c".to_owned()));
         assert_eq!((owner(&list, "a__b__c"), owner(&list, "a__b__x")), (of_first.clone(), None));
@@ -144,10 +144,10 @@ mod tests {
         list.record_page(&one, None, after.clone());
         assert!(list.record_page(&two, after.clone(), None), "the pages are of several versions");
         assert_eq!(owner(&list, "a__b__c"), Some(("i1".to_owned(), "c".to_owned())));
-        assert_eq!((owner(&list, "a__y"), owner(&list, "a__b__x")), (None, None));
+        assert_eq!((owner(&list, "a__a"), owner(&list, "a__b__x")), (None, None));
         // Until the client lists again from the beginning.
         assert!(!list.record_page(&two, None, None));
-        assert_eq!(owner(&list, "a__y"), Some(("i0".to_owned(), "y".to_owned())));
+        assert_eq!(owner(&list, "a__a"), Some(("i0".to_owned(), "a".to_owned())));
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         let (one, two) = (names(&[("a", "b")]), names(&[("a", "bb")]));
         let mut list = ClientList::default();
         assert!(!list.announce(&one), "the client has read nothing");
-        let after = position("i0", "a");
+        let after = Some(position("i0", "a"));
         list.record_page(&one, None, after.clone());
         assert!(!list.announce(&one));
         assert!(list.announce(&two));
@@ -169,9 +169,9 @@ mod tests {
     #[test]
     fn the_number_of_recorded_pages_is_bounded() {
         let mut list = ClientList::default();
-        list.record_page(&names(&[("a", "b")]), None, position("i0", "a"));
+        list.record_page(&names(&[("a", "b")]), None, Some(position("i0", "a")));
         for _ in 0..2 * READ_PAGES_MAX {
-            list.record_page(&names(&[("a", "b")]), position("i0", "a"), None);
+            list.record_page(&names(&[("a", "b")]), Some(position("i0", "a")), None);
         }
         assert_eq!(list.pages.len(), READ_PAGES_MAX);
     }

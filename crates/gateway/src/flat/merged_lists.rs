@@ -97,22 +97,22 @@ fn write_page(
 ) -> ListPage {
     let mut text = format!("{{\"{}\":[", list.fields().0);
     let begin = text.len();
-    let (mut count, mut last, mut is_full) = (0, None, false);
+    let (mut count, mut end, mut is_full) = (0, None, false);
     for (at, entry) in places_after(sections, list, after) {
-        let end = text.len();
+        let complete = text.len();
         if count > 0 {
             text.push(',');
         }
         sections[at].write(list, entry, names.longer(at, entry), &mut text);
         is_full = count == limits.entries || (count > 0 && text.len() - begin > limits.bytes);
         if is_full {
-            text.truncate(end);
+            text.truncate(complete);
             break;
         }
-        (count, last) = (count + 1, Some((at, entry)));
+        (count, end) = (count + 1, Some((at, entry)));
     }
     text.push(']');
-    let next = last.filter(|_| is_full).map(|(at, entry)| ListPosition {
+    let next = end.filter(|_| is_full).map(|(at, entry)| ListPosition {
         installation: sections[at].id.installation.clone(),
         key: sections[at].key(list, entry).into(),
     });

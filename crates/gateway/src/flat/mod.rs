@@ -169,16 +169,12 @@ impl FlatEndpoint {
 
     async fn list(&self, state: &FlatUserState, request: &EndpointRequest, list: ListKind) -> CallAnswer {
         let cursor = request.message.params().and_then(|params| member(params, "cursor"));
-        let after = match cursor.filter(|cursor| *cursor != "null") {
-            None => None,
-            Some(cursor) => match read_cursor(cursor, list) {
-                Some(position) => Some(position),
-                None => {
-                    let message = "the cursor is invalid; read the list again from its beginning, without a cursor";
-                    return CallAnswer::Error(RpcError::new(INVALID_PARAMS, message));
-                }
-            },
-        };
+        let after = cursor.filter(|cursor| *cursor != "null").map(|cursor| read_cursor(cursor, list));
+        if after == Some(None) {
+            let message = "the cursor is invalid; read the list again from its beginning, without a cursor";
+            return CallAnswer::Error(RpcError::new(INVALID_PARAMS, message));
+        }
+        let after = after.flatten();
         let lists = state.merged_lists(self.caller(&request.session)).await;
         let Some(lists) = lists else { return CallAnswer::Error(CallRefusal::closing().to_rpc_error()) };
         let page = lists.page(list, after.as_ref(), PAGE_LIMITS);

@@ -74,16 +74,16 @@ impl FlatUserState {
         cached.clone()
     }
 
-    /// Records that a client has read the entries of a list after `after` up to `last`.
+    /// Records that a client has read the entries of a list after `after` up to `end`.
     pub(super) fn record_read(
         &self,
         session: &ClientSession,
         (list, lists): (ListKind, &MergedLists),
         after: Option<ListPosition>,
-        last: Option<ListPosition>,
+        end: Option<ListPosition>,
     ) {
         if let Some(client) = self.clients().get_mut(&session.number())
-            && client.lists[list as usize].record_page(lists.names(list), after, last)
+            && client.lists[list as usize].record_page(lists.names(list), after, end)
         {
             self.mixed_pages.notify_one();
         }
