@@ -55,11 +55,12 @@ impl BenchClient {
         assert!(memchr::memmem::find(&self.body, b"hello").is_some(), "{}", self.body_text());
     }
 
-    /// Sends another request than the prepared call and reads the whole response.
-    pub(crate) async fn send(&mut self, body: &str) {
+    /// Sends another request than the prepared call and returns the whole response.
+    pub(crate) async fn send(&mut self, body: &str) -> &[u8] {
         let request = self.request(body);
         let response = tokio::time::timeout(TIMEOUT, self.post(&request)).await.unwrap();
         assert_eq!(response.status, 200, "{}", self.body_text());
+        &self.body
     }
 
     fn body_text(&self) -> String {

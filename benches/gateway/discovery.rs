@@ -1,6 +1,8 @@
-//! Latency of tool discovery with 10,000 tools in 100 servers, in process and over HTTP. The queries are the labelled
-//! ones of `tests/fixtures/search` and a misspelling of each. The first query is measured separately, because it reads
-//! all catalogues.
+//! Latency of tool discovery and of `tools/list` in flat mode with 10,000 tools in 100 servers.
+//!
+//! The search is measured in process and over HTTP. The queries are the labelled ones of `tests/fixtures/search` and a
+//! misspelling of each. The first query is measured separately, because it reads all catalogues. The list is measured
+//! over HTTP: each page, the first page after a change of one server, and the first page of a user.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,8 +15,9 @@ use mcp_satellite::gateway::audience::GatewayAudience;
 use mcp_satellite::gateway::dispatch::EndpointDispatcher;
 use mcp_satellite::gateway::sessions::Sessions;
 use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
+use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
-use testkit::scripted_servers::{Lists, ScriptedServers};
+use testkit::scripted_servers::{Lists, ScriptedServers, id};
 
 use super::client::BenchClient;
 use super::common::{self, BenchReport, format_duration, quantile};
@@ -22,6 +25,8 @@ use super::common::{self, BenchReport, format_duration, quantile};
 const SERVERS: usize = 100;
 const TOOLS_OF_EACH: usize = 100;
 const ROUNDS: usize = 20;
+const LISTINGS: usize = 100;
+const CHANGES: usize = 100;
 
 fn fixture(name: &str) -> String {
     std::fs::read_to_string(format!("{}/tests/fixtures/search/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
@@ -143,7 +148,102 @@ async fn later_queries() -> (Vec<Duration>, Vec<Duration>) {
     (in_process, over_http)
 }
 
+/// Requests of one kind: the duration and the size of each response.
+#[derive(Default)]
+struct ListRequests {
+    times: Vec<Duration>,
+    bytes: Vec<usize>,
+}
+
+impl ListRequests {
+    /// Requests a page and returns the cursor of the next one.
+    async fn page(&mut self, client: &mut BenchClient, cursor: Option<&str>) -> Option<String> {
+        let params = cursor.map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
+        let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": params}).to_string();
+        let began = Instant::now();
+        let body = client.send(&request).await;
+        self.times.push(began.elapsed());
+        self.bytes.push(body.len());
+        let mut response: Value = serde_json::from_slice(body).unwrap();
+        assert!(response["result"]["tools"].is_array(), "{response}");
+        match response["result"]["nextCursor"].take() {
+            Value::String(cursor) => Some(cursor),
+            _ => None,
+        }
+    }
+
+    fn row(&self, report: &mut BenchReport, name: &str) {
+        let at = |fraction| format_duration(quantile(self.times.iter().copied(), fraction));
+        let largest = self.bytes.iter().max().unwrap() / 1024;
+        report.row([
+            name.to_owned(),
+            self.times.len().to_string(),
+            format!("{largest} KiB"),
+            at(0.5),
+            at(0.99),
+            at(1.0),
+        ]);
+    }
+}
+
+struct Listings {
+    pages: ListRequests,
+    after_changes: ListRequests,
+    of_new_users: ListRequests,
+    pages_per_list: usize,
+}
+
+/// Reads the whole list several times; then only the first page, each time after one server has changed its tools.
+async fn listings() -> Listings {
+    let (mut pages, mut after_changes) = (ListRequests::default(), ListRequests::default());
+    let mut of_new_users = ListRequests::default();
+    let mut pages_per_list = 0;
+    for _ in 0..5 {
+        let (_servers, _gateway, address) = open().await;
+        let mut client = BenchClient::open(&format!("http://{address}/mcp?mode=flat"), String::new()).await;
+        of_new_users.page(&mut client, None).await;
+    }
+    let (servers, _gateway, address) = open().await;
+    let mut client = BenchClient::open(&format!("http://{address}/mcp?mode=flat"), String::new()).await;
+    ListRequests::default().page(&mut client, None).await;
+    for _ in 0..LISTINGS {
+        pages_per_list = 0;
+        let mut cursor = None;
+        loop {
+            cursor = pages.page(&mut client, cursor.as_deref()).await;
+            pages_per_list += 1;
+            if cursor.is_none() {
+                break;
+            }
+        }
+    }
+    let texts = self::servers();
+    for change in 0..CHANGES {
+        let (installation, lists) = (&texts[change % SERVERS].1, texts[(change + 1) % SERVERS].2);
+        let restarts = servers.runtime.status(&id(installation)).unwrap().restarts;
+        servers.relist(installation, lists);
+        servers.runtime.restart(&id(installation)).await.unwrap();
+        servers.wait_until(installation, |view| view.status == Status::Online && view.restarts > restarts).await;
+        after_changes.page(&mut client, None).await;
+    }
+    Listings { pages, after_changes, of_new_users, pages_per_list }
+}
+
+fn measure_lists() {
+    let Listings { pages, after_changes, of_new_users, pages_per_list } = common::tokio_runtime().block_on(listings());
+    let columns = ["tools/list, 10,000 tools in 100 servers", "requests", "largest", "p50", "p99", "max"];
+    let mut report = BenchReport::new("lists", columns);
+    pages.row(&mut report, &format!("each of {pages_per_list} pages"));
+    after_changes.row(&mut report, "first page after a change of a server");
+    of_new_users.row(&mut report, "first page of a user");
+    let p99_ms = |requests: &ListRequests| quantile(requests.times.iter().copied(), 0.99).as_secs_f64() * 1000.0;
+    report.goal("p99 of a page", 5.0, "ms", p99_ms(&pages));
+    report.goal("p99 of the first page after a change", 5.0, "ms", p99_ms(&after_changes));
+    report.publish();
+}
+
 pub(crate) fn measure() {
+    measure_lists();
     let one_thread = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (first, longest) = one_thread.block_on(first_query());
     let (in_process, over_http) = common::tokio_runtime().block_on(later_queries());

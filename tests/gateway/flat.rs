@@ -1,10 +1,11 @@
 //! `/mcp?mode=flat` over HTTP: the tools of all servers in one list, and the notifications of its changes.
 
 use mcp_satellite_actors::model::status::Status;
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::scripted_servers::{GIVE_UP, Lists, id};
 use tokio::time::{Duration, Instant};
 
+use super::client::StatelessClient;
 use super::scripted::{Caller, PLAIN, ScriptedEndpoint};
 
 const FLAT: &str = "/mcp?mode=flat";
@@ -42,16 +43,13 @@ async fn lists_contain_all_items_unchanged_except_for_their_names() {
     let tools = caller.request_text("tools/list", "{}").await;
     assert_eq!(
         tools,
-        r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"files__read","x":1e400},{"name":"files__hang"},{"name":"git__read","x":1e400}]}}"#
+        r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"files__hang"},{"name":"files__read","x":1e400},{"name":"git__read","x":1e400}]}}"#
     );
     assert_eq!(caller.names("prompts/list", "prompts", "name").await, ["files__ask"]);
     assert_eq!(caller.names("resources/list", "resources", "uri").await, ["files|file:///a"]);
     let templates = caller.names("resources/templates/list", "resourceTemplates", "uriTemplate").await;
     assert_eq!(templates, ["files|file:///{path}"]);
     assert_eq!(caller.request("ping", json!({})).await["result"], json!({}));
-    for list in ["tools/list", "prompts/list", "resources/list", "resources/templates/list"] {
-        assert_eq!(caller.request(list, json!({"cursor": "x"})).await["error"]["code"], -32602);
-    }
     for method in ["logging/setLevel", "resources/subscribe", "tasks/list"] {
         assert_eq!(caller.request(method, json!({"uri": "files|file:///a"})).await["error"]["code"], -32601);
     }
@@ -107,7 +105,7 @@ async fn every_tool_name_is_portable_and_unique() {
     let mut caller = endpoint.client(FLAT).await;
     let names = tools(&mut caller).await;
     assert_eq!(names.len(), 6);
-    let expected = ["t".repeat(70), "a.b".into(), "a b".into(), "größe".into(), "b__c".into(), "c".into()];
+    let expected = ["a b".into(), "a.b".into(), "b__c".into(), "größe".into(), "t".repeat(70), "c".into()];
     for (name, own) in names.iter().zip(expected) {
         let legal = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
         assert!(name.len() <= 64 && name.chars().all(legal), "{name}");
@@ -118,6 +116,108 @@ async fn every_tool_name_is_portable_and_unique() {
     let again = ScriptedEndpoint::with(&[("a__b", "two", other), ("a", "one", long)]).await;
     assert_eq!(tools(&mut again.client(FLAT).await).await, names);
     again.end().await;
+    endpoint.end().await;
+}
+
+/// Lists with this number of tools, named `t0000` and so on, whose descriptions have this length.
+fn many_tools(count: usize, description: usize) -> Lists {
+    let tool = |at| format!(r#"{{"name":"t{at:04}","description":"{}"}}"#, "d".repeat(description));
+    let tools: Vec<String> = (0..count).map(tool).collect();
+    Lists { tools: Box::leak(format!("[{}]", tools.join(",")).into_boxed_str()), ..PLAIN }
+}
+
+fn page_names(result: &Value) -> Vec<String> {
+    result["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_long_list_has_pages_and_the_tools_of_each_page_can_be_called() {
+    let small = Lists { tools: r#"[{"name":"read"}]"#, ..PLAIN };
+    let lists = [("b", "i1", many_tools(1500, 1)), ("a", "i2", many_tools(800, 1)), ("c", "i3", small)];
+    let endpoint = ScriptedEndpoint::with(&lists).await;
+    let mut caller = endpoint.client(FLAT).await;
+    let mut stateless = StatelessClient::connect(endpoint.address, FLAT).await;
+    let (mut names, mut sizes, mut params) = (Vec::new(), Vec::new(), json!({}));
+    loop {
+        let result = caller.request("tools/list", params.clone()).await["result"].clone();
+        // A client of the other era gets the same page for the same cursor.
+        let other = stateless.result("tools/list", params).await;
+        assert_eq!((&other["tools"], &other["nextCursor"]), (&result["tools"], &result["nextCursor"]));
+        assert_eq!(other["resultType"], "complete");
+        let page = page_names(&result);
+        sizes.push(page.len());
+        for name in [page.first().unwrap(), page.last().unwrap()] {
+            let own = name.split_once("__").unwrap().1;
+            assert_eq!(caller.call_tool(name, json!({})).await["x-reflected"]["name"], own, "{name}");
+        }
+        names.extend(page);
+        let Some(cursor) = result.get("nextCursor") else { break };
+        params = json!({"cursor": cursor});
+    }
+    assert_eq!(sizes, [1000, 1000, 301]);
+    let expected = (0..1500).map(|at| format!("b__t{at:04}")).chain((0..800).map(|at| format!("a__t{at:04}")));
+    assert_eq!(names, expected.chain(["c__read".to_owned()]).collect::<Vec<_>>());
+    endpoint.end().await;
+}
+
+#[tokio::test]
+async fn a_page_has_at_most_a_million_bytes_unless_one_definition_is_larger() {
+    let lists = [("a", "i1", many_tools(4, 400_000)), ("b", "i2", many_tools(1, 1_100_000)), ("c", "i3", PLAIN)];
+    let endpoint = ScriptedEndpoint::with(&lists).await;
+    let mut caller = endpoint.client(FLAT).await;
+    let (mut sizes, mut params) = (Vec::new(), json!({}));
+    loop {
+        let text = caller.request_text("tools/list", &params.to_string()).await;
+        // The only tool of the last page contains a number that `Value` cannot represent.
+        let Some((_, cursor)) = text.split_once(r#""nextCursor":""#) else { break };
+        sizes.push(text.matches(r#""name":"#).count());
+        assert!(text.len() < 1024 * 1024 || sizes.last() == Some(&1));
+        params = json!({"cursor": cursor.split_once('"').unwrap().0});
+    }
+    assert_eq!(sizes, [2, 2, 1]);
+    endpoint.end().await;
+}
+
+#[tokio::test]
+async fn an_invalid_cursor_is_rejected() {
+    let endpoint = ScriptedEndpoint::with(&[("files", "a", many_tools(1001, 1))]).await;
+    let mut caller = endpoint.client(FLAT).await;
+    let mut stateless = StatelessClient::connect(endpoint.address, FLAT).await;
+    let cursor = caller.request("tools/list", json!({})).await["result"]["nextCursor"].clone();
+    let part = &cursor.as_str().unwrap()[1..];
+    for list in ["tools/list", "prompts/list", "resources/list", "resources/templates/list"] {
+        // A cursor of another list is invalid, too.
+        let foreign = if list == "tools/list" { json!("") } else { cursor.clone() };
+        for invalid in [foreign, json!("x"), json!(part), json!(7), json!({})] {
+            let params = json!({"cursor": invalid});
+            let error = caller.request(list, params.clone()).await["error"].clone();
+            assert_eq!(error["code"], -32602, "{error}");
+            assert!(error["message"].as_str().unwrap().contains("without a cursor"), "{error}");
+            assert_eq!(stateless.ask(list, params).await.json()["error"]["code"], -32602);
+        }
+    }
+    assert!(caller.request("tools/list", json!({"cursor": null})).await["result"].is_object());
+    endpoint.end().await;
+}
+
+#[tokio::test]
+async fn a_change_between_two_pages_is_announced_and_moves_no_entry() {
+    let before = [("a", "i1", many_tools(1500, 1)), ("b", "i2", many_tools(1000, 1))];
+    let endpoint = ScriptedEndpoint::with(&before).await;
+    let mut caller = endpoint.client(FLAT).await;
+    let mut get = caller.listening().await;
+    let first = caller.request("tools/list", json!({})).await["result"].clone();
+    // The first server loses most of the first page and the tool at which the page ends.
+    endpoint.servers.relist("i1", Lists { tools: r#"[{"name":"t0001"},{"name":"t1200"}]"#, ..PLAIN });
+    restart(&endpoint, "i1").await;
+    let second = caller.request("tools/list", json!({"cursor": first["nextCursor"]})).await["result"].clone();
+    let expected = ["a__t1200".to_owned()].into_iter().chain((0..999).map(|at| format!("b__t{at:04}")));
+    assert_eq!(page_names(&second), expected.collect::<Vec<_>>());
+    assert_eq!(get.methods_until(TOOLS).await, [TOOLS]);
+    let third = caller.request("tools/list", json!({"cursor": second["nextCursor"]})).await["result"].clone();
+    assert_eq!((page_names(&third), third.get("nextCursor")), (vec!["b__t0999".to_owned()], None));
+    // A tool of the first page that does not exist any more still reaches its server.
+    assert_eq!(caller.call_tool("a__t0500", json!({})).await["x-reflected"]["name"], "t0500");
     endpoint.end().await;
 }
 
@@ -184,14 +284,14 @@ async fn a_short_outage_sends_no_list_changed() {
 async fn a_listed_name_works_until_the_client_lists_again() {
     let endpoint = ScriptedEndpoint::with(&[("files", "a", FILES)]).await;
     let mut caller = endpoint.client(FLAT).await;
-    assert_eq!(tools(&mut caller).await, ["files__read", "files__hang"]);
+    assert_eq!(tools(&mut caller).await, ["files__hang", "files__read"]);
     caller.names("resources/list", "resources", "uri").await;
     // Receives the notifications, which would otherwise precede responses.
     let _get = caller.listening().await;
     // A second server with the same slug changes the prefix of the first one.
     endpoint.servers.add("files", "b", PLAIN).await;
     let other = &mut endpoint.client(FLAT).await;
-    assert_eq!(tools(other).await, ["files-a__read", "files-a__hang", "files-b__read"]);
+    assert_eq!(tools(other).await, ["files-a__hang", "files-a__read", "files-b__read"]);
     assert_eq!(caller.call_tool("files__read", json!({})).await["x-reflected"]["name"], "read");
     assert_eq!(caller.call_tool("files-b__read", json!({})).await["x-reflected"]["name"], "read");
     let read = caller.request("resources/read", json!({"uri": "files|file:///odd"})).await;
@@ -215,7 +315,7 @@ async fn a_reassigned_name_keeps_its_meaning_until_the_client_lists_again() {
     let runtime = &endpoint.servers.runtime;
     runtime.stop(&id("two")).await.unwrap();
     let mut caller = endpoint.client(FLAT).await;
-    assert_eq!(tools(&mut caller).await, ["files__read", "files__hang", "a__b__c"]);
+    assert_eq!(tools(&mut caller).await, ["files__hang", "files__read", "a__b__c"]);
     caller.names("resources/list", "resources", "uri").await;
     // Receives the notifications, which would otherwise precede responses.
     let _get = caller.listening().await;
@@ -247,7 +347,7 @@ async fn a_call_to_an_unavailable_server_returns_its_status_and_the_next_step() 
     let broken = Lists { tools: "", ..PLAIN };
     let endpoint = ScriptedEndpoint::with(&[("files", "a", FILES), ("broken", "b", broken)]).await;
     let mut caller = endpoint.client(FLAT).await;
-    assert_eq!(tools(&mut caller).await, ["files__read", "files__hang"]);
+    assert_eq!(tools(&mut caller).await, ["files__hang", "files__read"]);
     // Receives the notifications, which would otherwise precede responses.
     let _get = caller.listening().await;
     endpoint.servers.runtime.stop(&id("a")).await.unwrap();

@@ -1,13 +1,15 @@
 //! Names of a caller's servers, and of their tools in one list of all. A name never depends on an order: if two things
 //! would get the same name, both get a longer one.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
 
 use ring::digest::{SHA256, digest};
 
 // Maximum length of a tool name that every client accepts, in characters.
 const FLAT_MAX: usize = 64;
+/// Number of characters at the beginning of a shortest name that no digest replaces.
+pub const PREFIX_MAX: usize = FLAT_MAX - "_".len() - 8;
 
 /// The names by which a caller can refer to one of its servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,35 +108,73 @@ pub fn flat_prefix(label: &str) -> String {
     label.chars().map(to_legal).chain("__".chars()).collect()
 }
 
-/// Returns the names of tools or prompts in one list of all, for pairs of a label and a server's own name:
-/// `label__name` in characters that every client accepts. A name that had to be changed or cut, and all names that
-/// would be equal, end with a digest of the pair.
-pub fn flat_names(things: &[(&str, &str)]) -> Vec<String> {
-    let mut digits: Vec<DigestLength> =
-        things.iter().map(|(label, name)| DigestLength::minimum_for(label, name)).collect();
+/// A tool or prompt in one list of all.
+#[derive(Debug, Clone, Copy)]
+pub struct FlatItem<'a> {
+    pub label: &'a str,
+    /// Name on its server.
+    pub name: &'a str,
+    /// Result of [`shortest_flat_name`].
+    pub shortest: &'a str,
+}
+
+impl FlatItem<'_> {
+    // A server that lists the same tool twice means one tool.
+    fn is_same(&self, other: &Self) -> bool {
+        (self.label, self.name) == (other.label, other.name)
+    }
+}
+
+/// Returns the name of a tool or prompt in one list of all, unless another item would have the same name: `label__name`
+/// in characters that every client accepts. A name that had to be changed or cut ends with a digest of the pair.
+pub fn shortest_flat_name(label: &str, name: &str) -> String {
+    flat_name(label, name, DigestLength::minimum_for(label, name))
+}
+
+/// Returns the names of the items whose shortest names are not unique, by position. They end with a longer digest.
+pub fn longer_flat_names(items: &[FlatItem<'_>]) -> BTreeMap<usize, String> {
+    let mut longer: BTreeMap<usize, (DigestLength, String)> = BTreeMap::new();
     loop {
-        let names: Vec<String> =
-            things.iter().zip(&digits).map(|((label, name), digits)| flat_name(label, name, *digits)).collect();
-        let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
-        for (at, name) in names.iter().enumerate() {
-            by_name.entry(name).or_default().push(at);
-        }
         let mut changed = false;
-        for same in by_name.into_values() {
-            // A server that lists the same tool twice means one tool.
-            if same.iter().all(|at| things[*at] == things[same[0]]) {
-                continue;
-            }
-            for at in same {
-                let more = digits[at].longer();
-                changed |= more != digits[at];
-                digits[at] = more;
-            }
+        for at in equally_named(items, &longer) {
+            let FlatItem { label, name, .. } = items[at];
+            let minimum = || DigestLength::minimum_for(label, name);
+            let digits = longer.get(&at).map_or_else(minimum, |(digits, _)| *digits);
+            changed |= digits.longer() != digits;
+            longer.insert(at, (digits.longer(), flat_name(label, name, digits.longer())));
         }
         if !changed {
-            return names;
+            return longer.into_iter().map(|(at, (_, name))| (at, name)).collect();
         }
     }
+}
+
+/// Returns the positions of all items whose name is also the name of another item.
+fn equally_named(items: &[FlatItem<'_>], longer: &BTreeMap<usize, (DigestLength, String)>) -> Vec<usize> {
+    let name = |at: usize| longer.get(&at).map_or(items[at].shortest, |(_, name)| name);
+    let mut first: HashMap<&str, usize> = HashMap::with_capacity(items.len());
+    let mut ambiguous: HashSet<&str> = HashSet::new();
+    for (at, item) in items.iter().enumerate() {
+        let first = *first.entry(name(at)).or_insert(at);
+        if !items[first].is_same(item) {
+            ambiguous.insert(name(at));
+        }
+    }
+    if ambiguous.is_empty() {
+        return Vec::new();
+    }
+    (0..items.len()).filter(|at| ambiguous.contains(name(*at))).collect()
+}
+
+/// Returns the names of tools or prompts in one list of all, for pairs of a label and a server's own name.
+pub fn flat_names(things: &[(&str, &str)]) -> Vec<String> {
+    let mut names: Vec<String> = things.iter().map(|(label, name)| shortest_flat_name(label, name)).collect();
+    let items: Vec<FlatItem<'_>> =
+        things.iter().zip(&names).map(|((label, name), shortest)| FlatItem { label, name, shortest }).collect();
+    for (at, longer) in longer_flat_names(&items) {
+        names[at] = longer;
+    }
+    names
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,9 @@ mod statuses;
 use std::sync::Arc;
 
 use mcp_satellite::gateway::answer::CallAnswer;
-use mcp_satellite::gateway::flat::{ItemKind, MergedLists};
+use mcp_satellite::gateway::flat::{MergedLists, PAGE_LIMITS};
 use mcp_satellite::gateway::tools::{CallerCache, CallerSnapshot, schema};
+use mcp_satellite_actors::model::catalogue::ListKind;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::status::Status;
@@ -350,29 +351,38 @@ async fn the_caller_cache_drops_inactive_callers() {
 async fn flat_mode_lists_everything_under_portable_names() {
     let servers = servers().await;
     let flat = servers.flat();
-    let tools: Value = serde_json::from_str(flat.tools()).unwrap();
+    let tools_text = list_text(&flat, ListKind::Tools);
+    let tools: Value = serde_json::from_str(&tools_text).unwrap();
     let all = names(&tools, "tools", "name");
-    let odd = &all[1];
+    let odd = &all[0];
     assert!(odd.starts_with("files__a_b_") && odd.len() == 11 + 8, "{odd}");
-    assert_eq!(all, ["files__read", odd, "git__log", "git__hang", "git__refuse"]);
-    assert_eq!(flat.list(ItemKind::Tools).owner(odd), Some((&id("a"), "a:b")));
-    assert_eq!(flat.list(ItemKind::Tools).owner("git__log"), Some((&id("b"), "log")));
-    let tool = |name: &str| flat.list(ItemKind::Tools).owner(name);
+    assert_eq!(all, [odd, "files__read", "git__hang", "git__log", "git__refuse"]);
+    assert_eq!(flat.names(ListKind::Tools).owner(odd), Some((&id("a"), "a:b")));
+    assert_eq!(flat.names(ListKind::Tools).owner("git__log"), Some((&id("b"), "log")));
+    let tool = |name: &str| flat.names(ListKind::Tools).owner(name);
     assert_eq!((tool("log"), tool("secret__hush")), (None, None));
     let read = r#"{"name":"files__read","description":"Reads a file","inputSchema":{"type":"object","x":1},"outputSchema":{"type":"object"},"annotations":{"readOnlyHint":true},"_meta":{"ui":{"resourceUri":"files|ui://view"},"n":[1]}}"#;
-    assert!(flat.tools().contains(read), "{}", flat.tools());
-    assert_eq!(flat.prompts(), r#"{"prompts":[{"name":"files__ask","x":1e400}]}"#);
-    assert_eq!(flat.list(ItemKind::Prompts).owner("files__ask"), Some((&id("a"), "ask")));
-    assert!(flat.resources().starts_with(r#"{"resources":[{"name":"R", "uri":"files|file:///a|b","#));
+    assert!(tools_text.contains(read), "{tools_text}");
+    assert_eq!(list_text(&flat, ListKind::Prompts), r#"{"prompts":[{"name":"files__ask","x":1e400}]}"#);
+    assert_eq!(flat.names(ListKind::Prompts).owner("files__ask"), Some((&id("a"), "ask")));
+    assert!(
+        list_text(&flat, ListKind::Resources).starts_with(r#"{"resources":[{"name":"R", "uri":"files|file:///a|b","#)
+    );
     assert_eq!(
-        flat.resource_templates(),
+        list_text(&flat, ListKind::ResourceTemplates),
         r#"{"resourceTemplates":[{"uriTemplate":"files|file:///{path}","name":"T"}]}"#
     );
     servers.end().await;
 }
 
-fn differences(one: &MergedLists, other: &MergedLists) -> Vec<ItemKind> {
-    ItemKind::ALL.into_iter().filter(|thing| one.list(*thing).is_different_from(other.list(*thing))).collect()
+const LISTS: [ListKind; 4] = [ListKind::Tools, ListKind::Resources, ListKind::ResourceTemplates, ListKind::Prompts];
+
+fn list_text(lists: &MergedLists, list: ListKind) -> String {
+    lists.page(list, None, PAGE_LIMITS).text
+}
+
+fn differences(one: &MergedLists, other: &MergedLists) -> Vec<ListKind> {
+    LISTS.into_iter().filter(|list| one.names(*list).is_different_from(other.names(*list))).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -381,13 +391,13 @@ async fn flat_mode_reports_only_the_lists_that_differ() {
     let before = servers.flat();
     servers.runtime.stop(&id("b")).await.unwrap();
     let without = servers.flat();
-    assert_eq!(differences(&without, &before), [ItemKind::Tools]);
-    assert_eq!(without.list(ItemKind::Tools).owner("git__log"), None);
+    assert_eq!(differences(&without, &before), [ListKind::Tools]);
+    assert_eq!(without.names(ListKind::Tools).owner("git__log"), None);
     servers.runtime.start(&id("b")).await.unwrap();
     servers.wait_until("b", |view| view.status == Status::Online).await;
     assert_eq!(differences(&servers.flat(), &before), []);
     servers.runtime.stop(&id("a")).await.unwrap();
-    assert_eq!(differences(&servers.flat(), &before), ItemKind::ALL);
+    assert_eq!(differences(&servers.flat(), &before), LISTS);
     servers.end().await;
 }
 
@@ -397,9 +407,9 @@ async fn flat_mode_gives_every_tool_a_unique_name() {
     let other = Lists { tools: r#"[{"name":"b__c"}]"#, ..Lists::default() };
     let servers = ScriptedServers::with(&[("a__b", "one", c), ("a", "two", other)]).await;
     let flat = servers.flat();
-    let tools: Value = serde_json::from_str(flat.tools()).unwrap();
+    let tools: Value = serde_json::from_str(&list_text(&flat, ListKind::Tools)).unwrap();
     let all = names(&tools, "tools", "name");
-    let whose: Vec<_> = all.iter().map(|name| flat.list(ItemKind::Tools).owner(name).unwrap()).collect();
+    let whose: Vec<_> = all.iter().map(|name| flat.names(ListKind::Tools).owner(name).unwrap()).collect();
     assert_eq!(whose, [(&id("one"), "c"), (&id("two"), "b__c")]);
     assert_ne!(all[0], all[1]);
     servers.end().await;

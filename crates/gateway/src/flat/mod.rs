@@ -3,12 +3,16 @@
 //! is unchanged.
 //!
 //! ```text
-//! snapshot ──> MergedLists (for all clients of a user) ──> lists
+//! snapshot ──> MergedLists (for all clients of a user) ──> pages
 //!    │            └── owner of `git__log`? ──> runtime.relay ──> the server's own answer
 //!    └──> the user's watcher ──> changes that last 250 ms ──> list_changed
 //! ```
 
+mod client_list;
+mod list_cursor;
 mod merged_lists;
+mod merged_names;
+mod server_section;
 mod user_state;
 
 use mcp_satellite_protocol::error_code::{INVALID_PARAMS, RESOURCE_NOT_FOUND};
@@ -19,11 +23,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
+use mcp_satellite_actors::model::catalogue::ListKind;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::{RuntimeHandle, is_repeatable};
-use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_protocol::rpc::{RpcMessage, member};
 
-pub use self::merged_lists::{ItemKind, MergedList, MergedLists};
+pub use self::list_cursor::ListPosition;
+pub use self::merged_lists::{ListPage, MergedLists, PAGE_LIMITS, PageLimits};
+pub use self::merged_names::MergedNames;
+use self::server_section::LISTS;
 use self::user_state::{FlatUserState, FlatUserStates};
 use super::access::User;
 use super::answer::{CallAnswer, InitializeAnswer, RpcError};
@@ -36,7 +44,7 @@ use super::refusal::CallRefusal;
 use super::request::EndpointRequest;
 use super::session::ClientSession;
 use super::subscription::SubscriptionFilter;
-use super::tools::endpoint::{initialize_answer, single_page, unknown_method};
+use super::tools::endpoint::{initialize_answer, unknown_method};
 use super::tools::raw::{find_string, replace_string};
 use super::tools::resources::SEPARATOR;
 use super::tools::{CallerCache, CallerSnapshot};
@@ -82,7 +90,7 @@ impl FlatEndpoint {
             let state = flat.states.keep_for_request(&user, &flat.runtime, &flat.callers);
             let caller = flat.callers.caller(flat.runtime.snapshot(), &user.team, &user.user);
             let lists = state.merged_lists(caller).await?;
-            let (id, own_name) = lists.list(ItemKind::Tools).owner(&tool)?;
+            let (id, own_name) = lists.names(ListKind::Tools).owner(&tool)?;
             let view = flat.runtime.status(id)?;
             view.catalogue.as_deref()?.tool(own_name).map(|tool| tool.raw.get().into())
         }
@@ -105,8 +113,8 @@ impl FlatEndpoint {
             }
             let lists =
                 state.merged_lists(flat.caller(&session)).await.ok_or_else(|| CallRefusal::closing().to_rpc_error())?;
-            for kind in ItemKind::ALL {
-                state.record_read(&session, kind, lists.list(kind));
+            for list in LISTS {
+                state.record_read(&session, (list, &lists), None, None);
             }
             Ok(accepted)
         }
@@ -139,21 +147,16 @@ impl FlatEndpoint {
             };
             match request.method() {
                 method::PING => CallAnswer::Result("{}".to_owned()),
-                method::TOOLS_LIST => flat.list(&state, &request, ItemKind::Tools, MergedLists::tools).await,
-                method::PROMPTS_LIST => flat.list(&state, &request, ItemKind::Prompts, MergedLists::prompts).await,
-                method::RESOURCES_LIST => {
-                    flat.list(&state, &request, ItemKind::Resources, MergedLists::resources).await
-                }
-                method::RESOURCE_TEMPLATES_LIST => {
-                    flat.list(&state, &request, ItemKind::Resources, MergedLists::resource_templates).await
-                }
                 method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ | method::COMPLETE => {
                     match flat.resolve_target(&state, &request).await {
                         Ok(target) => flat.forward_to_target(request, target).await,
                         Err(refusal) => refusal.to_answer(request.method()),
                     }
                 }
-                other => unknown_method(Some(other)),
+                other => match LISTS.into_iter().find(|list| list.method() == other) {
+                    Some(list) => flat.list(&state, &request, list).await,
+                    None => unknown_method(Some(other)),
+                },
             }
         }
         .boxed()
@@ -164,19 +167,19 @@ impl FlatEndpoint {
         self.callers.caller(self.runtime.snapshot(), &user.team, &user.user)
     }
 
-    async fn list(
-        &self,
-        state: &FlatUserState,
-        request: &EndpointRequest,
-        kind: ItemKind,
-        text: fn(&MergedLists) -> &str,
-    ) -> CallAnswer {
+    async fn list(&self, state: &FlatUserState, request: &EndpointRequest, list: ListKind) -> CallAnswer {
+        let cursor = request.message.params().and_then(|params| member(params, "cursor"));
+        let after = cursor.filter(|cursor| *cursor != "null").map(|cursor| read_cursor(cursor, list));
+        if after == Some(None) {
+            let message = "the cursor is invalid; read the list again from its beginning, without a cursor";
+            return CallAnswer::Error(RpcError::new(INVALID_PARAMS, message));
+        }
+        let after = after.flatten();
         let lists = state.merged_lists(self.caller(&request.session)).await;
         let Some(lists) = lists else { return CallAnswer::Error(CallRefusal::closing().to_rpc_error()) };
-        single_page(request.message.params(), || {
-            state.record_read(&request.session, kind, lists.list(kind));
-            text(&lists).to_owned()
-        })
+        let page = lists.page(list, after.as_ref(), PAGE_LIMITS);
+        state.record_read(&request.session, (list, &lists), after, page.next);
+        CallAnswer::Result(page.text)
     }
 
     async fn resolve_target(
@@ -199,19 +202,17 @@ impl FlatEndpoint {
         let missing = || CallRefusal::bad_input(format!("`{member}` is missing, or not a string"));
         let (range, name) = find_string(text, path).ok_or_else(missing)?;
         let caller = self.caller(session);
-        let kind = match (message.method(), member) {
-            (Some(method::TOOLS_CALL), _) => ItemKind::Tools,
-            (_, "uri") => ItemKind::Resources,
-            _ => ItemKind::Prompts,
+        let is_tool = message.method() == Some(method::TOOLS_CALL);
+        let (id, own) = if !is_tool && member == "uri" {
+            resolve_resource(state, session, &caller, &name)?
+        } else {
+            let list = if is_tool { ListKind::Tools } else { ListKind::Prompts };
+            self.resolve_name(state, session, caller, list, &name).await?
         };
-        let (id, own) = match kind {
-            ItemKind::Resources => resolve_resource(state, session, &caller, &name)?,
-            ItemKind::Tools | ItemKind::Prompts => self.resolve_name(state, session, caller, kind, &name).await?,
-        };
-        Ok(FlatItemTarget { name_range: range, id, own_name: own, is_tool: kind == ItemKind::Tools })
+        Ok(FlatItemTarget { name_range: range, id, own_name: own, is_tool })
     }
 
-    /// Finds the owner of a name: in the list that this client has read, because the name may belong to another server
+    /// Finds the owner of a name: in the pages that this client has read, because the name may belong to another server
     /// by now; else in the current lists. The tools of a server that is not online are found, too, so that the call
     /// returns the reason.
     async fn resolve_name(
@@ -219,18 +220,16 @@ impl FlatEndpoint {
         state: &FlatUserState,
         session: &ClientSession,
         caller: CallerSnapshot,
-        kind: ItemKind,
+        list: ListKind,
         name: &str,
     ) -> Result<(InstanceId, String), CallRefusal> {
-        let found = |part: &MergedList| part.owner(name).map(|(id, own_name)| (id.clone(), own_name.to_owned()));
-        if let Some(read) = state.list_known_to(session, kind).and_then(|part| found(&part)) {
+        if let Some(read) = state.find_read(session, list, |read| read.owner(name)) {
             return Ok(read);
         }
         let lists = state.merged_lists(caller.clone()).await.ok_or_else(CallRefusal::closing)?;
-        let what = if kind == ItemKind::Tools { "tool" } else { "prompt" };
-        found(lists.list(kind))
-            .or_else(|| find_offline_owner(&caller, kind, name))
-            .ok_or_else(|| CallRefusal::not_found(what, name))
+        let what = if list == ListKind::Tools { "tool" } else { "prompt" };
+        let current = lists.names(list).owner(name).map(|(id, own_name)| (id.clone(), own_name.to_owned()));
+        current.or_else(|| find_offline_owner(&caller, list, name)).ok_or_else(|| CallRefusal::not_found(what, name))
     }
 
     async fn forward_to_target(&self, request: EndpointRequest, target: FlatItemTarget) -> CallAnswer {
@@ -272,9 +271,10 @@ fn resolve_resource(
     caller: &CallerSnapshot,
     uri: &str,
 ) -> Result<(InstanceId, String), CallRefusal> {
-    let read = state.list_known_to(session, ItemKind::Resources);
-    if let Some((id, own_name)) = read.as_ref().and_then(|part| part.split(uri)) {
-        return Ok((id.clone(), own_name.to_owned()));
+    for list in [ListKind::Resources, ListKind::ResourceTemplates] {
+        if let Some(read) = state.find_read(session, list, |read| read.split(uri)) {
+            return Ok(read);
+        }
     }
     match caller.split_server(uri, SEPARATOR, "server|uri") {
         Ok((view, _, own_name)) => Ok((view.spec.id.clone(), own_name.to_owned())),
@@ -283,7 +283,11 @@ fn resolve_resource(
     }
 }
 
-fn find_offline_owner(caller: &CallerSnapshot, kind: ItemKind, name: &str) -> Option<(InstanceId, String)> {
+fn read_cursor(cursor: &str, list: ListKind) -> Option<ListPosition> {
+    ListPosition::from_cursor(&serde_json::from_str::<String>(cursor).ok()?, list)
+}
+
+fn find_offline_owner(caller: &CallerSnapshot, list: ListKind, name: &str) -> Option<(InstanceId, String)> {
     let offline = caller.servers().filter(|(_, view)| view.offered_catalogue().is_none());
     let mut fallback = None;
     for (label, view) in offline {
@@ -291,11 +295,10 @@ fn find_offline_owner(caller: &CallerSnapshot, kind: ItemKind, name: &str) -> Op
         match &view.catalogue {
             None => fallback = Some((view.spec.id.clone(), rest.to_owned())),
             Some(catalogue) => {
-                let own_name: Vec<&str> = match kind {
-                    ItemKind::Tools => catalogue.tools.iter().map(|tool| &*tool.name).collect(),
-                    ItemKind::Prompts | ItemKind::Resources => {
-                        catalogue.prompts.iter().map(|prompt| &*prompt.key).collect()
-                    }
+                let own_name: Vec<&str> = if list == ListKind::Tools {
+                    catalogue.tools.iter().map(|tool| &*tool.name).collect()
+                } else {
+                    catalogue.prompts.iter().map(|prompt| &*prompt.key).collect()
                 };
                 let pairs: Vec<(&str, &str)> = own_name.iter().map(|own_name| (label, *own_name)).collect();
                 if let Some(at) = names::flat_names(&pairs).iter().position(|flat| flat == name) {

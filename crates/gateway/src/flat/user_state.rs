@@ -5,11 +5,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::catalogue::ListKind;
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, sleep_until};
 
-use super::merged_lists::{ItemKind, MergedList, MergedLists};
+use super::client_list::ClientList;
+use super::list_cursor::ListPosition;
+use super::merged_lists::MergedLists;
+use super::server_section::LISTS;
 use crate::access::User;
 use crate::session::ClientSession;
 use crate::session::stateless::own_message;
@@ -27,6 +32,8 @@ pub(super) struct FlatUserState {
     // Locked while new lists are merged, so that concurrent requests merge them once.
     merged_lists: tokio::sync::Mutex<Option<Arc<MergedLists>>>,
     clients: Mutex<HashMap<u64, FlatClient>>,
+    // Wakes the watcher for a client that has read pages of several versions of a list.
+    mixed_pages: Notify,
     // Time of the last stateless request, while a task waits to remove the state.
     last_request_at: Mutex<Option<Instant>>,
 }
@@ -34,18 +41,14 @@ pub(super) struct FlatUserState {
 #[derive(Debug)]
 struct FlatClient {
     session: Arc<ClientSession>,
-    // Per `ItemKind`, the list that the client has read or was notified of. A client that has never read a list gets no
-    // notification about it.
-    announced: [Option<Arc<MergedList>>; 3],
-    // Per `ItemKind`, the list that the client has read. Its names stay valid for the client until it reads a newer
-    // one.
-    last_read: [Option<Arc<MergedList>>; 3],
+    // Per `ListKind`.
+    lists: [ClientList; 4],
 }
 
 impl FlatUserState {
     fn new(team: TeamId, user: UserId) -> Self {
-        let (merged_lists, clients) = (tokio::sync::Mutex::default(), Mutex::default());
-        Self { team, user, merged_lists, clients, last_request_at: Mutex::default() }
+        let (merged_lists, clients, mixed_pages) = (tokio::sync::Mutex::default(), Mutex::default(), Notify::new());
+        Self { team, user, merged_lists, clients, mixed_pages, last_request_at: Mutex::default() }
     }
 
     fn last_request_at(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -71,15 +74,29 @@ impl FlatUserState {
         cached.clone()
     }
 
-    pub(super) fn record_read(&self, session: &ClientSession, kind: ItemKind, list: &Arc<MergedList>) {
-        if let Some(client) = self.clients().get_mut(&session.number()) {
-            client.announced[kind as usize] = Some(list.clone());
-            client.last_read[kind as usize] = Some(list.clone());
+    /// Records that a client has read the entries of a list after `after` up to `end`.
+    pub(super) fn record_read(
+        &self,
+        session: &ClientSession,
+        (list, lists): (ListKind, &MergedLists),
+        after: Option<ListPosition>,
+        end: Option<ListPosition>,
+    ) {
+        if let Some(client) = self.clients().get_mut(&session.number())
+            && client.lists[list as usize].record_page(lists.names(list), after, end)
+        {
+            self.mixed_pages.notify_one();
         }
     }
 
-    pub(super) fn list_known_to(&self, session: &ClientSession, kind: ItemKind) -> Option<Arc<MergedList>> {
-        self.clients().get(&session.number())?.last_read[kind as usize].clone()
+    /// Finds something in the pages of a list that a client has read.
+    pub(super) fn find_read<R>(
+        &self,
+        session: &ClientSession,
+        list: ListKind,
+        find: impl FnOnce(&ClientList) -> Option<R>,
+    ) -> Option<R> {
+        find(&self.clients().get(&session.number())?.lists[list as usize])
     }
 
     /// Notifies clients of lists that differ from what they know. Returns false, without notifying, if the lists are
@@ -92,18 +109,18 @@ impl FlatUserState {
             return false;
         }
         for client in clients.values_mut() {
-            for kind in ItemKind::ALL {
-                let now = lists.list(kind);
-                let Some(announced) = &mut client.announced[kind as usize] else { continue };
-                if announced.is_different_from(now) {
-                    changed.push((client.session.clone(), kind));
-                }
-                *announced = now.clone();
-            }
+            let mut notifications: Vec<&str> = LISTS
+                .into_iter()
+                .filter(|list| client.lists[*list as usize].announce(lists.names(*list)))
+                .map(list_changed_notification)
+                .collect();
+            // Resources and resource templates share a notification.
+            notifications.dedup();
+            changed.extend(notifications.into_iter().map(|notification| (client.session.clone(), notification)));
         }
         drop(clients);
-        for (session, kind) in changed {
-            if let Some(message) = own_message(list_changed_notification(kind)) {
+        for (session, notification) in changed {
+            if let Some(message) = own_message(notification) {
                 session.deliver(None, &message);
             }
         }
@@ -126,6 +143,7 @@ impl FlatUserState {
                         return;
                     }
                 }
+                () = self.mixed_pages.notified() => announced_lists = None,
                 () = sleep_until(settled_at.unwrap_or_else(Instant::now)), if settled_at.is_some() => {
                     let Some(lists) = self.merged_lists(caller).await else { return };
                     let is_now = || lists.is_current_for(&callers.caller(runtime.snapshot(), &self.team, &self.user));
@@ -139,11 +157,13 @@ impl FlatUserState {
     }
 }
 
-fn list_changed_notification(kind: ItemKind) -> &'static str {
-    match kind {
-        ItemKind::Tools => r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#,
-        ItemKind::Resources => r#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#,
-        ItemKind::Prompts => r#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#,
+fn list_changed_notification(list: ListKind) -> &'static str {
+    match list {
+        ListKind::Tools => r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#,
+        ListKind::Resources | ListKind::ResourceTemplates => {
+            r#"{"jsonrpc":"2.0","method":"notifications/resources/list_changed"}"#
+        }
+        ListKind::Prompts => r#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#,
     }
 }
 
@@ -174,8 +194,7 @@ impl FlatUserStates {
         callers: &Arc<CallerCache>,
     ) -> Arc<FlatUserState> {
         let state = Self::get_or_create(&mut self.states(), session.user(), runtime, callers);
-        let client =
-            FlatClient { session: session.clone(), announced: Default::default(), last_read: Default::default() };
+        let client = FlatClient { session: session.clone(), lists: Default::default() };
         state.clients().insert(session.number(), client);
         state
     }

@@ -67,28 +67,27 @@ impl CatalogueIndex {
         let mut places: HashMap<String, (Vec<u32>, Vec<u32>)> = HashMap::new();
         let mut tools = Vec::with_capacity(catalogue.tools.len());
         for (tool, at) in catalogue.tools.iter().zip(0u32..) {
-            let mut enter = |word: Word, in_name: bool| {
-                for text in word.parts.into_iter().chain([word.whole]) {
-                    let (names, descriptions) = places.entry(text).or_default();
+            let mut enter = |word: &Word<'_>, in_name: bool| {
+                for text in word.texts() {
+                    if !places.contains_key(text) {
+                        places.insert(text.to_owned(), Default::default());
+                    }
+                    let Some((names, descriptions)) = places.get_mut(text) else { continue };
                     let list = if in_name { names } else { descriptions };
                     if list.last() != Some(&at) {
                         list.push(at);
                     }
                 }
             };
-            let in_name = text::words(&tool.name);
-            let words = in_name.iter().map(|word| word.parts.len().max(1)).sum();
-            for word in in_name {
-                enter(word, true);
+            let mut word_count = 0;
+            for word in text::words(&tool.name) {
+                word_count += word.parts.len().max(1);
+                enter(&word, true);
             }
             for word in text::words(&description(tool)) {
-                enter(word, false);
+                enter(&word, false);
             }
-            tools.push(IndexedTool {
-                name: tool.name.clone(),
-                normalized: normalize(&tool.name).into(),
-                word_count: words,
-            });
+            tools.push(IndexedTool { name: tool.name.clone(), normalized: normalize(&tool.name).into(), word_count });
         }
         let term = |(text, (names, descriptions)): (String, (Vec<u32>, Vec<u32>))| Term {
             shape: WordShape::new(&text),
@@ -302,7 +301,7 @@ struct ServerSimilarities {
 
 impl SearchQuery {
     fn read(text: &str) -> Self {
-        let mut text_words = text::words(text);
+        let mut text_words: Vec<Word<'_>> = text::words(text).collect();
         if text_words.iter().any(|word| !text::is_stop_word(&word.whole)) {
             text_words.retain(|word| !text::is_stop_word(&word.whole));
         }
@@ -315,8 +314,8 @@ impl SearchQuery {
         };
         let mut words: Vec<QueryWord> = Vec::new();
         for word in text_words.into_iter().take(WORDS_MAX) {
-            let whole = index_of(word.whole);
-            let parts = word.parts.into_iter().map(&mut index_of).collect();
+            let whole = index_of(word.whole.into_owned());
+            let parts = word.parts.into_iter().map(|part| index_of(part.into_owned())).collect();
             if words.iter().all(|known| known.whole != whole) {
                 words.push(QueryWord { whole, parts });
             }
@@ -325,7 +324,7 @@ impl SearchQuery {
     }
 
     fn find_hits(&self, servers: &[SearchedServer<'_>]) -> Vec<ToolHit> {
-        let labels: Vec<Vec<Word>> = servers.iter().map(|server| text::words(server.label)).collect();
+        let labels: Vec<Vec<Word<'_>>> = servers.iter().map(|server| text::words(server.label).collect()).collect();
         let mut pages: Vec<ServerSimilarities> = (0..servers.len())
             .map(|server_index| ServerSimilarities {
                 server_index,
@@ -430,7 +429,7 @@ impl SearchQuery {
     }
 }
 
-fn corrections(text: &str, servers: &[SearchedServer<'_>], labels: &[Vec<Word>]) -> Vec<(String, f32)> {
+fn corrections(text: &str, servers: &[SearchedServer<'_>], labels: &[Vec<Word<'_>>]) -> Vec<(String, f32)> {
     let query = (text, WordShape::new(text));
     let mut words: HashMap<String, f32> = HashMap::new();
     for server in servers {
@@ -438,10 +437,10 @@ fn corrections(text: &str, servers: &[SearchedServer<'_>], labels: &[Vec<Word>])
             words.entry(term.text.to_string()).or_insert(near);
         });
     }
-    for word in labels.iter().flatten().flat_map(|word| word.parts.iter().chain([&word.whole])) {
+    for word in labels.iter().flatten().flat_map(Word::texts) {
         let near = misspelling_similarity(query, (word, WordShape::new(word)));
         if near > 0.0 {
-            words.insert(word.clone(), near);
+            words.insert(word.to_owned(), near);
         }
     }
     let mut words: Vec<_> = words.into_iter().collect();
@@ -469,12 +468,11 @@ impl ServerSimilarities {
         text: usize,
         texts: usize,
         index: &CatalogueIndex,
-        label: &[Word],
+        label: &[Word<'_>],
         terms: TermLookup<'_>,
         nearness: &dyn Fn(&str) -> f32,
     ) -> bool {
-        let of_label = label.iter().flat_map(|word| word.parts.iter().chain([&word.whole]));
-        self.server[text] = of_label.map(|word| nearness(word)).fold(0.0, f32::max);
+        self.server[text] = label.iter().flat_map(Word::texts).map(nearness).fold(0.0, f32::max);
         let mut known = self.server[text] > 0.0;
         let (near, tools) = (&mut self.tools, index.tools.len());
         terms(index, &mut |term, nearness| {

@@ -1,5 +1,6 @@
 //! Splits text into words and computes the similarity of two words.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 // Characters. A longer run is ignored: it is part of a key, an address or an image.
@@ -16,21 +17,33 @@ pub(super) fn is_stop_word(word: &str) -> bool {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Word {
-    pub(super) whole: String,
+pub(super) struct Word<'t> {
+    pub(super) whole: Cow<'t, str>,
     /// The parts `git` and `hub` if it was written `GitHub`; empty if it has a single part.
-    pub(super) parts: Vec<String>,
+    pub(super) parts: Vec<Cow<'t, str>>,
 }
 
-pub(super) fn words(text: &str) -> Vec<Word> {
+impl<'t> Word<'t> {
+    fn new(run: &'t str) -> Self {
+        // Most words of a description. They are indexed by the thousand, so they are not copied.
+        if run.bytes().all(|letter| letter.is_ascii_lowercase()) {
+            return Self { whole: Cow::Borrowed(run), parts: Vec::new() };
+        }
+        let parts: Vec<_> = pieces(run).map(|range| Cow::Owned(run[range].to_lowercase())).collect();
+        let parts = if parts.len() > 1 { parts } else { Vec::new() };
+        Self { whole: Cow::Owned(run.to_lowercase()), parts }
+    }
+
+    /// Returns the whole word and its parts.
+    pub(super) fn texts(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().chain([&self.whole]).map(|text| &**text)
+    }
+}
+
+pub(super) fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
     let runs = text.split(|letter: char| !letter.is_alphanumeric());
-    let fits = |run: &&str| !run.is_empty() && run.chars().nth(LETTERS_MAX).is_none();
-    runs.filter(fits)
-        .map(|run| {
-            let parts: Vec<String> = pieces(run).map(|range| run[range].to_lowercase()).collect();
-            Word { whole: run.to_lowercase(), parts: if parts.len() > 1 { parts } else { Vec::new() } }
-        })
-        .collect()
+    let fits = |run: &&str| run.len() <= LETTERS_MAX || run.chars().nth(LETTERS_MAX).is_none();
+    runs.filter(|run| !run.is_empty()).filter(fits).map(Word::new)
 }
 
 fn pieces(run: &str) -> impl Iterator<Item = Range<usize>> {
@@ -134,7 +147,7 @@ mod tests {
     use super::*;
 
     fn flat(text: &str) -> Vec<String> {
-        words(text).into_iter().flat_map(|word| [vec![word.whole], word.parts].concat()).collect()
+        words(text).flat_map(|word| [vec![word.whole], word.parts].concat()).map(Cow::into_owned).collect()
     }
 
     #[test]
