@@ -16,8 +16,8 @@ use mcp_satellite::gateway::{self, Gateway, GatewaySettings};
 use serde_json::{Value, json};
 use testkit::scripted_servers::{Lists, ScriptedServers};
 
-use super::client::BenchClient;
-use super::common::{self, BenchReport, format_duration, quantile};
+use crate::common::{self, BenchReport, format_duration, quantile};
+use crate::endpoint::http::McpClient;
 
 const SERVERS: usize = 100;
 const TOOLS_OF_EACH: usize = 100;
@@ -125,7 +125,8 @@ async fn first_query() -> (Duration, Duration) {
 
 async fn later_queries() -> (Vec<Duration>, Vec<Duration>) {
     let (servers, _gateway, address) = open().await;
-    let mut client = BenchClient::open(&format!("http://{address}/mcp"), String::new()).await;
+    // The requests of this client block the thread. The gateway runs on other threads.
+    let mut client = McpClient::open_session(address, "/mcp");
     let (mut in_process, mut over_http) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         for query in queries() {
@@ -136,7 +137,7 @@ async fn later_queries() -> (Vec<Duration>, Vec<Duration>) {
             let params = json!({"name": "discover_mcp_tools", "arguments": {"query": query}});
             let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string();
             let began = Instant::now();
-            client.send(&request).await;
+            client.request(&request);
             over_http.push(began.elapsed());
         }
     }
