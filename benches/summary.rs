@@ -1,9 +1,11 @@
-//! Writes the latest report of each bench into `BENCHMARKS.md`, between the markers of the report. Cargo runs benches by
-//! name, so this one runs last.
+//! Writes the latest report of each bench into `BENCHMARKS.md`, between the markers of the report, and the plots into
+//! `docs/images`. Cargo runs benches by name, so this one runs last.
 #![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
 #[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
+
+use std::path::Path;
 
 use common::BenchReport;
 
@@ -19,6 +21,14 @@ fn main() {
         text = fill(&text, "machine", &machine.collect::<String>());
     }
     std::fs::write(path, text).unwrap();
+    for file in std::fs::read_dir(common::directory()).into_iter().flatten() {
+        let file = file.unwrap().path();
+        if file.extension().is_some_and(|extension| extension == "svg") {
+            let images = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/images");
+            std::fs::create_dir_all(images).unwrap();
+            std::fs::copy(&file, Path::new(images).join(file.file_name().unwrap())).unwrap();
+        }
+    }
 }
 
 /// Replaces the text between `<!-- name -->` and `<!-- /name -->`.

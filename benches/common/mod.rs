@@ -184,9 +184,15 @@ pub(crate) struct MeasurementContext {
 #[derive(Serialize, Deserialize)]
 struct Goal {
     name: String,
-    at_most: f64,
+    bound: GoalBound,
     unit: String,
     value: f64,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+enum GoalBound {
+    AtMost(f64),
+    AtLeast(f64),
 }
 
 impl BenchReport {
@@ -201,18 +207,28 @@ impl BenchReport {
         self.rows.push(cells.into());
     }
 
+    /// Adds a goal that is met if the value is at most the bound.
     pub(crate) fn goal(&mut self, name: &str, at_most: f64, unit: &str, value: f64) {
         let (name, unit) = (name.to_owned(), unit.to_owned());
-        self.goals.push(Goal { name, at_most, unit, value });
+        self.goals.push(Goal { name, bound: GoalBound::AtMost(at_most), unit, value });
+    }
+
+    /// Adds a goal that is met if the value is at least the bound.
+    pub(crate) fn goal_at_least(&mut self, name: &str, at_least: f64, unit: &str, value: f64) {
+        let (name, unit) = (name.to_owned(), unit.to_owned());
+        self.goals.push(Goal { name, bound: GoalBound::AtLeast(at_least), unit, value });
     }
 
     #[expect(clippy::print_stdout, reason = "the result of a bench")]
-    pub(crate) fn publish(&self) {
+    pub(crate) fn print(&self) {
         println!("\n{}\n\n{}", self.name, self.text());
-        let directory = directory();
-        std::fs::create_dir_all(&directory).unwrap();
+    }
+
+    /// Prints the report and stores it for `BENCHMARKS.md`.
+    pub(crate) fn publish(&self) {
+        self.print();
         let json = serde_json::to_vec_pretty(self).unwrap();
-        std::fs::write(directory.join(format!("{}.json", self.name)), json).unwrap();
+        store(&format!("{}.json", self.name), &json);
     }
 
     pub(crate) fn all() -> BTreeMap<String, Self> {
@@ -244,17 +260,29 @@ impl BenchReport {
             }
         }
         text.push('\n');
-        for Goal { name, at_most, unit, value } in &self.goals {
-            let verdict = if value <= at_most { "met" } else { "**missed**" };
+        for Goal { name, bound, unit, value } in &self.goals {
+            let (is_met, bound) = match bound {
+                GoalBound::AtMost(bound) => (value <= bound, format!("≤ {bound}")),
+                GoalBound::AtLeast(bound) => (value >= bound, format!("≥ {bound}")),
+            };
+            let verdict = if is_met { "met" } else { "**missed**" };
             let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
-            writeln!(text, "- {name}: {}{unit}; goal ≤ {at_most}{unit}: {verdict}", format_number(*value)).unwrap();
+            writeln!(text, "- {name}: {}{unit}; goal {bound}{unit}: {verdict}", format_number(*value)).unwrap();
         }
         let time = self.measured.at.strftime("%Y-%m-%d %H:%M UTC");
         text + &format!("- measured {time}, load average {:.1}\n", self.measured.load)
     }
 }
 
-fn directory() -> PathBuf {
+/// Stores a result of a bench, for `cargo bench --bench summary`.
+pub(crate) fn store(file: &str, content: &[u8]) {
+    let directory = directory();
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join(file), content).unwrap();
+}
+
+/// Returns the directory of stored results.
+pub(crate) fn directory() -> PathBuf {
     // The binary of a bench is in TARGET/release/deps.
     let binary = std::env::current_exe().unwrap();
     binary.ancestors().nth(3).unwrap().join("bench")

@@ -19,8 +19,8 @@ use mcp_satellite_actors::model::status::Status;
 use serde_json::{Value, json};
 use testkit::scripted_servers::{Lists, ScriptedServers, id};
 
-use super::client::BenchClient;
-use super::common::{self, BenchReport, format_duration, quantile};
+use crate::common::{self, BenchReport, format_duration, quantile};
+use crate::endpoint::http::McpClient;
 
 const SERVERS: usize = 100;
 const TOOLS_OF_EACH: usize = 100;
@@ -130,7 +130,8 @@ async fn first_query() -> (Duration, Duration) {
 
 async fn later_queries() -> (Vec<Duration>, Vec<Duration>) {
     let (servers, _gateway, address) = open().await;
-    let mut client = BenchClient::open(&format!("http://{address}/mcp"), String::new()).await;
+    // The requests of this client block the thread. The gateway runs on other threads.
+    let mut client = McpClient::open_session(address, "/mcp");
     let (mut in_process, mut over_http) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         for query in queries() {
@@ -141,7 +142,7 @@ async fn later_queries() -> (Vec<Duration>, Vec<Duration>) {
             let params = json!({"name": "discover_mcp_tools", "arguments": {"query": query}});
             let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string();
             let began = Instant::now();
-            client.send(&request).await;
+            client.request(&request);
             over_http.push(began.elapsed());
         }
     }
@@ -157,14 +158,14 @@ struct ListRequests {
 
 impl ListRequests {
     /// Requests a page and returns the cursor of the next one.
-    async fn page(&mut self, client: &mut BenchClient, cursor: Option<&str>) -> Option<String> {
+    fn page(&mut self, client: &mut McpClient, cursor: Option<&str>) -> Option<String> {
         let params = cursor.map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": params}).to_string();
         let began = Instant::now();
-        let body = client.send(&request).await;
+        let body = client.request(&request);
         self.times.push(began.elapsed());
         self.bytes.push(body.len());
-        let mut response: Value = serde_json::from_slice(body).unwrap();
+        let mut response: Value = serde_json::from_str(&body).unwrap();
         assert!(response["result"]["tools"].is_array(), "{response}");
         match response["result"]["nextCursor"].take() {
             Value::String(cursor) => Some(cursor),
@@ -200,17 +201,17 @@ async fn listings() -> Listings {
     let mut pages_per_list = 0;
     for _ in 0..5 {
         let (_servers, _gateway, address) = open().await;
-        let mut client = BenchClient::open(&format!("http://{address}/mcp?mode=flat"), String::new()).await;
-        of_new_users.page(&mut client, None).await;
+        let mut client = McpClient::open_session(address, "/mcp?mode=flat");
+        of_new_users.page(&mut client, None);
     }
     let (servers, _gateway, address) = open().await;
-    let mut client = BenchClient::open(&format!("http://{address}/mcp?mode=flat"), String::new()).await;
-    ListRequests::default().page(&mut client, None).await;
+    let mut client = McpClient::open_session(address, "/mcp?mode=flat");
+    ListRequests::default().page(&mut client, None);
     for _ in 0..LISTINGS {
         pages_per_list = 0;
         let mut cursor = None;
         loop {
-            cursor = pages.page(&mut client, cursor.as_deref()).await;
+            cursor = pages.page(&mut client, cursor.as_deref());
             pages_per_list += 1;
             if cursor.is_none() {
                 break;
@@ -224,7 +225,7 @@ async fn listings() -> Listings {
         servers.relist(installation, lists);
         servers.runtime.restart(&id(installation)).await.unwrap();
         servers.wait_until(installation, |view| view.status == Status::Online && view.restarts > restarts).await;
-        after_changes.page(&mut client, None).await;
+        after_changes.page(&mut client, None);
     }
     Listings { pages, after_changes, of_new_users, pages_per_list }
 }

@@ -1,41 +1,37 @@
-//! Baseline: rmcp's `StreamableHttpService` in front of the same runtime. It runs in a child process, so that its CPU
-//! time is measured without that of the clients.
-
-use std::sync::Arc;
+//! Baseline: rmcp's `StreamableHttpService` in front of rmcp's client of the same server. It runs in a child process, so
+//! that its CPU time is measured without that of the clients.
 
 use axum::serve::ListenerExt;
-use mcp_satellite::connect::stdio::StdioConnector;
-use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::policy::Policy;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ErrorData, Implementation, ServerCapabilities,
-    ServerConfig,
+    CallToolRequestParams, CallToolResponse, ClientCapabilities, ClientConfig, ErrorData, Implementation,
+    ProtocolVersion, ServerCapabilities, ServerConfig,
 };
-use rmcp::service::RequestContext;
+use rmcp::service::{Peer, RequestContext};
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
-use rmcp::{RoleServer, ServerHandler};
-use serde_json::value::RawValue;
+use rmcp::{ClientHandler, RoleClient, RoleServer, ServerHandler, ServiceExt};
+use std::process::Stdio;
+use std::sync::Arc;
 use tokio::net::TcpListener;
+use tokio::process::Command;
 
-use super::common::{NullSink, TIMEOUT, is_online, spec, start};
-use super::gateways;
+use crate::endpoint::echo_server;
 
-pub(crate) const CHILD: &str = "SATELLITE_BENCH_GATEWAY_SDK";
-
-pub(crate) fn is_child() -> bool {
-    std::env::var_os(CHILD).is_some()
-}
+pub(crate) const ROLE: &str = "sdk";
 
 #[expect(clippy::print_stdout, reason = "the parent process reads the output")]
 pub(crate) async fn serve() {
-    let spec = spec(0, 1, 1, &gateways::echo(1), &Arc::new(Policy::default()));
-    let id = spec.id.clone();
-    let runtime = start(StdioConnector::new(Vec::new()).unwrap(), NullSink, |_| {}).await;
-    runtime.install(spec).await.unwrap();
-    tokio::time::timeout(TIMEOUT, runtime.wait_for(&id, is_online)).await.unwrap().unwrap();
-    let handler = RuntimeHandler { runtime, id };
+    let command = echo_server::command(None);
+    let mut child = Command::new(&command[0])
+        .args(&command[1..])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let pipes = (child.stdout.take().unwrap(), child.stdin.take().unwrap());
+    let client = SdkClient.serve(pipes).await.unwrap();
+    let handler = SdkProxy { server: client.peer().clone() };
     let sessions = Arc::new(LocalSessionManager::default());
     let service =
         StreamableHttpService::new(move || Ok(handler.clone()), sessions, StreamableHttpServerConfig::default());
@@ -46,13 +42,21 @@ pub(crate) async fn serve() {
     axum::serve(listener, axum::Router::new().nest_service("/mcp", service)).await.unwrap();
 }
 
-#[derive(Clone)]
-struct RuntimeHandler {
-    runtime: RuntimeHandle,
-    id: InstanceId,
+struct SdkClient;
+
+impl ClientHandler for SdkClient {
+    fn get_info(&self) -> ClientConfig {
+        ClientConfig::new(ClientCapabilities::default(), Implementation::new("bench", "0"))
+            .with_protocol_version(ProtocolVersion::V_2025_11_25)
+    }
 }
 
-impl ServerHandler for RuntimeHandler {
+#[derive(Clone)]
+struct SdkProxy {
+    server: Peer<RoleClient>,
+}
+
+impl ServerHandler for SdkProxy {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("bench", "0"))
@@ -63,12 +67,7 @@ impl ServerHandler for RuntimeHandler {
         request: CallToolRequestParams,
         _: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let internal = |error: String| ErrorData::internal_error(error, None);
-        let arguments = request.arguments.unwrap_or_default();
-        let arguments = RawValue::from_string(serde_json::to_string(&arguments).unwrap()).unwrap();
-        let result = self.runtime.call(&self.id, &request.name, Some(arguments), None).await;
-        let result = result.map_err(|error| internal(error.to_string()))?;
-        let result: CallToolResult = serde_json::from_str(result.get()).map_err(|error| internal(error.to_string()))?;
-        Ok(result.into())
+        let response = self.server.call_tool_once(request).await;
+        response.map_err(|error| ErrorData::internal_error(error.to_string(), None))
     }
 }

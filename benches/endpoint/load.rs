@@ -1,0 +1,236 @@
+//! Load generator in a process of its own: one thread, `epoll`, and a connection for each client. In a closed loop each
+//! client sends its next call as soon as it has its response; in an open loop calls are sent at a constant rate.
+//!
+//! Each call has its own number, as its id and in its text. A response that does not contain both ends the bench.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use memchr::memmem::Finder;
+use rustix::event::{Timespec, epoll};
+use serde::{Deserialize, Serialize};
+
+use super::http::McpClient;
+use super::processes::{cpu_time, resident};
+use super::role;
+use crate::common::TIMEOUT;
+
+pub(crate) const ROLE: &str = "load";
+
+/// Place of the number of the call in its request: as many digits as every number has.
+pub(crate) const NUMBER: &str = "##########";
+const FIRST_NUMBER: u64 = 1_000_000_000;
+
+/// Requests of the clients of one path.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct LoadTarget {
+    pub(crate) address: SocketAddr,
+    pub(crate) path: String,
+    pub(crate) has_session: bool,
+    /// Additional header lines of each request.
+    pub(crate) headers: String,
+    /// Body of each call. It contains [`NUMBER`] twice.
+    pub(crate) call: String,
+    /// Body of the call of the tool `reads`.
+    pub(crate) reads: String,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Load {
+    pub(crate) clients: usize,
+    pub(crate) warm_up: Duration,
+    pub(crate) duration: Duration,
+    /// Calls per second of all clients in an open loop; `None` means a closed loop.
+    pub(crate) rate: Option<f64>,
+    /// Process whose CPU time and memory are measured.
+    pub(crate) pid: i32,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct LoadFindings {
+    pub(crate) calls: u32,
+    pub(crate) wall: Duration,
+    pub(crate) p50: Duration,
+    pub(crate) p99: Duration,
+    /// CPU time of the measured process.
+    pub(crate) cpu: Duration,
+    /// CPU time of the load generator.
+    pub(crate) client_cpu: Duration,
+    /// Resident memory of the measured process at the end of the load, in bytes.
+    pub(crate) resident: usize,
+    /// `read` calls of the server for each call of its tool.
+    pub(crate) reads_per_call: f64,
+}
+
+/// Runs the load generator as a child process.
+pub(crate) fn run(target: &LoadTarget, load: Load) -> LoadFindings {
+    let plan = serde_json::to_string(&(target, load)).unwrap();
+    let child = role(ROLE, &[&plan]).stdin(Stdio::null()).stderr(Stdio::inherit()).output().unwrap();
+    assert!(child.status.success(), "the load generator failed: {target:?}, {load:?}");
+    serde_json::from_slice(&child.stdout).unwrap()
+}
+
+/// Generates the load that the JSON text describes, and prints the findings.
+#[expect(clippy::print_stdout, reason = "the parent process reads the output")]
+pub(crate) fn serve(plan: &str) {
+    let (target, load) = serde_json::from_str(plan).unwrap();
+    println!("{}", serde_json::to_string(&measure(&target, load)).unwrap());
+}
+
+fn measure(target: &LoadTarget, load: Load) -> LoadFindings {
+    let mut generator = LoadGenerator::open(target, load);
+    generator.generate(load.warm_up);
+    let (reads_before, calls_before) = generator.server_counts(&target.reads);
+    let (began, cpu, client_cpu) = (Instant::now(), cpu_time(load.pid), own_cpu_time());
+    let mut latencies = generator.generate(load.duration);
+    let (wall, cpu, client_cpu) = (began.elapsed(), cpu_time(load.pid) - cpu, own_cpu_time() - client_cpu);
+    let resident = resident(load.pid);
+    let (reads, calls) = generator.server_counts(&target.reads);
+    for client in generator.clients {
+        client.mcp.close();
+    }
+    latencies.sort_unstable();
+    let quantile = |percent: usize| latencies[(latencies.len() * percent / 100).min(latencies.len() - 1)];
+    LoadFindings {
+        calls: u32::try_from(latencies.len()).unwrap(),
+        wall,
+        p50: quantile(50),
+        p99: quantile(99),
+        cpu,
+        client_cpu,
+        resident,
+        reads_per_call: (reads - reads_before) as f64 / (calls - calls_before) as f64,
+    }
+}
+
+fn own_cpu_time() -> Duration {
+    Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime)).unwrap()
+}
+
+struct LoadGenerator {
+    epoll: std::os::fd::OwnedFd,
+    clients: Vec<LoadClient>,
+    idle: Vec<usize>,
+    rate: Option<f64>,
+    next_number: u64,
+}
+
+struct LoadClient {
+    mcp: McpClient,
+    request: Vec<u8>,
+    /// Places of the number in the request.
+    places: Vec<usize>,
+    number: [u8; NUMBER.len()],
+    /// When the call was sent, or in an open loop: when it was due.
+    began: Instant,
+}
+
+impl LoadGenerator {
+    fn open(target: &LoadTarget, load: Load) -> Self {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let clients: Vec<_> = (0..load.clients).map(|_| LoadClient::open(target)).collect();
+        for (nth, client) in (0..).zip(&clients) {
+            epoll::add(&epoll, client.mcp.http.stream(), epoll::EventData::new_u64(nth), epoll::EventFlags::IN)
+                .unwrap();
+        }
+        let idle = (0..clients.len()).collect();
+        Self { epoll, clients, idle, rate: load.rate, next_number: FIRST_NUMBER }
+    }
+
+    /// Generates load for this time and waits for the last response. Returns the latencies.
+    fn generate(&mut self, duration: Duration) -> Vec<Duration> {
+        for client in &self.clients {
+            client.mcp.http.stream().set_nonblocking(true).unwrap();
+        }
+        let mut latencies = Vec::with_capacity(1 << 18);
+        let mut events = Vec::with_capacity(256);
+        let began = Instant::now();
+        let end = began + duration;
+        let (mut sent, mut now) = (0_u32, began);
+        loop {
+            let next_due = self.send_due(&mut sent, now, began, end);
+            if next_due.is_none() && self.idle.len() == self.clients.len() {
+                return latencies;
+            }
+            // In an open loop, a wait ends when the next call is due, if a client is idle.
+            let timeout = next_due.filter(|_| !self.idle.is_empty()).map(|due| due.saturating_duration_since(now));
+            let timeout = Timespec::try_from(timeout.unwrap_or(TIMEOUT)).unwrap();
+            epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)).unwrap();
+            assert!(!events.is_empty() || next_due.is_some(), "no response within {TIMEOUT:?}");
+            now = Instant::now();
+            for event in events.drain(..) {
+                let event: epoll::Event = event;
+                let nth = usize::try_from(event.data.u64()).unwrap();
+                let client = &mut self.clients[nth];
+                if client.mcp.http.receive() {
+                    now = Instant::now();
+                    client.check();
+                    latencies.push(now - client.began);
+                    self.idle.push(nth);
+                    self.send_due(&mut sent, now, began, end);
+                }
+            }
+        }
+    }
+
+    /// Sends the calls that are due, as far as clients are idle. Returns when the next call is due, or `None` if it is
+    /// due after the end.
+    fn send_due(&mut self, sent: &mut u32, now: Instant, began: Instant, end: Instant) -> Option<Instant> {
+        loop {
+            let due = self.rate.map_or(now, |rate| began + Duration::from_secs_f64(f64::from(*sent) / rate));
+            if due >= end {
+                return None;
+            }
+            if due > now {
+                return Some(due);
+            }
+            let Some(nth) = self.idle.pop() else { return Some(due) };
+            self.clients[nth].send(self.next_number, due);
+            self.next_number += 1;
+            *sent += 1;
+        }
+    }
+
+    /// Returns the number of `read` calls of the server and of calls of its tool so far.
+    fn server_counts(&mut self, body: &str) -> (u64, u64) {
+        let response = self.clients[0].mcp.request(body);
+        let text = response.split_once(r#""text":""#).and_then(|(_, text)| text.split_once('"')).unwrap().0;
+        let (reads, calls) = text.split_once(' ').unwrap();
+        (reads.parse().unwrap(), calls.parse().unwrap())
+    }
+}
+
+impl LoadClient {
+    fn open(target: &LoadTarget) -> Self {
+        let mcp = if target.has_session {
+            McpClient::open_session(target.address, &target.path)
+        } else {
+            McpClient::connect(target.address, &target.path, &target.headers)
+        };
+        let request = mcp.post(&target.call);
+        let places: Vec<_> = Finder::new(NUMBER).find_iter(&request).collect();
+        assert_eq!(places.len(), 2, "{}", target.call);
+        Self { mcp, request, places, number: [0; NUMBER.len()], began: Instant::now() }
+    }
+
+    fn send(&mut self, number: u64, began: Instant) {
+        let mut rest = number;
+        for digit in self.number.iter_mut().rev() {
+            *digit = b'0' + u8::try_from(rest % 10).unwrap();
+            rest /= 10;
+        }
+        for place in &self.places {
+            self.request[*place..place + NUMBER.len()].copy_from_slice(&self.number);
+        }
+        self.began = began;
+        self.mcp.http.send(&self.request);
+    }
+
+    /// Panics unless the response contains the number of the call as id and as text.
+    fn check(&self) {
+        let http = &self.mcp.http;
+        let numbers = Finder::new(&self.number).find_iter(http.response()).count();
+        assert!(http.status() == 200 && numbers == 2, "status {}, {numbers} numbers: {}", http.status(), http.text());
+    }
+}

@@ -1,0 +1,90 @@
+//! Disk writes of the satellite for each call, at constant rates of calls.
+
+use std::time::{Duration, Instant};
+
+use crate::common::{BenchReport, format_duration, format_number};
+use crate::endpoint::load::{self, Load};
+use crate::endpoint::processes::{SatelliteOptions, ServerFleet, satellite, written};
+use crate::endpoint::{publish, selected};
+use crate::paths::PathKind;
+
+const RATES: [u32; 5] = [1, 10, 100, 1_000, 10_000];
+const CLIENTS: usize = 64;
+
+/// Time without a write after which all writes of a load are counted.
+const SETTLED: Duration = Duration::from_secs(3);
+
+/// Rate from which the goals apply.
+const GOAL_RATE: u32 = 1_000;
+
+/// Goal for the interval of transactions at lower rates.
+const TRANSACTION_INTERVAL: Duration = Duration::from_millis(100);
+
+pub(crate) fn measure() {
+    let mut report = BenchReport::new(
+        "disk",
+        ["request logging", "calls/s", "written per call", "written per second", "transactions/s", "p50", "p99"],
+    );
+    let seconds: u32 = selected("BENCH_SECONDS").map_or(10, |seconds| seconds[0]);
+    for (has_request_logging, title, goal) in [(true, "on", 0.6), (false, "off", 0.4)] {
+        let gateway =
+            satellite(ServerFleet::ONE, SatelliteOptions { has_request_logging, ..SatelliteOptions::default() });
+        let target = PathKind::Instance.target(gateway.address);
+        for rate in selected("BENCH_RATES").unwrap_or_else(|| RATES.to_vec()) {
+            settle(gateway.pid);
+            let (before, transactions_before) = (written(gateway.pid), gateway.transactions());
+            let load = Load {
+                clients: CLIENTS,
+                warm_up: Duration::ZERO,
+                duration: Duration::from_secs(seconds.into()),
+                rate: Some(f64::from(rate)),
+                pid: gateway.pid,
+            };
+            let found = load::run(&target, load);
+            settle(gateway.pid);
+            let bytes = (written(gateway.pid) - before) as f64;
+            let kb_per_call = bytes / f64::from(found.calls) / 1000.0;
+            let transactions = gateway.transactions().zip(transactions_before).map(|(after, before)| after - before);
+            let per_second = |value: f64| format_number(value / found.wall.as_secs_f64());
+            report.row([
+                title.to_owned(),
+                per_second(f64::from(found.calls)),
+                format!("{} KB", format_number(kb_per_call)),
+                format!("{} KB", per_second(bytes / 1000.0)),
+                transactions.map_or_else(|| "-".to_owned(), |count| per_second(f64::from(count))),
+                format_duration(found.p50),
+                format_duration(found.p99),
+            ]);
+            if rate >= GOAL_RATE {
+                report.goal(
+                    &format!("written per call, request logging {title}, {rate} calls/s"),
+                    goal,
+                    "KB",
+                    kb_per_call,
+                );
+            } else if let Some(transactions) = transactions {
+                // The last transaction may follow the last call by one interval.
+                let rate_found = f64::from(transactions) / (found.wall + TRANSACTION_INTERVAL).as_secs_f64();
+                report.goal(
+                    &format!("transactions/s, request logging {title}, {rate} calls/s"),
+                    1.0 / TRANSACTION_INTERVAL.as_secs_f64(),
+                    "",
+                    rate_found,
+                );
+            }
+        }
+    }
+    publish(&report);
+}
+
+/// Waits until the process has written nothing for a while.
+fn settle(pid: i32) {
+    let (mut last, mut since) = (written(pid), Instant::now());
+    while since.elapsed() < SETTLED {
+        std::thread::sleep(Duration::from_millis(50));
+        let now = written(pid);
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+}

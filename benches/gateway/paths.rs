@@ -1,0 +1,154 @@
+//! The measured paths: a gateway, and the requests of its clients.
+
+use std::net::SocketAddr;
+
+use crate::endpoint::load::{LoadTarget, NUMBER};
+use crate::endpoint::processes::{self, GatewayProcess, MCP_PROXY, SERVER, SatelliteOptions, ServerFleet};
+use crate::endpoint::{role, selected};
+use crate::{floor, sdk};
+
+/// Number of bytes of the arguments of a call.
+const ARGUMENTS_LEN: usize = 110;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PathKind {
+    Floor,
+    Instance,
+    InstanceWithoutJournal,
+    Execute,
+    Flat,
+    StatelessInstance,
+    StatelessExecute,
+    Rmcp,
+    McpProxy,
+}
+
+impl PathKind {
+    const ALL: [Self; 9] = [
+        Self::Floor,
+        Self::Instance,
+        Self::InstanceWithoutJournal,
+        Self::Execute,
+        Self::Flat,
+        Self::StatelessInstance,
+        Self::StatelessExecute,
+        Self::Rmcp,
+        Self::McpProxy,
+    ];
+
+    /// Name in the variable `BENCH_PATHS`.
+    fn key(self) -> &'static str {
+        match self {
+            Self::Floor => "floor",
+            Self::Instance => "instance",
+            Self::InstanceWithoutJournal => "no-journal",
+            Self::Execute => "execute",
+            Self::Flat => "flat",
+            Self::StatelessInstance => "stateless-instance",
+            Self::StatelessExecute => "stateless-execute",
+            Self::Rmcp => "rmcp",
+            Self::McpProxy => "mcp-proxy",
+        }
+    }
+
+    /// Name in the tables.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Floor => "floor",
+            Self::Instance => "`/i/{server}/mcp`",
+            Self::InstanceWithoutJournal => "`/i/{server}/mcp`, no journal",
+            Self::Execute => "`execute_mcp_tool`",
+            Self::Flat => "flat mode",
+            Self::StatelessInstance => "`/i/{server}/mcp`, stateless",
+            Self::StatelessExecute => "`execute_mcp_tool`, stateless",
+            Self::Rmcp => "rmcp",
+            Self::McpProxy => MCP_PROXY,
+        }
+    }
+
+    /// Starts the gateway. Returns `None` if it is not installed.
+    fn start(self) -> Option<GatewayProcess> {
+        let satellite = |options| Some(processes::satellite(ServerFleet::ONE, options));
+        match self {
+            Self::Floor => Some(processes::gateway(role(floor::ROLE, &[]))),
+            Self::Rmcp => Some(processes::gateway(role(sdk::ROLE, &[]))),
+            Self::McpProxy => processes::mcp_proxy(ServerFleet::ONE),
+            Self::InstanceWithoutJournal => {
+                satellite(SatelliteOptions { has_journal: false, ..SatelliteOptions::default() })
+            }
+            Self::Instance | Self::Execute | Self::Flat | Self::StatelessInstance | Self::StatelessExecute => {
+                satellite(SatelliteOptions::default())
+            }
+        }
+    }
+
+    pub(crate) fn target(self, address: SocketAddr) -> LoadTarget {
+        let instance = format!("/i/{SERVER}/mcp");
+        let path = match self {
+            Self::Instance | Self::InstanceWithoutJournal | Self::StatelessInstance => &instance,
+            Self::Execute | Self::StatelessExecute | Self::Rmcp => "/mcp",
+            Self::Flat => "/mcp?mode=flat",
+            Self::Floor | Self::McpProxy => "/",
+        };
+        let is_stateless = matches!(self, Self::StatelessInstance | Self::StatelessExecute);
+        let headers = if is_stateless { stateless_headers(&self.call_name("echo").0) } else { String::new() };
+        let text = format!("{NUMBER}{}", "x".repeat(ARGUMENTS_LEN - NUMBER.len() - r#"{"text":""}"#.len()));
+        LoadTarget {
+            address,
+            path: path.to_owned(),
+            has_session: !is_stateless && self != Self::Floor,
+            headers,
+            call: self.call("echo", NUMBER, &format!(r#"{{"text":"{text}"}}"#)),
+            reads: self.call("reads", "1", "{}"),
+        }
+    }
+
+    /// Returns the name of the called tool, and the path of the server's tool if the called one executes it.
+    fn call_name(self, tool: &str) -> (String, Option<String>) {
+        match self {
+            Self::Execute | Self::StatelessExecute => ("execute_mcp_tool".to_owned(), Some(format!("{SERVER}:{tool}"))),
+            Self::Flat | Self::McpProxy => (format!("{SERVER}__{tool}"), None),
+            _ => (tool.to_owned(), None),
+        }
+    }
+
+    /// Returns the body of a call of a tool of the server.
+    fn call(self, tool: &str, id: &str, arguments: &str) -> String {
+        let (name, tool_path) = self.call_name(tool);
+        let arguments = match tool_path {
+            Some(path) => format!(r#"{{"tool_path":"{path}","arguments":{arguments}}}"#),
+            None => arguments.to_owned(),
+        };
+        let meta = match self {
+            Self::StatelessInstance | Self::StatelessExecute => {
+                r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"bench","version":"0"},"io.modelcontextprotocol/clientCapabilities":{}},"#
+            }
+            _ => "",
+        };
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{{meta}"name":"{name}","arguments":{arguments}}}}}"#
+        )
+    }
+}
+
+fn stateless_headers(name: &str) -> String {
+    format!("mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {name}\r\n")
+}
+
+pub(crate) struct CallPath {
+    pub(crate) kind: PathKind,
+    pub(crate) gateway: GatewayProcess,
+    pub(crate) target: LoadTarget,
+}
+
+/// Starts all gateways, or those of `BENCH_PATHS`, each in its own process.
+pub(crate) fn open() -> Vec<CallPath> {
+    let names: Option<Vec<String>> = selected("BENCH_PATHS");
+    let is_selected = |kind: &PathKind| names.as_ref().is_none_or(|names| names.iter().any(|name| name == kind.key()));
+    let open = |kind: PathKind| {
+        let gateway = kind.start()?;
+        let target = kind.target(gateway.address);
+        Some(CallPath { kind, gateway, target })
+    };
+    PathKind::ALL.into_iter().filter(is_selected).filter_map(open).collect()
+}
