@@ -11,14 +11,14 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use axum::body::BodyDataStream;
-use axum::extract::{ConnectInfo, Request, State};
+use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use mcp_satellite_actors::model::event::Event;
+use mcp_satellite_http::server::IncomingRequest;
 use mcp_satellite_protocol::rpc::{MalformedMessage, MessageKind, RpcMessage};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -691,13 +691,9 @@ impl<'de> Deserialize<'de> for BatchTexts<'de> {
 }
 
 /// Answers one HTTP request. There are few paths and one function distinguishes them, so no router is needed.
-pub(crate) async fn handle(
-    State(endpoint): State<Arc<EndpointService>>,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    request: Request,
-) -> Response {
+pub(crate) async fn handle(endpoint: Arc<EndpointService>, peer: SocketAddr, request: IncomingRequest) -> Response {
     let (parts, body) = request.into_parts();
-    let mut body = body.into_data_stream();
+    let mut body = Body::new(body).into_data_stream();
     match endpoint.answer(peer, &parts, &mut body).await {
         Ok(response) => response,
         Err(ErrorResponse(response)) => {

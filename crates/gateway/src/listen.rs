@@ -8,7 +8,6 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
 
-use axum::handler::Handler as _;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant, Sleep, sleep_until};
@@ -69,8 +68,8 @@ impl EndpointListener {
         terms: Arc<ListenerTerms>,
     ) -> io::Result<Self> {
         let socket = Some(listener.try_clone()?);
-        let server =
-            HttpServer::start(listener, EndpointAdmission { terms }, http_requests::handle.with_state(endpoint))?;
+        let answer = move |peer, request| http_requests::handle(endpoint.clone(), peer, request);
+        let server = HttpServer::start(listener, EndpointAdmission { terms }, answer)?;
         Ok(Self { socket, server })
     }
 

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
 use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, Request};
+use axum::http::Request;
 use axum::response::Response;
 use futures::FutureExt as _;
 use hyper::body::Incoming;
@@ -20,7 +20,6 @@ use tokio::net::TcpStream;
 use tokio::time::{Duration, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use tower_service::Service;
 
 /// Timeout for the header of a request, including the pause since the last request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
@@ -29,6 +28,9 @@ const HEADERS_MAX: usize = 64;
 const READ_AHEAD: usize = 64 * 1024;
 /// Pause after a failed `accept(2)`, which fails again at once while descriptors are missing.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Request whose body is read from the connection.
+pub type IncomingRequest = Request<Incoming>;
 
 pub trait Admission: Send + Sync + 'static {
     type Admitted: Send + 'static;
@@ -77,13 +79,12 @@ impl Drop for HttpServer {
 }
 
 impl HttpServer {
-    /// Serves a nonblocking listener. Each request has the address of its client as the extension
-    /// `ConnectInfo<SocketAddr>`.
-    pub fn start<A, S>(listener: TcpListener, admission: A, service: S) -> io::Result<Self>
+    /// Serves a nonblocking listener. `service` answers the requests of a client at an address.
+    pub fn start<A, S, F>(listener: TcpListener, admission: A, service: S) -> io::Result<Self>
     where
         A: Admission,
-        S: Service<Request<Incoming>, Response = Response, Error = Infallible> + Clone + Send + 'static,
-        S::Future: Send,
+        S: Fn(SocketAddr, IncomingRequest) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response> + Send + 'static,
     {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let (graceful, abort, connections) = <(CancellationToken, CancellationToken, TaskTracker)>::default();
@@ -145,16 +146,14 @@ impl HttpServer {
     }
 }
 
-async fn serve_connection<I, S>(stream: I, peer: SocketAddr, service: S, graceful: CancellationToken)
+async fn serve_connection<I, S, F>(stream: I, peer: SocketAddr, service: S, graceful: CancellationToken)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    S: Service<Request<Incoming>, Response = Response, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
+    S: Fn(SocketAddr, IncomingRequest) -> F,
+    F: Future<Output = Response> + Send + 'static,
 {
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(ConnectInfo(peer));
-        service.clone().call(request)
-    });
+    // Boxed: hyper keeps room for the future in each connection, and most connections are idle.
+    let service = service_fn(|request| service(peer, request).map(Ok::<_, Infallible>).boxed());
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
     builder.max_headers(HEADERS_MAX).max_buf_size(READ_AHEAD);

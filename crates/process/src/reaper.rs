@@ -42,6 +42,7 @@ use crate::process::{
     LeftoverCgroups, ProcessCensus, ProcessStat, SPAWN_HELPER_NAME, children_of, set_reaper, signals,
     start_spawn_helper,
 };
+use crate::program_pages;
 use mcp_satellite_files::disk::WAIT_MAX;
 
 /// Time to wait for killed processes. Those still alive after it are reported and left to the kernel.
@@ -122,6 +123,8 @@ pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<E
             let _ = set_name(NAME);
             // Children do not inherit the setting. Without it orphans go to the process above the reaper.
             let _ = set_child_subreaper(true);
+            // An error costs some memory and nothing else.
+            let _ = program_pages::release();
             Ok(supervise_satellite(child, pipe, exit_code_pipe, &signals))
         }
     }

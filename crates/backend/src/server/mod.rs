@@ -36,11 +36,13 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use mcp_satellite_http::server::IncomingRequest;
 use nix::fcntl::Flock;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Duration, Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+use tower_service::Service as _;
 
 pub use self::clock::BackendClock;
 use self::database::Database;
@@ -108,7 +110,17 @@ impl BackendServer {
     pub fn serve(self, listener: TcpListener) -> io::Result<RunningBackend> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let server = HttpServer::start(listener, AdmitAll, router(self.app.clone()))?;
+        let router = router(self.app.clone());
+        let answer = move |_, request: IncomingRequest| {
+            let mut router = router.clone();
+            async move {
+                match router.call(request).await {
+                    Ok(answer) => answer,
+                    Err(never) => match never {},
+                }
+            }
+        };
+        let server = HttpServer::start(listener, AdmitAll, answer)?;
         let upkeep = AbortOnDropHandle::new(tokio::spawn(upkeep::run_maintenance(self.app.clone())));
         Ok(RunningBackend { address, app: self.app, server, _upkeep: upkeep, _lock: self.lock })
     }

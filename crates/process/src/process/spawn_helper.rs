@@ -43,6 +43,7 @@ use super::preparation::{ChildPreparation, ExtraDescriptors, set_parent_death_si
 use super::proc_info::set_spawn_helper;
 use super::spawn::{ChildDescriptors, ChildParent, ChildPlan, EXEC_PATIENCE, ExecImage, ImageShape, wait};
 use super::userns::IdMapPipes;
+use crate::program_pages;
 
 /// Process name, shown to people.
 pub const SPAWN_HELPER_NAME: &CStr = c"satellite-spawn";
@@ -210,6 +211,8 @@ fn isolate(requests: UnixStream, satellite: libc::pid_t) -> io::Result<UnixStrea
         // directory, which is closed already.
         let _ = close(descriptor);
     }
+    // An error costs some memory and nothing else.
+    let _ = program_pages::release();
     let lowest = requests.try_clone()?;
     Ok(if lowest.as_raw_fd() < requests.as_raw_fd() { lowest } else { requests })
 }
