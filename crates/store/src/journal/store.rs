@@ -285,8 +285,8 @@ impl JournalDatabase {
         Ok(())
     }
 
-    /// Copies the lines of events that are about to be pruned: lines stay longer than their events.
-    /// Returns true if there were any.
+    /// Copies the lines of events that are about to be pruned: lines stay longer than their events. Returns true if that
+    /// was necessary.
     fn copy_lines_before_pruning(&mut self, through: u64, limits: &JournalLimits) -> rusqlite::Result<bool> {
         let is_needed = through > self.uncopied.copied_through();
         if is_needed {
