@@ -18,7 +18,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, Transactio
 use serde::Serialize;
 
 use super::JournalLimits;
-use super::block::{Block, BlockBuilder};
+use super::block::{BlockBuilder, EventBlock};
 use super::lines::{self, UncopiedLines};
 use super::lost_ranges::LostRanges;
 use super::read::{EventFacets, read_chunk, to_i64};
@@ -668,8 +668,8 @@ fn insert_row(transaction: &Transaction<'_>, envelope: &Envelope, body: &str) ->
     Ok(())
 }
 
-fn insert_block(transaction: &Transaction<'_>, block: Option<Block<'_>>) -> rusqlite::Result<()> {
-    let Some(Block { first, last, at, bytes }) = block else { return Ok(()) };
+fn insert_block(transaction: &Transaction<'_>, block: Option<EventBlock<'_>>) -> rusqlite::Result<()> {
+    let Some(EventBlock { first, last, at, bytes }) = block else { return Ok(()) };
     let mut insert = transaction
         .prepare_cached("INSERT INTO events (seq, at, type, body, first, block) VALUES (?1, ?2, '', '', ?3, ?4)")?;
     insert.execute(params![to_i64(last), at, to_i64(first), bytes])?;
