@@ -39,7 +39,45 @@ pub mod rfc3339 {
 
     /// Writes a timestamp such as `2026-11-21T06:33:00.000Z`.
     pub fn serialize<S: Serializer>(timestamp: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{timestamp:.3}"))
+        match format_recent(timestamp) {
+            Some(text) => serializer.serialize_str(std::str::from_utf8(&text).unwrap_or_default()),
+            None => serializer.collect_str(&format_args!("{timestamp:.3}")),
+        }
+    }
+
+    /// Formats a timestamp from 1970 on; `None` for earlier ones. Each call writes several timestamps, and the formatter
+    /// of jiff takes most of that time.
+    pub(super) fn format_recent(timestamp: &Timestamp) -> Option<[u8; 24]> {
+        const DAY: u64 = 86_400_000;
+        let milliseconds = u64::try_from(timestamp.as_millisecond()).ok()?;
+        let (days, time) = (milliseconds / DAY, milliseconds % DAY);
+        // The algorithm `civil_from_days` of Howard Hinnant: years begin in March, eras have 400 years.
+        let shifted = days + 719_468;
+        let (era, day) = (shifted / 146_097, shifted % 146_097);
+        let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+        let day = day - (365 * year + year / 4 - year / 100);
+        let month = (5 * day + 2) / 153;
+        let day = day - (153 * month + 2) / 5 + 1;
+        let month = if month < 10 { month + 3 } else { month - 9 };
+        let year = year + era * 400 + u64::from(month <= 2);
+        let mut text = *b"0000-00-00T00:00:00.000Z";
+        let second = time / 1_000;
+        for (end, digits, value) in [
+            (4, 4, year),
+            (7, 2, month),
+            (10, 2, day),
+            (13, 2, second / 3_600),
+            (16, 2, second / 60 % 60),
+            (19, 2, second % 60),
+            (23, 3, time % 1_000),
+        ] {
+            let mut rest = value;
+            for digit in text[end - digits..end].iter_mut().rev() {
+                *digit = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+                rest /= 10;
+            }
+        }
+        Some(text)
     }
 
     /// Reads any RFC 3339 timestamp.
@@ -495,4 +533,31 @@ impl Event {
 /// Formats a time in RFC 3339 with milliseconds.
 pub fn rfc3339(at: Timestamp) -> String {
     format!("{at:.3}")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::rfc3339::format_recent;
+    use super::*;
+
+    fn assert_same(milliseconds: i64) {
+        let at = Timestamp::from_millisecond(milliseconds).unwrap();
+        assert_eq!(std::str::from_utf8(&format_recent(&at).unwrap()).unwrap(), rfc3339(at));
+    }
+
+    proptest! {
+        #[test]
+        fn timestamps_are_formatted_as_by_jiff(milliseconds in 0..Timestamp::MAX.as_millisecond()) {
+            assert_same(milliseconds);
+        }
+    }
+
+    #[test]
+    fn every_day_of_four_centuries_is_formatted() {
+        assert_eq!(format_recent(&Timestamp::from_millisecond(-1).unwrap()), None);
+        assert_eq!(format_recent(&Timestamp::MAX).unwrap(), *b"9999-12-30T22:00:00.999Z");
+        (0..146_097).for_each(|day| assert_same(day * 86_400_000 + day));
+    }
 }

@@ -202,7 +202,8 @@ mod tests {
             any::<bool>().prop_map(Value::from),
             any::<i64>().prop_map(Value::from),
             any::<u64>().prop_map(Value::from),
-            any::<f64>().prop_map(Value::from),
+            // `serde_json` does not read every number exactly.
+            any::<i32>().prop_map(|number| Value::from(f64::from(number) / 8.0)),
             ".{0,10}".prop_map(Value::from),
         ];
         leaf.prop_recursive(4, 32, 5, |inner| {

@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(take_all(&memories, &[&broken, &down, &busy]), [None, None, None]);
         let meanwhile = StoredMemo { restarts: 1, ..StoredMemo::default() };
         memories.save(&busy, meanwhile.clone());
-        version(1);
+        version(2);
         // Any query detects that the journal can be read again.
         memories.journal.delivery().await.unwrap();
         assert_eq!(

@@ -24,7 +24,7 @@ pub(super) struct BlockBuilder {
 
 /// Block to be stored.
 #[derive(Debug, PartialEq)]
-pub(super) struct Block<'a> {
+pub(super) struct EventBlock<'a> {
     pub(super) first: u64,
     pub(super) last: u64,
     pub(super) at: i64,
@@ -52,7 +52,7 @@ impl BlockBuilder {
     }
 
     /// Returns the block. The next event begins another one. Returns `None` if the block is empty.
-    pub(super) fn take(&mut self) -> Option<Block<'_>> {
+    pub(super) fn take(&mut self) -> Option<EventBlock<'_>> {
         let (first, last) = self.numbers.take()?;
         let length = u32::try_from(self.raw.len()).unwrap_or(u32::MAX).to_le_bytes();
         self.compressed.resize(length.len() + get_maximum_output_size(self.raw.len()), 0);
@@ -61,7 +61,7 @@ impl BlockBuilder {
         // The output has the maximum size, so it is never too small.
         let size = compress_into(&self.raw, body).unwrap_or_default();
         self.raw.clear();
-        Some(Block { first, last, at: self.at, bytes: &self.compressed[..length.len() + size] })
+        Some(EventBlock { first, last, at: self.at, bytes: &self.compressed[..length.len() + size] })
     }
 
     /// Discards the block.

@@ -18,7 +18,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, Transactio
 use serde::Serialize;
 
 use super::JournalLimits;
-use super::block::{Block, BlockBuilder};
+use super::block::{BlockBuilder, EventBlock};
 use super::lines::{self, UncopiedLines};
 use super::lost_ranges::LostRanges;
 use super::read::{EventFacets, read_chunk, to_i64};
@@ -285,8 +285,8 @@ impl JournalDatabase {
         Ok(())
     }
 
-    /// Copies the lines of events that are about to be pruned: lines stay longer than their events.
-    /// Returns true if there were any.
+    /// Copies the lines of events that are about to be pruned: lines stay longer than their events. Returns true if that
+    /// was necessary.
     fn copy_lines_before_pruning(&mut self, through: u64, limits: &JournalLimits) -> rusqlite::Result<bool> {
         let is_needed = through > self.uncopied.copied_through();
         if is_needed {
@@ -668,8 +668,8 @@ fn insert_row(transaction: &Transaction<'_>, envelope: &Envelope, body: &str) ->
     Ok(())
 }
 
-fn insert_block(transaction: &Transaction<'_>, block: Option<Block<'_>>) -> rusqlite::Result<()> {
-    let Some(Block { first, last, at, bytes }) = block else { return Ok(()) };
+fn insert_block(transaction: &Transaction<'_>, block: Option<EventBlock<'_>>) -> rusqlite::Result<()> {
+    let Some(EventBlock { first, last, at, bytes }) = block else { return Ok(()) };
     let mut insert = transaction
         .prepare_cached("INSERT INTO events (seq, at, type, body, first, block) VALUES (?1, ?2, '', '', ?3, ?4)")?;
     insert.execute(params![to_i64(last), at, to_i64(first), bytes])?;

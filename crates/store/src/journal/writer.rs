@@ -653,7 +653,7 @@ impl JournalWriter {
         if let Some(store) = &mut self.store
             && let Err(error) = store.copy_lines_if_due(&self.limits)
         {
-            tracing::warn!(%error, "cannot copy log lines to their tables; they are stored in their events");
+            tracing::debug!(%error, "cannot copy log lines to their tables now; they are stored in their events");
         }
     }
 
