@@ -17,6 +17,7 @@ use futures::future::BoxFuture;
 use mcp_satellite::connect::sim::{ServerKind, SimConnector, SimPlan, SimScript};
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessLink};
