@@ -1,5 +1,7 @@
 //! Time until simulated servers are online, memory per instance including its server, and the growth of both with the
 //! size of the fleet, as a table and as a plot.
+//!
+//! `BENCH_SIZES=100,1000` measures the growth with these sizes only. The tables are then printed and not stored.
 #![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
 #[expect(dead_code, reason = "each bench uses a part of this module")]
@@ -15,12 +17,15 @@ use futures::future::BoxFuture;
 use mcp_satellite::connect::sim::{ServerKind, SimConnector, SimPlan, SimScript};
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::policy::Policy;
+use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessLink};
 use serde::{Deserialize, Serialize};
 
-use common::{BenchReport, CpuClock, NullSink, TIMEOUT, format_duration, format_number, resident, spec, start};
+use common::{
+    BenchReport, CpuClock, NullSink, TIMEOUT, format_duration, format_number, resident, selected, spec, start,
+};
 use plot::FleetCost;
 
 const INSTANCES: usize = 10_000;
@@ -70,6 +75,14 @@ fn print(found: &FleetFindings) {
 
 /// Runs each fleet in a separate process, so that it does not reuse memory of another fleet.
 fn parent() {
+    if selected::<usize>("BENCH_SIZES").is_none() {
+        servers();
+        memory_shares();
+    }
+    growth();
+}
+
+fn servers() {
     let mut report = BenchReport::new(
         "fleet",
         ["10,000 servers", "time to online", "CPU", "RSS each, KiB", "peak RSS each, KiB", "shutdown"],
@@ -92,8 +105,6 @@ fn parent() {
         }
     }
     report.publish();
-    growth();
-    memory_shares();
 }
 
 fn growth() {
@@ -101,7 +112,9 @@ fn growth() {
         ["servers", "time to online", "CPU", "CPU each", "RSS each, KiB", "peak RSS", "shutdown", "shutdown each"];
     let mut report = BenchReport::new("fleet_sizes", columns);
     let mut costs = Vec::new();
-    for (instances, rounds) in SIZES {
+    let sizes: Option<Vec<usize>> = selected("BENCH_SIZES");
+    let is_selected = |size: usize| sizes.as_ref().is_none_or(|sizes| sizes.contains(&size));
+    for (instances, rounds) in SIZES.into_iter().filter(|(size, _)| is_selected(*size)) {
         let found = median_run("responder", instances, rounds);
         let count = u32::try_from(instances).unwrap();
         let (cpu, kib) = (found.online_cpu / count, kib(found.bytes, instances));
@@ -115,16 +128,17 @@ fn growth() {
             format_duration(found.shutdown),
             format_duration(found.shutdown / count),
         ]);
-        costs.push(FleetCost { servers: instances as f64, online: found.online / count, cpu, kib });
+        costs.push(FleetCost { servers: instances, online: found.online / count, cpu, kib });
         if instances == LARGEST {
             report.goal("time to online, 100,000 servers", 8.0, "s", found.online.as_secs_f64());
             report.goal("peak RSS, 100,000 servers", 2.0, "GiB", found.peak as f64 / 1024.0 / 1024.0 / 1024.0);
         }
     }
-    let of = |servers: usize| costs.iter().find(|cost| cost.servers == servers as f64).unwrap();
-    let (few, many) = (of(1_000), of(LARGEST));
-    report.goal("CPU each, 100,000 / 1,000 servers", 1.3, "×", many.cpu.div_duration_f64(few.cpu));
-    report.goal("RSS each, 100,000 / 1,000 servers", 1.3, "×", many.kib / few.kib);
+    let of = |servers: usize| costs.iter().find(|cost| cost.servers == servers);
+    if let (Some(few), Some(many)) = (of(1_000), of(LARGEST)) {
+        report.goal("CPU each, 100,000 / 1,000 servers", 1.3, "×", many.cpu.div_duration_f64(few.cpu));
+        report.goal("RSS each, 100,000 / 1,000 servers", 1.3, "×", many.kib / few.kib);
+    }
     report.publish();
     common::store("fleet-cost.svg", plot::svg(&costs).as_bytes());
 }
@@ -206,12 +220,14 @@ async fn measure(
         1_001..=INSTANCES => 5,
         _ => 50,
     });
-    while !runtime.snapshot().iter().all(|view| view.status == until) {
+    // The snapshot of a small fleet may still be empty.
+    let is_ready =
+        |snapshot: &Snapshot| snapshot.len() == instances && snapshot.iter().all(|view| view.status == until);
+    while !is_ready(&runtime.snapshot()) {
         assert!(began.elapsed() < TIMEOUT, "not all instances are ready in time");
         tokio::time::sleep(poll_interval).await;
     }
     let (online, online_cpu) = (began.elapsed(), cpu.elapsed());
-    assert_eq!(runtime.snapshot().len(), instances);
 
     // Wait until temporary memory is freed: queued events and pages held by the allocator.
     runtime.flush().await;

@@ -1,8 +1,8 @@
 //! Throughput, latency and cost of calls through the MCP endpoint, compared with other gateways in front of the same
 //! light stdio server; disk writes of the satellite per call; latency of tool discovery.
 //!
-//! Every gateway, its server and the load generator are separate processes. The load generator has one thread and costs
-//! at most a fifth of the CPU time of the measured gateways, so that it is not the bottleneck.
+//! Every gateway, its server and the load generator are separate processes. The load generator has one thread and needs
+//! about as little CPU time as the kernel does for its system calls, so that it is not the bottleneck.
 //!
 //! `cargo bench --bench gateway -- SECTION…` runs the sections `calls`, `disk` and `discovery`; without an argument, all.
 //! Environment variables select a part of the measurement. With any of them, tables are printed and not stored:

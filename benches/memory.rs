@@ -13,13 +13,13 @@ mod endpoint;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{BenchReport, format_duration, format_number};
+use common::{BenchReport, format_duration, format_number, selected};
 use endpoint::http::McpClient;
+use endpoint::median;
 use endpoint::processes::{
     GatewayProcess, SERVER, SatelliteOptions, ServerFleet, cpu_time, huge_pages, mcp_proxy, resident, satellite,
     wait_until,
 };
-use endpoint::{median, publish, selected};
 use serde_json::Value;
 
 const SERVERS: [usize; 3] = [1, 100, 1_000];
@@ -115,8 +115,8 @@ fn servers() {
             }
         }
     }
-    publish(&memory);
-    publish(&starts);
+    memory.publish();
+    starts.publish();
 }
 
 /// Starts a gateway and measures until each of its servers has returned its tools. Returns `None` if the gateway is not
@@ -170,7 +170,7 @@ fn sessions() {
             resident(gateway.pid) as f64
         };
         for mut client in open(WARM_UP) {
-            client.request(r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#);
+            client.request(&r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#.into());
             client.close();
         }
         let before = settled();
@@ -184,5 +184,5 @@ fn sessions() {
             report.goal(&format!("RSS per session, `{path}`, connections {connections}"), 15.0, "KiB", kib);
         }
     }
-    publish(&report);
+    report.publish();
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -219,14 +220,10 @@ impl BenchReport {
         self.goals.push(Goal { name, bound: GoalBound::AtLeast(at_least), unit, value });
     }
 
-    #[expect(clippy::print_stdout, reason = "the result of a bench")]
-    pub(crate) fn print(&self) {
-        println!("\n{}\n\n{}", self.name, self.text());
-    }
-
     /// Prints the report and stores it for `BENCHMARKS.md`.
+    #[expect(clippy::print_stdout, reason = "the result of a bench")]
     pub(crate) fn publish(&self) {
-        self.print();
+        println!("\n{}\n\n{}", self.name, self.text());
         let json = serde_json::to_vec_pretty(self).unwrap();
         store(&format!("{}.json", self.name), &json);
     }
@@ -274,8 +271,18 @@ impl BenchReport {
     }
 }
 
-/// Stores a result of a bench, for `cargo bench --bench summary`.
+/// Returns the values of an environment variable that are separated by commas. A variable whose name begins with
+/// `BENCH_` selects a part of a measurement.
+pub(crate) fn selected<T: FromStr>(variable: &str) -> Option<Vec<T>> {
+    let parse = |text: &str| text.parse().unwrap_or_else(|_| panic!("{variable}: `{text}` is not valid"));
+    std::env::var(variable).ok().map(|values| values.split(',').map(parse).collect())
+}
+
+/// Stores a result of a bench for `cargo bench --bench summary`, unless a part of the measurement is selected.
 pub(crate) fn store(file: &str, content: &[u8]) {
+    if std::env::vars_os().any(|(name, _)| name.as_encoded_bytes().starts_with(b"BENCH_")) {
+        return;
+    }
     let directory = directory();
     std::fs::create_dir_all(&directory).unwrap();
     std::fs::write(directory.join(file), content).unwrap();

@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use memchr::memmem;
+use serde::{Deserialize, Serialize};
 
 use crate::common::TIMEOUT;
 
@@ -131,54 +132,63 @@ pub(crate) struct McpClient {
     pub(crate) http: HttpConnection,
     host: SocketAddr,
     path: String,
-    /// Header lines of each request.
-    headers: String,
-    has_session: bool,
+    /// Header lines of the session in each request.
+    session: Option<String>,
+}
+
+/// Request of an MCP client: additional header lines, and the body.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct McpRequest {
+    pub(crate) headers: String,
+    pub(crate) body: String,
+}
+
+impl From<&str> for McpRequest {
+    fn from(body: &str) -> Self {
+        Self { headers: String::new(), body: body.to_owned() }
+    }
 }
 
 impl McpClient {
-    /// Connects without a session. `headers` are the additional header lines of each request.
-    pub(crate) fn connect(address: SocketAddr, path: &str, headers: &str) -> Self {
-        let (path, headers) = (path.to_owned(), headers.to_owned());
-        Self { http: HttpConnection::open(address), host: address, path, headers, has_session: false }
+    /// Connects without a session.
+    pub(crate) fn connect(address: SocketAddr, path: &str) -> Self {
+        Self { http: HttpConnection::open(address), host: address, path: path.to_owned(), session: None }
     }
 
     /// Connects and initializes a session.
     pub(crate) fn open_session(address: SocketAddr, path: &str) -> Self {
-        let mut client = Self::connect(address, path, "");
-        let status = client.http.exchange(&client.post(INITIALIZE));
-        assert_eq!(status, 200, "{}", client.http.text());
+        let mut client = Self::connect(address, path);
+        client.request(&INITIALIZE.into());
         let session = client.http.head.as_mut().and_then(|head| head.session.take()).unwrap();
-        client.headers = format!("mcp-protocol-version: 2025-11-25\r\nmcp-session-id: {session}\r\n");
-        client.has_session = true;
-        let status = client.http.exchange(&client.post(INITIALIZED));
+        client.session = Some(format!("mcp-protocol-version: 2025-11-25\r\nmcp-session-id: {session}\r\n"));
+        let status = client.http.exchange(&client.post(&INITIALIZED.into()));
         assert_eq!(status, 202, "{}", client.http.text());
         client
     }
 
-    /// Returns the bytes of a request with this body.
-    pub(crate) fn post(&self, body: &str) -> Vec<u8> {
-        let Self { host, path, headers, .. } = self;
+    /// Returns the bytes of a request.
+    pub(crate) fn post(&self, McpRequest { headers, body }: &McpRequest) -> Vec<u8> {
+        let Self { host, path, session, .. } = self;
+        let session = session.as_deref().unwrap_or_default();
         format!(
             "POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n\
-             accept: application/json, text/event-stream\r\n{headers}content-length: {}\r\n\r\n{body}",
+             accept: application/json, text/event-stream\r\n{session}{headers}content-length: {}\r\n\r\n{body}",
             body.len()
         )
         .into_bytes()
     }
 
-    /// Sends a request with this body and returns the response with its head.
-    pub(crate) fn request(&mut self, body: &str) -> String {
-        let status = self.http.exchange(&self.post(body));
+    /// Sends a request and returns the response with its head.
+    pub(crate) fn request(&mut self, request: &McpRequest) -> String {
+        let status = self.http.exchange(&self.post(request));
         assert_eq!(status, 200, "{}", self.http.text());
         self.http.text()
     }
 
     /// Ends the session. A gateway may not support this.
     pub(crate) fn close(mut self) {
-        if self.has_session {
-            let Self { host, path, headers, .. } = &self;
-            let request = format!("DELETE {path} HTTP/1.1\r\nhost: {host}\r\n{headers}\r\n");
+        if let Self { host, path, session: Some(session), .. } = &self {
+            let request = format!("DELETE {path} HTTP/1.1\r\nhost: {host}\r\n{session}\r\n");
             self.http.exchange(request.as_bytes());
         }
     }

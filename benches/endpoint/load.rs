@@ -11,7 +11,7 @@ use memchr::memmem::Finder;
 use rustix::event::{Timespec, epoll};
 use serde::{Deserialize, Serialize};
 
-use super::http::McpClient;
+use super::http::{McpClient, McpRequest};
 use super::processes::{cpu_time, resident};
 use super::role;
 use crate::common::TIMEOUT;
@@ -28,12 +28,10 @@ pub(crate) struct LoadTarget {
     pub(crate) address: SocketAddr,
     pub(crate) path: String,
     pub(crate) has_session: bool,
-    /// Additional header lines of each request.
-    pub(crate) headers: String,
-    /// Body of each call. It contains [`NUMBER`] twice.
-    pub(crate) call: String,
-    /// Body of the call of the tool `reads`.
-    pub(crate) reads: String,
+    /// Call of the tool `echo`. The body contains [`NUMBER`] twice.
+    pub(crate) call: McpRequest,
+    /// Call of the tool `reads`.
+    pub(crate) reads: McpRequest,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -84,7 +82,9 @@ fn measure(target: &LoadTarget, load: Load) -> LoadFindings {
     let (reads_before, calls_before) = generator.server_counts(&target.reads);
     let (began, cpu, client_cpu) = (Instant::now(), cpu_time(load.pid), own_cpu_time());
     let mut latencies = generator.generate(load.duration);
-    let (wall, cpu, client_cpu) = (began.elapsed(), cpu_time(load.pid) - cpu, own_cpu_time() - client_cpu);
+    let wall = began.elapsed();
+    let cpu = cpu_time(load.pid).saturating_sub(cpu);
+    let client_cpu = own_cpu_time().saturating_sub(client_cpu);
     let resident = resident(load.pid);
     let (reads, calls) = generator.server_counts(&target.reads);
     for client in generator.clients {
@@ -193,8 +193,8 @@ impl LoadGenerator {
     }
 
     /// Returns the number of `read` calls of the server and of calls of its tool so far.
-    fn server_counts(&mut self, body: &str) -> (u64, u64) {
-        let response = self.clients[0].mcp.request(body);
+    fn server_counts(&mut self, request: &McpRequest) -> (u64, u64) {
+        let response = self.clients[0].mcp.request(request);
         let text = response.split_once(r#""text":""#).and_then(|(_, text)| text.split_once('"')).unwrap().0;
         let (reads, calls) = text.split_once(' ').unwrap();
         (reads.parse().unwrap(), calls.parse().unwrap())
@@ -206,11 +206,11 @@ impl LoadClient {
         let mcp = if target.has_session {
             McpClient::open_session(target.address, &target.path)
         } else {
-            McpClient::connect(target.address, &target.path, &target.headers)
+            McpClient::connect(target.address, &target.path)
         };
         let request = mcp.post(&target.call);
         let places: Vec<_> = Finder::new(NUMBER).find_iter(&request).collect();
-        assert_eq!(places.len(), 2, "{}", target.call);
+        assert_eq!(places.len(), 2, "{:?}", target.call);
         Self { mcp, request, places, number: [0; NUMBER.len()], began: Instant::now() }
     }
 

@@ -9,11 +9,8 @@ pub(crate) mod load;
 pub(crate) mod processes;
 
 use std::process::Command;
-use std::str::FromStr;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-
-use crate::common::BenchReport;
 
 /// Runs the program that the first argument selects. Returns false if the argument selects none: this process is the
 /// bench. Must run before any thread starts.
@@ -38,21 +35,6 @@ pub(crate) fn role(name: &str, arguments: &[&str]) -> Command {
 pub(crate) fn raise_open_files() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
-}
-
-/// Returns the values of an environment variable that are separated by commas.
-pub(crate) fn selected<T: FromStr>(variable: &str) -> Option<Vec<T>> {
-    let parse = |text: &str| text.parse().unwrap_or_else(|_| panic!("{variable}: `{text}` is not valid"));
-    std::env::var(variable).ok().map(|values| values.split(',').map(parse).collect())
-}
-
-/// Stores the report, unless a variable selects a part of the measurement.
-pub(crate) fn publish(report: &BenchReport) {
-    if std::env::vars_os().any(|(name, _)| name.as_encoded_bytes().starts_with(b"BENCH_")) {
-        report.print();
-    } else {
-        report.publish();
-    }
 }
 
 /// Returns the median. Panics if there are no values.

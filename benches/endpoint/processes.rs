@@ -1,7 +1,7 @@
 //! The measured processes: the satellite, `mcp-proxy`, and other gateways; their CPU time, memory and disk writes.
 
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -63,11 +63,17 @@ pub(crate) struct GatewayProcess {
     /// Process whose CPU time and memory are measured.
     pub(crate) pid: i32,
     child: Child,
+    /// Output on stderr.
+    log: File,
     home: Option<TempDir>,
 }
 
 impl Drop for GatewayProcess {
+    #[expect(clippy::print_stderr, reason = "a message to the person who runs the bench")]
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("output of the gateway at {}:\n{}", self.address, read_log(&mut self.log));
+        }
         // An error means that the process has ended already. SIGTERM lets a supervisor end its servers.
         let _ = nix::sys::signal::kill(Pid::from_raw(self.parent_pid()), nix::sys::signal::Signal::SIGTERM);
         let _ = self.child.wait();
@@ -148,25 +154,26 @@ pub(crate) fn satellite(fleet: ServerFleet<'_>, options: SatelliteOptions) -> Ga
     let file = home.path().join("satellite.toml");
     fs::write(&file, config).unwrap();
     let data = home.path().join("data");
-    if !options.has_journal {
-        // No database can be created in place of this directory.
-        fs::create_dir_all(data.join("journal/journal.db/occupied")).unwrap();
-    }
     let mut command = Command::new(SATELLITE);
-    command.arg("run").arg("--config").arg(&file).arg("--data-dir").arg(data);
-    let (child, line) = start(command, |line| line.contains("MCP: http://"));
+    command.arg("run").arg("--config").arg(&file).arg("--data-dir").arg(&data);
+    let (child, line, log) = start(command, |line| line.contains("MCP: http://"));
     let address = line.split_once("http://").unwrap().1.split('/').next().unwrap().parse().unwrap();
     // The child is the reaper; the satellite is its child.
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
     let pid = children.split_whitespace().next().unwrap().parse().unwrap();
-    GatewayProcess { address, pid, child, home: Some(home) }
+    if !options.has_journal {
+        // A file in place of the directory: the satellite notices the loss, and can create no other database.
+        fs::rename(data.join("journal"), data.join("lost")).unwrap();
+        fs::write(data.join("journal"), "").unwrap();
+    }
+    GatewayProcess { address, pid, child, log, home: Some(home) }
 }
 
 /// Starts a gateway that prints its URL.
 pub(crate) fn gateway(command: Command) -> GatewayProcess {
-    let (child, url) = start(command, |line| line.starts_with("http://"));
+    let (child, url, log) = start(command, |line| line.starts_with("http://"));
     let address = url.split_once("http://").unwrap().1.split('/').next().unwrap().parse().unwrap();
-    GatewayProcess { address, pid: child.id().cast_signed(), child, home: None }
+    GatewayProcess { address, pid: child.id().cast_signed(), child, log, home: None }
 }
 
 /// Starts `mcp-proxy`, if it is installed, and waits until it listens.
@@ -193,11 +200,13 @@ pub(crate) fn mcp_proxy(fleet: ServerFleet<'_>) -> Option<GatewayProcess> {
     let file = home.path().join("proxy.toml");
     fs::write(&file, config).unwrap();
     let mut command = Command::new(program);
+    // Its log has a line for each call, which goes nowhere.
+    let log = tempfile::tempfile().unwrap();
     command.arg("--config").arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().unwrap();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     wait_until("mcp-proxy listens", || TcpStream::connect(address).is_ok());
-    Some(GatewayProcess { address, pid: child.id().cast_signed(), child, home: Some(home) })
+    Some(GatewayProcess { address, pid: child.id().cast_signed(), child, log, home: Some(home) })
 }
 
 #[expect(clippy::print_stderr, reason = "a message to the person who runs the bench")]
@@ -211,18 +220,23 @@ fn home() -> TempDir {
 }
 
 /// Starts the process and waits for the first line of its output that matches. Panics if the process ends before.
-fn start(mut command: Command, matches: impl Fn(&str) -> bool) -> (Child, String) {
+/// Returns the process, the line, and the output on stderr.
+fn start(mut command: Command, matches: impl Fn(&str) -> bool) -> (Child, String, File) {
     let mut log = tempfile::tempfile().unwrap();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.try_clone().unwrap());
     let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let Some(line) = lines.find(|line| matches(line)) else {
-        let mut errors = String::new();
-        log.rewind().unwrap();
-        log.read_to_string(&mut errors).unwrap();
-        panic!("{command:?} does not serve: {}\n{errors}", child.wait().unwrap());
+        panic!("{command:?} does not serve: {}\n{}", child.wait().unwrap(), read_log(&mut log));
     };
     // Drain further output so that the process does not block.
     std::thread::spawn(move || lines.for_each(drop));
-    (child, line)
+    (child, line, log)
+}
+
+fn read_log(log: &mut File) -> String {
+    let mut text = String::new();
+    log.rewind().unwrap();
+    log.read_to_string(&mut text).unwrap();
+    text
 }

@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 /// Cost of one instance in a fleet of this size.
 pub(crate) struct FleetCost {
-    pub(crate) servers: f64,
+    pub(crate) servers: usize,
     /// Wall time until all are online, divided by their number.
     pub(crate) online: Duration,
     pub(crate) cpu: Duration,
@@ -44,7 +44,7 @@ pub(crate) fn svg(costs: &[FleetCost]) -> String {
 type PlotArea<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 fn draw(area: &PlotArea<'_>, title: &str, costs: &[FleetCost], curves: &[(&str, RGBColor, Vec<f64>)]) {
-    let sizes = costs.iter().map(|cost| cost.servers);
+    let sizes = costs.iter().map(|cost| cost.servers as f64);
     let (smallest, largest) = (sizes.clone().fold(f64::MAX, f64::min), sizes.clone().fold(0.0, f64::max));
     let top = curves.iter().flat_map(|(_, _, values)| values).copied().fold(0.0, f64::max) * 1.15;
     let mut chart = ChartBuilder::on(area)

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::common::{BenchReport, format_duration, format_number, quantile};
+use crate::common::{BenchReport, format_duration, format_number, quantile, selected};
 use crate::endpoint::load::{self, Load, LoadFindings};
-use crate::endpoint::{median, publish, selected};
+use crate::endpoint::median;
 use crate::paths::{self, CallPath, PathKind};
 
 const CLIENTS: [usize; 5] = [1, 8, 32, 128, 1_000];
@@ -87,8 +87,8 @@ pub(crate) fn measure() {
             table.goal(&format!("reads per call, {}, {clients} clients", PathKind::Instance.title()), 0.3, "", reads);
         }
     }
-    publish(&table);
-    publish(&ratios);
+    table.publish();
+    ratios.publish();
 }
 
 /// Measures the paths in turns. Every second round takes them in the reverse order.

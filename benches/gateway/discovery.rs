@@ -142,7 +142,7 @@ async fn later_queries() -> (Vec<Duration>, Vec<Duration>) {
             let params = json!({"name": "discover_mcp_tools", "arguments": {"query": query}});
             let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string();
             let began = Instant::now();
-            client.request(&request);
+            client.request(&request.as_str().into());
             over_http.push(began.elapsed());
         }
     }

@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{BenchReport, format_duration, format_number};
+use crate::common::{BenchReport, format_duration, format_number, selected};
 use crate::endpoint::load::{self, Load};
 use crate::endpoint::processes::{SatelliteOptions, ServerFleet, satellite, written};
-use crate::endpoint::{publish, selected};
 use crate::paths::PathKind;
 
 const RATES: [u32; 5] = [1, 10, 100, 1_000, 10_000];
@@ -45,7 +44,9 @@ pub(crate) fn measure() {
             let bytes = (written(gateway.pid) - before) as f64;
             let kb_per_call = bytes / f64::from(found.calls) / 1000.0;
             let transactions = gateway.transactions().zip(transactions_before).map(|(after, before)| after - before);
-            let per_second = |value: f64| format_number(value / found.wall.as_secs_f64());
+            // At a low rate, the last response arrives an interval before the end.
+            let wall = found.wall.max(load.duration);
+            let per_second = |value: f64| format_number(value / wall.as_secs_f64());
             report.row([
                 title.to_owned(),
                 per_second(f64::from(found.calls)),
@@ -64,7 +65,7 @@ pub(crate) fn measure() {
                 );
             } else if let Some(transactions) = transactions {
                 // The last transaction may follow the last call by one interval.
-                let rate_found = f64::from(transactions) / (found.wall + TRANSACTION_INTERVAL).as_secs_f64();
+                let rate_found = f64::from(transactions) / (wall + TRANSACTION_INTERVAL).as_secs_f64();
                 report.goal(
                     &format!("transactions/s, request logging {title}, {rate} calls/s"),
                     1.0 / TRANSACTION_INTERVAL.as_secs_f64(),
@@ -74,7 +75,7 @@ pub(crate) fn measure() {
             }
         }
     }
-    publish(&report);
+    report.publish();
 }
 
 /// Waits until the process has written nothing for a while.

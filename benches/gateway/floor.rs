@@ -56,7 +56,10 @@ pub(crate) fn serve() {
                     clients.push(Some(FloorClient { stream, input: Vec::new() }));
                 }
                 SERVER => match from_server.read(&mut buffer) {
-                    Ok(0) => return,
+                    Ok(0) => {
+                        child.wait().unwrap();
+                        return;
+                    }
                     Ok(read) => {
                         responses.extend_from_slice(&buffer[..read]);
                         let mut begin = 0;

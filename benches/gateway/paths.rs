@@ -2,13 +2,18 @@
 
 use std::net::SocketAddr;
 
+use crate::common::selected;
+use crate::endpoint::http::McpRequest;
 use crate::endpoint::load::{LoadTarget, NUMBER};
 use crate::endpoint::processes::{self, GatewayProcess, MCP_PROXY, SERVER, SatelliteOptions, ServerFleet};
-use crate::endpoint::{role, selected};
+use crate::endpoint::role;
 use crate::{floor, sdk};
 
 /// Number of bytes of the arguments of a call.
 const ARGUMENTS_LEN: usize = 110;
+
+/// First members of the parameters of a stateless request.
+const STATELESS_META: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"bench","version":"0"},"io.modelcontextprotocol/clientCapabilities":{}},"#;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PathKind {
@@ -90,17 +95,18 @@ impl PathKind {
             Self::Flat => "/mcp?mode=flat",
             Self::Floor | Self::McpProxy => "/",
         };
-        let is_stateless = matches!(self, Self::StatelessInstance | Self::StatelessExecute);
-        let headers = if is_stateless { stateless_headers(&self.call_name("echo").0) } else { String::new() };
         let text = format!("{NUMBER}{}", "x".repeat(ARGUMENTS_LEN - NUMBER.len() - r#"{"text":""}"#.len()));
         LoadTarget {
             address,
             path: path.to_owned(),
-            has_session: !is_stateless && self != Self::Floor,
-            headers,
+            has_session: !self.is_stateless() && self != Self::Floor,
             call: self.call("echo", NUMBER, &format!(r#"{{"text":"{text}"}}"#)),
             reads: self.call("reads", "1", "{}"),
         }
+    }
+
+    fn is_stateless(self) -> bool {
+        matches!(self, Self::StatelessInstance | Self::StatelessExecute)
     }
 
     /// Returns the name of the called tool, and the path of the server's tool if the called one executes it.
@@ -112,27 +118,24 @@ impl PathKind {
         }
     }
 
-    /// Returns the body of a call of a tool of the server.
-    fn call(self, tool: &str, id: &str, arguments: &str) -> String {
+    /// Returns the call of a tool of the server.
+    fn call(self, tool: &str, id: &str, arguments: &str) -> McpRequest {
         let (name, tool_path) = self.call_name(tool);
         let arguments = match tool_path {
             Some(path) => format!(r#"{{"tool_path":"{path}","arguments":{arguments}}}"#),
             None => arguments.to_owned(),
         };
-        let meta = match self {
-            Self::StatelessInstance | Self::StatelessExecute => {
-                r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"bench","version":"0"},"io.modelcontextprotocol/clientCapabilities":{}},"#
-            }
-            _ => "",
+        let (headers, meta) = if self.is_stateless() {
+            let headers = format!("mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {name}\r\n");
+            (headers, STATELESS_META)
+        } else {
+            (String::new(), "")
         };
-        format!(
+        let body = format!(
             r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{{meta}"name":"{name}","arguments":{arguments}}}}}"#
-        )
+        );
+        McpRequest { headers, body }
     }
-}
-
-fn stateless_headers(name: &str) -> String {
-    format!("mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {name}\r\n")
 }
 
 pub(crate) struct CallPath {
