@@ -84,9 +84,13 @@ const NO_WAKE: u8 = 0;
 const WAKE: u8 = 1;
 const HURRY: u8 = 2;
 
+/// Number of waiting events, or of logged calls, that ends the delay. A batch is handled without a pause, and more of them
+/// would delay the calls that the same thread serves.
+const HURRY_AT: usize = 512;
+
 impl EventRing {
     fn wake<T>(&self, ring: &ArrayQueue<T>) {
-        let needed = if ring.len() * 2 >= ring.capacity() { HURRY } else { WAKE };
+        let needed = if ring.len() >= HURRY_AT.min(ring.capacity() / 2) { HURRY } else { WAKE };
         // `SeqCst`, also in `drain_ring`: an event that finds a pending wake-up is in the ring before it is drained.
         if self.pending.load(Ordering::SeqCst) >= needed {
             return;

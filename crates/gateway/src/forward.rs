@@ -1,6 +1,8 @@
 //! Passes a client's request on to a server. A stateless request is sent unchanged if the server supports that era;
 //! else the request and its answer are translated.
 
+use std::sync::Arc;
+
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::remote::ServerInfo;
@@ -27,7 +29,7 @@ pub(super) async fn forward(
     id: &InstanceId,
     request: EndpointRequest,
     repeatable: bool,
-    tool: Option<String>,
+    tool: Option<Arc<str>>,
 ) -> Result<CallAnswer, CallError> {
     let (origin, client) = (request.origin(), request.client().clone());
     let EndpointRequest { message, cancellation, timeout, era, .. } = request;

@@ -310,12 +310,12 @@ async fn forward_request(
     view: Option<Arc<InstanceView>>,
     request: EndpointRequest,
 ) -> CallAnswer {
-    let method = request.method().to_owned();
+    let method = request.message.method_text().cloned().unwrap_or_default();
     let tool = (method == method::TOOLS_CALL).then(|| name_of(&request.message)).flatten();
     let known_tool =
         tool.as_ref().and_then(|tool| view.as_ref()?.catalogue.as_deref()?.tool(tool).map(|tool| tool.repeatable));
     let repeatable = known_tool.unwrap_or_else(|| is_repeatable(&method));
-    match forward(runtime, id, request, repeatable, tool).await {
+    match forward(runtime, id, request, repeatable, tool.map(Into::into)).await {
         Ok(answer) => answer,
         Err(error) => CallRefusal::from_instance_error(&error, runtime, id, None).to_answer(&method),
     }

@@ -3,10 +3,13 @@
 //! refused or wait for its descriptor.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use axum::http::Request;
 use axum::response::Response;
@@ -17,13 +20,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::time::{Duration, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 /// Timeout for the header of a request, including the pause since the last request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
-const HEADERS_MAX: usize = 64;
 /// Bytes that are read ahead of a connection. A longer header is refused.
 const READ_AHEAD: usize = 64 * 1024;
 /// Pause after a failed `accept(2)`, which fails again at once while descriptors are missing.
@@ -61,20 +64,56 @@ impl Admission for AdmitAll {
     }
 }
 
+/// Signal that ends connections. A connection is polled for each message, so it waits for the signal only once, and looks
+/// at a flag from then on; [`CancellationToken`] takes a lock that all connections share.
+#[derive(Debug, Default)]
+struct EndSignal {
+    is_sent: AtomicBool,
+    notify: Notify,
+}
+
+impl EndSignal {
+    fn send(&self) {
+        self.is_sent.store(true, Ordering::Release);
+        self.notify.notify_waiters();
+    }
+
+    /// Waits for the signal. Must be polled by one task only.
+    async fn wait(&self) {
+        let mut notified = pin!(self.notify.notified());
+        // From here on the signal is not missed; the task that polls first is woken.
+        notified.as_mut().enable();
+        let mut is_registered = false;
+        poll_fn(|context| {
+            if self.is_sent.load(Ordering::Acquire) {
+                return Poll::Ready(());
+            }
+            if is_registered {
+                return Poll::Pending;
+            }
+            is_registered = true;
+            notified.as_mut().poll(context)
+        })
+        .await;
+    }
+}
+
 /// A running server. Dropped, it ends at once, with its connections.
 #[derive(Debug)]
 pub struct HttpServer {
-    /// Ends the loop, and each connection after the response under way.
-    graceful: CancellationToken,
+    /// Ends the loop.
+    closing: CancellationToken,
+    /// Ends each connection after the response under way.
+    graceful: Arc<EndSignal>,
     /// Ends each connection at once.
-    abort: CancellationToken,
+    abort: Arc<EndSignal>,
     connections: TaskTracker,
     accept_loop: AbortOnDropHandle<()>,
 }
 
 impl Drop for HttpServer {
     fn drop(&mut self) {
-        self.abort.cancel();
+        self.abort.send();
     }
 }
 
@@ -87,7 +126,8 @@ impl HttpServer {
         F: Future<Output = Response> + Send + 'static,
     {
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        let (graceful, abort, connections) = <(CancellationToken, CancellationToken, TaskTracker)>::default();
+        let (graceful, abort) = <(Arc<EndSignal>, Arc<EndSignal>)>::default();
+        let (closing, connections) = <(CancellationToken, TaskTracker)>::default();
         let (ending, aborting, tasks) = (graceful.clone(), abort.clone(), connections.clone());
         let admission = Arc::new(admission);
         let accept_all = async move {
@@ -115,24 +155,31 @@ impl HttpServer {
                         serve_connection(stream, peer, service, ending).await;
                     }
                 });
-                tasks.spawn(aborting.run_until_cancelled_owned(served));
+                tasks.spawn(async move {
+                    tokio::select! {
+                        biased;
+                        () = aborting.wait() => {}
+                        () = served => {}
+                    }
+                });
             }
         };
-        let accept_loop = graceful.clone().run_until_cancelled_owned(accept_all).map(drop);
+        let accept_loop = closing.clone().run_until_cancelled_owned(accept_all).map(drop);
         let accept_loop = AbortOnDropHandle::new(tokio::spawn(accept_loop));
-        Ok(Self { graceful, abort, connections, accept_loop })
+        Ok(Self { closing, graceful, abort, connections, accept_loop })
     }
 
     /// Accepts no more connections. Each connection ends after the response under way, at the latest after `deadline`.
     pub async fn close(&mut self, deadline: Duration) {
-        self.graceful.cancel();
+        self.closing.cancel();
+        self.graceful.send();
         if !self.accept_loop.is_finished() {
             // An error means that the loop has panicked; it has ended, too.
             let _ = (&mut self.accept_loop).await;
         }
         self.connections.close();
         if timeout(deadline, self.connections.wait()).await.is_err() {
-            self.abort.cancel();
+            self.abort.send();
             self.connections.wait().await;
         }
     }
@@ -146,7 +193,7 @@ impl HttpServer {
     }
 }
 
-async fn serve_connection<I, S, F>(stream: I, peer: SocketAddr, service: S, graceful: CancellationToken)
+async fn serve_connection<I, S, F>(stream: I, peer: SocketAddr, service: S, graceful: Arc<EndSignal>)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: Fn(SocketAddr, IncomingRequest) -> F,
@@ -156,13 +203,13 @@ where
     let service = service_fn(|request| service(peer, request).map(Ok::<_, Infallible>).boxed());
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-    builder.max_headers(HEADERS_MAX).max_buf_size(READ_AHEAD);
+    builder.max_buf_size(READ_AHEAD);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     // Errors are not reported: how a connection ends is its client's matter.
     tokio::select! {
         biased;
         _ = connection.as_mut() => return,
-        () = graceful.cancelled() => connection.as_mut().graceful_shutdown(),
+        () = graceful.wait() => connection.as_mut().graceful_shutdown(),
     }
     let _ = connection.await;
 }

@@ -79,7 +79,10 @@ impl<'a> MessageView<'a> {
             text: text.clone(),
             kind: self.kind,
             id: self.id.map(range),
-            method: self.method.as_deref().map(Into::into),
+            method: self.method.as_ref().map(|method| match method {
+                Cow::Borrowed(method) => text.slice_ref(method),
+                Cow::Owned(method) => ByteString::from(method.clone()),
+            }),
             params: self.params.map(range),
             token: self.token.map(range),
             cancelled_id: self.cancelled_id.map(range),
@@ -94,7 +97,7 @@ pub struct RpcMessage {
     text: ByteString,
     kind: MessageKind,
     id: Option<Range<usize>>,
-    method: Option<Box<str>>,
+    method: Option<ByteString>,
     params: Option<Range<usize>>,
     token: Option<Range<usize>>,
     cancelled_id: Option<Range<usize>>,
@@ -142,6 +145,11 @@ impl RpcMessage {
     /// Returns the method of a request or notification.
     pub fn method(&self) -> Option<&str> {
         self.method.as_deref()
+    }
+
+    /// Returns the method of a request or notification, in a form that is cheap to clone.
+    pub fn method_text(&self) -> Option<&ByteString> {
+        self.method.as_ref()
     }
 
     /// Returns the params as JSON text.

@@ -56,7 +56,7 @@ pub struct ClientRelay {
     /// True if the request may be sent again although the server may have executed it.
     pub repeatable: bool,
     /// Name of the called tool, if any.
-    pub tool: Option<String>,
+    pub tool: Option<Arc<str>>,
     /// Era in which the request is written. A request of the stateless era reaches its server in that form, and a
     /// result that asks for input goes back to the client like any other. A request of a session's client is translated
     /// if the server has no sessions.

@@ -16,6 +16,7 @@ mod server_section;
 mod user_state;
 
 use mcp_satellite_protocol::error_code::{INVALID_PARAMS, RESOURCE_NOT_FOUND};
+use mcp_satellite_protocol::header_params::may_have_header_params;
 use mcp_satellite_protocol::method;
 use std::ops::Range;
 use std::sync::Arc;
@@ -92,7 +93,8 @@ impl FlatEndpoint {
             let lists = state.merged_lists(caller).await?;
             let (id, own_name) = lists.names(ListKind::Tools).owner(&tool)?;
             let view = flat.runtime.status(id)?;
-            view.catalogue.as_deref()?.tool(own_name).map(|tool| tool.raw.get().into())
+            let definition = view.catalogue.as_deref()?.tool(own_name)?.raw.get();
+            may_have_header_params(definition).then(|| definition.into())
         }
         .boxed()
     }
@@ -234,7 +236,7 @@ impl FlatEndpoint {
 
     async fn forward_to_target(&self, request: EndpointRequest, target: FlatItemTarget) -> CallAnswer {
         let FlatItemTarget { name_range, id, own_name: own, is_tool } = target;
-        let method = request.method().to_owned();
+        let method = request.message.method_text().cloned().unwrap_or_default();
         let text = replace_string(request.message.text(), &name_range, &own);
         let message = match RpcMessage::parse(Bytes::from(text)) {
             Ok(renamed) => renamed,
@@ -248,7 +250,7 @@ impl FlatEndpoint {
             is_repeatable(&method)
         };
         let request = EndpointRequest { message, ..request };
-        match forward(&self.runtime, &id, request, repeatable, is_tool.then_some(own)).await {
+        match forward(&self.runtime, &id, request, repeatable, is_tool.then(|| own.into())).await {
             Ok(answer) => answer,
             Err(error) => CallRefusal::from_instance_error(&error, &self.runtime, &id, None).to_answer(&method),
         }

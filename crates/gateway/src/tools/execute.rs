@@ -90,7 +90,7 @@ impl<'a> MetaToolTarget<'a> {
             // Reading a resource changes nothing.
             None => true,
         };
-        let answer = forward(runtime, &self.view.spec.id, request, repeatable, tool).await;
+        let answer = forward(runtime, &self.view.spec.id, request, repeatable, tool.map(Into::into)).await;
         answer.map_err(|error| self.refusal(runtime, &error))
     }
 
