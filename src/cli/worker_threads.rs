@@ -65,6 +65,36 @@ struct SharedState {
 }
 
 impl SharedState {
+    fn new(workers: usize) -> Self {
+        Self {
+            active: Mutex::new(Some(workers)),
+            changed: Condvar::new(),
+            wanted: watch::Sender::new(workers),
+            beats: AtomicU64::new(0),
+        }
+    }
+
+    /// Spawns the tasks that hold all workers but one.
+    fn spawn_holders(self: &Arc<Self>, runtime: &Handle, workers: usize) {
+        for at in 1..workers {
+            let shared = Arc::clone(self);
+            runtime.spawn(async move {
+                let mut wanted = shared.wanted.subscribe();
+                // The channel stays open, because `shared` contains its sender.
+                while wanted.wait_for(|wanted| *wanted <= at).await.is_ok() {
+                    // A worker may take this task from the queue of all workers while the task that it is to run next, which
+                    // no other worker can take, waits. After the yield the worker takes this task from its own queue, when
+                    // nothing is left that only this worker can run.
+                    tokio::task::yield_now().await;
+                    shared.hold(at);
+                    if shared.active().is_none() {
+                        return;
+                    }
+                }
+            });
+        }
+    }
+
     fn active(&self) -> MutexGuard<'_, Option<usize>> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -115,25 +145,8 @@ impl WorkerObserver {
         workers: usize,
         at_rest: impl Fn() + Send + 'static,
     ) -> std::io::Result<Self> {
-        let shared = Arc::new(SharedState {
-            active: Mutex::new(Some(workers)),
-            changed: Condvar::new(),
-            wanted: watch::Sender::new(workers),
-            beats: AtomicU64::new(0),
-        });
-        for at in 1..workers {
-            let shared = Arc::clone(&shared);
-            runtime.spawn(async move {
-                let mut wanted = shared.wanted.subscribe();
-                // The channel stays open, because `shared` contains its sender.
-                while wanted.wait_for(|wanted| *wanted <= at).await.is_ok() {
-                    shared.hold(at);
-                    if shared.active().is_none() {
-                        return;
-                    }
-                }
-            });
-        }
+        let shared = Arc::new(SharedState::new(workers));
+        shared.spawn_holders(runtime, workers);
         let (observed, runtime) = (Arc::clone(&shared), runtime.clone());
         let work = move || observe(&observed, &runtime, workers, at_rest);
         thread::Builder::new().name("satellite-load".into()).spawn(work)?;
@@ -182,6 +195,8 @@ fn cpu_time() -> Duration {
 mod tests {
     use std::sync::mpsc;
 
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
 
     fn policy(active: usize) -> WorkerPolicy {
@@ -215,6 +230,40 @@ mod tests {
         workers.look(0.0, true);
         workers.look(0.0, true);
         assert_eq!(workers.active, 4);
+    }
+
+    #[test]
+    fn no_task_is_stuck_on_a_held_worker() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_io().build().unwrap();
+        let shared = Arc::new(SharedState::new(2));
+        shared.spawn_holders(runtime.handle(), 2);
+        // Messages through sockets wake tasks as the messages of servers do.
+        let (progress, rounds) = mpsc::channel();
+        for _ in 0..4 {
+            let (progress, guard) = (progress.clone(), runtime.enter());
+            let (mut left, mut right) = tokio::net::UnixStream::pair().unwrap();
+            drop(guard);
+            runtime.spawn(async move {
+                let mut byte = [0];
+                while right.read_exact(&mut byte).await.is_ok() && right.write_all(&byte).await.is_ok() {}
+            });
+            runtime.spawn(async move {
+                let mut byte = [0];
+                while left.write_all(&byte).await.is_ok() && left.read_exact(&mut byte).await.is_ok() {
+                    if progress.send(()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        for change in 0..4_000 {
+            assert!(shared.set_active(1 + change % 2));
+            for _ in 0..20 {
+                rounds.recv_timeout(Duration::from_secs(10)).expect("a task is stuck");
+            }
+        }
+        drop(rounds);
+        shared.release_all();
     }
 
     #[test]
