@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mcp_satellite::data_dir::private_tempdir;
-use mcp_satellite::journal::{Journal, JournalLimits, JournalSink, JournalState};
+use mcp_satellite::journal::{Journal, JournalLimits, JournalSink, JournalState, database};
 use mcp_satellite_actors::model::event::{Envelope, Event};
-use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
+use mcp_satellite_actors::seam::{EventSink, NumberStore, SinkAnswer, SinkBatch};
 use serde_json::Value;
 
 use super::peer::{Peer, Reply};
 use super::support::{Rig, batch, event, http, until, until_settled};
-use crate::journal::support::range;
+use crate::journal::support::{make_directory, random_text, range};
 
 impl Rig {
     /// Replaces the directory of the journal with a file.
@@ -43,6 +43,7 @@ async fn events_are_delivered_from_memory_while_the_disk_is_broken() {
     let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct_sink()));
     assert_eq!(sink.send(batch(1..=5)).await, SinkAnswer::Accepted);
     until_settled(&delivery, 5).await;
+    rig.journal.reserve(45).await.unwrap();
     rig.break_disk();
     assert_eq!(sink.send(batch(6..=30)).await, SinkAnswer::Accepted, "more events than one batch of the sink");
     assert_eq!(rig.journal.status().state, JournalState::Memory);
@@ -67,6 +68,7 @@ async fn delivery_from_memory_handles_rejections_like_delivery_from_disk() {
     let rig = Rig::new();
     let delivery = rig.deliver(http(&url));
     let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct_sink()));
+    rig.journal.reserve(20).await.unwrap();
     rig.break_disk();
     let mut attempts = 0;
     peer.reply_with(move |seqs| {
@@ -94,6 +96,7 @@ async fn stored_events_are_delivered_before_events_in_memory() {
     let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct_sink()));
     assert_eq!(sink.send(batch(1..=35)).await, SinkAnswer::Accepted);
     until(&delivery, "an error in the status", |status| status.last_error.is_some()).await;
+    rig.journal.reserve(40).await.unwrap();
     rig.break_disk();
     assert!(matches!(sink.send(batch(36..=40)).await, SinkAnswer::Unavailable(_)));
     peer.reply_with(|_| Reply::Accept);
@@ -108,10 +111,12 @@ async fn stored_events_are_delivered_before_events_in_memory() {
 }
 
 #[tokio::test]
-async fn events_are_delivered_if_the_disk_never_worked() {
+async fn events_are_delivered_if_the_database_never_worked() {
     let (peer, url) = Peer::start();
     let dir = private_tempdir();
-    fs::write(dir.path().join("journal"), "not a directory").unwrap();
+    make_directory(dir.path());
+    let database = database(dir.path());
+    fs::create_dir(&database).unwrap();
     let journal = Journal::open(dir.path(), JournalLimits::default()).unwrap();
     let rig = Rig { dir, journal };
     let delivery = rig.deliver(http(&url));
@@ -119,11 +124,33 @@ async fn events_are_delivered_if_the_disk_never_worked() {
     for first in [1, 11, 21] {
         assert_eq!(sink.send(batch(first..=first + 9)).await, SinkAnswer::Accepted);
     }
-    fs::remove_file(rig.dir.path().join("journal")).unwrap();
+    fs::remove_dir(&database).unwrap();
     assert_eq!(sink.send(batch(31..=35)).await, SinkAnswer::Accepted);
     until_settled(&delivery, 35).await;
     assert_eq!(peer.stored_seqs(), range(1..=35), "a disk that works later must be used");
     assert_eq!(rig.journal.status().last_seq, Some(35));
+}
+
+#[tokio::test]
+async fn events_whose_numbers_cannot_be_reserved_are_not_delivered() {
+    let (peer, url) = Peer::start();
+    let rig = Rig::new();
+    let delivery = rig.deliver(http(&url));
+    let sink = JournalSink::new(rig.journal.clone(), Some(delivery.direct_sink()));
+    assert_eq!(sink.send(batch(1..=5)).await, SinkAnswer::Accepted);
+    until_settled(&delivery, 5).await;
+    rig.journal.reserve(10).await.unwrap();
+    rig.break_disk();
+    assert_eq!(sink.send(batch(6..=10)).await, SinkAnswer::Accepted);
+    assert!(
+        matches!(sink.send(batch(11..=15)).await, SinkAnswer::Unavailable(_)),
+        "the next start may use the numbers"
+    );
+    assert_eq!(peer.stored_seqs(), range(1..=10));
+    rig.repair_disk();
+    assert_eq!(sink.send(batch(11..=15)).await, SinkAnswer::Accepted);
+    until_settled(&delivery, 15).await;
+    assert_eq!(peer.stored_seqs(), range(1..=15));
 }
 
 #[tokio::test]
@@ -146,7 +173,7 @@ async fn undelivered_events_deleted_for_room_are_reported_exactly() {
             .into_iter()
             .map(|envelope| match envelope.event {
                 Event::ConfigError { error_type, status_code, retry_in, .. } => {
-                    let error_message = "x".repeat(200);
+                    let error_message = random_text(envelope.seq, 300);
                     Envelope {
                         event: Event::ConfigError { error_type, error_message, status_code, retry_in },
                         ..envelope

@@ -188,12 +188,9 @@ async fn a_long_read_transaction_blocks_no_writer() {
     let home = Home::new().filled(1..=10).await;
     let sqlite = home.sqlite();
     sqlite.execute_batch("BEGIN").unwrap();
-    let count = |sqlite: &rusqlite::Connection| {
-        sqlite.query_row("SELECT count(*) FROM events", [], |row| row.get::<_, i64>(0)).unwrap()
-    };
-    assert_eq!(count(&sqlite), 10);
+    assert_eq!(count_events(&sqlite), 10);
     let journal = home.open();
     append_all(&journal, 11..=5_000).await;
-    assert_eq!(count(&sqlite), 10, "the transaction does not see its snapshot");
+    assert_eq!(count_events(&sqlite), 10, "the transaction does not see its snapshot");
     assert_same_numbers(home.stored(), range(1..=5_000));
 }

@@ -27,7 +27,7 @@ async fn overfill(journal: &Journal, from: u64) -> u64 {
     let first = journal.status().first_seq.unwrap_or(from);
     let mut last = from - 1;
     while journal.status().first_seq.unwrap_or(from) == first {
-        append_all(journal, last + 1..=last + 500).await;
+        append_large(journal, last + 1..=last + 500).await;
         last += 500;
         assert!(last < 100_000, "no event was deleted: {:?}", journal.status());
     }
@@ -40,7 +40,7 @@ async fn above_size_max_the_oldest_events_are_deleted() {
     let journal = small(&home);
     let dropped_ranges = DroppedRanges::subscribe(&journal);
     let full = overfill(&journal, 1).await;
-    append_all(&journal, full + 1..=4 * full).await;
+    append_large(&journal, full + 1..=4 * full).await;
     let status = assert_ok(&journal);
     assert_eq!((status.last_seq, status.journalled_through), (Some(4 * full), 4 * full));
     assert!(std::fs::metadata(home.database()).unwrap().len() <= 2 * MIB + MIB / 2, "{status:?}");
@@ -59,7 +59,7 @@ async fn delivered_events_are_deleted_first_and_only_undelivered_ones_reported()
     let journal = small(&home);
     journal.expect_delivery();
     let dropped_ranges = DroppedRanges::subscribe(&journal);
-    append_all(&journal, 1..=1_000).await;
+    append_large(&journal, 1..=1_000).await;
     journal.outbox(0, 1_000).await.unwrap();
     journal.store_delivery(1_000, None).await.unwrap();
     // A batch in flight.
@@ -69,7 +69,7 @@ async fn delivered_events_are_deleted_first_and_only_undelivered_ones_reported()
     let sending = BatchInFlight { id: 7, first: 1_001, last: 1_100, refused: Vec::new() };
     journal.store_delivery(1_000, Some(sending)).await.unwrap();
 
-    append_all(&journal, last + 1..=3 * last).await;
+    append_large(&journal, last + 1..=3 * last).await;
     // The loss is reported when there is room again.
     wait_until("a report of the loss", || !dropped_ranges.now().is_empty());
     let status = assert_ok(&journal);
@@ -207,7 +207,7 @@ async fn clock_changes_delete_no_events() {
 
 #[tokio::test]
 async fn free_pages_are_returned_to_the_file_system() {
-    let home = Home::new().filled(1..=30_000).await;
+    let home = Home::new().filled_with_large(1..=30_000).await;
     let before = std::fs::metadata(home.database()).unwrap().len();
     let limits = JournalLimits { events_age_max: Duration::from_millis(1), ..JournalLimits::default() };
     let journal = Journal::open(home.path(), limits).unwrap();
@@ -242,28 +242,11 @@ async fn log_lines_are_deleted_before_undelivered_events() {
     assert_eq!(lines.last().unwrap().seq, 200, "the newest lines were deleted");
 }
 
-/// An event of half a kilobyte that does not resemble others.
-fn incompressible(seq: u64) -> Envelope {
-    let mut state = seq;
-    let mut random = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        format!("{:016x}", state.rotate_left(29))
-    };
-    let mut envelope = event_at(seq, now());
-    if let Event::ToolExecuted { tool_name, .. } = &mut envelope.event {
-        *tool_name = (0..30).map(|_| random()).collect();
-    }
-    envelope
-}
-
 #[tokio::test]
 async fn a_long_wal_does_not_slow_down_later_batches() {
     let home = Home::new();
     let journal = home.open();
-    for first in (1..=60_000).step_by(1_000) {
-        let events = (first..first + 1_000).map(incompressible).collect();
-        assert_eq!(journal.append(batch_of(events)).await, SinkAnswer::Accepted);
-    }
+    append_large(&journal, 1..=60_000).await;
     let wal = home.database().with_extension("db-wal").metadata().unwrap().len();
     assert!(wal > 16 * MIB, "{wal}");
     // The first of these batches may restart the WAL.

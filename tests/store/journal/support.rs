@@ -54,6 +54,25 @@ pub(crate) fn batch_of(events: Vec<Envelope>) -> Arc<SinkBatch> {
     Arc::new(SinkBatch { id: events[0].seq, events })
 }
 
+/// An event of half a kilobyte that does not resemble others, so that it is stored in its full size.
+pub(crate) fn large_event(seq: u64) -> Envelope {
+    let mut envelope = event_at(seq, now());
+    if let Event::ToolExecuted { tool_name, .. } = &mut envelope.event {
+        *tool_name = random_text(seq, 480);
+    }
+    envelope
+}
+
+/// Text that cannot be compressed much, the same for each `seed`.
+pub(crate) fn random_text(seed: u64, len: usize) -> String {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        char::from(b'!' + u8::try_from(state >> 58).unwrap())
+    };
+    (0..len).map(|_| next()).collect()
+}
+
 /// A batch of current events, which the journal does not delete because of their age.
 pub(crate) fn batch(seqs: RangeInclusive<u64>) -> Arc<SinkBatch> {
     let at = now();
@@ -129,6 +148,14 @@ impl Home {
         self
     }
 
+    /// Stores events as [`Self::filled`] does, in their full size.
+    pub(crate) async fn filled_with_large(self, seqs: RangeInclusive<u64>) -> Self {
+        let journal = self.open();
+        append_large(&journal, seqs).await;
+        journal.close().await;
+        self
+    }
+
     /// A separate database connection to the database.
     pub(crate) fn sqlite(&self) -> rusqlite::Connection {
         rusqlite::Connection::open(self.database()).unwrap()
@@ -148,6 +175,20 @@ pub(crate) async fn append_all(journal: &Journal, seqs: RangeInclusive<u64>) {
     for seqs in seqs.chunks(1_000) {
         assert_eq!(journal.append(batch(seqs[0]..=*seqs.last().unwrap())).await, SinkAnswer::Accepted);
     }
+}
+
+pub(crate) async fn append_large(journal: &Journal, seqs: RangeInclusive<u64>) {
+    let seqs = range(seqs);
+    for seqs in seqs.chunks(1_000) {
+        let events = seqs.iter().copied().map(large_event).collect();
+        assert_eq!(journal.append(batch_of(events)).await, SinkAnswer::Accepted);
+    }
+}
+
+/// Number of events in a database.
+pub(crate) fn count_events(sqlite: &rusqlite::Connection) -> u64 {
+    let sql = "SELECT coalesce(sum(seq - coalesce(first, seq) + 1), 0) FROM events";
+    sqlite.query_row(sql, [], |row| row.get(0)).unwrap()
 }
 
 /// The seqs of all stored events. Panics if any cannot be read.

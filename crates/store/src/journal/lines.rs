@@ -86,7 +86,11 @@ pub(super) fn recover_copied_through(connection: &Connection) -> rusqlite::Resul
 
 /// Returns true if the event may have lines of this table. Spares most events the parsing.
 pub(super) fn may_have_lines(table: LineTable, body: &str) -> bool {
-    body.contains(table.marker())
+    may_have_any_lines(body) && body.contains(table.marker())
+}
+
+fn may_have_any_lines(body: &str) -> bool {
+    body.contains(r#".logs","data":"#)
 }
 
 /// Returns the maximum number of lines per instance, as stored by the last satellite.
@@ -106,16 +110,23 @@ struct UncopiedEvent {
     table: LineTable,
     instance: Arc<str>,
     lines: usize,
+    /// Time of the oldest line, in milliseconds since 1970.
+    oldest: i64,
 }
 
 impl UncopiedEvent {
     fn from_event(seq: u64, event: &Event) -> Option<Self> {
-        let (table, of, lines) = match event {
-            Event::ServerLogs { of, logs } => (LineTable::ServerLogs, of, logs.len()),
-            Event::RequestLogs { of, requests } => (LineTable::RequestLogs, of, requests.len()),
+        let (table, of, lines, oldest) = match event {
+            Event::ServerLogs { of, logs } => {
+                (LineTable::ServerLogs, of, logs.len(), logs.iter().map(|line| line.timestamp).min())
+            }
+            Event::RequestLogs { of, requests } => {
+                (LineTable::RequestLogs, of, requests.len(), requests.iter().map(|line| line.timestamp).min())
+            }
             _ => return None,
         };
-        Some(Self { seq, table, instance: of.process_id.clone(), lines })
+        let oldest = oldest.map_or(i64::MAX, Timestamp::as_millisecond);
+        Some(Self { seq, table, instance: of.process_id.clone(), lines, oldest })
     }
 }
 
@@ -132,6 +143,8 @@ pub(super) struct UncopiedLines {
     lines: usize,
     /// Number of lines that the tables keep of `instances`.
     kept: usize,
+    /// Time of the oldest line of `events`; `None` if there is none.
+    oldest: Option<i64>,
 }
 
 impl UncopiedLines {
@@ -148,6 +161,7 @@ impl UncopiedLines {
     pub(super) fn add(&mut self, envelope: &Envelope, limits: &JournalLimits) {
         let Some(event) = UncopiedEvent::from_event(envelope.seq, &envelope.event) else { return };
         self.lines += event.lines;
+        self.oldest = Some(self.oldest.map_or(event.oldest, |oldest| oldest.min(event.oldest)));
         if self.instances.insert((event.table, event.instance.clone())) {
             self.kept += event.table.limit_of(limits);
         }
@@ -159,6 +173,11 @@ impl UncopiedLines {
         self.lines >= LINES_MIN.max(LINES_PER_KEPT.saturating_mul(self.kept))
             || self.events.len() >= WITH_LINES_MAX
             || last.saturating_sub(self.copied_through) >= UNCOPIED_MAX
+    }
+
+    /// Returns true if there may be lines older than `limit`, which must be copied to be removed.
+    pub(super) fn has_older(&self, limit: i64) -> bool {
+        self.copied_through < self.unread_through || self.oldest.is_some_and(|oldest| oldest < limit)
     }
 
     /// Copies the last lines of each instance to the tables, within the caller's transaction. `through` is the number of
@@ -204,7 +223,7 @@ fn read_events(connection: &Connection, mut after: u64, through: u64) -> rusqlit
         read_chunk(connection, before, CHUNK, |stored| {
             after = stored.seq;
             if stored.seq <= through
-                && LineTable::ALL.iter().any(|table| may_have_lines(*table, stored.body))
+                && may_have_any_lines(stored.body)
                 && let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body)
             {
                 events.extend(UncopiedEvent::from_event(stored.seq, &envelope.event));

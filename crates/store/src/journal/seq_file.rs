@@ -52,6 +52,8 @@ pub(super) struct SeqFile {
     reserved_at: Option<Instant>,
     /// Last number stored in the database.
     stored: u64,
+    /// Last granted number that was written in this run, also if a later write failed.
+    granted: u64,
     /// True if the recorded number is larger than every number in the database without its WAL.
     covers_wal: bool,
     recorded_at: Option<Instant>,
@@ -112,6 +114,7 @@ impl SeqFile {
             boot,
             reserved_at: None,
             stored: 0,
+            granted: 0,
             covers_wal: false,
             recorded_at: None,
         }
@@ -147,7 +150,7 @@ impl SeqFile {
     /// Permits events to use the numbers up to `seq`; those up to `stored` are stored. After an error no event may use
     /// them, because the next start could use them again.
     pub(super) fn grant(&mut self, stored: u64, seq: u64) -> io::Result<()> {
-        if self.written && !self.record.closed && seq <= self.record.granted {
+        if seq <= self.granted {
             return Ok(());
         }
         let reserved = if seq < self.record.reserved { self.record.reserved } else { self.next_block(stored, seq) };
@@ -230,6 +233,7 @@ impl SeqFile {
         self.written = false;
         self.write(sync)?;
         self.written = true;
+        self.granted = granted;
         Ok(())
     }
 
@@ -250,6 +254,7 @@ impl SeqFile {
 
     pub(super) fn mark_unwritten(&mut self) {
         self.written = false;
+        self.granted = 0;
         self.covers_wal = false;
     }
 }

@@ -525,6 +525,9 @@ impl JournalDatabase {
             }
             (through, count)
         };
+        if self.uncopied.has_older(lines) {
+            self.copy_lines(limits)?;
+        }
         if let Some(through) = through {
             self.copy_lines_before_pruning(through.unsigned_abs(), limits)?;
         }
