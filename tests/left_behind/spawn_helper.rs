@@ -239,3 +239,30 @@ fn a_server_with_the_user_of_its_team_is_forked_by_the_helper() {
         running.terminate();
     });
 }
+
+#[test]
+fn a_leader_is_not_reaped_like_an_orphan() {
+    for_each_mechanism(|mechanism| {
+        // In a sandbox its first process adopts the orphans.
+        if mechanism.sandbox != Sandbox::None {
+            return;
+        }
+        let fixture = Fixture::new(mechanism);
+        let [leader, orphan] = ["leader", "orphan"].map(|name| fixture.home.path().join(name));
+        // The leader ends at once. One child ends later; the other keeps stdout open, so that the satellite waits.
+        let script = "echo $$ >\"$0\"; sh -c 'echo $$ >\"$0\"; exec sleep 0.3' \"$1\" & sleep 3600 & exit 7";
+        let args = ["-c", script, leader.to_str().unwrap(), orphan.to_str().unwrap()];
+        let server = format!(
+            "[[teams.installations]]\nid = \"leader\"\nserver = \"leader\"\ncommand = \"/bin/sh\"\nargs = {args:?}\n"
+        );
+        let text = fs::read_to_string(fixture.config("leader.toml", SHORT, &server)).unwrap();
+        let text = text.replacen("[policy.session]\n", "[policy.session]\nexit_drain = \"5s\"\n", 1);
+        let running = fixture.run(&fixture.home.write("leader.toml", &text));
+        let pid_in = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<i32>().ok();
+        let [leader, orphan] = [leader, orphan].map(|file| wait_for("a pid", || pid_in(&file), String::new));
+        let is_reaped = || (!Path::new(&format!("/proc/{orphan}")).exists()).then_some(());
+        wait_for("the orphan to be reaped", is_reaped, || format!("{:?}", zombies_of(running.satellite.pid)));
+        assert!(zombies_of(running.satellite.pid).contains(&leader), "the leader was reaped before its tree was empty");
+        running.terminate();
+    });
+}

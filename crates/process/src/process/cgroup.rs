@@ -230,13 +230,22 @@ fn is_populated(directory: &Path) -> bool {
 
 /// Removes a cgroup, children first: servers that run as root can create cgroups below their own.
 fn remove(directory: &Path) {
+    // Most cgroups have no children, so that there is no need to look for them.
+    if remove_one(directory).is_ok() {
+        return;
+    }
     for below in directories(directory) {
         remove(&below);
     }
+    if let Err(error) = remove_one(directory) {
+        tracing::debug!(cgroup = %directory.display(), %error, "cannot remove a cgroup");
+    }
+}
+
+fn remove_one(directory: &Path) -> io::Result<()> {
     match fs::remove_dir(directory) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => tracing::debug!(cgroup = %directory.display(), %error, "cannot remove a cgroup"),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 
