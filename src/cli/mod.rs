@@ -172,13 +172,12 @@ fn run_async(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u
 /// Runs a satellite. Its worker threads follow the load.
 fn run_satellite(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u8, CommandFailure> {
     let runtime = async_runtime()?;
-    let workers = runtime.metrics().num_workers();
     let at_rest = || {
         if let Err(error) = program_pages::release() {
             tracing::debug!(%error, "cannot release pages of the program");
         }
     };
-    let observer = WorkerObserver::start(runtime.handle(), workers, at_rest)
+    let observer = WorkerObserver::start(runtime.handle(), at_rest)
         .map_err(|error| CommandFailure::new(FAILED, format!("cannot observe the worker threads: {error}")))?;
     let outcome = runtime.block_on(verb);
     drop(observer);

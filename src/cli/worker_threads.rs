@@ -55,28 +55,41 @@ impl WorkerPolicy {
 
 #[derive(Debug)]
 struct SharedState {
-    /// Number of workers that are not held; `None` once the runtime ends.
-    active: Mutex<Option<usize>>,
+    workers: usize,
+    holds: Mutex<WorkerHolds>,
     changed: Condvar,
-    /// The same number; it wakes the tasks that hold workers.
+    /// The number of active workers; it wakes the tasks that hold workers.
     wanted: watch::Sender<usize>,
     /// Number of times that an active worker has run a task of the observer.
     beats: AtomicU64,
 }
 
+#[derive(Debug)]
+struct WorkerHolds {
+    /// Number of workers that are not to be held; `None` once the runtime ends.
+    active: Option<usize>,
+    /// Number of workers that are held.
+    held: usize,
+}
+
 impl SharedState {
-    fn new(workers: usize) -> Self {
-        Self {
-            active: Mutex::new(Some(workers)),
+    fn new(workers: usize) -> Arc<Self> {
+        Arc::new(Self {
+            workers,
+            holds: Mutex::new(WorkerHolds { active: Some(workers), held: 0 }),
             changed: Condvar::new(),
             wanted: watch::Sender::new(workers),
             beats: AtomicU64::new(0),
-        }
+        })
+    }
+
+    fn holds(&self) -> MutexGuard<'_, WorkerHolds> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Spawns the tasks that hold all workers but one.
-    fn spawn_holders(self: &Arc<Self>, runtime: &Handle, workers: usize) {
-        for at in 1..workers {
+    fn spawn_holders(self: &Arc<Self>, runtime: &Handle) {
+        for at in 1..self.workers {
             let shared = Arc::clone(self);
             runtime.spawn(async move {
                 let mut wanted = shared.wanted.subscribe();
@@ -86,8 +99,7 @@ impl SharedState {
                     // no other worker can take, waits. After the yield the worker takes this task from its own queue, when
                     // nothing is left that only this worker can run.
                     tokio::task::yield_now().await;
-                    shared.hold(at);
-                    if shared.active().is_none() {
+                    if shared.hold(at) {
                         return;
                     }
                 }
@@ -95,35 +107,48 @@ impl SharedState {
         }
     }
 
-    fn active(&self) -> MutexGuard<'_, Option<usize>> {
-        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Blocks the calling worker while at most `at` workers are to be active. Returns true if the runtime ends.
+    fn hold(&self, at: usize) -> bool {
+        let mut holds = self.holds();
+        holds.held += 1;
+        self.changed.notify_all();
+        let is_held = |holds: &mut WorkerHolds| holds.active.is_some_and(|active| active <= at);
+        let mut holds = self.changed.wait_while(holds, is_held).unwrap_or_else(PoisonError::into_inner);
+        holds.held -= 1;
+        holds.active.is_none()
     }
 
     /// Sets the number of active workers. Returns false if the runtime ends.
-    fn set_active(&self, active: usize) -> bool {
-        let before = {
-            let mut state = self.active();
-            let Some(before) = *state else { return false };
-            *state = Some(active);
-            before
+    fn set_active(self: &Arc<Self>, active: usize, runtime: &Handle) -> bool {
+        let mut holds = self.holds();
+        let Some(before) = holds.active.replace(active) else {
+            holds.active = None;
+            return false;
         };
-        if active != before {
-            self.wanted.send_replace(active);
-            self.changed.notify_all();
+        if active == before {
+            return true;
+        }
+        self.wanted.send_replace(active);
+        self.changed.notify_all();
+        if active < before {
+            let is_missing = |holds: &mut WorkerHolds| holds.active.is_some() && holds.held < self.workers - active;
+            drop(self.changed.wait_timeout_while(holds, LOOK_INTERVAL, is_missing));
+            // The worker that waited for sockets and timers may be a held one now. Another one does it after its next task.
+            self.send_beat(runtime);
         }
         true
     }
 
-    fn release_all(&self) {
-        *self.active() = None;
-        self.changed.notify_all();
-        self.wanted.send_replace(0);
+    /// Sends a task to the active workers.
+    fn send_beat(self: &Arc<Self>, runtime: &Handle) {
+        let shared = Arc::clone(self);
+        runtime.spawn(async move { shared.beats.fetch_add(1, Ordering::AcqRel) });
     }
 
-    /// Blocks the calling worker while at most `at` workers are to be active.
-    fn hold(&self, at: usize) {
-        let held = |active: &mut Option<usize>| active.is_some_and(|active| active <= at);
-        drop(self.changed.wait_while(self.active(), held).unwrap_or_else(PoisonError::into_inner));
+    fn release_all(&self) {
+        self.holds().active = None;
+        self.changed.notify_all();
+        self.wanted.send_replace(0);
     }
 }
 
@@ -138,50 +163,46 @@ impl Drop for WorkerObserver {
 }
 
 impl WorkerObserver {
-    /// Starts to observe a runtime with this number of workers. `at_rest` is called each time that the process has become
-    /// idle after work.
-    pub(super) fn start(
-        runtime: &Handle,
-        workers: usize,
-        at_rest: impl Fn() + Send + 'static,
-    ) -> std::io::Result<Self> {
-        let shared = Arc::new(SharedState::new(workers));
-        shared.spawn_holders(runtime, workers);
+    /// Starts to observe a runtime. `at_rest` is called each time that the process has become idle after work.
+    pub(super) fn start(runtime: &Handle, at_rest: impl Fn() + Send + 'static) -> std::io::Result<Self> {
+        let shared = SharedState::new(runtime.metrics().num_workers());
+        shared.spawn_holders(runtime);
         let (observed, runtime) = (Arc::clone(&shared), runtime.clone());
-        let work = move || observe(&observed, &runtime, workers, at_rest);
+        let work = move || observe(&observed, &runtime, at_rest);
         thread::Builder::new().name("satellite-load".into()).spawn(work)?;
         Ok(Self(shared))
     }
 }
 
-fn observe(shared: &Arc<SharedState>, runtime: &Handle, workers: usize, at_rest: impl Fn()) {
-    let mut policy = WorkerPolicy { active: workers, workers, quiet_looks: 0 };
-    let (mut looked_at, mut cpu, mut sent) = (Instant::now(), cpu_time(), 0);
+fn observe(shared: &Arc<SharedState>, runtime: &Handle, at_rest: impl Fn()) {
+    let mut policy = WorkerPolicy { active: shared.workers, workers: shared.workers, quiet_looks: 0 };
+    let (mut looked_at, mut cpu, mut beats) = (Instant::now(), cpu_time(), None);
     let (mut pause, mut idle_looks) = (LOOK_INTERVAL, 0_u32);
     loop {
-        let ended = |active: &mut Option<usize>| active.is_some();
-        let waited = shared.changed.wait_timeout_while(shared.active(), pause, ended);
-        if waited.unwrap_or_else(PoisonError::into_inner).0.is_none() {
+        let goes_on = |holds: &mut WorkerHolds| holds.active.is_some();
+        let waited = shared.changed.wait_timeout_while(shared.holds(), pause, goes_on);
+        if waited.unwrap_or_else(PoisonError::into_inner).0.active.is_none() {
             return;
         }
         let (now, used) = (Instant::now(), cpu_time());
         let load = used.saturating_sub(cpu).as_secs_f64() / now.duration_since(looked_at).as_secs_f64().max(1e-6);
-        // A task that was sent at the last look has not run: the active workers are blocked or far behind.
-        policy.look(load, shared.beats.load(Ordering::Acquire) < sent);
+        // If the task of the last look has not run, the active workers are blocked or far behind.
+        let done = shared.beats.load(Ordering::Acquire);
+        let is_blocked = beats == Some(done);
+        policy.look(load, is_blocked);
         (looked_at, cpu) = (now, used);
+        if !shared.set_active(policy.active, runtime) {
+            return;
+        }
+        beats = (policy.active < shared.workers).then_some(done);
+        if beats.is_some() && !is_blocked {
+            shared.send_beat(runtime);
+        }
         let is_idle = load < IDLE_LOAD && policy.active == 1;
+        pause = if is_idle { IDLE_INTERVAL } else { LOOK_INTERVAL };
         idle_looks = if is_idle { idle_looks.saturating_add(1) } else { 0 };
         if idle_looks == REST_AFTER {
             at_rest();
-        }
-        pause = if is_idle { IDLE_INTERVAL } else { LOOK_INTERVAL };
-        if !shared.set_active(policy.active) {
-            return;
-        }
-        if policy.active < workers && shared.beats.load(Ordering::Acquire) >= sent {
-            sent += 1;
-            let beating = Arc::clone(shared);
-            runtime.spawn(async move { beating.beats.fetch_add(1, Ordering::AcqRel) });
         }
     }
 }
@@ -235,12 +256,14 @@ mod tests {
     #[test]
     fn no_task_is_stuck_on_a_held_worker() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_io().build().unwrap();
-        let shared = Arc::new(SharedState::new(2));
-        shared.spawn_holders(runtime.handle(), 2);
+        let shared = SharedState::new(2);
+        shared.spawn_holders(runtime.handle());
+        // Releases the workers, or a failure would wait for them.
+        let observer = WorkerObserver(Arc::clone(&shared));
         // Messages through sockets wake tasks as the messages of servers do.
-        let (progress, rounds) = mpsc::channel();
-        for _ in 0..4 {
-            let (progress, guard) = (progress.clone(), runtime.enter());
+        let exchange = |_| {
+            let (progress, rounds) = mpsc::channel();
+            let guard = runtime.enter();
             let (mut left, mut right) = tokio::net::UnixStream::pair().unwrap();
             drop(guard);
             runtime.spawn(async move {
@@ -255,21 +278,28 @@ mod tests {
                     }
                 }
             });
-        }
-        for change in 0..4_000 {
-            assert!(shared.set_active(1 + change % 2));
-            for _ in 0..20 {
-                rounds.recv_timeout(Duration::from_secs(10)).expect("a task is stuck");
+            rounds
+        };
+        let exchanges: Vec<_> = (0..4).map(exchange).collect();
+        for change in 0..2_000 {
+            assert!(shared.set_active(1 + change % 2, runtime.handle()));
+            for rounds in &exchanges {
+                // Rounds of before, and one more. As in operation, tasks are sent meanwhile.
+                rounds.try_iter().for_each(drop);
+                let is_done = |_: &_| {
+                    shared.send_beat(runtime.handle());
+                    rounds.recv_timeout(LOOK_INTERVAL).is_ok()
+                };
+                assert!((0..500).any(|look| is_done(&look)), "a task is stuck");
             }
         }
-        drop(rounds);
-        shared.release_all();
+        drop((exchanges, observer));
     }
 
     #[test]
     fn a_task_runs_although_the_only_active_worker_is_blocked() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-        let observer = WorkerObserver::start(runtime.handle(), 2, || {}).unwrap();
+        let observer = WorkerObserver::start(runtime.handle(), || {}).unwrap();
         let mut wanted = observer.0.wanted.subscribe();
         runtime.block_on(async { wanted.wait_for(|active| *active == 1).await.map(|active| *active) }).unwrap();
         let (release, blocked) = mpsc::channel();
