@@ -20,15 +20,17 @@ fn main() {
         let machine = latest.machine.iter().map(|(name, value)| format!("- {name}: {value}\n"));
         text = fill(&text, "machine", &machine.collect::<String>());
     }
-    std::fs::write(path, text).unwrap();
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/images");
     for file in std::fs::read_dir(common::directory()).into_iter().flatten() {
         let file = file.unwrap().path();
         if file.extension().is_some_and(|extension| extension == "svg") {
-            let images = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/images");
-            std::fs::create_dir_all(images).unwrap();
-            std::fs::copy(&file, Path::new(images).join(file.file_name().unwrap())).unwrap();
+            let name = file.file_stem().unwrap().to_str().unwrap();
+            text = fill(&text, name, &format!("![{}](docs/images/{name}.svg)\n", name.replace('-', " ")));
+            std::fs::create_dir_all(&images).unwrap();
+            std::fs::copy(&file, images.join(format!("{name}.svg"))).unwrap();
         }
     }
+    std::fs::write(path, text).unwrap();
 }
 
 /// Replaces the text between `<!-- name -->` and `<!-- /name -->`.

@@ -28,6 +28,14 @@ struct ResponseHead {
     length: Option<usize>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResponseState {
+    Incomplete,
+    Complete,
+    /// The gateway has closed the connection before the end of the response.
+    Closed,
+}
+
 impl HttpConnection {
     pub(crate) fn open(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
@@ -44,8 +52,13 @@ impl HttpConnection {
     pub(crate) fn exchange(&mut self, request: &[u8]) -> u16 {
         self.stream.set_nonblocking(false).unwrap();
         self.send(request);
-        while !self.receive() {}
-        self.status()
+        loop {
+            match self.receive() {
+                ResponseState::Incomplete => {}
+                ResponseState::Complete => return self.status(),
+                ResponseState::Closed => panic!("the gateway closed the connection: {}", self.text()),
+            }
+        }
     }
 
     /// Sends a request and forgets the response before. A request fits into the empty buffer of a socket.
@@ -55,26 +68,28 @@ impl HttpConnection {
         assert_eq!(self.stream.write(request).unwrap(), request.len(), "the socket did not accept a request");
     }
 
-    /// Reads once. Returns true if the response is complete.
-    pub(crate) fn receive(&mut self) -> bool {
+    /// Reads once.
+    pub(crate) fn receive(&mut self) -> ResponseState {
         if self.filled == self.input.len() {
             self.input.resize(2 * self.filled, 0);
         }
         match self.stream.read(&mut self.input[self.filled..]) {
-            Ok(0) => panic!("the gateway closed the connection: {}", self.text()),
+            Ok(0) => return ResponseState::Closed,
             Ok(read) => self.filled += read,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return ResponseState::Closed,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return ResponseState::Incomplete,
             Err(error) => panic!("cannot read a response: {error}"),
         }
         let input = &self.input[..self.filled];
         if self.head.is_none() {
             self.head = memmem::find(input, b"\r\n\r\n").map(|end| ResponseHead::parse(&input[..end]));
         }
-        let Some(head) = &mut self.head else { return false };
-        match head.length {
+        let Some(head) = &mut self.head else { return ResponseState::Incomplete };
+        let is_complete = match head.length {
             Some(length) => input.len() >= head.body + length,
             None => head.skip_chunks(input),
-        }
+        };
+        if is_complete { ResponseState::Complete } else { ResponseState::Incomplete }
     }
 
     pub(crate) fn status(&self) -> u16 {
@@ -183,6 +198,11 @@ impl McpClient {
         let status = self.http.exchange(&self.post(request));
         assert_eq!(status, 200, "{}", self.http.text());
         self.http.text()
+    }
+
+    /// Opens another connection for the same session.
+    pub(crate) fn reconnect(&mut self) {
+        self.http = HttpConnection::open(self.host);
     }
 
     /// Ends the session. A gateway may not support this.

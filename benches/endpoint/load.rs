@@ -4,6 +4,7 @@
 //! Each call has its own number, as its id and in its text. A response that does not contain both ends the bench.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use memchr::memmem::Finder;
 use rustix::event::{Timespec, epoll};
 use serde::{Deserialize, Serialize};
 
-use super::http::{McpClient, McpRequest};
+use super::http::{McpClient, McpRequest, ResponseState};
 use super::processes::{cpu_time, resident};
 use super::role;
 use crate::common::TIMEOUT;
@@ -59,6 +60,8 @@ pub(crate) struct LoadFindings {
     pub(crate) resident: usize,
     /// `read` calls of the server for each call of its tool.
     pub(crate) reads_per_call: f64,
+    /// Connections that the gateway has closed while a call was open. The calls were repeated.
+    pub(crate) closed: u32,
 }
 
 /// Runs the load generator as a child process.
@@ -87,6 +90,7 @@ fn measure(target: &LoadTarget, load: Load) -> LoadFindings {
     let client_cpu = own_cpu_time().saturating_sub(client_cpu);
     let resident = resident(load.pid);
     let (reads, calls) = generator.server_counts(&target.reads);
+    let closed = generator.closed;
     for client in generator.clients {
         client.mcp.close();
     }
@@ -101,6 +105,7 @@ fn measure(target: &LoadTarget, load: Load) -> LoadFindings {
         client_cpu,
         resident,
         reads_per_call: (reads - reads_before) as f64 / (calls - calls_before) as f64,
+        closed,
     }
 }
 
@@ -109,11 +114,13 @@ fn own_cpu_time() -> Duration {
 }
 
 struct LoadGenerator {
-    epoll: std::os::fd::OwnedFd,
+    epoll: OwnedFd,
     clients: Vec<LoadClient>,
     idle: Vec<usize>,
     rate: Option<f64>,
     next_number: u64,
+    /// Connections that the gateway has closed while a call was open.
+    closed: u32,
 }
 
 struct LoadClient {
@@ -130,12 +137,11 @@ impl LoadGenerator {
     fn open(target: &LoadTarget, load: Load) -> Self {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let clients: Vec<_> = (0..load.clients).map(|_| LoadClient::open(target)).collect();
-        for (nth, client) in (0..).zip(&clients) {
-            epoll::add(&epoll, client.mcp.http.stream(), epoll::EventData::new_u64(nth), epoll::EventFlags::IN)
-                .unwrap();
+        for (nth, client) in clients.iter().enumerate() {
+            add(&epoll, nth, client);
         }
         let idle = (0..clients.len()).collect();
-        Self { epoll, clients, idle, rate: load.rate, next_number: FIRST_NUMBER }
+        Self { epoll, clients, idle, rate: load.rate, next_number: FIRST_NUMBER, closed: 0 }
     }
 
     /// Generates load for this time and waits for the last response. Returns the latencies.
@@ -163,12 +169,16 @@ impl LoadGenerator {
                 let event: epoll::Event = event;
                 let nth = usize::try_from(event.data.u64()).unwrap();
                 let client = &mut self.clients[nth];
-                if client.mcp.http.receive() {
-                    now = Instant::now();
-                    client.check();
-                    latencies.push(now - client.began);
-                    self.idle.push(nth);
-                    self.send_due(&mut sent, now, began, end);
+                match client.mcp.http.receive() {
+                    ResponseState::Incomplete => {}
+                    ResponseState::Complete => {
+                        now = Instant::now();
+                        client.check();
+                        latencies.push(now - client.began);
+                        self.idle.push(nth);
+                        self.send_due(&mut sent, now, began, end);
+                    }
+                    ResponseState::Closed => self.repeat_call(nth),
                 }
             }
         }
@@ -192,6 +202,17 @@ impl LoadGenerator {
         }
     }
 
+    /// Opens another connection for a client whose connection was closed, and sends its call again.
+    fn repeat_call(&mut self, nth: usize) {
+        self.closed += 1;
+        let client = &mut self.clients[nth];
+        client.mcp.reconnect();
+        client.mcp.http.stream().set_nonblocking(true).unwrap();
+        // The closed connection has left the set by itself.
+        add(&self.epoll, nth, client);
+        client.mcp.http.send(&client.request);
+    }
+
     /// Returns the number of `read` calls of the server and of calls of its tool so far.
     fn server_counts(&mut self, request: &McpRequest) -> (u64, u64) {
         let response = self.clients[0].mcp.request(request);
@@ -199,6 +220,11 @@ impl LoadGenerator {
         let (reads, calls) = text.split_once(' ').unwrap();
         (reads.parse().unwrap(), calls.parse().unwrap())
     }
+}
+
+fn add(epoll: &OwnedFd, nth: usize, client: &LoadClient) {
+    let data = epoll::EventData::new_u64(nth.try_into().unwrap());
+    epoll::add(epoll, client.mcp.http.stream(), data, epoll::EventFlags::IN).unwrap();
 }
 
 impl LoadClient {

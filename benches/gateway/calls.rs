@@ -62,10 +62,12 @@ pub(crate) fn measure() {
     );
     let mut ratios =
         BenchReport::new("gateway_ratios", ["paths", "clients", "requests/s", "CPU per call", "p50", "p99"]);
+    let mut closed = 0;
     for clients in selected("BENCH_CLIENTS").unwrap_or_else(|| CLIENTS.to_vec()) {
         let rounds = rounds(&paths, clients);
         for (path, rounds) in paths.iter().zip(&rounds) {
             table.row(rounds.row(path.kind, clients));
+            closed += rounds.0.iter().map(|found| found.closed).sum::<u32>();
         }
         let of = |kind| paths.iter().zip(&rounds).find(|(path, _)| path.kind == kind).map(|(_, rounds)| rounds);
         for (ours, baseline) in COMPARISONS {
@@ -87,6 +89,7 @@ pub(crate) fn measure() {
             table.goal(&format!("reads per call, {}, {clients} clients", PathKind::Instance.title()), 0.3, "", reads);
         }
     }
+    table.goal("connections closed by a gateway during a call, all rounds", 0.0, "", f64::from(closed));
     table.publish();
     ratios.publish();
 }

@@ -235,6 +235,7 @@ mod tests {
             let mut version: Option<Version> = None;
             let (mut after, mut read, mut versions) = (None, Vec::new(), Vec::new());
             for number in 0.. {
+                prop_assert!(number < 100, "the list has no end");
                 // The last version stays until the end of the list.
                 let fleet = fleets.get(number).unwrap_or(fleets.last().unwrap());
                 let current = Version::new(fleet, version.as_ref());

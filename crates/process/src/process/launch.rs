@@ -16,7 +16,7 @@ use super::descriptors::{FILE_ARGS_FD, child_limits};
 use super::filter::SyscallFilter;
 use super::limits::ResourceLimits;
 use super::preparation::{ChildConfinement, ChildPreparation, ExtraDescriptors};
-use super::spawn::{ChildDescriptors, ChildPlan, ExecImage, SpawnError, SpawnedChild};
+use super::spawn::{ChildDescriptors, ChildPlan, ExecImage, SpawnError, SpawnedChild, spawn};
 use super::spawn_helper::Forker;
 use super::userns::IdMapPipes;
 
@@ -137,11 +137,11 @@ impl LaunchSpec {
         };
         let extra = ExtraDescriptors { cgroup, file_args: file_args.as_ref().map(AsFd::as_fd), id_map };
         let fork = |descriptors: &ChildDescriptors<'_>| {
-            let forked = forker.fork(&plan, descriptors)?;
-            forked.inspect(|pid| on_forked(pid.as_raw_nonzero().get().unsigned_abs()));
-            Ok(forked)
+            let child = forker.fork(&plan, descriptors)?;
+            child.inspect(|pid| on_forked(pid.as_raw_nonzero().get().unsigned_abs()));
+            Ok(child)
         };
-        plan.spawn(extra, fork).map_err(|error| match (error, &self.directory) {
+        spawn(extra, fork).map_err(|error| match (error, &self.directory) {
             (SpawnError::ChangeDirectory(error), Some(directory)) => LaunchError::Directory(directory.clone(), error),
             (SpawnError::ChangeDirectory(error) | SpawnError::Exec(error), _) => error.into(),
             (SpawnError::HelperLost, _) => LaunchError::HelperLost,

@@ -248,6 +248,8 @@ impl ScanLoop {
             }
             true
         });
-        searches.into_iter().for_each(|search| self.add_search(search));
+        for search in searches {
+            self.add_search(search);
+        }
     }
 }

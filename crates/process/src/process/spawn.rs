@@ -2,7 +2,7 @@
 //! afterwards costs eight milliseconds: the kernel waits until no thread of the machine is in the middle of a fork.
 //!
 //! [`ChildPlan::fork`] carries out a start. It runs in the spawn helper (see `spawn_helper`) or, without one, in this
-//! process. [`ChildPlan::spawn`] is the part that is the same for both: it creates the pipes and waits until the child
+//! process. [`spawn`] is the part that is the same for both: it creates the pipes and waits until the child
 //! has executed its program.
 
 use std::ffi::{CStr, OsStr, OsString};
@@ -174,44 +174,6 @@ impl Drop for ExecImage {
 }
 
 impl ChildPlan {
-    /// Starts the child by means of `fork`, which returns its process id or, if the helper was lost, `None`. Waits until
-    /// the child has executed its program.
-    pub(super) fn spawn(
-        &self,
-        extra: ExtraDescriptors<'_>,
-        fork: impl FnOnce(&ChildDescriptors<'_>) -> io::Result<Option<Pid>>,
-    ) -> Result<SpawnedChild, SpawnError> {
-        let (its_stdin, stdin) = io::pipe()?;
-        let (stdout, its_stdout) = io::pipe()?;
-        let (stderr, its_stderr) = io::pipe()?;
-        let (failure, its_failure) = io::pipe()?;
-        // `move_above_reserved` closes the originals: while one is open here, no reader sees the end of a pipe.
-        let its_stdin = move_above_reserved(its_stdin.into())?;
-        let its_stdout = move_above_reserved(its_stdout.into())?;
-        let its_stderr = move_above_reserved(its_stderr.into())?;
-        let its_failure = move_above_reserved(its_failure.into())?;
-        let standard = [its_stdin.as_fd(), its_stdout.as_fd(), its_stderr.as_fd()];
-        let forked = fork(&ChildDescriptors { standard, failure: its_failure.as_fd(), extra })?;
-        drop((its_stdin, its_stdout, its_stderr, its_failure));
-        let has_executed = is_readable_within(&failure, EXEC_PATIENCE);
-        let Some(pid) = forked else { return Err(SpawnError::HelperLost) };
-        if !has_executed {
-            let _ = kill_process(pid, Signal::KILL);
-            // The child may hang in the kernel, and a wait here would hang as well. It is not reaped yet, so its number
-            // is not reused.
-            let _ = thread::Builder::new().name("satellite-wait".into()).spawn(move || wait(pid));
-            let why = "the file system of its program or working directory does not respond";
-            return Err(io::Error::new(io::ErrorKind::TimedOut, why).into());
-        }
-        match read_failure(failure) {
-            None => Ok(SpawnedChild { pid, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }),
-            Some(failed) => {
-                wait(pid);
-                Err(failed)
-            }
-        }
-    }
-
     /// Forks a child that prepares itself and executes the program, without waiting for that.
     pub(super) fn fork(&self, descriptors: &ChildDescriptors<'_>, parent: ChildParent) -> io::Result<Pid> {
         let ImageShape { args, variables, .. } = self.image.shape;
@@ -233,6 +195,43 @@ impl ChildPlan {
         match pid {
             Some(pid) => Ok(pid),
             None => child.exec_or_exit(),
+        }
+    }
+}
+
+/// Starts a child by means of `fork`, which returns its process id or, if the helper was lost, `None`. Waits until the
+/// child has executed its program.
+pub(super) fn spawn(
+    extra: ExtraDescriptors<'_>,
+    fork: impl FnOnce(&ChildDescriptors<'_>) -> io::Result<Option<Pid>>,
+) -> Result<SpawnedChild, SpawnError> {
+    let (its_stdin, stdin) = io::pipe()?;
+    let (stdout, its_stdout) = io::pipe()?;
+    let (stderr, its_stderr) = io::pipe()?;
+    let (failure, its_failure) = io::pipe()?;
+    // `move_above_reserved` closes the originals: while one is open here, no reader sees the end of a pipe.
+    let its_stdin = move_above_reserved(its_stdin.into())?;
+    let its_stdout = move_above_reserved(its_stdout.into())?;
+    let its_stderr = move_above_reserved(its_stderr.into())?;
+    let its_failure = move_above_reserved(its_failure.into())?;
+    let standard = [its_stdin.as_fd(), its_stdout.as_fd(), its_stderr.as_fd()];
+    let forked = fork(&ChildDescriptors { standard, failure: its_failure.as_fd(), extra })?;
+    drop((its_stdin, its_stdout, its_stderr, its_failure));
+    let has_executed = is_readable_within(&failure, EXEC_PATIENCE);
+    let Some(pid) = forked else { return Err(SpawnError::HelperLost) };
+    if !has_executed {
+        let _ = kill_process(pid, Signal::KILL);
+        // The child may hang in the kernel, and a wait here would hang as well. It is not reaped yet, so its number
+        // is not reused.
+        let _ = thread::Builder::new().name("satellite-wait".into()).spawn(move || wait(pid));
+        let why = "the file system of its program or working directory does not respond";
+        return Err(io::Error::new(io::ErrorKind::TimedOut, why).into());
+    }
+    match read_failure(failure) {
+        None => Ok(SpawnedChild { pid, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }),
+        Some(failed) => {
+            wait(pid);
+            Err(failed)
         }
     }
 }
@@ -391,8 +390,8 @@ mod tests {
         Ok(ChildPlan { image, preparation })
     }
 
-    fn spawn(plan: &ChildPlan) -> Result<SpawnedChild, SpawnError> {
-        plan.spawn(ExtraDescriptors::default(), |descriptors| plan.fork(descriptors, ChildParent::Caller).map(Some))
+    fn start(plan: &ChildPlan) -> Result<SpawnedChild, SpawnError> {
+        spawn(ExtraDescriptors::default(), |descriptors| plan.fork(descriptors, ChildParent::Caller).map(Some))
     }
 
     fn errno(error: &io::Error) -> Option<i32> {
@@ -401,14 +400,14 @@ mod tests {
 
     #[test]
     fn a_failed_spawn_reports_its_stage_and_error() {
-        let failed = |args: &[&str], directory| spawn(&plan(args, directory).unwrap()).err().unwrap();
+        let failed = |args: &[&str], directory| start(&plan(args, directory).unwrap()).err().unwrap();
         assert!(matches!(failed(&["/missing"], None), SpawnError::Exec(error) if errno(&error) == Some(libc::ENOENT)));
         assert!(
             matches!(failed(&["/bin/sh"], Some("/missing")), SpawnError::ChangeDirectory(error) if errno(&error) == Some(libc::ENOENT))
         );
         let mut orphan = plan(&["/bin/sh"], None).unwrap();
         orphan.preparation.parent = 1;
-        assert!(matches!(spawn(&orphan).err().unwrap(), SpawnError::Exec(error) if errno(&error) == Some(libc::ESRCH)));
+        assert!(matches!(start(&orphan).err().unwrap(), SpawnError::Exec(error) if errno(&error) == Some(libc::ESRCH)));
     }
 
     #[test]
@@ -436,7 +435,7 @@ mod tests {
     #[test]
     fn stdout_and_stderr_are_separate_pipes() {
         let plan = plan(&["/bin/sh", "-c", "read -r line; echo \"$line\"; echo wrong >&2"], None).unwrap();
-        let child = spawn(&plan).map_err(drop).unwrap();
+        let child = start(&plan).map_err(drop).unwrap();
         io::Write::write_all(&mut std::fs::File::from(child.stdin), b"hello\n").unwrap();
         let read = |from: OwnedFd| io::read_to_string(std::fs::File::from(from)).unwrap();
         assert_eq!((read(child.stdout), read(child.stderr)), ("hello\n".to_owned(), "wrong\n".to_owned()));
