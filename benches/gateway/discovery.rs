@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use testkit::scripted_servers::{Lists, ScriptedServers, id};
 
 use crate::common::{self, BenchReport, format_duration, quantile};
-use crate::endpoint::http::McpClient;
+use crate::endpoint::http::{McpClient, McpRequest};
 
 const SERVERS: usize = 100;
 const TOOLS_OF_EACH: usize = 100;
@@ -160,12 +160,14 @@ impl ListRequests {
     /// Requests a page and returns the cursor of the next one.
     fn page(&mut self, client: &mut McpClient, cursor: Option<&str>) -> Option<String> {
         let params = cursor.map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
-        let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": params}).to_string();
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": params}).to_string();
+        let request = McpRequest { body, ..McpRequest::default() };
         let began = Instant::now();
-        let body = client.request(&request);
+        let response = client.request(&request);
         self.times.push(began.elapsed());
+        let (_head, body) = response.split_once("\r\n\r\n").unwrap();
         self.bytes.push(body.len());
-        let mut response: Value = serde_json::from_str(&body).unwrap();
+        let mut response: Value = serde_json::from_str(body).unwrap();
         assert!(response["result"]["tools"].is_array(), "{response}");
         match response["result"]["nextCursor"].take() {
             Value::String(cursor) => Some(cursor),
