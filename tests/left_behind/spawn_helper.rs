@@ -141,9 +141,8 @@ fn a_killed_satellite_leaves_no_helper_and_the_helper_counts_as_no_process() {
 fn the_helper_contains_no_secret_after_a_start() {
     for_each_mechanism_once(|mechanism| {
         let fixture = Fixture::new(mechanism);
-        let server = fixture
-            .server("secretive", &["--name", SECRET])
-            .replace("env = {", &format!("env = {{ TOKEN = \"{SECRET}\","));
+        let secret = format!("env = {{ TOKEN = \"{SECRET}\",");
+        let server = fixture.server("secretive", &[]).replace("env = {", &secret);
         let running = fixture.run(&fixture.config("secret.toml", LONG, &server));
         fixture.home.wait_all_online();
         let has_secret = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains(SECRET);
