@@ -186,7 +186,7 @@ impl UncopiedLines {
         let earlier = read_events(connection, self.copied_through, self.unread_through)?;
         let mut counts: HashMap<(LineTable, &str), usize> = HashMap::new();
         let mut needed = BTreeSet::new();
-        for UncopiedEvent { seq, table, instance, lines } in earlier.iter().chain(&self.events).rev() {
+        for UncopiedEvent { seq, table, instance, lines, .. } in earlier.iter().chain(&self.events).rev() {
             let count = counts.entry((*table, instance)).or_default();
             if *count < table.limit_of(limits) {
                 needed.insert(*seq);
