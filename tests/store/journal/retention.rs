@@ -76,7 +76,9 @@ async fn delivered_events_are_deleted_first_and_only_undelivered_ones_reported()
     let gone = dropped_ranges.numbers(&journal).await;
     // Exactly the deleted events were reported.
     assert_same_numbers(home.stored(), range(1_001..=3 * last).into_iter().filter(|seq| !gone.contains(seq)));
-    assert_eq!(gone.first(), Some(&1_101), "an event in flight was deleted");
+    // The events of a block are deleted together, and the first one contains the events in flight.
+    let first = *gone.first().unwrap();
+    assert!((1_101..1_500).contains(&first), "an event in flight was deleted, or too many were kept: {first}");
     assert_eq!(status.pruned_unsent, gone.len() as u64);
     assert_eq!(handed.len(), 100);
     assert_eq!(status.backlog, 3 * last - 1_000);

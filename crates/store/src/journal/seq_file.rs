@@ -254,7 +254,6 @@ impl SeqFile {
 
     pub(super) fn mark_unwritten(&mut self) {
         self.written = false;
-        self.granted = 0;
         self.covers_wal = false;
     }
 }
