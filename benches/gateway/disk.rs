@@ -24,7 +24,7 @@ pub(crate) fn measure() {
         "disk",
         ["request logging", "calls/s", "written per call", "written per second", "transactions/s", "p50", "p99"],
     );
-    let seconds: u32 = selected("BENCH_SECONDS").map_or(10, |seconds| seconds[0]);
+    let seconds: f64 = selected("BENCH_SECONDS").map_or(10.0, |seconds| seconds[0]);
     for (has_request_logging, title, goal) in [(true, "on", 0.6), (false, "off", 0.4)] {
         let gateway =
             satellite(ServerFleet::ONE, SatelliteOptions { has_request_logging, ..SatelliteOptions::default() });
@@ -35,7 +35,7 @@ pub(crate) fn measure() {
             let load = Load {
                 clients: CLIENTS,
                 warm_up: Duration::ZERO,
-                duration: Duration::from_secs(seconds.into()),
+                duration: Duration::from_secs_f64(seconds),
                 rate: Some(f64::from(rate)),
                 pid: gateway.pid,
             };
