@@ -13,8 +13,8 @@ use rusqlite::{Connection, params};
 use serde::Serialize;
 
 use super::JournalLimits;
+use super::meta::{get, set};
 use super::read::{read_chunk, to_i64};
-use super::store::{get, set};
 
 /// Minimum number of uncopied lines, so that copying costs little per line.
 const LINES_MIN: usize = 20_000;

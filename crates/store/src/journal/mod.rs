@@ -21,6 +21,7 @@ mod block;
 mod disk_monitor;
 mod lines;
 mod lost_ranges;
+mod meta;
 pub(crate) mod read;
 mod salvage;
 pub(crate) mod schema;
@@ -52,11 +53,10 @@ pub use read::{
     EventFollower, JournalEvents, StoredEventQuery, StoredLine, StoredLines, read, request_logs, server_logs,
 };
 pub use shared::{
-    BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalState, JournalStatus, database,
-    directory,
+    BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalState, JournalStatus, Memos,
+    database, directory,
 };
 pub use sink::JournalSink;
-pub use store::Memos;
 
 pub use mcp_satellite_actors::model::settings::JournalLimits;
 

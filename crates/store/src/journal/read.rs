@@ -232,7 +232,7 @@ impl EventFollower {
 }
 
 /// Event as it is stored.
-pub(super) struct StoredEvent<'a> {
+pub(super) struct EventText<'a> {
     pub(super) seq: u64,
     /// Time of the event, or of the last event of its block, in milliseconds since 1970.
     pub(super) at: i64,
@@ -270,7 +270,7 @@ pub(super) fn read_chunk(
     connection: &Connection,
     after: u64,
     max: usize,
-    mut take: impl FnMut(&StoredEvent<'_>) -> rusqlite::Result<()>,
+    mut take: impl FnMut(&EventText<'_>) -> rusqlite::Result<()>,
 ) -> rusqlite::Result<usize> {
     // In one transaction, because a writer may migrate the database after the version was read.
     let _transaction = connection.is_autocommit().then(|| connection.unchecked_transaction()).transpose()?;
@@ -284,7 +284,7 @@ pub(super) fn read_chunk(
         if let Some((first, events)) = block_of(row)? {
             let numbered = (first..).zip(events.split_terminator('\n')).filter(|(seq, _)| *seq > after);
             for (seq, body) in numbered.take(max - count) {
-                take(&StoredEvent { seq, at, body, facets: None })?;
+                take(&EventText { seq, at, body, facets: None })?;
                 count += 1;
             }
         } else {
@@ -300,7 +300,7 @@ pub(super) fn read_chunk(
                 server: text(9),
             };
             let (seq, body) = (row.get::<_, i64>(0)?.unsigned_abs(), row.get_ref(2)?.as_str()?);
-            take(&StoredEvent { seq, at, body, facets: Some(facets) })?;
+            take(&EventText { seq, at, body, facets: Some(facets) })?;
             count += 1;
         }
     }

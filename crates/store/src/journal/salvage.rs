@@ -91,8 +91,7 @@ pub(super) fn salvage(directory: &DataDir, aside: &str, into: &mut Connection) -
     if let Err(error) = super::lines::recover_copied_through(into) {
         tracing::warn!(%error, "cannot determine which log lines of the damaged journal are in their tables");
     }
-    let noted =
-        |key| super::store::get(into, key).ok().flatten().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    let noted = |key| super::meta::get(into, key).ok().flatten().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     let (cursor, last) = (noted("cursor"), noted("last"));
     let mut after = 0;
     loop {

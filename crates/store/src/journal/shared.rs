@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::disk_monitor::DiskMonitor;
-use super::store::Memos;
 
 pub(super) const DIRECTORY: &str = "journal";
 pub(super) const DATABASE: &str = "journal.db";
@@ -125,6 +124,9 @@ impl JournalHome {
         }
     }
 }
+
+/// Latest memo of each instance; `None` deletes it.
+pub type Memos = HashMap<InstanceId, Option<String>>;
 
 pub type JournalClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 

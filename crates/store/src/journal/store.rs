@@ -13,17 +13,16 @@ use mcp_satellite_actors::model::event::{Envelope, Event};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 use rusqlite::hooks::Wal;
-use rusqlite::types::ToSql;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params};
-use serde::Serialize;
 
 use super::JournalLimits;
 use super::block::{BlockBuilder, EventBlock};
 use super::lines::{self, UncopiedLines};
 use super::lost_ranges::LostRanges;
+use super::meta::{get, set};
 use super::read::{EventFacets, read_chunk, to_i64};
 use super::schema::{self, SchemaError};
-use super::shared::{BatchInFlight, CommandRecord, DATABASE, DeliveryState, JournalHome};
+use super::shared::{BatchInFlight, CommandRecord, DATABASE, DeliveryState, JournalHome, Memos};
 use mcp_satellite_files::data_dir::OpenMode;
 
 /// Timeout for locks of other processes. Only the satellite writes, so this is a person with a tool.
@@ -50,9 +49,6 @@ const LINE_BYTES: u32 = 48;
 /// Number of pages that are returned to the file system in one step.
 const VACUUM_STEP: u64 = 2_048;
 const COMMANDS_KEPT_MS: i64 = 7 * 24 * 3600 * 1000;
-
-/// Latest memo of each instance; `None` deletes it.
-pub type Memos = HashMap<InstanceId, Option<String>>;
 
 #[derive(Debug, Default)]
 pub(super) struct StoredState {
@@ -710,15 +706,4 @@ pub(super) fn read_stored_state(connection: &Connection) -> rusqlite::Result<Sto
         Ok((InstanceId::new(text(0)?.as_str().into(), text(1)?.as_str().into(), text(2)?.as_str().into()), text(3)?))
     })?;
     Ok(StoredState { last: stored.map_or(0, i64::unsigned_abs).max(noted), memos: memos.collect::<Result<_, _>>()? })
-}
-
-pub(super) fn get(connection: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
-    connection.prepare_cached("SELECT value FROM meta WHERE key = ?1")?.query_row([key], |row| row.get(0)).optional()
-}
-
-pub(super) fn set(connection: &Connection, key: &str, value: &impl Serialize) -> rusqlite::Result<()> {
-    let value = serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
-    let mut upsert = connection.prepare_cached("INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)")?;
-    upsert.execute([&key as &dyn ToSql, &value])?;
-    Ok(())
 }

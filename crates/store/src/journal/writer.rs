@@ -38,9 +38,9 @@ use super::schema::SchemaError;
 use super::seq_file::SeqFile;
 use super::shared::{
     BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalHome, JournalShared, JournalState,
-    JournalStatus, database,
+    JournalStatus, Memos, database,
 };
-use super::store::{JournalDatabase, Memos, PruningProgress, StoredState, read_stored_state};
+use super::store::{JournalDatabase, PruningProgress, StoredState, read_stored_state};
 use mcp_satellite_files::data_dir::DataDir;
 
 /// Interval between attempts on a disk that does not accept writes. Each job tries earlier.
