@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{BenchReport, format_duration, format_number, selected};
+use crate::common::{BenchReport, TIMEOUT, format_duration, format_number, selected};
 use crate::endpoint::load::{self, Load};
 use crate::endpoint::processes::{SatelliteOptions, ServerFleet, satellite, written};
 use crate::paths::PathKind;
@@ -43,7 +43,8 @@ pub(crate) fn measure() {
             settle(gateway.pid);
             let bytes = (written(gateway.pid) - before) as f64;
             let kb_per_call = bytes / f64::from(found.calls) / 1000.0;
-            let transactions = gateway.transactions().zip(transactions_before).map(|(after, before)| after - before);
+            let transactions =
+                gateway.transactions().zip(transactions_before).map(|(after, before)| after.wrapping_sub(before));
             // At a low rate, the last response arrives an interval before the end.
             let wall = found.wall.max(load.duration);
             let per_second = |value: f64| format_number(value / wall.as_secs_f64());
@@ -78,10 +79,12 @@ pub(crate) fn measure() {
     report.publish();
 }
 
-/// Waits until the process has written nothing for a while.
+/// Waits until the process has written nothing for a while. Panics if it never stops.
 fn settle(pid: i32) {
-    let (mut last, mut since) = (written(pid), Instant::now());
+    let began = Instant::now();
+    let (mut last, mut since) = (written(pid), began);
     while since.elapsed() < SETTLED {
+        assert!(began.elapsed() < TIMEOUT, "the satellite writes all the time");
         std::thread::sleep(Duration::from_millis(50));
         let now = written(pid);
         if now != last {
