@@ -44,8 +44,8 @@ const BATCH: u64 = 2_000;
 /// One of this many emits is timed, because reading the clock costs as much as an emit.
 const TIMED: u64 = 16;
 
-/// Calls per second.
-const RATES: [u64; 5] = [1, 10, 100, 1_000, 10_000];
+/// Calls per second. An unoptimized run is too slow for the last rate.
+const RATES: &[u64] = if cfg!(debug_assertions) { &[1, 10, 100, 1_000] } else { &[1, 10, 100, 1_000, 10_000] };
 
 fn main() {
     let seconds = std::env::args().find_map(|argument| argument.parse().ok());
@@ -271,7 +271,7 @@ async fn opening_time(data_dir: &Path) -> f64 {
 
 async fn measure_written(report: &mut BenchReport, duration: Duration) {
     for request_logging in [true, false] {
-        for rate in RATES {
+        for &rate in RATES {
             let (bytes, transactions, cpu) = written(rate, duration, request_logging).await;
             report.row([
                 format_number(rate as f64),

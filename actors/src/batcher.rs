@@ -501,7 +501,9 @@ impl State {
         let batch = outbox.next_batch(Instant::now().into_std(), self.events.wall());
         let announcements = outbox.take_gap_announcements();
         if self.numbers.is_none() {
-            announcements.iter().for_each(|announcement| self.events.0.send_to_subscribers(announcement));
+            for announcement in &announcements {
+                self.events.0.send_to_subscribers(announcement);
+            }
         }
         let Some(batch) = batch else { return };
         let (sink, me) = (self.sink.clone(), myself.clone());

@@ -198,9 +198,14 @@ impl StdioSession {
         if is_command && self.core.gate.in_flight() > 1 {
             tokio::task::yield_now().await;
         }
+        // The pipe is read once in each batch, so a flood of commands does not delay the messages of the server.
+        let mut may_read = is_command && !self.stdout_closed;
         for _ in 0..BATCH_MAX {
             let command = self.ports.commands.try_recv().ok();
-            let line = self.lines.next_buffered();
+            let line = match self.lines.next_buffered() {
+                None if std::mem::take(&mut may_read) => self.lines.next().now_or_never(),
+                line => line,
+            };
             if command.is_none() && line.is_none() {
                 break;
             }
