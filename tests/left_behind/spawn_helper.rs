@@ -178,7 +178,7 @@ fn resident_memory(pid: i32) -> Vec<u8> {
         let mut entries = vec![0; usize::try_from(to - from).unwrap() * 8];
         pages.read_exact_at(&mut entries, from * 8).unwrap();
         for (page, entry) in (from..to).zip(entries.chunks_exact(8)) {
-            let mut bytes = [0; PAGE as usize];
+            let mut bytes = [0; 4096];
             let is_present = u64::from_ne_bytes(entry.try_into().unwrap()) & PRESENT != 0;
             if is_present && memory.read_exact_at(&mut bytes, page * PAGE).is_ok() {
                 contents.extend(bytes);

@@ -219,7 +219,7 @@ impl JournalDatabase {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let (mut lost_ranges, mut announced) = (self.lost_ranges.clone(), false);
         let new = || batch.events.iter().enumerate().filter(|(_, envelope)| envelope.seq > self.last);
-        let last = new().last().map_or(self.last, |(_, envelope)| envelope.seq);
+        let last = new().next_back().map_or(self.last, |(_, envelope)| envelope.seq);
         let in_rows = new().count() < BLOCK_MIN;
         let invalid = |index, error: &serde_json::Error| {
             Ok(SinkAnswer::Invalid(Some(index), format!("the event cannot be written as JSON: {error}")))
@@ -234,7 +234,7 @@ impl JournalDatabase {
                 match self.block.push(envelope) {
                     Ok(true) => in_block = true,
                     Ok(false) => {
-                        insert_block(&transaction, self.block.take())?;
+                        insert_block(&transaction, self.block.take().as_ref())?;
                         in_block = self.block.push(envelope).unwrap_or(false);
                     }
                     Err(error) => return invalid(index, &error),
@@ -247,7 +247,7 @@ impl JournalDatabase {
                 }
             }
         }
-        insert_block(&transaction, self.block.take())?;
+        insert_block(&transaction, self.block.take().as_ref())?;
         if !self.limits_stored {
             lines::store_limits(&transaction, limits)?;
         }
@@ -603,6 +603,7 @@ fn size_of_line() -> String {
 }
 
 /// Events that are removed together.
+#[derive(Clone, Copy)]
 struct OldestEvents {
     first: u64,
     last: u64,
@@ -667,11 +668,11 @@ fn insert_row(transaction: &Transaction<'_>, envelope: &Envelope, body: &str) ->
     Ok(())
 }
 
-fn insert_block(transaction: &Transaction<'_>, block: Option<EventBlock<'_>>) -> rusqlite::Result<()> {
+fn insert_block(transaction: &Transaction<'_>, block: Option<&EventBlock<'_>>) -> rusqlite::Result<()> {
     let Some(EventBlock { first, last, at, bytes }) = block else { return Ok(()) };
     let mut insert = transaction
         .prepare_cached("INSERT INTO events (seq, at, type, body, first, block) VALUES (?1, ?2, '', '', ?3, ?4)")?;
-    insert.execute(params![to_i64(last), at, to_i64(first), bytes])?;
+    insert.execute(params![to_i64(*last), at, to_i64(*first), bytes])?;
     Ok(())
 }
 
