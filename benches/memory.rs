@@ -90,8 +90,8 @@ fn servers() {
             optional(proxy_rss, megabytes),
         ]);
         if let Some(goal) = SERVERS.iter().position(|size| *size == servers).map(|at| [10.0, 25.0, 90.0][at]) {
-            memory.goal(&format!("RSS, {servers} servers"), goal, "MB", rss / MB);
-            memory.goal(&format!("RSS of the reaper, {servers} servers"), 2.0, "MB", reaper / MB);
+            memory.goal(&format!("RSS, servers: {servers}"), goal, "MB", rss / MB);
+            memory.goal(&format!("RSS of the reaper, servers: {servers}"), 2.0, "MB", reaper / MB);
         }
 
         let ready = of(&ours, |found| found.ready.as_secs_f64()).unwrap();
@@ -109,9 +109,9 @@ fn servers() {
             optional(proxy_cpu, seconds),
         ]);
         if servers == SERVERS[SERVERS.len() - 1] {
-            starts.goal(&format!("CPU per start, {servers} servers"), 0.4, "ms", cpu * 1e3);
+            starts.goal(&format!("CPU per start, servers: {servers}"), 0.4, "ms", cpu * 1e3);
             if let Some(ratio) = ratio {
-                starts.goal(&format!("all ready, satellite / mcp-proxy, {servers} servers"), 1.2, "×", ratio);
+                starts.goal(&format!("all ready, satellite / mcp-proxy, servers: {servers}"), 1.2, "×", ratio);
             }
         }
     }

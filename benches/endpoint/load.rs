@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use rustix::event::{Timespec, epoll};
 use serde::{Deserialize, Serialize};
 
 use super::http::{McpClient, McpRequest, ResponseState};
-use super::processes::{cpu_time, resident};
+use super::processes::{DiskWrites, cpu_time, resident};
 use super::role;
 use crate::common::TIMEOUT;
 
@@ -35,7 +36,7 @@ pub(crate) struct LoadTarget {
     pub(crate) reads: McpRequest,
 }
 
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Load {
     pub(crate) clients: usize,
     pub(crate) warm_up: Duration,
@@ -44,6 +45,8 @@ pub(crate) struct Load {
     pub(crate) rate: Option<f64>,
     /// Process whose CPU time and memory are measured.
     pub(crate) pid: i32,
+    /// Index of the journal's write-ahead log, if disk writes are measured.
+    pub(crate) journal_index: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -62,10 +65,12 @@ pub(crate) struct LoadFindings {
     pub(crate) reads_per_call: f64,
     /// Connections that the gateway has closed while a call was open. The calls were repeated.
     pub(crate) closed: u32,
+    /// Disk writes from the first call until the measured process wrote nothing more.
+    pub(crate) disk: Option<DiskWrites>,
 }
 
 /// Runs the load generator as a child process.
-pub(crate) fn run(target: &LoadTarget, load: Load) -> LoadFindings {
+pub(crate) fn run(target: &LoadTarget, load: &Load) -> LoadFindings {
     let plan = serde_json::to_string(&(target, load)).unwrap();
     let child = role(ROLE, &[&plan]).stdin(Stdio::null()).stderr(Stdio::inherit()).output().unwrap();
     assert!(child.status.success(), "the load generator failed: {target:?}, {load:?}");
@@ -75,20 +80,23 @@ pub(crate) fn run(target: &LoadTarget, load: Load) -> LoadFindings {
 /// Generates the load that the JSON text describes, and prints the findings.
 #[expect(clippy::print_stdout, reason = "the parent process reads the output")]
 pub(crate) fn serve(plan: &str) {
-    let (target, load) = serde_json::from_str(plan).unwrap();
-    println!("{}", serde_json::to_string(&measure(&target, load)).unwrap());
+    let (target, load): (LoadTarget, Load) = serde_json::from_str(plan).unwrap();
+    println!("{}", serde_json::to_string(&measure(&target, &load)).unwrap());
 }
 
-fn measure(target: &LoadTarget, load: Load) -> LoadFindings {
+fn measure(target: &LoadTarget, load: &Load) -> LoadFindings {
     let mut generator = LoadGenerator::open(target, load);
     generator.generate(load.warm_up);
     let (reads_before, calls_before) = generator.server_counts(&target.reads);
+    let disk_writes = || load.journal_index.as_deref().map(|index| DiskWrites::settled(load.pid, index));
+    let disk = disk_writes();
     let (began, cpu, client_cpu) = (Instant::now(), cpu_time(load.pid), own_cpu_time());
     let mut latencies = generator.generate(load.duration);
     let wall = began.elapsed();
     let cpu = cpu_time(load.pid).saturating_sub(cpu);
     let client_cpu = own_cpu_time().saturating_sub(client_cpu);
     let resident = resident(load.pid);
+    let disk = disk_writes().zip(disk).map(|(after, before)| after.since(before));
     let (reads, calls) = generator.server_counts(&target.reads);
     let closed = generator.closed;
     for client in generator.clients {
@@ -106,6 +114,7 @@ fn measure(target: &LoadTarget, load: Load) -> LoadFindings {
         resident,
         reads_per_call: (reads - reads_before) as f64 / (calls - calls_before) as f64,
         closed,
+        disk,
     }
 }
 
@@ -134,7 +143,7 @@ struct LoadClient {
 }
 
 impl LoadGenerator {
-    fn open(target: &LoadTarget, load: Load) -> Self {
+    fn open(target: &LoadTarget, load: &Load) -> Self {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let clients: Vec<_> = (0..load.clients).map(|_| LoadClient::open(target)).collect();
         for (nth, client) in clients.iter().enumerate() {

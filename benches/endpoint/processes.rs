@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::echo_server;
@@ -19,6 +20,9 @@ pub(crate) const MCP_PROXY: &str = "mcp-proxy 0.6.0";
 
 /// Name of the only server. With several servers, a number is appended to the name of each.
 pub(crate) const SERVER: &str = "echo";
+
+/// Time without a write after which all writes are counted.
+const SETTLED: Duration = Duration::from_secs(3);
 
 const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
 
@@ -37,8 +41,41 @@ pub(crate) fn huge_pages(pid: i32) -> usize {
     number(pid, "smaps_rollup", "AnonHugePages:") * 1024
 }
 
-/// Bytes that the process has caused to be written to disk so far: pages that it has made dirty.
-pub(crate) fn written(pid: i32) -> usize {
+/// Disk writes of a satellite so far.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct DiskWrites {
+    /// Pages of files that the process has changed, in bytes.
+    pub(crate) bytes: usize,
+    /// Transactions of the journal; `None` if it has no index of its write-ahead log.
+    pub(crate) transactions: Option<u32>,
+}
+
+impl DiskWrites {
+    /// Waits until the process has written nothing for a while. Panics if it never stops.
+    pub(crate) fn settled(pid: i32, journal_index: &Path) -> Self {
+        let began = Instant::now();
+        let (mut bytes, mut since) = (written(pid), began);
+        while since.elapsed() < SETTLED {
+            assert!(began.elapsed() < TIMEOUT, "the satellite writes all the time");
+            std::thread::sleep(Duration::from_millis(50));
+            let now = written(pid);
+            if now != bytes {
+                (bytes, since) = (now, Instant::now());
+            }
+        }
+        // The third number of the index counts the transactions (`iChange` of SQLite's `WalIndexHdr`).
+        let index = fs::read(journal_index).unwrap_or_default();
+        let transactions = index.get(8..12).map(|bytes| u32::from_ne_bytes(bytes.try_into().unwrap()));
+        Self { bytes, transactions }
+    }
+
+    pub(crate) fn since(self, before: Self) -> Self {
+        let transactions = self.transactions.zip(before.transactions).map(|(now, before)| now.wrapping_sub(before));
+        Self { bytes: self.bytes - before.bytes, transactions }
+    }
+}
+
+fn written(pid: i32) -> usize {
     number(pid, "io", "write_bytes:")
 }
 
@@ -89,13 +126,6 @@ impl GatewayProcess {
     /// Returns the path of a file in the data directory of the satellite.
     pub(crate) fn data_file(&self, name: &str) -> PathBuf {
         self.home.as_ref().unwrap().path().join("data").join(name)
-    }
-
-    /// Returns the number of transactions of the journal so far, or `None` if it has no index of its write-ahead log.
-    pub(crate) fn transactions(&self) -> Option<u32> {
-        // The third number of the index counts the transactions (`iChange` of SQLite's `WalIndexHdr`).
-        let index = fs::read(self.data_file("journal/journal.db-shm")).ok()?;
-        Some(u32::from_ne_bytes(index.get(8..12)?.try_into().unwrap()))
     }
 }
 

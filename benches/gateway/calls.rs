@@ -86,7 +86,7 @@ pub(crate) fn measure() {
         }
         if let Some(rounds) = of(PathKind::Instance).filter(|_| clients == GOAL_CLIENTS) {
             let reads = rounds.median(|found| found.reads_per_call);
-            table.goal(&format!("reads per call, {}, {clients} clients", PathKind::Instance.title()), 0.3, "", reads);
+            table.goal(&format!("reads per call, {}, clients: {clients}", PathKind::Instance.title()), 0.3, "", reads);
         }
     }
     table.goal("connections closed by a gateway during a call, all rounds", 0.0, "", f64::from(closed));
@@ -104,8 +104,8 @@ fn rounds(paths: &[CallPath], clients: usize) -> Vec<PathRounds> {
             let nth = if round % 2 == 0 { turn } else { paths.len() - 1 - turn };
             let CallPath { gateway, target, .. } = &paths[nth];
             let duration = Duration::from_secs_f64(seconds);
-            let load = Load { clients, warm_up: WARM_UP, duration, rate: None, pid: gateway.pid };
-            found[nth].0.push(load::run(target, load));
+            let load = Load { clients, warm_up: WARM_UP, duration, rate: None, pid: gateway.pid, journal_index: None };
+            found[nth].0.push(load::run(target, &load));
         }
     }
     found
@@ -113,7 +113,7 @@ fn rounds(paths: &[CallPath], clients: usize) -> Vec<PathRounds> {
 
 /// Adds the goals of a comparison.
 fn goals(report: &mut BenchReport, (ours, baseline): (PathKind, PathKind), found: &PathRatios, clients: usize) {
-    let name = |value: &str| format!("{value}, {} / {}, {clients} clients", ours.title(), baseline.title());
+    let name = |value: &str| format!("{value}, {} / {}, clients: {clients}", ours.title(), baseline.title());
     match (ours, baseline) {
         (PathKind::Instance, PathKind::McpProxy) => {
             let Some(goal) = PROXY_GOALS.iter().find(|goal| goal.clients == clients) else { return };

@@ -1,17 +1,14 @@
 //! Disk writes of the satellite for each call, at constant rates of calls.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::common::{BenchReport, TIMEOUT, format_duration, format_number, selected};
+use crate::common::{BenchReport, format_duration, format_number, selected};
 use crate::endpoint::load::{self, Load};
-use crate::endpoint::processes::{SatelliteOptions, ServerFleet, satellite, written};
+use crate::endpoint::processes::{DiskWrites, SatelliteOptions, ServerFleet, satellite};
 use crate::paths::PathKind;
 
 const RATES: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 const CLIENTS: usize = 64;
-
-/// Time without a write after which all writes of a load are counted.
-const SETTLED: Duration = Duration::from_secs(3);
 
 /// Rate from which the goals apply.
 const GOAL_RATE: u32 = 1_000;
@@ -30,21 +27,18 @@ pub(crate) fn measure() {
             satellite(ServerFleet::ONE, SatelliteOptions { has_request_logging, ..SatelliteOptions::default() });
         let target = PathKind::Instance.target(gateway.address);
         for rate in selected("BENCH_RATES").unwrap_or_else(|| RATES.to_vec()) {
-            settle(gateway.pid);
-            let (before, transactions_before) = (written(gateway.pid), gateway.transactions());
             let load = Load {
                 clients: CLIENTS,
                 warm_up: Duration::ZERO,
                 duration: Duration::from_secs_f64(seconds),
                 rate: Some(f64::from(rate)),
                 pid: gateway.pid,
+                journal_index: Some(gateway.data_file("journal/journal.db-shm")),
             };
-            let found = load::run(&target, load);
-            settle(gateway.pid);
-            let bytes = (written(gateway.pid) - before) as f64;
+            let found = load::run(&target, &load);
+            let DiskWrites { bytes, transactions } = found.disk.unwrap();
+            let bytes = bytes as f64;
             let kb_per_call = bytes / f64::from(found.calls) / 1000.0;
-            let transactions =
-                gateway.transactions().zip(transactions_before).map(|(after, before)| after.wrapping_sub(before));
             // At a low rate, the last response arrives an interval before the end.
             let wall = found.wall.max(load.duration);
             let per_second = |value: f64| format_number(value / wall.as_secs_f64());
@@ -77,18 +71,4 @@ pub(crate) fn measure() {
         }
     }
     report.publish();
-}
-
-/// Waits until the process has written nothing for a while. Panics if it never stops.
-fn settle(pid: i32) {
-    let began = Instant::now();
-    let (mut last, mut since) = (written(pid), began);
-    while since.elapsed() < SETTLED {
-        assert!(began.elapsed() < TIMEOUT, "the satellite writes all the time");
-        std::thread::sleep(Duration::from_millis(50));
-        let now = written(pid);
-        if now != last {
-            (last, since) = (now, Instant::now());
-        }
-    }
 }
