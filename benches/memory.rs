@@ -17,8 +17,7 @@ use common::{BenchReport, format_duration, format_number, selected};
 use endpoint::http::McpClient;
 use endpoint::median;
 use endpoint::processes::{
-    GatewayProcess, SERVER, SatelliteOptions, ServerFleet, cpu_time, huge_pages, mcp_proxy, resident, satellite,
-    wait_until,
+    GatewayProcess, SERVER, SatelliteOptions, ServerFleet, huge_pages, mcp_proxy, resident, satellite, wait_until,
 };
 use serde_json::Value;
 
@@ -48,7 +47,7 @@ fn main() {
 #[derive(Debug, Clone, Copy)]
 struct StartFindings {
     ready: Duration,
-    /// CPU time until all servers were ready. For the satellite, its reaper is included.
+    /// CPU time until all servers were ready. For the satellite, its reaper and its spawn helper are included.
     cpu: Duration,
     resident: usize,
     huge_pages: usize,
@@ -132,7 +131,7 @@ fn measure_start(
     wait_until("all servers are ready", || ready.as_file().metadata().unwrap().len() == all);
     let elapsed = began.elapsed();
     let is_satellite = gateway.pid != gateway.parent_pid();
-    let cpu = cpu_time(gateway.pid) + if is_satellite { cpu_time(gateway.parent_pid()) } else { Duration::ZERO };
+    let cpu = gateway.cpu_time_of_program();
     std::thread::sleep(SETTLE);
     let found = StartFindings {
         ready: elapsed,

@@ -1,5 +1,6 @@
 //! The measured processes: the satellite, `mcp-proxy`, and other gateways; their CPU time, memory and disk writes.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek};
@@ -86,6 +87,12 @@ fn number(pid: i32, file: &str, name: &str) -> usize {
     line.trim_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap()
 }
 
+fn children(pid: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let of_tasks = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
+    of_tasks.flat_map(|pids| pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
+}
+
 /// Waits until the condition is true. Panics if it takes too long.
 pub(crate) fn wait_until(expectation: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
@@ -121,6 +128,16 @@ impl GatewayProcess {
     /// Returns the id of the started process. For the satellite, this is its reaper.
     pub(crate) fn parent_pid(&self) -> i32 {
         self.child.id().cast_signed()
+    }
+
+    /// CPU time so far of the process, and of its parent and children that run the same program: the reaper and the
+    /// spawn helper of the satellite.
+    pub(crate) fn cpu_time_of_program(&self) -> Duration {
+        let program = |pid: i32| fs::read_link(format!("/proc/{pid}/exe")).ok();
+        let children = [self.parent_pid(), self.pid].into_iter().flat_map(children);
+        let of_program = children.filter(|pid| program(*pid) == program(self.pid));
+        let pids: BTreeSet<i32> = of_program.chain([self.parent_pid()]).collect();
+        pids.into_iter().map(cpu_time).sum()
     }
 
     /// Returns the path of a file in the data directory of the satellite.
@@ -189,8 +206,7 @@ pub(crate) fn satellite(fleet: ServerFleet<'_>, options: SatelliteOptions) -> Ga
     let (child, line, log) = start(command, |line| line.contains("MCP: http://"));
     let address = line.split_once("http://").unwrap().1.split('/').next().unwrap().parse().unwrap();
     // The child is the reaper; the satellite is its child.
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
-    let pid = children.split_whitespace().next().unwrap().parse().unwrap();
+    let pid = children(child.id().cast_signed())[0];
     if !options.has_journal {
         // A file in place of the directory: the satellite notices the loss, and can create no other database.
         fs::rename(data.join("journal"), data.join("lost")).unwrap();

@@ -312,7 +312,9 @@ impl FaultInjector {
         match what.victim {
             FaultVictim::Instance(nth) => log.record_fault(at, nth, what.serial, what.kind),
             FaultVictim::Team(team) => {
-                self.fleet.shape.members(team).for_each(|nth| log.record_fault(at, nth, what.serial, what.kind));
+                let members = self.fleet.shape.members(team);
+                let affected = members.filter(|nth| self.status(*nth) != Some(Status::PermanentlyFailed));
+                affected.for_each(|nth| log.record_fault(at, nth, what.serial, what.kind));
             }
             FaultVictim::Satellite => {}
         }

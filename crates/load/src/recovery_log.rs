@@ -103,10 +103,10 @@ impl RecoveryLog {
         self.online
     }
 
-    // Only a person can restart an instance that failed permanently, so its faults are not tracked.
+    // The caller leaves out instances that failed permanently, by their present status: events are delivered late.
     pub(crate) fn record_fault(&mut self, at: Duration, nth: InstanceNo, serial: u32, kind: FaultKind) {
         let Some(card) = self.records.get_mut(nth.0 as usize) else { return };
-        if !kind.needs_recovery() || card.status == Some(Status::PermanentlyFailed) {
+        if !kind.needs_recovery() {
             return;
         }
         // A team supervisor that panics repeatedly is restarted with delays, as a server is.
@@ -300,5 +300,39 @@ impl RecoveryLog {
             card.faults = Vec::new();
         }
         late
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use mcp_satellite_actors::model::event::EventSubject;
+
+    use super::*;
+
+    #[test]
+    fn a_fault_between_a_restart_and_its_event_is_counted() {
+        let scenario = crate::scenario::load("flap").unwrap();
+        let mut log = RecoveryLog::new(scenario.fleet, &scenario.policy, &scenario.limits, Duration::ZERO);
+        let nth = InstanceNo(0);
+        let of = Arc::new(EventSubject {
+            installation_id: "s-0".into(),
+            team_id: "team-0".into(),
+            user_id: "u0".into(),
+            process_id: "s-0".into(),
+            server_slug: "s".into(),
+        });
+        let status_changed = |log: &mut RecoveryLog, at, status| {
+            let event = Event::StatusChanged { of: Arc::clone(&of), status, status_message: None, remedy: None };
+            assert_eq!(log.record_event(Duration::from_millis(at), nth, &event), []);
+        };
+        status_changed(&mut log, 1, Status::PermanentlyFailed);
+        log.record_fault(Duration::from_millis(3), nth, 1, FaultKind::Crash);
+        // The restart preceded the fault, and its event is delivered after it.
+        status_changed(&mut log, 2, Status::Online);
+        status_changed(&mut log, 4, Status::Connecting);
+        status_changed(&mut log, 5, Status::Online);
+        assert_eq!(log.take_outcomes()[&FaultKind::Crash].recovered, 1);
     }
 }
