@@ -1,8 +1,6 @@
 //! Throughput of the journal: events appended directly and emitted through the runtime, compared with the same events
 //! as lines of a file; delivery of a backlog to the reference backend; the time to open a journal of a million events;
-//! and the bytes that a satellite writes per call at several rates.
-//!
-//! `cargo bench --bench journal -- written 10` measures only the latter, for ten seconds each.
+//! and the CPU time of the events of a call.
 #![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
 #[expect(dead_code, reason = "each bench uses a part of this module")]
@@ -13,10 +11,8 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use futures::future::BoxFuture;
 use jiff::Timestamp;
 use mcp_satellite::backend::server::{BackendServer, BackendSettings};
 use mcp_satellite::connect::sim::{SimConnector, SimScript};
@@ -28,8 +24,7 @@ use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
 use mcp_satellite_actors::model::policy::{BatchPolicy, Policy};
 use mcp_satellite_actors::model::secret::{Secret, SecretMask};
 use mcp_satellite_actors::rules::request_log::{LoggedCall, LoggedPayload, RequestLog};
-use mcp_satellite_actors::seam::{EventSink, NumberStore, SinkAnswer, SinkBatch};
-use serde_json::value::RawValue;
+use mcp_satellite_actors::seam::{SinkAnswer, SinkBatch};
 
 use common::{BenchReport, CpuClock, format_duration, format_number, median, quantile, spec, start};
 
@@ -44,28 +39,13 @@ const BATCH: u64 = 2_000;
 /// One of this many emits is timed, because reading the clock costs as much as an emit.
 const TIMED: u64 = 16;
 
-/// Calls per second. An unoptimized run is too slow for the last rate.
-const RATES: &[u64] = if cfg!(debug_assertions) { &[1, 10, 100, 1_000] } else { &[1, 10, 100, 1_000, 10_000] };
-
 fn main() {
-    let seconds = std::env::args().find_map(|argument| argument.parse().ok());
-    let mut written = BenchReport::new(
-        "journal_written",
-        ["calls/s", "request log", "written per call", "transactions/s", "CPU per call"],
-    );
-    let seconds = seconds.unwrap_or(if cfg!(debug_assertions) { 1 } else { 10 });
-    common::tokio_runtime().block_on(measure_written(&mut written, Duration::from_secs(seconds)));
-    let cost = cost_of_calls();
-    written.goal("CPU of emitting, batching and storing the events of a call", 2.5, "µs", cost);
-    written.publish();
-    if std::env::args().any(|argument| argument == "written") {
-        return;
-    }
     let mut report = BenchReport::new(
         "journal",
         ["path", "events/s", "ratio to file", "MB per million events", "emit p50", "emit p99"],
     );
     common::tokio_runtime().block_on(measure(&mut report));
+    report.goal("CPU of emitting, batching and storing the events of a call", 2.5, "µs", cost_of_calls());
     report.publish();
 }
 
@@ -267,102 +247,6 @@ async fn opening_time(data_dir: &Path) -> f64 {
         journal.close().await;
     }
     median(times).as_secs_f64() * 1e3
-}
-
-async fn measure_written(report: &mut BenchReport, duration: Duration) {
-    for request_logging in [true, false] {
-        for &rate in RATES {
-            let (bytes, transactions, cpu) = written(rate, duration, request_logging).await;
-            report.row([
-                format_number(rate as f64),
-                if request_logging { "on" } else { "off" }.to_owned(),
-                format!("{bytes:.0} B"),
-                format!("{transactions:.1}"),
-                format!("{:.1} µs", cpu.as_secs_f64() * 1e6),
-            ]);
-            if rate >= 1_000 {
-                let (name, most) = if request_logging { ("with", 600.0) } else { ("without", 400.0) };
-                report.goal(&format!("bytes written per call, {rate} calls/s, {name} request log"), most, "B", bytes);
-            } else {
-                report.goal(&format!("transactions per second at {rate} calls/s"), 10.0, "", transactions);
-            }
-        }
-    }
-}
-
-/// Journal that counts its batches, one transaction each.
-struct CountingSink {
-    journal: JournalSink,
-    batches: Arc<AtomicU64>,
-}
-
-impl EventSink for CountingSink {
-    fn send(&self, batch: Arc<SinkBatch>) -> BoxFuture<'static, SinkAnswer> {
-        self.batches.fetch_add(1, Ordering::Relaxed);
-        self.journal.send(batch)
-    }
-
-    fn is_prompt(&self) -> bool {
-        true
-    }
-
-    fn number_store(&self) -> Option<Arc<dyn NumberStore>> {
-        self.journal.number_store()
-    }
-}
-
-/// Calls a tool of simulated servers at `rate`. Returns the bytes written per call until the journal is closed, the
-/// transactions per second, and the CPU time per call of the whole process.
-async fn written(rate: u64, duration: Duration, request_logging: bool) -> (f64, f64, Duration) {
-    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let journal = Journal::open(home.path(), limits()).unwrap();
-    let batches = Arc::new(AtomicU64::new(0));
-    let sink = CountingSink { journal: JournalSink::new(journal.clone(), None), batches: Arc::clone(&batches) };
-    let runtime = start(SimConnector::new(SimScript::default()), sink, |options| options.batch.batch_max = 2_000).await;
-    let policy = Arc::new(Policy::default());
-    let specs: Vec<_> = (0..4).map(|nth| spec(nth, 1, 4, &["simulated".to_owned()], &policy)).collect();
-    let ids: Vec<_> = specs.iter().map(|spec| spec.id.clone()).collect();
-    for mut spec in specs {
-        spec.request_logging = request_logging;
-        runtime.install(spec).await.unwrap();
-    }
-    for id in &ids {
-        tokio::time::timeout(common::TIMEOUT, runtime.wait_for(id, common::is_online)).await.unwrap();
-    }
-    runtime.flush().await;
-    let (bytes, transactions, cpu) = (written_bytes(), batches.load(Ordering::Relaxed), CpuClock::start());
-    let calls = (rate * duration.as_secs()).max(1);
-    // Groups of calls, a hundred per second.
-    let group = rate.div_ceil(100);
-    let mut tick = tokio::time::interval(Duration::from_nanos(1_000_000_000 * group / rate));
-    let mut tasks = tokio::task::JoinSet::new();
-    for first in (0..calls).step_by(usize::try_from(group).unwrap()) {
-        tick.tick().await;
-        for nth in first..calls.min(first + group) {
-            let (runtime, id) = (runtime.clone(), ids[usize::try_from(nth % 4).unwrap()].clone());
-            tasks.spawn(async move {
-                let text = format!("{nth:08} {}", "the quick brown fox jumps over the lazy dog; ".repeat(2));
-                let arguments = RawValue::from_string(serde_json::json!({ "text": text }).to_string()).unwrap();
-                runtime.call(&id, "echo", Some(arguments), None).await.unwrap();
-            });
-        }
-        while tasks.try_join_next().is_some() {}
-    }
-    while tasks.join_next().await.is_some() {}
-    runtime.flush().await;
-    let transactions = (batches.load(Ordering::Relaxed) - transactions) as f64 / duration.as_secs_f64();
-    let cpu = cpu.elapsed() / u32::try_from(calls).unwrap();
-    let statistics = runtime.event_statistics();
-    assert_eq!((statistics.dropped, statistics.failed), (0, 0));
-    runtime.shutdown().await;
-    journal.close().await;
-    ((written_bytes() - bytes) as f64 / calls as f64, transactions, cpu)
-}
-
-/// Returns the bytes that this process has caused to be written to disk.
-fn written_bytes() -> u64 {
-    let io = fs::read_to_string("/proc/self/io").unwrap();
-    io.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok()).unwrap()
 }
 
 /// Returns the CPU time in microseconds of the events of a call: from their emission until they are stored.

@@ -29,7 +29,7 @@ const ROUNDS: usize = 3;
 const WARM_UP: usize = 32;
 
 /// Time in which the satellite frees temporary memory.
-const SETTLE: Duration = Duration::from_secs(2);
+const SETTLE: Duration = Duration::from_secs(10);
 
 const MB: f64 = 1e6;
 const KIB: f64 = 1024.0;

@@ -86,7 +86,7 @@ const HURRY: u8 = 2;
 
 /// Number of waiting events, or of logged calls, that ends the delay. A batch is handled without a pause, and more of them
 /// would delay the calls that the same thread serves.
-const HURRY_AT: usize = 512;
+const HURRY_AT: usize = 128;
 
 impl EventRing {
     fn wake<T>(&self, ring: &ArrayQueue<T>) {

@@ -16,13 +16,14 @@ use serde::{Deserialize, Serialize};
 use super::http::{McpClient, McpRequest, ResponseState};
 use super::processes::{DiskWrites, cpu_time, resident};
 use super::role;
-use crate::common::TIMEOUT;
-
 pub(crate) const ROLE: &str = "load";
 
 /// Place of the number of the call in its request: as many digits as every number has.
 pub(crate) const NUMBER: &str = "##########";
 const FIRST_NUMBER: u64 = 1_000_000_000;
+
+/// Time without any response after which the open calls count as unanswered.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// Requests of the clients of one path.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -65,12 +66,14 @@ pub(crate) struct LoadFindings {
     pub(crate) reads_per_call: f64,
     /// Connections that the gateway has closed while a call was open. The calls were repeated.
     pub(crate) closed: u32,
+    /// Calls without a response when no other response had arrived for [`SILENCE_MAX`].
+    pub(crate) unanswered: u32,
     /// Disk writes from the first call until the measured process wrote nothing more.
     pub(crate) disk: Option<DiskWrites>,
 }
 
-/// Runs the load generator as a child process.
-pub(crate) fn run(target: &LoadTarget, load: &Load) -> LoadFindings {
+/// Runs the load generator as a child process. Returns `None` if the gateway hangs: no client had a response.
+pub(crate) fn run(target: &LoadTarget, load: &Load) -> Option<LoadFindings> {
     let plan = serde_json::to_string(&(target, load)).unwrap();
     let child = role(ROLE, &[&plan]).stdin(Stdio::null()).stderr(Stdio::inherit()).output().unwrap();
     assert!(child.status.success(), "the load generator failed: {target:?}, {load:?}");
@@ -84,27 +87,27 @@ pub(crate) fn serve(plan: &str) {
     println!("{}", serde_json::to_string(&measure(&target, &load)).unwrap());
 }
 
-fn measure(target: &LoadTarget, load: &Load) -> LoadFindings {
+fn measure(target: &LoadTarget, load: &Load) -> Option<LoadFindings> {
     let mut generator = LoadGenerator::open(target, load);
     generator.generate(load.warm_up);
-    let (reads_before, calls_before) = generator.server_counts(&target.reads);
+    let (reads_before, calls_before) = generator.server_counts(&target.reads)?;
     let disk_writes = || load.journal_index.as_deref().map(|index| DiskWrites::settled(load.pid, index));
     let disk = disk_writes();
     let (began, cpu, client_cpu) = (Instant::now(), cpu_time(load.pid), own_cpu_time());
     let mut latencies = generator.generate(load.duration);
-    let wall = began.elapsed();
+    let wall = generator.last_response.duration_since(began);
     let cpu = cpu_time(load.pid).saturating_sub(cpu);
     let client_cpu = own_cpu_time().saturating_sub(client_cpu);
     let resident = resident(load.pid);
     let disk = disk_writes().zip(disk).map(|(after, before)| after.since(before));
-    let (reads, calls) = generator.server_counts(&target.reads);
-    let closed = generator.closed;
-    for client in generator.clients {
+    let (reads, calls) = generator.server_counts(&target.reads)?;
+    let LoadGenerator { closed, unanswered, idle, clients, .. } = generator;
+    for (_, client) in clients.into_iter().enumerate().filter(|(nth, _)| idle.contains(nth)) {
         client.mcp.close();
     }
     latencies.sort_unstable();
     let quantile = |percent: usize| latencies[(latencies.len() * percent / 100).min(latencies.len() - 1)];
-    LoadFindings {
+    Some(LoadFindings {
         calls: u32::try_from(latencies.len()).unwrap(),
         wall,
         p50: quantile(50),
@@ -114,8 +117,9 @@ fn measure(target: &LoadTarget, load: &Load) -> LoadFindings {
         resident,
         reads_per_call: (reads - reads_before) as f64 / (calls - calls_before) as f64,
         closed,
+        unanswered,
         disk,
-    }
+    })
 }
 
 fn own_cpu_time() -> Duration {
@@ -130,6 +134,8 @@ struct LoadGenerator {
     next_number: u64,
     /// Connections that the gateway has closed while a call was open.
     closed: u32,
+    unanswered: u32,
+    last_response: Instant,
 }
 
 struct LoadClient {
@@ -150,10 +156,20 @@ impl LoadGenerator {
             add(&epoll, nth, client);
         }
         let idle = (0..clients.len()).collect();
-        Self { epoll, clients, idle, rate: load.rate, next_number: FIRST_NUMBER, closed: 0 }
+        Self {
+            epoll,
+            clients,
+            idle,
+            rate: load.rate,
+            next_number: FIRST_NUMBER,
+            closed: 0,
+            unanswered: 0,
+            last_response: Instant::now(),
+        }
     }
 
-    /// Generates load for this time and waits for the last response. Returns the latencies.
+    /// Generates load for this time and waits for the last response, or until no response arrives any more. Returns the
+    /// latencies.
     fn generate(&mut self, duration: Duration) -> Vec<Duration> {
         for client in &self.clients {
             client.mcp.http.stream().set_nonblocking(true).unwrap();
@@ -170,10 +186,13 @@ impl LoadGenerator {
             }
             // In an open loop, a wait ends when the next call is due, if a client is idle.
             let timeout = next_due.filter(|_| !self.idle.is_empty()).map(|due| due.saturating_duration_since(now));
-            let timeout = Timespec::try_from(timeout.unwrap_or(TIMEOUT)).unwrap();
+            let timeout = Timespec::try_from(timeout.unwrap_or(SILENCE_MAX)).unwrap();
             epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)).unwrap();
-            assert!(!events.is_empty() || next_due.is_some(), "no response within {TIMEOUT:?}");
             now = Instant::now();
+            if events.is_empty() && next_due.is_none() {
+                self.unanswered += u32::try_from(self.clients.len() - self.idle.len()).unwrap();
+                return latencies;
+            }
             for event in events.drain(..) {
                 let event: epoll::Event = event;
                 let nth = usize::try_from(event.data.u64()).unwrap();
@@ -184,6 +203,7 @@ impl LoadGenerator {
                         now = Instant::now();
                         client.check();
                         latencies.push(now - client.began);
+                        self.last_response = now;
                         self.idle.push(nth);
                         self.send_due(&mut sent, now, began, end);
                     }
@@ -222,12 +242,14 @@ impl LoadGenerator {
         client.mcp.http.send(&client.request);
     }
 
-    /// Returns the number of `read` calls of the server and of calls of its tool so far.
-    fn server_counts(&mut self, request: &McpRequest) -> (u64, u64) {
-        let response = self.clients[0].mcp.request(request);
+    /// Returns the number of `read` calls of the server and of calls of its tool so far, or `None` if no client can ask:
+    /// each waits for a response.
+    fn server_counts(&mut self, request: &McpRequest) -> Option<(u64, u64)> {
+        let client = *self.idle.first()?;
+        let response = self.clients[client].mcp.request(request);
         let text = response.split_once(r#""text":""#).and_then(|(_, text)| text.split_once('"')).unwrap().0;
         let (reads, calls) = text.split_once(' ').unwrap();
-        (reads.parse().unwrap(), calls.parse().unwrap())
+        Some((reads.parse().unwrap(), calls.parse().unwrap()))
     }
 }
 

@@ -44,7 +44,12 @@ const COMPARISONS: [(PathKind, PathKind); 9] = [
 ];
 
 /// Rounds of one path with one number of clients.
-struct PathRounds(Vec<LoadFindings>);
+#[derive(Default)]
+struct PathRounds {
+    found: Vec<LoadFindings>,
+    /// The gateway returned no response in the last round and was not measured further.
+    hangs: bool,
+}
 
 /// Ratios of two paths: medians of the ratios of rounds with the same number.
 struct PathRatios {
@@ -58,18 +63,34 @@ pub(crate) fn measure() {
     let paths = paths::open();
     let mut table = BenchReport::new(
         "gateway",
-        ["path", "clients", "requests/s", "p50", "p99", "CPU per call", "client's CPU", "reads per call", "RSS"],
+        [
+            "path",
+            "clients",
+            "requests/s",
+            "p50",
+            "p99",
+            "CPU per call",
+            "client's CPU",
+            "reads per call",
+            "RSS",
+            "failed calls",
+        ],
     );
     let mut ratios =
         BenchReport::new("gateway_ratios", ["paths", "clients", "requests/s", "CPU per call", "p50", "p99"]);
-    let mut closed = 0;
+    let mut failed = 0;
     for clients in selected("BENCH_CLIENTS").unwrap_or_else(|| CLIENTS.to_vec()) {
         let rounds = rounds(&paths, clients);
         for (path, rounds) in paths.iter().zip(&rounds) {
-            table.row(rounds.row(path.kind, clients));
-            closed += rounds.0.iter().map(|found| found.closed).sum::<u32>();
+            if let Some(row) = rounds.row(path.kind, clients) {
+                table.row(row);
+            }
+            if !matches!(path.kind, PathKind::Floor | PathKind::Rmcp | PathKind::McpProxy) {
+                failed += rounds.failed();
+            }
         }
         let of = |kind| paths.iter().zip(&rounds).find(|(path, _)| path.kind == kind).map(|(_, rounds)| rounds);
+        let of = |kind| of(kind).filter(|rounds: &&PathRounds| !rounds.found.is_empty());
         for (ours, baseline) in COMPARISONS {
             let (Some(found), Some(found_baseline)) = (of(ours), of(baseline)) else { continue };
             let found = found.ratios(found_baseline);
@@ -89,7 +110,7 @@ pub(crate) fn measure() {
             table.goal(&format!("reads per call, {}, clients: {clients}", PathKind::Instance.title()), 0.3, "", reads);
         }
     }
-    table.goal("connections closed by a gateway during a call, all rounds", 0.0, "", f64::from(closed));
+    table.goal("failed calls of the satellite, all rounds", 0.0, "", f64::from(failed));
     table.publish();
     ratios.publish();
 }
@@ -98,14 +119,19 @@ pub(crate) fn measure() {
 fn rounds(paths: &[CallPath], clients: usize) -> Vec<PathRounds> {
     let seconds: f64 = selected("BENCH_SECONDS").map_or(1.0, |seconds| seconds[0]);
     let rounds = selected("BENCH_ROUNDS").map_or(ROUNDS, |rounds| rounds[0]);
-    let mut found: Vec<_> = paths.iter().map(|_| PathRounds(Vec::new())).collect();
+    let mut found: Vec<_> = paths.iter().map(|_| PathRounds::default()).collect();
     for round in 0..rounds {
         for turn in 0..paths.len() {
             let nth = if round % 2 == 0 { turn } else { paths.len() - 1 - turn };
             let CallPath { gateway, target, .. } = &paths[nth];
+            if found[nth].hangs {
+                continue;
+            }
             let duration = Duration::from_secs_f64(seconds);
             let load = Load { clients, warm_up: WARM_UP, duration, rate: None, pid: gateway.pid, journal_index: None };
-            found[nth].0.push(load::run(target, &load));
+            let of_round = load::run(target, &load);
+            found[nth].hangs = of_round.is_none();
+            found[nth].found.extend(of_round);
         }
     }
     found
@@ -136,9 +162,15 @@ fn goals(report: &mut BenchReport, (ours, baseline): (PathKind, PathKind), found
 }
 
 impl PathRounds {
-    fn row(&self, kind: PathKind, clients: usize) -> [String; 9] {
-        let duration = |value: fn(&LoadFindings) -> Duration| format_duration(quantile(self.0.iter().map(value), 0.5));
-        [
+    /// Returns `None` if no round was measured.
+    fn row(&self, kind: PathKind, clients: usize) -> Option<[String; 10]> {
+        if self.found.is_empty() {
+            return None;
+        }
+        let duration =
+            |value: fn(&LoadFindings) -> Duration| format_duration(quantile(self.found.iter().map(value), 0.5));
+        let failed = if self.hangs { "hangs".to_owned() } else { self.failed().to_string() };
+        Some([
             kind.title().to_owned(),
             clients.to_string(),
             format_number(self.median(LoadFindings::per_second)),
@@ -148,16 +180,21 @@ impl PathRounds {
             duration(|found| found.client_cpu / found.calls),
             format_number(self.median(|found| found.reads_per_call)),
             format!("{} MiB", format_number(self.median(|found| found.resident as f64 / 1024.0 / 1024.0))),
-        ]
+            failed,
+        ])
+    }
+
+    fn failed(&self) -> u32 {
+        self.found.iter().map(|found| found.closed + found.unanswered).sum()
     }
 
     fn median(&self, value: impl Fn(&LoadFindings) -> f64) -> f64 {
-        median(self.0.iter().map(value))
+        median(self.found.iter().map(value))
     }
 
     fn ratios(&self, baseline: &Self) -> PathRatios {
         let of = |value: fn(&LoadFindings) -> f64| {
-            median(self.0.iter().zip(&baseline.0).map(|(ours, baseline)| value(ours) / value(baseline)))
+            median(self.found.iter().zip(&baseline.found).map(|(ours, baseline)| value(ours) / value(baseline)))
         };
         PathRatios {
             requests: of(LoadFindings::per_second),

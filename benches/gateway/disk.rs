@@ -35,7 +35,7 @@ pub(crate) fn measure() {
                 pid: gateway.pid,
                 journal_index: Some(gateway.data_file("journal/journal.db-shm")),
             };
-            let found = load::run(&target, &load);
+            let found = load::run(&target, &load).unwrap();
             let DiskWrites { bytes, transactions } = found.disk.unwrap();
             let bytes = bytes as f64;
             let kb_per_call = bytes / f64::from(found.calls) / 1000.0;

@@ -33,8 +33,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use args::{DEMO_DATA_DIR, DataDirArg, InstanceArg, ListFilterArgs, flag, location, shell_word};
 use exit::{BAD_INPUT, CommandFailure, DONE, FAILED, LAST_TASKS, NO_SATELLITE};
+use mcp_satellite_process::huge_pages;
+use mcp_satellite_process::program_pages::ProgramPages;
 use mcp_satellite_process::reaper::{self, ReaperLink};
-use mcp_satellite_process::{huge_pages, program_pages};
 use print::{print_error, print_json, print_styled, print_styled_error, print_text, printable, to_json, try_print};
 use worker_threads::WorkerObserver;
 
@@ -169,11 +170,15 @@ fn run_async(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u
     outcome
 }
 
+const LARGE_BLOCK: usize = 1 << 20;
+
 /// Runs a satellite. Its worker threads follow the load.
 fn run_satellite(verb: impl Future<Output = Result<u8, CommandFailure>>) -> Result<u8, CommandFailure> {
     let runtime = async_runtime()?;
     let at_rest = || {
-        if let Err(error) = program_pages::release() {
+        // The allocator returns memory that was freed a second ago when it frees a large block.
+        drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGE_BLOCK)));
+        if let Err(error) = ProgramPages::find().and_then(|pages| pages.release()) {
             tracing::debug!(%error, "cannot release pages of the program");
         }
     };

@@ -23,7 +23,7 @@ const RELEASE_ABOVE: f64 = 0.85;
 /// Share below which a worker less would suffice, and consecutive looks that must find it.
 const HOLD_BELOW: f64 = 0.5;
 const HOLD_AFTER: u32 = 10;
-/// Consecutive idle looks, two seconds, after which the process has come to rest.
+/// Consecutive idle looks, two seconds, after which the process has come to rest for the first time.
 const REST_AFTER: u32 = 8;
 
 /// Decides how many workers are active. `load` is the CPU time of the process per second, in cores.
@@ -163,7 +163,8 @@ impl Drop for WorkerObserver {
 }
 
 impl WorkerObserver {
-    /// Starts to observe a runtime. `at_rest` is called each time that the process has become idle after work.
+    /// Starts to observe a runtime. `at_rest` is called when the process has been idle for a while, less
+    /// often the longer it is idle.
     pub(super) fn start(runtime: &Handle, at_rest: impl Fn() + Send + 'static) -> std::io::Result<Self> {
         let shared = SharedState::new(runtime.metrics().num_workers());
         shared.spawn_holders(runtime);
@@ -201,7 +202,8 @@ fn observe(shared: &Arc<SharedState>, runtime: &Handle, at_rest: impl Fn()) {
         let is_idle = load < IDLE_LOAD && policy.active == 1;
         pause = if is_idle { IDLE_INTERVAL } else { LOOK_INTERVAL };
         idle_looks = if is_idle { idle_looks.saturating_add(1) } else { 0 };
-        if idle_looks == REST_AFTER {
+        // Again after 4, 8, 16 s and so on: timers that expired meanwhile ran code that is not needed again soon.
+        if idle_looks >= REST_AFTER && idle_looks.is_power_of_two() {
             at_rest();
         }
     }

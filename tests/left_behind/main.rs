@@ -10,6 +10,7 @@
 mod ends;
 mod fixture;
 mod flood;
+mod idle_memory;
 mod mechanism;
 mod process;
 mod shutdown;

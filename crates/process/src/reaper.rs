@@ -42,7 +42,7 @@ use crate::process::{
     LeftoverCgroups, ProcessCensus, ProcessStat, SPAWN_HELPER_NAME, children_of, set_reaper, signals,
     start_spawn_helper,
 };
-use crate::program_pages;
+use crate::program_pages::ProgramPages;
 use mcp_satellite_files::disk::WAIT_MAX;
 
 /// Time to wait for killed processes. Those still alive after it are reported and left to the kernel.
@@ -123,8 +123,6 @@ pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<E
             let _ = set_name(NAME);
             // Children do not inherit the setting. Without it orphans go to the process above the reaper.
             let _ = set_child_subreaper(true);
-            // An error costs some memory and nothing else.
-            let _ = program_pages::release();
             Ok(supervise_satellite(child, pipe, exit_code_pipe, &signals))
         }
     }
@@ -172,6 +170,8 @@ fn supervise_satellite(
 ) -> ExitCode {
     // Dropped after the exit code was read.
     let mut exit_code_pipe = Some(exit_code_pipe);
+    // An error costs some memory and nothing else.
+    let pages = ProgramPages::find();
     // Exit code of the satellite, and the deadline for its exit.
     let mut done: Option<(u8, Instant)> = None;
     let (code, stuck) = 'watching: loop {
@@ -188,6 +188,7 @@ fn supervise_satellite(
         awaited.extend(
             exit_code_pipe.as_ref().map(|exit_code_pipe| PollFd::new(exit_code_pipe.as_fd(), PollFlags::POLLIN)),
         );
+        let _ = pages.as_ref().map(ProgramPages::release);
         // An error means that the poll was interrupted; both descriptors are read anyway.
         let _ = poll(&mut awaited, timeout);
         let has_exit_code = awaited.get(1).is_some_and(|awaited| awaited.any() == Some(true));

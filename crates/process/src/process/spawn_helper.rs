@@ -43,7 +43,7 @@ use super::preparation::{ChildPreparation, ExtraDescriptors, set_parent_death_si
 use super::proc_info::set_spawn_helper;
 use super::spawn::{ChildDescriptors, ChildParent, ChildPlan, EXEC_PATIENCE, ExecImage, ImageShape, wait};
 use super::userns::IdMapPipes;
-use crate::program_pages;
+use crate::program_pages::ProgramPages;
 
 /// Process name, shown to people.
 pub const SPAWN_HELPER_NAME: &CStr = c"satellite-spawn";
@@ -212,7 +212,7 @@ fn isolate(requests: UnixStream, satellite: libc::pid_t) -> io::Result<UnixStrea
         let _ = close(descriptor);
     }
     // An error costs some memory and nothing else.
-    let _ = program_pages::release();
+    let _ = ProgramPages::find().and_then(|pages| pages.release());
     let lowest = requests.try_clone()?;
     Ok(if lowest.as_raw_fd() < requests.as_raw_fd() { lowest } else { requests })
 }
