@@ -265,21 +265,24 @@ async fn a_prompt_sink_receives_the_events_of_a_tenth_of_a_second_in_one_batch()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_half_full_queue_is_sent_before_the_delay() {
-    let fleet = Fleet::with(|options| {
-        options.sink = Arc::new(PromptSink(options.sink.clone()));
-        (options.batch.batch_max, options.batch.queue_max) = (1000, 1000);
-    })
-    .await;
-    let began = Instant::now();
-    (0..499).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
-    yield_now().await;
-    assert!(fleet.sink.attempts().is_empty());
-    fleet.runtime.emitter().emit(event(499));
-    fleet.sink.until_attempts(1).await;
-    assert_eq!((fleet.sink.attempts()[0].batch.events.len(), tenths(began.elapsed())), (500, 0.0));
-    assert_eq!(fleet.runtime.event_statistics().dropped, 0);
-    fleet.finish().await;
+async fn a_half_full_queue_or_many_events_are_sent_before_the_delay() {
+    for (queue_max, sent_at) in [(200, 100), (2000, 128)] {
+        let fleet = Fleet::with(|options| {
+            options.sink = Arc::new(PromptSink(options.sink.clone()));
+            (options.batch.batch_max, options.batch.queue_max) = (1000, queue_max);
+        })
+        .await;
+        let began = Instant::now();
+        (1..sent_at).for_each(|nth| fleet.runtime.emitter().emit(event(nth)));
+        yield_now().await;
+        assert!(fleet.sink.attempts().is_empty());
+        fleet.runtime.emitter().emit(event(sent_at));
+        fleet.sink.until_attempts(1).await;
+        let attempts = fleet.sink.attempts();
+        assert_eq!((attempts[0].batch.events.len() as u64, tenths(began.elapsed())), (sent_at, 0.0));
+        assert_eq!(fleet.runtime.event_statistics().dropped, 0);
+        fleet.finish().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -298,7 +301,7 @@ async fn events_during_a_send_form_the_next_batches_of_a_prompt_sink() {
     fleet.sink.set_mode(SinkMode::Block);
     fleet.runtime.emitter().emit(event(0));
     fleet.sink.until_attempts(1).await;
-    for nth in 1..=4500 {
+    for nth in 1..=4100 {
         fleet.runtime.emitter().emit(event(nth));
         if nth % 500 == 0 {
             yield_now().await;
@@ -309,7 +312,7 @@ async fn events_during_a_send_form_the_next_batches_of_a_prompt_sink() {
     fleet.sink.until_attempts(4).await;
     let attempts = fleet.sink.attempts();
     let sizes: Vec<_> = attempts.iter().map(|attempt| attempt.batch.events.len()).collect();
-    assert_eq!(sizes, [1, 2000, 2000, 500]);
+    assert_eq!(sizes, [1, 2000, 2000, 100]);
     assert_eq!(tenths(attempts[3].at - unblocked_at), 0.1, "the batches wait for the delay and not for the interval");
     fleet.finish().await;
 }
