@@ -1,11 +1,16 @@
 //! Memory of a satellite with light stdio servers and with idle sessions of clients, and the start of these servers,
-//! compared with `mcp-proxy`. Every server is a process.
+//! compared with `mcp-proxy`; memory and CPU time with other allocators. Every server is a process.
+//!
+//! `cargo bench --bench memory -- SECTION…` runs the sections `servers`, `sessions` and `allocators`; without an
+//! argument, all. The section `allocators` needs a satellite without mimalloc, see `memory/allocators.rs`.
 //!
 //! Environment variables select a part of the measurement. With any of them, tables are printed and not stored:
 //! `BENCH_SERVERS` (`1,100,1000`), `BENCH_SESSIONS` (`1000`) and `BENCH_ROUNDS` (`3`). `MCP_PROXY` is the path of
 //! `mcp-proxy`, as in the bench `gateway`.
 #![allow(clippy::unwrap_used, reason = "a bench panics on any unexpected error")]
 
+#[path = "memory/allocators.rs"]
+mod allocators;
 #[expect(dead_code, reason = "each bench uses a part of this module")]
 mod common;
 mod endpoint;
@@ -39,8 +44,12 @@ fn main() {
         return;
     }
     endpoint::raise_open_files();
-    servers();
-    sessions();
+    let sections: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    for (name, section) in [("servers", servers as fn()), ("sessions", sessions), ("allocators", allocators::measure)] {
+        if sections.is_empty() || sections.iter().any(|selected| selected == name) {
+            section();
+        }
+    }
 }
 
 /// Findings of one start of all servers. Memory is in bytes.

@@ -2,8 +2,8 @@
 //! executes them.
 //!
 //! A local sink (`EventSink::is_prompt`) receives events at most `BatchPolicy::store_delay` after they were emitted, so
-//! that many calls share one transaction, or earlier when a ring is half full. Events that it did not accept wait for the
-//! interval, so that a full disk is not retried in a loop.
+//! that many calls share one transaction, or earlier when a ring contains `HURRY_AT` events or is half full. Events that
+//! it did not accept wait for the interval, so that a full disk is not retried in a loop.
 //!
 //! If the sink stores numbers, subscribers receive an event after it is stored. While the sink accepts nothing, they
 //! receive it after its number is reserved.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{Event, EventSubject, RequestLine};
+use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject, RequestLine};
 use mcp_satellite_actors::model::policy::BatchPolicy;
 use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::rules::request_log::{LoggedCall, LoggedPayload, RequestLog};
@@ -60,6 +60,24 @@ fn logged_payload(json: &str, max: usize) -> Value {
     assert_eq!(log.add(Instant::now(), request), None);
     let (_, mut lines) = lines(log.take_all().pop().unwrap());
     lines.pop().unwrap().tool_params.to_value()
+}
+
+#[test]
+fn a_deeply_nested_payload_is_logged_as_a_string_so_that_its_event_can_be_read() {
+    let nested = |levels: usize| format!("{}\"[\"{}", "[".repeat(levels), "]".repeat(levels));
+    for (levels, is_json) in [(1, true), (100, true), (101, false), (126, false), (200, false)] {
+        let (mut log, json) = (log(), nested(levels));
+        let mut request = request("a", "x");
+        request.params = Some(LoggedPayload::from_json(&json, 4096, &request.mask));
+        log.add(Instant::now(), request);
+        let envelope = Envelope { seq: 1, timestamp: Timestamp::UNIX_EPOCH, event: log.take_all().pop().unwrap() };
+        let text = serde_json::to_string(&envelope).unwrap();
+        let read: Envelope = serde_json::from_str(&text).unwrap();
+        let (_, mut lines) = lines(read.event);
+        let logged = lines.pop().unwrap().tool_params.to_value();
+        assert_eq!(logged.is_array(), is_json, "{levels} levels");
+        assert_eq!(logged.as_str(), (!is_json).then_some(&*json));
+    }
 }
 
 #[test]

@@ -72,6 +72,16 @@ pub(crate) struct LoadFindings {
     pub(crate) disk: Option<DiskWrites>,
 }
 
+impl LoadFindings {
+    pub(crate) fn per_second(&self) -> f64 {
+        f64::from(self.calls) / self.wall.as_secs_f64()
+    }
+
+    pub(crate) fn cpu_per_call(&self) -> Duration {
+        self.cpu / self.calls
+    }
+}
+
 /// Runs the load generator as a child process. Returns `None` if the gateway hangs: no client had a response.
 pub(crate) fn run(target: &LoadTarget, load: &Load) -> Option<LoadFindings> {
     let plan = serde_json::to_string(&(target, load)).unwrap();

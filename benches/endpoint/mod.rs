@@ -3,7 +3,7 @@
 
 pub(crate) mod echo_server;
 pub(crate) mod http;
-#[allow(dead_code, reason = "the bench `memory` generates no load")]
+#[allow(dead_code, reason = "each bench uses a part of this module")]
 pub(crate) mod load;
 #[expect(dead_code, reason = "each bench uses a part of this module")]
 pub(crate) mod processes;

@@ -25,7 +25,7 @@ pub(crate) const SERVER: &str = "echo";
 /// Time without a write after which all writes are counted.
 const SETTLED: Duration = Duration::from_secs(3);
 
-const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
+pub(crate) const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");
 
 /// CPU time of the process so far, without its children.
 pub(crate) fn cpu_time(pid: i32) -> Duration {
@@ -182,8 +182,13 @@ impl Default for SatelliteOptions {
 
 /// Starts the built binary with one user and default settings, except for the limits of clients and authentication.
 pub(crate) fn satellite(fleet: ServerFleet<'_>, options: SatelliteOptions) -> GatewayProcess {
+    satellite_of(Command::new(SATELLITE), fleet, options)
+}
+
+/// Does the same with another build of the binary or with environment variables.
+pub(crate) fn satellite_of(mut command: Command, fleet: ServerFleet<'_>, options: SatelliteOptions) -> GatewayProcess {
     let home = home();
-    let (command, arguments) = fleet.command();
+    let (server, arguments) = fleet.command();
     let mut config = "[gateway]\nlisten = \"127.0.0.1:0\"\nauth = \"none\"\n\
          connections_max = 16384\nsessions_per_user_max = 16384\nunauthenticated_max = 16384\n\
          requests_per_second = \"off\"\ncalls_per_user_max = \"off\"\n\n\
@@ -192,7 +197,7 @@ pub(crate) fn satellite(fleet: ServerFleet<'_>, options: SatelliteOptions) -> Ga
     for name in fleet.names() {
         write!(
             config,
-            "\n[[teams.installations]]\nid = \"{name}\"\nserver = \"{name}\"\ncommand = {command:?}\n\
+            "\n[[teams.installations]]\nid = \"{name}\"\nserver = \"{name}\"\ncommand = {server:?}\n\
              args = {arguments:?}\nkeep = \"always_on\"\nrequest_logging_enabled = {}\n",
             options.has_request_logging
         )
@@ -201,7 +206,6 @@ pub(crate) fn satellite(fleet: ServerFleet<'_>, options: SatelliteOptions) -> Ga
     let file = home.path().join("satellite.toml");
     fs::write(&file, config).unwrap();
     let data = home.path().join("data");
-    let mut command = Command::new(SATELLITE);
     command.arg("run").arg("--config").arg(&file).arg("--data-dir").arg(&data);
     let (child, line, log) = start(command, |line| line.contains("MCP: http://"));
     let address = line.split_once("http://").unwrap().1.split('/').next().unwrap().parse().unwrap();

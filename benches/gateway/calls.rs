@@ -204,13 +204,3 @@ impl PathRounds {
         }
     }
 }
-
-impl LoadFindings {
-    fn per_second(&self) -> f64 {
-        f64::from(self.calls) / self.wall.as_secs_f64()
-    }
-
-    fn cpu_per_call(&self) -> Duration {
-        self.cpu / self.calls
-    }
-}

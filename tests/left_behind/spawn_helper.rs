@@ -10,7 +10,7 @@ use testkit::home::{json_lines, pid};
 use testkit::process::send;
 use testkit::wait::wait_for;
 
-use super::fixture::{Fixture, LONG, RunningSatellite, SERVERS, SHORT};
+use super::fixture::{Fixture, LONG, RunningSatellite, SERVERS, SHORT, STUBBORN};
 use super::mechanism::{Sandbox, for_each_mechanism, for_each_mechanism_once};
 use super::process::{alive, zombies_of};
 use crate::SATELLITE;
@@ -123,6 +123,16 @@ fn a_killed_satellite_leaves_no_helper_and_the_helper_counts_as_no_process() {
         let outcome = running.ended().exits(137);
         assert!(!helper.is_alive());
         assert!(outcome.stderr.contains("the reaper ended 0 remaining processes"), "{outcome:#?}");
+
+        if mechanism.sandbox == Sandbox::None {
+            // The name of this server, which the shell starts, is the beginning of the helper's name.
+            let served = fixture.run(&fixture.config("served.toml", SHORT, &fixture.server("wrapped", STUBBORN)));
+            fixture.home.wait_all_online();
+            send(served.satellite.pid, Signal::SIGKILL);
+            let outcome = served.ended().exits(137);
+            assert!(outcome.stderr.contains("the reaper ended "), "{outcome:#?}");
+            assert!(!outcome.stderr.contains("the reaper ended 0 "), "{outcome:#?}");
+        }
 
         let killed = fixture.start_without_servers();
         let helper = killed.helper().unwrap();

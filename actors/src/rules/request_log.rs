@@ -37,6 +37,10 @@ pub struct LoggedCall {
     pub at: Timestamp,
 }
 
+/// Maximum nesting of a payload that is logged as JSON; a deeper one is logged as a string. `serde_json` reads 127
+/// levels, and an event adds some of its own.
+const NESTING_MAX: usize = 100;
+
 /// Payload of a call: JSON, or the beginning of it.
 #[derive(Clone)]
 pub enum LoggedPayload {
@@ -70,6 +74,9 @@ impl LoggedPayload {
             Self::Cut(text) => return Value::String(text.into()).into(),
             Self::Whole(text) => text,
         };
+        if nesting(&text) > NESTING_MAX {
+            return Value::String(mask.apply(&normalize_escapes(&text))).into();
+        }
         // Without escapes every string appears literally. A text that contains no secret then needs no mask, and most
         // payloads are not rebuilt.
         let has_secret = mask.has_match_in(&text);
@@ -91,6 +98,25 @@ impl LoggedPayload {
         let text = masked.to_string();
         if mask.has_match_in(&text) { Value::String(mask.apply(&text)).into() } else { masked.into() }
     }
+}
+
+/// Returns the number of objects and arrays that contain each other in the JSON text. Brackets in strings do not count.
+fn nesting(json: &str) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut escaped) = (0_usize, 0, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
 }
 
 /// Calls that are not yet part of an event. Survives a panic of the batcher, as the queue does.

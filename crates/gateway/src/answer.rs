@@ -23,6 +23,8 @@ pub enum CallAnswer {
     Message(RpcMessage),
     /// Result created by the satellite, as JSON text.
     Result(String),
+    /// Result of a server with the members that every stateless result has, as JSON text.
+    CompletedResult(String),
     Error(RpcError),
     /// No answer, because the client cancelled the request.
     Cancelled,
@@ -41,7 +43,9 @@ impl CallAnswer {
         const START: &str = r#"{"jsonrpc":"2.0","id":"#;
         match self {
             Self::Message(message) => then(Some(&message.with_id(id))),
-            Self::Result(result) => then(Some(&[START, id, r#","result":"#, result, "}"])),
+            Self::Result(result) | Self::CompletedResult(result) => {
+                then(Some(&[START, id, r#","result":"#, result, "}"]))
+            }
             Self::Error(RpcError { code, message, data }) => {
                 let (code, message) = (code.to_string(), serde_json::Value::from(message.as_str()).to_string());
                 let (comma, data) = data.as_deref().map_or(("", ""), |data| (r#","data":"#, data));

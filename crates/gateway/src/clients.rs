@@ -207,7 +207,7 @@ mod tests {
     #[tokio::test]
     async fn stateless_clients_are_identified_by_user_and_client_name() {
         let (sessions, start) = (Sessions::new(), Instant::now());
-        let open = |name: &str, client: &str| sessions.open_stateless(stateless_facts(name, client), start).unwrap();
+        let open = |name: &str, client: &str| sessions.open_stateless(stateless_facts(name, client), start);
         let count = |seconds| sessions.clients(start + Duration::from_secs(seconds)).len();
         let (first, second) = (open("alice", "cursor"), open("alice", "cursor"));
         assert_eq!((count(0), count(3600)), (1, 1), "two requests of one client");

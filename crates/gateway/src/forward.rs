@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use mcp_satellite_actors::model::exit::CallError;
 use mcp_satellite_actors::model::ids::InstanceId;
-use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::{ClientRelay, RuntimeHandle};
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::{
@@ -17,9 +16,9 @@ use serde::Deserialize;
 use tokio::time::Duration;
 
 use super::answer::{CallAnswer, RpcError};
-use super::era::translation;
+use super::era::translation::{self, UntranslatableRequest};
 use super::request::EndpointRequest;
-use super::tools::raw::{JsonMembers, json_string, replace_part};
+use super::tools::raw::{JsonMembers, json_string};
 
 // Maximum time to find out the era of a server, if neither the call nor the instance has a timeout.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -38,10 +37,17 @@ pub(super) async fn forward(
         let answer = runtime.relay(id, relay(message, era), timeout, cancellation).await?;
         return Ok(answer.map_or(CallAnswer::Cancelled, CallAnswer::Message));
     }
-    if let Some(why) = translation_error(&message) {
-        return Ok(CallAnswer::Error(why));
+    let method = message.method().unwrap_or_default();
+    if method.starts_with("tasks/") {
+        let why = format!("this server does not support `{method}`: it uses an older version of the protocol");
+        return Ok(CallAnswer::Error(RpcError::new(METHOD_NOT_FOUND, why)));
     }
-    let translated = translation::to_session_request(&message).map_err(|why| CallError::BadInput(why.to_string()))?;
+    let translated = match translation::to_session_request(&message) {
+        Ok(translated) => translated,
+        // A state that leads to a parked call was handled before, so this one is invalid.
+        Err(UntranslatableRequest::HasRequestState) => return Ok(CallAnswer::Error(unknown_state_error())),
+        Err(UntranslatableRequest::Malformed(why)) => return Err(CallError::BadInput(why.to_string())),
+    };
     let Some(answer) = runtime.relay(id, relay(translated, Era::Sessions), timeout, cancellation).await? else {
         return Ok(CallAnswer::Cancelled);
     };
@@ -49,7 +55,11 @@ pub(super) async fn forward(
         return Ok(question);
     }
     let server = runtime.status(id).and_then(|view| view.server.clone());
-    Ok(CallAnswer::Message(add_server_info(answer, server.as_deref(), message.method().unwrap_or_default())))
+    let info = server.as_deref().and_then(translation::info_of);
+    match answer.outcome().filter(|_| answer.kind() == MessageKind::Result) {
+        Some(result) => Ok(CallAnswer::CompletedResult(translation::complete_result(result, method, info))),
+        None => Ok(CallAnswer::Message(answer)),
+    }
 }
 
 async fn is_stateless_supported(
@@ -62,32 +72,12 @@ async fn is_stateless_supported(
     Ok(runtime.discover(id, timeout).await?.is_some())
 }
 
-fn translation_error(message: &RpcMessage) -> Option<RpcError> {
-    let method = message.method().unwrap_or_default();
-    if method.starts_with("tasks/") {
-        let why = format!("this server does not support `{method}`: it uses an older version of the protocol");
-        return Some(RpcError::new(METHOD_NOT_FOUND, why));
-    }
-    // A state that leads to a parked call was handled before, so this one is invalid.
-    message.params().and_then(|params| member(params, "requestState")).map(|_| unknown_state_error())
-}
-
 /// Returns the error for an invalid `requestState`. It does not reveal whether the state ever existed or for which
 /// user.
 pub(super) fn unknown_state_error() -> RpcError {
     let why = "`requestState` is not valid: it was used before, has expired, or belongs to another request; \
                send the request again without it";
     RpcError::new(INVALID_PARAMS, why)
-}
-
-fn add_server_info(answer: RpcMessage, server: Option<&ServerInfo>, method: &str) -> RpcMessage {
-    let info = server.and_then(translation::info_of);
-    let (MessageKind::Result, Some(result), Some(info)) = (answer.kind(), answer.outcome(), info) else {
-        return answer;
-    };
-    let completed = translation::complete_result(result, method, Some(info));
-    // The text is derived from a valid message and stays valid.
-    RpcMessage::parse(replace_part(answer.text(), result, &completed).into()).unwrap_or(answer)
 }
 
 /// Translates the error with which a server of 2025-11-25 asks its user to open a URL into a question of the stateless

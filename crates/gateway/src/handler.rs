@@ -31,8 +31,8 @@ pub trait EndpointHandler: Send + Sync + 'static {
     /// Returns the result of `server/discover` for a stateless client, as JSON text.
     fn discover(&self, user: Arc<User>, endpoint: EndpointId) -> BoxFuture<'static, Result<String, RpcError>>;
 
-    /// Returns the definition of a tool as `tools/list` returns it to this user; `None` also if it surely repeats no
-    /// argument in a header.
+    /// Returns the definition of a tool as `tools/list` returns it to this user. Returns `None` if the tool is unknown or
+    /// its definition marks no parameter for a header.
     fn definition(&self, user: Arc<User>, endpoint: &EndpointId, tool: &str) -> BoxFuture<'static, Option<Box<str>>>;
 
     /// Subscribes a stateless client until its session [ends](Self::handle_session_end). Returns the part of the filter

@@ -296,7 +296,7 @@ async fn subscribe(
     let session = session.clone();
     let request = EndpointRequest { message, session, call: 0, cancellation, timeout: None, era: Era::Sessions };
     let is_agreed = match forward_shared_request(runtime, audience, id, &shared, request).await {
-        CallAnswer::Result(_) => true,
+        CallAnswer::Result(_) | CallAnswer::CompletedResult(_) => true,
         CallAnswer::Message(answer) => answer.kind() == MessageKind::Result,
         CallAnswer::Error(error) => return Err(error),
         CallAnswer::Cancelled => false,

@@ -110,7 +110,7 @@ pub(crate) fn answer_with_status(status: StatusCode, answer: &CallAnswer, id: &s
         // The client waits for no answer, so the response is an event stream without events. Some clients treat 202 as
         // an error.
         CallAnswer::Cancelled => build_response(StatusCode::OK, Some(EVENTS), Body::empty()),
-        CallAnswer::Message(_) | CallAnswer::Result(_) | CallAnswer::Error(_) => {
+        CallAnswer::Message(_) | CallAnswer::Result(_) | CallAnswer::CompletedResult(_) | CallAnswer::Error(_) => {
             build_response(status, Some(JSON), Body::from(to_bytes(answer, id)))
         }
     }

@@ -36,6 +36,8 @@ struct SessionTable {
     by_owner: HashMap<Owner, HashSet<u64>>,
     // Sessions of stateless requests. They count against the user's calls, not as sessions.
     stateless_requests: HashMap<u64, Arc<ClientSession>>,
+    // Number of the last session in `stateless_requests`.
+    stateless_opened: u64,
     // Statistics of the clients of stateless requests.
     stateless_clients: StatelessClients,
 }
@@ -137,14 +139,23 @@ impl Sessions {
         Ok((session, evicted))
     }
 
-    pub fn open_stateless(&self, facts: SessionFacts, now: Instant) -> Result<Arc<ClientSession>, SessionLimitError> {
+    /// Creates the session of one stateless request. Clients cannot refer to it, so it needs no secret and its number may
+    /// be guessed.
+    pub fn open_stateless(&self, facts: SessionFacts, now: Instant) -> Arc<ClientSession> {
         let mut table = self.table();
-        let session = self.create_session(&table, facts, now)?;
+        loop {
+            table.stateless_opened += 1;
+            if !table.sessions.contains_key(&table.stateless_opened) {
+                break;
+            }
+        }
+        let number = table.stateless_opened;
+        let session = Arc::new(ClientSession::new(number, [0; 16], facts, now, self.streams.clone()));
         let lifetime = &session.facts.lifetime;
         let calls_tool = matches!(lifetime, ClientLifetime::Request { method, .. } if &**method == method::TOOLS_CALL);
         table.stateless_clients.open_request(&session.facts, calls_tool, now);
-        table.stateless_requests.insert(session.number(), session.clone());
-        Ok(session)
+        table.stateless_requests.insert(number, session.clone());
+        session
     }
 
     pub fn close_stateless(&self, session: &ClientSession) {

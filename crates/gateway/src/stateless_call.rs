@@ -251,6 +251,7 @@ pub(super) fn to_stateless_answer(answer: CallAnswer, method: &str) -> (StatusCo
             let result = translation::complete_result(&result, method, Some(&translation::own_server_info()));
             (StatusCode::OK, CallAnswer::Result(result))
         }
+        CallAnswer::CompletedResult(result) => (StatusCode::OK, CallAnswer::CompletedResult(result)),
         CallAnswer::Error(error) => {
             let code = translation::stateless_error_code(error.code, true);
             (status_of(code), CallAnswer::Error(RpcError { code, ..error }))

@@ -34,8 +34,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::{set_child_subreaper, set_dumpable, set_name};
 use nix::sys::signal::{SigHandler, SigSet, Signal, kill, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
+use rustix::io::Errno;
+use rustix::process::{WaitOptions, wait};
 use tokio::sync::mpsc;
 
 use crate::process::{
@@ -52,6 +53,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 const SIGNAL_BASE: u8 = 128;
 /// Process name, shown to people and checked by the next satellite on the same data directory.
 const NAME: &CStr = c"satellite-reaper";
+
+/// Maximum number of bytes of a process name. The kernel cuts a longer one.
+const NAME_MAX: usize = 15;
 
 // Forwarded through the pipe; the others with `kill`.
 const PIPED_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
@@ -135,9 +139,9 @@ pub fn is_orphan(pid: u32) -> bool {
 
 /// Returns `None` if the process does not exist.
 fn is_named(pid: Pid, name: &CStr) -> Option<bool> {
-    let found = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    // The kernel truncates process names.
-    Some(name.to_string_lossy().starts_with(found.trim()))
+    let found = fs::read(format!("/proc/{pid}/comm")).ok()?;
+    let name = name.to_bytes();
+    Some(found.trim_ascii_end() == &name[..name.len().min(NAME_MAX)])
 }
 
 fn receive_signals(mut pipe: PipeReader, sender: &mpsc::UnboundedSender<Signal>) {
@@ -217,7 +221,9 @@ fn supervise_satellite(
         }
     };
     let ended = end_orphans(&LeftoverCgroups::for_satellite(satellite.as_raw().unsigned_abs()), stuck);
-    if let Some(signal) = code.checked_sub(SIGNAL_BASE).and_then(|signal| Signal::try_from(i32::from(signal)).ok()) {
+    if let Some(signal) = code.checked_sub(SIGNAL_BASE).filter(|signal| *signal > 0) {
+        let signal =
+            Signal::try_from(i32::from(signal)).map_or_else(|_| format!("signal {signal}"), |known| known.to_string());
         let _ = writeln!(
             io::stderr(),
             "satellite: the satellite was ended by {signal}; the reaper ended {ended} remaining processes"
@@ -229,43 +235,36 @@ fn supervise_satellite(
 /// Reaps all processes that have ended. Returns the satellite's exit code if it is among them.
 fn reap(satellite: Pid) -> Option<u8> {
     let mut code = None;
-    loop {
-        let status = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::StillAlive) | Err(_) => return code,
-            Ok(status) => status,
-        };
-        if status.pid() == Some(satellite) {
-            code = match status {
-                WaitStatus::Exited(_, code) => Some(u8::try_from(code).unwrap_or(u8::MAX)),
-                WaitStatus::Signaled(_, signal, _) => Some(SIGNAL_BASE + signal as u8),
-                _ => code,
-            };
+    while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+        if pid.as_raw_nonzero().get() == satellite.as_raw() {
+            let signal = || Some(SIGNAL_BASE.saturating_add(u8::try_from(status.terminating_signal()?).ok()?));
+            code = status.exit_status().map(|code| u8::try_from(code).unwrap_or(u8::MAX)).or_else(signal).or(code);
         }
     }
+    code
 }
 
 /// Kills the adopted processes until none is left and returns their number. Each one is an unreaped child of the
 /// reaper, so its process id is not reused. A satellite that is `stuck` in the kernel is not waited for.
 fn end_orphans(cgroups: &LeftoverCgroups, stuck: Option<Pid>) -> usize {
     let until = Instant::now() + PATIENCE;
-    let mut ended = 0;
+    let (mut ended, mut helper) = (0, None);
     loop {
         // Killing the whole cgroup at once catches a process that forks faster than it can be found.
         let cgroups_are_empty = cgroups.kill_and_remove();
         for child in children() {
+            // The spawn helper ends with the satellite and is not counted.
+            if is_named(child, SPAWN_HELPER_NAME) == Some(true) {
+                helper = Some(child.as_raw());
+            }
             let _ = kill(child, Signal::SIGKILL);
         }
+        // The children of a reaped process are now children of the reaper.
         let childless = loop {
-            // Its name is read before it is reaped: the spawn helper, which ends with the satellite, is not counted.
-            match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT) {
-                Ok(WaitStatus::StillAlive) => break false,
-                Ok(status) => {
-                    let is_helper = status.pid().and_then(|pid| is_named(pid, SPAWN_HELPER_NAME));
-                    ended += usize::from(is_helper != Some(true));
-                    // The children of a reaped process are now children of the reaper.
-                    let _ = status.pid().map(|pid| waitid(Id::Pid(pid), WaitPidFlag::WEXITED));
-                }
-                Err(_) => break true,
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, _))) => ended += usize::from(Some(pid.as_raw_nonzero().get()) != helper),
+                Ok(None) => break false,
+                Err(error) => break error == Errno::CHILD,
             }
         };
         let childless = childless || children().iter().all(|child| Some(*child) == stuck);

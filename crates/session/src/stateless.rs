@@ -76,6 +76,9 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                 return discover.answer(Ok(server));
             }
             EraSupport::Unsupported(until) if until.is_none_or(|until| now < until) => {
+                if until.is_none() {
+                    self.gate.set_stateless_support(Some(None));
+                }
                 return discover.answer(Ok(None));
             }
             EraSupport::Unsupported(_) => stateless.support = EraSupport::Unknown,

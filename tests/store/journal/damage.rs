@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
-use mcp_satellite::journal::{self, EventFollower, StoredEventQuery};
+use mcp_satellite::journal::{self, EventFollower, Journal, JournalLimits, StoredEventQuery};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::SinkAnswer;
+use testkit::wait::wait_until;
 
 use super::crash::killed_after;
 use super::support::*;
@@ -97,6 +99,27 @@ async fn a_damaged_page_loses_only_its_events_and_readers_skip_it() {
     append_all(&journal, EVENTS + 11..=EVENTS + 20).await;
     journal.close().await;
     assert_eq!(home.open().memos().len(), 1);
+}
+
+#[tokio::test]
+async fn readers_of_lines_skip_damage_and_pruning_replaces_the_damaged_journal() {
+    let home = Home::new();
+    let journal = home.open();
+    append_large(&journal, 1..=EVENTS).await;
+    assert_eq!(journal.append(batch_of(vec![server_logs(EVENTS + 1, "alice", 1..=3)])).await, SinkAnswer::Accepted);
+    journal.close().await;
+    overwrite(&home, size(&home) / 2 / 4096 * 4096, 3 * 4096);
+    let logs = journal::server_logs(home.path(), |_| true).unwrap();
+    assert_eq!(logs.lines.len(), 3);
+    assert!(logs.skipped > 0);
+
+    // Every event is older than permitted. The copy of the lines finds the damage.
+    let limits = JournalLimits { events_age_max: Duration::from_millis(1), ..JournalLimits::default() };
+    let journal = Journal::open(home.path(), limits).unwrap();
+    DroppedRanges::subscribe(&journal);
+    wait_until("the events to be removed", || journal.status().first_seq.is_none());
+    assert!(assert_ok(&journal).damaged.is_some());
+    assert_eq!(journal::server_logs(home.path(), |_| true).unwrap().lines.len(), 3);
 }
 
 #[tokio::test]

@@ -18,6 +18,10 @@ pub(crate) struct StatelessRequestMeta {
     pub client: ClientDescription,
     // Minimum level of log messages on behalf of the request; without one the client receives none.
     pub level: Option<McpLogLevel>,
+    /// `name` in the parameters: the called tool or the prompt.
+    pub name: Option<String>,
+    /// `requestState` in the parameters: the call that the request continues.
+    pub state: Option<String>,
 }
 
 impl StatelessRequestMeta {
@@ -74,7 +78,9 @@ impl StatelessRequestMeta {
         headers::check(message.method().unwrap_or_default(), &params, headers)
             .map_err(|why| StatelessErrorResponse::bad_request(HEADER_MISMATCH, why))?;
         let info = object(CLIENT_INFO).map_err(twice)?;
-        Ok(Self { client: ClientDescription::new(STATELESS_VERSION.to_owned(), Some(capabilities), info), level })
+        let client = ClientDescription::new(STATELESS_VERSION.to_owned(), Some(capabilities), info);
+        let string = |name| params.get(name).and_then(|value| serde_json::from_str(value).ok());
+        Ok(Self { client, level, name: string("name"), state: string("requestState") })
     }
 }
 
@@ -158,7 +164,7 @@ mod tests {
     #[test]
     fn the_client_description_comes_from_the_request_metadata() {
         let meta = json!({VERSION: "2026-07-28", CAPABILITIES: {"sampling": {}}, CLIENT_INFO: {"name": "n", "version": "1"}, LOG_LEVEL: "info"});
-        let StatelessRequestMeta { client, level } = read(Some("2026-07-28"), &meta).unwrap();
+        let StatelessRequestMeta { client, level, .. } = read(Some("2026-07-28"), &meta).unwrap();
         assert_eq!((&*client.name, &*client.client_version, level), ("n", "1", Some(McpLogLevel::Info)));
         assert!(client.sampling && !client.elicitation && !client.roots);
         let twice = r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{},"_meta":{}}}"#;

@@ -12,17 +12,32 @@ use mcp_satellite_protocol::rpc::{MalformedMessage, RpcMessage, member};
 use super::super::tools::raw::{JsonMembers, json_string, map_string, replace_part, to_json};
 use super::SERVED;
 
-pub(crate) fn to_session_request(message: &RpcMessage) -> Result<RpcMessage, MalformedMessage> {
+/// Error: a request cannot be sent to a server of the session era.
+#[derive(Debug)]
+pub(crate) enum UntranslatableRequest {
+    /// The request refers to a state, which such a server does not have.
+    HasRequestState,
+    Malformed(MalformedMessage),
+}
+
+pub(crate) fn to_session_request(message: &RpcMessage) -> Result<RpcMessage, UntranslatableRequest> {
     let Some((params, mut pairs)) = message.params().and_then(|params| Some((params, JsonMembers::read(params)?)))
     else {
         return Ok(message.clone());
     };
-    pairs.remove(&["inputResponses", "requestState"]);
-    if let Some(mut meta) = member(params, "_meta").and_then(JsonMembers::read) {
+    if pairs.get("requestState").is_some() {
+        return Err(UntranslatableRequest::HasRequestState);
+    }
+    pairs.remove(&["inputResponses"]);
+    let meta = pairs.get("_meta").and_then(JsonMembers::read).map(|mut meta| {
         meta.remove(&[meta::VERSION, meta::CLIENT_INFO, meta::CAPABILITIES, meta::LOG_LEVEL]);
-        pairs.set("_meta", meta.to_json());
+        meta.to_json()
+    });
+    if let Some(meta) = meta {
+        pairs.set("_meta", meta);
     }
     RpcMessage::parse(replace_part(message.text(), params, &pairs.to_json()).into())
+        .map_err(UntranslatableRequest::Malformed)
 }
 
 /// Builds the result of `server/discover` from a server's description in either era. The versions are those that the
@@ -191,13 +206,15 @@ mod tests {
 
     #[test]
     fn a_session_request_omits_the_members_of_the_stateless_era() {
-        let request = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"requestState":"s","name":"n","_meta":{"progressToken":7,"io.modelcontextprotocol/clientInfo":{},"a/b":1e400,"io.modelcontextprotocol/related-task":{},"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{}},"inputResponses":{}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
+        let request = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"name":"n","_meta":{"progressToken":7,"io.modelcontextprotocol/clientInfo":{},"a/b":1e400,"io.modelcontextprotocol/related-task":{},"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{}},"inputResponses":{}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
         let changed = to_session_request(&read(request)).unwrap();
         let expected = r#"{"x":1e400,"params":{"\ud800":[ 1.50 ],"name":"n","_meta":{"progressToken":7,"a/b":1e400,"io.modelcontextprotocol/related-task":{}}},"jsonrpc":"2.0","id":"i","method":"tools/call"}"#;
         assert_eq!(changed.text(), expected);
         assert_eq!((changed.id(), changed.token()), (Some("\"i\""), Some("7")));
         let bare = read(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#);
         assert_eq!(to_session_request(&bare).unwrap().text(), bare.text());
+        let continued = read(r#"{"jsonrpc":"2.0","id":1,"method":"x","params":{"requestState":"s"}}"#);
+        assert!(matches!(to_session_request(&continued), Err(UntranslatableRequest::HasRequestState)));
     }
 
     #[test]
@@ -266,7 +283,7 @@ mod tests {
     proptest! {
         #[test]
         fn removing_members_keeps_all_others(
-            names in prop::collection::vec("[a-z]{1,3}|requestState|_meta|\\PC{0,3}", 0..6),
+            names in prop::collection::vec("[a-z]{1,3}|inputResponses|_meta|\\PC{0,3}", 0..6),
             values in prop::collection::vec("-?[1-9][0-9]{0,30}|\"[a-z]{0,3}\"|\\[\\]|\\{\\}", 6),
         ) {
             let members: Vec<String> =
@@ -274,12 +291,12 @@ mod tests {
             let request = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{{{}}}}}"#, members.join(","));
             let changed = to_session_request(&read(&request)).unwrap();
             let kept: Vec<&String> =
-                members.iter().filter(|member| !member.starts_with("\"requestState\"")).collect();
+                members.iter().filter(|member| !member.starts_with("\"inputResponses\"")).collect();
             for member in kept {
                 let is_there = changed.text().contains(member.as_str());
                 prop_assert!(is_there || member.starts_with("\"_meta\""), "{} in {}", member, changed.text());
             }
-            prop_assert!(!changed.text().contains("\"requestState\":"));
+            prop_assert!(!changed.text().contains("\"inputResponses\":"));
         }
     }
 }

@@ -21,7 +21,6 @@ use super::super::session::{ClientLifetime, ClientSession, SESSION_ENDED, Sessio
 use super::super::session_call::{OpenCallGuard, ResponseFormat, ResponseSettings};
 use super::super::stateless_call::{self, StatelessCall, StatelessSessionGuard};
 use super::super::subscription::SubscriptionFilter;
-use super::super::tools::raw;
 use super::{
     BodyMemory, CROWDED_PAUSE, Checked, EndpointService, ErrorResponse, HttpRequest, error_response, method_not_allowed,
 };
@@ -55,7 +54,8 @@ impl EndpointService {
         let id: Arc<str> = id.into();
         let rejected =
             |StatelessErrorResponse { status, error }| ErrorResponse::new(reply::rpc_error(status, &id, error));
-        let StatelessRequestMeta { client, level } = StatelessRequestMeta::read(&message, headers).map_err(rejected)?;
+        let StatelessRequestMeta { client, level, name: tool, state } =
+            StatelessRequestMeta::read(&message, headers).map_err(rejected)?;
         let method = message.method().unwrap_or_default();
         if era::is_removed(method) {
             let why = format!("there is no method `{method}` in this version of the protocol");
@@ -63,14 +63,13 @@ impl EndpointService {
         }
         let (endpoint, name) = self.resolve_endpoint(user, path, &id, INTERNAL_ERROR)?;
         if method == method::TOOLS_CALL
-            && let Some((_, tool)) = message.params().and_then(|params| raw::find_string(params, &["name"]))
+            && let Some(tool) = tool
             && let Some(definition) = self.handler.definition(user.clone(), &endpoint, &tool).await
         {
             headers::check_arguments(&definition, message.params(), headers)
                 .map_err(|why| error_response(StatusCode::BAD_REQUEST, Some(&id), HEADER_MISMATCH, &why))?;
         }
-        let state = message.params().and_then(|params| raw::find_string(params, &["requestState"]));
-        let parked = state.and_then(|(_, state)| {
+        let parked = state.and_then(|state| {
             let identity = ParkedRequestIdentity::new(user, &endpoint, &message);
             self.parked.take(&state, &identity, Instant::now()).filter(|call| !call.is_over())
         });
@@ -111,15 +110,7 @@ impl EndpointService {
         if is_subscription {
             return self.handle_listen(request, facts, &message, &id, response_settings).await;
         }
-        let no_random_numbers = |_| {
-            error_response(
-                StatusCode::SERVICE_UNAVAILABLE,
-                Some(&id),
-                INTERNAL_ERROR,
-                "the system provides no random numbers",
-            )
-        };
-        let session = self.sessions.open_stateless(facts, Instant::now()).map_err(no_random_numbers)?;
+        let session = self.sessions.open_stateless(facts, Instant::now());
         let session_guard = StatelessSessionGuard::new(self.clone(), session);
         // The token may have been revoked between the check and the insertion into the table.
         self.check_permission(request)?;

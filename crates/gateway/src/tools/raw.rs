@@ -74,8 +74,21 @@ impl<'a> JsonMembers<'a> {
     }
 
     pub(crate) fn to_json(&self) -> String {
-        let members: Vec<String> = self.0.iter().map(|pair| format!("{}:{}", pair.quoted_name, pair.value)).collect();
-        format!("{{{}}}", members.join(","))
+        let length: usize = self.0.iter().map(|pair| pair.quoted_name.len() + pair.value.len() + 2).sum();
+        let mut text = String::with_capacity(length + 2);
+        let mut separator = '{';
+        for pair in &self.0 {
+            text.push(separator);
+            text.push_str(&pair.quoted_name);
+            text.push(':');
+            text.push_str(&pair.value);
+            separator = ',';
+        }
+        if self.0.is_empty() {
+            text.push('{');
+        }
+        text.push('}');
+        text
     }
 }
 
@@ -101,7 +114,7 @@ impl<'de> Deserialize<'de> for JsonMembers<'de> {
                 while let Some((name, value)) = from.next_entry::<&RawValue, &RawValue>()? {
                     pairs.push(JsonMember {
                         quoted_name: name.get().into(),
-                        name: serde_json::from_str::<String>(name.get()).ok().map(Cow::Owned),
+                        name: decode_name(name.get()),
                         value: value.get().into(),
                     });
                 }
@@ -110,6 +123,14 @@ impl<'de> Deserialize<'de> for JsonMembers<'de> {
         }
 
         from.deserialize_map(MembersVisitor)
+    }
+}
+
+/// Decodes the name of a member, which is valid JSON text. Returns `None` if it is not a valid string.
+fn decode_name(quoted: &str) -> Option<Cow<'_, str>> {
+    match quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {
+        Some(name) if !name.contains('\\') => Some(Cow::Borrowed(name)),
+        _ => serde_json::from_str::<String>(quoted).ok().map(Cow::Owned),
     }
 }
 

@@ -77,7 +77,12 @@ pub(super) fn resource_request<'a>(
 
 /// Converts the answer of a server to the result of `read_mcp_resource`. Contents are not cached.
 pub(super) fn to_resource_result(answer: CallAnswer) -> Result<CallAnswer, CallRefusal> {
-    let CallAnswer::Message(answer) = answer else { return Ok(answer) };
+    let answer = match answer {
+        CallAnswer::Message(answer) => answer,
+        // A server of the session era asks no question in its result.
+        CallAnswer::CompletedResult(result) => return contents_result(&result).map(CallAnswer::Result),
+        answer => return Ok(answer),
+    };
     let outcome = answer.outcome().unwrap_or_default();
     match answer.kind() {
         // The client has to answer a question and then repeats its request.

@@ -6,6 +6,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use nix::sys::signal::SigSet;
@@ -22,6 +23,9 @@ use super::spawn::SpawnedChild;
 use super::spawn_helper::Forker;
 use super::tree::{ProcessTree, StraySearch};
 use super::userns::IdMapper;
+
+/// Time to wait for the end of a killed process.
+const KILLED_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Handle to the thread, which ends with its last handle. The guard of every process holds one.
 #[derive(Clone)]
@@ -120,6 +124,11 @@ impl Starter {
             // The helper may have forked the child.
             if let Some(cgroup) = &cgroup {
                 cgroup.kill();
+                // A cgroup is removed only if it is empty.
+                let until = Instant::now() + KILLED_PATIENCE;
+                while cgroup.is_populated() && Instant::now() < until {
+                    thread::sleep(Duration::from_millis(1));
+                }
             }
             scanner.sweep(StraySearch { mark: mark.clone(), since: 0 });
         }

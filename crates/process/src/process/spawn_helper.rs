@@ -67,6 +67,12 @@ struct ForkRequest {
     has_id_map: bool,
 }
 
+/// Errors of the machine with which no part of a request is sent.
+const NOTHING_SENT: [rustix::io::Errno; 4] = {
+    use rustix::io::Errno;
+    [Errno::NOMEM, Errno::NOBUFS, Errno::TOOMANYREFS, Errno::INTR]
+};
+
 /// The helper process, killed when this is dropped.
 struct SpawnHelper {
     pid: Pid,
@@ -155,7 +161,9 @@ impl SpawnHelper {
         passed.extend(cgroup);
         passed.extend(file_args);
         passed.extend(id_map.iter().flat_map(|pipes| [pipes.request, pipes.response]));
-        self.send(&serde_json::to_vec(&request)?, plan.image.words(), &passed)?;
+        if let Err(error) = self.send(&serde_json::to_vec(&request)?, plan.image.words(), &passed)? {
+            return Ok(Err(error));
+        }
         let mut answer = [0; 8];
         self.stream.read_exact(&mut answer)?;
         let [pid, errno] = [[answer[0], answer[1], answer[2], answer[3]], [answer[4], answer[5], answer[6], answer[7]]]
@@ -163,18 +171,26 @@ impl SpawnHelper {
         Ok(Pid::from_raw(pid).ok_or_else(|| io::Error::from_raw_os_error(errno)))
     }
 
-    fn send(&mut self, request: &[u8], words: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let too_long = |_| io::Error::from(io::ErrorKind::InvalidInput);
-        let lengths = [u32::try_from(request.len()).map_err(too_long)?, u32::try_from(words.len()).map_err(too_long)?];
+    /// Sends a request. The inner error means that nothing was sent, because the machine lacks memory or the request is too
+    /// long: the helper can take the next request.
+    fn send(&mut self, request: &[u8], words: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<io::Result<()>> {
+        let (Ok(request_length), Ok(words_length)) = (u32::try_from(request.len()), u32::try_from(words.len())) else {
+            return Ok(Err(io::Error::from_raw_os_error(libc::E2BIG)));
+        };
+        let lengths = [request_length, words_length];
         let head = [lengths.map(u32::to_ne_bytes).as_flattened(), request].concat();
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut passed = SendAncillaryBuffer::new(&mut space);
         passed.push(SendAncillaryMessage::ScmRights(descriptors));
         let parts = [IoSlice::new(&head), IoSlice::new(words)];
-        let sent = sendmsg(&self.stream, &parts, &mut passed, SendFlags::NOSIGNAL)?;
+        let sent = match sendmsg(&self.stream, &parts, &mut passed, SendFlags::NOSIGNAL) {
+            Ok(sent) => sent,
+            Err(error) if NOTHING_SENT.contains(&error) => return Ok(Err(error.into())),
+            Err(error) => return Err(error.into()),
+        };
         // Only a long list of words does not fit into the buffer of the socket.
         let rest = sent.checked_sub(head.len()).ok_or(io::ErrorKind::WriteZero)?;
-        self.stream.write_all(&words[rest..])
+        self.stream.write_all(&words[rest..]).map(Ok)
     }
 }
 

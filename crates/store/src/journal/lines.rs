@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject};
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, TransactionBehavior, params};
 use serde::Serialize;
 
 use super::JournalLimits;
@@ -25,6 +25,12 @@ const WITH_LINES_MAX: usize = 100_000;
 /// Maximum number of uncopied events; bounds the time of readers.
 const UNCOPIED_MAX: u64 = 500_000;
 const CHUNK: usize = 500;
+/// Maximum number of lines that one step copies, about: the events of a step are copied as a whole.
+const LINES_PER_STEP: usize = 2_000;
+/// Lines whose copy takes about as long as the trimming of one instance.
+const LINES_PER_TRIM: usize = 10;
+/// Number of chunks of earlier events that one step reads.
+const CHUNKS_PER_STEP: usize = 10;
 
 /// Number of the last event whose lines are in the tables.
 const COPIED_THROUGH: &str = "lines_through";
@@ -130,14 +136,19 @@ impl UncopiedEvent {
     }
 }
 
-/// Stored events whose lines are not in the tables yet.
+/// Stored events whose lines are not in the tables yet. They are copied in steps, each in a transaction of its own, so
+/// that new events do not wait for long.
 #[derive(Debug, Default)]
 pub(super) struct UncopiedLines {
     /// Number of the last event whose lines are in the tables.
     copied_through: u64,
-    /// Number of the last event of earlier runs. Those that are not copied are not in `events` until the next copy.
+    /// Number of the last event in `earlier` or before it.
+    read_through: u64,
+    /// Number of the last event of earlier runs.
     unread_through: u64,
-    /// Events with lines, in order.
+    /// Events of earlier runs, in order, as far as they were read.
+    earlier: Vec<UncopiedEvent>,
+    /// Events of this run, in order.
     events: Vec<UncopiedEvent>,
     instances: HashSet<(LineTable, Arc<str>)>,
     lines: usize,
@@ -145,13 +156,25 @@ pub(super) struct UncopiedLines {
     kept: usize,
     /// Time of the oldest line of `events`; `None` if there is none.
     oldest: Option<i64>,
+    copy: Option<LineCopy>,
+}
+
+/// Copy in progress.
+#[derive(Debug)]
+struct LineCopy {
+    /// Number of the last event that the copy covers.
+    through: u64,
+    /// Events that remain to be copied.
+    needed: BTreeSet<u64>,
+    /// Instances whose tables remain to be trimmed.
+    untrimmed: Vec<(LineTable, Arc<str>)>,
 }
 
 impl UncopiedLines {
     /// Returns the state after a start. `last` is the number of the last stored event.
     pub(super) fn open(connection: &Connection, last: u64) -> rusqlite::Result<Self> {
         let copied_through = copied_through(connection)?.unwrap_or(0);
-        Ok(Self { copied_through, unread_through: last, ..Self::default() })
+        Ok(Self { copied_through, read_through: copied_through, unread_through: last, ..Self::default() })
     }
 
     pub(super) fn copied_through(&self) -> u64 {
@@ -159,18 +182,20 @@ impl UncopiedLines {
     }
 
     pub(super) fn add(&mut self, envelope: &Envelope, limits: &JournalLimits) {
-        let Some(event) = UncopiedEvent::from_event(envelope.seq, &envelope.event) else { return };
-        self.lines += event.lines;
-        self.oldest = Some(self.oldest.map_or(event.oldest, |oldest| oldest.min(event.oldest)));
-        if self.instances.insert((event.table, event.instance.clone())) {
-            self.kept += event.table.limit_of(limits);
+        self.events.extend(UncopiedEvent::from_event(envelope.seq, &envelope.event));
+        if let Some(last) = self.events.last().filter(|last| last.seq == envelope.seq) {
+            self.lines += last.lines;
+            self.oldest = Some(self.oldest.map_or(last.oldest, |oldest| oldest.min(last.oldest)));
+            if self.instances.insert((last.table, last.instance.clone())) {
+                self.kept += last.table.limit_of(limits);
+            }
         }
-        self.events.push(event);
     }
 
     /// Returns true if the lines must be copied. `last` is the number of the last stored event.
     pub(super) fn is_due(&self, last: u64) -> bool {
-        self.lines >= LINES_MIN.max(LINES_PER_KEPT.saturating_mul(self.kept))
+        self.copy.is_some()
+            || self.lines >= LINES_MIN.max(LINES_PER_KEPT.saturating_mul(self.kept))
             || self.events.len() >= WITH_LINES_MAX
             || last.saturating_sub(self.copied_through) >= UNCOPIED_MAX
     }
@@ -180,72 +205,138 @@ impl UncopiedLines {
         self.copied_through < self.unread_through || self.oldest.is_some_and(|oldest| oldest < limit)
     }
 
-    /// Copies the last lines of each instance to the tables, within the caller's transaction. `through` is the number of
-    /// the last stored event.
-    pub(super) fn copy(&self, connection: &Connection, through: u64, limits: &JournalLimits) -> rusqlite::Result<Self> {
-        let earlier = read_events(connection, self.copied_through, self.unread_through)?;
-        let mut counts: HashMap<(LineTable, &str), usize> = HashMap::new();
+    /// Copies lines to the tables, in one step. Returns true if the copy is not complete. `last` is the number of the last
+    /// stored event.
+    pub(super) fn copy_step(
+        &mut self,
+        connection: &mut Connection,
+        last: u64,
+        limits: &JournalLimits,
+    ) -> rusqlite::Result<bool> {
+        if self.read_through < self.unread_through {
+            self.read_earlier(connection)?;
+            return Ok(true);
+        }
+        let copy = match self.copy.take() {
+            Some(copy) => copy,
+            None => self.plan_copy(last, limits),
+        };
+        // Put back before it can fail.
+        let copy = self.copy.insert(copy);
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut lines = 0;
+        let mut through = self.copied_through;
+        while lines < LINES_PER_STEP
+            && let Some(next) = copy.needed.range(through + 1..).next().copied()
+        {
+            through = next;
+            read_chunk(&transaction, next - 1, CHUNK, |stored| {
+                if lines < LINES_PER_STEP && copy.needed.contains(&stored.seq) {
+                    through = stored.seq;
+                    // An unreadable event is counted by the readers of events.
+                    if let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body) {
+                        lines += insert_lines(&transaction, &envelope)?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        let is_copied = copy.needed.range(through + 1..).next().is_none();
+        let mut trimmed = 0;
+        if is_copied {
+            through = copy.through;
+            trimmed = copy.untrimmed.len().min((LINES_PER_STEP - lines.min(LINES_PER_STEP)) / LINES_PER_TRIM);
+            for (table, instance) in copy.untrimmed.iter().rev().take(trimmed) {
+                trim(&transaction, *table, instance, table.limit_of(limits))?;
+            }
+        }
+        set(&transaction, COPIED_THROUGH, &through)?;
+        transaction.commit()?;
+        copy.needed = copy.needed.split_off(&(through + 1));
+        copy.untrimmed.truncate(copy.untrimmed.len() - trimmed);
+        self.copied_through = through;
+        if !is_copied || !copy.untrimmed.is_empty() {
+            return Ok(true);
+        }
+        self.finish_copy(limits);
+        Ok(false)
+    }
+
+    /// Determines the events that contain the last lines of each instance.
+    fn plan_copy(&self, last: u64, limits: &JournalLimits) -> LineCopy {
+        let mut counts: HashMap<(LineTable, &Arc<str>), usize> = HashMap::new();
         let mut needed = BTreeSet::new();
-        for UncopiedEvent { seq, table, instance, lines, .. } in earlier.iter().chain(&self.events).rev() {
+        for UncopiedEvent { seq, table, instance, lines, .. } in self.earlier.iter().chain(&self.events).rev() {
             let count = counts.entry((*table, instance)).or_default();
             if *count < table.limit_of(limits) {
                 needed.insert(*seq);
             }
             *count += lines;
         }
-        let mut after = 0;
-        while let Some(next) = needed.range(after + 1..).next().copied() {
-            read_chunk(connection, next - 1, CHUNK, |stored| {
-                after = stored.seq;
-                if needed.contains(&stored.seq)
+        let untrimmed = counts.into_keys().map(|(table, instance)| (table, instance.clone())).collect();
+        LineCopy { through: last, needed, untrimmed }
+    }
+
+    /// Forgets the copied events.
+    fn finish_copy(&mut self, limits: &JournalLimits) {
+        let through = self.copied_through;
+        let later = self.events.partition_point(|event| event.seq <= through);
+        let events = self.events.split_off(later);
+        let instances: HashSet<_> = events.iter().map(|event| (event.table, event.instance.clone())).collect();
+        *self = Self {
+            copied_through: through,
+            read_through: through,
+            unread_through: through,
+            lines: events.iter().map(|event| event.lines).sum(),
+            kept: instances.iter().map(|(table, _)| table.limit_of(limits)).sum(),
+            oldest: events.iter().map(|event| event.oldest).min(),
+            instances,
+            events,
+            ..Self::default()
+        };
+    }
+
+    /// Reads some of the events of earlier runs.
+    fn read_earlier(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+        for _ in 0..CHUNKS_PER_STEP {
+            let before = self.read_through;
+            read_chunk(connection, before, CHUNK, |stored| {
+                self.read_through = stored.seq;
+                if stored.seq <= self.unread_through
+                    && may_have_any_lines(stored.body)
                     && let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body)
                 {
-                    insert_lines(connection, &envelope)?;
+                    self.earlier.extend(UncopiedEvent::from_event(stored.seq, &envelope.event));
                 }
                 Ok(())
             })?;
-            // The event may have been removed.
-            after = after.max(next);
-        }
-        for (table, instance) in counts.keys() {
-            trim(connection, *table, instance, table.limit_of(limits))?;
-        }
-        set(connection, COPIED_THROUGH, &through)?;
-        Ok(Self { copied_through: through, unread_through: through, ..Self::default() })
-    }
-}
-
-/// Reads the events with lines after `after`, up to `through`.
-fn read_events(connection: &Connection, mut after: u64, through: u64) -> rusqlite::Result<Vec<UncopiedEvent>> {
-    let mut events = Vec::new();
-    while after < through {
-        let before = after;
-        read_chunk(connection, before, CHUNK, |stored| {
-            after = stored.seq;
-            if stored.seq <= through
-                && may_have_any_lines(stored.body)
-                && let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body)
-            {
-                events.extend(UncopiedEvent::from_event(stored.seq, &envelope.event));
+            if self.read_through == before {
+                self.read_through = self.unread_through;
             }
-            Ok(())
-        })?;
-        if after == before {
-            break;
+            if self.read_through >= self.unread_through {
+                break;
+            }
         }
+        Ok(())
     }
-    Ok(events)
 }
 
-fn insert_lines(connection: &Connection, envelope: &Envelope) -> rusqlite::Result<()> {
+/// Inserts the lines of the event. Returns their number.
+fn insert_lines(connection: &Connection, envelope: &Envelope) -> rusqlite::Result<usize> {
     match &envelope.event {
-        Event::ServerLogs { of, logs } => logs
-            .iter()
-            .try_for_each(|line| insert(connection, LineTable::ServerLogs, envelope.seq, of, line.timestamp, line)),
-        Event::RequestLogs { of, requests } => requests
-            .iter()
-            .try_for_each(|line| insert(connection, LineTable::RequestLogs, envelope.seq, of, line.timestamp, line)),
-        _ => Ok(()),
+        Event::ServerLogs { of, logs } => {
+            for line in logs {
+                insert(connection, LineTable::ServerLogs, envelope.seq, of, line.timestamp, line)?;
+            }
+            Ok(logs.len())
+        }
+        Event::RequestLogs { of, requests } => {
+            for line in requests {
+                insert(connection, LineTable::RequestLogs, envelope.seq, of, line.timestamp, line)?;
+            }
+            Ok(requests.len())
+        }
+        _ => Ok(0),
     }
 }
 

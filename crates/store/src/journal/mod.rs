@@ -9,9 +9,8 @@
 //!  readers, also without a satellite: open the file themselves (`read`)
 //! ```
 //!
-//! Only that thread waits for the disk, and its callers wait for it at most one second. An event gets a number only
-//! after the file `seq` has reserved it (`seq_file`); while that file cannot be written, events wait in the batcher without
-//! numbers.
+//! Only that thread waits for the disk, and its callers wait for it at most one second. An event is visible only after it
+//! is stored, or after the file `seq` has reserved its number (`seq_file`); until then it waits in the batcher.
 //!
 //! Committed data survives a `kill -9` of the satellite, but not a loss of power, because the disk is synced at
 //! checkpoints only. A disk that is full, read-only or broken does not end the satellite: the journal reports the state

@@ -1,5 +1,6 @@
-//! Reads the journal, once or continuously, with or without a running satellite. A reader opens the database itself and
-//! holds a read transaction only for some hundred rows, because a longer one keeps `SQLite` from restarting the WAL.
+//! Reads the journal, once or continuously, with or without a running satellite. A reader opens the database itself. A
+//! reader of events holds a read transaction only for some hundred rows, because a longer one keeps `SQLite` from
+//! restarting the WAL; a reader of lines needs one transaction for all of them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -410,19 +411,33 @@ fn logs<T: DeserializeOwned>(
         let mut after = lines::copied_through(&transaction)?.unwrap_or(logs.through);
         loop {
             let before = after;
-            read_chunk(&transaction, before, CHUNK, |stored| {
+            let outcome = read_chunk(&transaction, before, CHUNK, |stored| {
                 after = stored.seq;
-                // An unreadable event is reported by readers of events.
-                if lines::may_have_lines(table, stored.body)
-                    && let Ok(envelope) = serde_json::from_str::<Envelope>(stored.body)
-                    && let Some((subject, found)) = lines_of(envelope.event)
-                    && wanted(&subject)
-                {
-                    let stored_line = |line| StoredLine { seq: stored.seq, subject: (*subject).clone(), line };
-                    logs.lines.extend(found.into_iter().map(stored_line));
+                if !lines::may_have_lines(table, stored.body) {
+                    return Ok(());
+                }
+                match serde_json::from_str::<Envelope>(stored.body) {
+                    Ok(envelope) => {
+                        if let Some((subject, found)) = lines_of(envelope.event).filter(|(subject, _)| wanted(subject))
+                        {
+                            let stored_line = |line| StoredLine { seq: stored.seq, subject: (*subject).clone(), line };
+                            logs.lines.extend(found.into_iter().map(stored_line));
+                        }
+                    }
+                    Err(_) => logs.skipped += 1,
                 }
                 Ok(())
-            })?;
+            });
+            match outcome {
+                // Rows before the damage were read.
+                Err(error) if after == before && is_damage(&error) => {
+                    let Some(next) = next_readable(&transaction, before) else { return Err(error) };
+                    logs.skipped += next - before - 1;
+                    after = next - 1;
+                }
+                Err(error) if after == before => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
             if after == before {
                 break;
             }

@@ -1,4 +1,4 @@
-//! The file `DIR/journal/seq`: the event numbers that may be in use, in case the database is lost, loses its end, or
+//! The file `DIR/journal/seq`: the event numbers that may have been visible, in case the database is lost, loses its end, or
 //! does not accept events. It is a single line of fixed length, written in place, so that it can be written on a full
 //! disk.
 //!
@@ -9,7 +9,7 @@
 //! │                    │      │                    └ `closed`: the satellite ended in an orderly way
 //! │                    │      └ number that was stored in the database when the line was written
 //! │                    └ the database contains every number in use; `ahead`: larger numbers are in use
-//! └ last reserved number: no larger number is in use; synced, to survive a loss of power
+//! └ last reserved number: no larger number was visible; synced, to survive a loss of power
 //! ```
 //!
 //! The database is the record of the stored numbers. The line only proves whether the database still is what the

@@ -267,28 +267,14 @@ impl JournalDatabase {
         Ok(SinkAnswer::Accepted)
     }
 
-    /// Copies the last lines of each instance from their events to the tables of lines, if many are not copied yet.
-    pub(super) fn copy_lines_if_due(&mut self, limits: &JournalLimits) -> rusqlite::Result<()> {
-        if self.uncopied.is_due(self.last) { self.copy_lines(limits) } else { Ok(()) }
+    /// Copies some of the last lines of each instance from their events to the tables of lines, if many are not copied
+    /// yet. Returns true if more must be copied.
+    pub(super) fn copy_lines_if_due(&mut self, limits: &JournalLimits) -> rusqlite::Result<bool> {
+        if self.uncopied.is_due(self.last) { self.copy_lines(limits) } else { Ok(false) }
     }
 
-    /// Copies the last lines of each instance from their events to the tables of lines.
-    fn copy_lines(&mut self, limits: &JournalLimits) -> rusqlite::Result<()> {
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let copied = self.uncopied.copy(&transaction, self.last, limits)?;
-        transaction.commit()?;
-        self.uncopied = copied;
-        Ok(())
-    }
-
-    /// Copies the lines of events that are about to be pruned: lines stay longer than their events. Returns true if that
-    /// was necessary.
-    fn copy_lines_before_pruning(&mut self, through: u64, limits: &JournalLimits) -> rusqlite::Result<bool> {
-        let is_needed = through > self.uncopied.copied_through();
-        if is_needed {
-            self.copy_lines(limits)?;
-        }
-        Ok(is_needed)
+    fn copy_lines(&mut self, limits: &JournalLimits) -> rusqlite::Result<bool> {
+        self.uncopied.copy_step(&mut self.connection, self.last, limits)
     }
 
     pub(super) fn remember(&mut self, memos: &Memos) -> rusqlite::Result<()> {
@@ -397,22 +383,21 @@ impl JournalDatabase {
         Ok((value("PRAGMA page_count")?, value("PRAGMA freelist_count")?))
     }
 
-    /// Prunes one step if the database is too large. Returns the number of events or lines removed, 0 if there is
-    /// nothing left to do. Lines are pruned if they occupy more than half of the limit. Otherwise delivered events are
+    /// Prunes one step if the database is too large. Lines are pruned if they occupy more than half of the limit. Otherwise delivered events are
     /// pruned first, then the oldest undelivered ones, which are reported as lost if `delivers`.
     pub(super) fn make_room(
         &mut self,
         limits: &JournalLimits,
         delivers: bool,
         pruning: &mut PruningProgress,
-    ) -> rusqlite::Result<u64> {
+    ) -> rusqlite::Result<PruningStep> {
         let size_max = limits.size_max;
         let (pages, free) = self.pages()?;
         let used = (pages - free.min(pages)) * self.page_size;
         let limit = if pruning.under_way { size_max / PRUNE_TO.1 * PRUNE_TO.0 } else { size_max };
         if used <= limit {
             *pruning = PruningProgress { unsent: pruning.unsent, ..PruningProgress::default() };
-            return Ok(0);
+            return Ok(PruningStep::Nothing);
         }
         let lines = match pruning.lines {
             Some(lines) => lines,
@@ -423,7 +408,7 @@ impl JournalDatabase {
             let (count, bytes) = self.delete_lines()?;
             pruning.lines = Some(lines.saturating_sub(bytes));
             pruning.under_way = count > 0;
-            return Ok(count);
+            return Ok(if count > 0 { PruningStep::Removed(count) } else { PruningStep::Nothing });
         }
         let StoredExtent { first, last, .. } = self.extent()?;
         let count = last.unwrap_or(0).saturating_sub(first.unwrap_or(0));
@@ -434,10 +419,12 @@ impl JournalDatabase {
         if is_lost {
             oldest = oldest_events(&self.connection, self.handed_out, u64::MAX, step)?;
         }
-        if let Some(oldest) = &oldest
-            && self.copy_lines_before_pruning(oldest.last, limits)?
-        {
+        // Lines stay longer than their events.
+        if oldest.is_some_and(|oldest| oldest.last > self.uncopied.copied_through()) {
             pruning.lines = None;
+            if self.copy_lines(limits)? {
+                return Ok(PruningStep::Copied);
+            }
         }
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut lost = self.lost_ranges.clone();
@@ -461,10 +448,10 @@ impl JournalDatabase {
                 tracing::warn!(used, size_max, "the journal exceeds its size limit, and nothing more can be removed");
             }
             pruning.under_way = false;
-            return Ok(0);
+            return Ok(PruningStep::Nothing);
         };
         pruning.under_way = true;
-        Ok(removed.count)
+        Ok(PruningStep::Removed(removed.count))
     }
 
     fn size_of_lines(&self) -> rusqlite::Result<u64> {
@@ -521,11 +508,9 @@ impl JournalDatabase {
             }
             (through, count)
         };
-        if self.uncopied.has_older(lines) {
-            self.copy_lines(limits)?;
-        }
-        if let Some(through) = through {
-            self.copy_lines_before_pruning(through.unsigned_abs(), limits)?;
+        let is_uncopied = |through: i64| through.unsigned_abs() > self.uncopied.copied_through();
+        if (self.uncopied.has_older(lines) || through.is_some_and(is_uncopied)) && self.copy_lines(limits)? {
+            return Ok(true);
         }
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         if let Some(through) = through {
@@ -586,6 +571,16 @@ impl JournalDatabase {
         self.connection.busy_timeout(BUSY_TIMEOUT)?;
         truncated
     }
+}
+
+/// Result of one step of pruning.
+pub(super) enum PruningStep {
+    /// The database is small enough, or nothing more can be removed.
+    Nothing,
+    /// Number of removed events or lines.
+    Removed(u64),
+    /// Some lines of the events to be pruned were copied.
+    Copied,
 }
 
 #[derive(Debug, Default)]

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! At the start the noted numbers decide what is lost. After an orderly end, or a kill in the same boot with a database
-//! that reaches as far as noted, only events that had a number and were not stored are lost. Otherwise numbering
-//! continues after the last reserved number, and the range between is reported as lost. The files are looked for at their
+//! that reaches as far as noted, only events with a granted number that were not stored are lost; other numbers that were
+//! not stored are assigned again, because nobody has seen them. Otherwise numbering continues after the last reserved number, and the range between is reported as lost. The files are looked for at their
 //! paths, because data in a deleted file reaches no reader: before a job, but no more than once a second on average.
 
 use std::collections::{HashMap, VecDeque};
@@ -40,7 +40,7 @@ use super::shared::{
     BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalHome, JournalShared, JournalState,
     JournalStatus, Memos, database,
 };
-use super::store::{JournalDatabase, PruningProgress, StoredState, read_stored_state};
+use super::store::{JournalDatabase, PruningProgress, PruningStep, StoredState, read_stored_state};
 use mcp_satellite_files::data_dir::DataDir;
 
 /// Interval between attempts on a disk that does not accept writes. Each job tries earlier.
@@ -285,8 +285,8 @@ impl JournalWriter {
                 self.through = self.through.max(last);
                 self.clear_error();
                 self.seq_file.record_stored(last);
-                self.copy_lines_if_due();
-                if self.make_room(batch.events.len()) {
+                let copies = self.copy_lines_if_due();
+                if self.make_room(batch.events.len()) || copies {
                     self.last_maintenance = None;
                 }
                 self.publish_status();
@@ -630,11 +630,11 @@ impl JournalWriter {
         let more = loop {
             let Some(store) = &mut self.store else { return false };
             match store.make_room(&limits, delivers, &mut self.pruning) {
-                Ok(0) => break false,
-                Ok(count) => removed += count,
-                // The next job that finds the damage handles it.
+                Ok(PruningStep::Nothing) => break false,
+                Ok(PruningStep::Removed(count)) => removed += count,
+                Ok(PruningStep::Copied) => break true,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot make room in the journal");
+                    self.handle_maintenance_error(&error);
                     break false;
                 }
             }
@@ -649,22 +649,29 @@ impl JournalWriter {
         more
     }
 
-    fn copy_lines_if_due(&mut self) {
-        if let Some(store) = &mut self.store
-            && let Err(error) = store.copy_lines_if_due(&self.limits)
-        {
-            tracing::debug!(%error, "cannot copy log lines to their tables now; they are stored in their events");
-        }
+    /// Copies some log lines to their tables. Returns true if more must be copied.
+    fn copy_lines_if_due(&mut self) -> bool {
+        let Some(store) = &mut self.store else { return false };
+        let copied = store.copy_lines_if_due(&self.limits);
+        self.more_or_handle_error(copied)
     }
 
-    fn unwrap_or_log(more: rusqlite::Result<bool>) -> bool {
-        match more {
-            Ok(more) => more,
-            Err(error) => {
-                // The next job that finds the damage handles it.
-                tracing::warn!(%error, "cannot make room in the journal");
-                false
+    fn more_or_handle_error(&mut self, more: rusqlite::Result<bool>) -> bool {
+        more.unwrap_or_else(|error| {
+            self.handle_maintenance_error(&error);
+            false
+        })
+    }
+
+    /// Replaces a damaged database. The next maintenance tries again after any other error.
+    fn handle_maintenance_error(&mut self, error: &rusqlite::Error) {
+        if is_damage(error) {
+            // An error is visible in the status.
+            if self.replace_damaged(error).is_ok() {
+                self.last_maintenance = None;
             }
+        } else {
+            tracing::warn!(%error, "cannot copy log lines or make room in the journal");
         }
     }
 
@@ -674,18 +681,20 @@ impl JournalWriter {
             return;
         }
         self.catch_up();
-        self.copy_lines_if_due();
+        if self.copy_lines_if_due() {
+            self.last_maintenance = None;
+        }
         if !self.age_pruning_enabled {
             return;
         }
         let (limits, now, delivers) = (self.limits.clone(), self.time.bounded_now(), self.has_delivery());
         let Some(store) = &mut self.store else { return };
         let old = store.prune_old(&limits, now, delivers);
-        let mut more = Self::unwrap_or_log(old);
+        let mut more = self.more_or_handle_error(old);
         more |= self.make_room(0);
         if !more && let Some(store) = &mut self.store {
             let shrunk = store.shrink(limits.size_max);
-            more = Self::unwrap_or_log(shrunk);
+            more = self.more_or_handle_error(shrunk);
         }
         if more {
             // Immediately, but after the jobs that arrived in the meantime.
