@@ -127,10 +127,10 @@ class Satellite:
         return found
 
     def servers(self):
-        """Returns the same without the satellite and its reaper, whose environment only root can read."""
+        """Returns the same without the satellite, its reaper and its spawn helper, whose environment only root can read."""
         with open(os.path.join(self.data_dir, "lock"), encoding="utf-8") as lock:
             ours = {self.process.pid, int(lock.read())}
-        return [pid for pid in self.left_over() if pid not in ours]
+        return [pid for pid in self.left_over() if pid not in ours and process_name(pid) != "satellite-spawn"]
 
     def end(self, others=()):
         """Sends SIGTERM and checks exit code 0 and that no process but `others` is left."""
@@ -145,6 +145,15 @@ class Satellite:
             fail(f"the satellite ended with exit code {code} after SIGTERM; expected 0")
         if left := set(self.left_over()) - set(others):
             fail(f"processes are left after SIGTERM: {left}")
+
+
+def process_name(pid):
+    """Returns the name of a process, or None if it has ended."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8") as comm:
+            return comm.read().strip()
+    except OSError:
+        return None
 
 
 def program(servers, name):
