@@ -118,6 +118,14 @@ impl<'a> EntryFields<'a> {
         Ok(self.text(keys)?.filter(|(_, text)| !text.is_empty()).map(|(_, text)| self.syntax.parse(text)))
     }
 
+    /// Parses a text. Adds a note if the client passes a variable on as it is written.
+    fn parse(&mut self, key: &str, text: &str) -> TextTemplate {
+        if self.syntax == TemplateSyntax::NONE && text.contains("${") {
+            self.notes.push(adjusted(key, "imported as plain text, because the client does not expand `${…}`"));
+        }
+        self.syntax.parse(text)
+    }
+
     fn texts(&mut self, keys: &[&'static str]) -> Result<Option<Vec<String>>, String> {
         let Some((key, value)) = self.take(keys) else { return Ok(None) };
         match value {
@@ -138,7 +146,7 @@ impl<'a> EntryFields<'a> {
                     self.notes.push(adjusted(&format!("{key}.{name}"), "null is not imported"));
                     continue;
                 }
-                let text = self.syntax.parse(&scalar(&format!("{key}.{name}"), value)?);
+                let text = self.parse(&format!("{key}.{name}"), &scalar(&format!("{key}.{name}"), value)?);
                 if let Some(earlier) = pairs.iter_mut().find(|(other, _)| other == name) {
                     earlier.1 = text;
                     self.notes.push(adjusted(&format!("{key}.{name}"), "the key occurs twice; the last value applies"));
@@ -324,7 +332,7 @@ impl<'a> EntryFields<'a> {
         match self.take(&["args", "arguments"]) {
             None => Ok(Vec::new()),
             Some((key, ConfigNode::List(items))) => {
-                items.iter().map(|item| Ok(self.syntax.parse(&scalar(key, item)?))).collect()
+                items.iter().map(|item| Ok(self.parse(key, &scalar(key, item)?))).collect()
             }
             Some((key, ConfigNode::Text(text))) => {
                 let words = shlex::split(text).ok_or_else(|| format!("`{key}` contains a quote that is not closed"))?;
@@ -358,7 +366,12 @@ impl<'a> EntryFields<'a> {
         if !has_scheme && !begins_with_variable {
             return Err("the URL must begin with http:// or https://".to_owned());
         }
+        if self.client == Client::Goose {
+            // crates/goose/src/agents/extension_manager.rs: `$VAR` and `${VAR}` in headers.
+            self.syntax = TemplateSyntax { bare: true, ..TemplateSyntax::BRACES };
+        }
         let mut headers = self.pairs(&["headers", "http_headers"])?;
+        self.syntax = syntax_of(self.client);
         // Continue: packages/config-yaml/src/schemas/mcp/index.ts and schemas/models.ts.
         if let Some((key, ConfigNode::Map(options))) = self.take(&["requestOptions"]) {
             let mut fields = EntryFields::new(self.client, options);
@@ -503,8 +516,8 @@ fn syntax_of(client: Client) -> TemplateSyntax {
         Client::Codex => TemplateSyntax::NONE,
         // packages/cli/src/utils/envVarResolver.ts: `$VAR`, `${VAR}` and `${VAR:-default}`.
         Client::GeminiCli => TemplateSyntax { bare: true, ..braces },
-        // crates/goose/src/agents/extension_manager.rs: `$VAR` and `${VAR}` in headers.
-        Client::Goose => TemplateSyntax { bare: true, ..braces },
+        // crates/goose/src/agents/extension_manager.rs: variables in headers only, see `http`.
+        Client::Goose => TemplateSyntax::NONE,
         // opencode.ai/docs/config, "Variables".
         Client::OpenCode => TemplateSyntax { opencode: true, ..braces },
         // docs.continue.dev/reference, "secrets" and "inputs".
