@@ -6,7 +6,7 @@ use crate::locations::FileFormat;
 
 /// A file that cannot be read. The message contains no value of the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ReadError {
+pub enum ClientFileError {
     /// The file is larger than [`FILE_SIZE_MAX`](crate::FILE_SIZE_MAX).
     #[error("cannot read `{}`: {bytes} bytes are more than the limit of 16 MiB; check that it is a configuration file", path.display())]
     TooLarge {

@@ -5,23 +5,20 @@
 //! files. Values are [`HiddenText`], so that no `Debug` output contains a secret.
 
 mod client;
-mod entry;
 mod error;
 mod hidden;
 mod locations;
-mod node;
 mod read;
 mod secrets;
 mod server;
 mod template;
 
 pub use client::Client;
-pub use error::ReadError;
+pub use error::ClientFileError;
 pub use hidden::HiddenText;
-pub use locations::{ClientFile, ClientScope, FileFormat, Machine, candidate_files, existing_files};
-pub use node::FILE_SIZE_MAX;
-pub use read::read;
-pub use secrets::{SecretArg, looks_secret, secret_args, secret_in_arg};
+pub use locations::{ClientFile, ClientScope, FileFormat, Machine, candidate_files, describe_file, existing_files};
+pub use read::{FILE_SIZE_MAX, read};
+pub use secrets::{SecretArg, looks_secret, secret_args, secret_in_arg, template_has_secret};
 pub use server::{
     ClientInput, ClientServer, ClientServers, HttpProtocol, ImportNote, InputKind, OAuthHints, ServerTimeouts,
     ServerTransport, ToolFilter, UnreadableServer,

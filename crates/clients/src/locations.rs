@@ -117,6 +117,13 @@ impl ClientFile {
     }
 }
 
+/// Describes the file at `path`: one of the known files, or by [`ClientFile::guess`]. `None` means that the extension is
+/// unknown.
+pub fn describe_file(machine: &Machine, path: &Path) -> Option<ClientFile> {
+    let known = candidate_files(machine).into_iter().find(|file| file.path == path);
+    known.or_else(|| ClientFile::guess(path))
+}
+
 /// Lists the configuration files that exist. Links are followed; directories are left out.
 pub fn existing_files(machine: &Machine) -> Vec<ClientFile> {
     candidate_files(machine).into_iter().filter(|file| file.path.is_file()).collect()

@@ -1,18 +1,22 @@
 //! The servers of a whole file: where each client has its table of servers, and what else the file says about them.
 
+mod entry;
+mod node;
+
 use std::path::PathBuf;
 
+use self::entry::read_entry;
+use self::node::ConfigNode;
+pub use self::node::FILE_SIZE_MAX;
 use crate::Client;
-use crate::entry::read_entry;
-use crate::error::ReadError;
+use crate::error::ClientFileError;
 use crate::hidden::HiddenText;
 use crate::locations::{ClientFile, ClientScope};
-use crate::node::{self, ConfigNode};
 use crate::server::{ClientInput, ClientServers, ImportNote, InputKind, UnreadableServer};
 
 /// Returns the servers in the text of `file`. A fault in one server is reported for that server. An error means that the
 /// whole text cannot be parsed, or that it is larger than [`FILE_SIZE_MAX`](crate::FILE_SIZE_MAX).
-pub fn read(file: &ClientFile, text: &[u8]) -> Result<ClientServers, ReadError> {
+pub fn read(file: &ClientFile, text: &[u8]) -> Result<ClientServers, ClientFileError> {
     let root = node::parse(file, text)?;
     let mut found = ClientServers::default();
     match &root {

@@ -105,6 +105,21 @@ pub fn looks_secret(name: &str, value: &str) -> bool {
     is_random(value)
 }
 
+/// Returns true if the literal text of an environment variable or a header probably contains a secret. In a text with
+/// variables, such as `Bearer ${TOKEN}`, the name does not decide.
+pub fn template_has_secret(name: &str, value: &TextTemplate) -> bool {
+    if let Some(text) = value.as_literal() {
+        return looks_secret(name, text);
+    }
+    value.parts.iter().any(|part| match part {
+        TemplatePart::Literal(text) => {
+            let text = text.expose();
+            is_known_token(text) || is_random(text) || secret_in_url(text).is_some()
+        }
+        _ => false,
+    })
+}
+
 /// Finds the secret in an argument. `previous` is the argument before it, which can be an option such as `--api-key`.
 /// Returns the bytes of the secret in `arg`.
 pub fn secret_in_arg(previous: Option<&str>, arg: &str) -> Option<Range<usize>> {
@@ -184,7 +199,7 @@ fn secret_in_url(text: &str) -> Option<Range<usize>> {
 }
 
 fn is_key_parameter(name: &str) -> bool {
-    matches!(name.to_ascii_lowercase().as_str(), "key" | "sig" | "code" | "auth" | "access" | "profile" | "t")
+    matches!(name.to_ascii_lowercase().as_str(), "key" | "sig" | "code" | "auth" | "access")
 }
 
 /// The length of `Bearer ` and the like at the beginning of a header.
@@ -199,7 +214,7 @@ fn is_known_token(value: &str) -> bool {
     let scheme = scheme_length(value);
     if scheme > 0 && value.len() > scheme {
         let token = value[scheme..].trim();
-        return !token.is_empty() && !token.contains(char::is_whitespace);
+        return !token.is_empty() && !token.contains(char::is_whitespace) && scheme_length(token) == 0;
     }
     if value.contains("-----BEGIN") {
         return true;
@@ -288,12 +303,10 @@ fn is_number(value: &str) -> bool {
     value.chars().any(|c| c.is_ascii_digit()) && value.chars().all(|c| c.is_ascii_digit() || "+-.,_:".contains(c))
 }
 
-/// Returns true for words, numbers, versions, packages and host names: texts of segments that are letters or a number.
+/// Returns true for numbers and for words of letters, such as `production`, `Europe/Berlin` or `my-file.txt`.
 fn is_plain(value: &str) -> bool {
-    value.split(|c: char| !c.is_ascii_alphanumeric()).all(|segment| {
-        let letters = segment.chars().filter(char::is_ascii_alphabetic).count();
-        letters == 0 || (letters == segment.len() && segment.len() < 20) || segment.len() <= 6
-    })
+    let is_word = |segment: &str| segment.len() < 20 && segment.chars().all(|c| c.is_ascii_alphabetic());
+    is_number(value) || value.split(|c: char| !c.is_ascii_alphanumeric()).all(is_word)
 }
 
 /// Returns true for a value of at least 20 characters that contains a long segment of mixed letters and digits.

@@ -76,9 +76,6 @@ impl TextTemplate {
     }
 }
 
-/// The longest accepted expression in bytes, without its delimiters.
-const EXPRESSION_MAX: usize = 1024;
-
 /// The variable syntax of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TemplateSyntax {
@@ -101,32 +98,43 @@ impl TemplateSyntax {
     /// The variables that are recognized in the file of every JSON client.
     pub(crate) const BRACES: Self = Self { braces: true, ..Self::NONE };
 
-    /// Splits `text` into its parts.
+    /// Splits `text` into its parts, in linear time.
     pub(crate) fn parse(self, text: &str) -> TextTemplate {
         let mut template = TextTemplate::default();
         let mut literal = String::new();
-        let mut rest = text;
-        while let Some(first) = rest.chars().next() {
-            if let Some((part, length)) = self.expression(rest) {
-                if let TemplatePart::Literal(text) = part {
+        let mut at = 0;
+        // Position of the first closing brace at or after `at`.
+        let mut close = text.find('}');
+        while let Some(start) = text[at..].find(['$', '{']).map(|offset| at + offset) {
+            literal.push_str(&text[at..start]);
+            if close.is_some_and(|close| close < start) {
+                close = text[start..].find('}').map(|offset| start + offset);
+            }
+            at = match self.expression(&text[start..], close.map(|close| close - start)) {
+                Some((TemplatePart::Literal(text), length)) => {
                     literal.push_str(text.expose());
-                } else {
+                    start + length
+                }
+                Some((part, length)) => {
                     flush(&mut template, &mut literal);
                     template.parts.push(part);
+                    start + length
                 }
-                rest = &rest[length..];
-            } else {
-                literal.push(first);
-                rest = &rest[first.len_utf8()..];
-            }
+                None => {
+                    literal.push_str(&text[start..=start]);
+                    start + 1
+                }
+            };
         }
+        literal.push_str(&text[at..]);
         flush(&mut template, &mut literal);
         template
     }
 
-    /// Reads the expression with which `text` begins. Returns the part and its length in bytes.
-    fn expression(self, text: &str) -> Option<(TemplatePart, usize)> {
-        let (open, close) = match text.as_bytes() {
+    /// Reads the expression with which `text` begins. `close` is the position of the first closing brace. Returns the
+    /// part and its length in bytes.
+    fn expression(self, text: &str, close: Option<usize>) -> Option<(TemplatePart, usize)> {
+        let (open, ending) = match text.as_bytes() {
             [b'$', b'{', b'{', ..] if self.double_braces => (3, "}}"),
             [b'$', b'{', ..] if self.braces => (2, "}"),
             [b'{', ..] if self.opencode && (text.starts_with("{env:") || text.starts_with("{file:")) => (1, "}"),
@@ -137,13 +145,9 @@ impl TemplateSyntax {
             }
             _ => return None,
         };
-        let inner = &text[open..];
-        let end = inner.bytes().take(EXPRESSION_MAX).position(|byte| byte == b'}')?;
-        if !inner[end..].starts_with(close) {
-            return None;
-        }
-        let length = open + end + close.len();
-        let inner = &inner[..end];
+        let end = close.filter(|&close| close >= open && text[close..].starts_with(ending))?;
+        let length = end + ending.len();
+        let inner = &text[open..end];
         let part = match open {
             3 => double_braces(inner.trim()),
             1 => inner.split_once(':').map(|(kind, value)| match kind {

@@ -1,14 +1,13 @@
 //! Reads the configuration files of all clients in the directories `fixtures/home-*` and compares the result with
 //! `fixtures/expected/*.txt`. `UPDATE_EXPECTED=1` writes these files.
-#![expect(clippy::unwrap_used, reason = "helpers of tests outside of test functions")]
 
 mod render;
 
 use std::path::{Path, PathBuf};
 
 use mcp_satellite_clients::{
-    Client, ClientScope, Machine, ServerTransport, TemplatePart, TextTemplate, candidate_files, existing_files,
-    looks_secret, read, secret_args, secret_in_arg,
+    Client, ClientScope, Machine, ServerTransport, TemplatePart, TextTemplate, candidate_files, describe_file,
+    existing_files, looks_secret, read, secret_args, secret_in_arg,
 };
 use strum::IntoEnumIterator;
 
@@ -152,4 +151,27 @@ fn profiles_of_vscode_and_codex_are_found() {
     assert!(scopes(Client::VsCode).contains(&ClientScope::Profile("-7a1b2c".to_owned())));
     assert!(scopes(Client::Codex).contains(&ClientScope::Profile("work".to_owned())));
     assert!(scopes(Client::AmazonQ).contains(&ClientScope::Profile("dev".to_owned())));
+}
+
+#[test]
+fn a_file_is_described_by_its_place_or_its_name() {
+    let vscode = machine(Client::VsCode);
+    let user = vscode.config_home.join("Code/User/mcp.json");
+    let described = describe_file(&vscode, &user).unwrap();
+    assert_eq!((described.client, described.scope, described.from_project), (Client::VsCode, ClientScope::User, false));
+    for (path, client) in [
+        ("/tmp/mcp.json", Client::ClaudeCode),
+        ("/tmp/claude_desktop_config.json", Client::ClaudeDesktop),
+        ("/tmp/x/.cursor/mcp.json", Client::Cursor),
+        ("/tmp/x/.vscode/mcp.json", Client::VsCode),
+        ("/tmp/config.toml", Client::Codex),
+        ("/tmp/goose/config.yaml", Client::Goose),
+        ("/tmp/servers.yml", Client::Continue),
+        ("/tmp/opencode.jsonc", Client::OpenCode),
+        ("/tmp/mcp_config.json", Client::Windsurf),
+    ] {
+        let file = describe_file(&vscode, Path::new(path)).unwrap();
+        assert_eq!((file.client, file.from_project), (client, true), "{path}");
+    }
+    assert_eq!(describe_file(&vscode, Path::new("/tmp/servers.txt")), None);
 }

@@ -1,6 +1,8 @@
 //! Values that are recognized as secrets, and values that are not.
 
-use mcp_satellite_clients::{TextTemplate, looks_secret, secret_args, secret_in_arg};
+use mcp_satellite_clients::{
+    HiddenText, TemplatePart, TextTemplate, looks_secret, secret_args, secret_in_arg, template_has_secret,
+};
 
 #[test]
 fn secrets_in_environment_variables_and_headers_are_recognized() {
@@ -110,6 +112,18 @@ fn a_list_of_arguments_names_index_and_part() {
     let found: Vec<_> =
         secret_args(&args).into_iter().map(|secret| (secret.index, secret.part, secret.range)).collect();
     assert_eq!(found, [(2, 0, 0..6), (3, 0, 10..16)]);
+}
+
+#[test]
+fn in_a_text_with_variables_only_the_literal_parts_decide() {
+    let variable = TemplatePart::Variable { name: "TOKEN".to_owned(), default: None };
+    let after =
+        |text: &str| TextTemplate { parts: vec![TemplatePart::Literal(HiddenText::new(text)), variable.clone()] };
+    assert!(!template_has_secret("Authorization", &after("Bearer ")));
+    assert!(!template_has_secret("DATABASE_PASSWORD", &after("prefix-")));
+    assert!(!template_has_secret("DATABASE_URL", &after("postgres://app:")));
+    assert!(template_has_secret("X", &after("ghp_16C7e42F292c6912E7710c838347Ae178B4a")));
+    assert!(template_has_secret("X-Key", &TextTemplate::literal("a1b2c3d4e5f60718")));
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! One server of a client's file. The keys of all clients are read in one place, because users copy entries from one
 //! client to another. A key that is read nowhere becomes a note.
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use super::node::ConfigNode;
 use crate::Client;
 use crate::hidden::HiddenText;
 use crate::locations::{ClientFile, ClientScope};
-use crate::node::ConfigNode;
 use crate::server::{ClientServer, HttpProtocol, ImportNote, OAuthHints, ServerTimeouts, ServerTransport, ToolFilter};
 use crate::template::{TemplatePart, TemplateSyntax, TextTemplate};
 
@@ -78,11 +79,13 @@ enum TransportType {
 impl<'a> EntryFields<'a> {
     fn new(client: Client, entries: &'a [(String, ConfigNode)]) -> Self {
         let mut reader = Self { client, syntax: syntax_of(client), fields: Vec::new(), notes: Vec::new() };
+        let mut positions: HashMap<&str, usize> = HashMap::new();
         for (key, value) in entries {
-            if let Some(earlier) = reader.fields.iter_mut().find(|(name, _)| name == key) {
-                earlier.1 = value;
+            if let Some(&earlier) = positions.get(key.as_str()) {
+                reader.fields[earlier] = (key, value);
                 reader.notes.push(adjusted(key, "the key occurs twice; the last value applies"));
             } else {
+                positions.insert(key, reader.fields.len());
                 reader.fields.push((key, value));
             }
         }
@@ -138,6 +141,7 @@ impl<'a> EntryFields<'a> {
     /// Reads a table of texts. Numbers and booleans count as texts, and a null value is left out with a note.
     fn pairs(&mut self, keys: &[&'static str]) -> Result<Vec<(String, TextTemplate)>, String> {
         let mut pairs: Vec<(String, TextTemplate)> = Vec::new();
+        let mut positions: HashMap<&str, usize> = HashMap::new();
         for &first in keys {
             let Some((key, value)) = self.take(&[first]) else { continue };
             let Some(entries) = value.as_map() else { return Err(wrong_type(key, "an object", value)) };
@@ -147,10 +151,11 @@ impl<'a> EntryFields<'a> {
                     continue;
                 }
                 let text = self.parse(&format!("{key}.{name}"), &scalar(&format!("{key}.{name}"), value)?);
-                if let Some(earlier) = pairs.iter_mut().find(|(other, _)| other == name) {
-                    earlier.1 = text;
+                if let Some(&earlier) = positions.get(name.as_str()) {
+                    pairs[earlier].1 = text;
                     self.notes.push(adjusted(&format!("{key}.{name}"), "the key occurs twice; the last value applies"));
                 } else {
+                    positions.insert(name, pairs.len());
                     pairs.push((name.clone(), text));
                 }
             }
@@ -288,11 +293,16 @@ impl<'a> EntryFields<'a> {
         let mut env = env_first;
         env.extend(self.pairs(&["env", "environment", "envs"])?);
         // Codex: variables of its own environment. Goose: names of secrets in its keyring.
+        let mut names: HashSet<String> = env.iter().map(|(name, _)| name.clone()).collect();
         for name in self.names("env_vars")? {
-            push_new(&mut env, name, |name| TemplatePart::Variable { name, default: None });
+            if names.insert(name.clone()) {
+                env.push((name.clone(), TextTemplate::part(TemplatePart::Variable { name, default: None })));
+            }
         }
         for name in self.names("env_keys")? {
-            push_new(&mut env, name, |name| TemplatePart::Secret { name });
+            if names.insert(name.clone()) {
+                env.push((name.clone(), TextTemplate::part(TemplatePart::Secret { name })));
+            }
         }
         let cwd = self.template(&["cwd", "workingDirectory", "working_directory"])?;
         let env_file = self.template(&["envFile", "env_file"])?;
@@ -551,12 +561,6 @@ fn push_part(template: &mut TextTemplate, part: TemplatePart) {
         *last = HiddenText::new(format!("{}{}", last.expose(), text.expose()));
     } else {
         template.parts.push(part);
-    }
-}
-
-fn push_new(env: &mut Vec<(String, TextTemplate)>, name: String, part: impl FnOnce(String) -> TemplatePart) {
-    if !env.iter().any(|(other, _)| *other == name) {
-        env.push((name.clone(), TextTemplate::part(part(name))));
     }
 }
 

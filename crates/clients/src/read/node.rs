@@ -7,7 +7,7 @@ use jsonc_parser::{CollectOptions, ParseOptions};
 use serde::de::{Deserialize, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor};
 use toml_edit::{Document, Item, Value};
 
-use crate::error::ReadError;
+use crate::error::ClientFileError;
 use crate::locations::{ClientFile, FileFormat};
 
 /// The largest accepted file, in bytes.
@@ -21,7 +21,7 @@ pub(crate) const DEPTH_MAX: usize = 100;
 pub(crate) enum ConfigNode {
     Null,
     Bool(bool),
-    /// A number as it is written.
+    /// A number as text.
     Number(String),
     Text(String),
     List(Vec<ConfigNode>),
@@ -61,14 +61,14 @@ impl ConfigNode {
 }
 
 /// Parses the file. An empty file is `Null`.
-pub(crate) fn parse(file: &ClientFile, bytes: &[u8]) -> Result<ConfigNode, ReadError> {
+pub(crate) fn parse(file: &ClientFile, bytes: &[u8]) -> Result<ConfigNode, ClientFileError> {
     if bytes.len() > FILE_SIZE_MAX {
-        return Err(ReadError::TooLarge { path: file.path.clone(), bytes: bytes.len() });
+        return Err(ClientFileError::TooLarge { path: file.path.clone(), bytes: bytes.len() });
     }
     let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let (line, column) = line_and_column(bytes, error.valid_up_to());
-        ReadError::NotText { path: file.path.clone(), line, column }
+        ClientFileError::NotText { path: file.path.clone(), line, column }
     })?;
     if text.trim().is_empty() {
         return Ok(ConfigNode::Null);
@@ -83,7 +83,7 @@ pub(crate) fn parse(file: &ClientFile, bytes: &[u8]) -> Result<ConfigNode, ReadE
     }
 }
 
-fn parse_json(file: &ClientFile, text: &str) -> Result<ConfigNode, ReadError> {
+fn parse_json(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
     // Comments and trailing commas are accepted, as VS Code, Zed and opencode do. The rest of JSON5 is not.
     let options = ParseOptions {
         allow_comments: true,
@@ -115,17 +115,18 @@ fn from_json(value: ast::Value<'_>) -> ConfigNode {
     }
 }
 
-fn parse_yaml(file: &ClientFile, text: &str) -> Result<ConfigNode, ReadError> {
+fn parse_yaml(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
     yaml_serde::from_str::<ConfigNode>(text).map_err(|error| {
-        let at = error.location().map_or(text.len(), |location| location.index());
-        // The message repeats the position, which `ReadError` contains already.
+        // An error without a position is a limit, such as the one of repeated aliases.
+        let at = error.location().map_or(0, |location| location.index());
+        // The message repeats the position, which `ClientFileError` contains already.
         let message = error.to_string();
         let message = message.split(" at line ").next().unwrap_or_default();
         syntax_error(file, text, at, message)
     })
 }
 
-fn parse_toml(file: &ClientFile, text: &str) -> Result<ConfigNode, ReadError> {
+fn parse_toml(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
     let document = Document::parse(text).map_err(|error| {
         // `Display` of the error would print the line of the file.
         syntax_error(file, text, error.span().map_or(text.len(), |span| span.start), error.message())
@@ -252,7 +253,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
 fn nested_too_deep(format: FileFormat, text: &str) -> Option<usize> {
     let limit = if format == FileFormat::Json { DEPTH_MAX } else { 10 * DEPTH_MAX };
     let bytes = text.as_bytes();
-    let (mut depth, mut dots, mut at) = (0_usize, 0_usize, 0_usize);
+    let (mut depth, mut row, mut at) = (0_usize, 0_usize, 0_usize);
     while let Some(&byte) = bytes.get(at) {
         match byte {
             b'"' if format == FileFormat::Json => {
@@ -281,29 +282,37 @@ fn nested_too_deep(format: FileFormat, text: &str) -> Option<usize> {
             b']' | b'}' => depth = depth.saturating_sub(1),
             _ => {}
         }
-        // Each dot of a TOML key opens a table, and each `- ` of YAML a list.
-        if format != FileFormat::Json {
-            match byte {
-                b'.' | b'-' | b'?' | b':' if at == 0 || bytes[at - 1] != byte || byte == b'?' => dots += 1,
-                b'.' | b'-' => dots = 0,
-                b' ' | b'\t' | b'_' | b'"' | b'\'' | b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => {}
-                _ => dots = 0,
-            }
-            if dots > 10 * DEPTH_MAX {
-                return Some(at);
-            }
+        // Each dot of a TOML key opens a table, and each `- ` of YAML a list. The parsers do not limit a row of them.
+        let previous = at.checked_sub(1).and_then(|before| bytes.get(before));
+        let opens = match format {
+            FileFormat::Json => false,
+            FileFormat::Toml => byte == b'.' && previous != Some(&b'.'),
+            FileFormat::Yaml => matches!(byte, b'-' | b'?') && matches!(bytes.get(at + 1), Some(b' ' | b'\t')),
+        };
+        let continues = match format {
+            FileFormat::Json => false,
+            FileFormat::Toml => byte.is_ascii_alphanumeric() || b"_- \t\"'".contains(&byte),
+            FileFormat::Yaml => matches!(byte, b' ' | b'\t'),
+        };
+        if opens {
+            row += 1;
+        } else if !continues {
+            row = 0;
+        }
+        if row > 10 * DEPTH_MAX {
+            return Some(at);
         }
         at += 1;
     }
     None
 }
 
-fn too_deep(file: &ClientFile, text: &str, at: usize) -> ReadError {
+fn too_deep(file: &ClientFile, text: &str, at: usize) -> ClientFileError {
     let (line, column) = line_and_column(text.as_bytes(), at);
-    ReadError::TooDeep { path: file.path.clone(), line, column }
+    ClientFileError::TooDeep { path: file.path.clone(), line, column }
 }
 
-fn syntax_error(file: &ClientFile, text: &str, at: usize, message: &str) -> ReadError {
+fn syntax_error(file: &ClientFile, text: &str, at: usize, message: &str) -> ClientFileError {
     let end = text.trim_end().len();
     let at = at.min(end);
     if message.contains("recursion limit") || message.contains("nesting") || message.contains("Nesting") {
@@ -317,10 +326,10 @@ fn syntax_error(file: &ClientFile, text: &str, at: usize, message: &str) -> Read
     let path = file.path.clone();
     if ends_early && !in_string {
         let (line, column) = line_and_column(text.as_bytes(), end);
-        ReadError::Truncated { path, format: file.format, line, column }
+        ClientFileError::Truncated { path, format: file.format, line, column }
     } else {
         let (line, column) = line_and_column(text.as_bytes(), at);
-        ReadError::Syntax { path, format: file.format, line, column, message: message.to_owned() }
+        ClientFileError::Syntax { path, format: file.format, line, column, message: message.to_owned() }
     }
 }
 
