@@ -77,6 +77,9 @@ const PREFIXES: [&str; 38] = [
     "ATATT",
 ];
 
+/// The longest text in bytes that is searched for nested texts, such as a URL in the query of a URL.
+const NESTED_TEXT_MAX: usize = 8192;
+
 /// Returns true if the value of an environment variable or a header is probably a secret.
 pub fn looks_secret(name: &str, value: &str) -> bool {
     let value = value.trim();
@@ -84,6 +87,10 @@ pub fn looks_secret(name: &str, value: &str) -> bool {
         return false;
     }
     if is_known_token(value) || secret_in_url(value).is_some() {
+        return true;
+    }
+    // OPENAPI_MCP_HEADERS={"Authorization": "Bearer X"}
+    if value.starts_with('{') && has_secret_in_json(value) {
         return true;
     }
     if is_url(value) || is_path(value) || is_flag(value) {
@@ -129,6 +136,10 @@ pub fn secret_in_arg(previous: Option<&str>, arg: &str) -> Option<Range<usize>> 
     if let Some(range) = secret_in_url(arg) {
         return Some(range);
     }
+    // --config '{"apiKey": "X"}': the whole argument is the secret.
+    if arg.trim_start().starts_with('{') && has_secret_in_json(arg) {
+        return Some(0..arg.len());
+    }
     // --token=X, API_KEY=X (`docker run -e`) and `Authorization: Bearer X` (`mcp-remote --header`).
     for separator in ['=', ':'] {
         let Some(at) = arg.find(separator) else { continue };
@@ -138,6 +149,10 @@ pub fn secret_in_arg(previous: Option<&str>, arg: &str) -> Option<Range<usize>> 
             let start = at + 1 + (value.len() - value.trim_start().len());
             let start = start + scheme_length(&arg[start..]);
             return (start < arg.len()).then_some(start..arg.len());
+        }
+        // --header=Authorization: Bearer X, --env=API_KEY=X.
+        if separator == '=' && is_option(name) && arg.len() <= NESTED_TEXT_MAX {
+            return secret_in_arg(Some(name), value).map(|range| range.start + at + 1..range.end + at + 1);
         }
     }
     let option = previous.filter(|previous| is_option(previous) && !previous.contains('='));
@@ -166,12 +181,36 @@ pub fn secret_args(args: &[TextTemplate]) -> Vec<SecretArg> {
     secrets
 }
 
-/// Returns the bytes of the password or of a key parameter in a URL.
+/// Returns true for JSON with a string that is a secret by its key or its look.
+fn has_secret_in_json(text: &str) -> bool {
+    let mut key = "";
+    let mut strings = text.split('"').skip(1).peekable();
+    while let Some(string) = strings.next() {
+        let between = strings.next().unwrap_or_default();
+        if between.trim_start().starts_with(':') {
+            key = string;
+        } else if looks_secret(key, string) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Returns the bytes of a URL that contain its secrets: password, random segments of the path, and key parameters. With
+/// more than one secret, the range reaches from the first to the last.
 fn secret_in_url(text: &str) -> Option<Range<usize>> {
     let scheme = text.find("://")?;
-    if scheme == 0 || !text[..scheme].chars().all(|c| c.is_ascii_alphanumeric() || "+-.=".contains(c)) {
+    if text.len() > NESTED_TEXT_MAX
+        || scheme == 0
+        || !text[..scheme].chars().all(|c| c.is_ascii_alphanumeric() || "+-.=".contains(c))
+    {
         return None;
     }
+    let mut found: Option<Range<usize>> = None;
+    let mut add = |start: usize, end: usize| {
+        let first = found.as_ref().map_or(start, |range| range.start);
+        found = Some(first..end);
+    };
     let start = scheme + 3;
     let authority_end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
     if let Some(at) = text[start..authority_end].rfind('@') {
@@ -180,22 +219,29 @@ fn secret_in_url(text: &str) -> Option<Range<usize>> {
         // `ssh://git@host` and `postgres://user@host` have no password.
         let is_secret = password > 0 || is_known_token(userinfo) || is_random(userinfo);
         if is_secret && password < userinfo.len() {
-            return Some(start + password..start + at);
+            add(start + password, start + at);
         }
     }
-    let query = text.find('?')? + 1;
-    let mut at = query;
-    for pair in text[query..].split(['&', '#']) {
+    let query = text.find('?').unwrap_or(text.len());
+    let mut at = authority_end;
+    for segment in text[authority_end.min(query)..query].split('/') {
+        if is_known_token(segment) || is_random(segment) {
+            add(at, at + segment.len());
+        }
+        at += segment.len() + 1;
+    }
+    let mut at = query + 1;
+    for pair in text.get(query + 1..).unwrap_or_default().split(['&', '#']) {
         if let Some((name, value)) = pair.split_once('=')
             && !value.is_empty()
             && (looks_secret(name, value) || is_key_parameter(name) && !is_plain(value))
         {
             let start = at + name.len() + 1;
-            return Some(start..start + value.len());
+            add(start, start + value.len());
         }
         at += pair.len() + 1;
     }
-    None
+    found
 }
 
 fn is_key_parameter(name: &str) -> bool {
@@ -256,6 +302,8 @@ fn is_about_a_secret(name: &str) -> bool {
         "HEADER",
         "ID",
         "VAR",
+        "ENV",
+        "VERSION",
         "PREFIX",
         "ALGORITHM",
         "REGION",

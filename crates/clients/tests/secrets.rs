@@ -28,6 +28,7 @@ fn secrets_in_environment_variables_and_headers_are_recognized() {
         ("ANYTHING", "xoxb-123456789012-abcdef"),
         ("PRIVATE_KEY", "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----"),
         ("SLACK_USER_AUTH", "xyz-12345678"),
+        ("OPENAPI_MCP_HEADERS", r#"{"Authorization": "Bearer ntn_abc", "Notion-Version": "2022-06-28"}"#),
     ];
     for (name, value) in secrets {
         assert!(looks_secret(name, value), "{name}={value}");
@@ -66,6 +67,7 @@ fn ordinary_values_are_not_secrets() {
         ("LANG", "en_US.UTF-8"),
         ("GIT_REMOTE", "ssh://git@github.com/org/repository"),
         ("EXTRA", "sk-learn-with-extra-models"),
+        ("OPTIONS", r#"{"level": "debug", "limit": 10}"#),
     ];
     for (name, value) in ordinary {
         assert!(!looks_secret(name, value), "{name}={value}");
@@ -86,6 +88,12 @@ fn secrets_in_arguments_are_found_with_their_bytes() {
     assert_eq!(found(None, "postgresql://ann:pw@localhost/db"), Some("pw"));
     assert_eq!(found(None, "--url=https://x.example.com/?key=abc123DEF"), Some("abc123DEF"));
     assert_eq!(found(None, "https://mcp.example.com/sse?apiKey=abc"), Some("abc"));
+    assert_eq!(found(None, "https://x.example.com/?a_token=abc&b=1&key=9f8e7d"), Some("abc&b=1&key=9f8e7d"));
+    assert_eq!(found(None, "https://mcp.zapier.com/api/mcp/s/MzA4YjJhNDctNGQ4ZS00/mcp"), Some("MzA4YjJhNDctNGQ4ZS00"));
+    assert_eq!(found(None, "--header=Authorization: Bearer abc"), Some("abc"));
+    assert_eq!(found(None, "--env=API_KEY=abc123"), Some("abc123"));
+    let json = r#"{"exaApiKey":"abc-123","debug":true}"#;
+    assert_eq!(found(Some("--config"), json), Some(json));
 
     for (previous, arg) in [
         (None, "-y"),
@@ -100,6 +108,9 @@ fn secrets_in_arguments_are_found_with_their_bytes() {
         (None, "--local-timezone=Europe/Berlin"),
         (None, "ghcr.io/github/github-mcp-server:v0.12.1"),
         (None, "localhost:8080"),
+        (None, r#"{"root": "/home/ann", "limit": 10, "region": "eu"}"#),
+        (Some("--api-key-env"), "MY_KEY_NAME"),
+        (None, "--config=production"),
         (None, ""),
     ] {
         assert_eq!(secret_in_arg(previous, arg), None, "{previous:?} {arg}");
@@ -146,5 +157,12 @@ fn no_input_causes_a_panic() {
     ] {
         looks_secret(text, text);
         secret_in_arg(Some(text), text);
+    }
+    for unit in ["--a=", "a://b?c=", "{\"a\":", "a:", "--a=a://b?c=", "{\"a\":\"{"] {
+        for length in [8000, 2_000_000] {
+            let text = unit.repeat(length / unit.len());
+            looks_secret("X", &text);
+            secret_in_arg(None, &text);
+        }
     }
 }

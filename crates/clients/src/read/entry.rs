@@ -123,7 +123,8 @@ impl<'a> EntryFields<'a> {
 
     /// Parses a text. Adds a note if the client passes a variable on as it is written.
     fn parse(&mut self, key: &str, text: &str) -> TextTemplate {
-        if self.syntax == TemplateSyntax::NONE && text.contains("${") {
+        let is_goose_header = self.client == Client::Goose && key.starts_with("headers.");
+        if self.syntax == TemplateSyntax::NONE && text.contains("${") && !is_goose_header {
             self.notes.push(adjusted(key, "imported as plain text, because the client does not expand `${…}`"));
         }
         self.syntax.parse(text)
@@ -376,12 +377,7 @@ impl<'a> EntryFields<'a> {
         if !has_scheme && !begins_with_variable {
             return Err("the URL must begin with http:// or https://".to_owned());
         }
-        if self.client == Client::Goose {
-            // crates/goose/src/agents/extension_manager.rs: `$VAR` and `${VAR}` in headers.
-            self.syntax = TemplateSyntax { bare: true, ..TemplateSyntax::BRACES };
-        }
         let mut headers = self.pairs(&["headers", "http_headers"])?;
-        self.syntax = syntax_of(self.client);
         // Continue: packages/config-yaml/src/schemas/mcp/index.ts and schemas/models.ts.
         if let Some((key, ConfigNode::Map(options))) = self.take(&["requestOptions"]) {
             let mut fields = EntryFields::new(self.client, options);
@@ -399,7 +395,7 @@ impl<'a> EntryFields<'a> {
         let keys = self.names("env_keys")?;
         if self.client == Client::Goose {
             for (_, header) in &mut headers {
-                resolve(header, &envs, &keys);
+                *header = expand_goose_header(header.literal_prefix(), &envs, &keys);
             }
         } else if !envs.is_empty() {
             self.notes.push(adjusted("env", "not imported, because a remote server has no environment"));
@@ -538,25 +534,40 @@ fn syntax_of(client: Client) -> TemplateSyntax {
     }
 }
 
-/// Replaces the variables of a header by the values of `envs` and by the secrets in `keys`.
-fn resolve(header: &mut TextTemplate, envs: &[(String, TextTemplate)], keys: &[String]) {
-    let parts = std::mem::take(&mut header.parts);
-    for part in parts {
-        let TemplatePart::Variable { name, .. } = &part else {
-            push_part(header, part);
+/// Replaces `$NAME` and `${NAME}` in a header of Goose by the values of `envs` and the secrets in `keys`. Other texts stay
+/// as they are (`substitute_env_vars` of `ExtensionManager` in block/goose).
+fn expand_goose_header(text: &str, envs: &[(String, TextTemplate)], keys: &[String]) -> TextTemplate {
+    let mut template = TextTemplate::default();
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        let (before, after) = (&rest[..at], &rest[at + 1..]);
+        let name_end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
+        let (name, length) = match after.strip_prefix('{').and_then(|inner| inner.find('}').map(|end| &inner[..end])) {
+            Some(inner) => (inner.trim(), inner.len() + 2),
+            None => (&after[..name_end], name_end),
+        };
+        let value = envs.iter().find(|(env, _)| env == name).map(|(_, value)| value.parts.clone());
+        let secret = || vec![TemplatePart::Secret { name: name.to_owned() }];
+        let Some(parts) = value.or_else(|| keys.iter().any(|key| key == name).then(secret)) else {
+            push_part(&mut template, TemplatePart::Literal(HiddenText::new(&rest[..=at])));
+            rest = after;
             continue;
         };
-        if let Some((_, value)) = envs.iter().find(|(env, _)| env == name) {
-            value.parts.iter().cloned().for_each(|part| push_part(header, part));
-        } else if keys.contains(name) {
-            push_part(header, TemplatePart::Secret { name: name.clone() });
-        } else {
-            push_part(header, part);
+        push_part(&mut template, TemplatePart::Literal(HiddenText::new(before)));
+        for part in parts {
+            push_part(&mut template, part);
         }
+        rest = &after[length..];
     }
+    push_part(&mut template, TemplatePart::Literal(HiddenText::new(rest)));
+    template
 }
 
+/// Adds a part. A literal is joined with the literal before it, and an empty one is left out.
 fn push_part(template: &mut TextTemplate, part: TemplatePart) {
+    if matches!(&part, TemplatePart::Literal(text) if text.is_empty()) {
+        return;
+    }
     if let (Some(TemplatePart::Literal(last)), TemplatePart::Literal(text)) = (template.parts.last_mut(), &part) {
         *last = HiddenText::new(format!("{}{}", last.expose(), text.expose()));
     } else {
