@@ -1,7 +1,20 @@
 //! The supported clients.
 
 /// An MCP client whose configuration can be imported and edited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, strum::EnumIter, strum::EnumString, strum::IntoStaticStr, strum::Display)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    strum::EnumIter,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    strum::Display,
+)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Client {
     /// Claude Code of Anthropic.
@@ -23,7 +36,7 @@ pub enum Client {
     Continue,
     /// Zed.
     Zed,
-    /// Codex of OpenAI.
+    /// Codex of `OpenAI`.
     Codex,
     /// Gemini CLI of Google.
     #[strum(serialize = "gemini")]
@@ -38,6 +51,6 @@ pub enum Client {
     LmStudio,
     /// Amazon Q Developer CLI.
     AmazonQ,
-    /// Junie of JetBrains.
+    /// Junie of `JetBrains`.
     Junie,
 }

@@ -16,7 +16,7 @@ use crate::{
 /// The name of the entry in each client's configuration.
 pub const ENTRY_NAME: &str = "satellite";
 
-/// The environment variable that HTTP entries refer to. [`entry_state`](crate::entry_state) recognizes entries by it.
+/// The environment variable that HTTP entries refer to. An entry that refers to it counts as ours.
 pub const TOKEN_VARIABLE: &str = "SATELLITE_TOKEN";
 
 /// Goose's timeout of a call, in seconds: the default of its own configuration dialogue.
@@ -65,6 +65,14 @@ pub enum EntryForm {
 }
 
 impl SatelliteEntry {
+    /// Returns the endpoint of an HTTP entry.
+    pub fn url(&self) -> Option<&str> {
+        match self {
+            Self::Http { url, .. } => Some(url),
+            Self::Stdio { .. } => None,
+        }
+    }
+
     /// Returns an entry that starts the bridge without options.
     pub fn bridge(command: impl Into<String>) -> Self {
         Self::Stdio { command: command.into(), args: vec!["stdio".to_owned()] }
@@ -167,7 +175,8 @@ pub fn supported_forms(client: Client) -> &'static [EntryForm] {
 /// Paths that the clients take from environment variables (`CLAUDE_CONFIG_DIR`, `CODEX_HOME`, `CLINE_MCP_SETTINGS_PATH`,
 /// `OPENCODE_CONFIG`) and profiles of VS Code are not included.
 pub fn connect_paths(client: Client, home: &Path, config_home: &Path) -> Vec<PathBuf> {
-    let extension = |id: &str, file: &str| config_home.join("Code/User/globalStorage").join(id).join("settings").join(file);
+    let extension =
+        |id: &str, file: &str| config_home.join("Code/User/globalStorage").join(id).join("settings").join(file);
     let path = match client {
         Client::ClaudeCode => home.join(".claude.json"),
         Client::ClaudeDesktop => config_home.join("Claude/claude_desktop_config.json"),
@@ -189,7 +198,10 @@ pub fn connect_paths(client: Client, home: &Path, config_home: &Path) -> Vec<Pat
         Client::GeminiCli => home.join(".gemini/settings.json"),
         Client::Goose => config_home.join("goose/config.yaml"),
         Client::OpenCode => {
-            return ["opencode.json", "opencode.jsonc"].iter().map(|name| config_home.join("opencode").join(name)).collect();
+            return ["opencode.json", "opencode.jsonc"]
+                .iter()
+                .map(|name| config_home.join("opencode").join(name))
+                .collect();
         }
         Client::LmStudio => home.join(".lmstudio/mcp.json"),
         // aws/amazon-q-developer-cli crates/chat-cli/src/util/paths.rs
@@ -252,7 +264,9 @@ fn stdio_tree(client: Client, command: &str, args: &[String]) -> ConfigTree {
     let command = text(command);
     let list = |items: Vec<ConfigTree>| ConfigTree::List(items);
     match client {
-        Client::ClaudeCode | Client::VsCode => map([("type", kind), ("command", command), ("args", list(args().collect()))]),
+        Client::ClaudeCode | Client::VsCode => {
+            map([("type", kind), ("command", command), ("args", list(args().collect()))])
+        }
         Client::Cline => {
             map([("type", kind), ("command", command), ("args", list(args().collect())), ("disabled", disabled)])
         }
@@ -283,7 +297,9 @@ fn http_tree(client: Client, url: &str, token: &TokenReference) -> ConfigTree {
         (Client::OpenCode, TokenReference::File(path)) => format!("{{file:{path}}}"),
         (_, TokenReference::File(path)) => format!("${{file:{path}}}"),
         (Client::Continue, TokenReference::Environment(name)) => format!("${{{{ secrets.{name} }}}}"),
-        (Client::ClaudeCode | Client::GeminiCli | Client::Goose, TokenReference::Environment(name)) => format!("${{{name}}}"),
+        (Client::ClaudeCode | Client::GeminiCli | Client::Goose, TokenReference::Environment(name)) => {
+            format!("${{{name}}}")
+        }
         (_, TokenReference::Environment(name)) => format!("${{env:{name}}}"),
     };
     let name = match token {
@@ -332,8 +348,8 @@ fn http_tree(client: Client, url: &str, token: &TokenReference) -> ConfigTree {
     }
 }
 
-/// Returns the kind of an entry that connect wrote, or `None` for an entry that somebody else wrote. `url` is the
-/// endpoint of the entry that replaces it.
+/// Returns the kind of an entry that connect wrote, or `None` for an entry that somebody else wrote. An HTTP entry is ours
+/// if its endpoint is `url` or if it refers to our token.
 pub(crate) fn recognize(server: &ConfigTree, url: Option<&str>) -> Option<EntryForm> {
     let field = |names: &[&str]| names.iter().find_map(|name| server.get(name));
     if let Some(command) = field(&["command", "cmd"]) {

@@ -55,7 +55,11 @@ fn tree(value: &Value<'_>) -> ConfigTree {
         Value::StringLit(literal) => ConfigTree::Text(literal.value.to_string()),
         Value::Array(array) => ConfigTree::List(array.elements.iter().map(tree).collect()),
         Value::Object(object) => ConfigTree::Map(
-            object.properties.iter().map(|property| (property.name.as_str().to_owned(), tree(&property.value))).collect(),
+            object
+                .properties
+                .iter()
+                .map(|property| (property.name.as_str().to_owned(), tree(&property.value)))
+                .collect(),
         ),
     }
 }
@@ -185,7 +189,8 @@ impl JsonStyle {
         let newline = line_ending(text);
         let lines = text.trim().lines().map(|line| (&line[..line.len() - line.trim_start().len()], line.trim()));
         // The first indented line that begins with a property is one level below the root object.
-        let unit = lines.clone().find(|(indent, line)| !indent.is_empty() && line.starts_with('"')).map(|(indent, _)| indent);
+        let unit =
+            lines.clone().find(|(indent, line)| !indent.is_empty() && line.starts_with('"')).map(|(indent, _)| indent);
         let one_line = text.trim().lines().count() == 1 && !matches!(text.trim(), "{}" | "{ }");
         let unit = match unit {
             Some(indent) if indent.starts_with('\t') => Some("\t".to_owned()),

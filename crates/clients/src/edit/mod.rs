@@ -11,10 +11,14 @@ pub(crate) mod tree;
 mod undo;
 mod yaml;
 
+#[cfg(test)]
+mod tests;
+
 use crate::{
     Client,
     entry::{ENTRY_NAME, EntryForm, SatelliteEntry, ServerSection, entry_tree, preamble, recognize, section},
 };
+use splice::line_ending;
 use tree::ConfigTree;
 
 pub use undo::{ConnectRecord, ContentHash, RestoreBackup, Undo, UndoRemainder, disconnect};
@@ -74,13 +78,17 @@ pub enum EditError {
         key: String,
     },
     /// The client has an entry with our name that connect did not write.
-    #[error("cannot edit the entry `{ENTRY_NAME}` in `{key}`: it does not start this satellite; rename it and try again")]
+    #[error(
+        "cannot edit the entry `{ENTRY_NAME}` in `{key}`: it does not start this satellite; rename it and try again"
+    )]
     ForeignEntry {
         /// The key of the root object that contains the entry.
         key: &'static str,
     },
     /// A server to be replaced is not in the file.
-    #[error("cannot replace the server `{name}`: the configuration does not contain it; import the configuration again")]
+    #[error(
+        "cannot replace the server `{name}`: the configuration does not contain it; import the configuration again"
+    )]
     MissingServer {
         /// The name of the server.
         name: String,
@@ -121,40 +129,62 @@ pub enum EntryState {
     ForeignEntry,
 }
 
-/// Adds the entry `satellite`, or replaces it if it is ours. A missing file is `None`.
+/// The keys of an entry that describe the transport, in the spellings of all clients.
+const TRANSPORT_KEYS: [&str; 16] = [
+    "type",
+    "transport",
+    "command",
+    "cmd",
+    "args",
+    "env",
+    "cwd",
+    "url",
+    "serverUrl",
+    "httpUrl",
+    "uri",
+    "headers",
+    "requestOptions",
+    "bearer_token_env_var",
+    "env_keys",
+    "oauth",
+];
+
+/// Adds the entry `satellite`, or replaces it if it is ours. A missing file is `None`. Options that the client or its user
+/// added to our entry remain, for example the tools that need no approval.
 pub fn add_entry(client: Client, file: Option<&[u8]>, entry: &SatelliteEntry) -> Result<Vec<u8>, EditError> {
     replace_servers(client, file, entry, &[])
 }
 
-/// Removes the servers `names` and adds the entry `satellite`.
+/// Removes the servers `names` and adds the entry `satellite`. A server with that name is replaced if `names` contains it.
 pub fn replace_servers(
     client: Client,
     file: Option<&[u8]>,
     entry: &SatelliteEntry,
     names: &[&str],
 ) -> Result<Vec<u8>, EditError> {
-    let server = entry_tree(client, entry)?;
-    let url = match entry {
-        SatelliteEntry::Http { url, .. } => Some(url.as_str()),
-        SatelliteEntry::Stdio { .. } => None,
-    };
+    let mut server = entry_tree(client, entry)?;
     let mut config = ClientConfig::read(client, file)?;
-    if config.server(ENTRY_NAME)?.is_some_and(|existing| recognize(existing, url).is_none()) {
-        return Err(EditError::ForeignEntry { key: config.section.key });
+    if let Some(existing) = config.server(ENTRY_NAME)? {
+        match recognize(existing, entry.url()) {
+            Some(_) => keep_options(&mut server, existing),
+            None if names.contains(&ENTRY_NAME) => {}
+            None => return Err(EditError::ForeignEntry { key: config.section.key }),
+        }
     }
     for name in names.iter().filter(|name| **name != ENTRY_NAME) {
         config.remove(name)?;
     }
-    if config.server(ENTRY_NAME)? != Some(&server) {
+    if config.server(ENTRY_NAME)?.is_none_or(|existing| existing.clone().sorted() != server.clone().sorted()) {
         config.set(ENTRY_NAME, &server)?;
     }
     Ok(config.into_bytes())
 }
 
-/// Removes the entry `satellite` if it is ours. A file without the entry is returned unchanged.
-pub fn remove_entry(client: Client, file: &[u8]) -> Result<Vec<u8>, EditError> {
+/// Removes the entry `satellite` if it is ours. A file without the entry is returned unchanged. `url` is the satellite's
+/// endpoint, if it is known: it identifies HTTP entries.
+pub fn remove_entry(client: Client, file: &[u8], url: Option<&str>) -> Result<Vec<u8>, EditError> {
     let mut config = ClientConfig::read(client, Some(file))?;
-    match config.state()? {
+    match config.state(url)? {
         EntryState::NotConnected => return Ok(file.to_vec()),
         EntryState::Connected { .. } => config.remove(ENTRY_NAME)?,
         EntryState::ForeignEntry => return Err(EditError::ForeignEntry { key: config.section.key }),
@@ -162,9 +192,20 @@ pub fn remove_entry(client: Client, file: &[u8]) -> Result<Vec<u8>, EditError> {
     Ok(config.into_bytes())
 }
 
-/// Returns the state of the entry `satellite`. A missing file is `None`.
-pub fn entry_state(client: Client, file: Option<&[u8]>) -> Result<EntryState, EditError> {
-    ClientConfig::read(client, file)?.state()
+/// Copies the options of an existing entry that connect does not set.
+fn keep_options(server: &mut ConfigTree, existing: &ConfigTree) {
+    let (ConfigTree::Map(entries), ConfigTree::Map(existing)) = (server, existing) else { return };
+    for (key, value) in existing {
+        if !TRANSPORT_KEYS.contains(&key.as_str()) && entries.iter().all(|(name, _)| name != key) {
+            entries.push((key.clone(), value.clone()));
+        }
+    }
+}
+
+/// Returns the state of the entry `satellite`. A missing file is `None`. `url` is the satellite's endpoint, if it is known:
+/// it identifies HTTP entries.
+pub fn entry_state(client: Client, file: Option<&[u8]>, url: Option<&str>) -> Result<EntryState, EditError> {
+    ClientConfig::read(client, file)?.state(url)
 }
 
 /// The configuration of a client: its text and its value.
@@ -183,7 +224,11 @@ impl ClientConfig {
             Some(text) => (true, text),
             None => (false, text),
         };
-        let text = if text.trim().is_empty() { format!("{text}{}", preamble(client)) } else { text.to_owned() };
+        let text = if text.trim().is_empty() {
+            format!("{text}{}", preamble(client).replace('\n', line_ending(text)))
+        } else {
+            text.to_owned()
+        };
         let tree = parse(section.format, &text)?;
         let config = Self { section, has_byte_order_mark, text, tree };
         config.check()?;
@@ -207,10 +252,10 @@ impl ClientConfig {
         }
     }
 
-    fn state(&self) -> Result<EntryState, EditError> {
+    fn state(&self, url: Option<&str>) -> Result<EntryState, EditError> {
         Ok(match self.server(ENTRY_NAME)? {
             None => EntryState::NotConnected,
-            Some(server) => match recognize(server, None) {
+            Some(server) => match recognize(server, url) {
                 Some(form) => EntryState::Connected { form },
                 None => EntryState::ForeignEntry,
             },
@@ -244,7 +289,7 @@ impl ClientConfig {
     fn set(&mut self, name: &str, server: &ConfigTree) -> Result<(), EditError> {
         let ServerSection { format, key, is_list } = self.section;
         let (index, count) = self.position(name);
-        let label = if is_list { "" } else { name };
+        let label = (!is_list).then_some(name);
         let (candidates, snippet) = match format {
             ConfigFormat::Json => {
                 let servers = ConfigTree::Map(vec![(name.to_owned(), server.clone())]);

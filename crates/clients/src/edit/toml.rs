@@ -57,7 +57,7 @@ pub(crate) fn set(text: &str, key: &str, name: &str, server: &ConfigTree) -> Res
     let text = remove(text, key, name)?;
     if let Some(Item::Value(Value::InlineTable(servers))) = document(&text)?.get(key) {
         let property = format!("{} = {}", quote_key(name), inline(server));
-        return Ok(apply(&text, inline_insertion(&text, servers, property).into_iter().collect()));
+        return Ok(apply(&text, inline_insertion(&text, servers, &property).into_iter().collect()));
     }
     let newline = line_ending(&text);
     let mut result = text;
@@ -80,7 +80,8 @@ pub(crate) fn remove(text: &str, key: &str, name: &str) -> Result<String, EditEr
     let mut statements = Vec::new();
     collect(document.as_table(), &mut Vec::new(), &mut statements);
     statements.sort_by_key(|statement| statement.range.start);
-    let is_removed = |statement: &Statement| statement.path.len() > 1 && statement.path[0] == key && statement.path[1] == name;
+    let is_removed =
+        |statement: &Statement| statement.path.len() > 1 && statement.path[0] == key && statement.path[1] == name;
     let mut splices = Vec::new();
     for group in statements.chunk_by(|one, other| is_removed(one) == is_removed(other)) {
         if let (Some(first), Some(last)) = (group.first(), group.last())
@@ -89,7 +90,9 @@ pub(crate) fn remove(text: &str, key: &str, name: &str) -> Result<String, EditEr
             let mut range = line_start(text, first.range.start)..line_end(text, last.range.end);
             let before = &text[..range.start];
             let after = &text[range.end..];
-            if ends_with_blank_line(before) && (after.is_empty() || after.starts_with('\n') || after.starts_with("\r\n")) {
+            if ends_with_blank_line(before)
+                && (after.is_empty() || after.starts_with('\n') || after.starts_with("\r\n"))
+            {
                 range.start = line_start(text, range.start - 1);
             }
             splices.push(Splice::delete(range));
@@ -113,7 +116,8 @@ fn collect(table: &Table, path: &mut Vec<String>, statements: &mut Vec<Statement
     for (name, item) in table {
         path.push(name.to_owned());
         let mut header = |table: &Table, path: &[String]| {
-            if let (false, Some(range)) = (table.is_dotted(), table.span()) {
+            // Tables without a header of their own have a span, too.
+            if let (false, Some(range)) = (table.is_dotted() || table.is_implicit(), table.span()) {
                 statements.push(Statement { path: path.to_vec(), range });
             }
         };
@@ -143,17 +147,14 @@ fn collect(table: &Table, path: &mut Vec<String>, statements: &mut Vec<Statement
 }
 
 /// The replacement that adds a property at the end of `{ … }`.
-fn inline_insertion(text: &str, table: &InlineTable, property: String) -> Option<Splice> {
+fn inline_insertion(text: &str, table: &InlineTable, property: &str) -> Option<Splice> {
     let close = table.span()?.end.checked_sub(1)?;
     let before = text[..close].trim_end();
-    let with = match before.chars().next_back() {
-        Some('{') => format!(" {property} "),
-        Some(',') => format!(" {property}"),
-        _ => format!(", {property}"),
-    };
-    let at = before.len();
-    // `{}` has no space before the brace that the new property could be separated by.
-    Some(if with.starts_with(" ") && with.ends_with(' ') { Splice { range: at..close, with } } else { Splice::insert(at, with) })
+    Some(match before.chars().next_back() {
+        Some('{') => Splice { range: before.len()..close, with: format!(" {property} ") },
+        Some(',') => Splice::insert(before.len(), format!(" {property}")),
+        _ => Splice::insert(before.len(), format!(", {property}")),
+    })
 }
 
 /// The replacement that deletes a property of `{ … }` with one comma.
@@ -165,18 +166,22 @@ fn inline_deletion(text: &str, table: &InlineTable, name: &str) -> Option<Splice
         return Some(Splice::delete(start..text.len() - rest.trim_start_matches([' ', '\t']).len()));
     }
     let before = text[..start].trim_end();
-    Some(Splice::delete(if before.ends_with(',') { before.len() - 1..end } else { before.len()..text.len() - after.len() }))
+    Some(Splice::delete(if before.ends_with(',') {
+        before.len() - 1..end
+    } else {
+        before.len()..text.len() - after.len()
+    }))
 }
 
 /// Returns the text of a server as a table with a header.
 pub(crate) fn snippet(key: &str, name: &str, server: &ConfigTree) -> String {
-    let mut text = format!("[{}.{}]\n", quote_key(key), quote_key(name));
-    if let ConfigTree::Map(entries) = server {
-        for (key, value) in entries {
-            text.push_str(&format!("{} = {}\n", quote_key(key), inline(value)));
-        }
-    }
-    text
+    let entries = match server {
+        ConfigTree::Map(entries) => entries.as_slice(),
+        _ => &[],
+    };
+    let lines: Vec<_> =
+        entries.iter().map(|(key, value)| format!("{} = {}\n", quote_key(key), inline(value))).collect();
+    format!("[{}.{}]\n{}", quote_key(key), quote_key(name), lines.concat())
 }
 
 fn inline(value: &ConfigTree) -> String {

@@ -71,7 +71,9 @@ impl ConfigTree {
         match self {
             Self::Map(entries) => {
                 entries.sort_by(|(one, _), (other, _)| one.cmp(other));
-                entries.iter_mut().for_each(|(_, value)| value.sort());
+                for (_, value) in entries {
+                    value.sort();
+                }
             }
             Self::List(items) => items.iter_mut().for_each(Self::sort),
             _ => {}

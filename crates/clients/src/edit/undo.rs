@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{ClientConfig, ENTRY_NAME, EditError, EntryState};
-use crate::Client;
+use crate::{Client, SatelliteEntry};
 
 /// The SHA-256 of a file, in hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ impl ContentHash {
     /// Returns the hash of the contents of a file.
     pub fn of(contents: &[u8]) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA256, contents);
-        Self(digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+        Self(digest.as_ref().iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}")))
     }
 
     /// Returns the 64 hexadecimal digits.
@@ -42,6 +42,9 @@ pub struct ConnectRecord {
     pub client: Client,
     /// The file that was edited.
     pub path: PathBuf,
+    /// The endpoint of an HTTP entry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
     /// The file before the edit; `None` if connect created it.
     pub before: Option<RestoreBackup>,
     /// Hash of the file after the edit.
@@ -56,12 +59,13 @@ impl ConnectRecord {
     pub fn new(
         client: Client,
         path: PathBuf,
+        entry: &SatelliteEntry,
         before: Option<(String, &[u8])>,
         after: &[u8],
         replaced: Vec<String>,
     ) -> Self {
         let before = before.map(|(name, contents)| RestoreBackup { name, hash: ContentHash::of(contents) });
-        Self { client, path, before, after: ContentHash::of(after), replaced }
+        Self { client, path, url: entry.url().map(str::to_owned), before, after: ContentHash::of(after), replaced }
     }
 }
 
@@ -110,7 +114,7 @@ pub fn disconnect(record: &ConnectRecord, current: Option<&[u8]>, backup: Option
         _ => {}
     }
     let mut config = ClientConfig::read(record.client, Some(current))?;
-    match config.state()? {
+    match config.state(record.url.as_deref())? {
         EntryState::NotConnected => return Ok(Undo::NothingToDo),
         EntryState::Connected { .. } => config.remove(ENTRY_NAME)?,
         EntryState::ForeignEntry => return Err(EditError::ForeignEntry { key: config.section.key }),

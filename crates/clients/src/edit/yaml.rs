@@ -32,7 +32,9 @@ fn tree(value: &Value) -> ConfigTree {
         Value::Number(value) => ConfigTree::Literal(value.to_string()),
         Value::String(text) => ConfigTree::Text(text.clone()),
         Value::Sequence(items) => ConfigTree::List(items.iter().map(tree).collect()),
-        Value::Mapping(entries) => ConfigTree::Map(entries.iter().map(|(key, value)| (key_name(key), tree(value))).collect()),
+        Value::Mapping(entries) => {
+            ConfigTree::Map(entries.iter().map(|(key, value)| (key_name(key), tree(value))).collect())
+        }
         Value::Tagged(tagged) => ConfigTree::Map(vec![(tagged.tag.to_string(), tree(&tagged.value))]),
     }
 }
@@ -69,7 +71,14 @@ enum Inline {
 
 /// Sets the server at `index` of `count` servers (`None`: adds it) in the map or list `key`. Returns several candidates:
 /// the first one whose value is correct counts.
-pub(crate) fn set(text: &str, key: &str, name: &str, server: &ConfigTree, index: Option<usize>, count: usize) -> Vec<String> {
+pub(crate) fn set(
+    text: &str,
+    key: &str,
+    name: Option<&str>,
+    server: &ConfigTree,
+    index: Option<usize>,
+    count: usize,
+) -> Vec<String> {
     let newline = line_ending(text);
     let lines = |indent: usize| entry_lines(name, server, indent).replace('\n', newline);
     let end_of_line = |at: usize| if at > 0 && !text[..at].ends_with('\n') { newline } else { "" };
@@ -146,7 +155,8 @@ fn section(text: &str, key: &str) -> Option<Section> {
             }
         } else if !is_comment && indent == section.indent {
             section.entries.push(line);
-        } else if !content.is_empty() && indent > section.indent
+        } else if !content.is_empty()
+            && indent > section.indent
             && let Some(entry) = section.entries.last_mut()
         {
             entry.end = line.end;
@@ -174,41 +184,31 @@ fn colon_after_key(line: &str, key: &str) -> Option<usize> {
     (rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n'])).then(|| line.len() - rest.len())
 }
 
-/// Returns the lines of an entry of a map, or of a list if `name` is empty.
-fn entry_lines(name: &str, server: &ConfigTree, indent: usize) -> String {
-    let mut text = String::new();
-    if name.is_empty() {
-        let mut item = String::new();
-        write_value(&mut item, server, indent + 2);
-        text.push_str(&format!("{0:indent$}- {1}", "", item.trim_start()));
-    } else {
-        text.push_str(&format!("{0:indent$}{1}:", "", scalar(name)));
-        write_value(&mut text, server, indent + 2);
+/// Returns the lines of an entry of a map, or of a list if it has no name.
+fn entry_lines(name: Option<&str>, value: &ConfigTree, indent: usize) -> String {
+    let lines = value_lines(value, indent + 2);
+    match name {
+        Some(name) => format!("{:indent$}{}:{lines}", "", scalar(name)),
+        None => format!("{:indent$}- {}", "", lines.trim_start()),
     }
-    text
 }
 
-/// Writes a value after the colon of its key, with its line ending.
-fn write_value(text: &mut String, value: &ConfigTree, indent: usize) {
+/// Returns the text of a value after the colon of its key, with its line ending.
+fn value_lines(value: &ConfigTree, indent: usize) -> String {
     match value {
-        ConfigTree::Null => text.push_str(" null\n"),
-        ConfigTree::Bool(value) => text.push_str(&format!(" {value}\n")),
-        ConfigTree::Literal(literal) => text.push_str(&format!(" {literal}\n")),
-        ConfigTree::Text(value) => text.push_str(&format!(" {}\n", scalar(value))),
-        ConfigTree::List(items) if items.is_empty() => text.push_str(" []\n"),
-        ConfigTree::Map(entries) if entries.is_empty() => text.push_str(" {}\n"),
+        ConfigTree::Null => " null\n".to_owned(),
+        ConfigTree::Bool(value) => format!(" {value}\n"),
+        ConfigTree::Literal(literal) => format!(" {literal}\n"),
+        ConfigTree::Text(value) => format!(" {}\n", scalar(value)),
+        ConfigTree::List(items) if items.is_empty() => " []\n".to_owned(),
+        ConfigTree::Map(entries) if entries.is_empty() => " {}\n".to_owned(),
         ConfigTree::List(items) => {
-            text.push('\n');
-            for item in items {
-                text.push_str(&entry_lines("", item, indent));
-            }
+            let items: String = items.iter().map(|item| entry_lines(None, item, indent)).collect();
+            format!("\n{items}")
         }
         ConfigTree::Map(entries) => {
-            text.push('\n');
-            for (key, value) in entries {
-                text.push_str(&format!("{0:indent$}{1}:", "", scalar(key)));
-                write_value(text, value, indent + 2);
-            }
+            let entries: String = entries.iter().map(|(key, value)| entry_lines(Some(key), value, indent)).collect();
+            format!("\n{entries}")
         }
     }
 }
@@ -224,6 +224,6 @@ fn scalar(text: &str) -> String {
 }
 
 /// Returns the lines of a section with one server.
-pub(crate) fn snippet(key: &str, name: &str, server: &ConfigTree) -> String {
+pub(crate) fn snippet(key: &str, name: Option<&str>, server: &ConfigTree) -> String {
     format!("{key}:\n{}", entry_lines(name, server, 2))
 }
