@@ -3,13 +3,10 @@
 
 mod client;
 mod edit;
-mod entry;
 
 pub use client::Client;
 pub use edit::{
-    ConfigFormat, ConnectRecord, ContentHash, EditError, EntryState, RestoreBackup, Undo, UndoRemainder, add_entry,
-    disconnect, entry_state, remove_entry, replace_servers,
-};
-pub use entry::{
-    ENTRY_NAME, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, connect_path, connect_paths, supported_forms,
+    ConfigFormat, ConnectRecord, ContentHash, ENTRY_NAME, EditError, EntryForm, EntryState, RestoreBackup,
+    SatelliteEntry, TOKEN_VARIABLE, TokenReference, Undo, UndoRemainder, add_entry, connect_path, connect_paths,
+    disconnect, entry_state, remove_entry, replace_servers, supported_forms,
 };

@@ -4,23 +4,25 @@
 //! Each edit is verified: the result is parsed again and must equal the value before the edit with exactly the intended
 //! change. Otherwise the edit fails with the text that a person can paste.
 
+mod entry;
 mod json;
 mod splice;
 mod toml;
-pub(crate) mod tree;
+mod tree;
 mod undo;
 mod yaml;
 
 #[cfg(test)]
 mod tests;
 
-use crate::{
-    Client,
-    entry::{ENTRY_NAME, EntryForm, SatelliteEntry, ServerSection, entry_tree, preamble, recognize, section},
-};
+use crate::Client;
+use entry::{ServerSection, entry_tree, preamble, recognize, section};
 use splice::line_ending;
 use tree::ConfigTree;
 
+pub use entry::{
+    ENTRY_NAME, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, connect_path, connect_paths, supported_forms,
+};
 pub use undo::{ConnectRecord, ContentHash, RestoreBackup, Undo, UndoRemainder, disconnect};
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";

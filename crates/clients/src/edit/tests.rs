@@ -6,7 +6,6 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use strum::IntoEnumIterator;
 
 use super::*;
-use crate::{EntryForm, TOKEN_VARIABLE, TokenReference, connect_path, connect_paths, supported_forms};
 
 const BRIDGE: &str = "/usr/local/bin/satellite";
 const URL: &str = "http://127.0.0.1:7400/mcp";

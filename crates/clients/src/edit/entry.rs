@@ -5,13 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{
-    Client,
-    edit::{
-        ConfigFormat, EditError,
-        tree::{ConfigTree, map, text},
-    },
+use super::{
+    ConfigFormat, EditError,
+    tree::{ConfigTree, map, text},
 };
+use crate::Client;
 
 /// The name of the entry in each client's configuration.
 pub const ENTRY_NAME: &str = "satellite";
