@@ -5,6 +5,7 @@
 //! files. Values are [`HiddenText`], so that no `Debug` output contains a secret.
 
 mod client;
+mod edit;
 mod error;
 mod hidden;
 mod locations;
@@ -14,6 +15,11 @@ mod server;
 mod template;
 
 pub use client::Client;
+pub use edit::{
+    ConfigFormat, ConnectRecord, ContentHash, ENTRY_NAME, EditError, EntryForm, EntryState, RestoreBackup,
+    SatelliteEntry, TOKEN_VARIABLE, TokenReference, Undo, UndoRemainder, add_entry, connect_path, connect_paths,
+    disconnect, entry_state, remove_entry, replace_servers, supported_forms,
+};
 pub use error::ClientFileError;
 pub use hidden::HiddenText;
 pub use locations::{ClientFile, ClientScope, FileFormat, Machine, candidate_files, describe_file, existing_files};
