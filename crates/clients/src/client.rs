@@ -1,0 +1,56 @@
+//! The supported clients.
+
+/// An MCP client whose configuration can be imported and edited.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    strum::EnumIter,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    strum::Display,
+)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Client {
+    /// Claude Code of Anthropic.
+    ClaudeCode,
+    /// Claude Desktop of Anthropic.
+    ClaudeDesktop,
+    /// Cursor.
+    Cursor,
+    /// Visual Studio Code.
+    #[strum(serialize = "vscode")]
+    VsCode,
+    /// Windsurf.
+    Windsurf,
+    /// The VS Code extension Cline.
+    Cline,
+    /// The VS Code extension Roo Code.
+    RooCode,
+    /// Continue.
+    Continue,
+    /// Zed.
+    Zed,
+    /// Codex of `OpenAI`.
+    Codex,
+    /// Gemini CLI of Google.
+    #[strum(serialize = "gemini")]
+    GeminiCli,
+    /// Goose of Block.
+    Goose,
+    /// opencode.
+    #[strum(serialize = "opencode")]
+    OpenCode,
+    /// LM Studio.
+    #[strum(serialize = "lmstudio")]
+    LmStudio,
+    /// Amazon Q Developer CLI.
+    AmazonQ,
+    /// Junie of `JetBrains`.
+    Junie,
+}

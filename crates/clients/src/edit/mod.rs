@@ -1,0 +1,411 @@
+//! Edits of one entry in a client's configuration. All functions are pure: they take the bytes of a file and return the
+//! bytes of the edited file. Byte order mark, line endings, indentation, comments and the order of keys remain.
+//!
+//! Each edit is verified: the result is parsed again and must equal the value before the edit with exactly the intended
+//! change. Otherwise the edit fails with the text that a person can paste.
+
+mod entry;
+mod json;
+mod splice;
+mod toml;
+mod tree;
+mod undo;
+mod yaml;
+
+#[cfg(test)]
+mod tests;
+
+use crate::Client;
+use entry::{ServerSection, entry_tree, preamble, recognize, section};
+use splice::line_ending;
+use tree::ConfigTree;
+
+pub use entry::{
+    ENTRY_NAME, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, connect_path, connect_paths, supported_forms,
+};
+pub use undo::{ConnectRecord, ContentHash, RestoreBackup, Undo, UndoRemainder, disconnect};
+
+const BYTE_ORDER_MARK: &str = "\u{feff}";
+
+/// The format of a client's configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display)]
+pub enum ConfigFormat {
+    /// JSON; comments and trailing commas are permitted.
+    #[strum(serialize = "JSON")]
+    Json,
+    /// TOML.
+    #[strum(serialize = "TOML")]
+    Toml,
+    /// YAML.
+    #[strum(serialize = "YAML")]
+    Yaml,
+}
+
+/// The reason why a client's configuration was not edited. No message contains a value of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EditError {
+    /// The file is not UTF-8.
+    #[error("cannot read the configuration: it is not UTF-8 text; convert it to UTF-8")]
+    NotUtf8,
+    /// The file is not valid in its format, or nested too deeply.
+    #[error("cannot read the configuration: invalid {format} in line {line}: {message}; correct the file")]
+    Syntax {
+        /// The format of the client's configuration.
+        format: ConfigFormat,
+        /// Line, from 1.
+        line: usize,
+        /// Message of the parser.
+        message: String,
+    },
+    /// The root of the file is not an object.
+    #[error("cannot edit the configuration: it must contain an object and contains {found}; correct the file")]
+    WrongRoot {
+        /// The type that the root has.
+        found: &'static str,
+    },
+    /// The value that contains the servers has the wrong type.
+    #[error("cannot edit the configuration: `{key}` must be {expected} and is {found}; correct the file")]
+    WrongServers {
+        /// The key of the root object.
+        key: &'static str,
+        /// The type that the client expects.
+        expected: &'static str,
+        /// The type that the value has.
+        found: &'static str,
+    },
+    /// A key occurs twice where the edit needs one.
+    #[error("cannot edit the configuration: the key `{key}` occurs twice; remove one of them")]
+    DuplicateKey {
+        /// The key.
+        key: String,
+    },
+    /// The client has an entry with our name that connect did not write.
+    #[error(
+        "cannot edit the entry `{ENTRY_NAME}` in `{key}`: it does not start this satellite; rename it and try again"
+    )]
+    ForeignEntry {
+        /// The key of the root object that contains the entry.
+        key: &'static str,
+    },
+    /// A server to be replaced is not in the file.
+    #[error(
+        "cannot replace the server `{name}`: the configuration does not contain it; import the configuration again"
+    )]
+    MissingServer {
+        /// The name of the server.
+        name: String,
+    },
+    /// The client does not support this kind of entry.
+    #[error("cannot connect {client} by {form}: the client has no such reference; connect it without `--http`")]
+    UnsupportedForm {
+        /// The client.
+        client: Client,
+        /// The kind of entry.
+        form: EntryForm,
+    },
+    /// The entry is relative, or could contain the token.
+    #[error("cannot write the entry: {reason}")]
+    InvalidEntry {
+        /// The reason.
+        reason: &'static str,
+    },
+    /// The file has a notation that cannot be edited safely.
+    #[error("cannot edit the configuration without changing other parts of it; edit it by hand:\n{instruction}")]
+    EditByHand {
+        /// What to add or to remove, as text for a person.
+        instruction: String,
+    },
+}
+
+/// The state of a client's entry for the satellite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryState {
+    /// The file has no entry `satellite`.
+    NotConnected,
+    /// The file has an entry that connect wrote.
+    Connected {
+        /// The kind of the entry.
+        form: EntryForm,
+    },
+    /// The file has an entry `satellite` that connect did not write.
+    ForeignEntry,
+}
+
+/// The keys of an entry that describe the transport, in the spellings of all clients.
+const TRANSPORT_KEYS: [&str; 16] = [
+    "type",
+    "transport",
+    "command",
+    "cmd",
+    "args",
+    "env",
+    "cwd",
+    "url",
+    "serverUrl",
+    "httpUrl",
+    "uri",
+    "headers",
+    "requestOptions",
+    "bearer_token_env_var",
+    "env_keys",
+    "oauth",
+];
+
+/// Adds the entry `satellite`, or replaces it if it is ours. A missing file is `None`. Options that the client or its user
+/// added to our entry remain, for example the tools that need no approval.
+pub fn add_entry(client: Client, file: Option<&[u8]>, entry: &SatelliteEntry) -> Result<Vec<u8>, EditError> {
+    replace_servers(client, file, entry, &[])
+}
+
+/// Removes the servers `names` and adds the entry `satellite`. A server with that name is replaced if `names` contains it.
+pub fn replace_servers(
+    client: Client,
+    file: Option<&[u8]>,
+    entry: &SatelliteEntry,
+    names: &[&str],
+) -> Result<Vec<u8>, EditError> {
+    let mut server = entry_tree(client, entry)?;
+    let mut config = ClientConfig::read(client, file)?;
+    if let Some(existing) = config.server(ENTRY_NAME)? {
+        match recognize(existing, entry.url()) {
+            Some(_) => keep_options(&mut server, existing),
+            None if names.contains(&ENTRY_NAME) => {}
+            None => return Err(EditError::ForeignEntry { key: config.section.key }),
+        }
+    }
+    for name in names.iter().filter(|name| **name != ENTRY_NAME) {
+        config.remove(name)?;
+    }
+    if config.server(ENTRY_NAME)?.is_none_or(|existing| existing.clone().sorted() != server.clone().sorted()) {
+        config.set(ENTRY_NAME, &server)?;
+    }
+    Ok(config.into_bytes())
+}
+
+/// Removes the entry `satellite` if it is ours. A file without the entry is returned unchanged. `url` is the satellite's
+/// endpoint, if it is known: it identifies HTTP entries.
+pub fn remove_entry(client: Client, file: &[u8], url: Option<&str>) -> Result<Vec<u8>, EditError> {
+    let mut config = ClientConfig::read(client, Some(file))?;
+    match config.state(url)? {
+        EntryState::NotConnected => return Ok(file.to_vec()),
+        EntryState::Connected { .. } => config.remove(ENTRY_NAME)?,
+        EntryState::ForeignEntry => return Err(EditError::ForeignEntry { key: config.section.key }),
+    }
+    Ok(config.into_bytes())
+}
+
+/// Copies the options of an existing entry that connect does not set.
+fn keep_options(server: &mut ConfigTree, existing: &ConfigTree) {
+    let (ConfigTree::Map(entries), ConfigTree::Map(existing)) = (server, existing) else { return };
+    for (key, value) in existing {
+        if !TRANSPORT_KEYS.contains(&key.as_str()) && entries.iter().all(|(name, _)| name != key) {
+            entries.push((key.clone(), value.clone()));
+        }
+    }
+}
+
+/// Returns the state of the entry `satellite`. A missing file is `None`. `url` is the satellite's endpoint, if it is known:
+/// it identifies HTTP entries.
+pub fn entry_state(client: Client, file: Option<&[u8]>, url: Option<&str>) -> Result<EntryState, EditError> {
+    ClientConfig::read(client, file)?.state(url)
+}
+
+/// The configuration of a client: its text and its value.
+struct ClientConfig {
+    section: ServerSection,
+    has_byte_order_mark: bool,
+    text: String,
+    tree: ConfigTree,
+}
+
+impl ClientConfig {
+    fn read(client: Client, file: Option<&[u8]>) -> Result<Self, EditError> {
+        let section = section(client);
+        let text = std::str::from_utf8(file.unwrap_or_default()).map_err(|_| EditError::NotUtf8)?;
+        let (has_byte_order_mark, text) = match text.strip_prefix(BYTE_ORDER_MARK) {
+            Some(text) => (true, text),
+            None => (false, text),
+        };
+        let text = if text.trim().is_empty() {
+            format!("{text}{}", preamble(client).replace('\n', line_ending(text)))
+        } else {
+            text.to_owned()
+        };
+        let tree = parse(section.format, &text)?;
+        let config = Self { section, has_byte_order_mark, text, tree };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks the types on the way to the servers.
+    fn check(&self) -> Result<(), EditError> {
+        let ServerSection { key, is_list, .. } = self.section;
+        if !matches!(self.tree, ConfigTree::Map(_)) {
+            return Err(EditError::WrongRoot { found: self.tree.kind() });
+        }
+        match self.tree.unique(key)? {
+            None | Some(ConfigTree::Null) => Ok(()),
+            Some(ConfigTree::List(_)) if is_list => Ok(()),
+            Some(ConfigTree::Map(_)) if !is_list => Ok(()),
+            Some(other) => {
+                let expected = if is_list { "a list" } else { "an object" };
+                Err(EditError::WrongServers { key, expected, found: other.kind() })
+            }
+        }
+    }
+
+    fn state(&self, url: Option<&str>) -> Result<EntryState, EditError> {
+        Ok(match self.server(ENTRY_NAME)? {
+            None => EntryState::NotConnected,
+            Some(server) => match recognize(server, url) {
+                Some(form) => EntryState::Connected { form },
+                None => EntryState::ForeignEntry,
+            },
+        })
+    }
+
+    fn servers(&self) -> Option<&ConfigTree> {
+        self.tree.get(self.section.key)
+    }
+
+    fn server(&self, name: &str) -> Result<Option<&ConfigTree>, EditError> {
+        let Some(servers) = self.servers() else { return Ok(None) };
+        if !self.section.is_list {
+            return servers.unique(name);
+        }
+        let mut found = servers.items().iter().filter(|server| has_name(server, name));
+        let server = found.next();
+        if found.next().is_some() { Err(EditError::DuplicateKey { key: name.to_owned() }) } else { Ok(server) }
+    }
+
+    /// Returns the position of a server and the number of servers.
+    fn position(&self, name: &str) -> (Option<usize>, usize) {
+        match self.servers() {
+            Some(ConfigTree::Map(entries)) => (entries.iter().position(|(key, _)| key == name), entries.len()),
+            Some(ConfigTree::List(items)) => (items.iter().position(|server| has_name(server, name)), items.len()),
+            _ => (None, 0),
+        }
+    }
+
+    /// Adds or replaces a server.
+    fn set(&mut self, name: &str, server: &ConfigTree) -> Result<(), EditError> {
+        let ServerSection { format, key, is_list } = self.section;
+        let (index, count) = self.position(name);
+        let label = (!is_list).then_some(name);
+        let (candidates, snippet) = match format {
+            ConfigFormat::Json => {
+                let servers = ConfigTree::Map(vec![(name.to_owned(), server.clone())]);
+                let snippet = json::snippet(&ConfigTree::Map(vec![(key.to_owned(), servers)]));
+                (vec![json::set(&self.text, key, name, server)?], snippet)
+            }
+            ConfigFormat::Toml => (vec![toml::set(&self.text, key, name, server)?], toml::snippet(key, name, server)),
+            ConfigFormat::Yaml => {
+                let candidates = yaml::set(&self.text, key, label, server, index, count);
+                (candidates, yaml::snippet(key, label, server))
+            }
+        };
+        let mut expected = self.tree.clone();
+        change_server(&mut expected, self.section, name, Some(server));
+        self.adopt(candidates, expected, || format!("add this to the servers that it has:\n{snippet}"))
+    }
+
+    /// Removes a server.
+    fn remove(&mut self, name: &str) -> Result<(), EditError> {
+        let ServerSection { format, key, is_list } = self.section;
+        if self.server(name)?.is_none() {
+            return Err(EditError::MissingServer { name: name.to_owned() });
+        }
+        let (index, count) = self.position(name);
+        let candidates = match format {
+            ConfigFormat::Json => vec![json::remove(&self.text, key, name)?],
+            ConfigFormat::Toml => vec![toml::remove(&self.text, key, name)?],
+            ConfigFormat::Yaml => {
+                let empty = if is_list { "[]" } else { "{}" };
+                yaml::remove(&self.text, key, index.unwrap_or(count), count, empty)
+            }
+        };
+        let mut expected = self.tree.clone();
+        change_server(&mut expected, self.section, name, None);
+        self.adopt(candidates, expected, || format!("remove the server `{name}` from `{key}`"))
+    }
+
+    /// Adopts the first candidate whose value is the expected one.
+    fn adopt(
+        &mut self,
+        candidates: Vec<String>,
+        expected: ConfigTree,
+        instruction: impl FnOnce() -> String,
+    ) -> Result<(), EditError> {
+        let expected = comparable(expected, self.section);
+        for text in candidates {
+            if let Ok(tree) = parse(self.section.format, &text)
+                && comparable(tree.clone(), self.section) == expected
+            {
+                self.text = text;
+                self.tree = tree;
+                return Ok(());
+            }
+        }
+        Err(EditError::EditByHand { instruction: instruction() })
+    }
+
+    fn into_bytes(self) -> Vec<u8> {
+        let mark = if self.has_byte_order_mark { BYTE_ORDER_MARK } else { "" };
+        [mark.as_bytes(), self.text.as_bytes()].concat()
+    }
+}
+
+fn parse(format: ConfigFormat, text: &str) -> Result<ConfigTree, EditError> {
+    match format {
+        ConfigFormat::Json => json::parse(text),
+        ConfigFormat::Toml => toml::parse(text),
+        ConfigFormat::Yaml => yaml::parse(text),
+    }
+}
+
+fn has_name(server: &ConfigTree, name: &str) -> bool {
+    server.get("name").and_then(ConfigTree::as_text) == Some(name)
+}
+
+/// Sets or removes a server in a value.
+fn change_server(tree: &mut ConfigTree, section: ServerSection, name: &str, server: Option<&ConfigTree>) {
+    let ConfigTree::Map(root) = tree else { return };
+    let empty = || if section.is_list { ConfigTree::List(Vec::new()) } else { ConfigTree::Map(Vec::new()) };
+    let at = root.iter().position(|(key, _)| key == section.key).unwrap_or_else(|| {
+        root.push((section.key.to_owned(), empty()));
+        root.len() - 1
+    });
+    let servers = &mut root[at].1;
+    if *servers == ConfigTree::Null {
+        *servers = empty();
+    }
+    match (servers, server) {
+        (ConfigTree::Map(entries), Some(server)) => match entries.iter_mut().find(|(key, _)| key == name) {
+            Some(entry) => entry.1 = server.clone(),
+            None => entries.push((name.to_owned(), server.clone())),
+        },
+        (ConfigTree::Map(entries), None) => entries.retain(|(key, _)| key != name),
+        (ConfigTree::List(items), Some(server)) => match items.iter_mut().find(|item| has_name(item, name)) {
+            Some(item) => *item = server.clone(),
+            None => items.push(server.clone()),
+        },
+        (ConfigTree::List(items), None) => items.retain(|item| !has_name(item, name)),
+        _ => {}
+    }
+}
+
+/// Returns a value for comparison: no servers equal a missing key, and the order of keys does not count.
+fn comparable(mut tree: ConfigTree, section: ServerSection) -> ConfigTree {
+    if let ConfigTree::Map(root) = &mut tree {
+        root.retain(|(key, value)| {
+            let is_empty = match value {
+                ConfigTree::Null => true,
+                ConfigTree::Map(entries) => entries.is_empty(),
+                ConfigTree::List(items) => items.is_empty(),
+                _ => false,
+            };
+            key != section.key || !is_empty
+        });
+    }
+    tree.sorted()
+}

@@ -1,0 +1,342 @@
+//! The parsed text of a client's file: one tree for JSON, YAML and TOML that keeps the order and duplicate keys.
+
+use std::fmt;
+
+use jsonc_parser::ast;
+use jsonc_parser::{CollectOptions, ParseOptions};
+use serde::de::{Deserialize, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor};
+use toml_edit::{Document, Item, Value};
+
+use crate::error::ClientFileError;
+use crate::locations::{ClientFile, FileFormat};
+
+/// The largest accepted file, in bytes.
+pub const FILE_SIZE_MAX: usize = 16 * 1024 * 1024;
+
+/// The largest accepted depth of nested lists and tables. The recursion of parsers and readers stays within it.
+pub(crate) const DEPTH_MAX: usize = 100;
+
+/// A value of the file. There is no `Debug`, because values can be secrets.
+#[derive(Clone, PartialEq)]
+pub(crate) enum ConfigNode {
+    Null,
+    Bool(bool),
+    /// A number as text.
+    Number(String),
+    Text(String),
+    List(Vec<ConfigNode>),
+    /// Keys in the order of the file. A key can occur twice.
+    Map(Vec<(String, ConfigNode)>),
+}
+
+impl ConfigNode {
+    /// Names the type for messages.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Bool(_) => "a boolean",
+            Self::Number(_) => "a number",
+            Self::Text(_) => "a string",
+            Self::List(_) => "a list",
+            Self::Map(_) => "an object",
+        }
+    }
+
+    /// Returns the value of `key`. Of duplicate keys, the last one applies, as in `JSON.parse`.
+    pub(crate) fn get(&self, key: &str) -> Option<&Self> {
+        self.as_map()?.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value)
+    }
+
+    pub(crate) fn as_map(&self) -> Option<&[(String, Self)]> {
+        if let Self::Map(entries) = self { Some(entries) } else { None }
+    }
+
+    pub(crate) fn as_list(&self) -> Option<&[Self]> {
+        if let Self::List(items) = self { Some(items) } else { None }
+    }
+
+    pub(crate) fn as_text(&self) -> Option<&str> {
+        if let Self::Text(text) = self { Some(text) } else { None }
+    }
+}
+
+/// Parses the file. An empty file is `Null`.
+pub(crate) fn parse(file: &ClientFile, bytes: &[u8]) -> Result<ConfigNode, ClientFileError> {
+    if bytes.len() > FILE_SIZE_MAX {
+        return Err(ClientFileError::TooLarge { path: file.path.clone(), bytes: bytes.len() });
+    }
+    let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let (line, column) = line_and_column(bytes, error.valid_up_to());
+        ClientFileError::NotText { path: file.path.clone(), line, column }
+    })?;
+    if text.trim().is_empty() {
+        return Ok(ConfigNode::Null);
+    }
+    if let Some(at) = nested_too_deep(file.format, text) {
+        return Err(too_deep(file, text, at));
+    }
+    match file.format {
+        FileFormat::Json => parse_json(file, text),
+        FileFormat::Yaml => parse_yaml(file, text),
+        FileFormat::Toml => parse_toml(file, text),
+    }
+}
+
+fn parse_json(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
+    // Comments and trailing commas are accepted, as VS Code, Zed and opencode do. The rest of JSON5 is not.
+    let options = ParseOptions {
+        allow_comments: true,
+        allow_trailing_commas: true,
+        allow_loose_object_property_names: false,
+        allow_missing_commas: false,
+        allow_single_quoted_strings: false,
+        allow_hexadecimal_numbers: false,
+        allow_unary_plus_numbers: false,
+        allow_bare_decimal_point_numbers: false,
+        allow_non_finite_numbers: false,
+        allow_extended_string_escapes: false,
+    };
+    let parsed = jsonc_parser::parse_to_ast(text, &CollectOptions::default(), &options)
+        .map_err(|error| syntax_error(file, text, error.range().start, &error.kind().to_string()))?;
+    Ok(parsed.value.map_or(ConfigNode::Null, from_json))
+}
+
+fn from_json(value: ast::Value<'_>) -> ConfigNode {
+    match value {
+        ast::Value::NullKeyword(_) => ConfigNode::Null,
+        ast::Value::BooleanLit(literal) => ConfigNode::Bool(literal.value),
+        ast::Value::NumberLit(literal) => ConfigNode::Number(literal.value.to_owned()),
+        ast::Value::StringLit(literal) => ConfigNode::Text(literal.value.into_owned()),
+        ast::Value::Array(array) => ConfigNode::List(array.elements.into_iter().map(from_json).collect()),
+        ast::Value::Object(object) => ConfigNode::Map(
+            object.properties.into_iter().map(|entry| (entry.name.into_string(), from_json(entry.value))).collect(),
+        ),
+    }
+}
+
+fn parse_yaml(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
+    yaml_serde::from_str::<ConfigNode>(text).map_err(|error| {
+        // An error without a position is a limit, such as the one of repeated aliases.
+        let at = error.location().map_or(0, |location| location.index());
+        // The message repeats the position, which `ClientFileError` contains already.
+        let message = error.to_string();
+        let message = message.split(" at line ").next().unwrap_or_default();
+        syntax_error(file, text, at, message)
+    })
+}
+
+fn parse_toml(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
+    let document = Document::parse(text).map_err(|error| {
+        // `Display` of the error would print the line of the file.
+        syntax_error(file, text, error.span().map_or(text.len(), |span| span.start), error.message())
+    })?;
+    Ok(from_table(document.as_table()))
+}
+
+fn from_table(table: &dyn toml_edit::TableLike) -> ConfigNode {
+    ConfigNode::Map(table.iter().map(|(key, item)| (key.to_owned(), from_item(item))).collect())
+}
+
+fn from_item(item: &Item) -> ConfigNode {
+    match item {
+        Item::None => ConfigNode::Null,
+        Item::Value(value) => from_toml_value(value),
+        Item::Table(table) => from_table(table),
+        Item::ArrayOfTables(tables) => ConfigNode::List(tables.iter().map(|table| from_table(table)).collect()),
+    }
+}
+
+fn from_toml_value(value: &Value) -> ConfigNode {
+    match value {
+        Value::String(text) => ConfigNode::Text(text.value().clone()),
+        Value::Integer(number) => ConfigNode::Number(number.value().to_string()),
+        Value::Float(number) => ConfigNode::Number(number.value().to_string()),
+        Value::Boolean(flag) => ConfigNode::Bool(*flag.value()),
+        Value::Datetime(time) => ConfigNode::Text(time.value().to_string()),
+        Value::Array(array) => ConfigNode::List(array.iter().map(from_toml_value).collect()),
+        Value::InlineTable(table) => from_table(table),
+    }
+}
+
+/// Reads any YAML value. The types of `yaml_serde` itself reject a whole file for one duplicate key.
+impl<'de> Deserialize<'de> for ConfigNode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = ConfigNode;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<ConfigNode, E> {
+        Ok(ConfigNode::Bool(flag))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<ConfigNode, E> {
+        Ok(ConfigNode::Number(number.to_string()))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<ConfigNode, E> {
+        Ok(ConfigNode::Number(number.to_string()))
+    }
+
+    fn visit_i128<E>(self, number: i128) -> Result<ConfigNode, E> {
+        Ok(ConfigNode::Number(number.to_string()))
+    }
+
+    fn visit_u128<E>(self, number: u128) -> Result<ConfigNode, E> {
+        Ok(ConfigNode::Number(number.to_string()))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<ConfigNode, E> {
+        Ok(ConfigNode::Number(number.to_string()))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<ConfigNode, E> {
+        Ok(ConfigNode::Text(text.to_owned()))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<ConfigNode, E> {
+        Ok(ConfigNode::Text(text))
+    }
+
+    fn visit_unit<E>(self) -> Result<ConfigNode, E> {
+        Ok(ConfigNode::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<ConfigNode, E> {
+        Ok(ConfigNode::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, inner: D) -> Result<ConfigNode, D::Error> {
+        Deserialize::deserialize(inner)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<ConfigNode, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(ConfigNode::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<ConfigNode, A::Error> {
+        let mut map = Vec::new();
+        while let Some((key, value)) = entries.next_entry::<ConfigNode, ConfigNode>()? {
+            let key = match key {
+                ConfigNode::Text(text) | ConfigNode::Number(text) => text,
+                ConfigNode::Bool(flag) => flag.to_string(),
+                ConfigNode::Null => "null".to_owned(),
+                ConfigNode::List(_) | ConfigNode::Map(_) => "?".to_owned(),
+            };
+            map.push((key, value));
+        }
+        Ok(ConfigNode::Map(map))
+    }
+
+    /// A value with a tag (`!name value`). The tag is not used.
+    fn visit_enum<A: EnumAccess<'de>>(self, tagged: A) -> Result<ConfigNode, A::Error> {
+        let (_tag, value) = tagged.variant::<ConfigNode>()?;
+        value.newtype_variant()
+    }
+}
+
+/// Returns the position at which the depth exceeds `DEPTH_MAX`. Brackets in strings and comments of JSON do not count.
+/// In YAML and TOML every bracket counts, with a limit that no text of a configuration reaches.
+fn nested_too_deep(format: FileFormat, text: &str) -> Option<usize> {
+    let limit = if format == FileFormat::Json { DEPTH_MAX } else { 10 * DEPTH_MAX };
+    let bytes = text.as_bytes();
+    let (mut depth, mut row, mut at) = (0_usize, 0_usize, 0_usize);
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'"' if format == FileFormat::Json => {
+                at += 1;
+                while let Some(&inner) = bytes.get(at) {
+                    match inner {
+                        b'\\' => at += 1,
+                        b'"' => break,
+                        _ => {}
+                    }
+                    at += 1;
+                }
+            }
+            b'/' if format == FileFormat::Json && bytes.get(at + 1) == Some(&b'/') => {
+                at += bytes[at..].iter().position(|&byte| byte == b'\n').unwrap_or(bytes.len());
+            }
+            b'/' if format == FileFormat::Json && bytes.get(at + 1) == Some(&b'*') => {
+                at += text[at..].find("*/").map_or(bytes.len(), |length| length + 1);
+            }
+            b'[' | b'{' => {
+                depth += 1;
+                if depth > limit {
+                    return Some(at);
+                }
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        // Each dot of a TOML key opens a table, and each `- ` of YAML a list. The parsers do not limit a row of them.
+        let previous = at.checked_sub(1).and_then(|before| bytes.get(before));
+        let opens = match format {
+            FileFormat::Json => false,
+            FileFormat::Toml => byte == b'.' && previous != Some(&b'.'),
+            FileFormat::Yaml => matches!(byte, b'-' | b'?') && matches!(bytes.get(at + 1), Some(b' ' | b'\t')),
+        };
+        let continues = match format {
+            FileFormat::Json => false,
+            FileFormat::Toml => byte.is_ascii_alphanumeric() || b"_- \t\"'".contains(&byte),
+            FileFormat::Yaml => matches!(byte, b' ' | b'\t'),
+        };
+        if opens {
+            row += 1;
+        } else if !continues {
+            row = 0;
+        }
+        if row > 10 * DEPTH_MAX {
+            return Some(at);
+        }
+        at += 1;
+    }
+    None
+}
+
+fn too_deep(file: &ClientFile, text: &str, at: usize) -> ClientFileError {
+    let (line, column) = line_and_column(text.as_bytes(), at);
+    ClientFileError::TooDeep { path: file.path.clone(), line, column }
+}
+
+fn syntax_error(file: &ClientFile, text: &str, at: usize, message: &str) -> ClientFileError {
+    let end = text.trim_end().len();
+    let at = at.min(end);
+    if message.contains("recursion limit") || message.contains("nesting") || message.contains("Nesting") {
+        return too_deep(file, text, at);
+    }
+    let message_lower = message.to_ascii_lowercase();
+    // An unterminated string in the middle of the file is a missing quote.
+    let in_string = message_lower.contains("string") && text.as_bytes()[at..end].contains(&b'\n');
+    let ends_early = at == end
+        || ["unterminated", "unexpected end", "end of stream"].iter().any(|words| message_lower.contains(words));
+    let path = file.path.clone();
+    if ends_early && !in_string {
+        let (line, column) = line_and_column(text.as_bytes(), end);
+        ClientFileError::Truncated { path, format: file.format, line, column }
+    } else {
+        let (line, column) = line_and_column(text.as_bytes(), at);
+        ClientFileError::Syntax { path, format: file.format, line, column, message: message.to_owned() }
+    }
+}
+
+/// Returns line and column, both from 1. The column counts characters.
+fn line_and_column(bytes: &[u8], at: usize) -> (usize, usize) {
+    let before = &bytes[..at.min(bytes.len())];
+    let line = before.split(|&byte| byte == b'\n').count();
+    let start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
+    (line, String::from_utf8_lossy(&before[start..]).chars().count() + 1)
+}

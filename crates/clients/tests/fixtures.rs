@@ -1,0 +1,177 @@
+//! Reads the configuration files of all clients in the directories `fixtures/home-*` and compares the result with
+//! `fixtures/expected/*.txt`. `UPDATE_EXPECTED=1` writes these files.
+
+mod render;
+
+use std::path::{Path, PathBuf};
+
+use mcp_satellite_clients::{
+    Client, ClientScope, Machine, ServerTransport, TemplatePart, TextTemplate, candidate_files, describe_file,
+    existing_files, looks_secret, read, secret_args, secret_in_arg,
+};
+use strum::IntoEnumIterator;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn machine(client: Client) -> Machine {
+    let home = fixtures().join(format!("home-{client}"));
+    Machine { config_home: home.join(".config"), project: Some(home.join("project")), home }
+}
+
+#[test]
+fn every_client_is_read_as_expected() {
+    let mut different = Vec::new();
+    for client in Client::iter() {
+        let machine = machine(client);
+        let files = existing_files(&machine);
+        assert!(!files.is_empty(), "{client} has no fixture");
+        let mut text = String::new();
+        for file in files {
+            assert_eq!(file.client, client, "{}", file.path.display());
+            let servers = read(&file, &std::fs::read(&file.path).unwrap()).unwrap();
+            let path = file.path.strip_prefix(&machine.home).unwrap();
+            text.push_str(&render::file(path, &file, &servers));
+        }
+        let expected = fixtures().join(format!("expected/{client}.txt"));
+        if std::env::var_os("UPDATE_EXPECTED").is_some() {
+            std::fs::create_dir_all(expected.parent().unwrap()).unwrap();
+            std::fs::write(&expected, &text).unwrap();
+        } else if std::fs::read_to_string(&expected).unwrap_or_default() != text {
+            different.push(format!("{}:\n{text}", expected.display()));
+        }
+    }
+    assert!(different.is_empty(), "set UPDATE_EXPECTED=1 to accept:\n{}", different.join("\n"));
+}
+
+#[test]
+fn no_debug_output_contains_a_planted_value() {
+    let mut files = 0;
+    for client in Client::iter() {
+        for file in existing_files(&machine(client)) {
+            let text = std::fs::read(&file.path).unwrap();
+            let servers = read(&file, &text).unwrap();
+            assert!(!format!("{servers:?} {servers:#?}").contains("PLANTED"), "{}", file.path.display());
+            let notes = servers.servers.iter().flat_map(|server| &server.notes).chain(&servers.notes);
+            let messages = notes.map(ToString::to_string).chain(servers.unreadable.iter().map(|e| e.reason.clone()));
+            assert!(!messages.collect::<String>().contains("PLANTED"), "{}", file.path.display());
+            files += 1;
+        }
+    }
+    assert!(files >= 28, "{files} files");
+}
+
+#[test]
+fn every_planted_value_is_recognized_as_a_secret() {
+    let mut planted = 0;
+    for client in Client::iter() {
+        for file in existing_files(&machine(client)) {
+            let servers = read(&file, &std::fs::read(&file.path).unwrap()).unwrap();
+            for server in &servers.servers {
+                let at = format!("{client} {}", server.name);
+                match &server.transport {
+                    ServerTransport::Stdio { args, env, .. } => {
+                        for (name, value) in env {
+                            planted += check_pair(name, value, &at);
+                        }
+                        let found = secret_args(args);
+                        for (index, arg) in args.iter().enumerate() {
+                            if literal(arg).contains("PLANTED") {
+                                let secret = found.iter().find(|secret| secret.index == index);
+                                let secret = secret.unwrap_or_else(|| panic!("{at}: argument {index}"));
+                                assert!(literal(arg)[secret.range.clone()].contains("PLANTED"), "{at}");
+                                planted += 1;
+                            } else {
+                                assert!(found.iter().all(|secret| secret.index != index), "{at}: {}", literal(arg));
+                            }
+                        }
+                    }
+                    ServerTransport::Http { url, headers, .. } => {
+                        for (name, value) in headers {
+                            planted += check_pair(name, value, &at);
+                        }
+                        if literal(url).contains("PLANTED") {
+                            let range = secret_in_arg(None, &literal(url)).unwrap();
+                            assert!(literal(url)[range].contains("PLANTED"), "{at}");
+                            planted += 1;
+                        } else {
+                            assert_eq!(secret_in_arg(None, &literal(url)), None, "{at}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(planted >= 25, "{planted} planted secrets");
+}
+
+fn check_pair(name: &str, value: &TextTemplate, at: &str) -> usize {
+    let text = literal(value);
+    let is_planted = text.contains("PLANTED");
+    if value.as_literal().is_some() && (is_planted || !text.contains("Bearer")) {
+        // Three values have a name and a look that no rule can recognize.
+        let hidden = ["MY_ENV_VAR", "LITERAL", "PLAIN"].contains(&name);
+        assert_eq!(looks_secret(name, &text), is_planted && !hidden, "{at}: {name}={text}");
+    }
+    usize::from(is_planted)
+}
+
+fn literal(template: &TextTemplate) -> String {
+    let text = |part: &TemplatePart| match part {
+        TemplatePart::Literal(text) => text.expose().to_owned(),
+        _ => String::new(),
+    };
+    template.parts.iter().map(text).collect()
+}
+
+#[test]
+fn all_sixteen_clients_have_candidates_and_project_files_are_marked() {
+    let machine = Machine {
+        home: "/home/ann".into(),
+        config_home: "/home/ann/.config".into(),
+        project: Some("/srv/project".into()),
+    };
+    let files = candidate_files(&machine);
+    for client in Client::iter() {
+        assert!(files.iter().any(|file| file.client == client), "{client}");
+    }
+    for file in &files {
+        assert_eq!(file.from_project, file.path.starts_with("/srv/project"), "{}", file.path.display());
+        assert_eq!(file.from_project, file.scope == ClientScope::Project, "{}", file.path.display());
+    }
+    assert!(existing_files(&machine).is_empty());
+    let without = candidate_files(&Machine { project: None, ..machine });
+    assert!(without.iter().all(|file| !file.from_project));
+}
+
+#[test]
+fn profiles_of_vscode_and_codex_are_found() {
+    let scopes = |client| existing_files(&machine(client)).into_iter().map(|file| file.scope).collect::<Vec<_>>();
+    assert!(scopes(Client::VsCode).contains(&ClientScope::Profile("-7a1b2c".to_owned())));
+    assert!(scopes(Client::Codex).contains(&ClientScope::Profile("work".to_owned())));
+    assert!(scopes(Client::AmazonQ).contains(&ClientScope::Profile("dev".to_owned())));
+}
+
+#[test]
+fn a_file_is_described_by_its_place_or_its_name() {
+    let vscode = machine(Client::VsCode);
+    let user = vscode.config_home.join("Code/User/mcp.json");
+    let described = describe_file(&vscode, &user).unwrap();
+    assert_eq!((described.client, described.scope, described.from_project), (Client::VsCode, ClientScope::User, false));
+    for (path, client) in [
+        ("/tmp/mcp.json", Client::ClaudeCode),
+        ("/tmp/claude_desktop_config.json", Client::ClaudeDesktop),
+        ("/tmp/x/.cursor/mcp.json", Client::Cursor),
+        ("/tmp/x/.vscode/mcp.json", Client::VsCode),
+        ("/tmp/config.toml", Client::Codex),
+        ("/tmp/goose/config.yaml", Client::Goose),
+        ("/tmp/servers.yml", Client::Continue),
+        ("/tmp/opencode.jsonc", Client::OpenCode),
+        ("/tmp/mcp_config.json", Client::Windsurf),
+    ] {
+        let file = describe_file(&vscode, Path::new(path)).unwrap();
+        assert_eq!((file.client, file.from_project), (client, true), "{path}");
+    }
+    assert_eq!(describe_file(&vscode, Path::new("/tmp/servers.txt")), None);
+}
