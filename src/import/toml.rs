@@ -48,7 +48,9 @@ impl EditedConfiguration {
             (_, Some(team)) => team,
             (1, None) => 0,
             _ => {
-                return Err(format!("it has several teams, and none has the id `{TEAM}`; add one for imported servers"));
+                return Err(format!(
+                    "it has several teams, and none has the id `{TEAM}`; add one for imported servers"
+                ));
             }
         };
         let installations = teams.get(team).and_then(|team| team.get("installations"));

@@ -33,6 +33,7 @@ mod server;
 mod sink;
 mod teams;
 mod template;
+mod variables;
 
 use std::path::Path;
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use mcp_satellite_actors::model::ids::{InstanceId, TeamId, UserId};
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{
     ConfigTier, ConfigValue, InstanceConfig, InstanceInputs, InstanceSpec, ProcessLifetime, RemoteTransport,
     ServerTarget as Configured, UpdateMethod,
