@@ -919,7 +919,10 @@ fn a_server_that_cannot_be_used_is_left_out_with_a_warning() {
         (r#""a": {"args": []}"#, "`a` is left out: neither `command` nor `url` is set; add one of them"),
         (r#""a": 5"#, "`a` is left out: the entry is a number, not an object"),
         (r#""a": {"type": "websocket", "url": "wss://e.com"}"#, "`a` is left out: WebSocket is not a transport"),
-        (r#""a": {"command": "x", "args": ["${relativeFile}"]}"#, "`args` contains the variable `${relativeFile}`"),
+        (
+            r#""a": {"command": "x", "args": ["${command:pick}"]}"#,
+            "`a` is left out: `args` contains a variable `${command:…}`, which is not supported",
+        ),
         (r#""a": {"command": "x", "env": {"": "1"}}"#, "`a` is left out: `` is not a valid name"),
         (r#""a": {"url": "https://u:hunter2@e.com/mcp"}"#, "`a` is left out: `url` contains a user name or a password"),
         (r#""good": {"command": "y"}"#, "`good` is left out: the name occurs again later in the file"),

@@ -12,17 +12,16 @@ use super::{BAD_INPUT, CommandFailure, DONE, FAILED, print_error, print_json, pr
 use crate::config::mask_text;
 use crate::import::{Import, ImportError, ImportOutcome, ServerImport};
 
-/// Add the servers of MCP clients to your configuration.
-///
-/// Without an argument, lists the configuration files of all clients on this machine with their servers, and changes
-/// nothing. The configuration is edited: comments and order remain. Secrets in clear text move to files in `secrets/`
-/// beside it.
+/// Arguments of `satellite import`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-  satellite import                      list all servers
-  satellite import cursor --dry-run     show the changes
+Without an argument, lists the files of all clients with their servers, and changes nothing:
+  satellite import
+  satellite import cursor --dry-run
   satellite import claude-code vscode
   satellite import project/.mcp.json
+
+The configuration is edited: comments and order remain. Secrets in clear text move to files in secrets/ beside it.
 
 Clients: claude-code, claude-desktop, cursor, vscode, windsurf, cline, roo-code, continue, zed, codex, gemini, goose, \
 opencode, lmstudio, amazon-q, junie.
@@ -175,7 +174,7 @@ fn print_servers(import: &Import<'_>, files: &[(ClientFile, bool)], is_preview: 
         for server in import.servers.iter().filter(|server| server.file == file.path) {
             let verb = match (server.outcome, is_preview) {
                 (ImportOutcome::Added, true) => "would be imported",
-                (ImportOutcome::Added, false) => "imported",
+                (ImportOutcome::Added, false) => "will be imported",
                 (ImportOutcome::AlreadyImported, _) => "already imported",
                 (ImportOutcome::NotImported, _) => "not imported",
             };

@@ -136,7 +136,8 @@ impl<'a> Import<'a> {
         };
         if let Some(id) = self.equal_installation(&draft, &secrets) {
             import.reason = Some(format!("it is in the configuration as `{id}`"));
-            (import.id, import.outcome, import.notes) = (Some(id), ImportOutcome::AlreadyImported, Vec::new());
+            (import.id, import.outcome) = (Some(id), ImportOutcome::AlreadyImported);
+            (import.target, import.notes) = (None, Vec::new());
             return import;
         }
         if let Err(reason) = self.check(&draft) {

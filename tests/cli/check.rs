@@ -73,7 +73,7 @@ fn servers_of_an_mcp_json_that_cannot_run_are_listed_with_their_reasons() {
         "good": {"command": "SATELLITE", "args": ["SIM"]},
         "wait": {"command": "SATELLITE", "env": {"K": "${NOT_SET_ANYWHERE}"}},
         "file": {"command": "SATELLITE", "envFile": "none.env"},
-        "odd": {"command": "SATELLITE", "args": ["${odd}"], "type": "carrier-pigeon"}
+        "odd": {"command": "SATELLITE", "args": ["${command:odd}"]}
     }}"#;
     let mcp_json = home.write("mcp.json", text);
     let outcome = home.bare(&["check", "--mcp-json", mcp_json.to_str().unwrap()]).exits(0);

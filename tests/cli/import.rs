@@ -153,7 +153,7 @@ fn an_import_keeps_comments_and_order_and_masks_them_in_the_preview() {
         ".cursor/mcp.json",
         r#"{"mcpServers": {
             "github": {"command": "npx", "args": ["-y", "server-github", "--token", "ghp_0123456789abcdefABCDEF"]},
-            "home": {"command": "${HOME}/run", "args": ["${TOKEN_NAME}"], "env": {"A": "${B:-c}"}}}}"#,
+            "home": {"command": "${HOME}/run", "args": ["${TOKEN_NAME}"], "env": {"A": "${B:-c}", "DB": "file:./dev.db"}}}}"#,
     );
     let preview = user.import(&["cursor", "--dry-run"]).exits(0).stdout;
     assert!(preview.contains("+ id = \"github-cursor\"") && preview.contains("`github` is in use"), "{preview}");
@@ -172,7 +172,7 @@ fn an_import_keeps_comments_and_order_and_masks_them_in_the_preview() {
         "secret_args = true",
         &format!("command = \"{home}/run\""),
         "args = [\"${env:TOKEN_NAME}\"]",
-        "env = { A = \"${env:B:-c}\" }",
+        "env = { A = \"${env:B:-c}\", DB = \"${value:text-file}./dev.db\" }",
     ] {
         assert!(added.contains(&line), "{line} in {added:#?}");
     }
@@ -217,12 +217,12 @@ fn a_server_of_a_projects_file_is_imported_only_if_the_file_is_named() {
 #[test]
 fn without_an_argument_all_servers_are_listed_and_nothing_is_written() {
     let user = UserHome::new(None);
-    user.write(".cursor/mcp.json", r#"{"mcpServers": {"good": {"command": "x"}, "odd": {"command": "${odd}"}, "off": {"command": "y", "disabled": true}}}"#);
+    user.write(".cursor/mcp.json", r#"{"mcpServers": {"good": {"command": "x"}, "odd": {"command": "${command:odd}"}, "off": {"command": "y", "disabled": true}}}"#);
     user.write(".junie/mcp/mcp.json", "{\"mcpServers\": {");
     let outcome = user.import(&[]).exits(0);
     for said in [
         "good  would be imported",
-        "odd  not imported: `command` contains the variable `${odd}`, which is not supported",
+        "odd  not imported: `command` contains a variable `${command:…}`, which is not supported",
         "off  not imported: it is disabled in the client",
     ] {
         assert!(outcome.stdout.contains(said), "{said} in {}", outcome.stdout);

@@ -52,7 +52,7 @@ fn a_server_with_an_unset_variable_waits_for_its_user_and_others_run() {
             "good": {"command": "SATELLITE", "args": ["SIM"]},
             "wait": {"command": "SATELLITE", "args": ["SIM"], "env": {"K": "a-${NOT_SET}-${input:pin}"}},
             "file": {"command": "SATELLITE", "args": ["SIM"], "envFile": "later.env"},
-            "bad": {"command": "SATELLITE", "args": ["${odd}"]}}}"#;
+            "bad": {"command": "SATELLITE", "args": ["${command:odd}"]}}}"#;
     let mcp_json = home.write("mcp.json", text);
     let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
     home.wait_online("good");

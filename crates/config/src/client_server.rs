@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use mcp_satellite_clients::{
-    Client, ClientInput, ClientServer, HttpProtocol, ImportNote, InputKind, OAuthHints, ServerTransport, TemplatePart,
-    TextTemplate, secret_args,
+    Client, ClientInput, ClientScope, ClientServer, HttpProtocol, ImportNote, InputKind, OAuthHints, ServerTransport,
+    TemplatePart, TextTemplate, secret_args,
 };
 use mcp_satellite_model::spec::is_reserved_header;
 
@@ -94,7 +94,8 @@ pub fn normalize_id(name: &str) -> String {
 
 /// Translates a server of a client. The error is the reason why it cannot be used. It contains no value.
 pub fn draft_server(server: &ClientServer, context: &DraftContext<'_>) -> Result<ServerDraft, String> {
-    let mut writer = DraftWriter { context, draft: ServerDraft::default() };
+    let has_workspace = matches!(server.scope, ClientScope::Project | ClientScope::Local(_));
+    let mut writer = DraftWriter { context, has_workspace, draft: ServerDraft::default() };
     writer.draft.id = normalize_id(&server.name);
     match &server.transport {
         ServerTransport::Stdio { command, args, env, cwd, env_file } => {
@@ -138,6 +139,8 @@ pub fn draft_server(server: &ClientServer, context: &DraftContext<'_>) -> Result
 
 struct DraftWriter<'a> {
     context: &'a DraftContext<'a>,
+    /// False if the file applies to all projects, so that the workspace is a guess.
+    has_workspace: bool,
     draft: ServerDraft,
 }
 
@@ -148,11 +151,12 @@ impl DraftWriter<'_> {
 
     fn argument(&mut self, template: &TextTemplate, is_secret: bool) -> Result<String, String> {
         let text = self.text("args", template)?;
-        let (text, is_reference) = match template.as_literal().and_then(split_argument) {
-            Some((prefix, reference)) if self.context.accepts_references => {
-                (format!("{}{}", escape(prefix), variable_of(&reference)), true)
+        let is_literal = template.as_literal().is_some();
+        let (text, is_reference) = match split_argument(&text) {
+            Some((prefix, reference)) if self.context.accepts_references && is_literal => {
+                (format!("{prefix}{}", variable_of(&reference)), true)
             }
-            Some(_) => return Err(reads_as_reference("args")),
+            Some((prefix, _)) => (format!("{prefix}{}", self.no_reference(&text[prefix.len()..])), false),
             None => (text, false),
         };
         let is_public = |part: &TemplatePart| match part {
@@ -171,18 +175,29 @@ impl DraftWriter<'_> {
 
     /// Writes the value of an environment variable or a header.
     fn value(&mut self, key: &str, template: &TextTemplate) -> Result<String, String> {
-        let Some(literal) = template.as_literal() else { return self.text(key, template) };
-        let (scheme, rest) = match literal.split_once(' ') {
+        let text = self.text(key, template)?;
+        let (scheme, rest) = match text.split_once(' ') {
             Some((scheme, rest)) if parse_reference(rest).is_some() => (format!("{scheme} "), rest),
-            _ => (String::new(), literal),
+            _ => (String::new(), text.as_str()),
         };
-        match parse_reference(rest) {
-            Some(reference) if self.context.accepts_references => {
-                Ok(format!("{}{}", escape(&scheme), variable_of(&reference)))
+        let is_literal = template.as_literal().is_some();
+        Ok(match parse_reference(rest) {
+            Some(reference) if self.context.accepts_references && is_literal => {
+                format!("{scheme}{}", variable_of(&reference))
             }
-            Some(_) => Err(reads_as_reference(key)),
-            None => Ok(escape(literal)),
-        }
+            Some(_) => format!("{scheme}{}", self.no_reference(rest)),
+            None => text,
+        })
+    }
+
+    /// Writes a text that begins with `env:` or `file:` and is no reference in the client, such as `file:./dev.db`. The
+    /// beginning becomes a value with a default.
+    fn no_reference(&mut self, text: &str) -> String {
+        let begin = if text.starts_with("env:") { "env:" } else { "file:" };
+        let description = format!("the text `{begin}`, which begins no reference here");
+        let key = format!("text-{}", begin.trim_end_matches(':'));
+        let key = self.declare(&key, Some(description), false, Some(begin.to_owned()));
+        format!("${{value:{key}}}{}", &text[begin.len()..])
     }
 
     /// Writes a text with its variables.
@@ -199,7 +214,13 @@ impl DraftWriter<'_> {
                     Some(home) => text.push_str(&escape(&home.display().to_string())),
                     None => text.push_str("${env:HOME}"),
                 },
-                TemplatePart::Workspace => text.push_str(&escape(&self.context.workspace.display().to_string())),
+                TemplatePart::Workspace => {
+                    let workspace = self.context.workspace.display().to_string();
+                    if !self.has_workspace {
+                        self.note(format!("`{key}`: `${{workspaceFolder}}` is replaced by `{workspace}`; correct it"));
+                    }
+                    text.push_str(&escape(&workspace));
+                }
                 TemplatePart::File { path } if path.contains('}') => {
                     return Err(format!("the path of the file in `{key}` contains a brace; rename the file"));
                 }
@@ -363,10 +384,6 @@ fn variable_of(reference: &SecretReference<'_>) -> String {
         SecretReference::Env(name) => format!("${{env:{name}}}"),
         SecretReference::File(path) => format!("${{file:{path}}}"),
     }
-}
-
-fn reads_as_reference(key: &str) -> String {
-    format!("`{key}` begins with `env:` or `file:`, which the satellite reads as a reference; write another value")
 }
 
 /// Names a variable without a text that could be a value.
