@@ -24,6 +24,8 @@ mod grants;
 #[cfg(feature = "cli")]
 pub use mcp_satellite_gateway::remedy;
 #[cfg(feature = "cli")]
+mod import;
+#[cfg(feature = "cli")]
 pub use mcp_satellite_load as load;
 #[cfg(feature = "cli")]
 mod satellite;

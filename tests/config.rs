@@ -279,8 +279,16 @@ fn servers_of_an_mcp_json_become_dormant_only_if_configured() {
     let base = parse("[policy.idle]\nidle = \"10m\"").unwrap().base;
     let plan = config::parse_mcp_json("mcp.json", json, &base, &environment).unwrap();
     assert_eq!(of(plan), [&[(minutes(10), ProcessLifetime::Listed)], &own[..]].concat());
-    let errors = parse_json(r#"{"mcpServers":{"a":{"command":"npx","idle":"0s","keep":"lasy"}}}"#).unwrap_err();
-    assert_eq!(messages(&errors), ["`idle` must not be zero", "`lasy` is not a valid value for `keep`"]);
+    let text = r#"{"mcpServers":{"a":{"command":"npx","idle":"0s"},"b":{"command":"npx","keep":"lasy"}}}"#;
+    let plan = parse_json(text).unwrap();
+    assert_eq!(plan.instances.len(), 1);
+    assert_eq!(
+        plan.warnings,
+        [
+            "mcp.json:1:49: `a`: `idle` must not be zero; give a time, such as \"3m\", or \"off\" for never",
+            "mcp.json:1:82: `b` is left out: `lasy` is not a valid value for `keep`; did you mean \"lazy\"?",
+        ]
+    );
 }
 
 #[test]
@@ -542,11 +550,14 @@ fn neither_plans_nor_errors_contain_secrets() {
     let query = remote("health_url = \"https://e/?key=hunter2\"");
     assert_eq!(messages(&query), ["`health_url` seems to contain a secret"]);
     let broken = parse("[[teams]]\nid = \"x\"\nenv = { A = \"hunter2\" \"hunter2\" }").unwrap_err();
-    let json = parse_json(r#"{"mcpServers": {"a": {"command": 1, "env": {"A": "hunter2", "B": 2}}}}"#).unwrap_err();
+    let json =
+        parse_json(r#"{"mcpServers": {"a": {"command": {}, "env": {"A": "hunter2", "B": ["hunter2"]}}}}"#).unwrap();
+    assert_eq!((json.instances.len(), json.warnings.len()), (0, 1));
+    let left_out = json.warnings.concat();
     let broken_json = parse_json("{\"mcpServers\": {\"a\": {\"env\": {\"A\": \"hunter2\" \"hunter2\"}}}}").unwrap_err();
-    let all = [&errors, &more, &bearer, &lines, &twice, &health, &query, &broken, &json, &broken_json];
+    let all = [&errors, &more, &bearer, &lines, &twice, &health, &query, &broken, &broken_json];
     let drawn: Vec<_> = all.iter().map(|errors| format!("{} {errors:?} {errors}", errors.render(false))).collect();
-    let text = format!("{plan:?} {plan:#?} {merged:?} {}", drawn.concat());
+    let text = format!("{plan:?} {plan:#?} {merged:?} {left_out} {json:?} {}", drawn.concat());
     for secret in SECRETS {
         // `1234` is also part of other numbers.
         let secret = if secret == "1234" { "\"1234\"" } else { secret };
@@ -843,7 +854,10 @@ fn the_mcp_json_formats_of_claude_cursor_and_vs_code_are_read() {
     );
     assert_eq!(
         cursor.warnings,
-        ["mcp.json:9:8: `autoApprove` of `search` is not used", "mcp.json:12:6: `old` is disabled and left out",]
+        [
+            "mcp.json:6:6: `search`: `autoApprove` (tools that run without confirmation) is not used",
+            "mcp.json:12:6: `old` is disabled and left out",
+        ]
     );
     let code = parse_json(include_str!("fixtures/config/vscode.json")).unwrap();
     assert_eq!(
@@ -881,39 +895,205 @@ fn headers_that_the_satellite_sets_are_ignored_with_a_warning() {
     assert_eq!(
         plan.warnings,
         [
-            "mcp.json:2:10: the header `Accept` of `a` is not used: the satellite sets it",
-            "mcp.json:2:40: the header `Content-Type` of `a` is not used: the satellite sets it",
-            "mcp.json:2:76: the header `Accept-Encoding` of `a` is not used: the satellite sets it",
+            "mcp.json:1:18: `a`: the header `Accept` is not used: the satellite sets it",
+            "mcp.json:1:18: `a`: the header `Content-Type` is not used: the satellite sets it",
+            "mcp.json:1:18: `a`: the header `Accept-Encoding` is not used: the satellite sets it",
         ]
     );
 }
 
 #[test]
-fn errors_of_an_mcp_json_state_the_position() {
-    for (text, place, message) in [
-        ("{}", (1, 1), "the file has neither `mcpServers` nor `servers`"),
-        ("{\n \"mcpServers\": {\"a\" {}}}", (2, 21), "expected `:`"),
-        (
-            "{\"mcpServers\": {\"a b\": {\"command\": \"x\"}}}",
-            (1, 18),
-            "`a b` is not valid as the id of an installation",
-        ),
-        ("{\"servers\": {\"a\": {\"args\": []}}}", (1, 15), "installation `a` has no `command`"),
-        (
-            "{\"servers\": {\"a\": {\"command\": \"x\", \"args\": [\"${input:key}\"]}}}",
-            (1, 46),
-            "this variable cannot be substituted",
-        ),
-        ("{\"servers\": {\"a\": {\"command\": \"x\", \"args\": [\"env:KEY\"]}}}", (1, 46), "`args` refers to a secret"),
-        ("{\"servers\": {\"a\": {\"command\": \"x\"}, \"a\": {\"command\": \"y\"}}}", (1, 38), "`a` is given twice"),
-    ] {
+fn only_an_mcp_json_that_cannot_be_parsed_is_an_error() {
+    for (text, place) in
+        [("{\n \"mcpServers\": {\"a\" {}}}", (2, 21)), ("{\"mcpServers\": {\"a\": {", (1, 24)), ("nonsense", (1, 1))]
+    {
         let items = parse_json(text).unwrap_err().items();
-        assert_eq!(((items[0].line, items[0].column), items[0].message.as_str()), (place, message), "{text}");
+        assert_eq!((items.len(), items[0].line, items[0].column), (1, place.0, place.1), "{text}: {items:?}");
     }
 }
 
 #[test]
-fn a_config_and_an_mcp_json_merge_unless_both_configure_an_instance() {
+fn a_server_that_cannot_be_used_is_left_out_with_a_warning() {
+    let good = r#""good": {"command": "npx", "args": ["-y"]}"#;
+    for (entry, warning) in [
+        (r#""a": {"args": []}"#, "`a` is left out: neither `command` nor `url` is set; add one of them"),
+        (r#""a": 5"#, "`a` is left out: the entry is a number, not an object"),
+        (r#""a": {"type": "websocket", "url": "wss://e.com"}"#, "`a` is left out: WebSocket is not a transport"),
+        (
+            r#""a": {"command": "x", "args": ["${command:pick}"]}"#,
+            "`a` is left out: `args` contains a variable `${command:…}`, which is not supported",
+        ),
+        (r#""a": {"command": "x", "env": {"": "1"}}"#, "`a` is left out: `` is not a valid name"),
+        (r#""a": {"url": "https://u:hunter2@e.com/mcp"}"#, "`a` is left out: `url` contains a user name or a password"),
+        (r#""good": {"command": "y"}"#, "`good` is left out: the name occurs again later in the file"),
+        (r#""a": {"command": "x", "enabledTools": ["one"]}"#, "`a`: the selection of 1 tool is not used"),
+        (r#""My Server": {"command": "x"}"#, "`My Server` has the id `My-Server`"),
+    ] {
+        let plan = parse_json(&format!("{{\"mcpServers\": {{{entry}, {good}}}}}")).unwrap();
+        let names: Vec<_> = plan.instances.iter().map(|config| config.server.as_str()).collect();
+        assert!(names.ends_with(&["good"]), "{entry}: {names:?}");
+        assert!(plan.warnings.iter().any(|text| text.contains(warning)), "{entry}: {:?}", plan.warnings);
+        assert!(!format!("{plan:?}").contains("hunter2"));
+    }
+    let same = r#"{"servers": {"My Server": {"command": "x"}, "My/Server": {"command": "y"}}}"#;
+    let plan = parse_json(same).unwrap();
+    assert_eq!(plan.instances.len(), 1);
+    let warning =
+        "mcp.json:1:46: `My/Server` is left out: another server of the file has the id `My-Server`; rename it";
+    assert!(plan.warnings.contains(&warning.to_owned()), "{:?}", plan.warnings);
+    let plan = parse_json("{}").unwrap();
+    assert!(plan.instances.is_empty() && plan.warnings[0].contains("contains no servers"), "{:?}", plan.warnings);
+}
+
+#[test]
+fn variables_of_an_mcp_json_are_replaced_or_become_values_of_the_user() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("project/.vscode/mcp.json");
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(file.parent().unwrap().join("dev.env"), "export FROM_FILE='file value'\nLEVEL=file\n").unwrap();
+    let text = r#"{
+        "inputs": [
+            {"type": "promptString", "id": "api key", "description": "The key of the service", "password": true},
+            {"type": "promptString", "id": "region", "description": "Region", "default": "eu"}
+        ],
+        "servers": {
+            "a": {
+                "command": "${workspaceFolder}/server --all",
+                "args": ["${env:HOME}", "${input:region}"],
+                "env": {"LEVEL": "info", "KEY": "k-${input:api key}", "T": "${SEARCH_TOKEN}", "D": "${NO:-d}", "U": "${NO}"},
+                "cwd": "${userHome}/x",
+                "envFile": "${workspaceFolder}/.vscode/dev.env"
+            },
+            "b": {"command": "x", "envFile": "missing.env"},
+            "c": {"command": "x", "args": ["--token", "${SEARCH_TOKEN}", "--key=ghp_0123456789abcdefABCD"]}
+        }
+    }"#;
+    let environment = |name: &str| if name == "HOME" { Some("/home/me".to_owned()) } else { environment(name) };
+    let name = file.to_str().unwrap();
+    let plan = config::parse_mcp_json(name, text, &config::PlanRestrictions::default(), &environment).unwrap();
+    let project = folder.path().join("project").display().to_string();
+    let [a, b, c] = &plan.instances[..] else { panic!("{:?}", plan.warnings) };
+
+    let spec = a.clone().merge();
+    assert_eq!(spec.missing, ["api-key", "NO"]);
+    let ServerTarget::Stdio { command, cwd } = &spec.target else { panic!() };
+    assert_eq!((command.as_str(), cwd.as_deref()), (&*format!("{project}/server"), Some("/home/me/x")));
+    assert_eq!(exposed(&spec.args), ["--all", "/home/me", "eu"]);
+    assert_eq!((spec.env["LEVEL"].expose(), spec.env["FROM_FILE"].expose()), ("info", "file value"));
+    assert_eq!((spec.env["T"].expose(), spec.env["D"].expose()), ("search-token", "d"));
+    let declared = &a.inputs.declared;
+    assert_eq!(declared["api-key"].description.as_deref(), Some("The key of the service"));
+    assert!(!declared["api-key"].is_public && declared["region"].is_public);
+    assert_eq!(spec.mask.apply("search-token file value /home/me"), "[secret] [secret] /home/me");
+    assert!(plan.secret_variables.contains("SEARCH_TOKEN") && !plan.secret_variables.contains("HOME"));
+
+    let spec = b.clone().merge();
+    assert!(matches!(&spec.problems[..], [one] if one.contains("cannot read the env_file `missing.env`")), "{spec:?}");
+    let spec = c.clone().merge();
+    assert_eq!(exposed(&spec.args), ["--token", "search-token", "--key=ghp_0123456789abcdefABCD"]);
+    assert_eq!(spec.mask.apply("ghp_0123456789abcdefABCD search-token --token"), "[secret] [secret] --token");
+    let warning = "`c`: `args` contains a secret or a variable, which every process on the machine can read";
+    assert!(plan.warnings.iter().any(|text| text.ends_with(warning)), "{:?}", plan.warnings);
+}
+
+#[test]
+fn variables_are_replaced_in_every_text_of_a_server() {
+    let plan = parse(&small(
+        "",
+        "command = \"${env:HOME_OF_TOOLS:-/opt}/tool\"\ncwd = \"/srv/${value:project}\"\nsecret_args = true\n\
+         args = [\"--key=${env:SEARCH_KEY}\", \"--token=env:SEARCH_TOKEN\", \"$${env:A}\", \"${value:project}\"]\n\
+         [teams.installations.env]\nURL = \"db://u:${file:hunter}@${env:UNSET_HOST}/\"\nEMPTY = \"${env:BLANK:-x}\"\n\
+         [teams.installations.values.project]\ndescription = \"The project\"\nsecret = false\n",
+    ))
+    .unwrap();
+    let mut config = plan.instances[0].clone();
+    let spec = config.clone().merge();
+    assert_eq!(spec.missing, ["project", "UNSET_HOST"]);
+    assert!(matches!(&spec.problems[..], [one] if one.contains("cannot read the file `hunter`")), "{spec:?}");
+    config.inputs.given =
+        [("project", "p1"), ("UNSET_HOST", "db.example.com")].map(|(k, v)| (k.to_owned(), v.into())).into();
+    let spec = config.merge();
+    let ServerTarget::Stdio { command, cwd } = &spec.target else { panic!() };
+    assert_eq!((command.as_str(), cwd.as_deref(), spec.missing.len()), ("/opt/tool", Some("/srv/p1"), 0));
+    assert_eq!(exposed(&spec.args), ["--key=search-key", "--token=search-token", "${env:A}", "p1"]);
+    assert_eq!((spec.env["EMPTY"].expose(), spec.env["URL"].expose()), ("x", "db://u:@db.example.com/"));
+    assert_eq!(spec.mask.apply("search-key db.example.com /srv/p1"), "[secret] [secret] /srv/p1");
+}
+
+#[test]
+fn variables_in_the_url_of_a_remote_server_are_masked_and_checked() {
+    let remote = |url: &str| parse(&small("", &format!("transport = \"http\"\nurl = \"{url}\"")));
+    let spec = |url: &str, given: &[(&str, &str)]| {
+        let mut config = remote(url).unwrap_or_else(|errors| panic!("{errors:?}")).instances.remove(0);
+        config.inputs.given = given.iter().map(|(key, text)| ((*key).to_owned(), (*text).into())).collect();
+        config.merge()
+    };
+    let known = spec("https://e.com/${env:SEARCH_TOKEN}/mcp?key=${env:SEARCH_KEY}&tenant=a", &[]);
+    let ServerTarget::Remote { url, .. } = &known.target else { panic!() };
+    assert_eq!((url.as_str(), known.query["key"].expose()), ("https://e.com/search-token/mcp", "search-key"));
+    assert_eq!(known.mask.apply(url), "https://e.com/[secret]/mcp");
+    assert_eq!(known.mask.apply("search-key"), "[secret]");
+
+    let url = "https://${value:HOST}/mcp?tenant=a%20b&key=k-${value:KEY}-e&last=1#x";
+    assert_eq!(spec(url, &[]).missing, ["HOST", "KEY"]);
+    let given = spec(url, &[("HOST", "e.com:8443"), ("KEY", "hush-key")]);
+    let ServerTarget::Remote { url, .. } = &given.target else { panic!() };
+    assert!(given.is_complete() && url == "https://e.com:8443/mcp", "{given:?}");
+    let query: Vec<_> = given.query.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
+    assert_eq!(query, [("key", "k-hush-key-e"), ("last", "1"), ("tenant", "a b")]);
+    for (url, message) in [
+        ("ftp://${value:HOST}/", "`url` is neither http nor https"),
+        ("https://u:p@${value:HOST}/", "`url` contains a user name or a password"),
+        ("https://e.com/?${value:QUERY}", "a variable in the query of `url` has no name"),
+        ("https://e.com/${value:a b}", "the variable `${value:…` is not valid"),
+    ] {
+        assert_eq!(messages(&remote(url).unwrap_err()), [message]);
+    }
+}
+
+#[test]
+fn variables_in_args_require_secret_args_unless_they_are_public() {
+    for args in ["${env:SEARCH_KEY}", "--x=${value:KEY}", "${file:x}"] {
+        let errors = parse(&small("", &format!("command = \"x\"\nargs = [\"{args}\"]"))).unwrap_err();
+        assert_eq!(messages(&errors), ["`args` refers to a secret"], "{args}");
+        parse(&small("", &format!("command = \"x\"\nargs = [\"{args}\"]\nsecret_args = true"))).unwrap();
+    }
+    let public =
+        "command = \"x\"\nargs = [\"${env:PATH:-p}\", \"${value:KEY}\"]\nvalues = { KEY = { secret = false } }";
+    parse(&small("", public)).unwrap();
+    let template = "[servers.s]\ncommand = \"x\"\nsecret_args = true";
+    let added = parse(&small(template, "args = [\"env:SEARCH_KEY\"]")).unwrap();
+    assert_eq!(exposed(&added.instances[0].clone().merge().args), ["search-key"]);
+    let revoked = small(template, "args = [\"env:SEARCH_KEY\"]\nsecret_args = false");
+    assert_eq!(messages(&parse(&revoked).unwrap_err()), ["`args` refers to a secret"]);
+}
+
+#[test]
+fn an_unknown_variable_is_a_warning() {
+    let plan =
+        parse(&small("", "command = \"x\"\nenv = { A = \"${HOME}/x\", B = \"$${HOME}\", C = \"${line%x}\" }")).unwrap();
+    let message = "`${HOME}` is not replaced; write `${env:HOME}`, or `$${HOME}` for this text";
+    assert!(matches!(&plan.warnings[..], [one] if one.ends_with(message)), "{:?}", plan.warnings);
+    let env = plan.instances[0].clone().merge().env;
+    assert_eq!(exposed(env.values()), ["${HOME}/x", "${HOME}", "${line%x}"]);
+}
+
+#[test]
+fn a_backend_cannot_use_variables_and_files_of_the_machine() {
+    use mcp_satellite::config::{BackendDocument, PlanRestrictions};
+    let server = |value: &str| serde_json::json!({"s": {"command": "x", "env": {"A": value}}});
+    let parse = |value: &str| {
+        let document = BackendDocument::new("h".to_owned(), &server(value), &serde_json::json!([])).unwrap();
+        document.plan(&PlanRestrictions::default())
+    };
+    parse("${value:KEY}").unwrap();
+    for value in ["${env:SEARCH_KEY}", "${file:x}", "${env:HOME:-x}"] {
+        assert!(messages(&parse(value).unwrap_err())[0].contains("cannot refer to variables"), "{value}");
+    }
+}
+
+#[test]
+fn a_config_and_an_mcp_json_merge_and_the_config_takes_precedence() {
     let json = |name: &str| parse_json(&format!("{{\"mcpServers\": {{\"{name}\": {{\"command\": \"x\"}}}}}}")).unwrap();
     let both = parse(FULL).unwrap().merge(json("files")).unwrap();
     assert_eq!((both.instances.len(), both.teams, both.users), (5, 3, 4));
@@ -921,9 +1101,10 @@ fn a_config_and_an_mcp_json_merge_unless_both_configure_an_instance() {
     let both = json("one").merge(json("two")).unwrap();
     assert_eq!((both.instances.len(), both.teams, both.users), (2, 1, 1));
 
-    let errors = json("files").merge(json("files")).unwrap_err();
-    assert_eq!(messages(&errors), ["instance `local/me/files` is configured twice, in two files"]);
-    assert_eq!((errors.items()[0].line, errors.to_string().as_str()), (0, "1 error in the configuration"));
+    let both = json("files").merge(json("files")).unwrap();
+    assert_eq!(both.instances.len(), 1);
+    let message = "the instance `local/me/files` of the second file is left out: the first file configures it as well";
+    assert_eq!(both.warnings, [message]);
 }
 
 #[test]
@@ -947,8 +1128,9 @@ fn restrictions_of_the_config_apply_to_an_mcp_json() {
     let toml = "[satellite]\nprofile = \"production\"\n[policy.restart]\nmax_crashes = 9\n";
     let own = config::parse("satellite.toml", toml, &|_| None).unwrap();
     let json = |command: &str| format!(r#"{{"mcpServers": {{"files": {{"command": "{command}"}}}}}}"#);
-    let refused = config::parse_mcp_json("mcp.json", &json("/bin/sh"), &own.base, &|_| None).unwrap_err();
-    assert!(refused.items()[0].message.contains("`/bin/sh` is not allowed in the production profile"), "{refused:?}");
+    let plan = config::parse_mcp_json("mcp.json", &json("/bin/sh"), &own.base, &|_| None).unwrap();
+    let message = "`files` is left out: the command `/bin/sh` is not allowed in the production profile";
+    assert!(plan.instances.is_empty() && plan.warnings[0].contains(message), "{:?}", plan.warnings);
     let plan = config::parse_mcp_json("mcp.json", &json("npx"), &own.base, &|_| None).unwrap();
     assert_eq!(plan.instances[0].policy.restart.max_crashes, 9);
 }

@@ -195,7 +195,7 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::spec::{ConfigTier, InstanceConfig, ProcessLifetime, ServerTarget, UpdateMethod};
+    use crate::model::spec::{ConfigTier, InstanceConfig, InstanceInputs, ProcessLifetime, ServerTarget, UpdateMethod};
 
     fn view(team: &str, user: &str, installation: &str, status: Status) -> Arc<InstanceView> {
         let config = InstanceConfig {
@@ -210,6 +210,7 @@ mod tests {
             team_tier: ConfigTier::default(),
             user_tier: ConfigTier::default(),
             user_required: Vec::new(),
+            inputs: InstanceInputs::default(),
             lifetime: ProcessLifetime::Listed,
             update_method: UpdateMethod::default(),
             request_logging: true,

@@ -16,7 +16,7 @@ pub(crate) use mcp_satellite::load::measure::{CpuClock, format_duration, format_
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{
-    ConfigTier, InstanceConfig, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
+    ConfigTier, InstanceConfig, InstanceInputs, InstanceSpec, ProcessLifetime, ServerTarget, UpdateMethod,
 };
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{Connectors, EventSink, SinkAnswer, SinkBatch};
@@ -72,6 +72,7 @@ pub(crate) fn spec(nth: usize, teams: usize, users: usize, program: &[String], p
         team_tier: ConfigTier::default(),
         user_tier: ConfigTier::default(),
         user_required: Vec::new(),
+        inputs: InstanceInputs::default(),
         lifetime: ProcessLifetime::AlwaysOn,
         update_method: UpdateMethod::default(),
         request_logging: true,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anstream::{AutoStream, ColorChoice};
 use clap::Args;
-use mcp_satellite_actors::model::spec::ServerTarget;
+use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
 
 use super::{BAD_INPUT, CommandFailure, DONE, FAILED, print_error, print_text};
 use crate::config::Profile;
@@ -110,7 +110,8 @@ impl CheckCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let plan = self.sources.load(None)?;
         let missing = missing_program_warnings(&plan);
-        let warnings = plan.warnings.iter().chain(&missing);
+        let (problems, awaited) = incomplete_servers(&plan);
+        let warnings = plan.warnings.iter().chain(&problems).chain(&missing);
         for warning in warnings.clone() {
             print_error(&format!("warning: {warning}"));
         }
@@ -125,6 +126,7 @@ impl CheckCommand {
             count(plan.users, "user"),
             count(plan.instances.len(), "server")
         ));
+        awaited.iter().for_each(|line| print_text(line));
         print_text(&describe_endpoint(&plan.gateway));
         Ok(if report_machine(&plan).await? && is_good_enough { DONE } else { FAILED })
     }
@@ -152,6 +154,21 @@ fn describe_endpoint(plan: &GatewayPlan) -> String {
     format!("the MCP endpoint is {}: {who}", plan.url(address))
 }
 
+/// Returns a warning for each server that cannot start, and a line for each one that waits for values of its user. Values
+/// that were given with `satellite configure` are not known here.
+fn incomplete_servers(plan: &Plan) -> (Vec<String>, Vec<String>) {
+    let (mut problems, mut awaited) = (Vec::new(), Vec::new());
+    for config in &plan.instances {
+        let InstanceSpec { name, missing, problems: reasons, mask, .. } = config.clone().merge();
+        problems.extend(reasons.iter().map(|reason| mask.apply(&format!("`{name}` cannot start: {reason}"))));
+        if !missing.is_empty() {
+            let keys = missing.join(" ");
+            awaited.push(format!("`{name}` waits for values of its user: `satellite configure {name} {keys}`"));
+        }
+    }
+    (problems, awaited)
+}
+
 /// Returns a warning for each command or directory that does not exist on this machine, with its installation.
 fn missing_program_warnings(plan: &Plan) -> Vec<String> {
     let is_production = plan.profile == Profile::Production;
@@ -162,8 +179,11 @@ fn missing_program_warnings(plan: &Plan) -> Vec<String> {
     };
     let mut warnings: Vec<String> = Vec::new();
     for config in &plan.instances {
-        let ServerTarget::Stdio { command, cwd } = &config.target else { continue };
         let spec = config.clone().merge();
+        let ServerTarget::Stdio { command, cwd } = &spec.target else { continue };
+        if !spec.is_complete() && !config.inputs.target.is_empty() {
+            continue; // The command or the directory is not known yet.
+        }
         // A sandbox has its own directories.
         let directory = cwd.as_deref().filter(|_| !in_sandbox);
         let problem = match directory.filter(|directory| !Path::new(directory).is_dir()) {

@@ -18,10 +18,11 @@ use crate::console::api::{ConfigureRequest, ConfigureResult, RequiredValue, Requ
 /// Upper limit for a value from stdin or a file, in bytes. The satellite accepts less.
 const READ_MAX: u64 = 1 << 20;
 
-/// Set values that a server's configuration requires from its user (`user_required`).
+/// Set values that a server's configuration requires from its user (`user_required`, `values`).
 ///
 /// The value is stored in the data directory for its owner only, and the server is restarted with it at once. Without a
-/// KEY, lists the required values and whether each is set.
+/// KEY, lists the required values and whether each is set. A variable in the configuration that is not set is such a value
+/// as well.
 #[derive(Args)]
 #[command(after_help = "\
 The value of a KEY alone is read from the terminal, without showing it, or from stdin:
@@ -46,7 +47,7 @@ pub(super) struct ConfigureCommand {
     /// Do not wait until the server is online or has failed
     #[arg(long)]
     no_wait: bool,
-    /// Print {"instance": a row of `status --json`, "required": [{key, given_by}]}
+    /// Print {"instance": a row of `status --json`, "required": [{key, description, given_by}]}
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -112,13 +113,15 @@ impl ConfigureCommand {
     }
 }
 
-fn print_required(RequiredValue { key, given_by }: &RequiredValue) {
+fn print_required(RequiredValue { key, description, given_by }: &RequiredValue) {
     let by = match given_by {
         Some(RequiredValueSource::Configure) => "given",
         Some(RequiredValueSource::File) => "given in the configuration",
+        Some(RequiredValueSource::Default) => "has a default",
         None => "missing",
     };
-    print_text(&format!("  {key}: {by}"));
+    let description = description.as_ref().map(|text| format!(" ({text})")).unwrap_or_default();
+    print_text(&format!("  {key}: {by}{description}"));
 }
 
 /// Parses an argument. References are resolved here, because they mean the environment and the directory of this shell.

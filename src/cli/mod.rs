@@ -15,6 +15,7 @@ mod demo;
 mod down;
 mod events;
 mod exit;
+mod import;
 mod load;
 mod log_writer;
 mod man_pages;
@@ -69,6 +70,8 @@ enum CliCommand {
     Demo(demo::DemoCommand),
     /// Report every error of a configuration at once
     Check(check::CheckCommand),
+    /// Add the servers of MCP clients to your configuration
+    Import(import::ImportCommand),
     /// Show every server: status, process, tools, restarts
     Status(status::StatusCommand),
     /// List the clients: those with a session, and those that had a request or stream open within the last minute
@@ -146,6 +149,7 @@ pub fn main() -> ExitCode {
         CliCommand::Auth(verb) => run_async(verb.run()),
         CliCommand::Check(verb) => run_async(verb.run()),
         CliCommand::Backend(verb) => run_async(verb.run()),
+        CliCommand::Import(verb) => verb.run(),
         CliCommand::Token(verb) => verb.run(),
         CliCommand::Completions(verb) => Ok(verb.run(&mut Cli::command())),
         CliCommand::ManPages(verb) => verb.run(Cli::command()),

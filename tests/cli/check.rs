@@ -45,7 +45,7 @@ fn every_error_is_reported_at_once_with_its_place_and_a_hint() {
 fn the_errors_of_two_files_are_reported_together() {
     let home = Home::new(SATELLITE);
     let config = home.write("satellite.toml", "[satellite]\nname = \"x\"\n");
-    let mcp_json = home.write("mcp.json", "{\n  \"mcpServers\": {\"files\": {\"args\": []}}\n}");
+    let mcp_json = home.write("mcp.json", "{\n  \"mcpServers\": {\"files\" {}}\n}");
     let paths = ["--config", config.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()];
     let outcome = home.bare(&[&["check"], paths.as_slice()].concat()).exits(2);
     assert!(outcome.stderr.contains("satellite.toml:2:9"), "{outcome:#?}");
@@ -53,7 +53,7 @@ fn the_errors_of_two_files_are_reported_together() {
 }
 
 #[test]
-fn an_installation_in_both_files_is_an_error() {
+fn an_installation_in_both_files_is_used_from_the_configuration() {
     let home = Home::new(SATELLITE);
     let text = format!(
         "[[teams]]\nid = \"local\"\nslug = \"local\"\nusers = [{{ id = \"me\", slug = \"me\" }}]\n\
@@ -62,8 +62,27 @@ fn an_installation_in_both_files_is_an_error() {
     let config = home.write("satellite.toml", &text);
     let mcp_json = home.write("mcp.json", r#"{"mcpServers": {"files": {"command": "SATELLITE"}}}"#);
     let paths = ["--config", config.to_str().unwrap(), "--mcp-json", mcp_json.to_str().unwrap()];
-    let outcome = home.bare(&[&["check"], paths.as_slice()].concat()).exits(2);
-    assert!(outcome.stderr.contains("configured twice"), "{outcome:#?}");
+    let outcome = home.bare(&[&["check"], paths.as_slice()].concat()).exits(0);
+    assert!(outcome.stderr.contains("the instance `local/me/files` of the second file is left out"), "{outcome:#?}");
+}
+
+#[test]
+fn servers_of_an_mcp_json_that_cannot_run_are_listed_with_their_reasons() {
+    let home = Home::new(SATELLITE);
+    let text = r#"{"mcpServers": {
+        "good": {"command": "SATELLITE", "args": ["SIM"]},
+        "wait": {"command": "SATELLITE", "env": {"K": "${NOT_SET_ANYWHERE}"}},
+        "file": {"command": "SATELLITE", "envFile": "none.env"},
+        "odd": {"command": "SATELLITE", "args": ["${command:odd}"]}
+    }}"#;
+    let mcp_json = home.write("mcp.json", text);
+    let outcome = home.bare(&["check", "--mcp-json", mcp_json.to_str().unwrap()]).exits(0);
+    assert!(outcome.stdout.contains("3 servers"), "{outcome:#?}");
+    assert!(outcome.stdout.contains("`satellite configure wait-local-me-wait NOT_SET_ANYWHERE`"), "{outcome:#?}");
+    for said in ["`file-local-me-file` cannot start: cannot read the env_file `none.env`", "`odd` is left out"] {
+        assert!(outcome.stderr.contains(said), "{said} in {outcome:#?}");
+    }
+    home.bare(&["check", "--strict", "--mcp-json", mcp_json.to_str().unwrap()]).exits(1);
 }
 
 #[test]

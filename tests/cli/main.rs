@@ -15,6 +15,7 @@ mod endpoint;
 mod events;
 mod fleet_edits;
 mod help;
+mod import;
 mod journal_storm;
 mod limits;
 mod load;

@@ -45,6 +45,41 @@ fn the_servers_of_an_mcp_json_are_started() {
 }
 
 #[test]
+fn a_server_with_an_unset_variable_waits_for_its_user_and_others_run() {
+    let home = Home::new(SATELLITE);
+    let text = r#"{"inputs": [{"id": "pin", "type": "promptString", "description": "The PIN", "password": true}],
+        "servers": {
+            "good": {"command": "SATELLITE", "args": ["SIM"]},
+            "wait": {"command": "SATELLITE", "args": ["SIM"], "env": {"K": "a-${NOT_SET}-${input:pin}"}},
+            "file": {"command": "SATELLITE", "args": ["SIM"], "envFile": "later.env"},
+            "bad": {"command": "SATELLITE", "args": ["${command:odd}"]}}}"#;
+    let mcp_json = home.write("mcp.json", text);
+    let satellite = home.run(&["--mcp-json", mcp_json.to_str().unwrap()]);
+    home.wait_online("good");
+    assert!(home.row("bad").is_none());
+    let row = home.wait_status("wait", "awaiting_user_config");
+    let command = "`satellite configure wait-local-me-wait NOT_SET pin`";
+    assert_eq!((&row["remedy"], &row["next_step"]), (&"configure".into(), &command.into()), "{row:#}");
+    let listed = home.satellite(&["configure", "wait"]).exits(0).stdout;
+    assert!(listed.contains("  NOT_SET: missing\n  pin: missing (The PIN)\n"), "{listed}");
+    home.satellite(&["configure", "wait", "NOT_SET=hush-value", "pin=hush-pin"]).exits(0);
+    home.wait_online("wait");
+    let outcome = home.satellite(&["call", "wait", "env", r#"{"name": "K"}"#]).exits(0);
+    assert_eq!(outcome.json()["content"][0]["text"], "a-hush-value-hush-pin");
+
+    let row = home.wait_status("file", "awaiting_user_config");
+    assert!(row["status_message"].as_str().unwrap().contains("cannot read the env_file `later.env`"), "{row:#}");
+    assert_eq!(row["next_step"], "`satellite reload`", "{row:#}");
+    std::fs::write(home.path().join("later.env"), "LATER=given\n").unwrap();
+    home.satellite(&["reload"]).exits(0);
+    home.wait_online("file");
+    let outcome = home.satellite(&["call", "file", "env", r#"{"name": "LATER"}"#]).exits(0);
+    assert_eq!(outcome.json()["content"][0]["text"], "given");
+    let log = satellite.terminate().exits(0);
+    assert!(!format!("{log:?}").contains("hush-"), "{log:#?}");
+}
+
+#[test]
 fn the_servers_of_both_files_are_started() {
     let home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);

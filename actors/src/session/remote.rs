@@ -713,6 +713,7 @@ pub(crate) mod tests {
             headers: [].into(),
             query: [].into(),
             missing: Vec::new(),
+            problems: Vec::new(),
             lifetime: ProcessLifetime::Listed,
             update_method: UpdateMethod::default(),
             request_logging: false,

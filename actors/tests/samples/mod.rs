@@ -10,7 +10,7 @@ use mcp_satellite_actors::model::failure::{ExchangeFailure, FailureKind};
 use mcp_satellite_actors::model::policy::{Policy, ReconnectPolicy};
 use mcp_satellite_actors::model::remote::ServerInfo;
 use mcp_satellite_actors::model::spec::{
-    ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, RemoteTransport, ServerTarget, UpdateMethod,
+    ConfigTier, ConfigValue, InstanceConfig, InstanceInputs, InstanceSpec, RemoteTransport, ServerTarget, UpdateMethod,
 };
 use serde_json::value::RawValue;
 
@@ -28,6 +28,7 @@ pub(crate) fn spec(change: impl FnOnce(&mut InstanceConfig)) -> Arc<InstanceSpec
         team_tier: ConfigTier::default(),
         user_tier: ConfigTier::default(),
         user_required: Vec::new(),
+        inputs: InstanceInputs::default(),
         lifetime: mcp_satellite_actors::model::spec::ProcessLifetime::Listed,
         update_method: UpdateMethod::default(),
         request_logging: true,

@@ -46,6 +46,6 @@ impl Plan {
     /// Returns an error if the document is invalid or conflicts with this plan.
     pub fn with_document(self, document: &BackendDocument) -> Result<Self, ConfigErrors> {
         let plan = document.plan(&self.base)?;
-        self.join(plan)?.finalize()
+        self.join(plan).finalize()
     }
 }

@@ -38,6 +38,20 @@ impl ConfigFindings {
         self.warnings.push((at, message.into()));
     }
 
+    pub fn error_count(&self) -> usize {
+        self.errors.len()
+    }
+
+    /// Turns the errors after the first `count` into warnings that begin with `subject`. Returns true if there are any.
+    pub fn demote_errors(&mut self, count: usize, subject: &str) -> bool {
+        let errors = self.errors.split_off(count);
+        let has_errors = !errors.is_empty();
+        for ConfigFinding { at, message, hint } in errors {
+            self.warning(at, format!("{subject}: {message}; {hint}"));
+        }
+        has_errors
+    }
+
     /// Returns the warnings with their places in front, or all errors, both in the order of the file.
     pub fn into_result(mut self, source: &ConfigText<'_>) -> Result<Vec<String>, ConfigErrors> {
         if !self.errors.is_empty() {

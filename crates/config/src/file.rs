@@ -77,7 +77,17 @@ pub(crate) struct ServerTable {
     pub(crate) cwd: ParsedValue<String>,
     pub(crate) tier: ServerTierTable,
     pub(crate) user_required: Vec<SpannedText>,
+    pub(crate) values: Vec<(SpannedText, UserValueTable)>,
+    pub(crate) env_file: ParsedValue<String>,
+    pub(crate) secret_args: ParsedValue<bool>,
     pub(crate) oauth: Option<OAuthTable>,
+}
+
+#[derive(Default)]
+pub(crate) struct UserValueTable {
+    pub(crate) description: ParsedValue<String>,
+    pub(crate) secret: ParsedValue<bool>,
+    pub(crate) default: ParsedValue<String>,
 }
 
 #[derive(Default)]
@@ -203,8 +213,17 @@ impl ServerTable {
             cwd: fields.text("cwd"),
             tier: ServerTierTable::read(fields),
             user_required: fields.texts("user_required").unwrap_or_default(),
+            values: fields.named_tables("values", |key, fields| (key, UserValueTable::read(fields))),
+            env_file: fields.text("env_file"),
+            secret_args: fields.flag("secret_args"),
             oauth: fields.section("oauth", |fields| Some(OAuthTable::read(fields))),
         }
+    }
+}
+
+impl UserValueTable {
+    fn read(fields: &mut TableReader<'_, '_>) -> Self {
+        Self { description: fields.text("description"), secret: fields.flag("secret"), default: fields.text("default") }
     }
 }
 

@@ -4,6 +4,7 @@
 //! ```text
 //! TOML ──→ tree with spans ──→ ConfigFile ──→ check, teams ──→ Plan
 //! mcp.json ──↗  (reader, policy)  ↖── mcp_json      ↘── ConfigFindings ──→ ConfigErrors
+//!                                   (client_server)
 //! ```
 //!
 //! A plan stores the texts that it was built from (`origin`), so that a changed credential file can be applied.
@@ -12,10 +13,13 @@
 
 mod backend;
 mod check;
+mod client_server;
 mod document;
+mod env_file;
 pub mod errors;
 mod file;
 mod gateway;
+mod json;
 mod mcp_json;
 mod oauth;
 mod origin;
@@ -28,12 +32,15 @@ mod secrets;
 mod server;
 mod sink;
 mod teams;
+mod template;
+mod variables;
 
 use std::path::Path;
 
 use mcp_satellite_model::secret::Secret;
 
 pub use backend::{BackendPlan, PollIntervals};
+pub use client_server::{DraftContext, ServerDraft, UserValueDraft, draft_server, normalize_id, workspace_of};
 pub use document::BackendDocument;
 pub use errors::{ConfigErrorItem, ConfigErrors};
 pub use gateway::listen_address;
@@ -45,6 +52,7 @@ pub use plan::{KEEP, Plan, PlanRestrictions, Profile, RETENTION, ROTATE_BYTES, S
 
 pub use origin::ConfigOrigin;
 pub use parse::{parse, parse_mcp_json};
+pub use template::escape as escape_variables;
 
 pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {
     load_from_content(file, &read_content(file))
@@ -54,12 +62,12 @@ pub fn load_from_content(file: &Path, held: &ConfigFileContent) -> Result<Plan, 
     parse(&file.display().to_string(), content_text(file, held)?, &|name| std::env::var(name).ok())
 }
 
-/// Loads an `mcp.json` of Claude, Cursor or VS Code as one team `local` with one user `me`. The name of a server
-/// becomes the id of its installation. `base` contains the restrictions of the satellite's own file; without one, use
+/// Loads the servers of a client's file, such as the `mcp.json` of Cursor or VS Code, as one team `local` with one user
+/// `me`. The name of a server becomes the id of its installation. A server that cannot be used is left out with a warning. `base` contains the restrictions of the satellite's own file; without one, use
 /// the default.
 ///
 /// # Errors
-/// Returns all errors of the file, or the reason why it cannot be read.
+/// Returns the reason why the file cannot be read, or its syntax error.
 pub fn load_mcp_json(file: &Path, base: &PlanRestrictions) -> Result<Plan, ConfigErrors> {
     load_mcp_json_from_content(file, &read_content(file), base)
 }
@@ -70,6 +78,14 @@ pub fn load_mcp_json_from_content(
     base: &PlanRestrictions,
 ) -> Result<Plan, ConfigErrors> {
     parse_mcp_json(&file.display().to_string(), content_text(file, held)?, base, &|name| std::env::var(name).ok())
+}
+
+/// Returns the text of a TOML configuration with all possible secrets masked. Each line keeps its number.
+pub fn mask_text(text: &str) -> String {
+    match toml_span::parse(text) {
+        Ok(tree) => secrets::mask_secrets(text, &tree),
+        Err(_) => secrets::mask_unparsed(text),
+    }
 }
 
 pub type ConfigFileContent = Result<Secret, ConfigFileError>;

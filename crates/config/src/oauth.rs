@@ -32,6 +32,11 @@ impl OAuthTable {
         }
     }
 
+    /// Makes the table of a client without a secret.
+    pub(crate) fn public(at: Span, client_id: ParsedValue<String>, scopes: Vec<SpannedText>) -> Self {
+        Self { at, client_id, scopes, ..Self::default() }
+    }
+
     pub(crate) fn at(&self) -> Span {
         self.at
     }

@@ -10,7 +10,8 @@ use super::origin::{ConfigDocument, ConfigDocumentKind, ConfigOrigin};
 use super::plan::{Plan, PlanRestrictions};
 use super::secret_files::SecretFiles;
 use super::secrets::SecretSources;
-use super::{file, mcp_json, policy, secrets, teams};
+use super::template::is_public_variable;
+use super::{file, json, mcp_json, policy, secrets, teams};
 
 impl ConfigOrigin {
     /// Parses the texts again with the present contents of the files.
@@ -26,7 +27,7 @@ impl ConfigOrigin {
             };
             whole = Some(match whole {
                 None => plan,
-                Some(whole) => whole.join(plan)?,
+                Some(whole) => whole.join(plan),
             });
         }
         let mut plan = whole.unwrap_or_default();
@@ -51,7 +52,7 @@ pub fn parse_mcp_json(
 
 pub(crate) fn parse_document(name: &str, text: &str, base: &PlanRestrictions) -> Result<Plan, ConfigErrors> {
     let mut findings = ConfigFindings::default();
-    let Some(tree) = mcp_json::parse(text, &mut findings) else {
+    let Some(tree) = json::parse(text, &mut findings) else {
         return findings
             .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
             .map(|_| Plan::default());
@@ -103,13 +104,10 @@ fn parse_json(
     files: SecretFiles,
 ) -> Result<Plan, ConfigErrors> {
     let mut findings = ConfigFindings::default();
-    let Some(tree) = mcp_json::parse(text, &mut findings) else {
-        return findings
-            .into_result(&ConfigText { name, text, masked: secrets::mask_unparsed(text) })
-            .map(|_| Plan::default());
+    let source = ConfigText { name, text, masked: secrets::mask_unparsed(text) };
+    let Some(mut file) = mcp_json::read(name, text, &mut findings) else {
+        return findings.into_result(&source).map(|_| Plan::default());
     };
-    let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
-    let mut file = mcp_json::read(tree, &mut findings);
     if !base.effective_policy.sets_idle {
         file.policy = policy::PolicyTier::without_sleep();
     }
@@ -126,16 +124,18 @@ fn finish(
 ) -> Result<Plan, ConfigErrors> {
     let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
     let closed = matches!(kind, ConfigDocumentKind::Document(_));
+    let is_lenient = matches!(kind, ConfigDocumentKind::McpJson(_));
     let mut sources =
         SecretSources { environment, folder, rejects_references: closed, variables_read: BTreeMap::new(), files };
     let base = match &kind {
         ConfigDocumentKind::Toml => &PlanRestrictions::default(),
         ConfigDocumentKind::McpJson(base) | ConfigDocumentKind::Document(base) => base,
     };
-    let plan = teams::build(file, base, source, &mut sources, &mut findings);
+    let plan = teams::build(file, is_lenient, base, source, &mut sources, &mut findings);
     let SecretSources { variables_read: read, files, .. } = sources;
     let warnings = findings.into_result(source)?;
-    let secret_variables = read.keys().cloned().collect();
+    // Servers inherit variables such as `HOME` also if the configuration refers to them.
+    let secret_variables = read.keys().filter(|name| !is_public_variable(name)).cloned().collect();
     let origin = ConfigOrigin::new(source.name, source.text, kind, read, files);
     Ok(Plan { secret_variables, warnings, origin, ..plan })
 }

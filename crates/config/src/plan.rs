@@ -203,36 +203,36 @@ impl Plan {
         })
     }
 
-    /// Adds the instances of another plan; every other setting stays unchanged.
+    /// Adds the instances of an `mcp.json`; every other setting stays unchanged. An instance or an instance name that this
+    /// plan has already is left out with a warning.
     ///
     /// # Errors
-    /// Returns an error if both plans contain an instance or an instance name, or if this plan has a backend.
+    /// Returns an error if this plan has a backend.
     pub fn merge(self, other: Self) -> Result<Self, ConfigErrors> {
         if self.backend.is_some() {
             let message = "--mcp-json conflicts with [backend]: the backend configures the servers".to_owned();
             let hint = "leave out --mcp-json, or remove [backend] from the configuration".to_owned();
             return Err(ConfigErrors::without_place("", vec![(message, hint)]));
         }
-        self.join(other)
+        Ok(self.join(other))
     }
 
-    pub(crate) fn join(mut self, other: Self) -> Result<Self, ConfigErrors> {
+    pub(crate) fn join(mut self, mut other: Self) -> Self {
         let ids: BTreeSet<_> = self.instances.iter().map(id).collect();
         let names: BTreeSet<_> = self.instances.iter().map(name).collect();
-        let hint = "remove the instance from one of the files, or rename it in one of them";
-        let clash = |instance: &InstanceConfig| {
+        other.instances.retain(|instance| {
             let (id, name) = (id(instance), name(instance));
-            if ids.contains(&id) {
-                Some((format!("instance `{id}` is configured twice, in two files"), hint.to_owned()))
+            let message = if ids.contains(&id) {
+                format!("the instance `{id}` of the second file is left out: the first file configures it as well")
+            } else if names.contains(&name) {
+                format!("an instance of the second file is left out: the first file has the name `{name}` as well")
             } else {
-                let message = || format!("two instances in two files are named `{name}`");
-                names.contains(&name).then(|| (message(), hint.to_owned()))
-            }
-        };
-        let clashes: Vec<_> = other.instances.iter().filter_map(clash).collect();
-        if !clashes.is_empty() {
-            return Err(ConfigErrors::without_place("", clashes));
-        }
+                return true;
+            };
+            other.oauth.remove(&id);
+            self.warnings.push(message);
+            false
+        });
 
         let team = |instance: &InstanceConfig| instance.team.clone();
         let user = |instance: &InstanceConfig| (instance.team.clone(), instance.user.clone());
@@ -244,7 +244,7 @@ impl Plan {
         self.secret_variables.extend(other.secret_variables);
         self.warnings.extend(other.warnings);
         self.origin.merge(other.origin);
-        Ok(self)
+        self
     }
 }
 

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use mcp_satellite_model::secret::Secret;
+use mcp_satellite_model::spec::ValuePart;
 use toml_span::Span;
 use toml_span::value::{Value, ValueInner};
 
 use super::errors::ConfigFindings;
 use super::reader::SpannedText;
 use super::secret_files::SecretFiles;
+use super::template::is_public_variable;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SecretReference<'a> {
@@ -26,10 +28,13 @@ pub(crate) fn parse_reference(text: &str) -> Option<SecretReference<'_>> {
     text.strip_prefix("file:").filter(|path| !path.starts_with("//")).map(SecretReference::File)
 }
 
-/// Returns true if an argument is or ends with a reference, such as `env:TOKEN` or `--token=env:TOKEN`.
-pub(crate) fn has_reference(argument: &str) -> bool {
-    let value = argument.strip_prefix('-').and_then(|rest| rest.split_once('=')).map(|(_, value)| value);
-    parse_reference(argument).is_some() || value.and_then(parse_reference).is_some()
+/// Splits an argument that is or ends with a reference, such as `env:TOKEN` or `--token=env:TOKEN`.
+pub(crate) fn split_argument(argument: &str) -> Option<(&str, SecretReference<'_>)> {
+    if let Some(reference) = parse_reference(argument) {
+        return Some(("", reference));
+    }
+    let value = argument.find('=').filter(|_| argument.starts_with('-')).map(|at| at + 1)?;
+    Some((&argument[..value], parse_reference(&argument[value..])?))
 }
 
 pub(crate) struct SecretSources<'a> {
@@ -49,21 +54,13 @@ impl SecretSources<'_> {
         at: Span,
         findings: &mut ConfigFindings,
     ) -> Option<Secret> {
-        if self.rejects_references {
-            let hint = "write the value itself, or let the user set it (user_required)";
-            findings.error(
-                at,
-                "the backend's configuration cannot refer to variables and files of the satellite's machine",
-                hint,
-            );
+        if self.reject_reference(at, findings) {
             return None;
         }
         match reference {
             SecretReference::Env(name) => {
-                let value = (self.environment)(name).map(Secret::from);
-                if let Some(value) = &value {
-                    self.variables_read.insert((*name).to_owned(), value.clone());
-                } else {
+                let value = self.variable(name);
+                if value.is_none() {
                     let message = format!("the environment variable `{name}` is not set");
                     findings.error(at, message, format!("set {name} where the satellite is started"));
                 }
@@ -77,6 +74,61 @@ impl SecretSources<'_> {
                     None
                 }
             },
+        }
+    }
+
+    /// Returns the value of a variable, and records that it was read.
+    fn variable(&mut self, name: &str) -> Option<Secret> {
+        let value = (self.environment)(name).map(Secret::from)?;
+        self.variables_read.insert(name.to_owned(), value.clone());
+        Some(value)
+    }
+
+    /// Reports an error if references are not allowed.
+    pub(crate) fn reject_reference(&self, at: Span, findings: &mut ConfigFindings) -> bool {
+        if self.rejects_references {
+            let hint = "write the value itself, or let the user set it (user_required)";
+            findings.error(
+                at,
+                "the backend's configuration cannot refer to variables and files of the satellite's machine",
+                hint,
+            );
+        }
+        self.rejects_references
+    }
+
+    /// Resolves `${env:NAME}` or `${env:NAME:-default}`. Without variable and default, the user gives the value.
+    pub(crate) fn env_part(
+        &mut self,
+        name: &str,
+        default: Option<&str>,
+        at: Span,
+        findings: &mut ConfigFindings,
+    ) -> ValuePart {
+        if self.reject_reference(at, findings) {
+            return ValuePart::Literal("".into());
+        }
+        match (self.variable(name), default) {
+            (Some(value), default) if !value.expose().is_empty() || default.is_none() => {
+                if is_public_variable(name) {
+                    ValuePart::Literal(value)
+                } else {
+                    ValuePart::Hidden(value)
+                }
+            }
+            (_, Some(default)) => ValuePart::Literal(default.into()),
+            (_, None) => ValuePart::UserValue(name.to_owned()),
+        }
+    }
+
+    /// Resolves `${file:PATH}`. An unreadable file keeps only the instances from starting that use it.
+    pub(crate) fn file_part(&mut self, path: &str, at: Span, findings: &mut ConfigFindings) -> ValuePart {
+        if self.reject_reference(at, findings) {
+            return ValuePart::Literal("".into());
+        }
+        match self.files.read(self.folder.join(path)) {
+            Ok(text) => ValuePart::Hidden(text),
+            Err(error) => ValuePart::Unavailable(unreadable_file("the file", path, &error)),
         }
     }
 
@@ -103,6 +155,11 @@ impl SecretSources<'_> {
         }
         Some(secret)
     }
+}
+
+/// Returns the reason why an instance waits for a file.
+pub(crate) fn unreadable_file(what: &str, path: &str, error: &std::io::Error) -> String {
+    format!("cannot read {what} `{path}`: {error}; provide it, then run `satellite reload`")
 }
 
 /// Returns true if a literal value of an environment variable or query parameter must be treated as a secret. In doubt
@@ -145,7 +202,7 @@ enum MaskRule {
 }
 
 /// Keys whose strings are not secrets. An unknown key may be a misspelled `token`, so it is masked.
-const PLAIN_KEYS: [&str; 38] = [
+const PLAIN_KEYS: [&str; 40] = [
     "name",
     "profile",
     "listen",
@@ -159,6 +216,8 @@ const PLAIN_KEYS: [&str; 38] = [
     "type",
     "command",
     "cwd",
+    "env_file",
+    "description",
     "url",
     "health_url",
     "keep",
@@ -309,8 +368,9 @@ mod tests {
         assert_eq!(parse_reference("env:TOKEN"), Some(SecretReference::Env("TOKEN")));
         assert_eq!(parse_reference("file:secrets/token"), Some(SecretReference::File("secrets/token")));
         assert_eq!(parse_reference("file:///srv/db.sqlite"), None);
-        assert!(has_reference("--token=env:TOKEN") && has_reference("file:x"));
-        assert!(!has_reference("--url=file:///srv") && !has_reference("a=env:b"));
+        assert_eq!(split_argument("--token=env:TOKEN"), Some(("--token=", SecretReference::Env("TOKEN"))));
+        assert_eq!(split_argument("file:x"), Some(("", SecretReference::File("x"))));
+        assert!(split_argument("--url=file:///srv").is_none() && split_argument("a=env:b").is_none());
     }
 
     #[test]

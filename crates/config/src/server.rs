@@ -1,19 +1,24 @@
 //! Checks of servers.
 
+use std::collections::BTreeMap;
+
 use mcp_satellite_http::client::is_loopback;
 use mcp_satellite_model::era::{Era, NEWEST_SESSION_VERSION, STATELESS_VERSION};
 use mcp_satellite_model::policy::HealthCheck;
 use mcp_satellite_model::spec::{
-    ConfigTier, ConfigValue, DENIED_VARIABLES, InstanceConfig, RemoteTransport, ServerTarget, is_reserved_header,
+    ConfigTier, ConfigValue, DENIED_VARIABLES, InstanceConfig, InstanceInputs, RemoteTransport, ServerTarget,
+    TargetField, UserValueSpec, ValuePart, ValueTemplate, is_reserved_header,
 };
 use reqwest::header::{HeaderName, HeaderValue};
 use toml_span::{Span, Spanned};
 
 use super::check::{ALLOWED, ConfigCheck};
+use super::env_file::parse_env_file;
 use super::file;
 use super::oauth::OAuthPlan;
 use super::reader::{ParsedValue, SpannedText};
-use super::secrets::{has_reference, is_likely_secret, parse_reference};
+use super::secrets::{is_likely_secret, parse_reference, split_argument, unreadable_file};
+use super::template::is_value_key;
 
 const AUTHORIZATION: &str = "Authorization";
 
@@ -24,7 +29,24 @@ pub(crate) struct CheckedServer {
     pub(crate) protocol: Option<Era>,
     pub(crate) layer: ConfigTier,
     pub(crate) user_required: Vec<String>,
+    pub(crate) inputs: InstanceInputs,
+    pub(crate) secret_args: bool,
     pub(crate) oauth: Option<(Span, OAuthPlan)>,
+}
+
+/// The server to which a tier belongs.
+pub(crate) struct TierContext<'a> {
+    pub(crate) subject: &'a str,
+    pub(crate) target: Option<&'a ServerTarget>,
+    pub(crate) inputs: &'a InstanceInputs,
+    pub(crate) secret_args: bool,
+}
+
+impl CheckedServer {
+    pub(crate) fn tier_context<'a>(&'a self, subject: &'a str) -> TierContext<'a> {
+        let Self { target, inputs, secret_args, .. } = self;
+        TierContext { subject, target: target.as_ref(), inputs, secret_args: *secret_args }
+    }
 }
 
 impl ConfigCheck<'_, '_> {
@@ -40,7 +62,8 @@ impl ConfigCheck<'_, '_> {
             ("http", TransportWord::Remote(RemoteTransport::Http)),
             ("sse", TransportWord::Remote(RemoteTransport::Sse)),
         ];
-        let mut query = Vec::new();
+        let mut inputs = InstanceInputs { declared: self.user_values(&typed.values), ..InstanceInputs::default() };
+        let mut layer = ConfigTier::default();
         let mut target = match self.keyword(&typed.transport, "transport", &words) {
             None => None,
             Some(TransportWord::Stdio) => {
@@ -52,12 +75,14 @@ impl ConfigCheck<'_, '_> {
                     let hint = hint.unwrap_or_else(|| "add command = \"…\", such as \"npx\"".to_owned());
                     self.findings.error(typed.at, format!("{subject} has no `command`"), hint);
                 }
-                let command = typed.command.get().map(|command| self.command(command));
-                let cwd = typed.cwd.get().map(|cwd| cwd.value.clone());
+                let command = typed.command.get().map(|command| self.command(command, &mut inputs));
+                let cwd = typed.cwd.get().map(|cwd| self.target_text(TargetField::Cwd, cwd, &mut inputs));
                 command.map(|command| ServerTarget::Stdio { command, cwd })
             }
             Some(TransportWord::Remote(transport)) => {
-                for (key, misplaced) in [("command", &typed.command), ("cwd", &typed.cwd)] {
+                for (key, misplaced) in
+                    [("command", &typed.command), ("cwd", &typed.cwd), ("env_file", &typed.env_file)]
+                {
                     if let Some(text) = misplaced.get() {
                         let hint = "remove it, or set transport = \"stdio\"";
                         self.findings.error(text.span, format!("{subject} is a remote server with a `{key}`"), hint);
@@ -66,23 +91,107 @@ impl ConfigCheck<'_, '_> {
                 if typed.url.is_absent() {
                     self.findings.error(typed.at, format!("{subject} has no `url`"), "add url = \"https://…\"");
                 }
-                typed.url.get().and_then(|text| {
-                    let mut url = self.url("url", text)?;
-                    query = self.query_pairs(text, &url);
-                    url.set_query(None);
-                    url.set_fragment(None);
-                    Some(ServerTarget::Remote { transport, url: url.into(), health_url: None })
-                })
+                let url = typed.url.get().and_then(|text| self.remote_url(text, &mut inputs, &mut layer));
+                url.map(|url| ServerTarget::Remote { transport, url, health_url: None })
             }
         };
         let protocol = self.protocol(subject, &typed.protocol, target.as_ref());
         self.health_url(&typed.tier, &mut target);
-        let mut layer = ConfigTier::default();
-        // Query parameters in the URL are often secrets, so they are treated like configured ones.
-        query.extend(typed.tier.query);
-        self.layer(subject, target.as_ref(), file::ServerTierTable { query, ..typed.tier }, &mut layer);
+        let secret_args = typed.secret_args.get().is_some_and(|permitted| permitted.value);
+        let context = TierContext { subject, target: target.as_ref(), inputs: &inputs, secret_args };
+        self.layer(&context, typed.tier, &mut layer);
+        if let Some(ServerTarget::Stdio { .. }) = target {
+            self.env_file(subject, &typed.env_file, &mut inputs, &mut layer);
+        }
         let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.into_plan(subject, self)));
-        CheckedServer { target, protocol, layer, user_required: self.user_required(&typed.user_required), oauth }
+        let user_required = self.user_required(&typed.user_required);
+        CheckedServer { target, protocol, layer, user_required, inputs, secret_args, oauth }
+    }
+
+    pub(crate) fn user_values(
+        &mut self,
+        typed: &[(SpannedText, file::UserValueTable)],
+    ) -> BTreeMap<String, UserValueSpec> {
+        let mut declared = BTreeMap::new();
+        for (key, value) in typed {
+            if !is_value_key(&key.value) {
+                let message = format!("`{}` is not a valid key of a value", key.value.escape_debug());
+                self.findings.error(key.span, message, "use 1 to 64 characters of A-Z, a-z, 0-9, dot, - and _");
+            }
+            let spec = UserValueSpec {
+                description: value.description.get().map(|text| text.value.clone()),
+                is_public: value.secret.get().is_some_and(|secret| !secret.value),
+                default: value.default.get().map(|text| text.value.as_str().into()),
+            };
+            declared.insert(key.value.clone(), spec);
+        }
+        declared
+    }
+
+    /// Resolves the variables of a field of the target. Returns the text that is known.
+    pub(crate) fn target_text(
+        &mut self,
+        field: TargetField,
+        text: &SpannedText,
+        inputs: &mut InstanceInputs,
+    ) -> String {
+        inputs.target.retain(|(other, _)| *other != field);
+        let Some(template) = self.template(text) else { return text.value.clone() };
+        let known = template.known_text().expose().to_owned();
+        inputs.target.push((field, template));
+        known
+    }
+
+    /// Reads the variables of `env_file`. They are secrets, and those of `env` take precedence. A file that cannot be read
+    /// keeps the instances from starting.
+    pub(crate) fn env_file(
+        &mut self,
+        subject: &str,
+        typed: &ParsedValue<String>,
+        inputs: &mut InstanceInputs,
+        layer: &mut ConfigTier,
+    ) {
+        let Some(text) = typed.get() else { return };
+        if self.secret_sources.reject_reference(text.span, self.findings) {
+            return;
+        }
+        let path = match self.template(text) {
+            None => text.value.clone(),
+            Some(template) if template.is_complete() => template.known_text().expose().to_owned(),
+            Some(_) => {
+                let hint = "set the variable where the satellite is started, or write the path";
+                self.findings.error(text.span, "`env_file` contains a variable that is not set", hint);
+                return;
+            }
+        };
+        let content = match self.secret_sources.files.read(self.secret_sources.folder.join(&path)) {
+            Ok(content) => content,
+            Err(error) => {
+                inputs.problems.push(unreadable_file("the env_file", &path, &error));
+                return;
+            }
+        };
+        let (variables, bad_lines) = parse_env_file(content.expose());
+        for number in bad_lines {
+            let message = format!("line {number} of the env_file of {subject} is not KEY=VALUE and is not used");
+            self.findings.warning(text.span, message);
+        }
+        let mut from_file = BTreeMap::new();
+        for (name, value) in variables {
+            if DENIED_VARIABLES.contains(&name) {
+                let message = format!("`{name}` in the env_file of {subject} is never passed to a server");
+                self.findings.warning(text.span, message);
+            }
+            if value.contains('\0') {
+                let message = format!("`{name}` in the env_file of {subject} contains a zero byte and is not used");
+                self.findings.warning(text.span, message);
+                continue;
+            }
+            from_file.insert(name.to_owned(), ConfigValue::secret(value));
+        }
+        for (name, value) in from_file {
+            layer.env.entry(name).or_insert(value);
+        }
     }
 
     pub(crate) fn protocol(
@@ -174,23 +283,89 @@ impl ConfigCheck<'_, '_> {
         }
     }
 
-    fn query_pairs(&mut self, text: &SpannedText, url: &reqwest::Url) -> Vec<(SpannedText, SpannedText)> {
-        let mut names = Vec::new();
-        let spanned = |part: &str| Spanned::with_span(part.to_owned(), text.span);
-        let mut pairs = Vec::new();
-        for (name, value) in url.query_pairs() {
-            if names.contains(&name) {
-                let message = format!("the query parameter `{name}` is in the `url` twice");
-                self.findings.error(text.span, message, "give it once");
-            }
-            pairs.push((spanned(&name), spanned(&value)));
-            names.push(name);
+    /// Checks a URL. Its query parameters are often secrets, so they become parameters of `layer`, and the URL is returned
+    /// without them.
+    fn remote_url(
+        &mut self,
+        text: &SpannedText,
+        inputs: &mut InstanceInputs,
+        layer: &mut ConfigTier,
+    ) -> Option<String> {
+        let Some(template) = self.template(text) else {
+            let mut url = self.url("url", text)?;
+            self.query_pairs(text.span, &url, layer);
+            url.set_query(None);
+            url.set_fragment(None);
+            return Some(url.into());
+        };
+        if !template.is_complete() {
+            return Some(self.incomplete_url(text, template, inputs, layer));
         }
-        pairs
+        let known = Spanned::with_span(template.known_text().expose().to_owned(), text.span);
+        let mut url = self.url("url", &known)?;
+        self.query_pairs(text.span, &url, layer);
+        for value in layer.query.values_mut() {
+            value.secret = true;
+        }
+        url.set_query(None);
+        url.set_fragment(None);
+        let url = String::from(url);
+        let hidden = template.parts.iter().filter_map(|part| match part {
+            ValuePart::Hidden(text) => Some(text.expose()),
+            ValuePart::Literal(_) | ValuePart::UserValue(_) | ValuePart::Unavailable(_) => None,
+        });
+        inputs.target.push((TargetField::Url, hide_parts(&url, hidden)));
+        Some(url)
     }
 
-    fn command(&mut self, command: &SpannedText) -> String {
-        let text = &command.value;
+    /// Checks a URL of which the user gives a part: with a placeholder for each value.
+    fn incomplete_url(
+        &mut self,
+        text: &SpannedText,
+        template: ValueTemplate,
+        inputs: &mut InstanceInputs,
+        layer: &mut ConfigTier,
+    ) -> String {
+        let Some((base, query)) = split_query(template) else {
+            self.findings.error(text.span, "a variable in the query of `url` has no name", "write ?name=${env:NAME}");
+            return String::new();
+        };
+        let begins_with_value = !matches!(base.parts.first(), Some(ValuePart::Literal(_)));
+        if !begins_with_value {
+            let sample = base.parts.iter().map(|part| match part {
+                ValuePart::Literal(text) | ValuePart::Hidden(text) => text.expose(),
+                ValuePart::UserValue(_) | ValuePart::Unavailable(_) => "1",
+            });
+            self.url("url", &Spanned::with_span(sample.collect(), text.span));
+        }
+        for (name, value) in query {
+            layer.query.insert(name, ConfigValue::from_template(value, true));
+        }
+        let known = base.known_text().expose().to_owned();
+        inputs.target.push((TargetField::Url, base));
+        known
+    }
+
+    fn query_pairs(&mut self, at: Span, url: &reqwest::Url, layer: &mut ConfigTier) {
+        for (name, value) in url.query_pairs() {
+            if layer.query.contains_key(&*name) {
+                let message = format!("the query parameter `{name}` is in the `url` twice");
+                self.findings.error(at, message, "give it once");
+            }
+            let [name, value] = [name, value].map(|part| Spanned::with_span(part.into_owned(), at));
+            if let Some(value) = self.value(&name, &value) {
+                layer.query.insert(name.value, value);
+            }
+        }
+    }
+
+    fn command(&mut self, command: &SpannedText, inputs: &mut InstanceInputs) -> String {
+        let text = &self.target_text(TargetField::Command, command, inputs);
+        let is_known =
+            inputs.target.iter().all(|(field, template)| *field != TargetField::Command || template.is_complete());
+        if !is_known && self.allowed.is_none() {
+            return text.clone();
+        }
         let program = text.split_whitespace().next().unwrap_or_default();
         if program.is_empty() || text.contains('\0') {
             self.findings.error(command.span, "`command` is empty", "give the name of a program or its path");
@@ -215,13 +390,8 @@ impl ConfigCheck<'_, '_> {
         typed.iter().map(|name| header_name(&name.value)).collect()
     }
 
-    pub(crate) fn layer(
-        &mut self,
-        subject: &str,
-        target: Option<&ServerTarget>,
-        typed: file::ServerTierTable,
-        layer: &mut ConfigTier,
-    ) {
+    pub(crate) fn layer(&mut self, context: &TierContext<'_>, typed: file::ServerTierTable, layer: &mut ConfigTier) {
+        let TierContext { subject, target, .. } = *context;
         let first = |pairs: &[(SpannedText, SpannedText)]| pairs.first().map(|(name, _)| name.span);
         let (env, headers, query) = (first(&typed.env), first(&typed.headers), first(&typed.query));
         let args = typed.args.first().map(|argument| argument.span);
@@ -242,14 +412,11 @@ impl ConfigCheck<'_, '_> {
             }
         }
 
+        let mut previous: Option<String> = None;
         for argument in typed.args {
-            if has_reference(&argument.value) {
-                let hint = "an argument is visible to every process on the machine; pass the secret in `env`";
-                self.findings.error(argument.span, "`args` refers to a secret", hint);
-            } else if argument.value.contains('\0') {
-                self.findings.error(argument.span, "an argument contains a zero byte", "remove it");
-            }
-            layer.args.push(argument.value.into());
+            let value = self.argument(context, &argument, previous.as_deref());
+            layer.args.push(value);
+            previous = Some(argument.value);
         }
         for (name, text) in typed.env {
             if name.value.is_empty() || name.value.contains(['=', '\0']) {
@@ -333,27 +500,140 @@ impl ConfigCheck<'_, '_> {
         layer.headers.insert(AUTHORIZATION.to_owned(), ConfigValue::secret(value));
     }
 
-    fn value(&mut self, name: &SpannedText, text: &SpannedText) -> Option<ConfigValue> {
-        match parse_reference(&text.value) {
-            Some(reference) => {
-                self.secret_sources.resolve(&reference, text.span, self.findings).map(ConfigValue::secret)
+    /// Resolves the references and variables of an argument, and hides secrets in it.
+    fn argument(&mut self, context: &TierContext<'_>, text: &SpannedText, previous: Option<&str>) -> ConfigValue {
+        let reference = split_argument(&text.value);
+        let template = match &reference {
+            Some((_, reference)) if context.secret_args => {
+                self.secret_sources.resolve(reference, text.span, self.findings).map(ValuePart::Hidden)
             }
-            None if is_likely_secret(&name.value, &text.value) => Some(ConfigValue::secret(text.value.as_str())),
-            None => Some(ConfigValue::plain(text.value.as_str())),
+            _ => None,
+        };
+        let template = match (template, &reference) {
+            (Some(hidden), Some((prefix, _))) => {
+                Some(ValueTemplate { parts: vec![ValuePart::Literal((*prefix).into()), hidden] })
+            }
+            (_, Some(_)) => None,
+            (_, None) => self.template(text),
+        };
+        let is_public = |part: &ValuePart| match part {
+            ValuePart::Literal(_) => true,
+            ValuePart::UserValue(key) => context.inputs.declared.get(key).is_some_and(|value| value.is_public),
+            ValuePart::Hidden(_) | ValuePart::Unavailable(_) => false,
+        };
+        let is_secret = match &template {
+            Some(template) => !template.parts.iter().all(is_public),
+            None => reference.is_some(),
+        };
+        if is_secret && !context.secret_args {
+            let hint = "an argument is visible to every process on the machine; pass the secret in `env`, or permit it \
+                        with secret_args = true";
+            self.findings.error(text.span, "`args` refers to a secret", hint);
         }
+        let value = match template {
+            Some(template) => ConfigValue::from_template(template, false),
+            None => match mcp_satellite_clients::secret_in_arg(previous, &text.value) {
+                Some(secret) => ConfigValue::from_template(hide_parts(&text.value, [&text.value[secret]]), false),
+                None => ConfigValue::plain(text.value.as_str()),
+            },
+        };
+        if value.text.expose().contains('\0') {
+            self.findings.error(text.span, "an argument contains a zero byte", "remove it");
+        }
+        value
     }
 
-    /// Reads the value of a header, which is always a secret: `env:NAME`, `Bearer env:NAME`, or a literal.
+    fn value(&mut self, name: &SpannedText, text: &SpannedText) -> Option<ConfigValue> {
+        if let Some(reference) = parse_reference(&text.value) {
+            return self.secret_sources.resolve(&reference, text.span, self.findings).map(ConfigValue::secret);
+        }
+        if let Some(template) = self.template(text) {
+            let is_secret = is_likely_secret(&name.value, template.known_text().expose());
+            return Some(ConfigValue::from_template(template, is_secret));
+        }
+        let is_secret = is_likely_secret(&name.value, &text.value);
+        let value = text.value.as_str();
+        Some(if is_secret { ConfigValue::secret(value) } else { ConfigValue::plain(value) })
+    }
+
+    /// Reads the value of a header, which is always a secret: `env:NAME`, `Bearer env:NAME`, a text with variables, or a
+    /// literal.
     fn header(&mut self, text: &SpannedText) -> Option<ConfigValue> {
         let (scheme, rest) = match text.value.split_once(' ') {
             Some((scheme, rest)) if parse_reference(rest).is_some() => (Some(scheme), rest),
             _ => (None, text.value.as_str()),
         };
-        let Some(reference) = parse_reference(rest) else { return Some(ConfigValue::secret(rest)) };
+        let Some(reference) = parse_reference(rest) else {
+            return Some(match self.template(text) {
+                Some(template) => ConfigValue::from_template(template, true),
+                None => ConfigValue::secret(rest),
+            });
+        };
         let secret = self.secret_sources.resolve(&reference, text.span, self.findings)?;
         Some(ConfigValue::secret(match scheme {
             Some(scheme) => format!("{scheme} {}", secret.expose()).into(),
             None => secret,
         }))
     }
+}
+
+/// Returns `text` with the parts of `hidden` masked. They are searched in their order; if one is not found, because it is
+/// encoded, the whole text is masked.
+fn hide_parts<'a>(text: &str, hidden: impl IntoIterator<Item = &'a str>) -> ValueTemplate {
+    let (mut parts, mut rest) = (Vec::new(), text);
+    for part in hidden.into_iter().filter(|part| !part.is_empty()) {
+        let Some((before, after)) = rest.split_once(part) else {
+            return ValueTemplate { parts: vec![ValuePart::Hidden(text.into())] };
+        };
+        parts.extend([ValuePart::Literal(before.into()), ValuePart::Hidden(part.into())]);
+        rest = after;
+    }
+    parts.push(ValuePart::Literal(rest.into()));
+    ValueTemplate { parts }
+}
+
+/// Splits a template of a URL at its query. A fragment is left out. Returns `None` if the query begins with a variable.
+fn split_query(template: ValueTemplate) -> Option<(ValueTemplate, Vec<(String, ValueTemplate)>)> {
+    let mut base = ValueTemplate::default();
+    let mut query: Vec<(String, ValueTemplate)> = Vec::new();
+    let mut in_query = false;
+    for part in template.parts {
+        let ValuePart::Literal(text) = &part else {
+            match query.last_mut() {
+                Some((_, value)) => value.parts.push(part),
+                None if in_query => return None,
+                None => base.parts.push(part),
+            }
+            continue;
+        };
+        let (mut text, fragment) =
+            text.expose().split_once('#').map_or((text.expose(), false), |(text, _)| (text, true));
+        if !in_query {
+            let (before, after) = text.split_once('?').map_or((text, None), |(before, after)| (before, Some(after)));
+            base.parts.push(ValuePart::Literal(before.into()));
+            in_query = after.is_some();
+            text = after.unwrap_or_default();
+        } else if let Some((_, value)) = query.last_mut() {
+            // The rest of the value that a variable began.
+            let (rest, after) = text.split_once('&').unwrap_or((text, ""));
+            value.parts.push(ValuePart::Literal(decode(rest).into()));
+            text = after;
+        }
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let parts = vec![ValuePart::Literal(decode(value).into())];
+            query.push((decode(name), ValueTemplate { parts }));
+        }
+        if fragment {
+            break;
+        }
+    }
+    Some((base, query))
+}
+
+/// Decodes a part of a query.
+fn decode(text: &str) -> String {
+    let url = reqwest::Url::parse(&format!("http://localhost/?v={text}"));
+    let pair = url.ok().and_then(|url| url.query_pairs().next().map(|(_, value)| value.into_owned()));
+    pair.unwrap_or_else(|| text.to_owned())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mcp_satellite_model::policy::Policy;
-use mcp_satellite_model::spec::{ConfigTier, InstanceConfig, ProcessLifetime, ServerTarget, UpdateMethod};
+use mcp_satellite_model::spec::{ConfigTier, InstanceConfig, ProcessLifetime, ServerTarget, TargetField, UpdateMethod};
 use toml_span::{Span, Spanned};
 
 use super::check::{ConfigCheck, UniqueNames};
@@ -16,13 +16,16 @@ use super::plan::{self, Plan, PlanRestrictions, Profile};
 use super::policy::EffectivePolicy;
 use super::reader::{ParsedValue, SpannedText, nearest};
 use super::secrets::SecretSources;
-use super::server::CheckedServer;
+use super::server::{CheckedServer, TierContext};
 use mcp_satellite_model::settings::CgroupMode;
 use mcp_satellite_model::settings::Isolation;
 
 /// Builds the plan. It is valid only if the findings contain no error.
+///
+/// With `leaves_out_failed`, an installation with an error is left out with a warning.
 pub(crate) fn build(
     file: file::ConfigFile,
+    leaves_out_failed: bool,
     base: &PlanRestrictions,
     source: &ConfigText<'_>,
     sources: &mut SecretSources<'_>,
@@ -99,6 +102,7 @@ pub(crate) fn build(
         gateway_users: Vec::new(),
         names: BTreeMap::new(),
         policies: Vec::new(),
+        leaves_out_failed,
     };
     for team in file.teams {
         teams.add_team(team, &held);
@@ -139,6 +143,7 @@ struct ConfigPlanBuilder<'a, 's> {
     gateway_users: Vec<GatewayUser>,
     names: BTreeMap<String, [String; 3]>,
     policies: Vec<Arc<Policy>>,
+    leaves_out_failed: bool,
 }
 
 struct CheckedTeam {
@@ -173,7 +178,14 @@ impl ConfigPlanBuilder<'_, '_> {
         let mut team = CheckedTeam { id, slug, users, effective_policy: held };
         let mut ids = UniqueNames::default();
         for installation in typed.installations {
+            let (errors, instances) = (self.check.findings.error_count(), self.plan.instances.len());
+            let subject = installation.id.get().map(|id| format!("`{}` is left out", id.value)).unwrap_or_default();
             self.add_installation(&mut team, installation, &mut ids);
+            if self.leaves_out_failed && self.check.findings.demote_errors(errors, &subject) {
+                for instance in self.plan.instances.split_off(instances) {
+                    self.plan.oauth.remove(&plan::id(&instance));
+                }
+            }
         }
         let known: Vec<&str> = installed.iter().map(String::as_str).collect();
         for (user, (installation, _)) in
@@ -279,7 +291,7 @@ impl ConfigPlanBuilder<'_, '_> {
         policy.session.protocol = server.protocol;
         let policy = self.share_policy(policy);
         self.check.health_url(&typed.team, &mut server.target);
-        self.check.layer(&subject, server.target.as_ref(), typed.team, &mut team_layer);
+        self.check.layer(&server.tier_context(&subject), typed.team, &mut team_layer);
 
         let mut instances = Vec::new();
         for index in members {
@@ -290,7 +302,7 @@ impl ConfigPlanBuilder<'_, '_> {
                 let (_, tier) = user.tiers.remove(position);
                 let subject = format!("{subject} of `{}`", user.slug);
                 self.check.health_url(&tier, &mut target);
-                self.check.layer(&subject, server.target.as_ref(), tier, &mut user_layer);
+                self.check.layer(&server.tier_context(&subject), tier, &mut user_layer);
             }
             let Some(target) = target else { continue };
             let mut instance = InstanceConfig {
@@ -305,6 +317,7 @@ impl ConfigPlanBuilder<'_, '_> {
                 team_tier: team_layer.clone(),
                 user_tier: user_layer,
                 user_required: server.user_required.clone(),
+                inputs: server.inputs.clone(),
                 lifetime: keep,
                 update_method: on_update,
                 request_logging: typed.request_logging.get().is_none_or(|logging| logging.value),
@@ -391,7 +404,8 @@ impl ConfigPlanBuilder<'_, '_> {
         own: file::ServerTable,
         team: &mut ConfigTier,
     ) -> CheckedServer {
-        let CheckedServer { mut target, mut protocol, layer, mut user_required, oauth } = template;
+        let CheckedServer { mut target, mut protocol, layer, mut user_required, mut inputs, mut secret_args, oauth } =
+            template;
         for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
             if let Some(text) = typed.get() {
                 let message = format!("{subject} and its template `{slug}` both have a `{key}`");
@@ -401,7 +415,9 @@ impl ConfigPlanBuilder<'_, '_> {
         }
         if let Some(text) = own.cwd.get() {
             match &mut target {
-                Some(ServerTarget::Stdio { cwd, .. }) => *cwd = Some(text.value.clone()),
+                Some(ServerTarget::Stdio { cwd, .. }) => {
+                    *cwd = Some(self.check.target_text(TargetField::Cwd, text, &mut inputs));
+                }
                 Some(ServerTarget::Remote { .. }) => {
                     self.check.findings.error(
                         text.span,
@@ -413,7 +429,17 @@ impl ConfigPlanBuilder<'_, '_> {
             }
         }
         self.check.health_url(&own.tier, &mut target);
-        self.check.layer(subject, target.as_ref(), own.tier, team);
+        inputs.declared.extend(self.check.user_values(&own.values));
+        secret_args = own.secret_args.get().map_or(secret_args, |permitted| permitted.value);
+        let context = TierContext { subject, target: target.as_ref(), inputs: &inputs, secret_args };
+        self.check.layer(&context, own.tier, team);
+        match (&target, own.env_file.get()) {
+            (Some(ServerTarget::Remote { .. }), Some(text)) => {
+                let message = format!("{subject} is a remote server with an `env_file`");
+                self.check.findings.error(text.span, message, "remove it");
+            }
+            _ => self.check.env_file(subject, &own.env_file, &mut inputs, team),
+        }
         user_required.extend(self.check.user_required(&own.user_required));
         user_required.sort();
         user_required.dedup();
@@ -421,7 +447,7 @@ impl ConfigPlanBuilder<'_, '_> {
             protocol = self.check.protocol(subject, &own.protocol, target.as_ref());
         }
         let oauth = own.oauth.map(|oauth| (oauth.at(), oauth.into_plan(subject, &mut self.check))).or(oauth);
-        CheckedServer { target, protocol, layer, user_required, oauth }
+        CheckedServer { target, protocol, layer, user_required, inputs, secret_args, oauth }
     }
 
     fn share_policy(&mut self, policy: Policy) -> Arc<Policy> {

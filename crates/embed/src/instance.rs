@@ -5,8 +5,8 @@ use std::sync::Arc;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{
-    ConfigTier, ConfigValue, DENIED_VARIABLES, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport,
-    ServerTarget, UpdateMethod, is_reserved_header,
+    ConfigTier, ConfigValue, DENIED_VARIABLES, InstanceConfig, InstanceInputs, InstanceSpec, ProcessLifetime,
+    RemoteTransport, ServerTarget, UpdateMethod, is_reserved_header,
 };
 
 use crate::functions::Functions;
@@ -79,6 +79,7 @@ impl Instance {
             team_tier: ConfigTier::default(),
             user_tier: ConfigTier::default(),
             user_required: Vec::new(),
+            inputs: InstanceInputs::default(),
             lifetime: ProcessLifetime::default(),
             update_method: UpdateMethod::default(),
             request_logging: true,
@@ -107,7 +108,7 @@ impl Instance {
 
     /// Appends arguments of the command. They are not masked: a secret belongs into [`Instance::secret_env`].
     pub fn args(self, args: impl IntoIterator<Item = impl Into<Secret>>) -> Self {
-        self.process("args", |config| config.server_tier.args.extend(args.into_iter().map(Into::into)))
+        self.process("args", |config| config.server_tier.args.extend(args.into_iter().map(ConfigValue::plain)))
     }
 
     /// Sets the working directory; by default the host's.
@@ -253,7 +254,7 @@ impl Instance {
                 return wrong(field, "it is empty");
             }
         }
-        if server_tier.args.iter().any(|arg| arg.expose().contains('\0')) {
+        if server_tier.args.iter().any(|arg| arg.text.expose().contains('\0')) {
             return wrong("args", "an argument contains a NUL byte");
         }
         for (name, value) in &server_tier.env {

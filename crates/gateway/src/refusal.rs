@@ -210,6 +210,9 @@ fn reconnect_instruction(target: &CallTarget<'_>) -> String {
 fn remedy_step(remedy: Remedy, target: &CallTarget<'_>) -> String {
     let command = target.command(remedy);
     match remedy {
+        Remedy::Configure if target.missing.is_empty() => {
+            format!("Ask the user to provide what the status message names, and then to run {command}.")
+        }
         // A model may repeat a secret that it has seen.
         Remedy::Configure => {
             format!(

@@ -9,6 +9,8 @@ pub fn command(remedy: Remedy, name: &str, missing: &[String]) -> String {
     match remedy {
         Remedy::Restart => format!("`satellite restart {name}`"),
         Remedy::Start => format!("`satellite start {name}`"),
+        // A file is missing or unusable, as the status message says.
+        Remedy::Configure if missing.is_empty() => "`satellite reload`".to_owned(),
         Remedy::Configure => format!("`satellite configure {name} {}`", missing.join(" ")),
         Remedy::Authorize => format!("`satellite auth {name}`"),
         Remedy::Reconnect => format!("`satellite reconnect {name}`"),

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use mcp_satellite_actors::model::ids::{InstanceId, TeamId, UserId};
 use mcp_satellite_actors::model::policy::Policy;
-use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{
-    ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport,
+    ConfigTier, ConfigValue, InstanceConfig, InstanceInputs, InstanceSpec, ProcessLifetime, RemoteTransport,
     ServerTarget as Configured, UpdateMethod,
 };
 
@@ -97,7 +96,7 @@ impl LoadFleet {
         let mut server_layer = ConfigTier::default();
         let target = match target {
             LoadTarget::Process(command, args) => {
-                server_layer.args = args.into_iter().map(Secret::from).collect();
+                server_layer.args = args.into_iter().map(ConfigValue::plain).collect();
                 Configured::Stdio { command, cwd: None }
             }
             LoadTarget::Remote(url) => {
@@ -118,6 +117,7 @@ impl LoadFleet {
             team_tier: ConfigTier::default(),
             user_tier: ConfigTier::default(),
             user_required: Vec::new(),
+            inputs: InstanceInputs::default(),
             lifetime: kind.keep,
             update_method: UpdateMethod::default(),
             request_logging: kind.request_logging,

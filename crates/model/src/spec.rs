@@ -1,6 +1,6 @@
 //! Specification of an instance in two forms: the configuration in three tiers, and the merged result.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use mcp_satellite_protocol::header;
@@ -54,32 +54,127 @@ pub fn is_reserved_header(header: &str) -> bool {
     RESERVED_HEADERS.iter().any(|reserved| reserved.eq_ignore_ascii_case(header))
 }
 
-/// A configured value of an environment variable, header or query parameter.
+/// A configured argument, or the value of an environment variable, header or query parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigValue {
-    /// Text of the value.
+    /// Text of the value. Without the parts that only the user gives, if there is a template.
     pub text: Secret,
-    /// True if the value is a secret, which is masked where a server echoes it.
+    /// True if the whole value is a secret, which is masked where a server echoes it.
     pub secret: bool,
+    /// Parts of the value, if it is more than a fixed text.
+    pub template: Option<ValueTemplate>,
 }
 
 impl ConfigValue {
     /// Creates a value that is not masked in the output of a server.
     pub fn plain(text: impl Into<Secret>) -> Self {
-        Self { text: text.into(), secret: false }
+        Self { text: text.into(), secret: false, template: None }
     }
 
     /// Creates a value that is masked everywhere.
     pub fn secret(text: impl Into<Secret>) -> Self {
-        Self { text: text.into(), secret: true }
+        Self { text: text.into(), secret: true, template: None }
     }
+
+    /// Creates a value from parts. The secret parts are masked, and with `secret` the whole value.
+    pub fn from_template(template: ValueTemplate, secret: bool) -> Self {
+        Self { text: template.known_text(), secret, template: Some(template) }
+    }
+}
+
+impl From<&str> for ConfigValue {
+    fn from(text: &str) -> Self {
+        Self::plain(text)
+    }
+}
+
+impl From<String> for ConfigValue {
+    fn from(text: String) -> Self {
+        Self::plain(text)
+    }
+}
+
+/// A text of several parts, some of which are known only when the instance starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ValueTemplate {
+    /// Parts in order.
+    pub parts: Vec<ValuePart>,
+}
+
+/// A part of a [`ValueTemplate`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ValuePart {
+    /// A text that is not masked.
+    Literal(Secret),
+    /// The content of a variable or file, or a secret in the configuration. It is masked.
+    Hidden(Secret),
+    /// The value that the user gives for this key.
+    UserValue(String),
+    /// A content that cannot be read, with the reason and the next step. The instance does not start.
+    Unavailable(String),
+}
+
+impl ValueTemplate {
+    /// Returns true if neither the user nor the file system must provide a part.
+    pub fn is_complete(&self) -> bool {
+        self.parts.iter().all(|part| matches!(part, ValuePart::Literal(_) | ValuePart::Hidden(_)))
+    }
+
+    /// Returns the parts that are known, joined.
+    pub fn known_text(&self) -> Secret {
+        let known = self.parts.iter().map(|part| match part {
+            ValuePart::Literal(text) | ValuePart::Hidden(text) => text.expose(),
+            ValuePart::UserValue(_) | ValuePart::Unavailable(_) => "",
+        });
+        known.collect::<String>().into()
+    }
+
+    /// Returns the keys of the user's values.
+    pub fn keys(&self) -> impl Iterator<Item = &String> {
+        self.parts.iter().filter_map(|part| if let ValuePart::UserValue(key) = part { Some(key) } else { None })
+    }
+}
+
+/// Declaration of a value that the user gives.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UserValueSpec {
+    /// Meaning of the value, for people.
+    pub description: Option<String>,
+    /// True if the value is not masked.
+    pub is_public: bool,
+    /// Value if the user gives none.
+    pub default: Option<Secret>,
+}
+
+/// Field of a [`ServerTarget`] that can be a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetField {
+    /// Command of a process.
+    Command,
+    /// Working directory of a process.
+    Cwd,
+    /// URL of a remote server.
+    Url,
+}
+
+/// The parts of a configuration that are completed when the instance is specified.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InstanceInputs {
+    /// Declared values of the user by key. A template can use other keys as well; those are secrets.
+    pub declared: BTreeMap<String, UserValueSpec>,
+    /// Values that the user has given.
+    pub given: BTreeMap<String, Secret>,
+    /// Templates of the target.
+    pub target: Vec<(TargetField, ValueTemplate)>,
+    /// Reasons why the instance cannot start, each with its next step.
+    pub problems: Vec<String>,
 }
 
 /// Configuration of one tier: server, team or user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigTier {
     /// Arguments, appended to those of the tiers before.
-    pub args: Vec<Secret>,
+    pub args: Vec<ConfigValue>,
     /// Environment variables. They override the tiers before, key by key.
     pub env: BTreeMap<String, ConfigValue>,
     /// HTTP headers. They override the tiers before, key by key.
@@ -168,6 +263,8 @@ pub struct InstanceConfig {
     pub user_tier: ConfigTier,
     /// Keys of environment, headers or query that the user must set.
     pub user_required: Vec<String>,
+    /// Values for templates, and templates of the target.
+    pub inputs: InstanceInputs,
     /// Lifetime of the process.
     pub lifetime: ProcessLifetime,
     /// Method of applying a new configuration.
@@ -203,6 +300,9 @@ pub struct InstanceSpec {
     pub query: BTreeMap<String, Secret>,
     /// Keys that the user must set and has not set. The instance does not start until this is empty.
     pub missing: Vec<String>,
+    /// Other reasons why the instance cannot start, each with its next step. The instance does not start until this is
+    /// empty.
+    pub problems: Vec<String>,
     /// Lifetime of the process.
     pub lifetime: ProcessLifetime,
     /// Method of applying this configuration to a running instance.
@@ -216,7 +316,8 @@ pub struct InstanceSpec {
 }
 
 impl InstanceConfig {
-    /// Merges server → team → user: arguments are appended in that order, everything else is overridden key by key.
+    /// Merges server → team → user: arguments are appended in that order, everything else is overridden key by key. Then
+    /// completes the templates.
     pub fn merge(self) -> InstanceSpec {
         let given = |key: &String| {
             [&self.user_tier.env, &self.user_tier.headers, &self.user_tier.query]
@@ -233,26 +334,34 @@ impl InstanceConfig {
             merged.headers.extend(tier.headers);
             merged.query.extend(tier.query);
         }
-        let values = || merged.env.values().chain(merged.headers.values()).chain(merged.query.values());
+        let mut completion =
+            TemplateCompletion { inputs: &self.inputs, missing, problems: Vec::new(), secrets: Vec::new() };
+        let mut target = self.target;
+        for (field, template) in &self.inputs.target {
+            completion.set_target(&mut target, *field, template);
+        }
+        let args = merged.args.into_iter().map(|value| completion.text(value)).collect();
+        let [env, headers, query] = [merged.env, merged.headers, merged.query]
+            .map(|tier| tier.into_iter().map(|(key, value)| (key, completion.text(value))).collect::<BTreeMap<_, _>>());
+        let TemplateCompletion { missing, mut problems, secrets, .. } = completion;
+        problems.extend(self.inputs.problems.iter().cloned());
         // A server echoes a credential with or without its scheme: `Bearer X` hides X too.
-        let credentials = merged.headers.values().filter_map(|value| value.text.expose().split_once(' '));
+        let credentials = headers.values().filter_map(|value: &Secret| value.expose().split_once(' '));
         let credentials = credentials.map(|(_scheme, credential)| credential.trim());
-        let secrets = values().filter(|value| value.secret).map(|value| value.text.expose());
-        let mask = SecretMask::new(secrets.chain(credentials));
-        let texts =
-            |tier: BTreeMap<String, ConfigValue>| tier.into_iter().map(|(key, value)| (key, value.text)).collect();
+        let mask = SecretMask::new(secrets.iter().map(Secret::expose).chain(credentials));
         InstanceSpec {
             id: InstanceId::new(self.team, self.user, self.installation),
             name: name.into(),
             server: self.server,
             team_slug: self.team_slug,
             user_slug: self.user_slug,
-            target: self.target,
-            args: merged.args,
-            env: texts(merged.env),
-            headers: texts(merged.headers),
-            query: texts(merged.query),
+            target,
+            args,
+            env,
+            headers,
+            query,
             missing,
+            problems,
             lifetime: self.lifetime,
             update_method: self.update_method,
             request_logging: self.request_logging,
@@ -260,9 +369,104 @@ impl InstanceConfig {
             policy: self.policy,
         }
     }
+
+    /// Returns the keys of all values that templates take from the user, and the declared ones, in alphabetical order.
+    pub fn value_keys(&self) -> BTreeSet<&String> {
+        let tiers = [&self.server_tier, &self.team_tier, &self.user_tier];
+        let values = tiers.into_iter().flat_map(|ConfigTier { args, env, headers, query }| {
+            args.iter().chain(env.values()).chain(headers.values()).chain(query.values())
+        });
+        let templates = values.filter_map(|value| value.template.as_ref());
+        let templates = templates.chain(self.inputs.target.iter().map(|(_, template)| template));
+        templates.flat_map(ValueTemplate::keys).chain(self.inputs.declared.keys()).collect()
+    }
+}
+
+/// Completes the templates of one instance and collects what is missing.
+struct TemplateCompletion<'a> {
+    inputs: &'a InstanceInputs,
+    missing: Vec<String>,
+    problems: Vec<String>,
+    secrets: Vec<Secret>,
+}
+
+impl TemplateCompletion<'_> {
+    fn text(&mut self, value: ConfigValue) -> Secret {
+        let text = match &value.template {
+            Some(template) => self.complete(template),
+            None => value.text,
+        };
+        if value.secret {
+            self.secrets.push(text.clone());
+        }
+        text
+    }
+
+    fn complete(&mut self, template: &ValueTemplate) -> Secret {
+        let mut text = String::new();
+        for part in &template.parts {
+            match part {
+                ValuePart::Literal(part) => text.push_str(part.expose()),
+                ValuePart::Hidden(part) => {
+                    text.push_str(part.expose());
+                    self.secrets.push(part.clone());
+                }
+                ValuePart::UserValue(key) => {
+                    let declared = self.inputs.declared.get(key);
+                    let value = self.inputs.given.get(key).or(declared.and_then(|value| value.default.as_ref()));
+                    if let Some(value) = value {
+                        text.push_str(value.expose());
+                        if !declared.is_some_and(|value| value.is_public) {
+                            self.secrets.push(value.clone());
+                        }
+                    } else if !self.missing.contains(key) {
+                        self.missing.push(key.clone());
+                    }
+                }
+                ValuePart::Unavailable(reason) if self.problems.contains(reason) => {}
+                ValuePart::Unavailable(reason) => self.problems.push(reason.clone()),
+            }
+        }
+        text.into()
+    }
+
+    fn set_target(&mut self, target: &mut ServerTarget, field: TargetField, template: &ValueTemplate) {
+        let awaited = (self.missing.len(), self.problems.len());
+        let text = self.complete(template).expose().to_owned();
+        let is_complete = awaited == (self.missing.len(), self.problems.len())
+            && template.keys().all(|key| !self.missing.contains(key));
+        match (target, field) {
+            (ServerTarget::Stdio { command, .. }, TargetField::Command) => *command = text,
+            (ServerTarget::Stdio { cwd, .. }, TargetField::Cwd) => *cwd = Some(text),
+            (ServerTarget::Remote { url, .. }, TargetField::Url) => {
+                if is_complete && !is_plain_url(&text) {
+                    self.problems.push(
+                        "the completed `url` is not an http or https URL without credentials; check the values in it"
+                            .to_owned(),
+                    );
+                }
+                *url = text;
+            }
+            (ServerTarget::Stdio { .. }, TargetField::Url)
+            | (ServerTarget::Remote { .. }, TargetField::Command | TargetField::Cwd) => {}
+        }
+    }
+}
+
+/// Returns true for an http or https URL with a host and without credentials, query and fragment.
+fn is_plain_url(url: &str) -> bool {
+    let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+    let authority = rest.map(|rest| rest.split('/').next().unwrap_or_default());
+    authority.is_some_and(|authority| !authority.is_empty() && !authority.contains('@'))
+        && !url.contains(|c: char| c == '?' || c == '#' || c.is_whitespace() || c.is_control())
 }
 
 impl InstanceSpec {
+    /// Returns true if nothing that the user or the operator must provide keeps the instance from starting.
+    pub fn is_complete(&self) -> bool {
+        self.missing.is_empty() && self.problems.is_empty()
+    }
+
     /// Returns the transport: `stdio`, `http` or `sse`.
     pub fn transport(&self) -> &'static str {
         match self.target {
@@ -291,6 +495,7 @@ impl InstanceSpec {
             args,
             env,
             missing,
+            problems,
             policy,
             headers: _,
             query: _,
@@ -312,7 +517,7 @@ impl InstanceSpec {
         named
             && same_target
             && same_sandbox
-            && (args, env, missing) == (&new.args, &new.env, &new.missing)
+            && (args, env, missing, problems) == (&new.args, &new.env, &new.missing, &new.problems)
             && policy.session.protocol == new.policy.session.protocol
     }
 
@@ -339,6 +544,7 @@ mod tests {
             team_tier: ConfigTier::default(),
             user_tier: ConfigTier::default(),
             user_required: Vec::new(),
+            inputs: InstanceInputs::default(),
             lifetime: ProcessLifetime::Listed,
             update_method: UpdateMethod::Restart,
             request_logging: true,
@@ -416,6 +622,66 @@ mod tests {
         let spec = config.merge();
         let echoed = "sk-of-alice|not-hidden|Bearer abc.def|abc.def|plain-token|in-the-url";
         assert_eq!(spec.mask.apply(echoed), "[secret]|not-hidden|[secret]|[secret]|[secret]|[secret]");
+    }
+
+    fn template(parts: &[ValuePart]) -> ConfigValue {
+        ConfigValue::from_template(ValueTemplate { parts: parts.to_vec() }, false)
+    }
+
+    fn literal(text: &str) -> ValuePart {
+        ValuePart::Literal(text.into())
+    }
+
+    fn user_value(key: &str) -> ValuePart {
+        ValuePart::UserValue(key.to_owned())
+    }
+
+    #[test]
+    fn templates_are_completed_with_values_of_the_user_and_their_secrets_are_masked() {
+        let mut config = config();
+        config.server_tier.args = vec!["-y".into(), template(&[literal("--token="), user_value("TOKEN")])];
+        config.server_tier.env = tier([
+            ("URL", template(&[literal("https://"), user_value("HOST"), literal("/"), user_value("TOKEN")])),
+            ("OVERRIDDEN", template(&[user_value("UNUSED")])),
+        ]);
+        config.team_tier.env = tier([("OVERRIDDEN", ConfigValue::plain("1"))]);
+        config.inputs.target = vec![(
+            TargetField::Cwd,
+            ValueTemplate { parts: vec![ValuePart::Hidden("/srv/hush-directory".into()), literal("/data")] },
+        )];
+        let public = UserValueSpec { is_public: true, default: Some("example.com".into()), ..UserValueSpec::default() };
+        config.inputs.declared = [("HOST".to_owned(), public)].into();
+        let spec = config.clone().merge();
+        assert_eq!((&spec.missing[..], spec.is_complete()), (&["TOKEN".to_owned()][..], false));
+
+        config.inputs.given = [("TOKEN".to_owned(), "hush-token".into())].into();
+        assert_eq!(config.value_keys().into_iter().collect::<Vec<_>>(), ["HOST", "TOKEN", "UNUSED"]);
+        let spec = config.merge();
+        let args: Vec<&str> = spec.args.iter().map(Secret::expose).collect();
+        assert_eq!(args, ["-y", "--token=hush-token"]);
+        assert_eq!(texts(&spec.env), [("OVERRIDDEN", "1"), ("URL", "https://example.com/hush-token")]);
+        let ServerTarget::Stdio { cwd, .. } = &spec.target else { panic!("{:?}", spec.target) };
+        assert_eq!((cwd.as_deref(), spec.is_complete()), (Some("/srv/hush-directory/data"), true));
+        assert_eq!(spec.mask.apply("example.com hush-token /srv/hush-directory"), "example.com [secret] [secret]");
+    }
+
+    #[test]
+    fn an_unreadable_content_and_an_invalid_completed_url_keep_the_instance_from_starting() {
+        let mut config = config();
+        let transport = RemoteTransport::Http;
+        config.target = ServerTarget::Remote { transport, url: String::new(), health_url: None };
+        config.inputs.target =
+            vec![(TargetField::Url, ValueTemplate { parts: vec![literal("https://"), user_value("HOST")] })];
+        config.server_tier.headers =
+            tier([("X", template(&[ValuePart::Unavailable("cannot read the file `x`".to_owned())]))]);
+        for (host, problems) in [("e.com/mcp", 1), ("user@e.com", 2), ("e.com/?a=b", 2), ("", 2)] {
+            config.inputs.given = [("HOST".to_owned(), host.into())].into();
+            let spec = config.clone().merge();
+            assert_eq!((spec.problems.len(), spec.is_complete()), (problems, false), "{host}: {:?}", spec.problems);
+        }
+        config.inputs.given.clear();
+        let spec = config.merge();
+        assert_eq!((spec.problems.len(), spec.missing), (1, vec!["HOST".to_owned()]));
     }
 
     #[test]

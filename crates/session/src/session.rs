@@ -665,6 +665,7 @@ mod tests {
             headers: [].into(),
             query: [].into(),
             missing: Vec::new(),
+            problems: Vec::new(),
             lifetime: ProcessLifetime::Listed,
             update_method: UpdateMethod::default(),
             request_logging: false,

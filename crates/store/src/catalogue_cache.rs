@@ -233,7 +233,9 @@ pub(crate) mod tests {
 
     use futures::FutureExt;
     use futures::future::BoxFuture;
-    use mcp_satellite_actors::model::spec::{ConfigTier, ConfigValue, InstanceConfig, ServerTarget, UpdateMethod};
+    use mcp_satellite_actors::model::spec::{
+        ConfigTier, ConfigValue, InstanceConfig, InstanceInputs, ServerTarget, UpdateMethod,
+    };
     use mcp_satellite_actors::seam::{EventSink, SinkAnswer, SinkBatch};
     use mcp_satellite_actors::{EarlierState, RuntimeOptions};
     use tempfile::TempDir;
@@ -255,6 +257,7 @@ pub(crate) mod tests {
             team_tier: ConfigTier::default(),
             user_tier: ConfigTier::default(),
             user_required: Vec::new(),
+            inputs: InstanceInputs::default(),
             lifetime: ProcessLifetime::Lazy,
             update_method: UpdateMethod::default(),
             request_logging: true,

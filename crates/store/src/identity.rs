@@ -48,6 +48,8 @@ struct PublicInstanceForm<'a> {
     headers: Vec<&'a str>,
     query: Vec<&'a str>,
     missing: &'a [String],
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    problems: &'a [String],
     keep: ProcessLifetime,
     on_update: UpdateMethod,
     request_logging: bool,
@@ -142,6 +144,7 @@ fn public_hash(spec: &InstanceSpec) -> u64 {
         headers: names(&spec.headers),
         query: names(&spec.query),
         missing: &spec.missing,
+        problems: &spec.problems,
         keep: spec.lifetime,
         on_update: spec.update_method,
         request_logging: spec.request_logging,

@@ -51,6 +51,9 @@ pub struct ValueChange {
 pub struct RequiredValue {
     /// Name of the value.
     pub key: String,
+    /// Meaning of the value, as the configuration describes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
     /// Source of the value; `null` if it is missing.
     pub given_by: Option<RequiredValueSource>,
 }
@@ -63,6 +66,8 @@ pub enum RequiredValueSource {
     Configure,
     /// The user's tier of the configuration.
     File,
+    /// The default in the configuration.
+    Default,
 }
 
 /// Errors of a rejected change. They contain no value, and no key that is not required: that may be a value in the
@@ -103,7 +108,7 @@ impl UserValues {
         let state = self.state();
         let mut asked = RequiringInstances::new();
         let spec = |config: InstanceConfig| {
-            if config.user_required.is_empty() {
+            if config.user_required.is_empty() && config.value_keys().is_empty() {
                 return config.merge();
             }
             let id = instance_id(&config);
@@ -152,12 +157,19 @@ impl UserValues {
             let is_stored = stored.is_some_and(|given| given.keys().any(|key| is_key_for(config, key, name)));
             let ConfigTier { env, headers, query, .. } = &config.user_tier;
             let in_file = [env, headers, query].iter().any(|tier| tier.contains_key(name));
-            if is_stored { Some(RequiredValueSource::Configure) } else { in_file.then_some(RequiredValueSource::File) }
+            let has_default = config.inputs.declared.get(name).is_some_and(|value| value.default.is_some());
+            match (is_stored, in_file) {
+                (true, _) => Some(RequiredValueSource::Configure),
+                (false, true) if config.user_required.contains(name) => Some(RequiredValueSource::File),
+                (false, _) => has_default.then_some(RequiredValueSource::Default),
+            }
         };
-        let mut names: Vec<&String> = config.user_required.iter().collect();
-        names.sort();
-        names.dedup();
-        names.into_iter().map(|name| RequiredValue { key: name.clone(), given_by: by(name) }).collect()
+        let required = |name: &String| RequiredValue {
+            key: name.clone(),
+            description: config.inputs.declared.get(name).and_then(|value| value.description.clone()),
+            given_by: by(name),
+        };
+        accepted_keys(config).into_iter().map(required).collect()
     }
 
     /// Stores a change completely or not at all, and returns the instance before and after it. Blocks, but not for a
@@ -244,6 +256,11 @@ fn instance_id(config: &InstanceConfig) -> InstanceId {
     InstanceId::new(config.team.clone(), config.user.clone(), config.installation.clone())
 }
 
+/// Returns the keys that the user can give: those of `user_required` and those of templates, in alphabetical order.
+fn accepted_keys(config: &InstanceConfig) -> BTreeSet<&String> {
+    config.user_required.iter().chain(config.value_keys()).collect()
+}
+
 fn build_spec(mut config: InstanceConfig, given: Option<&InstanceValues>) -> InstanceSpec {
     for (typed, text) in given.into_iter().flatten() {
         // A value that is no longer required, or that the current target cannot accept, is ignored.
@@ -251,15 +268,21 @@ fn build_spec(mut config: InstanceConfig, given: Option<&InstanceValues>) -> Ins
         if key.validate(&config, text).is_err() {
             continue;
         }
+        if key.is_for_templates(&config) {
+            config.inputs.given.insert(key.name.clone(), text.clone());
+        }
         let place = key.target_in(&config);
         let layer = &mut config.user_tier;
+        if place == ValueTarget::Template {
+            continue;
+        }
         for tier in [&mut layer.env, &mut layer.headers, &mut layer.query] {
             tier.remove(&key.name);
         }
         let tier = match place {
             ValueTarget::Env => &mut layer.env,
             ValueTarget::Header => &mut layer.headers,
-            ValueTarget::Query => &mut layer.query,
+            ValueTarget::Query | ValueTarget::Template => &mut layer.query,
         };
         tier.insert(key.name, ConfigValue::secret(text.clone()));
     }
@@ -275,6 +298,8 @@ enum ValueTarget {
     Env,
     Header,
     Query,
+    /// Templates only.
+    Template,
 }
 
 struct ValueKey {
@@ -310,9 +335,10 @@ impl ValueKey {
                 return Ok(Self { name, target: Some(ValueTarget::Header), is_bearer: true });
             }
         }
-        let mut names = config.user_required.clone();
-        names.sort();
-        names.dedup();
+        let names: Vec<&str> = accepted_keys(config).into_iter().map(String::as_str).collect();
+        if names.contains(&typed) {
+            return Ok(at(typed.to_owned(), Some(ValueTarget::Template)));
+        }
         let message = if names.is_empty() {
             "the configuration requires no value of the user".to_owned()
         } else {
@@ -326,13 +352,21 @@ impl ValueKey {
         match self.target {
             Some(ValueTarget::Query) => format!("query:{}", self.name),
             Some(ValueTarget::Header) => format!("header:{}", self.name),
-            Some(ValueTarget::Env) | None => self.name.clone(),
+            Some(ValueTarget::Env | ValueTarget::Template) | None => self.name.clone(),
         }
+    }
+
+    /// Returns true if a template of the configuration uses the value under this key.
+    fn is_for_templates(&self, config: &InstanceConfig) -> bool {
+        matches!(self.target, None | Some(ValueTarget::Template)) && config.value_keys().contains(&self.name)
     }
 
     /// Returns the target of the value. For a process it is an environment variable. For a remote server it is a
     /// header, unless a lower tier has a query parameter of that name or the name is no valid header name.
     fn target_in(&self, config: &InstanceConfig) -> ValueTarget {
+        if self.target == Some(ValueTarget::Template) {
+            return ValueTarget::Template;
+        }
         let ServerTarget::Remote { .. } = config.target else { return ValueTarget::Env };
         let layers = [&config.server_tier, &config.team_tier, &config.user_tier];
         let in_query = layers.iter().any(|layer| layer.query.contains_key(&self.name));
@@ -354,12 +388,21 @@ impl ValueKey {
             return bad("begins with `Bearer`; leave `Bearer` out: the satellite adds it");
         }
         let whole = if self.is_bearer { format!("Bearer {value}").into() } else { text.clone() };
+        let header_uses_it = || {
+            let tiers = [&config.server_tier, &config.team_tier, &config.user_tier];
+            let templates =
+                tiers.into_iter().flat_map(|tier| tier.headers.values()).filter_map(|value| value.template.as_ref());
+            templates.into_iter().any(|template| template.keys().any(|key| *key == self.name))
+        };
         match self.target_in(config) {
-            ValueTarget::Env if value.contains('\0') => bad("contains a zero byte"),
+            ValueTarget::Env | ValueTarget::Template if value.contains('\0') => bad("contains a zero byte"),
+            ValueTarget::Template if header_uses_it() && HeaderValue::from_str(value).is_err() => {
+                bad("cannot be sent in a header: it must be one line of printable characters")
+            }
             ValueTarget::Header if HeaderValue::from_str(whole.expose()).is_err() => {
                 bad("cannot be sent as a header: it must be one line of printable characters")
             }
-            ValueTarget::Env | ValueTarget::Header | ValueTarget::Query => Ok(whole),
+            ValueTarget::Env | ValueTarget::Header | ValueTarget::Query | ValueTarget::Template => Ok(whole),
         }
     }
 }
@@ -370,7 +413,9 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use mcp_satellite_actors::model::spec::{ProcessLifetime, RemoteTransport, UpdateMethod};
+    use mcp_satellite_actors::model::spec::{
+        InstanceInputs, ProcessLifetime, RemoteTransport, UpdateMethod, UserValueSpec, ValuePart, ValueTemplate,
+    };
     use mcp_satellite_files::data_dir::{DataDir, private_tempdir};
 
     use super::*;
@@ -388,6 +433,7 @@ mod tests {
             team_tier: ConfigTier::default(),
             user_tier: ConfigTier::default(),
             user_required: vec!["KEY".to_owned(), "PIN".to_owned()],
+            inputs: InstanceInputs::default(),
             lifetime: ProcessLifetime::default(),
             update_method: UpdateMethod::default(),
             request_logging: true,
@@ -474,6 +520,46 @@ mod tests {
         values.change(&in_query, &set([("header:PIN", "5678")])).unwrap();
         let spec = merged(&values, in_query);
         assert_eq!((texts(&spec.query), texts(&spec.headers)), (vec![("PIN", "0")], vec![("PIN", "5678")]));
+    }
+
+    #[test]
+    fn values_for_templates_are_declared_given_and_validated() {
+        let home = private_tempdir();
+        let values = open(home.path());
+        let template = |key: &str| {
+            let parts = vec![ValuePart::Literal("Token ".into()), ValuePart::UserValue(key.to_owned())];
+            ConfigValue::from_template(ValueTemplate { parts }, true)
+        };
+        let mut config = remote(&["PIN"]);
+        config.server_tier.headers.insert("X-Key".to_owned(), template("API_KEY"));
+        let declare = |description: Option<&str>, default: Option<&str>| UserValueSpec {
+            description: description.map(str::to_owned),
+            is_public: false,
+            default: default.map(Into::into),
+        };
+        config.inputs.declared =
+            [("REGION".to_owned(), declare(None, Some("eu"))), ("API_KEY".to_owned(), declare(Some("the key"), None))]
+                .into();
+        let listed = |values: &UserValues| {
+            let required = values.required_values(&config).into_iter();
+            required.map(|value| (value.key, value.description, value.given_by)).collect::<Vec<_>>()
+        };
+        let (key, default) = (Some("the key".to_owned()), Some(RequiredValueSource::Default));
+        let row = |key: &str, description: &Option<String>, by| (key.to_owned(), description.clone(), by);
+        assert_eq!(
+            listed(&values),
+            [row("API_KEY", &key, None), row("PIN", &None, None), row("REGION", &None, default)]
+        );
+        assert_eq!(merged(&values, config.clone()).missing, ["PIN", "API_KEY"]);
+
+        assert!(values.change(&config, &set([("API_KEY", "two\nlines")])).is_err(), "not valid in a header");
+        values.change(&config, &set([("API_KEY", "hush-key"), ("PIN", "1234")])).unwrap();
+        for values in [&values, &open(home.path())] {
+            let spec = merged(values, config.clone());
+            assert_eq!(texts(&spec.headers), [("PIN", "1234"), ("X-Key", "Token hush-key")]);
+            assert_eq!((spec.is_complete(), spec.mask.apply("hush-key")), (true, "[secret]".to_owned()));
+            assert_eq!(listed(values)[0].2, Some(RequiredValueSource::Configure));
+        }
     }
 
     #[test]

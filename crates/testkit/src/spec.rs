@@ -7,7 +7,8 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::SecretMask;
 use mcp_satellite_actors::model::spec::{
-    ConfigTier, InstanceConfig, InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod,
+    ConfigTier, InstanceConfig, InstanceInputs, InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget,
+    UpdateMethod,
 };
 
 pub fn stdio(command: &str) -> ServerTarget {
@@ -33,6 +34,7 @@ pub fn spec_of(team: &str, installation: &str, target: ServerTarget) -> Instance
         headers: BTreeMap::new(),
         query: BTreeMap::new(),
         missing: Vec::new(),
+        problems: Vec::new(),
         lifetime: ProcessLifetime::Listed,
         update_method: UpdateMethod::default(),
         request_logging: true,
@@ -60,6 +62,7 @@ pub fn config(target: ServerTarget, policy: Policy) -> InstanceConfig {
         team_tier: ConfigTier::default(),
         user_tier: ConfigTier::default(),
         user_required: Vec::new(),
+        inputs: InstanceInputs::default(),
         lifetime: ProcessLifetime::default(),
         update_method: UpdateMethod::default(),
         request_logging: true,

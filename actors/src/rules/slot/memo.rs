@@ -83,7 +83,7 @@ impl SlotMemo {
         let left = stored.delayed.as_ref().map(|delay| duration_between(delay.from.max(wall), delay.until));
         let not_before = left.filter(|left| !left.is_zero()).map(|left| now + left);
         let since = stored.dormant.as_ref().map(|asleep| ago(asleep.since));
-        let may_sleep = !spec.is_remote() && spec.missing.is_empty() && catalogue.is_some();
+        let may_sleep = !spec.is_remote() && spec.is_complete() && catalogue.is_some();
         let since = match spec.lifetime {
             ProcessLifetime::Lazy => Some(since.unwrap_or(now)),
             ProcessLifetime::Listed => since,

@@ -96,7 +96,7 @@ impl Slot {
     pub fn new(spec: Arc<InstanceSpec>, rng: JitterRng) -> (Self, Vec<SlotEffect>) {
         let mut slot = Self::blank(spec, rng);
         let mut out = Vec::new();
-        if slot.spec.missing.is_empty() {
+        if slot.spec.is_complete() {
             out.push(SlotEffect::Status { status: Status::Provisioning, message: None, remedy: None });
             slot.accept(&mut out);
         } else {
@@ -111,18 +111,18 @@ impl Slot {
         let mut slot = Self::blank(spec, rng);
         slot.record = memo.record.clone();
         let mut out = Vec::new();
-        if memo.restored_at.is_some() && slot.spec.missing.is_empty() {
+        if memo.restored_at.is_some() && slot.spec.is_complete() {
             out.push(SlotEffect::Status { status: Status::Provisioning, message: None, remedy: None });
         }
         slot.report_disconnected(memo.stopped, &mut out);
         if memo.stopped {
             slot.requested_state = RequestedState::Stopped;
-            if slot.spec.missing.is_empty() {
+            if slot.spec.is_complete() {
                 slot.enter_stopped(&mut out);
             } else {
                 slot.await_config(&mut out);
             }
-        } else if !slot.spec.missing.is_empty() {
+        } else if !slot.spec.is_complete() {
             slot.await_config(&mut out);
         } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote() || memo.restored_at.is_none()) {
             slot.phase = Down(DownState::Failed);
@@ -496,7 +496,10 @@ impl Slot {
 
     fn missing_message(&self) -> String {
         let stopped = if self.requested_state == RequestedState::Stopped { "stopped, and " } else { "" };
-        format!("{stopped}waiting for the user to configure {}", self.spec.missing.join(", "))
+        let InstanceSpec { missing, problems, .. } = &*self.spec;
+        let values = (!missing.is_empty()).then(|| format!("waiting for the user to configure {}", missing.join(", ")));
+        let waits = values.iter().chain(problems).map(String::as_str).collect::<Vec<_>>().join("; ");
+        self.spec.mask.apply(&format!("{stopped}{waits}"))
     }
 
     // Ends the life of the instance. A removal is reported here, once, after the end of its last process.

@@ -21,7 +21,7 @@ impl Slot {
             Down(DownState::Stopped) => {
                 self.requested_state = RequestedState::Running;
                 self.record.history.clear();
-                if self.spec.missing.is_empty() {
+                if self.spec.is_complete() {
                     self.transition(StatusCause::Requested, Some("starting on request".to_owned()), out);
                     self.start_again(RestartReason::Manual, None, out);
                 } else {
@@ -32,7 +32,7 @@ impl Slot {
             Up { state: RunState::Stopping { then: AfterStop::Stop, .. }, .. } => {
                 self.requested_state = RequestedState::Running;
                 self.record.history.clear();
-                if self.spec.missing.is_empty() {
+                if self.spec.is_complete() {
                     let again = self.fresh_start_reason(RestartReason::Manual, self.pid);
                     self.set_after_stop(AfterStop::StartAgain(again));
                     self.transition(
@@ -172,7 +172,11 @@ impl Slot {
     }
 
     pub(super) fn reject_unconfigured(&self, verb: &str) -> SlotEffect {
-        let why = format!("values of the user are missing: {}", self.spec.missing.join(", "));
+        let why = if self.spec.missing.is_empty() {
+            self.missing_message()
+        } else {
+            format!("values of the user are missing: {}", self.spec.missing.join(", "))
+        };
         self.reject_command(verb, &why, Some(Remedy::Configure))
     }
 
@@ -197,7 +201,7 @@ impl Slot {
         if takes_calls && self.adopt_in_second_run(&spec, out) {
             return;
         }
-        let complete = spec.missing.is_empty();
+        let complete = spec.is_complete();
         let other_kind = spec.is_remote() != self.is_remote();
         let rolls = spec.update_method == UpdateMethod::Rolling && complete && !spec.is_remote() && !self.is_remote();
         if rolls && takes_calls {
@@ -335,7 +339,7 @@ impl Slot {
     }
 
     fn report_config_change(&mut self, out: &mut Vec<SlotEffect>) {
-        if !self.spec.missing.is_empty() {
+        if !self.spec.is_complete() {
             self.transition(StatusCause::ConfigMissing, Some(self.missing_message()), out);
             self.refuse_callers(out);
             return;

@@ -66,7 +66,7 @@ impl ServerEntry {
     fn new(name: &str, view: &InstanceView, now: Instant, today: Timestamp) -> Self {
         let url = match &view.spec.target {
             ServerTarget::Stdio { .. } => None,
-            ServerTarget::Remote { url, .. } => Some(redact_url(url)),
+            ServerTarget::Remote { url, .. } => Some(view.spec.mask.apply(&redact_url(url))),
         };
         let connected = match view.connection {
             Some(connection) => connection == ConnectionState::Connected,
