@@ -157,8 +157,8 @@ fn a_full_file_becomes_the_expected_plan() {
     assert_eq!(
         plan.warnings,
         [
-            "tests/fixtures/config/satellite.toml:124:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed to \
-         a server"
+            "tests/fixtures/config/satellite.toml:124:9: `LD_PRELOAD` in the env of installation `ghi789` is never passed on \
+             to a server; remove it"
         ]
     );
 }
@@ -1598,6 +1598,72 @@ fn memory_limits_are_read_and_an_invalid_uid_range_is_an_error() {
     assert_eq!((memory.start_interval, plan.uid_range), (Duration::from_secs(5), "200000-200999".parse().ok()));
     let errors = parse("[satellite]\nuid_range = \"0-10\"\n").map(drop).unwrap_err();
     assert!(errors.render(false).contains("user ids below 1000 belong to the system"), "{}", errors.render(false));
+}
+
+#[test]
+fn variables_that_a_server_does_not_get_cause_a_warning_with_the_next_step() {
+    let warnings = |head: &str, policy: &str| {
+        let server =
+            "command = \"npx\"\nenv = { PYTHONPATH = \"/x\", NODE_OPTIONS = \"-x\", LD_LIBRARY_PATH = \"/l\" }";
+        let plan = parse(&small(&format!("[satellite]\n{head}\n{policy}"), server));
+        let plan = plan.and_then(Plan::finalize).unwrap_or_else(|errors| panic!("{}", errors.render(false)));
+        // A backend's configuration finalizes the plan again.
+        let again = plan.clone().finalize().unwrap_or_else(|errors| panic!("{}", errors.render(false)));
+        assert_eq!(plan.warnings, again.warnings);
+        plan.warnings
+    };
+    let of = |name: &str, reason: &str| format!("installation `i` of team `t`: `{name}` {reason}");
+    let not_allowed = "is not passed on in the production profile; list it in `allow_env` under [policy.isolation]";
+    let in_sandbox =
+        of("LD_LIBRARY_PATH", "is not passed on in a sandbox; remove it, or set it in a script that is the command");
+    assert_eq!(warnings("", ""), [""; 0]);
+    assert_eq!(warnings("isolation = \"bubblewrap\"", ""), [in_sandbox.clone()]);
+    assert_eq!(
+        warnings("profile = \"production\"", "[policy.isolation]\nallow_env = [\"PYTHONPATH\"]"),
+        [in_sandbox, of("NODE_OPTIONS", not_allowed)]
+    );
+    assert_eq!(
+        warnings("profile = \"production\"\nisolation = \"none\"", ""),
+        ["LD_LIBRARY_PATH", "NODE_OPTIONS", "PYTHONPATH"].map(|name| of(name, not_allowed))
+    );
+}
+
+#[test]
+fn a_tier_replaces_the_permitted_variables_of_the_tier_above_and_a_preset_keeps_them() {
+    let allowed = |more: &str, own: &str| policy(more, &format!("command = \"x\"\n{own}")).isolation.allow_env;
+    let above = "[policy.isolation]\nallow_env = [\"PYTHONPATH\", \"NODE_PATH\"]";
+    assert_eq!(allowed("", ""), [""; 0]);
+    assert_eq!(allowed(above, ""), ["PYTHONPATH", "NODE_PATH"]);
+    assert_eq!(allowed(above, "policy.isolation.preset = \"strict\""), ["PYTHONPATH", "NODE_PATH"]);
+    assert_eq!(allowed(above, "policy.isolation.allow_env = [\"NODE_OPTIONS\"]"), ["NODE_OPTIONS"]);
+    for (name, message) in [
+        ("LD_PRELOAD", "`LD_PRELOAD` cannot be permitted: it is never passed on to a server"),
+        ("API_KEY", "`API_KEY` in `allow_env` is not a variable that needs permission"),
+    ] {
+        let errors = parse(&small(&format!("[policy.isolation]\nallow_env = [\"{name}\"]"), "command = \"x\""));
+        assert_eq!(messages(&errors.unwrap_err()), [message]);
+    }
+}
+
+#[test]
+fn users_cannot_set_a_variable_that_runs_other_code() {
+    let text = "[[teams]]\nid = \"t\"\nslug = \"t\"\n[[teams.users]]\nid = \"u\"\nslug = \"alice\"\n\
+                [teams.users.servers.i]\nenv = { PYTHONPATH = \"/mine\", LD_PRELOAD = \"/x.so\", REGION = \"eu\" }\n\
+                [[teams.installations]]\nid = \"i\"\nserver = \"s\"\ncommand = \"npx\"\n\
+                env = { PYTHONPATH = \"/of/the/team\" }\nuser_required = [\"NODE_OPTIONS\"]\n";
+    let plan = parse(text).unwrap();
+    let places: Vec<&str> = plan.warnings.iter().map(|warning| warning.split(' ').nth(1).unwrap()).collect();
+    assert_eq!(places, ["`PYTHONPATH`", "`LD_PRELOAD`", "installation"], "{:#?}", plan.warnings);
+    for warning in &plan.warnings {
+        assert!(warning.contains("users cannot set a variable that makes a server run other code"), "{warning}");
+    }
+    let spec = plan.instances.into_iter().next().unwrap().merge();
+    let env: Vec<_> = spec.env.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
+    assert_eq!(env, [("PYTHONPATH", "/of/the/team"), ("REGION", "eu")]);
+    assert_eq!(spec.missing, ["NODE_OPTIONS"]);
+    // The header of a remote server is no variable.
+    let remote = "transport = \"http\"\nurl = \"https://example.com\"\nuser_required = [\"ENV\"]";
+    assert_eq!(parse(&small("", remote)).unwrap().warnings, [""; 0]);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use mcp_satellite::connect::isolation::{Isolation, OperatingMode};
 use mcp_satellite::connect::process::raise_descriptor_limit;
 use mcp_satellite::connect::stdio::{StdioConnector, StdioOptions};
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
@@ -213,24 +214,50 @@ async fn a_server_starts_in_its_working_directory_or_in_the_satellites() {
 }
 
 #[tokio::test]
-async fn a_server_inherits_the_environment_without_denied_and_withheld_names() {
+async fn a_server_inherits_the_environment_without_code_variables_and_withheld_names() {
     async fn environment(env: &[(&str, &str)]) -> BTreeMap<String, String> {
-        let mut server = open(config("env", &[], env, None)).await.unwrap();
-        let mut text = String::new();
-        server.lines.read_to_string(&mut text).await.unwrap();
-        text.lines().filter_map(|line| line.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+        environment_of(&mut open(config("env", &[], env, None)).await.unwrap()).await
     }
-    let seen = environment(&[("GIVEN", "a b"), ("NODE_OPTIONS", "--require=x"), ("HOME", "/given")]).await;
+    let seen = environment(&[("GIVEN", "a b"), ("HOME", "/given")]).await;
     assert_eq!(seen.get("GIVEN").map(String::as_str), Some("a b"));
     assert_eq!(seen.get("HOME").map(String::as_str), Some("/given"));
     assert_eq!(seen.get("PATH"), std::env::var("PATH").ok().as_ref());
-    // Cargo sets the first three for a test: one is inherited, one is withheld, one is denied.
+    // Cargo sets the first three for a test: one is inherited, one is withheld, one makes programs run other code.
     assert_eq!(seen.get("CARGO_MANIFEST_DIR"), std::env::var("CARGO_MANIFEST_DIR").ok().as_ref());
-    for absent in ["CARGO_PKG_NAME", "LD_LIBRARY_PATH", "NODE_OPTIONS", "SHELL"] {
+    for absent in ["CARGO_PKG_NAME", "LD_LIBRARY_PATH", "SHELL"] {
         assert_eq!(seen.get(absent), None, "{absent}");
     }
     let seen = environment(&[("CARGO_PKG_NAME", "given")]).await;
     assert_eq!(seen.get("CARGO_PKG_NAME").map(String::as_str), Some("given"));
+}
+
+/// Reads the output of a server that prints its environment.
+async fn environment_of(server: &mut Started) -> BTreeMap<String, String> {
+    let mut text = String::new();
+    server.lines.read_to_string(&mut text).await.unwrap();
+    text.lines().filter_map(|line| line.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+}
+
+#[tokio::test]
+async fn configured_code_variables_reach_a_server_and_need_a_permission_in_production() {
+    const PASSED: [&str; 4] = ["LD_LIBRARY_PATH", "NODE_OPTIONS", "NODE_PATH", "PYTHONPATH"];
+    let names = [&PASSED[..], &["LD_PRELOAD", "LD_AUDIT", "LD_DEBUG", "LD_PROFILE", "BASH_ENV", "ENV"]].concat();
+    let given: Vec<_> = names.iter().map(|name| (*name, "/given")).collect();
+    let seen = async |strictness, allow_env: &[&str]| {
+        let options = StdioOptions { strictness, isolation: Isolation::None, ..StdioOptions::default() };
+        let connector = StdioConnector::with_options(options).unwrap();
+        let mut spec = Arc::unwrap_or_clone(config("env", &[], &given, None));
+        let mut policy = Policy::default();
+        policy.isolation.allow_env = allow_env.iter().map(|name| (*name).to_owned()).collect();
+        spec.policy = Arc::new(policy);
+        let mut server = open_with(&connector, Arc::new(spec)).await.unwrap();
+        let seen = environment_of(&mut server).await;
+        names.iter().copied().filter(|name| seen.get(*name).is_some_and(|value| value == "/given")).collect::<Vec<_>>()
+    };
+    assert_eq!(seen(OperatingMode::Development, &[]).await, PASSED);
+    assert_eq!(seen(OperatingMode::Production, &[]).await, [""; 0]);
+    assert_eq!(seen(OperatingMode::Production, &["LD_PRELOAD", "PYTHONPATH"]).await, ["PYTHONPATH"]);
+    assert_eq!(seen(OperatingMode::Production, &PASSED).await, PASSED);
 }
 
 #[tokio::test]

@@ -100,8 +100,19 @@ fn a_suspicious_variable_is_a_warning() {
         "{{\"mcpServers\": {{\"files\": {{\"command\": \"{SATELLITE}\", \"env\": {{\"LD_PRELOAD\": \"x\"}}}}}}}}"
     );
     let mcp_json = home.write("mcp.json", &text);
-    let outcome = home.bare(&["check", "--mcp-json", mcp_json.to_str().unwrap()]).exits(0);
+    let check = ["check", "--mcp-json", mcp_json.to_str().unwrap()];
+    let outcome = home.bare(&check).exits(0);
     assert!(outcome.stderr.contains("warning: ") && outcome.stderr.contains("LD_PRELOAD"), "{outcome:#?}");
+    home.write("mcp.json", &text.replace("LD_PRELOAD", "PYTHONPATH"));
+    assert_eq!(home.bare(&check).exits(0).stderr, "");
+    // The profile of the satellite's own file applies to the servers of the other one.
+    let config =
+        format!("[satellite]\nprofile = \"production\"\nisolation = \"none\"\nallowed_commands = [\"{SATELLITE}\"]");
+    let config = home.write("satellite.toml", &config);
+    let outcome = home.bare(&[&check[..], &["--config", config.to_str().unwrap()]].concat()).exits(0);
+    let warning = "warning: installation `files` of team `local`: `PYTHONPATH` is not passed on in the production profile; \
+                   list it in `allow_env` under [policy.isolation]\n";
+    assert!(outcome.stderr.contains(warning), "{outcome:#?}");
 }
 
 #[test]

@@ -314,6 +314,25 @@ fn a_value_that_is_not_required_is_rejected_and_nothing_changes() {
 }
 
 #[test]
+fn users_cannot_set_a_variable_that_runs_other_code() {
+    let home = home();
+    let config = two_users(&home);
+    let text = fs::read_to_string(&config).unwrap().replace(", \"PIN\"]", ", \"PIN\", \"PYTHONPATH\", \"LD_PRELOAD\"]");
+    fs::write(&config, text).unwrap();
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    wait_for("the satellite", || (home.rows().len() == 4).then_some(()), || format!("{:#?}", home.rows()));
+    for name in ["PYTHONPATH", "LD_PRELOAD"] {
+        let value = format!("{name}=/of/alice");
+        let outcome = configure(&home, &["notes", "--user", "alice", "API_KEY=1", &value]).exits(2);
+        let message =
+            format!("`{name}` cannot be set by a user: it makes the server run other code; set it in the env of");
+        assert!(outcome.stderr.contains(&message) && !outcome.stderr.contains("/of/alice"), "{outcome:#?}");
+    }
+    assert_eq!(home.stored("user_values").len(), 0);
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn values_are_erased_with_their_user_or_installation() {
     let home = home();
     let config = two_users(&home);

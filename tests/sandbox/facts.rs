@@ -2,15 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::{Value, json};
-use testkit::process::processes;
+use testkit::process::{has_in_environment, processes};
 
-use crate::fixture::{Fixture, NOBODY, SERVER_ID, Sandbox, User};
+use crate::fixture::{Fixture, NOBODY, RunningSatellite, SERVER_ID, Sandbox, User};
 
 in_each_sandbox!(
     the_identity_of_a_server_is_the_one_in_status,
     a_server_sees_only_configured_environment_variables,
+    a_server_in_production_gets_only_permitted_variables,
+    no_variable_of_a_server_reaches_its_sandbox,
     process_arguments_show_no_secret_and_no_data_directory,
 );
 
@@ -72,7 +76,17 @@ fn a_server_sees_only_configured_environment_variables(fixture: &mut Fixture) {
     for name in ["OF_THE_SATELLITE", "LD_DEBUG_OUTPUT", "SSH_AUTH_SOCK"] {
         fixture.home.env.push((name.to_owned(), "not for servers".to_owned()));
     }
-    let denied = [
+    let lines = format!("command = \"ESCAPE\"\nenv = {{ GIVEN = \"by the configuration\", {} }}", code_variables());
+    let running = fixture.run("", "", &[("acme", "escape", &lines)]);
+    running.wait_online("escape");
+    let given = ["GIVEN", "NODE_OPTIONS", "NODE_PATH", "PYTHONPATH"];
+    assert_eq!(variables_of(&running, "escape"), expected_variables(fixture, &given));
+    running.end();
+}
+
+/// Variables that make programs run other code, as the entries of a table.
+fn code_variables() -> String {
+    let names = [
         "LD_PRELOAD",
         "LD_LIBRARY_PATH",
         "LD_AUDIT",
@@ -86,19 +100,98 @@ fn a_server_sees_only_configured_environment_variables(fixture: &mut Fixture) {
         "ENV",
         "SHELL",
     ];
-    let given = denied.map(|name| format!("{name} = \"/nowhere\"")).join(", ");
-    let lines = format!("command = \"ESCAPE\"\nenv = {{ GIVEN = \"by the configuration\", {given} }}");
-    let running = fixture.run("", "", &[("acme", "escape", &lines)]);
-    running.wait_online("escape");
-    let facts = running.facts_of("escape");
+    names.map(|name| format!("{name} = \"/nowhere\"")).join(", ")
+}
+
+fn variables_of(running: &RunningSatellite<'_>, server: &str) -> BTreeSet<String> {
+    let facts = running.facts_of(server);
     let names = facts["environment"].as_array().unwrap();
-    let names: BTreeSet<&str> = names.iter().map(|name| name.as_str().unwrap()).collect();
-    let mut expected = BTreeSet::from(["GIVEN", "HOME", "LANG", "PATH", "TEST_MARK"]);
+    names.iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+}
+
+fn expected_variables(fixture: &Fixture, given: &[&str]) -> BTreeSet<String> {
+    let mut expected = [&["HOME", "LANG", "PATH", "TEST_MARK"], given].concat();
     if fixture.sandbox == Sandbox::Bubblewrap {
         // bubblewrap always sets PWD.
-        expected.insert("PWD");
+        expected.push("PWD");
     }
-    assert_eq!(names, expected);
+    expected.into_iter().map(str::to_owned).collect()
+}
+
+fn a_server_in_production_gets_only_permitted_variables(fixture: &Fixture) {
+    let satellite = format!("profile = \"production\"\nallowed_commands = [\"{}\"]", fixture.escape().display());
+    let lines = format!("command = \"ESCAPE\"\nenv = {{ {} }}", code_variables());
+    let permitted = format!("{lines}\npolicy = {{ isolation = {{ allow_env = [\"PYTHONPATH\", \"NODE_PATH\"] }} }}");
+    let policy = "[policy.isolation]\nallow_env = [\"NODE_OPTIONS\"]";
+    let servers = [("acme", "escape", &*lines), ("globex", "permitted", &*permitted)];
+    let running = fixture.run(&satellite, policy, &servers);
+    running.wait_all_online();
+    assert_eq!(variables_of(&running, "escape"), expected_variables(fixture, &["NODE_OPTIONS"]));
+    assert_eq!(variables_of(&running, "permitted"), expected_variables(fixture, &["NODE_PATH", "PYTHONPATH"]));
+    running.end();
+}
+
+/// Builds a library that creates the file `loaded` in `directory` when a program loads it.
+fn planted_library(directory: &std::path::Path) -> PathBuf {
+    let (source, library) = (directory.join("planted.c"), directory.join("planted.so"));
+    let code = "#include <fcntl.h>\n__attribute__((constructor)) static void load(void) { creat(LOADED, 0666); }\n";
+    fs::write(&source, code).unwrap();
+    let loaded = format!("-DLOADED=\"{}\"", directory.join("loaded").display());
+    let built = Command::new("cc").args(["-shared", "-fPIC", &loaded, "-o"]).arg(&library).arg(&source).status();
+    assert!(built.unwrap().success());
+    library
+}
+
+fn no_variable_of_a_server_reaches_its_sandbox(fixture: &Fixture) {
+    const SECRET: &str = "planted-secret-4713";
+    let directory = fixture.directory("planted");
+    fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let (library, loaded) = (planted_library(&directory), directory.join("loaded"));
+    // The library works: otherwise the absence of the file proves nothing.
+    assert!(Command::new("true").env("LD_PRELOAD", &library).status().unwrap().success() && loaded.exists());
+    fs::remove_file(&loaded).unwrap();
+
+    let library = library.to_str().unwrap();
+    let directory = directory.to_str().unwrap();
+    let planted = [
+        ("API_KEY", SECRET),
+        ("GCONV_PATH", directory),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2:glibc.malloc.perturb=7"),
+        ("LD_BIND_NOW", "planted"),
+        ("LD_LIBRARY_PATH", directory),
+        ("LD_PRELOAD", library),
+        ("MALLOC_ARENA_MAX", "7"),
+        ("quoted \\\" a-b", "\\\"two\\nlines\\\\"),
+    ];
+    let env = planted.map(|(name, value)| format!("\"{name}\" = \"{value}\"")).join(", ");
+    let lines = format!("command = \"ESCAPE\"\nenv = {{ {env} }}");
+    let policy = format!("[policy.isolation]\nbinds = [\"{directory}:rw\"]");
+    let running = fixture.run("", &policy, &[("acme", "escape", &lines)]);
+    let row = running.wait_online("escape");
+    let (server, wrapper) = (row["pid"].as_i64().unwrap(), row["wrapper_pid"].as_i64().unwrap());
+
+    // From the first process of the sandbox to the server.
+    let mut process = wrapper;
+    while process != server {
+        let environment = fs::read(format!("/proc/{process}/environ")).unwrap();
+        assert_eq!(String::from_utf8_lossy(&environment), "", "environment of process {process}");
+        let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+        assert!(maps.contains("libc") && !maps.contains("planted"), "{maps}");
+        let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+        process = children.trim().parse().unwrap();
+    }
+    assert!(!loaded.exists(), "a process has loaded the library");
+    // The server has all variables but those of the loader that no server gets, byte by byte.
+    let server = i32::try_from(server).unwrap();
+    for (name, value) in planted {
+        let unquoted = |text: &str| text.replace("\\n", "\n").replace("\\\"", "\"").replace("\\\\", "\\");
+        // As root, bubblewrap passes variables of the C library on through a shell, and some shells drop such a name.
+        if name.contains(' ') && fixture.sandbox == Sandbox::Bubblewrap && fixture.is_root() {
+            continue;
+        }
+        let has = has_in_environment(server, &format!("{}={}", unquoted(name), unquoted(value)));
+        assert_eq!(has, !["LD_LIBRARY_PATH", "LD_PRELOAD"].contains(&name), "{name}");
+    }
     running.end();
 }
 

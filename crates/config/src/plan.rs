@@ -9,6 +9,7 @@ use mcp_satellite_model::ids::InstanceId;
 use mcp_satellite_model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
 use mcp_satellite_model::secret::Secret;
 use mcp_satellite_model::spec::{InstanceConfig, ServerTarget};
+use mcp_satellite_model::variables::{VariableScope, WithheldReason};
 
 use super::backend::BackendPlan;
 use super::errors::ConfigErrors;
@@ -165,7 +166,12 @@ impl Plan {
             self.warnings.push(message.to_owned());
         }
         let warning = self.shared_user_warning();
-        self.warnings.extend(warning.filter(|warning| !self.warnings.contains(warning)));
+        for warning in warning.into_iter().chain(self.withheld_variable_warnings()) {
+            // Users of an installation share its configuration, and a plan can be finalized twice.
+            if !self.warnings.contains(&warning) {
+                self.warnings.push(warning);
+            }
+        }
         // The backend provides the users later.
         let later = self.backend.is_some() && self.gateway.users.is_empty();
         if later || self.gateway.auth == EndpointAuth::Bearer || self.gateway.address().is_none() {
@@ -201,6 +207,27 @@ impl Plan {
                  [satellite]"
             )
         })
+    }
+
+    /// Returns a warning for each variable that a server does not get because of the profile or the sandbox. Variables
+    /// that no server gets are reported where they are typed.
+    fn withheld_variable_warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for instance in &self.instances {
+            let scope = VariableScope {
+                is_production: self.profile == Profile::Production,
+                in_sandbox: self.is_sandboxed(),
+                allow_env: &instance.policy.isolation.allow_env,
+            };
+            let names: BTreeSet<_> = instance.server_tier.env.keys().chain(instance.team_tier.env.keys()).collect();
+            for name in names {
+                if let Some(reason) = scope.withheld(name).filter(|reason| *reason != WithheldReason::Never) {
+                    let (installation, team) = (&instance.installation, &instance.team_slug);
+                    warnings.push(format!("installation `{installation}` of team `{team}`: `{name}` {reason}"));
+                }
+            }
+        }
+        warnings
     }
 
     /// Adds the instances of an `mcp.json`; every other setting stays unchanged. An instance or an instance name that this

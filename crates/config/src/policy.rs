@@ -246,6 +246,7 @@ pub(crate) struct IsolationTable {
     preset: Option<IsolationPolicy>,
     network: Option<bool>,
     binds: Option<Vec<SandboxBind>>,
+    allow_env: Option<Vec<String>>,
     memory_max: Option<ParsedLimit<u64>>,
     cpu_time_max: Option<ParsedLimit<Duration>>,
     processes_max: Option<ParsedLimit<u64>>,
@@ -262,6 +263,7 @@ impl IsolationTable {
             preset: fields.read_choice("preset", &presets),
             network: fields.flag("network").get().map(|network| network.value),
             binds: fields.binds("binds"),
+            allow_env: fields.code_variables("allow_env"),
             memory_max: fields.limit("memory_max", |fields, key| fields.bytes(key).get().map(|size| size.value)),
             cpu_time_max: fields.limit("cpu_time_max", TableReader::positive),
             processes_max: fields.limit("processes_max", TableReader::count::<1, _>),
@@ -273,12 +275,13 @@ impl IsolationTable {
 
     fn put(self, policy: &mut IsolationPolicy) {
         if let Some(preset) = self.preset {
-            // A preset contains only limits; network and binds stay.
-            let (network, binds) = (policy.network, std::mem::take(&mut policy.binds));
-            *policy = IsolationPolicy { network, binds, ..preset };
+            // A preset contains only limits; network, binds and variables stay.
+            let IsolationPolicy { network, binds, allow_env, .. } = std::mem::take(policy);
+            *policy = IsolationPolicy { network, binds, allow_env, ..preset };
         }
         put(self.network, &mut policy.network);
         put(self.binds, &mut policy.binds);
+        put(self.allow_env, &mut policy.allow_env);
         put(self.memory_max.map(ParsedLimit::into_option), &mut policy.memory_max);
         put(self.cpu_time_max.map(ParsedLimit::into_option), &mut policy.cpu_time_max);
         put(self.processes_max.map(ParsedLimit::into_option), &mut policy.processes_max);

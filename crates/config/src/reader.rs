@@ -2,6 +2,7 @@
 //! both read from the tree of `toml_span`, in which each key and value contains its place.
 
 use mcp_satellite_model::policy::{DURATION_MAX, SandboxBind};
+use mcp_satellite_model::variables::{is_never_passed, permissible_variables};
 use std::path::{Component, Path};
 use std::time::Duration;
 
@@ -292,6 +293,23 @@ impl<'f, 'de> TableReader<'f, 'de> {
             }
         }
         Some(binds)
+    }
+
+    /// Reads names of variables that make a program load or run other code and that a policy can permit.
+    pub fn code_variables(&mut self, key: &'static str) -> Option<Vec<String>> {
+        let typed = self.texts(key)?;
+        for text in typed.iter().filter(|text| permissible_variables().all(|name| name != text.value)) {
+            let name = &text.value;
+            let (message, hint) = if is_never_passed(name) {
+                (format!("`{name}` cannot be permitted: it is never passed on to a server"), "remove it".to_owned())
+            } else {
+                let known: Vec<&str> = permissible_variables().collect();
+                let message = format!("`{name}` in `{key}` is not a variable that needs permission");
+                (message, format!("remove it; these need permission: {}", known.join(", ")))
+            };
+            self.findings.error(text.span, message, hint);
+        }
+        Some(typed.into_iter().map(|text| text.value).collect())
     }
 
     pub fn texts(&mut self, key: &'static str) -> Option<Vec<SpannedText>> {

@@ -6,9 +6,10 @@ use mcp_satellite_http::client::is_loopback;
 use mcp_satellite_model::era::{Era, NEWEST_SESSION_VERSION, STATELESS_VERSION};
 use mcp_satellite_model::policy::HealthCheck;
 use mcp_satellite_model::spec::{
-    ConfigTier, ConfigValue, DENIED_VARIABLES, InstanceConfig, InstanceInputs, RemoteTransport, ServerTarget,
-    TargetField, UserValueSpec, ValuePart, ValueTemplate, is_reserved_header,
+    ConfigTier, ConfigValue, InstanceConfig, InstanceInputs, RemoteTransport, ServerTarget, TargetField, UserValueSpec,
+    ValuePart, ValueTemplate, is_reserved_header,
 };
+use mcp_satellite_model::variables::{WithheldReason, is_code_variable, is_never_passed};
 use reqwest::header::{HeaderName, HeaderValue};
 use toml_span::{Span, Spanned};
 
@@ -178,7 +179,7 @@ impl ConfigCheck<'_, '_> {
         }
         let mut from_file = BTreeMap::new();
         for (name, value) in variables {
-            if DENIED_VARIABLES.contains(&name) {
+            if is_never_passed(name) {
                 let message = format!("`{name}` in the env_file of {subject} is never passed to a server");
                 self.findings.warning(text.span, message);
             }
@@ -390,6 +391,30 @@ impl ConfigCheck<'_, '_> {
         typed.iter().map(|name| header_name(&name.value)).collect()
     }
 
+    /// Removes variables from a user's tier that make a server run other code, with a warning for each.
+    pub(crate) fn remove_code_variables(&mut self, subject: &str, tier: &mut file::ServerTierTable) {
+        for (name, _) in tier.env.extract_if(.., |(name, _)| is_code_variable(&name.value)) {
+            let message = format!(
+                "`{}` in the env of {subject} is not passed on: users cannot set a variable that makes a server run \
+                 other code; remove it, or set it in the env of the server or the team",
+                name.value
+            );
+            self.findings.warning(name.span, message);
+        }
+    }
+
+    /// Warns about required values that users of a stdio server cannot set.
+    pub(crate) fn warn_required_code_variables(&mut self, subject: &str, at: Span, server: &CheckedServer) {
+        let Some(ServerTarget::Stdio { .. }) = server.target else { return };
+        for name in server.user_required.iter().filter(|name| is_code_variable(name)) {
+            let message = format!(
+                "{subject} waits for `{name}` in its `user_required`, but users cannot set a variable that makes a server \
+                 run other code; remove it, and set it in the env of the server or the team"
+            );
+            self.findings.warning(at, message);
+        }
+    }
+
     pub(crate) fn layer(&mut self, context: &TierContext<'_>, typed: file::ServerTierTable, layer: &mut ConfigTier) {
         let TierContext { subject, target, .. } = *context;
         let first = |pairs: &[(SpannedText, SpannedText)]| pairs.first().map(|(name, _)| name.span);
@@ -428,8 +453,8 @@ impl ConfigCheck<'_, '_> {
                     "use a name that is not empty and contains neither = nor a zero byte",
                 );
             }
-            if DENIED_VARIABLES.contains(&name.value.as_str()) {
-                let message = format!("`{}` in the env of {subject} is never passed to a server", name.value);
+            if is_never_passed(&name.value) {
+                let message = format!("`{}` in the env of {subject} {}", name.value, WithheldReason::Never);
                 self.findings.warning(name.span, message);
             }
             let Some(value) = self.value(&name, &text) else { continue };

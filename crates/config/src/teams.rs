@@ -292,6 +292,7 @@ impl ConfigPlanBuilder<'_, '_> {
         let policy = self.share_policy(policy);
         self.check.health_url(&typed.team, &mut server.target);
         self.check.layer(&server.tier_context(&subject), typed.team, &mut team_layer);
+        self.check.warn_required_code_variables(&subject, at, &server);
 
         let mut instances = Vec::new();
         for index in members {
@@ -299,8 +300,9 @@ impl ConfigPlanBuilder<'_, '_> {
             let mut user_layer = ConfigTier::default();
             let mut target = server.target.clone();
             if let Some(position) = user.tiers.iter().position(|(installation, _)| installation.value == id) {
-                let (_, tier) = user.tiers.remove(position);
+                let (_, mut tier) = user.tiers.remove(position);
                 let subject = format!("{subject} of `{}`", user.slug);
+                self.check.remove_code_variables(&subject, &mut tier);
                 self.check.health_url(&tier, &mut target);
                 self.check.layer(&server.tier_context(&subject), tier, &mut user_layer);
             }

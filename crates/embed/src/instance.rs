@@ -5,9 +5,10 @@ use std::sync::Arc;
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{
-    ConfigTier, ConfigValue, DENIED_VARIABLES, InstanceConfig, InstanceInputs, InstanceSpec, ProcessLifetime,
-    RemoteTransport, ServerTarget, UpdateMethod, is_reserved_header,
+    ConfigTier, ConfigValue, InstanceConfig, InstanceInputs, InstanceSpec, ProcessLifetime, RemoteTransport,
+    ServerTarget, UpdateMethod, is_reserved_header,
 };
+use mcp_satellite_actors::model::variables::is_never_passed;
 
 use crate::functions::Functions;
 use crate::handle::InstanceError;
@@ -263,7 +264,7 @@ impl Instance {
                 let name = name.split(['=', '\0']).next().unwrap_or_default();
                 return Some(("env", format!("`{}` is no environment variable", name.escape_default())));
             }
-            if DENIED_VARIABLES.contains(&name.as_str()) {
+            if is_never_passed(name) {
                 return Some(("env", format!("`{name}` is never passed on, because it makes programs run other code")));
             }
         }

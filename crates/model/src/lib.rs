@@ -17,5 +17,6 @@ pub mod secret;
 pub mod settings;
 pub mod spec;
 pub mod status;
+pub mod variables;
 
 pub use mcp_satellite_protocol::era;

@@ -454,8 +454,8 @@ impl Default for BatchPolicy {
     }
 }
 
-/// Resources that a sandboxed server may see and use. Without a sandbox it has no effect: then the server has the
-/// permissions of the satellite.
+/// Resources that a sandboxed server may see and use. Without a sandbox only `allow_env` has an effect: then the server
+/// has the permissions of the satellite.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct IsolationPolicy {
     /// True if the server shares the network of the machine. Otherwise it has no network, not even the loopback of
@@ -463,6 +463,9 @@ pub struct IsolationPolicy {
     pub network: bool,
     /// Paths that are visible in addition to the read-only system directories.
     pub binds: Vec<SandboxBind>,
+    /// Variables that make a program load or run other code and that a server gets from its configuration in the
+    /// production profile, with or without a sandbox.
+    pub allow_env: Vec<String>,
     /// Maximum address space of each process, in bytes. With a cgroup, maximum physical memory of all processes
     /// together.
     pub memory_max: Option<u64>,
@@ -497,6 +500,7 @@ impl IsolationPolicy {
         Self {
             network: true,
             binds: Vec::new(),
+            allow_env: Vec::new(),
             memory_max: Some(2048 * MIB),
             // A limit for the whole life of a process would kill healthy servers.
             cpu_time_max: None,

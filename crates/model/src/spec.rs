@@ -9,23 +9,7 @@ use serde::Serialize;
 use super::ids::{InstallationId, InstanceId, Slug, TeamId, UserId};
 use super::policy::Policy;
 use super::secret::{Secret, SecretMask};
-
-/// Variables that are never passed on, whatever the configuration contains: each makes a program load or run foreign
-/// code.
-pub const DENIED_VARIABLES: [&str; 12] = [
-    "LD_PRELOAD",
-    "LD_LIBRARY_PATH",
-    "LD_AUDIT",
-    "LD_DEBUG",
-    "LD_PROFILE",
-    "NODE_OPTIONS",
-    "NODE_PATH",
-    "PYTHONSTARTUP",
-    "PYTHONPATH",
-    "BASH_ENV",
-    "ENV",
-    "SHELL",
-];
+use super::variables::is_code_variable;
 
 // Headers that the protocol or the connection sets.
 const RESERVED_HEADERS: [&str; 18] = [
@@ -316,9 +300,10 @@ pub struct InstanceSpec {
 }
 
 impl InstanceConfig {
-    /// Merges server → team → user: arguments are appended in that order, everything else is overridden key by key. Then
-    /// completes the templates.
-    pub fn merge(self) -> InstanceSpec {
+    /// Merges server → team → user: arguments are appended in that order, everything else is overridden key by key. The
+    /// user's tier cannot set a variable that makes a program load or run other code. Then completes the templates.
+    pub fn merge(mut self) -> InstanceSpec {
+        self.user_tier.env.retain(|name, _| !is_code_variable(name));
         let given = |key: &String| {
             [&self.user_tier.env, &self.user_tier.headers, &self.user_tier.query]
                 .iter()
@@ -594,6 +579,21 @@ mod tests {
         );
         assert_eq!(texts(&spec.headers), [("ALL", "header of user")]);
         assert_eq!(texts(&spec.query), [("ALL", "query of user")]);
+    }
+
+    #[test]
+    fn the_user_tier_cannot_set_a_variable_that_runs_other_code() {
+        let mut config = config();
+        config.user_required = vec!["NODE_OPTIONS".to_owned()];
+        config.team_tier.env = tier([("PYTHONPATH", ConfigValue::plain("/srv/team"))]);
+        config.user_tier.env = tier([
+            ("NODE_OPTIONS", ConfigValue::plain("--require=/tmp/x")),
+            ("PYTHONPATH", ConfigValue::plain("/home/alice")),
+            ("REGION", ConfigValue::plain("eu")),
+        ]);
+        let spec = config.merge();
+        assert_eq!(texts(&spec.env), [("PYTHONPATH", "/srv/team"), ("REGION", "eu")]);
+        assert_eq!(spec.missing, ["NODE_OPTIONS"]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{
     ConfigTier, ConfigValue, InstanceConfig, InstanceSpec, ServerTarget, is_reserved_header,
 };
+use mcp_satellite_actors::model::variables::is_code_variable;
 use serde::{Deserialize, Serialize};
 
 use crate::state::{DATABASE, StateDb, StateKey, StateTable};
@@ -377,6 +378,12 @@ impl ValueKey {
     fn validate(&self, config: &InstanceConfig, text: &Secret) -> Result<Secret, ValueError> {
         let name = &self.name;
         let bad = |why: &str| Err(ValueError::BadInput(format!("the value of `{name}` {why}")));
+        if self.target_in(config) == ValueTarget::Env && is_code_variable(name) {
+            return Err(ValueError::BadInput(format!(
+                "`{name}` cannot be set by a user: it makes the server run other code; set it in the env of the server or \
+                 the team in the configuration"
+            )));
+        }
         let value = text.expose();
         if value.is_empty() {
             return bad("is empty; --unset removes a value");
@@ -500,6 +507,20 @@ mod tests {
             let spec = merged(values, config.clone());
             assert_eq!((texts(&spec.env), spec.missing), (vec![("KEY", "first")], vec!["PIN".to_owned()]));
         }
+    }
+
+    #[test]
+    fn a_variable_that_runs_other_code_is_rejected_for_a_process_only() {
+        let home = private_tempdir();
+        let values = open(home.path());
+        let required = InstanceConfig { user_required: vec!["ENV".to_owned()], ..config("alice", "n1") };
+        let refused = values.change(&required, &set([("ENV", "/tmp/rc")])).unwrap_err().to_string();
+        assert!(refused.contains("`ENV` cannot be set by a user") && !refused.contains("/tmp/rc"), "{refused}");
+        // A header of that name is harmless, and its value does not become a variable when the server does.
+        values.change(&remote(&["ENV"]), &set([("ENV", "production")])).unwrap();
+        assert_eq!(texts(&merged(&values, remote(&["ENV"])).headers), [("ENV", "production")]);
+        let spec = merged(&values, required);
+        assert_eq!((spec.env.len(), spec.missing), (0, vec!["ENV".to_owned()]));
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod nsjail;
 mod sandbox_spec;
 mod uids;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -20,6 +20,7 @@ use mcp_satellite_actors::model::policy::IsolationPolicy;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::settings::SANDBOX_USER;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
+use mcp_satellite_actors::model::variables::VariableScope;
 use mcp_satellite_actors::seam::ProcessLink;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access, getegid, geteuid};
@@ -27,7 +28,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 use self::bubblewrap::Bubblewrap;
 use self::nsjail::Nsjail;
-use self::sandbox_spec::{HOME, SandboxLauncher, SandboxMount, SandboxSpec, SandboxUser};
+use self::sandbox_spec::{HOME, SandboxLauncher, SandboxMount, SandboxSpec, SandboxUser, SandboxedCommand};
 use self::uids::{TeamUids, TeamUser};
 use super::environment::{SANDBOX_PATH, environment, sandbox_environment};
 use super::process::{
@@ -145,9 +146,10 @@ impl LaunchFactory {
     fn prepare_unsandboxed(&self, spec: &InstanceSpec, withheld: &[String]) -> Result<PreparedLaunch, PrepareError> {
         let (command, cwd) = stdio_target(spec)?;
         let user = self.uids.as_ref().map(|uids| uids.ensure_user(&spec.id.team)).transpose()?;
+        let scope = self.variable_scope(spec, false);
         let environment = match &user {
-            Some(TeamUser { home, .. }) => environment(environment_for_user(home), withheld, &spec.env),
-            None => environment(std::env::vars_os(), withheld, &spec.env),
+            Some(TeamUser { home, .. }) => environment(environment_for_user(home), withheld, &spec.env, scope),
+            None => environment(std::env::vars_os(), withheld, &spec.env, scope),
         };
         let environment = environment.map_err(|invalid| invalid.to_string())?;
         let id = user.as_ref().map(|user| user.id);
@@ -162,7 +164,7 @@ impl LaunchFactory {
             instance: spec.name.to_string(),
             command,
             args: expose_all(&spec.args),
-            file_args: Vec::new(),
+            options_file: Vec::new(),
             environment,
             directory,
             user: id,
@@ -180,8 +182,9 @@ impl LaunchFactory {
     ) -> Result<PreparedLaunch, PrepareError> {
         let (command, cwd) = stdio_target(spec)?;
         let policy = &spec.policy.isolation;
-        let environment =
-            sandbox_environment(HOME, std::env::var_os("LANG"), &spec.env).map_err(|invalid| invalid.to_string())?;
+        let scope = self.variable_scope(spec, true);
+        let environment = sandbox_environment(HOME, std::env::var_os("LANG"), &spec.env, scope);
+        let environment = environment.map_err(|invalid| invalid.to_string())?;
         let search_path = environment.get(OsStr::new("PATH")).map(OsString::as_os_str);
         let program = match self.strictness {
             OperatingMode::Development => resolve(command, search_path)?,
@@ -216,20 +219,26 @@ impl LaunchFactory {
         if let Some(objection) = launcher.unsupported_reason(&sandbox) {
             return Err(objection.into());
         }
-        let wrapped = launcher.wrap(&sandbox, &program, expose_all(&spec.args));
+        let server = SandboxedCommand { program: &program, args: expose_all(&spec.args), environment: &environment };
+        let wrapped = launcher.wrap(&sandbox, server);
         let (limits, cgroup_limits) = limits(policy, launcher.depth(), sandbox.identity, controllers);
         let launch = LaunchSpec {
             instance: spec.name.to_string(),
             command: wrapped.command.into(),
             args: wrapped.args,
-            file_args: wrapped.file_args,
-            environment,
+            options_file: wrapped.options_file,
+            environment: BTreeMap::new(),
             directory: None,
             user: None,
             confinement: Some(confinement(launcher, sandbox.identity, limits)),
             cgroup_limits,
         };
         Ok(PreparedLaunch { launch, identity: format_user(sandbox.identity) })
+    }
+
+    fn variable_scope<'a>(&self, spec: &'a InstanceSpec, in_sandbox: bool) -> VariableScope<'a> {
+        let is_production = self.strictness == OperatingMode::Production;
+        VariableScope { is_production, in_sandbox, allow_env: &spec.policy.isolation.allow_env }
     }
 
     /// Resolves a command to an absolute path once and keeps the result, so that a file put into a directory of `PATH`
@@ -368,15 +377,18 @@ impl LaunchFactory {
         let policy = IsolationPolicy::standard();
         let home = self.ensure_home(".trial")?;
         let sandbox = SandboxSpec::new(&policy, "trial", &home, sandbox_user());
-        let script = ["-c".into(), "echo works; read -r _; exit 7".into()];
-        let wrapped = launcher.wrap(&sandbox, Path::new("/bin/sh"), script.to_vec());
+        // A variable arrives too, by way of the file of options.
+        let args = vec!["-c".into(), "echo \"$TRIAL\"; read -r _; exit 7".into()];
+        let environment = BTreeMap::from([("TRIAL".into(), "works".into())]);
+        let server = SandboxedCommand { program: Path::new("/bin/sh"), args, environment: &environment };
+        let wrapped = launcher.wrap(&sandbox, server);
         let (limits, cgroup_limits) = limits(&policy, launcher.depth(), sandbox.identity, processes.controllers());
         let launch = LaunchSpec {
             instance: format!("trial of {}", launcher.name()),
             command: wrapped.command.into(),
             args: wrapped.args,
-            file_args: wrapped.file_args,
-            environment: sandbox_environment(HOME, None, &std::collections::BTreeMap::new()).unwrap_or_default(),
+            options_file: wrapped.options_file,
+            environment: BTreeMap::new(),
             directory: None,
             user: None,
             confinement: Some(confinement(launcher, sandbox.identity, limits)),

@@ -1,9 +1,12 @@
 //! Launcher for nsjail. nsjail adds one process; the server is the first process of its PID namespace.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use super::sandbox_spec::{MountKind, SandboxCommand, SandboxLauncher, SandboxSpec, SandboxUser};
+use super::sandbox_spec::{MountKind, SandboxCommand, SandboxLauncher, SandboxSpec, SandboxUser, SandboxedCommand};
+use crate::process::OPTIONS_FILE_FD;
 use mcp_satellite_actors::model::settings::SANDBOX_USER;
 
 pub(super) struct Nsjail {
@@ -33,15 +36,16 @@ impl SandboxLauncher for Nsjail {
         Some(format!("nsjail cannot mount a path with a colon: `{path}`; rename it, or use bubblewrap"))
     }
 
-    fn wrap(&self, sandbox: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand {
+    fn wrap(&self, sandbox: &SandboxSpec, server: SandboxedCommand<'_>) -> SandboxCommand {
         let mut line: Vec<OsString> = Vec::new();
         let mut add =
             |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
         // nsjail's default limits and niceness are switched off, and its log messages below errors must not appear in
         // the server's stderr.
-        add(&[&"--mode", &"o", &"--really_quiet", &"--disable_rlimits", &"--nice_level", &"0", &"--time_limit", &"0"]);
-        // nsjail gets the server's environment and passes it on, so that no value is in an argument.
-        add(&[&"--keep_env", &"--skip_setsid"]);
+        add(&[&"--really_quiet"]);
+        // Before the other options, because a configuration replaces all options before it.
+        add(&[&"--config", &format!("/proc/self/fd/{OPTIONS_FILE_FD}")]);
+        add(&[&"--mode", &"o", &"--disable_rlimits", &"--nice_level", &"0", &"--time_limit", &"0", &"--skip_setsid"]);
         if sandbox.network {
             add(&[&"--disable_clone_newnet"]);
         }
@@ -71,10 +75,25 @@ impl SandboxLauncher for Nsjail {
             words.push(&mount.target);
             add(&[&how, &words]);
         }
-        add(&[&"--", &program]);
-        line.extend(args);
-        SandboxCommand { command: self.path.clone(), file_args: Vec::new(), args: line }
+        add(&[&"--", &server.program]);
+        line.extend(server.args);
+        SandboxCommand { command: self.path.clone(), args: line, options_file: configuration(server.environment) }
     }
+}
+
+/// Returns a configuration of nsjail, in the text format of protocol buffers, with the variables of a server.
+fn configuration(environment: &BTreeMap<OsString, OsString>) -> Vec<u8> {
+    // nsjail mounts `/proc` by default, but not with a configuration.
+    let mut text = "mount_proc: true\n".to_owned();
+    for (name, value) in environment {
+        text.push_str("envar: \"");
+        // Octal escapes, because a value can contain quotes, line breaks and bytes that are not UTF-8.
+        for byte in [name.as_encoded_bytes(), b"=", value.as_encoded_bytes()].concat() {
+            let _ = write!(text, "\\{byte:03o}");
+        }
+        text.push_str("\"\n");
+    }
+    text.into_bytes()
 }
 
 #[cfg(test)]
@@ -82,10 +101,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_configuration_contains_each_byte_of_a_variable() {
+        let environment = BTreeMap::from([("A".into(), "\"\n".into()), ("B".into(), OsString::new())]);
+        let text = String::from_utf8(configuration(&environment)).unwrap();
+        assert_eq!(text, "mount_proc: true\nenvar: \"\\101\\075\\042\\012\"\nenvar: \"\\102\\075\"\n");
+    }
+
+    #[test]
     fn the_number_of_files_in_tmp_is_limited() {
         let policy = mcp_satellite_actors::model::policy::IsolationPolicy::standard();
         let sandbox = SandboxSpec::new(&policy, "t", Path::new("/h"), SandboxUser::Outside);
-        let wrapped = Nsjail { path: "nsjail".into() }.wrap(&sandbox, Path::new("/bin/true"), Vec::new());
+        let server =
+            SandboxedCommand { program: Path::new("/bin/true"), args: Vec::new(), environment: &BTreeMap::new() };
+        let wrapped = Nsjail { path: "nsjail".into() }.wrap(&sandbox, server);
         let options = wrapped.args.iter().filter_map(|word| word.to_str()).find(|word| word.contains("tmpfs"));
         assert_eq!(options, Some("none:/tmp:tmpfs:size=104857600,nr_inodes=25600,mode=1777"));
     }

@@ -1,6 +1,7 @@
 //! Description of a sandbox: mounts, network, working directory and user of a server. The launchers translate it into
 //! command lines.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
@@ -41,19 +42,29 @@ const HOSTNAME_MAX: usize = 64;
 pub(super) trait SandboxLauncher: Send + Sync {
     fn name(&self) -> &'static str;
     fn depth(&self) -> usize;
-    /// Builds the command line that runs `program` in `sandbox`. Arguments come last, so that none is read as an option of
-    /// the sandbox.
-    fn wrap(&self, sandbox: &SandboxSpec, program: &Path, args: Vec<OsString>) -> SandboxCommand;
+    /// Builds the command that runs a server in `sandbox`. Its arguments come last, so that none is read as an option of
+    /// the sandbox. Its variables are in the file of options: the sandbox starts with an empty environment, so that no
+    /// variable of a configuration changes the sandbox.
+    fn wrap(&self, sandbox: &SandboxSpec, server: SandboxedCommand<'_>) -> SandboxCommand;
     fn own_failure_predicate(&self) -> fn(Option<i32>, &str) -> bool;
     fn unsupported_reason(&self, _sandbox: &SandboxSpec) -> Option<String> {
         None
     }
 }
 
+/// Command of a server, as it is executed in the sandbox. Not `Debug`: it contains secrets.
+pub(super) struct SandboxedCommand<'a> {
+    pub(super) program: &'a Path,
+    pub(super) args: Vec<OsString>,
+    pub(super) environment: &'a BTreeMap<OsString, OsString>,
+}
+
+/// Command of a sandbox. Not `Debug`: it contains secrets.
 pub(super) struct SandboxCommand {
     pub(super) command: PathBuf,
-    pub(super) file_args: Vec<OsString>,
     pub(super) args: Vec<OsString>,
+    /// Content of the file that the sandbox reads from `OPTIONS_FILE_FD`.
+    pub(super) options_file: Vec<u8>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

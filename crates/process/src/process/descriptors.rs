@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use nix::libc::rlim_t;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Number of the descriptor of a file of arguments in a child.
-pub(super) const FILE_ARGS_FD: RawFd = 3;
+/// Number of the descriptor in a child from which a sandbox reads its options.
+pub(crate) const OPTIONS_FILE_FD: RawFd = 3;
 
 static AT_START: OnceLock<rlim_t> = OnceLock::new();
 
@@ -31,13 +31,13 @@ pub(super) fn child_limits() -> io::Result<Option<(rlim_t, rlim_t)>> {
     Ok(Some((hard.min(*soft), hard)))
 }
 
-/// Moves a descriptor above the numbers that a child replaces: the three standard ones and [`FILE_ARGS_FD`]. A host may
+/// Moves a descriptor above the numbers that a child replaces: the three standard ones and [`OPTIONS_FILE_FD`]. A host may
 /// have closed its own, so that a pipe got their numbers.
 pub(super) fn move_above_reserved(descriptor: OwnedFd) -> io::Result<OwnedFd> {
-    if descriptor.as_raw_fd() > FILE_ARGS_FD {
+    if descriptor.as_raw_fd() > OPTIONS_FILE_FD {
         return Ok(descriptor);
     }
-    Ok(rustix::io::fcntl_dupfd_cloexec(&descriptor, FILE_ARGS_FD + 1)?)
+    Ok(rustix::io::fcntl_dupfd_cloexec(&descriptor, OPTIONS_FILE_FD + 1)?)
 }
 
 /// Descriptors that client connections must leave to the satellite itself: to start servers, to answer on the control

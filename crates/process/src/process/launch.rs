@@ -12,7 +12,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::getpid;
 
 use super::cgroup::CgroupLimits;
-use super::descriptors::{FILE_ARGS_FD, child_limits};
+use super::descriptors::child_limits;
 use super::filter::SyscallFilter;
 use super::limits::ResourceLimits;
 use super::preparation::{ChildConfinement, ChildPreparation, ExtraDescriptors};
@@ -31,9 +31,9 @@ pub(crate) struct LaunchSpec {
     pub directory: Option<PathBuf>,
     /// User and group id to change to, without supplementary groups. Requires root. By default those of the satellite.
     pub user: Option<u32>,
-    /// Further words for a sandbox, before `args`. Passed in a file, so that they do not show in the argument list of a
-    /// process.
-    pub file_args: Vec<OsString>,
+    /// Content of a file that a sandbox reads from `OPTIONS_FILE_FD`, if not empty: options and the variables of the
+    /// server, which do not show in the argument list and in the environment of the sandbox.
+    pub options_file: Vec<u8>,
     pub confinement: Option<Confinement>,
     pub cgroup_limits: CgroupLimits,
 }
@@ -114,13 +114,8 @@ impl LaunchSpec {
         mark: Option<u64>,
         on_forked: impl FnOnce(u32),
     ) -> Result<SpawnedChild, LaunchError> {
-        let file_args = self.write_file_args()?;
-        let number = OsString::from(FILE_ARGS_FD.to_string());
-        let mut args: Vec<&OsStr> = vec![&self.command];
-        if file_args.is_some() {
-            args.extend([OsStr::new("--args"), &number]);
-        }
-        args.extend(self.args.iter().map(OsString::as_os_str));
+        let options_file = self.write_options_file()?;
+        let args: Vec<&OsStr> = [&self.command].into_iter().chain(&self.args).map(OsString::as_os_str).collect();
         let confinement = self.confinement.map(|Confinement { namespaces_below, limits, .. }| {
             // Compiled here, too, because the spawn helper can return only the number of an error.
             SyscallFilter::new().map(|_| ChildConfinement { namespaces_below, limits })
@@ -135,7 +130,7 @@ impl LaunchSpec {
                 mark,
             },
         };
-        let extra = ExtraDescriptors { cgroup, file_args: file_args.as_ref().map(AsFd::as_fd), id_map };
+        let extra = ExtraDescriptors { cgroup, options_file: options_file.as_ref().map(AsFd::as_fd), id_map };
         let fork = |descriptors: &ChildDescriptors<'_>| {
             let child = forker.fork(&plan, descriptors)?;
             child.inspect(|pid| on_forked(pid.as_raw_nonzero().get().unsigned_abs()));
@@ -148,15 +143,12 @@ impl LaunchSpec {
         })
     }
 
-    fn write_file_args(&self) -> io::Result<Option<File>> {
-        if self.file_args.is_empty() {
+    fn write_options_file(&self) -> io::Result<Option<File>> {
+        if self.options_file.is_empty() {
             return Ok(None);
         }
-        let mut file = File::from(memfd_create(c"satellite-args", MFdFlags::MFD_CLOEXEC)?);
-        for word in &self.file_args {
-            file.write_all(word.as_encoded_bytes())?;
-            file.write_all(&[0])?;
-        }
+        let mut file = File::from(memfd_create(c"satellite-options", MFdFlags::MFD_CLOEXEC)?);
+        file.write_all(&self.options_file)?;
         file.rewind()?;
         Ok(Some(file))
     }

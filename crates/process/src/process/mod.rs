@@ -58,6 +58,7 @@ pub use self::cgroup::LeftoverCgroups;
 pub use self::cgroup::own_cgroup;
 pub(super) use self::cgroup::{CgroupControllers, CgroupLimits};
 pub use self::descriptors::DescriptorReserve;
+pub(super) use self::descriptors::OPTIONS_FILE_FD;
 pub use self::descriptors::raise_descriptor_limit;
 use self::fork::{ForkThread, StartedProcess};
 pub(super) use self::launch::{Confinement, LaunchError, LaunchSpec, is_machine_fault};

@@ -16,7 +16,7 @@ use nix::unistd::{getppid, setsid};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use serde::{Deserialize, Serialize};
 
-use super::descriptors::FILE_ARGS_FD;
+use super::descriptors::OPTIONS_FILE_FD;
 use super::filter::SyscallFilter;
 use super::limits::ResourceLimits;
 use super::run_mark;
@@ -45,8 +45,8 @@ pub(super) struct ChildConfinement {
 #[derive(Clone, Copy, Default)]
 pub(super) struct ExtraDescriptors<'a> {
     pub(super) cgroup: Option<BorrowedFd<'a>>,
-    /// The child keeps it as [`FILE_ARGS_FD`].
-    pub(super) file_args: Option<BorrowedFd<'a>>,
+    /// The child keeps it as [`OPTIONS_FILE_FD`].
+    pub(super) options_file: Option<BorrowedFd<'a>>,
     pub(super) id_map: Option<IdMapPipes<'a>>,
 }
 
@@ -82,8 +82,8 @@ impl ChildPreparation {
             filter.apply()?;
         }
         close_on_exec();
-        if extra.file_args.is_some() {
-            keep_on_exec(FILE_ARGS_FD)?;
+        if extra.options_file.is_some() {
+            keep_on_exec(OPTIONS_FILE_FD)?;
         }
         reset_signals();
         // Blocked since before the fork (see the fork thread and the spawn helper) and unblocked only here: no handler of the satellite can

@@ -19,7 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::{Deserialize, Serialize};
 
-use super::descriptors::{FILE_ARGS_FD, move_above_reserved};
+use super::descriptors::{OPTIONS_FILE_FD, move_above_reserved};
 use super::filter::SyscallFilter;
 use super::preparation::{ChildPreparation, ExtraDescriptors, set_parent_death_signal};
 
@@ -57,7 +57,7 @@ pub(super) struct ChildPlan {
     pub(super) preparation: ChildPreparation,
 }
 
-/// Descriptors that a child uses before exec. It keeps the first three and `file_args`.
+/// Descriptors that a child uses before exec. It keeps the first three and `options_file`.
 #[derive(Clone, Copy)]
 pub(super) struct ChildDescriptors<'a> {
     pub(super) standard: [BorrowedFd<'a>; 3],
@@ -287,8 +287,8 @@ impl ForkedChild<'_> {
         for (from, to) in standard.iter().zip(0..) {
             replace_descriptor(*from, to)?;
         }
-        if let Some(file_args) = extra.file_args {
-            replace_descriptor(file_args, FILE_ARGS_FD)?;
+        if let Some(options_file) = extra.options_file {
+            replace_descriptor(options_file, OPTIONS_FILE_FD)?;
         }
         self.preparation.carry_out(extra, self.filter)
     }

@@ -48,7 +48,7 @@ use crate::program_pages::ProgramPages;
 /// Process name, shown to people.
 pub const SPAWN_HELPER_NAME: &CStr = c"satellite-spawn";
 
-// Standard descriptors, failure pipe, cgroup, file of arguments, and both pipes of the id map.
+// Standard descriptors, failure pipe, cgroup, file of options, and both pipes of the id map.
 const DESCRIPTORS_MAX: usize = 8;
 
 /// Fixed part of a request: the lengths of the JSON text and of the words that follow it.
@@ -63,7 +63,7 @@ struct ForkRequest {
     preparation: ChildPreparation,
     shape: ImageShape,
     has_cgroup: bool,
-    has_file_args: bool,
+    has_options_file: bool,
     has_id_map: bool,
 }
 
@@ -149,17 +149,17 @@ pub fn start_spawn_helper() -> io::Result<()> {
 impl SpawnHelper {
     /// Returns the outcome of the fork. The outer error means that the helper does not answer.
     fn fork(&mut self, plan: &ChildPlan, descriptors: &ChildDescriptors<'_>) -> io::Result<io::Result<Pid>> {
-        let ExtraDescriptors { cgroup, file_args, id_map } = descriptors.extra;
+        let ExtraDescriptors { cgroup, options_file, id_map } = descriptors.extra;
         let request = ForkRequest {
             preparation: plan.preparation,
             shape: plan.image.shape(),
             has_cgroup: cgroup.is_some(),
-            has_file_args: file_args.is_some(),
+            has_options_file: options_file.is_some(),
             has_id_map: id_map.is_some(),
         };
         let mut passed = [descriptors.standard.as_slice(), &[descriptors.failure]].concat();
         passed.extend(cgroup);
-        passed.extend(file_args);
+        passed.extend(options_file);
         passed.extend(id_map.iter().flat_map(|pipes| [pipes.request, pipes.response]));
         if let Err(error) = self.send(&serde_json::to_vec(&request)?, plan.image.words(), &passed)? {
             return Ok(Err(error));
@@ -258,15 +258,15 @@ struct ReceivedDescriptors {
 
 impl ReceivedDescriptors {
     fn descriptors(&self) -> io::Result<ChildDescriptors<'_>> {
-        let ForkRequest { has_cgroup, has_file_args, has_id_map, .. } = self.request;
+        let ForkRequest { has_cgroup, has_options_file, has_id_map, .. } = self.request;
         let mut all = self.all.iter().map(AsFd::as_fd);
         // The kernel passes fewer descriptors than were sent if the helper may open no more.
         let mut next = || all.next().ok_or(Errno::EMFILE);
         let (standard, failure) = ([next()?, next()?, next()?], next()?);
         let cgroup = has_cgroup.then(&mut next).transpose()?;
-        let file_args = has_file_args.then(&mut next).transpose()?;
+        let options_file = has_options_file.then(&mut next).transpose()?;
         let id_map = if has_id_map { Some(IdMapPipes { request: next()?, response: next()? }) } else { None };
-        Ok(ChildDescriptors { standard, failure, extra: ExtraDescriptors { cgroup, file_args, id_map } })
+        Ok(ChildDescriptors { standard, failure, extra: ExtraDescriptors { cgroup, options_file, id_map } })
     }
 }
 
