@@ -33,4 +33,9 @@ for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) {
     if (!fromTerminal) child.kill(signal);
   });
 }
+// The shell of npx does not forward signals, and its end leaves this process behind.
+if (process.env.npm_command === "exec") {
+  const parent = process.ppid;
+  setInterval(() => process.ppid === parent || child.kill("SIGTERM"), 500).unref();
+}
 child.on("exit", (code, signal) => process.exit(signal ? 128 + constants.signals[signal] : code));
