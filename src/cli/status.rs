@@ -69,6 +69,9 @@ pub(super) struct StatusCommand {
     /// Repeat every second until interrupted
     #[arg(long)]
     watch: bool,
+    /// Print nothing: the exit code is 0 if the satellite answers, and 3 if none is running. For health checks
+    #[arg(long, conflicts_with_all = ["team", "user", "json", "satellite", "verbose", "watch"])]
+    quiet: bool,
 }
 
 impl StatusCommand {
@@ -80,6 +83,9 @@ impl StatusCommand {
         }
         loop {
             let reply: StatusReply = client.get("/v1/status", &filter).await?;
+            if self.quiet {
+                return Ok(DONE);
+            }
             match (self.json, self.satellite) {
                 (true, true) => print_json(&to_json(&reply.satellite)?),
                 (true, false) => print_json(&to_json(&reply.instances)?),

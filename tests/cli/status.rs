@@ -137,6 +137,16 @@ fn without_a_satellite_commands_exit_with_3_and_name_satellite_run() {
 }
 
 #[test]
+fn status_quiet_prints_nothing_and_exits_with_3_without_a_satellite() {
+    let home = Home::new(SATELLITE);
+    let satellite = two_teams(&home);
+    let outcome = home.satellite(&["status", "--quiet"]).exits(0);
+    assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("", ""));
+    satellite.terminate().exits(0);
+    assert_eq!(home.satellite(&["status", "--quiet"]).exits(3).stdout, "");
+}
+
+#[test]
 fn tools_are_listed_as_a_table_and_as_json() {
     let home = Home::new(SATELLITE);
     let satellite = two_teams(&home);
