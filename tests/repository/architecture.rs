@@ -288,12 +288,13 @@ fn methods_are_defined_only_in_the_protocol_crate() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 16] = [
+const MEMBERS: [(&str, &[&str]); 17] = [
     ("crates/protocol", &[]),
     ("crates/model", &["protocol"]),
     ("crates/session", &["model", "protocol"]),
     ("actors", &["model", "protocol", "session"]),
     ("crates/embed", &["actors", "protocol"]),
+    ("crates/clients", &[]),
     ("crates/files", &[]),
     ("crates/http", &[]),
     ("crates/config", &["http", "model"]),
