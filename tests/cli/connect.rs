@@ -40,7 +40,8 @@ fn fixture_files(client: &str) -> Vec<(PathBuf, Vec<u8>)> {
             if path.is_dir() { walk(&path, into) } else { into.push(path) }
         }
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/clients/tests/fixtures").join(format!("home-{client}"));
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/clients/tests/fixtures").join(format!("home-{client}"));
     let mut paths = Vec::new();
     walk(&root, &mut paths);
     paths.into_iter().map(|path| (path.strip_prefix(&root).unwrap().to_owned(), fs::read(&path).unwrap())).collect()
@@ -51,7 +52,8 @@ fn user() -> Home {
     let mut home = Home::new(SATELLITE);
     fs::create_dir(home.path().join("user")).unwrap();
     let directory = user_dir(&home).display().to_string();
-    home.env = vec![("HOME".to_owned(), directory.clone()), ("XDG_CONFIG_HOME".to_owned(), format!("{directory}/.config"))];
+    home.env =
+        vec![("HOME".to_owned(), directory.clone()), ("XDG_CONFIG_HOME".to_owned(), format!("{directory}/.config"))];
     home
 }
 
@@ -108,7 +110,10 @@ fn every_client_is_connected_and_restored_byte_for_byte() {
 
         let connected = connect(&home, &[client, "--yes"]).exits(0);
         let shown = format!("{}{}", connected.stdout, connected.stderr);
-        assert!(shown.contains("+++ ") && shown.contains("/satellite") && !shown.contains("PLANTED"), "{client}: {shown}");
+        assert!(
+            shown.contains("+++ ") && shown.contains("/satellite") && !shown.contains("PLANTED"),
+            "{client}: {shown}"
+        );
         let during = snapshot(&home);
         let changed: Vec<_> = during.iter().filter(|file| !before.contains(file)).collect();
         let [(path, contents, _)] = &changed[..] else { panic!("{client}: {changed:?}") };
@@ -162,7 +167,11 @@ fn the_backup_is_private() {
 #[test]
 fn without_a_terminal_the_change_is_shown_and_not_written() {
     let home = user();
-    put(&home, CURSOR, "{\n  \"mcpServers\": {\n    \"a\": {\"command\": \"a\", \"env\": {\"K\": \"hunter2\"}}\n  }\n}\n");
+    put(
+        &home,
+        CURSOR,
+        "{\n  \"mcpServers\": {\n    \"a\": {\"command\": \"a\", \"env\": {\"K\": \"hunter2\"}}\n  }\n}\n",
+    );
     let before = snapshot(&home);
     let outcome = connect(&home, &["cursor"]).exits(2);
     assert!(outcome.stderr.contains("--yes") && outcome.stderr.contains("nothing was changed"), "{outcome:#?}");
@@ -183,7 +192,10 @@ fn changes_of_others_survive_disconnect() {
     let connected = fs::read_to_string(&file).unwrap();
     fs::write(&file, connected.replace("// mine", "// changed")).unwrap();
     let outcome = disconnect(&home, &["cursor", "--yes"]).exits(0);
-    assert!(outcome.stdout.contains("removed only the entry") && outcome.stdout.contains("was changed after"), "{outcome:#?}");
+    assert!(
+        outcome.stdout.contains("removed only the entry") && outcome.stdout.contains("was changed after"),
+        "{outcome:#?}"
+    );
     assert_eq!(fs::read_to_string(&file).unwrap(), text.replace("// mine", "// changed"));
 
     // A second connect with other options keeps the way back to the first state.
@@ -232,6 +244,7 @@ fn files_that_cannot_be_edited_safely_are_refused_and_unchanged() {
         let outcome = connect(&home, &["cursor", "--yes"]).exits(1);
         assert!(outcome.stderr.contains(message), "{message}: {outcome:#?}");
         assert_eq!(snapshot(&home), before, "{message}");
+        assert!(!outcome.stderr.contains("hunter2"), "{outcome:#?}");
         assert_eq!(outcome.stderr.lines().filter(|line| !line.contains("warning: ")).count(), 1, "{outcome:#?}");
     };
     set_mode(&file, 0o444);
@@ -345,7 +358,8 @@ fn the_token_is_in_no_file_of_a_client_no_argument_and_no_output() {
     ] {
         let outcome = connect(&home, &[client, "--http", "--yes"]).exits(0);
         assert!(is_free(&outcome.stdout) && is_free(&outcome.stderr), "{client}: {outcome:#?}");
-        let written: String = snapshot(&home).iter().map(|(_, text, _)| String::from_utf8_lossy(text).into_owned()).collect();
+        let written: String =
+            snapshot(&home).iter().map(|(_, text, _)| String::from_utf8_lossy(text).into_owned()).collect();
         assert!(is_free(&written) && written.contains(reference) && written.contains("/mcp"), "{client}: {written}");
         assert!(outcome.stdout.contains(reference), "{client}: {outcome:#?}");
         let needs_variable = reference.contains("SATELLITE_TOKEN");
@@ -374,7 +388,10 @@ fn the_list_shows_each_client_and_print_writes_nothing() {
     put(&home, ".config/zed/settings.json", "{}");
     connect(&home, &["codex", "--yes", "--server", "notes", "--user", "acme/alice"]).exits(0);
     let config = fs::read_to_string(user_dir(&home).join(".codex/config.toml")).unwrap();
-    assert!(config.contains("\"stdio\", \"--server\", \"notes\", \"--user\", \"acme/alice\", \"--data-dir\""), "{config}");
+    assert!(
+        config.contains("\"stdio\", \"--server\", \"notes\", \"--user\", \"acme/alice\", \"--data-dir\""),
+        "{config}"
+    );
     let before = snapshot(&home);
     let rows = connect(&home, &["--list", "--json"]).exits(0).json();
     let rows = rows.as_array().unwrap();
@@ -390,7 +407,9 @@ fn the_list_shows_each_client_and_print_writes_nothing() {
         assert_eq!((&row["found"], &row["state"]), (&found.into(), &state.into()), "{row:#}");
     }
     let list = connect(&home, &["--list"]).exits(0).stdout;
-    for text in ["connected (stdio)", "has another entry `satellite`", "not connected", "not found", "gemini: cannot read"] {
+    for text in
+        ["connected (stdio)", "has another entry `satellite`", "not connected", "not found", "gemini: cannot read"]
+    {
         assert!(list.contains(text), "{text}: {list}");
     }
     let printed = connect(&home, &["zed", "--print"]).exits(0);

@@ -93,7 +93,9 @@ impl EditedFile {
         if self.before.as_ref().is_some_and(|before| before.mode & 0o200 == 0) {
             return Err(FileEditError::ReadOnlyFile(self.path.clone()));
         }
-        let Some(directory) = self.target.ancestors().skip(1).find(|directory| directory.exists()) else { return Ok(()) };
+        let Some(directory) = self.target.ancestors().skip(1).find(|directory| directory.exists()) else {
+            return Ok(());
+        };
         // Root may write anywhere, so the mode is checked as well.
         let is_writable = fs::metadata(directory).is_ok_and(|found| found.mode() & 0o222 != 0)
             && access(directory, AccessFlags::W_OK | AccessFlags::X_OK).is_ok();

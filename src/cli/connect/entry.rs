@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use mcp_satellite_clients::{
-    Client, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, supported_forms,
-};
+use mcp_satellite_clients::{Client, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, supported_forms};
 
 use crate::cli::args::{DATA_DIR, location, shell_word};
 use crate::cli::exit::{BAD_INPUT, CommandFailure, FAILED};
@@ -39,17 +37,14 @@ pub(super) struct EntryArgs {
 
 impl EntryArgs {
     /// Returns the entry for `client`, and prints warnings about it.
-    pub(super) async fn build(
-        &self,
-        client: Client,
-        data_dir: &Path,
-    ) -> Result<SatelliteEntry, CommandFailure> {
+    pub(super) async fn build(&self, client: Client, data_dir: &Path) -> Result<SatelliteEntry, CommandFailure> {
         if self.http {
             return self.http_entry(client, data_dir).await;
         }
         let command = installed_binary()?;
         let command = command.to_str().ok_or_else(|| {
-            let message = format!("cannot write the entry: the path `{}` is not UTF-8; move the executable", command.display());
+            let message =
+                format!("cannot write the entry: the path `{}` is not UTF-8; move the executable", command.display());
             CommandFailure::new(FAILED, message)
         })?;
         let mut args = vec!["stdio".to_owned()];
@@ -77,8 +72,7 @@ impl EntryArgs {
             let why = "the client replaces no reference to a token in headers";
             return Err(bad(format!("cannot connect {client} over HTTP: {why}; connect it without --http")));
         }
-        let status: StatusReply =
-            ConsoleClient::new(data_dir)?.get("/v1/status", &ConsoleFilter::default()).await?;
+        let status: StatusReply = ConsoleClient::new(data_dir)?.get("/v1/status", &ConsoleFilter::default()).await?;
         let Some(EndpointStatus { url, auth, token_file, .. }) = status.satellite.endpoint else {
             let why = "the satellite has no MCP endpoint";
             return Err(bad(format!("cannot connect {client} over HTTP: {why}; add [gateway] to its configuration")));
@@ -132,7 +126,11 @@ fn installed_binary() -> Result<PathBuf, CommandFailure> {
     let shown = binary.display();
     if !binary.exists() {
         print_error(&format!("warning: `{shown}` was deleted; install the satellite and connect the client again"));
-    } else if binary.ancestors().skip(1).any(|directory| directory.join(CACHE_TAG).exists() || directory.ends_with(NPX_CACHE)) {
+    } else if binary
+        .ancestors()
+        .skip(1)
+        .any(|directory| directory.join(CACHE_TAG).exists() || directory.ends_with(NPX_CACHE))
+    {
         print_error(&format!(
             "warning: `{shown}` is in a directory of builds or caches, which may be deleted; install the satellite \
              elsewhere and connect the client again"
@@ -140,4 +138,3 @@ fn installed_binary() -> Result<PathBuf, CommandFailure> {
     }
     Ok(binary)
 }
-

@@ -14,7 +14,10 @@ pub(in crate::cli) fn user_machine() -> Result<Machine, CommandFailure> {
     let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let user = || User::from_uid(geteuid()).ok().flatten().map(|user| user.dir).filter(|dir| dir.is_absolute());
     let home = named("HOME").or_else(user).ok_or_else(|| {
-        CommandFailure::new(BAD_INPUT, "cannot find the files of the clients: this user has no home directory; set HOME")
+        CommandFailure::new(
+            BAD_INPUT,
+            "cannot find the files of the clients: this user has no home directory; set HOME",
+        )
     })?;
     let config_home = named("XDG_CONFIG_HOME").unwrap_or_else(|| home.join(".config"));
     Ok(Machine { home, config_home, project: None })

@@ -371,7 +371,8 @@ mod tests {
 
     #[test]
     fn the_values_of_an_entry_are_collected() {
-        let found = values("{\"a\": {\"command\": \"/x/satellite\", \"args\": [\"stdio\"], \"n\": 3}}", FileFormat::Json);
+        let found =
+            values("{\"a\": {\"command\": \"/x/satellite\", \"args\": [\"stdio\"], \"n\": 3}}", FileFormat::Json);
         assert_eq!(found, ["/x/satellite", "3", "stdio"].map(str::to_owned).into());
     }
 }

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use mcp_satellite_clients::{
-    Client, ConnectRecord, ContentHash, EditError, EntryState, SatelliteEntry, Undo, UndoRemainder, add_entry, disconnect,
-    entry_state, remove_entry,
+    Client, ConnectRecord, ContentHash, EditError, EntryState, SatelliteEntry, Undo, UndoRemainder, add_entry,
+    disconnect, entry_state, remove_entry,
 };
 use mcp_satellite_files::known_dirs::{DataDirLocation, recorded_dirs};
 
@@ -73,7 +73,8 @@ impl ConnectCommand {
         let data_dir = self.data_dir.find()?;
         let entry = self.entry.build(client, &data_dir).await?;
         if self.print {
-            let file = add_entry(client, None, &entry).map_err(|error| CommandFailure::new(FAILED, error.to_string()))?;
+            let file =
+                add_entry(client, None, &entry).map_err(|error| CommandFailure::new(FAILED, error.to_string()))?;
             print_text(String::from_utf8_lossy(&file).trim_end());
             return Ok(DONE);
         }
@@ -208,14 +209,18 @@ impl DisconnectCommand {
         let shown = path.display();
         let mut keeps_backup = false;
         match &undo {
-            Undo::Delete => print_text(&format!("disconnected {client}: deleted {shown}, which `satellite connect` had created")),
+            Undo::Delete => {
+                print_text(&format!("disconnected {client}: deleted {shown}, which `satellite connect` had created"))
+            }
             Undo::Restore(_) => print_text(&format!("disconnected {client}: restored {shown} byte for byte")),
             Undo::RemoveOnly { reason, returned, missing, .. } => {
                 let reason = match (&found, reason) {
                     (None, UndoRemainder::BackupUnusable) => "there is no record of `satellite connect`".to_owned(),
                     (_, reason) => reason.to_string(),
                 };
-                print_text(&format!("disconnected {client}: removed only the entry `satellite` from {shown}, because {reason}"));
+                print_text(&format!(
+                    "disconnected {client}: removed only the entry `satellite` from {shown}, because {reason}"
+                ));
                 if !returned.is_empty() {
                     print_text(&format!("  the file contains these servers again: {}", returned.join(", ")));
                 }
@@ -249,7 +254,10 @@ fn find_connection(
         let Some(records) = ConnectRecords::open(&directory) else { continue };
         let connections = records.connections(client).map_err(|error| {
             let directory = records.path().display();
-            CommandFailure::new(FAILED, format!("cannot read the records in `{directory}`: {error}; move the directory away"))
+            CommandFailure::new(
+                FAILED,
+                format!("cannot read the records in `{directory}`: {error}; move the directory away"),
+            )
         })?;
         let wanted = connections.into_iter().filter(|one| path.is_none_or(|path| one.record.path == path));
         found.extend(wanted.map(|connection| (records.clone(), connection)));

@@ -77,7 +77,8 @@ pub(super) fn confirm(question: &str, is_permitted: bool) -> Result<bool, Comman
         return Ok(true);
     }
     if !std::io::stdin().is_terminal() {
-        let message = "nothing was changed: stdin is not a terminal, so there is nobody to ask; add --yes to write the change";
+        let message =
+            "nothing was changed: stdin is not a terminal, so there is nobody to ask; add --yes to write the change";
         return Err(CommandFailure::new(BAD_INPUT, message));
     }
     let _ = write!(std::io::stderr(), "{question} [y/N] ");

@@ -30,15 +30,15 @@ fn describe(connection: ClientConnection) -> DoctorFinding {
             None => DoctorFinding::ok("client", client, format!("connected ({}) in {file}", form.unwrap_or_default())),
         },
         (ConnectionKind::NotConnected, _) => {
-            DoctorFinding::ok("client", client, format!("not connected; its file is {file}")).next(format!("run `{connect}`"))
+            DoctorFinding::ok("client", client, format!("not connected; its file is {file}"))
+                .next(format!("run `{connect}`"))
         }
         (ConnectionKind::ForeignEntry, _) => {
             let message = format!("{file} has an entry `{ENTRY_NAME}` that does not start this satellite");
             DoctorFinding::warning("client", client, message).next(format!("rename that entry, then run `{connect}`"))
         }
-        (ConnectionKind::Unknown, error) => {
-            DoctorFinding::warning("client", client, error.unwrap_or_default()).next("correct the file as the message says")
-        }
+        (ConnectionKind::Unknown, error) => DoctorFinding::warning("client", client, error.unwrap_or_default())
+            .next("correct the file as the message says"),
     }
 }
 

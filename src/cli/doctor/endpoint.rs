@@ -36,7 +36,9 @@ async fn test(data_dir: &Path, endpoint: &EndpointStatus) -> DoctorFinding {
     let EndpointStatus { url, auth, token_file, .. } = endpoint;
     let token = match (auth.as_str(), token_file) {
         ("none", _) | (_, None) => None,
-        (_, Some(file)) => match DataDir::open(data_dir).and_then(|directory| directory.read(TOKEN_FILE, TOKEN_FILE_MAX)) {
+        (_, Some(file)) => match DataDir::open(data_dir)
+            .and_then(|directory| directory.read(TOKEN_FILE, TOKEN_FILE_MAX))
+        {
             Ok(Some(token)) => Some(String::from_utf8_lossy(&token).trim().to_owned()),
             Ok(None) => {
                 let finding = DoctorFinding::error("endpoint", "endpoint", format!("the token file {file} is missing"));
@@ -63,7 +65,8 @@ async fn test(data_dir: &Path, endpoint: &EndpointStatus) -> DoctorFinding {
             Err(error) => return failed(&error),
         },
         Err(error) => {
-            return DoctorFinding::error("endpoint", "endpoint", format!("{url} is not a URL: {error}")).next("check `public_url`");
+            return DoctorFinding::error("endpoint", "endpoint", format!("{url} is not a URL: {error}"))
+                .next("check `public_url`");
         }
     };
     let session = ProbeSession { client, url, token: token.as_deref() };
@@ -94,7 +97,10 @@ struct ProbeSession<'a> {
 enum SessionOutcome {
     /// Number of tools on the first page.
     Tools(usize),
-    Rejected { request: &'static str, status: StatusCode },
+    Rejected {
+        request: &'static str,
+        status: StatusCode,
+    },
 }
 
 impl ProbeSession<'_> {
@@ -110,7 +116,8 @@ impl ProbeSession<'_> {
         };
         let initialized = json!({"jsonrpc": "2.0", "method": method::INITIALIZED});
         self.post(Some(&session), &initialized).await?;
-        let listed = self.post(Some(&session), &json!({"jsonrpc": "2.0", "id": 2, "method": method::TOOLS_LIST})).await?;
+        let listed =
+            self.post(Some(&session), &json!({"jsonrpc": "2.0", "id": 2, "method": method::TOOLS_LIST})).await?;
         let outcome = if listed.status().is_success() {
             let status = listed.status();
             match tool_count(&listed.text().await?) {
@@ -130,7 +137,8 @@ impl ProbeSession<'_> {
         let mut request = self.with_token(self.client.post(self.url)).timeout(REQUEST_TIMEOUT).json(message);
         request = request.header("accept", "application/json, text/event-stream");
         if let Some(session) = session {
-            request = request.header(header::SESSION_ID, session).header(header::PROTOCOL_VERSION, NEWEST_SESSION_VERSION);
+            request =
+                request.header(header::SESSION_ID, session).header(header::PROTOCOL_VERSION, NEWEST_SESSION_VERSION);
         }
         request.send().await
     }

@@ -73,7 +73,8 @@ pub(super) async fn probe_blocking(
 
 fn unfinished(section: &'static str, limit: Duration) -> DoctorFinding {
     let message = format!("the probe has no result after {} s", limit.as_secs());
-    DoctorFinding::warning(section, section, message).next("look for a hanging disk, network or process, then run it again")
+    DoctorFinding::warning(section, section, message)
+        .next("look for a hanging disk, network or process, then run it again")
 }
 
 /// Renders findings as a table with one row each.

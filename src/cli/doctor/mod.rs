@@ -95,7 +95,7 @@ impl DoctorCommand {
         if self.json {
             print_text(&to_json(&DoctorReport { errors, warnings, findings })?);
         } else {
-            print_styled(&format!("{}\n\n{errors} errors, {warnings} warnings", render(&findings)));
+            print_styled(&format!("{}\n\nerrors: {errors}, warnings: {warnings}", render(&findings)));
         }
         Ok(if errors > 0 { FAILED } else { DONE })
     }
@@ -106,13 +106,13 @@ impl DoctorCommand {
             Ok(path) => path,
             Err(failure) => {
                 let finding = DoctorFinding::error("satellite", "data directory", failure.message);
-                findings.push(finding.next("name the data directory with --data-dir, or repair it as the message says"));
+                findings
+                    .push(finding.next("name the data directory with --data-dir, or repair it as the message says"));
                 self.data_dir.location().path
             }
         };
-        let request = async {
-            ConsoleClient::new(&data_dir)?.get::<StatusReply>("/v1/status", &ConsoleFilter::default()).await
-        };
+        let request =
+            async { ConsoleClient::new(&data_dir)?.get::<StatusReply>("/v1/status", &ConsoleFilter::default()).await };
         let status = timeout(LOCAL, request).await;
         findings.extend(satellite::versions(status.as_ref().ok()));
         let status = match status {
@@ -145,6 +145,7 @@ impl DoctorCommand {
                 None
             }
         };
+        findings.extend(status.as_ref().and_then(satellite::rejected_configuration));
         (DoctorSubject { data_dir, status, plan }, findings)
     }
 }

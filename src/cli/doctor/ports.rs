@@ -60,7 +60,8 @@ pub(super) fn probe(ports: &BTreeSet<u16>, satellite: Option<u32>, is_address_fi
         if is_address_fixed {
             DoctorFinding::error("machine", subject, format!("{message}; the satellite cannot start")).next(next)
         } else {
-            DoctorFinding::warning("machine", subject, format!("{message}; the satellite takes another port")).next(next)
+            DoctorFinding::warning("machine", subject, format!("{message}; the satellite takes another port"))
+                .next(next)
         }
     };
     ports.iter().map(describe).collect()
@@ -100,9 +101,13 @@ mod tests {
 
     #[test]
     fn only_listening_sockets_are_parsed() {
-        let line = "   0: 0100007F:1C84 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 123456 1 x";
+        let line =
+            "   0: 0100007F:1C84 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 123456 1 x";
         assert_eq!(listening_socket(line), Some((7300, 123_456, 1000)));
         assert_eq!(listening_socket(&line.replace(" 0A ", " 01 ")), None);
-        assert_eq!(listening_socket("  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt"), None);
+        assert_eq!(
+            listening_socket("  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt"),
+            None
+        );
     }
 }

@@ -77,14 +77,19 @@ pub(super) fn configuration(plan: &Plan) -> Vec<DoctorFinding> {
 
 /// Describes the configuration if no file is named.
 pub(super) fn no_configuration(status: Option<&StatusReply>) -> DoctorFinding {
-    let subject = "configuration";
     match status {
-        Some(StatusReply { satellite, instances }) => match &satellite.rejected_configuration {
-            Some(rejected) => DoctorFinding::error("configuration", subject, rejected.to_string())
-                .next("correct the files; `satellite check --config FILE` shows the places"),
-            None => DoctorFinding::ok("configuration", subject, format!("in use: {} servers", instances.len())),
-        },
-        None => DoctorFinding::ok("configuration", subject, "no file is named, so no server was examined")
+        Some(status) => {
+            let size = format!("in use: {} servers", status.instances.len());
+            DoctorFinding::ok("configuration", "configuration", size)
+        }
+        None => DoctorFinding::ok("configuration", "configuration", "no file is named, so no server was examined")
             .next("add --config FILE or --mcp-json FILE to examine the servers"),
     }
+}
+
+/// Reports files that the running satellite has rejected.
+pub(super) fn rejected_configuration(status: &StatusReply) -> Option<DoctorFinding> {
+    let rejected = status.satellite.rejected_configuration.as_ref()?;
+    let finding = DoctorFinding::error("configuration", "changed files", rejected.to_string());
+    Some(finding.next("correct the files; `satellite check --config FILE` shows the places"))
 }

@@ -75,13 +75,18 @@ fn configured_problem(
                 let nearest = nearest_programs(command, spec);
                 let next = match nearest.as_slice() {
                     [] => format!("install `{command}`, or correct `command` and `cwd`"),
-                    names => format!("install `{command}`, or correct `command`; the nearest names in PATH are {}", names.join(", ")),
+                    names => format!(
+                        "install `{command}`, or correct `command`; the nearest names in PATH are {}",
+                        names.join(", ")
+                    ),
                 };
                 return Some(error(&problem).next(spec.mask.apply(&next)));
             }
         }
         ServerTarget::Remote { url, .. } => {
-            if let Some(OriginProblem { message, next_step }) = origin(url).and_then(|url| unreachable.get(url.as_str())) {
+            if let Some(OriginProblem { message, next_step }) =
+                origin(url).and_then(|url| unreachable.get(url.as_str()))
+            {
                 return Some(error(message).next(*next_step));
             }
         }
@@ -90,7 +95,8 @@ fn configured_problem(
         return None;
     }
     let keys: Vec<&str> = spec.missing.iter().map(String::as_str).collect();
-    let message = format!("it needs {} from its user, unless `satellite configure` has set this before", keys.join(", "));
+    let message =
+        format!("it needs {} from its user, unless `satellite configure` has set this before", keys.join(", "));
     let keys: Vec<String> = keys.into_iter().map(shell_word).collect();
     let next = format!("start the satellite, then run `satellite configure {} {}`", spec.name, keys.join(" "));
     Some(DoctorFinding::warning("server", &*spec.name, message).next(next))
@@ -160,7 +166,8 @@ async fn unreachable_origins(configs: &[InstanceConfig]) -> HashMap<String, Orig
     let clients = match HttpClients::new() {
         Ok(clients) => clients,
         Err(error) => {
-            let problem = |url: Url| (url.into(), OriginProblem::new(&format!("cannot send HTTP requests: {error}"), REACH));
+            let problem =
+                |url: Url| (url.into(), OriginProblem::new(&format!("cannot send HTTP requests: {error}"), REACH));
             return origins.into_iter().map(problem).collect();
         }
     };
@@ -189,7 +196,7 @@ async fn request_problem(clients: &HttpClients, url: &Url) -> Option<OriginProbl
         let cause = root_cause(error).unwrap_or_else(|| "the HTTP exchange failed".to_owned());
         if error.is_dns() {
             let next = "correct the host name in `url`, or the name resolution of this machine";
-            OriginProblem::new(&format!("the name `{host}` cannot be resolved: {cause}"), next)
+            OriginProblem::new(&format!("the name `{host}` cannot be resolved"), next)
         } else if is_tls(error) {
             let next = "use the host name of the certificate, or set SSL_CERT_FILE to a file with its CA";
             OriginProblem::new(&format!("the TLS connection to `{host}` failed: {cause}"), next)
