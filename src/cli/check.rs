@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anstream::{AutoStream, ColorChoice};
 use clap::Args;
-use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, ServerTarget};
 
 use super::{BAD_INPUT, CommandFailure, DONE, FAILED, print_error, print_text};
 use crate::config::Profile;
 use crate::config::{self, ConfigErrors, EndpointAuth, GatewayPlan, ListenSetting, Plan};
 use crate::connect::isolation::{Isolation, SandboxFinding, find_program};
+use crate::connect::process::CgroupMode;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::data_dir::DataDir;
 use crate::watch::ConfigTexts;
@@ -171,30 +172,12 @@ fn incomplete_servers(plan: &Plan) -> (Vec<String>, Vec<String>) {
 
 /// Returns a warning for each command or directory that does not exist on this machine, with its installation.
 fn missing_program_warnings(plan: &Plan) -> Vec<String> {
-    let is_production = plan.profile == Profile::Production;
-    let in_sandbox = match plan.isolation {
-        Isolation::None => false,
-        Isolation::Auto => is_production,
-        Isolation::Nsjail | Isolation::Bubblewrap => true,
-    };
     let mut warnings: Vec<String> = Vec::new();
     for config in &plan.instances {
-        let spec = config.clone().merge();
-        let ServerTarget::Stdio { command, cwd } = &spec.target else { continue };
-        if !spec.is_complete() && !config.inputs.target.is_empty() {
-            continue; // The command or the directory is not known yet.
-        }
-        // A sandbox has its own directories.
-        let directory = cwd.as_deref().filter(|_| !in_sandbox);
-        let problem = match directory.filter(|directory| !Path::new(directory).is_dir()) {
-            Some(directory) => Some(format!("directory `{directory}` does not exist; check `cwd`")),
-            None => find_program(command, directory, spec.env.get("PATH"), is_production, in_sandbox)
-                .err()
-                .map(|why| format!("cannot find executable `{command}`: {why}; check `command`")),
-        };
-        let Some(problem) = problem else { continue };
+        let Some(problem) = missing_program(plan, config) else { continue };
         let (installation, team) = (&config.installation, &config.team_slug);
-        let warning = spec.mask.apply(&format!("installation `{installation}` of team `{team}`: {problem}"));
+        let mask = config.clone().merge().mask;
+        let warning = mask.apply(&format!("installation `{installation}` of team `{team}`: {problem}"));
         // Users of an installation share its command; warn once.
         if !warnings.contains(&warning) {
             warnings.push(warning);
@@ -203,33 +186,70 @@ fn missing_program_warnings(plan: &Plan) -> Vec<String> {
     warnings
 }
 
-/// Prints what this machine offers to contain servers, found out by trials. Returns true if servers can start.
-async fn report_machine(plan: &Plan) -> Result<bool, CommandFailure> {
-    let home = tempfile::tempdir()?;
-    let options = StdioOptions {
-        data_dir: Some(DataDir::create(&home.path().join("data"))?),
-        cgroups: plan.cgroups,
-        ..StdioOptions::default()
+/// Returns the reason why the program of an instance cannot be started on this machine, unmasked.
+pub(super) fn missing_program(plan: &Plan, config: &InstanceConfig) -> Option<String> {
+    let is_production = plan.profile == Profile::Production;
+    let in_sandbox = match plan.isolation {
+        Isolation::None => false,
+        Isolation::Auto => is_production,
+        Isolation::Nsjail | Isolation::Bubblewrap => true,
     };
-    let connector = StdioConnector::with_options(options)?;
-    print_text(&format!("this machine: process trees are held by {}", connector.describe_containment()));
+    let spec = config.clone().merge();
+    let ServerTarget::Stdio { command, cwd } = &spec.target else { return None };
+    if !spec.is_complete() && !config.inputs.target.is_empty() {
+        return None; // The command or the directory is not known yet.
+    }
+    // A sandbox has its own directories.
+    let directory = cwd.as_deref().filter(|_| !in_sandbox);
+    match directory.filter(|directory| !Path::new(directory).is_dir()) {
+        Some(directory) => Some(format!("directory `{directory}` does not exist; check `cwd`")),
+        None => find_program(command, directory, spec.env.get("PATH"), is_production, in_sandbox)
+            .err()
+            .map(|why| format!("cannot find executable `{command}`: {why}; check `command`")),
+    }
+}
+
+/// Means of this machine to contain servers, found out by trials.
+pub(super) struct ContainmentTrial {
+    pub(super) held_by: String,
+    pub(super) sandboxes: Vec<SandboxFinding>,
+}
+
+impl ContainmentTrial {
+    pub(super) async fn run(cgroups: CgroupMode) -> Result<Self, CommandFailure> {
+        let home = tempfile::tempdir()?;
+        let data_dir = Some(DataDir::create(&home.path().join("data"))?);
+        let connector = StdioConnector::with_options(StdioOptions { data_dir, cgroups, ..StdioOptions::default() })?;
+        let trial = Self { held_by: connector.describe_containment(), sandboxes: connector.sandboxes().await };
+        // Remove what the trials left, even empty cgroups.
+        let _ = tokio::task::spawn_blocking(move || connector.kill_all(std::time::Duration::from_secs(1))).await;
+        Ok(trial)
+    }
+
+    /// Returns true if the plan requires a sandbox that does not work.
+    pub(super) fn refuses(&self, plan: &Plan) -> bool {
+        let works = |name: &str| self.sandboxes.iter().any(|one| one.sandbox == name && one.usable.is_ok());
+        match (plan.isolation, plan.profile) {
+            (Isolation::None, _) | (Isolation::Auto, Profile::Development) => false,
+            (Isolation::Nsjail, _) => !works("nsjail"),
+            (Isolation::Bubblewrap, _) => !works("bubblewrap"),
+            (Isolation::Auto, Profile::Production) => self.sandboxes.iter().all(|one| one.usable.is_err()),
+        }
+    }
+}
+
+/// Prints the means of this machine to contain servers. Returns true if servers can start.
+async fn report_machine(plan: &Plan) -> Result<bool, CommandFailure> {
+    let trial = ContainmentTrial::run(plan.cgroups).await?;
+    print_text(&format!("this machine: process trees are held by {}", trial.held_by));
     print_text(&format!("  {}", crate::connect::isolation::describe_user_namespaces()));
-    let findings = connector.sandboxes().await;
-    for SandboxFinding { sandbox, usable } in &findings {
+    for SandboxFinding { sandbox, usable } in &trial.sandboxes {
         match usable {
             Ok(path) => print_text(&format!("  {sandbox}: works ({})", path.display())),
             Err(why) => print_text(&format!("  {sandbox}: cannot be used: {why}")),
         }
     }
-    // Remove what the trials left, even empty cgroups.
-    let _ = tokio::task::spawn_blocking(move || connector.kill_all(std::time::Duration::from_secs(1))).await;
-    let works = |name: &str| findings.iter().any(|finding| finding.sandbox == name && finding.usable.is_ok());
-    let refused = match (plan.isolation, plan.profile) {
-        (Isolation::None, _) | (Isolation::Auto, Profile::Development) => false,
-        (Isolation::Nsjail, _) => !works("nsjail"),
-        (Isolation::Bubblewrap, _) => !works("bubblewrap"),
-        (Isolation::Auto, Profile::Production) => findings.iter().all(|finding| finding.usable.is_err()),
-    };
+    let refused = trial.refuses(plan);
     let lacks_root = plan.uid_range.is_some() && !nix::unistd::geteuid().is_root();
     if lacks_root {
         print_error("warning: the satellite will not start: `uid_range` needs root");

@@ -10,8 +10,10 @@ mod check;
 mod clients;
 mod completions;
 mod configure;
+mod connect;
 mod control;
 mod demo;
+mod doctor;
 mod down;
 mod events;
 mod exit;
@@ -76,6 +78,12 @@ enum CliCommand {
     Status(status::StatusCommand),
     /// List the clients: those with a session, and those that had a request or stream open within the last minute
     Clients(clients::ClientsCommand),
+    /// Connect an MCP client: add one entry `satellite` to its configuration
+    Connect(Box<connect::ConnectCommand>),
+    /// Disconnect an MCP client: remove the entry `satellite` from its configuration
+    Disconnect(connect::DisconnectCommand),
+    /// Find out what is wrong: satellite, configuration, machine, clients, each server, with the next step
+    Doctor(doctor::DoctorCommand),
     /// Call one tool and print its result as JSON
     Call(control::CallCommand),
     /// List the tools of all servers
@@ -135,6 +143,9 @@ pub fn main() -> ExitCode {
         CliCommand::Down(verb) => run_async(verb.run()),
         CliCommand::Status(verb) => run_async(verb.run()),
         CliCommand::Clients(verb) => run_async(verb.run()),
+        CliCommand::Connect(verb) => run_async(verb.run()),
+        CliCommand::Disconnect(verb) => verb.run(),
+        CliCommand::Doctor(verb) => run_async(verb.run()),
         CliCommand::Call(verb) => run_async(verb.run()),
         CliCommand::Tools(verb) => run_async(verb.run()),
         CliCommand::Events(verb) => run_async(verb.run()),

@@ -6,13 +6,16 @@ use testkit::home::Home;
 
 use crate::SATELLITE;
 
-const VERBS: [&str; 24] = [
+const VERBS: [&str; 27] = [
     "run",
     "down",
     "demo",
     "check",
     "status",
     "clients",
+    "connect",
+    "disconnect",
+    "doctor",
     "call",
     "tools",
     "events",

@@ -6,10 +6,12 @@
 mod call;
 mod check;
 mod configure;
+mod connect;
 mod control;
 mod data_dir;
 mod demo;
 mod disk;
+mod doctor;
 mod dormancy;
 mod endpoint;
 mod events;

@@ -294,6 +294,7 @@ const MEMBERS: [(&str, &[&str]); 17] = [
     ("crates/session", &["model", "protocol"]),
     ("actors", &["model", "protocol", "session"]),
     ("crates/embed", &["actors", "protocol"]),
+    ("crates/clients", &[]),
     ("crates/files", &[]),
     ("crates/http", &[]),
     ("crates/clients", &[]),

@@ -24,7 +24,7 @@ const OPEN_FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags:
 const PROBLEMS_MAX: usize = 10;
 
 /// Files and directories directly in a data directory that the satellite or the reference backend creates.
-const OWN_NAMES: [&str; 23] = [
+const OWN_NAMES: [&str; 24] = [
     ".gitignore",
     "admin-token",
     "admin.curl",
@@ -34,6 +34,7 @@ const OWN_NAMES: [&str; 23] = [
     "backend.json.rehearsal",
     "catalogues",
     "catalogues.key",
+    "clients",
     "control.sock",
     "events.jsonl",
     "grants",
@@ -52,8 +53,9 @@ const OWN_NAMES: [&str; 23] = [
 
 type NameTest = fn(&str) -> bool;
 // Directories whose entries belong to the satellite, with a test for the names that it gives.
-const OWN_DIRECTORIES: [(&str, NameTest); 3] = [
+const OWN_DIRECTORIES: [(&str, NameTest); 4] = [
     ("catalogues", |name| name == "key" || is_hex(name, 64)),
+    ("clients", |name| name.ends_with(".json") || name.ends_with(".backup")),
     ("grants", |name| name.strip_suffix(".json").is_some_and(|name| is_hex(name, 32))),
     ("journal", |name| name == "seq" || name.starts_with("journal.db")),
 ];

@@ -49,6 +49,20 @@ pub fn root_cause(error: &reqwest::Error) -> Option<String> {
     (!root.is::<reqwest::Error>()).then(|| root.to_string())
 }
 
+/// Returns true if the TLS handshake failed, for example because of the certificate.
+pub fn is_tls(error: &reqwest::Error) -> bool {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = next {
+        if cause.is::<rustls::Error>() {
+            return true;
+        }
+        // The error inside an `io::Error` is not its `source()`, which is the source of the inner error.
+        let inner = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        next = inner.map(|inner| inner as &(dyn std::error::Error + 'static)).or_else(|| cause.source());
+    }
+    false
+}
+
 /// Returns the pause that a `Retry-After` value requests, given in seconds or as a date.
 pub fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     let delay = if let Ok(seconds) = value.trim().parse() {

@@ -1,0 +1,140 @@
+//! The entry that connects a client: the bridge, or the endpoint with a reference to the token.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use mcp_satellite_clients::{Client, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, supported_forms};
+
+use crate::cli::args::{DATA_DIR, location, shell_word};
+use crate::cli::exit::{BAD_INPUT, CommandFailure, FAILED};
+use crate::cli::print::print_error;
+use crate::connect::isolation::find_program;
+use crate::console::api::{ConsoleFilter, EndpointStatus, StatusReply};
+use crate::console::client::ConsoleClient;
+
+/// Marks a directory of caches or builds (bford.info/cachedir), for example those of cargo and uv.
+const CACHE_TAG: &str = "CACHEDIR.TAG";
+/// The cache in which npx installs packages.
+const NPX_CACHE: &str = "_npx";
+
+/// Options of the entry.
+#[derive(Debug, Args)]
+pub(super) struct EntryArgs {
+    /// Connect to the endpoint of the running satellite over HTTP. The entry refers to the token by an environment variable
+    /// or by a file, whichever the client supports
+    #[arg(long)]
+    http: bool,
+    /// Act as this user (slugs or ids) [default: the only user, or the one whose token the satellite stores]
+    #[arg(long, value_name = "TEAM/USER", conflicts_with = "http")]
+    user: Option<String>,
+    /// Connect to one server only, by the name that `satellite status` shows
+    #[arg(long, value_name = "NAME", conflicts_with = "flat")]
+    server: Option<String>,
+    /// Offer the tools of all servers under their own names
+    #[arg(long, conflicts_with = "http")]
+    flat: bool,
+}
+
+impl EntryArgs {
+    /// Returns the entry for `client`, and prints warnings about it.
+    pub(super) async fn build(&self, client: Client, data_dir: &Path) -> Result<SatelliteEntry, CommandFailure> {
+        if self.http {
+            return self.http_entry(client, data_dir).await;
+        }
+        let command = installed_binary()?;
+        let command = command.to_str().ok_or_else(|| {
+            let message =
+                format!("cannot write the entry: the path `{}` is not UTF-8; move the executable", command.display());
+            CommandFailure::new(FAILED, message)
+        })?;
+        let mut args = vec!["stdio".to_owned()];
+        let mut add = |option: &str, value: &str| args.extend([option.to_owned(), value.to_owned()]);
+        if let Some(server) = &self.server {
+            add("--server", server);
+        }
+        if let Some(user) = &self.user {
+            add("--user", user);
+        }
+        let directory = std::path::absolute(data_dir)?;
+        if !is_default(&directory) {
+            add("--data-dir", &directory.to_string_lossy());
+        }
+        if self.flat {
+            args.push("--flat".to_owned());
+        }
+        Ok(SatelliteEntry::Stdio { command: command.to_owned(), args })
+    }
+
+    async fn http_entry(&self, client: Client, data_dir: &Path) -> Result<SatelliteEntry, CommandFailure> {
+        let forms = supported_forms(client);
+        let bad = |message: String| CommandFailure::new(BAD_INPUT, message);
+        if forms.iter().all(|form| *form == EntryForm::Stdio) {
+            let why = "the client replaces no reference to a token in headers";
+            return Err(bad(format!("cannot connect {client} over HTTP: {why}; connect it without --http")));
+        }
+        let status: StatusReply = ConsoleClient::new(data_dir)?.get("/v1/status", &ConsoleFilter::default()).await?;
+        let Some(EndpointStatus { url, auth, token_file, .. }) = status.satellite.endpoint else {
+            let why = "the satellite has no MCP endpoint";
+            return Err(bad(format!("cannot connect {client} over HTTP: {why}; add [gateway] to its configuration")));
+        };
+        if auth == "none" {
+            let why = "the endpoint uses no token";
+            return Err(bad(format!("cannot connect {client} over HTTP: {why}; connect it without --http")));
+        }
+        let url = match &self.server {
+            Some(server) => format!("{}/i/{server}/mcp", url.strip_suffix("/mcp").unwrap_or(&url)),
+            None => url,
+        };
+        let token = match token_file {
+            Some(file) if forms.contains(&EntryForm::HttpFile) => TokenReference::File(file),
+            file if forms.contains(&EntryForm::HttpEnvironment) => {
+                let value = file.map_or_else(|| "TOKEN".to_owned(), |file| format!("\"$(cat {})\"", shell_word(&file)));
+                print_error(&format!(
+                    "the entry refers to the environment variable {TOKEN_VARIABLE}; set it where {client} is started: \
+                     export {TOKEN_VARIABLE}={value}"
+                ));
+                TokenReference::Environment(TOKEN_VARIABLE.to_owned())
+            }
+            _ => {
+                let why = "the satellite stores no token for its users";
+                return Err(bad(format!("cannot connect {client} over HTTP: {why}; connect it without --http")));
+            }
+        };
+        Ok(SatelliteEntry::Http { url, token })
+    }
+}
+
+/// Returns true if a command without `--data-dir` finds this directory from everywhere.
+fn is_default(directory: &Path) -> bool {
+    let default = location(None, DATA_DIR).path;
+    std::env::var_os("SATELLITE_DATA_DIR").is_none() && default.is_absolute() && default == directory
+}
+
+/// Returns the path of this program for a client, and prints a warning if the file may disappear.
+fn installed_binary() -> Result<PathBuf, CommandFailure> {
+    let current = std::env::current_exe()
+        .map_err(|error| CommandFailure::new(FAILED, format!("cannot find the path of this program: {error}")))?;
+    // The kernel marks the path of a file that was deleted or replaced since the start.
+    let current = match current.to_str().and_then(|path| path.strip_suffix(" (deleted)")) {
+        Some(path) => PathBuf::from(path),
+        None => current,
+    };
+    // A link such as /usr/local/bin/satellite stays valid after an upgrade.
+    let in_path = find_program("satellite", None, None, false, false).ok();
+    let is_this = |path: &PathBuf| path.is_absolute() && path.canonicalize().is_ok_and(|found| found == current);
+    let binary = in_path.filter(is_this).unwrap_or(current);
+    let shown = binary.display();
+    if !binary.exists() {
+        print_error(&format!("warning: `{shown}` was deleted; install the satellite and connect the client again"));
+    } else if binary
+        .ancestors()
+        .skip(1)
+        .any(|directory| directory.join(CACHE_TAG).exists() || directory.ends_with(NPX_CACHE))
+    {
+        print_error(&format!(
+            "warning: `{shown}` is in a directory of builds or caches, which may be deleted; install the satellite \
+             elsewhere and connect the client again"
+        ));
+    }
+    Ok(binary)
+}

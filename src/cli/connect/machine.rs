@@ -1,0 +1,44 @@
+//! The directories of this user and the client's files in them.
+
+use std::path::{Path, PathBuf};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use mcp_satellite_clients::{Client, Machine, connect_paths, existing_files};
+use nix::unistd::{User, geteuid};
+use strum::IntoEnumIterator;
+
+use crate::cli::exit::{BAD_INPUT, CommandFailure};
+
+/// Returns the directories in which the clients of this user keep their files.
+pub(in crate::cli) fn user_machine() -> Result<Machine, CommandFailure> {
+    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let user = || User::from_uid(geteuid()).ok().flatten().map(|user| user.dir).filter(|dir| dir.is_absolute());
+    let home = named("HOME").or_else(user).ok_or_else(|| {
+        CommandFailure::new(
+            BAD_INPUT,
+            "cannot find the files of the clients: this user has no home directory; set HOME",
+        )
+    })?;
+    let config_home = named("XDG_CONFIG_HOME").unwrap_or_else(|| home.join(".config"));
+    Ok(Machine { home, config_home, project: None })
+}
+
+/// Returns the file of the client that connect edits: the first that exists, or else the one to create.
+pub(in crate::cli) fn default_file(client: Client, machine: &Machine) -> PathBuf {
+    let paths = connect_paths(client, &machine.home, &machine.config_home);
+    let existing = paths.iter().find(|path| path.symlink_metadata().is_ok()).or(paths.first());
+    existing.cloned().unwrap_or_default()
+}
+
+/// Returns true if the client has a configuration, or a directory of its own for one.
+pub(in crate::cli) fn is_found(client: Client, machine: &Machine) -> bool {
+    let is_own = |directory: &Path| directory != machine.home && directory != machine.config_home && directory.is_dir();
+    existing_files(machine).iter().any(|file| file.client == client)
+        || default_file(client, machine).parent().is_some_and(is_own)
+}
+
+/// Parses the name of a client.
+pub(super) fn client_parser() -> impl TypedValueParser<Value = Client> {
+    let names = Client::iter().map(<&'static str>::from).collect::<Vec<_>>();
+    PossibleValuesParser::new(names).try_map(|name| name.parse::<Client>())
+}

@@ -1,0 +1,297 @@
+//! `satellite connect`: adds the entry `satellite` to the configuration of an MCP client.
+
+mod edited_file;
+mod entry;
+pub(super) mod list;
+pub(super) mod machine;
+mod mask;
+mod preview;
+mod records;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use mcp_satellite_clients::{
+    Client, ConnectRecord, ContentHash, EditError, EntryState, SatelliteEntry, Undo, UndoRemainder, add_entry,
+    disconnect, entry_state, remove_entry,
+};
+use mcp_satellite_files::known_dirs::{DataDirLocation, recorded_dirs};
+
+use self::edited_file::{EditedFile, FileEditError};
+use self::entry::EntryArgs;
+use self::machine::{client_parser, default_file, user_machine};
+use self::preview::{confirm, preview};
+use self::records::{ConnectRecords, StoredConnection, backup_name};
+use super::args::DataDirArg;
+use super::exit::{BAD_INPUT, CommandFailure, DONE, FAILED};
+use super::print::{print_error, print_text};
+
+/// Connect an MCP client: add one entry `satellite` to its configuration.
+///
+/// The command shows the change, asks, keeps a backup in the data directory, and writes the file as a whole. Format,
+/// comments and order of the file remain. `satellite disconnect` restores the file.
+///
+/// The entry starts `satellite stdio`, the bridge to the satellite, which reads the token itself. No token is written into
+/// the client's file.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+  satellite connect --list                 the clients on this machine and how they are connected
+  satellite connect cursor                 show the change, ask, and write it
+  satellite connect vscode --file .vscode/mcp.json
+  satellite connect zed --print            print the entry only, to paste it")]
+pub(super) struct ConnectCommand {
+    /// Client to connect
+    #[arg(value_name = "CLIENT", value_parser = client_parser(), required_unless_present = "list")]
+    client: Option<Client>,
+    /// Write the change without asking
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    entry: EntryArgs,
+    /// Configuration file of the client [default: its file for all projects of this user]
+    #[arg(long, value_name = "PATH")]
+    file: Option<PathBuf>,
+    /// List the clients and how they are connected
+    #[arg(long, conflicts_with_all = ["client", "yes", "http", "user", "server", "flat", "file", "print"])]
+    list: bool,
+    /// With --list: an array of objects, for scripts
+    #[arg(long, requires = "list")]
+    json: bool,
+    /// Print a file that contains only the entry, to paste it by hand
+    #[arg(long, conflicts_with_all = ["yes", "file"])]
+    print: bool,
+    #[command(flatten)]
+    data_dir: DataDirArg,
+}
+
+impl ConnectCommand {
+    pub(super) async fn run(self) -> Result<u8, CommandFailure> {
+        let machine = user_machine()?;
+        let Some(client) = self.client else {
+            return list::run(&machine, &self.data_dir, self.json).await;
+        };
+        let data_dir = self.data_dir.find()?;
+        let entry = self.entry.build(client, &data_dir).await?;
+        if self.print {
+            let file =
+                add_entry(client, None, &entry).map_err(|error| CommandFailure::new(FAILED, error.to_string()))?;
+            print_text(String::from_utf8_lossy(&file).trim_end());
+            return Ok(DONE);
+        }
+        let path = self.file.unwrap_or_else(|| default_file(client, &machine));
+        let path = std::path::absolute(path)?;
+        let file = EditedFile::open(&path)?;
+        let after = add_entry(client, file.contents(), &entry).map_err(|error| edit_failure(client, &path, &error))?;
+        if file.contents() == Some(&after[..]) {
+            print_text(&format!("{client} is connected already; nothing was changed in {}", path.display()));
+            return Ok(DONE);
+        }
+        file.check_writable()?;
+        print_text(&preview(client, &path, file.contents(), Some(&after), Some(&entry)));
+        if !confirm(&format!("connect {client} by this change?"), self.yes)? {
+            return Err(CommandFailure::new(FAILED, "nothing was changed"));
+        }
+        let location = self.data_dir.location();
+        let is_named = location.is_named || data_dir != location.path;
+        let records = DataDirLocation { path: data_dir, is_named }.create_or_open();
+        let records = records.and_then(|data_dir| ConnectRecords::create(&data_dir)).map_err(|error| {
+            CommandFailure::new(FAILED, format!("cannot use the data directory: {error}; nothing was changed"))
+        })?;
+        let earlier = find_connection(client, &self.data_dir, Some(&path))?;
+        write_connection(&records, earlier, client, &path, &file, &entry, &after)?;
+        print_text(&format!(
+            "connected {client}: {}\n  restart the client if it is running; `satellite disconnect {client}` restores the file",
+            path.display()
+        ));
+        Ok(DONE)
+    }
+}
+
+/// Stores the record, then writes the file. If the file cannot be written, the records are as before.
+fn write_connection(
+    records: &ConnectRecords,
+    earlier: Option<(ConnectRecords, StoredConnection)>,
+    client: Client,
+    path: &Path,
+    file: &EditedFile,
+    entry: &SatelliteEntry,
+    after: &[u8],
+) -> Result<(), CommandFailure> {
+    let before = contents_before(client, file.contents(), earlier.as_ref().map(|(_, earlier)| earlier))?;
+    let named = before.as_deref().map(|before| (backup_name(client, path), before));
+    let record = ConnectRecord::new(client, path.to_owned(), entry, named, after, Vec::new());
+    records.store(&StoredConnection { record, backup: before })?;
+    let written = file.replace(after);
+    match (&written, earlier) {
+        (Ok(()), Some((others, _))) if others.path() != records.path() => others.remove(client, path)?,
+        (Err(_), Some((others, earlier))) if others.path() == records.path() => records.store(&earlier)?,
+        (Err(_), _) => records.remove(client, path)?,
+        (Ok(()), _) => {}
+    }
+    Ok(written?)
+}
+
+/// Returns the file as it was before the first connect, as far as it can be restored. `None`: there was no file.
+fn contents_before(
+    client: Client,
+    current: Option<&[u8]>,
+    earlier: Option<&StoredConnection>,
+) -> Result<Option<Vec<u8>>, CommandFailure> {
+    let Some(current) = current else { return Ok(None) };
+    let failed = |error: EditError| CommandFailure::new(FAILED, error.to_string());
+    let undo = match earlier {
+        Some(earlier) => disconnect(&earlier.record, Some(current), earlier.backup.as_deref()).map_err(failed)?,
+        None => Undo::NothingToDo,
+    };
+    Ok(match undo {
+        Undo::Delete => None,
+        Undo::Restore(contents) | Undo::RemoveOnly { contents, .. } => Some(contents),
+        // Without a record, an entry may exist all the same.
+        Undo::NothingToDo => Some(remove_entry(client, current, None).unwrap_or_else(|_| current.to_vec())),
+    })
+}
+
+/// Disconnect an MCP client: remove the entry `satellite` from its configuration.
+///
+/// If nobody else changed the file since `satellite connect`, it is restored byte for byte. Otherwise only the entry is
+/// removed, and the command says so.
+#[derive(Debug, Args)]
+pub(super) struct DisconnectCommand {
+    /// Client to disconnect
+    #[arg(value_name = "CLIENT", value_parser = client_parser())]
+    client: Client,
+    /// Write the change without asking
+    #[arg(long)]
+    yes: bool,
+    /// Configuration file of the client [default: the file that `satellite connect` changed]
+    #[arg(long, value_name = "PATH")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    data_dir: DataDirArg,
+}
+
+impl DisconnectCommand {
+    pub(super) fn run(self) -> Result<u8, CommandFailure> {
+        let client = self.client;
+        let named = self.file.map(std::path::absolute).transpose()?;
+        let found = find_connection(client, &self.data_dir, named.as_deref())?;
+        let path = match (named, &found) {
+            (Some(path), _) => path,
+            (None, Some((_, connection))) => connection.record.path.clone(),
+            (None, None) => default_file(client, &user_machine()?),
+        };
+        let file = EditedFile::open(&path)?;
+        let undo = match &found {
+            Some((_, connection)) => disconnect(&connection.record, file.contents(), connection.backup.as_deref()),
+            None => undo_without_record(client, file.contents()),
+        };
+        let undo = undo.map_err(|error| edit_failure(client, &path, &error))?;
+        let after = match &undo {
+            Undo::NothingToDo => {
+                if let Some((records, _)) = &found {
+                    records.remove(client, &path)?;
+                }
+                print_text(&format!("{client} is not connected; nothing was changed in {}", path.display()));
+                return Ok(DONE);
+            }
+            Undo::Delete => None,
+            Undo::Restore(contents) | Undo::RemoveOnly { contents, .. } => Some(&contents[..]),
+        };
+        file.check_writable()?;
+        print_text(&preview(client, &path, file.contents(), after, None));
+        if !confirm(&format!("disconnect {client} by this change?"), self.yes)? {
+            return Err(CommandFailure::new(FAILED, "nothing was changed"));
+        }
+        match after {
+            Some(contents) => file.replace(contents)?,
+            None => file.delete()?,
+        }
+        let shown = path.display();
+        let mut keeps_backup = false;
+        match &undo {
+            Undo::Delete => {
+                print_text(&format!("disconnected {client}: deleted {shown}, which `satellite connect` had created"))
+            }
+            Undo::Restore(_) => print_text(&format!("disconnected {client}: restored {shown} byte for byte")),
+            Undo::RemoveOnly { reason, returned, missing, .. } => {
+                let reason = match (&found, reason) {
+                    (None, UndoRemainder::BackupUnusable) => "there is no record of `satellite connect`".to_owned(),
+                    (_, reason) => reason.to_string(),
+                };
+                print_text(&format!(
+                    "disconnected {client}: removed only the entry `satellite` from {shown}, because {reason}"
+                ));
+                if !returned.is_empty() {
+                    print_text(&format!("  the file contains these servers again: {}", returned.join(", ")));
+                }
+                keeps_backup = !missing.is_empty();
+                if let (true, Some((records, _))) = (keeps_backup, &found) {
+                    let backup = records.path().join(backup_name(client, &path));
+                    let missing = missing.join(", ");
+                    print_error(&format!("add these servers again by hand, from {}: {missing}", backup.display()));
+                }
+            }
+            Undo::NothingToDo => {}
+        }
+        if let (Some((records, _)), false) = (&found, keeps_backup) {
+            records.remove(client, &path)?;
+        }
+        Ok(DONE)
+    }
+}
+
+/// Finds the record of a connection in the named data directory, or in the default one and all that this user's satellites
+/// have used.
+fn find_connection(
+    client: Client,
+    data_dir: &DataDirArg,
+    path: Option<&Path>,
+) -> Result<Option<(ConnectRecords, StoredConnection)>, CommandFailure> {
+    let location = data_dir.location();
+    let others = if location.is_named { Vec::new() } else { recorded_dirs() };
+    let mut found: Vec<(ConnectRecords, StoredConnection)> = Vec::new();
+    for directory in std::iter::once(location.path).chain(others) {
+        let Some(records) = ConnectRecords::open(&directory) else { continue };
+        let connections = records.connections(client).map_err(|error| {
+            let directory = records.path().display();
+            CommandFailure::new(
+                FAILED,
+                format!("cannot read the records in `{directory}`: {error}; move the directory away"),
+            )
+        })?;
+        let wanted = connections.into_iter().filter(|one| path.is_none_or(|path| one.record.path == path));
+        found.extend(wanted.map(|connection| (records.clone(), connection)));
+    }
+    let mut files: Vec<PathBuf> = found.iter().map(|(_, connection)| connection.record.path.clone()).collect();
+    files.sort();
+    files.dedup();
+    if files.len() > 1 {
+        let files: Vec<String> = files.iter().map(|file| format!("`{}`", file.display())).collect();
+        let message = format!("{client} is connected in several files: {}; name one with --file", files.join(", "));
+        return Err(CommandFailure::new(BAD_INPUT, message));
+    }
+    // The same file may have been connected with several data directories: the last edit has the hash of the file.
+    let contents = files.first().and_then(|file| EditedFile::open(file).ok()?.contents().map(ContentHash::of));
+    let last = found.iter().position(|(_, connection)| Some(&connection.record.after) == contents.as_ref());
+    Ok(if found.is_empty() { None } else { Some(found.swap_remove(last.unwrap_or(0))) })
+}
+
+/// Removes the entry of a connection without a record, for example one of another machine.
+fn undo_without_record(client: Client, current: Option<&[u8]>) -> Result<Undo, EditError> {
+    let Some(current) = current else { return Ok(Undo::NothingToDo) };
+    if entry_state(client, Some(current), None)? == EntryState::NotConnected {
+        return Ok(Undo::NothingToDo);
+    }
+    let contents = remove_entry(client, current, None)?;
+    Ok(Undo::RemoveOnly { contents, reason: UndoRemainder::BackupUnusable, returned: Vec::new(), missing: Vec::new() })
+}
+
+fn edit_failure(client: Client, path: &Path, error: &EditError) -> CommandFailure {
+    CommandFailure::new(FAILED, format!("{client}, `{}`: {error}", path.display()))
+}
+
+impl From<FileEditError> for CommandFailure {
+    fn from(error: FileEditError) -> Self {
+        Self::new(FAILED, error.to_string())
+    }
+}

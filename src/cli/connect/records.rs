@@ -1,0 +1,90 @@
+//! Records of connections with the backups of the edited files, in the directory `clients` of a data directory.
+
+use std::io;
+use std::path::Path;
+
+use mcp_satellite_clients::{Client, ConnectRecord, ContentHash, FILE_SIZE_MAX};
+
+use crate::data_dir::DataDir;
+
+const DIRECTORY: &str = "clients";
+/// Maximum size of a record in bytes.
+const RECORD_MAX: u64 = 1 << 20;
+
+/// A connection as it is stored.
+pub(super) struct StoredConnection {
+    pub(super) record: ConnectRecord,
+    /// The file before the edit; `None` if it did not exist or the backup is missing.
+    pub(super) backup: Option<Vec<u8>>,
+}
+
+/// The records of one data directory.
+#[derive(Clone)]
+pub(super) struct ConnectRecords(DataDir);
+
+impl ConnectRecords {
+    /// Opens the records in `data_dir`, and creates their directory.
+    pub(super) fn create(data_dir: &DataDir) -> io::Result<Self> {
+        data_dir.create_or_open_subdirectory(DIRECTORY).map(Self)
+    }
+
+    /// Opens the records in the data directory at `path`; `None` if there are none.
+    pub(super) fn open(path: &Path) -> Option<Self> {
+        DataDir::open(path).ok()?.open_subdirectory(DIRECTORY).ok().map(Self)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Returns the connections of a client.
+    pub(super) fn connections(&self, client: Client) -> io::Result<Vec<StoredConnection>> {
+        let mut found = Vec::new();
+        for name in
+            self.0.names()?.iter().filter(|name| name.starts_with(<&str>::from(client)) && name.ends_with(".json"))
+        {
+            let Some(text) = self.0.read(name, RECORD_MAX)? else { continue };
+            let record: ConnectRecord = serde_json::from_slice(&text)?;
+            if record.client != client {
+                continue;
+            }
+            let backup = match &record.before {
+                Some(before) => self.0.read(&before.name, FILE_SIZE_MAX as u64)?,
+                None => None,
+            };
+            found.push(StoredConnection { record, backup });
+        }
+        Ok(found)
+    }
+
+    /// Stores a connection, in place of an earlier one of the same client and file.
+    pub(super) fn store(&self, StoredConnection { record, backup }: &StoredConnection) -> io::Result<()> {
+        if let (Some(before), Some(backup)) = (&record.before, backup) {
+            self.0.replace(&before.name, backup)?;
+        }
+        let key = key(record.client, &record.path);
+        self.0.replace(&format!("{key}.json"), &serde_json::to_vec_pretty(record)?)?;
+        if record.before.is_none() {
+            self.0.remove(&backup_name(record.client, &record.path))?;
+        }
+        Ok(())
+    }
+
+    /// Removes a connection with its backup.
+    pub(super) fn remove(&self, client: Client, path: &Path) -> io::Result<()> {
+        self.0.remove(&format!("{}.json", key(client, path)))?;
+        self.0.remove(&backup_name(client, path))?;
+        Ok(())
+    }
+}
+
+/// Returns the name of the backup of a file.
+pub(super) fn backup_name(client: Client, path: &Path) -> String {
+    format!("{}.backup", key(client, path))
+}
+
+/// Returns the name of a connection. A client can be connected in several files, for example of projects.
+fn key(client: Client, path: &Path) -> String {
+    let hash = ContentHash::of(path.as_os_str().as_encoded_bytes());
+    format!("{client}-{}", &hash.as_str()[..16])
+}

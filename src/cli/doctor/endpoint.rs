@@ -1,0 +1,161 @@
+//! Probe of the MCP endpoint: a session of a client with one request.
+
+use std::path::Path;
+use std::time::Duration;
+
+use mcp_satellite_http::client::{client, is_tls, root_cause};
+use mcp_satellite_protocol::era::NEWEST_SESSION_VERSION;
+use mcp_satellite_protocol::{header, method};
+use reqwest::{Client, Response, StatusCode, Url};
+use serde_json::{Value, json};
+
+use super::finding::DoctorFinding;
+use crate::console::api::{EndpointStatus, StatusReply};
+use crate::data_dir::DataDir;
+use crate::gateway::access::TOKEN_FILE;
+
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum size of the file with the token in bytes.
+const TOKEN_FILE_MAX: u64 = 4096;
+const LOG: &str = "read the log of the satellite, then run `satellite status`";
+
+/// Opens a session on the endpoint of the running satellite, lists its tools, and ends the session.
+pub(super) async fn probe(data_dir: &Path, status: Option<&StatusReply>) -> Vec<DoctorFinding> {
+    let Some(status) = status else {
+        let finding = DoctorFinding::ok("endpoint", "endpoint", "no satellite is running, so no call was made");
+        return vec![finding.next("start one with `satellite run`")];
+    };
+    let Some(endpoint) = &status.satellite.endpoint else {
+        let finding = DoctorFinding::ok("endpoint", "endpoint", "the satellite has none, so no client can connect");
+        return vec![finding.next("add [gateway] to the configuration")];
+    };
+    vec![test(data_dir, endpoint).await]
+}
+
+async fn test(data_dir: &Path, endpoint: &EndpointStatus) -> DoctorFinding {
+    let EndpointStatus { url, auth, token_file, .. } = endpoint;
+    let token = match (auth.as_str(), token_file) {
+        ("none", _) | (_, None) => None,
+        (_, Some(file)) => match DataDir::open(data_dir)
+            .and_then(|directory| directory.read(TOKEN_FILE, TOKEN_FILE_MAX))
+        {
+            Ok(Some(token)) => Some(String::from_utf8_lossy(&token).trim().to_owned()),
+            Ok(None) => {
+                let finding = DoctorFinding::error("endpoint", "endpoint", format!("the token file {file} is missing"));
+                return finding.next("run `satellite reload` to create another token");
+            }
+            Err(error) => {
+                let finding = DoctorFinding::error("endpoint", "endpoint", format!("cannot read the token: {error}"));
+                return finding.next("repair it as the message says");
+            }
+        },
+    };
+    let failed = |error: &reqwest::Error| {
+        let cause = root_cause(error).unwrap_or_else(|| "the HTTP exchange failed".to_owned());
+        let finding = |message| DoctorFinding::error("endpoint", "endpoint", message);
+        if is_tls(error) {
+            finding(format!("{url}: the TLS connection failed: {cause}")).next("use a certificate that clients trust")
+        } else {
+            finding(format!("cannot connect to {url}: {cause}")).next(LOG)
+        }
+    };
+    let client = match Url::parse(url).map_err(|error| error.to_string()) {
+        Ok(address) => match client(&address) {
+            Ok(client) => client,
+            Err(error) => return failed(&error),
+        },
+        Err(error) => {
+            return DoctorFinding::error("endpoint", "endpoint", format!("{url} is not a URL: {error}"))
+                .next("check `public_url`");
+        }
+    };
+    let session = ProbeSession { client, url, token: token.as_deref() };
+    match session.list_tools().await {
+        Ok(SessionOutcome::Tools(count)) => {
+            DoctorFinding::ok("endpoint", "endpoint", format!("{url} opened a session and listed {count} tools"))
+        }
+        // The tokens of configured users are known by their hashes only.
+        Ok(SessionOutcome::Rejected { status: StatusCode::UNAUTHORIZED, .. }) if token.is_none() && auth != "none" => {
+            let message = format!("{url} answers; no call was made, because the satellite stores no token");
+            DoctorFinding::ok("endpoint", "endpoint", message).next("connect a client and look at `satellite clients`")
+        }
+        Ok(SessionOutcome::Rejected { request, status }) => {
+            let message = format!("{url} answered `{request}` with HTTP status {status}");
+            DoctorFinding::error("endpoint", "endpoint", message).next(LOG)
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+/// A session of the probe. `Debug` is not implemented, because it contains the token.
+struct ProbeSession<'a> {
+    client: Client,
+    url: &'a str,
+    token: Option<&'a str>,
+}
+
+enum SessionOutcome {
+    /// Number of tools on the first page.
+    Tools(usize),
+    Rejected {
+        request: &'static str,
+        status: StatusCode,
+    },
+}
+
+impl ProbeSession<'_> {
+    async fn list_tools(&self) -> reqwest::Result<SessionOutcome> {
+        let client_info = json!({"name": "satellite doctor", "version": env!("CARGO_PKG_VERSION")});
+        let params = json!({"protocolVersion": NEWEST_SESSION_VERSION, "capabilities": {}, "clientInfo": client_info});
+        let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": method::INITIALIZE, "params": params});
+        let opened = self.post(None, &initialize).await?;
+        let rejected = |request, response: &Response| SessionOutcome::Rejected { request, status: response.status() };
+        let session = opened.headers().get(header::SESSION_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let (true, Some(session)) = (opened.status().is_success(), session) else {
+            return Ok(rejected(method::INITIALIZE, &opened));
+        };
+        let initialized = json!({"jsonrpc": "2.0", "method": method::INITIALIZED});
+        self.post(Some(&session), &initialized).await?;
+        let listed =
+            self.post(Some(&session), &json!({"jsonrpc": "2.0", "id": 2, "method": method::TOOLS_LIST})).await?;
+        let outcome = if listed.status().is_success() {
+            let status = listed.status();
+            match tool_count(&listed.text().await?) {
+                Some(count) => SessionOutcome::Tools(count),
+                None => SessionOutcome::Rejected { request: method::TOOLS_LIST, status },
+            }
+        } else {
+            rejected(method::TOOLS_LIST, &listed)
+        };
+        let ended = self.with_token(self.client.delete(self.url)).header(header::SESSION_ID, &session);
+        // A session that is not ended expires.
+        let _ = ended.timeout(REQUEST_TIMEOUT).send().await;
+        Ok(outcome)
+    }
+
+    async fn post(&self, session: Option<&str>, message: &Value) -> reqwest::Result<Response> {
+        let mut request = self.with_token(self.client.post(self.url)).timeout(REQUEST_TIMEOUT).json(message);
+        request = request.header("accept", "application/json, text/event-stream");
+        if let Some(session) = session {
+            request =
+                request.header(header::SESSION_ID, session).header(header::PROTOCOL_VERSION, NEWEST_SESSION_VERSION);
+        }
+        request.send().await
+    }
+
+    fn with_token(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        match self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+}
+
+/// Returns the number of tools in a response, which is JSON or an event stream.
+fn tool_count(body: &str) -> Option<usize> {
+    let count = |text: &str| {
+        let message: Value = serde_json::from_str(text).ok()?;
+        Some(message.get("result")?.get("tools")?.as_array()?.len())
+    };
+    count(body).or_else(|| body.lines().filter_map(|line| line.strip_prefix("data:")).find_map(count))
+}

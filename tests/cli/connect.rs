@@ -1,0 +1,442 @@
+//! `satellite connect` and `disconnect`: the entry in a client's file, its preview, and the way back.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use testkit::home::{Home, Outcome};
+
+use crate::SATELLITE;
+
+/// Names of the clients, and the file that each reads, below the home directory.
+const CLIENTS: [(&str, &str); 16] = [
+    ("claude-code", ".claude.json"),
+    ("claude-desktop", ".config/Claude/claude_desktop_config.json"),
+    ("cursor", ".cursor/mcp.json"),
+    ("vscode", ".config/Code/User/mcp.json"),
+    ("windsurf", ".codeium/windsurf/mcp_config.json"),
+    ("cline", ".cline/data/settings/cline_mcp_settings.json"),
+    ("roo-code", ".config/Code/User/globalStorage/rooveterinaryinc.roo-cline/settings/mcp_settings.json"),
+    ("continue", ".continue/config.yaml"),
+    ("zed", ".config/zed/settings.json"),
+    ("codex", ".codex/config.toml"),
+    ("gemini", ".gemini/settings.json"),
+    ("goose", ".config/goose/config.yaml"),
+    ("opencode", ".config/opencode/opencode.json"),
+    ("lmstudio", ".lmstudio/mcp.json"),
+    ("amazon-q", ".aws/amazonq/mcp.json"),
+    ("junie", ".junie/mcp/mcp.json"),
+];
+
+const CURSOR: &str = ".cursor/mcp.json";
+
+/// The files of a home directory in the fixtures of the clients.
+fn fixture_files(client: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    fn walk(directory: &Path, into: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { walk(&path, into) } else { into.push(path) }
+        }
+    }
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/clients/tests/fixtures").join(format!("home-{client}"));
+    let mut paths = Vec::new();
+    walk(&root, &mut paths);
+    paths.into_iter().map(|path| (path.strip_prefix(&root).unwrap().to_owned(), fs::read(&path).unwrap())).collect()
+}
+
+/// A user whose home directory is that of the test.
+fn user() -> Home {
+    let mut home = Home::new(SATELLITE);
+    fs::create_dir(home.path().join("user")).unwrap();
+    let directory = user_dir(&home).display().to_string();
+    home.env =
+        vec![("HOME".to_owned(), directory.clone()), ("XDG_CONFIG_HOME".to_owned(), format!("{directory}/.config"))];
+    home
+}
+
+fn user_dir(home: &Home) -> PathBuf {
+    home.path().join("user")
+}
+
+/// Writes a file of the user.
+fn put(home: &Home, path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> PathBuf {
+    let path = user_dir(home).join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, contents).unwrap();
+    path
+}
+
+fn connect(home: &Home, args: &[&str]) -> Outcome {
+    home.satellite(&[&["connect"], args].concat())
+}
+
+fn disconnect(home: &Home, args: &[&str]) -> Outcome {
+    home.satellite(&[&["disconnect"], args].concat())
+}
+
+/// All files of the user with their contents and modes.
+fn snapshot(home: &Home) -> Vec<(PathBuf, Vec<u8>, u32)> {
+    let mut files = Vec::new();
+    let mut directories = vec![user_dir(home)];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let about = path.symlink_metadata().unwrap();
+            if about.is_dir() {
+                directories.push(path);
+            } else if about.is_file() {
+                files.push((path.clone(), fs::read(&path).unwrap(), about.mode()));
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+#[test]
+fn every_client_is_connected_and_restored_byte_for_byte() {
+    for (client, file) in CLIENTS {
+        let home = user();
+        for (path, contents) in fixture_files(client) {
+            put(&home, path, contents);
+        }
+        let file = user_dir(&home).join(file);
+        assert!(file.exists(), "{client} has no fixture at {}", file.display());
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        let before = snapshot(&home);
+
+        let connected = connect(&home, &[client, "--yes"]).exits(0);
+        let shown = format!("{}{}", connected.stdout, connected.stderr);
+        assert!(
+            shown.contains("+++ ") && shown.contains("/satellite") && !shown.contains("PLANTED"),
+            "{client}: {shown}"
+        );
+        let during = snapshot(&home);
+        let changed: Vec<_> = during.iter().filter(|file| !before.contains(file)).collect();
+        let [(path, contents, _)] = &changed[..] else { panic!("{client}: {changed:?}") };
+        let text = String::from_utf8_lossy(contents);
+        assert!(text.contains("stdio") && text.contains(home.data_dir().to_str().unwrap()), "{client}: {text}");
+        if path == &file {
+            assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o640, "{client}");
+        }
+
+        let again = connect(&home, &[client, "--yes"]).exits(0);
+        assert!(again.stdout.contains("connected already"), "{client}: {again:#?}");
+        assert_eq!(snapshot(&home), during, "{client}: the second connect changed something");
+
+        let disconnected = disconnect(&home, &[client, "--yes"]).exits(0);
+        assert!(!format!("{}{}", disconnected.stdout, disconnected.stderr).contains("PLANTED"), "{client}");
+        assert_eq!(snapshot(&home), before, "{client}: {disconnected:#?}");
+        let kept = fs::read_dir(home.data_dir().join("clients")).unwrap().count();
+        assert_eq!(kept, 0, "{client}: the backup is left");
+        let outcome = disconnect(&home, &[client, "--yes"]).exits(0);
+        assert!(outcome.stdout.contains("is not connected"), "{client}: {outcome:#?}");
+    }
+}
+
+#[test]
+fn a_file_that_connect_creates_is_private_and_deleted_again() {
+    for (client, _) in CLIENTS {
+        let home = user();
+        connect(&home, &[client, "--yes"]).exits(0);
+        let files = snapshot(&home);
+        let [(_, _, mode)] = &files[..] else { panic!("{client}: {files:?}") };
+        assert_eq!(mode & 0o777, 0o600, "{client}");
+        disconnect(&home, &[client, "--yes"]).exits(0);
+        assert_eq!(snapshot(&home), [], "{client}");
+    }
+}
+
+#[test]
+fn the_backup_is_private() {
+    let home = user();
+    put(&home, CURSOR, "{\"mcpServers\": {}}");
+    connect(&home, &["cursor", "--yes"]).exits(0);
+    let directory = home.data_dir().join("clients");
+    assert_eq!(directory.metadata().unwrap().mode() & 0o777, 0o700);
+    let files: Vec<_> = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 2, "{files:?}");
+    assert!(files.iter().all(|file| file.metadata().unwrap().mode() & 0o777 == 0o600), "{files:?}");
+    let backup = files.iter().find(|file| file.extension().unwrap() == "backup").unwrap();
+    assert_eq!(fs::read_to_string(backup).unwrap(), "{\"mcpServers\": {}}");
+}
+
+#[test]
+fn without_a_terminal_the_change_is_shown_and_not_written() {
+    let home = user();
+    put(
+        &home,
+        CURSOR,
+        "{\n  \"mcpServers\": {\n    \"a\": {\"command\": \"a\", \"env\": {\"K\": \"hunter2\"}}\n  }\n}\n",
+    );
+    let before = snapshot(&home);
+    let outcome = connect(&home, &["cursor"]).exits(2);
+    assert!(outcome.stderr.contains("--yes") && outcome.stderr.contains("nothing was changed"), "{outcome:#?}");
+    assert!(outcome.stdout.contains("+    \"satellite\""), "{outcome:#?}");
+    assert!(outcome.stdout.contains("\"K\": \"…\"") && !outcome.stdout.contains("hunter2"), "{outcome:#?}");
+    assert_eq!(snapshot(&home), before);
+    assert!(!home.data_dir().exists());
+    connect(&home, &["emacs"]).exits(2);
+    connect(&home, &[]).exits(2);
+}
+
+#[test]
+fn changes_of_others_survive_disconnect() {
+    let home = user();
+    let text = "{\n  // mine\n  \"mcpServers\": {\n    \"a\": {\"command\": \"a\"}\n  }\n}\n";
+    let file = put(&home, CURSOR, text);
+    connect(&home, &["cursor", "--yes"]).exits(0);
+    let connected = fs::read_to_string(&file).unwrap();
+    fs::write(&file, connected.replace("// mine", "// changed")).unwrap();
+    let outcome = disconnect(&home, &["cursor", "--yes"]).exits(0);
+    assert!(
+        outcome.stdout.contains("removed only the entry") && outcome.stdout.contains("was changed after"),
+        "{outcome:#?}"
+    );
+    assert_eq!(fs::read_to_string(&file).unwrap(), text.replace("// mine", "// changed"));
+
+    // A second connect with other options keeps the way back to the first state.
+    connect(&home, &["cursor", "--yes"]).exits(0);
+    connect(&home, &["cursor", "--yes", "--flat"]).exits(0);
+    assert!(fs::read_to_string(&file).unwrap().contains("--flat"));
+    let outcome = disconnect(&home, &["cursor", "--yes"]).exits(0);
+    assert!(outcome.stdout.contains("byte for byte"), "{outcome:#?}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), text.replace("// mine", "// changed"));
+
+    // The record is lost, for example with the data directory.
+    connect(&home, &["cursor", "--yes"]).exits(0);
+    fs::remove_dir_all(home.data_dir().join("clients")).unwrap();
+    let outcome = disconnect(&home, &["cursor", "--yes"]).exits(0);
+    assert!(outcome.stdout.contains("there is no record"), "{outcome:#?}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), text.replace("// mine", "// changed"));
+}
+
+#[test]
+fn a_symbolic_link_stays_and_its_target_is_edited() {
+    let home = user();
+    let target = put(&home, "dotfiles/cursor.json", "{\"mcpServers\": {}}");
+    let link = user_dir(&home).join(CURSOR);
+    fs::create_dir(link.parent().unwrap()).unwrap();
+    symlink("../dotfiles/cursor.json", &link).unwrap();
+    connect(&home, &["cursor", "--yes"]).exits(0);
+    assert!(link.is_symlink() && fs::read_to_string(&target).unwrap().contains("stdio"));
+    disconnect(&home, &["cursor", "--yes"]).exits(0);
+    assert!(link.is_symlink());
+    assert_eq!(fs::read_to_string(&target).unwrap(), "{\"mcpServers\": {}}");
+
+    fs::remove_file(&target).unwrap();
+    let outcome = connect(&home, &["cursor", "--yes"]).exits(1);
+    assert!(outcome.stderr.contains("a link to a file that does not exist"), "{outcome:#?}");
+    assert!(link.is_symlink() && !target.exists());
+}
+
+#[test]
+fn files_that_cannot_be_edited_safely_are_refused_and_unchanged() {
+    let home = user();
+    let file = put(&home, CURSOR, "{\"mcpServers\": {}}");
+    let directory = file.parent().unwrap().to_owned();
+    let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let refused = |message: &str| {
+        let before = snapshot(&home);
+        let outcome = connect(&home, &["cursor", "--yes"]).exits(1);
+        assert!(outcome.stderr.contains(message), "{message}: {outcome:#?}");
+        assert_eq!(snapshot(&home), before, "{message}");
+        assert!(!outcome.stderr.contains("hunter2"), "{outcome:#?}");
+        assert_eq!(outcome.stderr.lines().filter(|line| !line.contains("warning: ")).count(), 1, "{outcome:#?}");
+    };
+    set_mode(&file, 0o444);
+    refused("the file is read-only");
+    set_mode(&file, 0o644);
+    set_mode(&directory, 0o555);
+    refused("is read-only; make it writable");
+    set_mode(&directory, 0o755);
+    if nix::unistd::geteuid().is_root() {
+        std::os::unix::fs::chown(&file, Some(12345), None).unwrap();
+        refused("it belongs to user 12345, and this command runs as user 0");
+        std::os::unix::fs::chown(&file, Some(0), None).unwrap();
+    }
+    for (contents, message) in [
+        (&b"{\"mcpServers\": {\"a\": {\"env\": {\"K\": \"hunter2\""[..], "invalid JSON"),
+        (b"{\"mcpServers\": {}}\xff", "it is not UTF-8"),
+        (b"[]", "it must contain an object"),
+        (b"{\"mcpServers\": {\"satellite\": {\"command\": \"orbit\"}}}", "it does not start this satellite"),
+    ] {
+        fs::write(&file, contents).unwrap();
+        refused(message);
+    }
+    fs::write(&file, vec![b' '; (16 << 20) + 1]).unwrap();
+    refused("larger than 16 MiB");
+    fs::remove_file(&file).unwrap();
+    nix::unistd::mkfifo(&file, nix::sys::stat::Mode::from_bits_truncate(0o644)).unwrap();
+    refused("not a regular file");
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    refused("not a regular file");
+}
+
+#[test]
+fn large_files_byte_order_marks_and_line_ends_survive() {
+    let filler = format!("  \"history\": [\n{}    \"end\"\n  ],\n", "    \"0123456789abcdef\",\n".repeat(450_000));
+    for text in [
+        format!("{{\n{filler}  \"mcpServers\": {{}}\n}}\n"),
+        "\u{feff}{\n  \"mcpServers\": {}\n}\n".to_owned(),
+        "{\r\n  \"mcpServers\": {\r\n    \"a\": {\"command\": \"a\"}\r\n  }\r\n}\r\n".to_owned(),
+    ] {
+        let home = user();
+        let file = put(&home, ".claude.json", &text);
+        let outcome = connect(&home, &["claude-code", "--yes"]).exits(0);
+        assert!(outcome.stdout.len() < 10_000, "{} bytes of preview", outcome.stdout.len());
+        let connected = fs::read_to_string(&file).unwrap();
+        assert_eq!(connected.starts_with('\u{feff}'), text.starts_with('\u{feff}'));
+        assert_eq!(connected.replace("\r\n", "").contains('\n'), text.replace("\r\n", "").contains('\n'));
+        disconnect(&home, &["claude-code", "--yes"]).exits(0);
+        assert!(fs::read_to_string(&file).unwrap() == text, "the file differs");
+    }
+}
+
+#[test]
+fn a_change_during_the_question_is_not_overwritten() {
+    let home = user();
+    let file = put(&home, CURSOR, "{\"mcpServers\": {}}");
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let path = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
+    let terminal = fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut typing = fs::File::from(ours);
+    let ask = || {
+        let mut command = home.command(&["connect", "cursor"]);
+        command.arg("--data-dir").arg(home.data_dir()).stdin(Stdio::from(terminal.try_clone().unwrap()));
+        let asking = home.start(command);
+        asking.wait_stderr(|text| text.contains("[y/N] "));
+        asking
+    };
+    let mut answer = |text: &str| std::io::Write::write_all(&mut typing, text.as_bytes()).unwrap();
+
+    let asking = ask();
+    answer("n\n");
+    let outcome = asking.finish().exits(1);
+    assert!(outcome.stderr.contains("nothing was changed"), "{outcome:#?}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "{\"mcpServers\": {}}");
+
+    let asking = ask();
+    fs::write(&file, "{\"mcpServers\": {\"new\": {\"command\": \"x\"}}}").unwrap();
+    answer("y\n");
+    let outcome = asking.finish().exits(1);
+    assert!(outcome.stderr.contains("was changed by another program"), "{outcome:#?}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "{\"mcpServers\": {\"new\": {\"command\": \"x\"}}}");
+    let records = fs::read_dir(home.data_dir().join("clients")).unwrap().count();
+    assert_eq!(records, 0, "a connection that failed is recorded");
+    let left: Vec<_> = fs::read_dir(file.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["mcp.json"], "a temporary file is left");
+
+    let asking = ask();
+    answer("y\n");
+    asking.finish().exits(0);
+    assert!(fs::read_to_string(&file).unwrap().contains("stdio"));
+}
+
+#[test]
+fn the_token_is_in_no_file_of_a_client_no_argument_and_no_output() {
+    let home = user();
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("[gateway]\nlisten = \"127.0.0.1:0\"\n{text}")).unwrap();
+    let outcome = connect(&home, &["cursor", "--http", "--yes"]).exits(3);
+    assert!(outcome.stderr.contains("no satellite is running"), "{outcome:#?}");
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let token = fs::read_to_string(home.data_dir().join("token")).unwrap().trim().to_owned();
+    let is_free = |text: &str| !text.contains(&token) && !text.contains(&token[4..]);
+    for (client, reference) in [
+        ("cursor", "${env:SATELLITE_TOKEN}"),
+        ("codex", "SATELLITE_TOKEN"),
+        ("windsurf", "${file:"),
+        ("opencode", "{file:"),
+    ] {
+        let outcome = connect(&home, &[client, "--http", "--yes"]).exits(0);
+        assert!(is_free(&outcome.stdout) && is_free(&outcome.stderr), "{client}: {outcome:#?}");
+        let written: String =
+            snapshot(&home).iter().map(|(_, text, _)| String::from_utf8_lossy(text).into_owned()).collect();
+        assert!(is_free(&written) && written.contains(reference) && written.contains("/mcp"), "{client}: {written}");
+        assert!(outcome.stdout.contains(reference), "{client}: {outcome:#?}");
+        let needs_variable = reference.contains("SATELLITE_TOKEN");
+        assert_eq!(outcome.stderr.contains("export SATELLITE_TOKEN=\"$(cat "), needs_variable, "{outcome:#?}");
+    }
+    let rows = connect(&home, &["--list", "--json"]).exits(0).json();
+    let row = |client: &str| rows.as_array().unwrap().iter().find(|row| row["client"] == client).unwrap().clone();
+    assert_eq!(row("windsurf")["state"], "connected");
+    assert_eq!(row("windsurf")["form"], "http, token in a file");
+    for client in ["zed", "claude-desktop", "lmstudio", "junie"] {
+        let outcome = connect(&home, &[client, "--http", "--yes"]).exits(2);
+        assert!(outcome.stderr.contains("connect it without --http"), "{outcome:#?}");
+    }
+    for client in ["cursor", "codex", "windsurf", "opencode"] {
+        disconnect(&home, &[client, "--yes"]).exits(0);
+    }
+    assert_eq!(snapshot(&home), []);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn the_list_shows_each_client_and_print_writes_nothing() {
+    let home = user();
+    put(&home, CURSOR, "{\"mcpServers\": {\"satellite\": {\"command\": \"orbit\"}}}");
+    put(&home, ".gemini/settings.json", "{\"mcpServers\"");
+    put(&home, ".config/zed/settings.json", "{}");
+    connect(&home, &["codex", "--yes", "--server", "notes", "--user", "acme/alice"]).exits(0);
+    let config = fs::read_to_string(user_dir(&home).join(".codex/config.toml")).unwrap();
+    assert!(
+        config.contains("\"stdio\", \"--server\", \"notes\", \"--user\", \"acme/alice\", \"--data-dir\""),
+        "{config}"
+    );
+    let before = snapshot(&home);
+    let rows = connect(&home, &["--list", "--json"]).exits(0).json();
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 16);
+    for (client, found, state) in [
+        ("cursor", true, "foreign_entry"),
+        ("gemini", true, "unknown"),
+        ("zed", true, "not_connected"),
+        ("codex", true, "connected"),
+        ("goose", false, "not_connected"),
+    ] {
+        let row = rows.iter().find(|row| row["client"] == client).unwrap();
+        assert_eq!((&row["found"], &row["state"]), (&found.into(), &state.into()), "{row:#}");
+    }
+    let list = connect(&home, &["--list"]).exits(0).stdout;
+    for text in
+        ["connected (stdio)", "has another entry `satellite`", "not connected", "not found", "gemini: cannot read"]
+    {
+        assert!(list.contains(text), "{text}: {list}");
+    }
+    let printed = connect(&home, &["zed", "--print"]).exits(0);
+    let entry = &printed.json()["context_servers"]["satellite"];
+    assert_eq!(entry["args"][0], "stdio", "{printed:#?}");
+    assert!(Path::new(entry["command"].as_str().unwrap()).is_absolute());
+    assert_eq!(snapshot(&home), before);
+    // The tests run a binary that cargo has built.
+    assert!(printed.stderr.contains("a directory of builds or caches"), "{printed:#?}");
+}
+
+#[test]
+fn a_named_file_is_connected_and_found_again() {
+    let home = user();
+    let file = home.path().join("project.json");
+    fs::write(&file, "{\"servers\": {}}\n").unwrap();
+    connect(&home, &["vscode", "--yes", "--file", "project.json"]).exits(0);
+    assert_eq!(snapshot(&home), [], "the file of the user was changed, too");
+    let outcome = disconnect(&home, &["vscode", "--yes"]).exits(0);
+    assert!(outcome.stdout.contains("project.json byte for byte"), "{outcome:#?}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "{\"servers\": {}}\n");
+
+    connect(&home, &["vscode", "--yes", "--file", "project.json"]).exits(0);
+    connect(&home, &["vscode", "--yes"]).exits(0);
+    let outcome = disconnect(&home, &["vscode", "--yes"]).exits(2);
+    assert!(outcome.stderr.contains("in several files") && outcome.stderr.contains("--file"), "{outcome:#?}");
+    disconnect(&home, &["vscode", "--yes", "--file", "project.json"]).exits(0);
+    disconnect(&home, &["vscode", "--yes"]).exits(0);
+    assert_eq!(snapshot(&home), []);
+}
