@@ -6,6 +6,7 @@
 mod args;
 mod auth;
 mod backend;
+mod background;
 mod check;
 mod clients;
 mod completions;
@@ -22,6 +23,7 @@ mod print;
 mod run;
 mod sim_server;
 mod status;
+mod stdio;
 mod table;
 mod token;
 mod tools;
@@ -99,6 +101,8 @@ enum CliCommand {
     Auth(auth::AuthCommand),
     /// Generate a token for a client of the MCP endpoint, with the line for the configuration
     Token(token::TokenCommand),
+    /// Connect an MCP client that starts a command: messages on stdin and stdout, the running satellite behind them
+    Stdio(stdio::StdioCommand),
     /// Run a control plane that sends configurations and commands to satellites and stores their reports
     Backend(backend::BackendCliCommand),
     /// Send calls and faults to a fleet of simulated or real servers, and check the guarantees
@@ -120,6 +124,7 @@ pub fn main() -> ExitCode {
         CliCommand::SimServer(verb) => std::process::exit(verb.run()),
         // A subcommand that starts servers runs below the reaper, which ends leftover processes. No thread exists yet.
         CliCommand::Run(verb) => {
+            verb.detach();
             return run_below_reaper(|below| report_outcome(run_satellite(verb.run(below))));
         }
         CliCommand::Demo(verb) => {
@@ -147,6 +152,7 @@ pub fn main() -> ExitCode {
         CliCommand::Check(verb) => run_async(verb.run()),
         CliCommand::Backend(verb) => run_async(verb.run()),
         CliCommand::Token(verb) => verb.run(),
+        CliCommand::Stdio(verb) => verb.run(),
         CliCommand::Completions(verb) => Ok(verb.run(&mut Cli::command())),
         CliCommand::ManPages(verb) => verb.run(Cli::command()),
     };

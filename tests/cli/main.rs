@@ -29,6 +29,7 @@ mod secrets;
 mod sim_server;
 mod sim_server_http;
 mod status;
+mod stdio;
 mod terminal;
 mod token;
 mod watch;

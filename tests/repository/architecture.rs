@@ -288,7 +288,7 @@ fn methods_are_defined_only_in_the_protocol_crate() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 16] = [
+const MEMBERS: [(&str, &[&str]); 17] = [
     ("crates/protocol", &[]),
     ("crates/model", &["protocol"]),
     ("crates/session", &["model", "protocol"]),
@@ -296,6 +296,7 @@ const MEMBERS: [(&str, &[&str]); 16] = [
     ("crates/embed", &["actors", "protocol"]),
     ("crates/files", &[]),
     ("crates/http", &[]),
+    ("crates/bridge", &["model", "protocol"]),
     ("crates/config", &["http", "model"]),
     ("crates/process", &["actors", "files"]),
     ("crates/remote", &["actors", "files", "http", "protocol"]),
