@@ -215,6 +215,10 @@ impl SatelliteEndpoint {
         })
     }
 
+    pub(crate) fn is_opening(&self) -> bool {
+        self.is_expected.load(Ordering::Acquire) && self.state().is_none()
+    }
+
     /// Returns the address of the endpoint and a token of `user`, as `TEAM/USER` or `USER`. Without a name it is the only
     /// user, or the one with the stored token. Whoever can use the control socket can act as any user.
     ///

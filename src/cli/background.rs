@@ -20,7 +20,7 @@ const EXCERPT_MAX: u64 = 2000;
 pub(super) struct BackgroundStart {
     child: Child,
     log: File,
-    log_path: PathBuf,
+    directory: PathBuf,
     /// Size of the log before the start.
     log_start: u64,
 }
@@ -44,19 +44,28 @@ impl BackgroundStart {
             .stderr(output(&log)?)
             .spawn()
             .map_err(failed)?;
-        Ok(Self { child, log, log_path: directory.path().join(LOG), log_start })
+        Ok(Self { child, log, directory: directory.path().to_owned(), log_start })
     }
 
-    /// Returns an error if the satellite has ended, with the end of its output.
+    pub(super) fn log_path(&self) -> PathBuf {
+        self.directory.join(LOG)
+    }
+
+    /// Returns an error if the satellite has ended, with the end of its output. If another process has started one at the
+    /// same moment, that one is used.
     pub(super) fn check(&mut self) -> Result<(), CommandFailure> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
+        // The lock of this check ends with the descriptor.
+        if !DataDir::open(&self.directory)?.try_lock() {
+            return Ok(());
+        }
         let end = self.log.metadata()?.len();
         let from = self.log_start.max(end.saturating_sub(EXCERPT_MAX));
         let mut output = vec![0; usize::try_from(end.saturating_sub(from)).unwrap_or_default()];
         let length = self.log.read_at(&mut output, from)?;
         let excerpt = String::from_utf8_lossy(&output[..length]);
-        let log = self.log_path.display();
-        let message = format!("the satellite did not start ({status}); see {log}:\n{}", excerpt.trim());
+        let log = self.log_path();
+        let message = format!("the satellite did not start ({status}); see {}:\n{}", log.display(), excerpt.trim());
         Err(CommandFailure::new(FAILED, message))
     }
 }

@@ -21,12 +21,14 @@ mod log_writer;
 mod man_pages;
 mod print;
 mod run;
+mod service;
 mod sim_server;
 mod status;
 mod stdio;
 mod table;
 mod token;
 mod tools;
+mod up;
 mod worker_threads;
 
 use std::process::ExitCode;
@@ -51,6 +53,7 @@ use worker_threads::WorkerObserver;
 Getting started:
   satellite demo                          two teams of example servers, and commands to try
   satellite run --mcp-json mcp.json       the servers of a Claude, Cursor or VS Code configuration
+  satellite up                            the servers of your own configuration, in the background
   satellite status --watch                the status of all servers
   satellite call SERVER TOOL '{\"a\": 1}'   one tool call
 
@@ -65,8 +68,12 @@ struct Cli {
 enum CliCommand {
     /// Run the servers of a configuration, in the foreground, until SIGTERM or SIGINT
     Run(run::RunCommand),
+    /// Start the user's satellite in the background, and wait until its endpoint is open
+    Up(up::UpCommand),
     /// Stop the running satellite and wait until it has ended
     Down(down::DownCommand),
+    /// Install, remove or show the systemd unit that runs the user's satellite
+    Service(service::ServiceCommand),
     /// Run an example: two teams, five users, real child processes
     Demo(demo::DemoCommand),
     /// Report every error of a configuration at once
@@ -134,6 +141,8 @@ pub fn main() -> ExitCode {
             return run_below_reaper(|below| report_outcome(verb.run(Some(below))));
         }
         CliCommand::Load(verb) => verb.run(None),
+        CliCommand::Up(verb) => run_async(verb.run()),
+        CliCommand::Service(verb) => verb.run(),
         CliCommand::Down(verb) => run_async(verb.run()),
         CliCommand::Status(verb) => run_async(verb.run()),
         CliCommand::Clients(verb) => run_async(verb.run()),

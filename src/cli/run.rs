@@ -117,7 +117,7 @@ impl RunCommand {
 
     pub(super) async fn run(self, below: ReaperLink) -> Result<u8, CommandFailure> {
         self.log.init();
-        let files = ConfigFiles { sources: self.sources, listen: self.listen };
+        let files = ConfigFiles { sources: self.sources.or_user_default(), listen: self.listen };
         let texts = files.sources.read();
         let plan = files.plan(&texts)?;
         let servers = plan.instances.len();

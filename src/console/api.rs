@@ -500,6 +500,9 @@ pub struct SatelliteStatus {
     /// State of event delivery; `None` if events are not delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery: Option<DeliveryStatus>,
+    /// True while the satellite starts and its MCP endpoint is not open yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub endpoint_opening: bool,
     /// State of the MCP endpoint; `None` if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<EndpointStatus>,

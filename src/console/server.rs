@@ -188,6 +188,7 @@ async fn status(
         held_by: console.connector.describe_containment(),
         memory: MemoryReport::from_status(console.runtime.memory()),
         events: console.runtime.event_statistics().into(),
+        endpoint_opening: console.endpoint.is_opening(),
         endpoint: console.endpoint.status(),
         backend: console
             .link

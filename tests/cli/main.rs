@@ -3,6 +3,7 @@
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod background;
 mod call;
 mod check;
 mod configure;

@@ -20,7 +20,7 @@ const VERSION: &str = "2025-11-25";
 const MODES: [&[&str]; 4] = [&[], &["--tools"], &["--flat"], &["--server", "notes"]];
 
 /// An MCP client that starts `satellite stdio`.
-struct StdioClient {
+pub(crate) struct StdioClient {
     child: Child,
     input: Option<ChildStdin>,
     lines: Receiver<String>,
@@ -36,7 +36,7 @@ impl StdioClient {
         Self::start_bare(home, &[args, &["--data-dir", data_dir]].concat())
     }
 
-    fn start_bare(home: &Home, args: &[&str]) -> Self {
+    pub(crate) fn start_bare(home: &Home, args: &[&str]) -> Self {
         let mut command = home.command(&[&["stdio"], args].concat());
         let stderr = tempfile::Builder::new().suffix(".stderr").tempfile_in(home.path()).unwrap().keep().unwrap().1;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(fs::File::create(&stderr).unwrap());
@@ -102,7 +102,7 @@ impl StdioClient {
     }
 
     #[track_caller]
-    fn initialize(&mut self, capabilities: &Value) -> Value {
+    pub(crate) fn initialize(&mut self, capabilities: &Value) -> Value {
         let client = json!({"name": "starter", "version": "1"});
         let params = json!({"protocolVersion": VERSION, "capabilities": capabilities, "clientInfo": client});
         let answer = self.request(&json!("init"), "initialize", &params);
@@ -112,13 +112,13 @@ impl StdioClient {
     }
 
     #[track_caller]
-    fn call(&mut self, id: &Value, tool: &str, arguments: &Value) -> Value {
+    pub(crate) fn call(&mut self, id: &Value, tool: &str, arguments: &Value) -> Value {
         self.request(id, "tools/call", &json!({"name": tool, "arguments": arguments}))
     }
 
     /// Closes stdin and waits for the exit. Returns the exit code and stderr.
     #[track_caller]
-    fn close(mut self) -> (Option<i32>, String) {
+    pub(crate) fn close(mut self) -> (Option<i32>, String) {
         drop(self.input.take());
         self.exited()
     }

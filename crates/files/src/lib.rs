@@ -6,3 +6,4 @@
 pub mod data_dir;
 pub mod disk;
 pub mod known_dirs;
+pub mod user_dirs;
