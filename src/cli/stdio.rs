@@ -17,10 +17,13 @@ use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, NO_SATELLITE, l
 use crate::console::api::{EndpointAccess, EndpointAccessQuery};
 use crate::console::client::{ClientError, ConsoleClient};
 use mcp_satellite_actors::model::printable;
+use mcp_satellite_process::program_pages::ProgramPages;
 
 /// Time for a satellite that is starting to open its endpoint.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
+/// Time after the start at which the client has opened its session.
+const REST: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 pub(super) struct StdioCommand {
@@ -71,6 +74,12 @@ impl StdioCommand {
                 _ = interrupt.recv() => {}
             }
         };
+        // The start reads many pages of the program that a bridge at work does not need.
+        tokio::spawn(async {
+            sleep(REST).await;
+            // An error means that the pages stay resident until memory is short.
+            let _ = ProgramPages::find().and_then(|pages| pages.release());
+        });
         let settings = BridgeSettings { path, report: Box::new(report) };
         mcp_satellite_bridge::run(settings, Box::new(locator), tokio::io::stdin(), tokio::io::stdout(), stop).await;
         Ok(DONE)

@@ -31,6 +31,8 @@ const EVENT_STREAM: &str = "text/event-stream";
 
 /// The endpoint is on this machine: a connection that is not accepted within this time will not be.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes that are read ahead of a slow client, on each connection.
+const READ_AHEAD: usize = 64 << 10;
 /// Connections that are kept for the next requests.
 const IDLE_MAX: usize = 8;
 
@@ -186,7 +188,8 @@ impl EndpointClient {
 async fn start_connection(
     stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
 ) -> io::Result<Connection> {
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+    let handshake = http1::Builder::new().max_buf_size(READ_AHEAD).handshake(TokioIo::new(stream));
+    let (sender, connection) = handshake.await.map_err(io::Error::other)?;
     tokio::spawn(async move {
         // The request that uses the connection reports its error.
         let _ = connection.await;

@@ -178,7 +178,8 @@ impl ClientRequest {
                     if self.is_subscribed.load(Ordering::Acquire) {
                         deadline = Instant::now() + SUBSCRIPTION_WAIT_MAX;
                     } else if !self.is_repeatable() || Instant::now() >= deadline {
-                        return self.fail(CallFate::MaybeExecuted, why).await;
+                        let reason = format!("lost the connection to the satellite: {why}");
+                        return self.fail(CallFate::MaybeExecuted, reason).await;
                     }
                     sleep(pause).await;
                     pause = (2 * pause).min(RETRY_PAUSE_MAX);
