@@ -6,7 +6,7 @@ use testkit::home::Home;
 
 use crate::SATELLITE;
 
-const VERBS: [&str; 24] = [
+const VERBS: [&str; 27] = [
     "run",
     "down",
     "demo",
@@ -100,7 +100,7 @@ fn completion_scripts_are_valid_and_contain_the_verbs() {
     let offered = home.shell(&format!("bash -c '{}'", asked.replace('\'', r"'\''"))).finish().exits(0).stdout;
     let mut offered: Vec<&str> = offered.lines().collect();
     offered.sort_unstable();
-    assert_eq!(offered, ["start", "status", "stop"]);
+    assert_eq!(offered, ["start", "status", "stdio", "stop"]);
     home.bare(&["completions", "tcsh"]).exits(2);
 }
 
