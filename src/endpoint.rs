@@ -1,20 +1,22 @@
 //! Life cycle of the satellite's MCP endpoint: opened, changed and closed as the configuration requires.
 //! [`gateway`](crate::gateway) implements the endpoint itself.
 
+use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::audience::Audience;
 use mcp_satellite_actors::byte_budget::ByteBudget;
-use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::ids::{InstanceId, TeamId, UserId};
 use mcp_satellite_actors::model::secret::Secret;
 
-use crate::config::{EndpointAuth, GatewayPlan, LISTEN, ListenSetting};
-use crate::console::api::EndpointStatus;
+use crate::config::{EndpointAuth, GatewayPlan, GatewayUser, LISTEN, ListenSetting, TokenHash};
+use crate::console::api::{EndpointAccess, EndpointStatus, RequestFailure};
 use crate::data_dir::DataDir;
-use crate::gateway::access::{Access, TOKEN_FILE, load_or_create_token};
+use crate::gateway::access::{Access, TOKEN_FILE, load_or_create_token, new_token};
 use crate::gateway::audience::GatewayAudience;
 use crate::gateway::clients::ClientStatus;
 use crate::gateway::dispatch::EndpointDispatcher;
@@ -39,6 +41,9 @@ const LISTEN_FILE_MAX: u64 = 100;
 /// Ports for the endpoint if its default port is taken, below the range of ephemeral ports.
 const FALLBACK_PORTS: std::ops::Range<u16> = 7301..7901;
 
+/// Number of users that an error lists.
+const NAMES_MAX: usize = 20;
+
 const CERTIFICATE: &str = "check the files in [gateway] tls";
 
 pub(crate) struct SatelliteEndpoint {
@@ -48,6 +53,10 @@ pub(crate) struct SatelliteEndpoint {
     audience: Arc<GatewayAudience>,
     open: Mutex<Option<OpenEndpoint>>,
     stored_token: Mutex<Option<Secret>>,
+    /// Tokens for clients that have asked over the control socket, by user. They end with the satellite.
+    granted_tokens: Mutex<HashMap<(TeamId, UserId), Secret>>,
+    /// True if the configuration has an endpoint, which may not be open yet.
+    is_expected: AtomicBool,
 }
 
 #[derive(Clone)]
@@ -78,6 +87,8 @@ impl SatelliteEndpoint {
             audience,
             open: Mutex::default(),
             stored_token: Mutex::default(),
+            granted_tokens: Mutex::default(),
+            is_expected: AtomicBool::new(false),
         }
     }
 
@@ -87,7 +98,9 @@ impl SatelliteEndpoint {
 
     /// Binds the address, if the plan has one. Connections wait in the backlog until the endpoint is opened.
     pub(crate) fn reserve(&self, mut plan: GatewayPlan) -> Result<Option<ReservedEndpoint>, EndpointError> {
-        let Some(address) = plan.address() else { return Ok(None) };
+        let address = plan.address();
+        self.is_expected.store(address.is_some(), Ordering::Release);
+        let Some(address) = address else { return Ok(None) };
         let failed = |hint| move |why| EndpointError { address, why, hint };
         self.add_stored_token(&mut plan).map_err(failed(TOKEN))?;
         let listener =
@@ -125,9 +138,11 @@ impl SatelliteEndpoint {
         };
         if plan.address().is_none() {
             tracing::info!("the MCP endpoint is switched off");
+            self.is_expected.store(false, Ordering::Release);
             return self.close().await;
         }
         self.reload_stored_token(&mut plan).await;
+        self.add_granted_tokens(&mut plan);
         open.access.apply(&plan);
         let elsewhere = match open.gateway.bind_new_address(plan.listen) {
             Ok(elsewhere) => elsewhere,
@@ -161,6 +176,7 @@ impl SatelliteEndpoint {
     pub(crate) async fn apply_users(&self, mut plan: GatewayPlan) -> bool {
         let Some(open) = self.state().clone() else { return false };
         self.reload_stored_token(&mut plan).await;
+        self.add_granted_tokens(&mut plan);
         if plan.users == open.plan.users {
             return false;
         }
@@ -197,6 +213,73 @@ impl SatelliteEndpoint {
             sessions: open.gateway.session_count(),
             clients: open.gateway.clients().len(),
         })
+    }
+
+    pub(crate) fn is_opening(&self) -> bool {
+        self.is_expected.load(Ordering::Acquire) && self.state().is_none()
+    }
+
+    /// Returns the address of the endpoint and a token of `user`, as `TEAM/USER` or `USER`. Without a name it is the only
+    /// user, or the one with the stored token. Whoever can use the control socket can act as any user.
+    ///
+    /// # Errors
+    /// The endpoint is off or not open, or `user` does not name one user.
+    pub(crate) fn grant_access(&self, user: Option<&str>) -> Result<EndpointAccess, RequestFailure> {
+        let refused = RequestFailure::new;
+        let mut state = self.state();
+        let Some(open) = state.as_mut() else {
+            return Err(if self.is_expected.load(Ordering::Acquire) {
+                refused("closing", "the MCP endpoint is not open at the moment".to_owned())
+            } else {
+                let why = "the satellite has no MCP endpoint; add [gateway] to its configuration and run `satellite \
+                           reload`";
+                refused("refused", why.to_owned())
+            });
+        };
+        let address = open.gateway.address();
+        let host = match open.plan.hosts.first() {
+            Some(host) if !address.ip().is_loopback() => host.clone(),
+            Some(_) | None => address.to_string(),
+        };
+        let address = match address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port()),
+            IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), address.port()),
+            _ => address,
+        };
+        let certificate = open.plan.tls.as_ref().map(|tls| tls.cert.clone());
+        let selected = select_user(&open.plan, user)?;
+        if open.plan.auth != EndpointAuth::Bearer {
+            return Ok(EndpointAccess { address, host, token: None, certificate });
+        }
+        let key = (selected.team.clone(), selected.user.clone());
+        let token = match self.granted_tokens().entry(key) {
+            std::collections::hash_map::Entry::Occupied(known) => known.get().clone(),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                let token = new_token().map_err(|error| refused("closing", error.to_string()))?;
+                place.insert(token).clone()
+            }
+        };
+        if !selected.tokens.contains(&TokenHash::from_token(token.expose())) {
+            self.add_granted_tokens(&mut open.plan);
+            open.access.apply(&open.plan);
+        }
+        Ok(EndpointAccess { address, host, token: Some(token.expose().to_owned()), certificate })
+    }
+
+    fn add_granted_tokens(&self, plan: &mut GatewayPlan) {
+        let granted = self.granted_tokens();
+        for user in &mut plan.users {
+            if let Some(token) = granted.get(&(user.team.clone(), user.user.clone())) {
+                let hash = TokenHash::from_token(token.expose());
+                if !user.tokens.contains(&hash) {
+                    user.tokens.push(hash);
+                }
+            }
+        }
+    }
+
+    fn granted_tokens(&self) -> MutexGuard<'_, HashMap<(TeamId, UserId), Secret>> {
+        self.granted_tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
@@ -291,5 +374,45 @@ impl SatelliteEndpoint {
     fn state(&self) -> MutexGuard<'_, Option<OpenEndpoint>> {
         // No lock holder calls code that could panic halfway through a change.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn select_user<'a>(plan: &'a GatewayPlan, named: Option<&str>) -> Result<&'a GatewayUser, RequestFailure> {
+    let failed = |kind, message: String| Err(RequestFailure::new(kind, message));
+    let found: Vec<&GatewayUser> = match (named, &plan.auth) {
+        (None, EndpointAuth::None(_)) => plan.single_user().into_iter().collect(),
+        (None, EndpointAuth::Bearer) if plan.users.len() > 1 => {
+            plan.users.iter().filter(|user| user.has_stored_token).collect()
+        }
+        (None, EndpointAuth::Bearer) => plan.users.iter().collect(),
+        (Some(named), _) => {
+            let (team, name) = named.split_once('/').map_or((None, named), |(team, name)| (Some(team), name));
+            let is_named = |user: &&GatewayUser| {
+                let is_in_team = team.is_none_or(|team| user.team_slug.as_str() == team || user.team.as_str() == team);
+                is_in_team && (user.slug.as_str() == name || user.user.as_str() == name)
+            };
+            plan.users.iter().filter(is_named).collect()
+        }
+    };
+    let all = || {
+        let names: Vec<String> =
+            plan.users.iter().take(NAMES_MAX).map(|user| format!("{}/{}", user.team_slug, user.slug)).collect();
+        let more = if plan.users.len() > NAMES_MAX { ", …" } else { "" };
+        format!("{}{more}", names.join(", "))
+    };
+    match (&found[..], named) {
+        ([user], _) => match (&plan.auth, plan.single_user()) {
+            (EndpointAuth::None(_), Ok(only)) if (&only.team, &only.user) != (&user.team, &user.user) => {
+                let only = format!("{}/{}", only.team_slug, only.slug);
+                failed("not_found", format!("without authentication every client is `{only}`; remove --user"))
+            }
+            _ => Ok(user),
+        },
+        (_, None) if plan.users.is_empty() => failed("not_found", "the configuration has no users".to_owned()),
+        (_, None) => failed("ambiguous", format!("there are several users; name one with --user: {}", all())),
+        ([], Some(named)) => failed("not_found", format!("there is no user `{named}`; the users are: {}", all())),
+        (_, Some(named)) => {
+            failed("ambiguous", format!("several teams have a user `{named}`; write --user TEAM/USER: {}", all()))
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Arguments that several commands have.
 
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use clap::Args;
 
@@ -11,21 +12,32 @@ use crate::console::client::{ClientError, ConsoleClient};
 use crate::console::is_running;
 use crate::data_dir::DataDir;
 use mcp_satellite_files::known_dirs::{DataDirLocation, recorded_dirs};
+use mcp_satellite_files::user_dirs;
 
 /// Location of a satellite's data and its control socket.
 #[derive(Debug, Clone, Args)]
 pub(super) struct DataDirArg {
-    /// Directory of the satellite's data and control socket [default: .satellite]
+    /// Directory of the satellite's data and control socket [default: $XDG_DATA_HOME/mcp-satellite, or ./.satellite if a
+    /// satellite of this user created it]
     #[arg(long, value_name = "DIR", env = "SATELLITE_DATA_DIR")]
     pub(super) data_dir: Option<PathBuf>,
 }
 
-pub(super) const DATA_DIR: &str = ".satellite";
+/// Default directory of earlier versions, which takes precedence where a satellite has created it.
+const LOCAL_DATA_DIR: &str = ".satellite";
 pub(super) const DEMO_DATA_DIR: &str = ".satellite-demo";
 
 impl DataDirArg {
     pub(super) fn location(&self) -> DataDirLocation {
-        location(self.data_dir.as_deref(), DATA_DIR)
+        match &self.data_dir {
+            Some(named) => DataDirLocation { path: named.clone(), is_trusted: true },
+            None => default_location(),
+        }
+    }
+
+    /// Returns true if this is the default directory in the user's home.
+    pub(super) fn is_user_default(&self) -> bool {
+        self.data_dir.is_none() && user_dirs::data_dir().is_some_and(|default| default == self.location().path)
     }
 
     pub(super) fn client(&self) -> Result<ConsoleClient, CommandFailure> {
@@ -35,26 +47,29 @@ impl DataDirArg {
     /// Returns the data directory of the running satellite, and prints a note if it is not the default one.
     pub(super) fn find(&self) -> Result<PathBuf, CommandFailure> {
         let found = self.resolve()?;
-        if self.data_dir.is_none() && found != Path::new(DATA_DIR) {
-            let found = found.display();
-            print_error(&format!("no satellite is running on `{DATA_DIR}`; using the one on `{found}`"));
+        let default = self.location().path;
+        if found != default {
+            let (default, found) = (default.display(), found.display());
+            print_error(&format!("no satellite is running on `{default}`; using the one on `{found}`"));
         }
         Ok(found)
     }
 
-    /// Returns the named data directory, or else the default one if a satellite is running on it, or else that of the
-    /// only running satellite of this user.
+    /// Returns the named data directory, or else the first default one on which a satellite is running, or else that of
+    /// the only running satellite of this user.
     pub(super) fn resolve(&self) -> Result<PathBuf, CommandFailure> {
         let here = self.location();
-        if here.is_named {
+        if self.data_dir.is_some() {
             return Ok(here.path);
         }
-        match here.open_existing() {
-            Ok(directory) if is_running(&directory) => return Ok(here.path),
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(ClientError::Unsafe(error).into());
+        for location in std::iter::once(here.clone()).chain(user_location()) {
+            match location.open_existing() {
+                Ok(directory) if is_running(&directory) => return Ok(location.path),
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(ClientError::Unsafe(error).into());
+                }
+                Ok(_) | Err(_) => {}
             }
-            Ok(_) | Err(_) => {}
         }
         let mut running = recorded_dirs();
         running.retain(|path| DataDir::open(path).is_ok_and(|directory| is_running(&directory)));
@@ -71,7 +86,8 @@ impl DataDirArg {
             several => {
                 let several: Vec<String> = several.iter().map(|path| format!("`{}`", path.display())).collect();
                 let message = format!(
-                    "no satellite is running on `{DATA_DIR}`, and several are running elsewhere: {}; name one with --data-dir",
+                    "no satellite is running on `{}`, and several are running elsewhere: {}; name one with --data-dir",
+                    here.path.display(),
                     several.join(", ")
                 );
                 Err(CommandFailure::new(NO_SATELLITE, message))
@@ -82,14 +98,40 @@ impl DataDirArg {
     /// Returns the flag that commands in another terminal need to find this directory.
     pub(super) fn flag(&self) -> String {
         match &self.data_dir {
-            Some(dir) if dir != Path::new(DATA_DIR) => flag(dir),
+            Some(dir) if user_dirs::data_dir().is_none_or(|default| default != *dir) => flag(dir),
             Some(_) | None => String::new(),
         }
     }
 }
 
+/// Returns the location of a named directory, or else a default one below the current directory.
 pub(super) fn location(named: Option<&Path>, default: &str) -> DataDirLocation {
-    DataDirLocation { path: named.unwrap_or(Path::new(default)).to_owned(), is_named: named.is_some() }
+    DataDirLocation { path: named.unwrap_or(Path::new(default)).to_owned(), is_trusted: named.is_some() }
+}
+
+/// Returns the user's data directory, or the one below the current directory if a satellite has created it. The latter
+/// may have come with a repository.
+fn default_location() -> DataDirLocation {
+    static IGNORED: Once = Once::new();
+    let local = location(None, LOCAL_DATA_DIR);
+    let Some(user) = user_location() else { return local };
+    if !local.path.is_symlink() && !local.path.exists() {
+        return user;
+    }
+    if local.was_created_here() {
+        return local;
+    }
+    IGNORED.call_once(|| {
+        print_error(&format!(
+            "warning: `./{LOCAL_DATA_DIR}` is ignored, because no satellite of this user created it on this machine; if it \
+             is yours, name it: --data-dir ./{LOCAL_DATA_DIR}"
+        ));
+    });
+    user
+}
+
+fn user_location() -> Option<DataDirLocation> {
+    user_dirs::data_dir().map(|path| DataDirLocation { path, is_trusted: true })
 }
 
 pub(super) fn flag(data_dir: &Path) -> String {

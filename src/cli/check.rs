@@ -15,11 +15,13 @@ use crate::connect::process::CgroupMode;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::data_dir::DataDir;
 use crate::watch::ConfigTexts;
+use mcp_satellite_files::user_dirs;
 
 /// Configuration files.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ConfigSources {
-    /// The satellite's own configuration (TOML)
+    /// The satellite's own configuration (TOML) [default without --mcp-json:
+    /// $XDG_CONFIG_HOME/mcp-satellite/satellite.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Servers as Claude, Cursor and VS Code configure them: {"mcpServers": {…}}
@@ -50,14 +52,21 @@ impl From<PlanError> for CommandFailure {
     }
 }
 
-const NO_SOURCE: &str =
-    "no configuration is named: give --config FILE, --mcp-json FILE or both (`satellite demo` needs neither)";
+const NO_SOURCE: &str = "no configuration is named, and there is none at $XDG_CONFIG_HOME/mcp-satellite/satellite.toml: give \
+                         --config FILE, --mcp-json FILE or both (`satellite demo` needs neither)";
+const CONFIG_FILE: &str = "satellite.toml";
 
 impl ConfigSources {
     /// Loads all files into one plan, or returns all errors of all files. `listen` overrides the address of the MCP
     /// endpoint.
     pub(super) fn load(&self, listen: Option<SocketAddr>) -> Result<Plan, PlanError> {
         self.plan(&self.read(), listen)
+    }
+
+    /// Returns the user's configuration file if no file is named and it exists.
+    pub(super) fn or_user_default(self) -> Self {
+        let file = user_dirs::config_dir().map(|dir| dir.join(CONFIG_FILE)).filter(|file| file.exists());
+        if self.has_any() { self } else { Self { config: file, mcp_json: None } }
     }
 
     pub(super) fn has_any(&self) -> bool {
@@ -109,7 +118,7 @@ pub(super) struct CheckCommand {
 
 impl CheckCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
-        let plan = self.sources.load(None)?;
+        let plan = self.sources.clone().or_user_default().load(None)?;
         let missing = missing_program_warnings(&plan);
         let (problems, awaited) = incomplete_servers(&plan);
         let warnings = plan.warnings.iter().chain(&problems).chain(&missing);

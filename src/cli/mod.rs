@@ -6,6 +6,7 @@
 mod args;
 mod auth;
 mod backend;
+mod background;
 mod check;
 mod clients;
 mod completions;
@@ -23,11 +24,14 @@ mod log_writer;
 mod man_pages;
 mod print;
 mod run;
+mod service;
 mod sim_server;
 mod status;
+mod stdio;
 mod table;
 mod token;
 mod tools;
+mod up;
 mod worker_threads;
 
 use std::process::ExitCode;
@@ -52,6 +56,7 @@ use worker_threads::WorkerObserver;
 Getting started:
   satellite demo                          two teams of example servers, and commands to try
   satellite run --mcp-json mcp.json       the servers of a Claude, Cursor or VS Code configuration
+  satellite up                            the servers of your own configuration, in the background
   satellite status --watch                the status of all servers
   satellite call SERVER TOOL '{\"a\": 1}'   one tool call
 
@@ -66,8 +71,12 @@ struct Cli {
 enum CliCommand {
     /// Run the servers of a configuration, in the foreground, until SIGTERM or SIGINT
     Run(run::RunCommand),
+    /// Start the user's satellite in the background, and wait until its endpoint is open
+    Up(up::UpCommand),
     /// Stop the running satellite and wait until it has ended
     Down(down::DownCommand),
+    /// Install, remove or show the systemd unit that runs the user's satellite
+    Service(service::ServiceCommand),
     /// Run an example: two teams, five users, real child processes
     Demo(demo::DemoCommand),
     /// Report every error of a configuration at once
@@ -110,6 +119,8 @@ enum CliCommand {
     Auth(auth::AuthCommand),
     /// Generate a token for a client of the MCP endpoint, with the line for the configuration
     Token(token::TokenCommand),
+    /// Connect an MCP client that starts a command: messages on stdin and stdout, the running satellite behind them
+    Stdio(stdio::StdioCommand),
     /// Run a control plane that sends configurations and commands to satellites and stores their reports
     Backend(backend::BackendCliCommand),
     /// Send calls and faults to a fleet of simulated or real servers, and check the guarantees
@@ -131,6 +142,7 @@ pub fn main() -> ExitCode {
         CliCommand::SimServer(verb) => std::process::exit(verb.run()),
         // A subcommand that starts servers runs below the reaper, which ends leftover processes. No thread exists yet.
         CliCommand::Run(verb) => {
+            verb.detach();
             return run_below_reaper(|below| report_outcome(run_satellite(verb.run(below))));
         }
         CliCommand::Demo(verb) => {
@@ -140,6 +152,8 @@ pub fn main() -> ExitCode {
             return run_below_reaper(|below| report_outcome(verb.run(Some(below))));
         }
         CliCommand::Load(verb) => verb.run(None),
+        CliCommand::Up(verb) => run_async(verb.run()),
+        CliCommand::Service(verb) => verb.run(),
         CliCommand::Down(verb) => run_async(verb.run()),
         CliCommand::Status(verb) => run_async(verb.run()),
         CliCommand::Clients(verb) => run_async(verb.run()),
@@ -162,6 +176,7 @@ pub fn main() -> ExitCode {
         CliCommand::Backend(verb) => run_async(verb.run()),
         CliCommand::Import(verb) => verb.run(),
         CliCommand::Token(verb) => verb.run(),
+        CliCommand::Stdio(verb) => verb.run(),
         CliCommand::Completions(verb) => Ok(verb.run(&mut Cli::command())),
         CliCommand::ManPages(verb) => verb.run(Cli::command()),
     };

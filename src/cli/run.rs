@@ -41,6 +41,9 @@ pub(super) struct RunCommand {
     data_dir: DataDirArg,
     #[command(flatten)]
     log: LogArgs,
+    /// Become the leader of a session of its own. Set by commands that start a satellite in the background
+    #[arg(long, hide = true)]
+    detached: bool,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -104,9 +107,17 @@ impl Write for StderrWriter {
 }
 
 impl RunCommand {
+    /// Leaves the session and the process group of a parent that does not wait for the satellite.
+    pub(super) fn detach(&self) {
+        if self.detached {
+            // The only error means that this process leads a process group, and a session of its own, already.
+            let _ = rustix::process::setsid();
+        }
+    }
+
     pub(super) async fn run(self, below: ReaperLink) -> Result<u8, CommandFailure> {
         self.log.init();
-        let files = ConfigFiles { sources: self.sources, listen: self.listen };
+        let files = ConfigFiles { sources: self.sources.or_user_default(), listen: self.listen };
         let texts = files.sources.read();
         let plan = files.plan(&texts)?;
         let servers = plan.instances.len();

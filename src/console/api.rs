@@ -6,6 +6,8 @@ pub use mcp_satellite_backend::link::BackendStatus;
 pub use mcp_satellite_store::values::{RequiredValue, RequiredValueSource};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
@@ -498,6 +500,9 @@ pub struct SatelliteStatus {
     /// State of event delivery; `None` if events are not delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery: Option<DeliveryStatus>,
+    /// True while the satellite starts and its MCP endpoint is not open yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub endpoint_opening: bool,
     /// State of the MCP endpoint; `None` if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<EndpointStatus>,
@@ -579,6 +584,29 @@ impl fmt::Display for MemoryReport {
         }
         Ok(())
     }
+}
+
+/// Selects the user in a request for access to the MCP endpoint.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct EndpointAccessQuery {
+    /// `TEAM/USER` or `USER`, ids or slugs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+}
+
+/// Access to the MCP endpoint for a client on this machine. `Debug` is not implemented, because it contains a token.
+#[derive(Serialize, Deserialize)]
+pub struct EndpointAccess {
+    /// Address to connect to.
+    pub address: SocketAddr,
+    /// Value of the `Host` header.
+    pub host: String,
+    /// Bearer token, valid until the satellite ends; `None` without authentication.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+    /// PEM file with the certificate; `None` for plain HTTP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<PathBuf>,
 }
 
 /// Status of the MCP endpoint.

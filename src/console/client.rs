@@ -24,7 +24,9 @@ pub struct ConsoleClient {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No process listens on the socket.
-    #[error("no satellite is running on `{data_dir}`; start one with `satellite run`, or name its --data-dir")]
+    #[error(
+        "no satellite is running on `{data_dir}`; start one with `satellite up` or `satellite run`, or name its --data-dir"
+    )]
     NotRunning {
         /// The data directory.
         data_dir: String,

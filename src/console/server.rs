@@ -20,9 +20,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::SOCKET;
 use super::api::{
-    CallRequest, ConfigureRequest, ConfigureResult, ConsoleFilter, ControlResult, EventQuery, InstanceSelector,
-    InstanceStatus, MemoryReport, NOT_ALL_STORED, PruneResult, ReconnectResult, RejectedConfiguration, ReloadQuery,
-    ReloadResult, RequestFailure, SatelliteStatus, ShutdownReply, StatusReply, ToolEntry,
+    CallRequest, ConfigureRequest, ConfigureResult, ConsoleFilter, ControlResult, EndpointAccess, EndpointAccessQuery,
+    EventQuery, InstanceSelector, InstanceStatus, MemoryReport, NOT_ALL_STORED, PruneResult, ReconnectResult,
+    RejectedConfiguration, ReloadQuery, ReloadResult, RequestFailure, SatelliteStatus, ShutdownReply, StatusReply,
+    ToolEntry,
 };
 use super::auth;
 use super::find::{TeamMembers, find};
@@ -131,6 +132,7 @@ pub(crate) async fn serve(listener: UnixListener, console: ConsoleState) {
         .route("/v1/status", get(status))
         .route("/v1/tools", get(tools))
         .route("/v1/clients", get(clients))
+        .route("/v1/endpoint", post(endpoint))
         .route("/v1/call", post(call))
         .route("/v1/start", post(start))
         .route("/v1/stop", post(stop))
@@ -186,6 +188,7 @@ async fn status(
         held_by: console.connector.describe_containment(),
         memory: MemoryReport::from_status(console.runtime.memory()),
         events: console.runtime.event_statistics().into(),
+        endpoint_opening: console.endpoint.is_opening(),
         endpoint: console.endpoint.status(),
         backend: console
             .link
@@ -230,6 +233,13 @@ async fn tools(
 
 async fn clients(State(console): State<Arc<ConsoleState>>) -> Json<Vec<ClientStatus>> {
     Json(console.endpoint.clients())
+}
+
+async fn endpoint(
+    State(console): State<Arc<ConsoleState>>,
+    Json(query): Json<EndpointAccessQuery>,
+) -> ConsoleResult<EndpointAccess> {
+    Ok(Json(console.endpoint.grant_access(query.user.as_deref())?))
 }
 
 async fn call(

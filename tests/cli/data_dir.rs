@@ -54,11 +54,11 @@ fn links_in_a_cloned_data_directory_are_refused_and_targets_stay_unchanged() {
     symlink(victims.join("ledger"), dir.join("ledger")).unwrap();
     symlink(victims.join("profile"), dir.join("journal/seq")).unwrap();
 
-    let unknown = refused(&home, &["run", "--config", &config]).stderr;
-    assert!(
-        unknown.contains("no satellite of this user created it") && unknown.contains("--data-dir ./.satellite"),
-        "{unknown}"
-    );
+    let ignored = home.run_bare(&["--config", &config]);
+    let warning = ignored.process.stderr();
+    assert!(warning.contains("`./.satellite` is ignored") && warning.contains("--data-dir ./.satellite"), "{warning}");
+    ignored.terminate().exits(0);
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 4, "files were written into the unknown directory");
     let links = refused(&home, &["run", "--config", &config, "--data-dir", "./.satellite"]).stderr;
     for link in ["catalogues", "lock", "ledger", "journal/seq"] {
         let command = format!("rm '{}'", dir.canonicalize().unwrap().join(link).display());
@@ -68,8 +68,7 @@ fn links_in_a_cloned_data_directory_are_refused_and_targets_stay_unchanged() {
     let elsewhere = home.path().join("elsewhere");
     fs::rename(&dir, &elsewhere).unwrap();
     symlink(&elsewhere, &dir).unwrap();
-    assert!(refused(&home, &["run", "--config", &config]).stderr.contains("is a symbolic link"));
-    assert!(home.bare(&["status"]).exits(1).stderr.contains("is a symbolic link"));
+    assert!(home.bare(&["status"]).exits(3).stderr.contains("`./.satellite` is ignored"));
 
     let mut left: Vec<_> = fs::read_dir(&victims).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
@@ -78,25 +77,30 @@ fn links_in_a_cloned_data_directory_are_refused_and_targets_stay_unchanged() {
 }
 
 #[test]
-fn the_default_directory_is_reused_only_if_a_satellite_created_it() {
+fn dot_satellite_is_used_only_if_a_satellite_created_it() {
     let mut home = Home::new(SATELLITE);
     home.use_data_dir(".satellite");
     let config = config(&home);
-    for _ in 0..2 {
-        home.run_bare(&["--config", &config]).terminate().exits(0);
-    }
+    let running_on = |satellite: Satellite<'_>| {
+        let greeting = satellite.wait_start_message();
+        satellite.terminate().exits(0);
+        let directory = greeting.split("data in ").nth(1).unwrap().lines().next().unwrap();
+        Path::new(directory).strip_prefix(home.path().canonicalize().unwrap()).unwrap().to_str().unwrap().to_owned()
+    };
+    let default = "share/mcp-satellite";
+    assert_eq!(running_on(home.run_bare(&["--config", &config])), default);
+    assert_eq!(running_on(home.run_bare(&["--config", &config, "--data-dir", ".satellite"])), ".satellite");
+    assert_eq!(running_on(home.run_bare(&["--config", &config])), ".satellite");
     assert_eq!(fs::read_to_string(home.data_dir().join(".gitignore")).unwrap(), "*\n");
     // A directory keeps its identity when it is moved.
     fs::rename(home.data_dir(), home.path().join("moved")).unwrap();
     fs::rename(home.path().join("moved"), home.data_dir()).unwrap();
-    home.run_bare(&["--config", &config]).terminate().exits(0);
+    assert_eq!(running_on(home.run_bare(&["--config", &config])), ".satellite");
     // Without the record in the state directory, the satellite does not know the directory.
     fs::rename(home.path().join("state"), home.path().join("lost")).unwrap();
-    let refusal = refused(&home, &["run", "--config", &config]).stderr;
-    assert!(refusal.contains("--data-dir ./.satellite"), "{refusal}");
-    let deliberate = home.run_bare(&["--config", &config, "--data-dir", "./.satellite"]);
-    deliberate.terminate().exits(0);
-    refused(&home, &["run", "--config", &config]);
+    assert_eq!(running_on(home.run_bare(&["--config", &config])), default);
+    assert_eq!(running_on(home.run_bare(&["--config", &config, "--data-dir", "./.satellite"])), ".satellite");
+    assert_eq!(running_on(home.run_bare(&["--config", &config])), default, "a named directory was not created here");
 }
 
 #[test]
@@ -217,7 +221,7 @@ fn listen_accepts_a_port_and_localhost() {
 #[test]
 fn commands_find_the_only_running_satellite_and_list_several() {
     let [mut home, mut one, mut other] = [Home::new(SATELLITE), Home::new(SATELLITE), Home::new(SATELLITE)];
-    home.use_data_dir(".satellite");
+    home.use_data_dir("share/mcp-satellite");
     let state = home.path().join("state").to_str().unwrap().to_owned();
     for beside in [&mut one, &mut other] {
         beside.env.push(("XDG_STATE_HOME".to_owned(), state.clone()));
@@ -234,7 +238,7 @@ fn commands_find_the_only_running_satellite_and_list_several() {
         let path = running.data_dir().canonicalize().unwrap();
         assert!(several.contains(&format!("`{}`", path.display())) && several.contains("--data-dir"), "{several}");
     }
-    // The satellite of the current directory takes precedence.
+    // The satellite on the default directory takes precedence.
     let here = home.run_bare(&["--config", &config(&home)]);
     assert!(!home.bare(&["status"]).exits(0).stderr.contains("using the one on"));
     for satellite in [here, first, second] {

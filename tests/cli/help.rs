@@ -31,6 +31,9 @@ const VERBS: [&str; 27] = [
     "token",
     "backend",
     "load",
+    "stdio",
+    "up",
+    "service",
     "completions",
     "man-pages",
     "sim-server",
@@ -100,7 +103,7 @@ fn completion_scripts_are_valid_and_contain_the_verbs() {
     let offered = home.shell(&format!("bash -c '{}'", asked.replace('\'', r"'\''"))).finish().exits(0).stdout;
     let mut offered: Vec<&str> = offered.lines().collect();
     offered.sort_unstable();
-    assert_eq!(offered, ["start", "status", "stop"]);
+    assert_eq!(offered, ["start", "status", "stdio", "stop"]);
     home.bare(&["completions", "tcsh"]).exits(2);
 }
 

@@ -3,6 +3,7 @@
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod background;
 mod call;
 mod check;
 mod configure;
@@ -32,6 +33,7 @@ mod secrets;
 mod sim_server;
 mod sim_server_http;
 mod status;
+mod stdio;
 mod terminal;
 mod token;
 mod watch;

@@ -329,11 +329,13 @@ fn an_unusable_data_directory_is_reported_with_the_reason() {
 }
 
 #[test]
-fn the_data_directory_defaults_to_dot_satellite_or_the_environment_variable() {
+fn the_data_directory_defaults_to_that_of_the_user_or_the_environment_variable() {
     let mut home = Home::new(SATELLITE);
     let config = home.servers("satellite.toml", &[("notes", &[])]);
-    home.use_data_dir(".satellite");
-    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.use_data_dir("share/mcp-satellite");
+    let satellite = home.run_bare(&["--config", config.to_str().unwrap()]);
+    assert!(home.state_database().exists());
+    home.shell(&format!("env -C / {SATELLITE} status")).finish().exits(0);
     home.bare(&["status"]).exits(0);
     let outcome = home.shell(&format!("env SATELLITE_DATA_DIR=elsewhere {SATELLITE} status")).finish().exits(3);
     assert!(outcome.stderr.contains("no satellite is running on `elsewhere`"), "{outcome:#?}");

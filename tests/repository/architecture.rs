@@ -288,7 +288,7 @@ fn methods_are_defined_only_in_the_protocol_crate() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 17] = [
+const MEMBERS: [(&str, &[&str]); 18] = [
     ("crates/protocol", &[]),
     ("crates/model", &["protocol"]),
     ("crates/session", &["model", "protocol"]),
@@ -297,7 +297,7 @@ const MEMBERS: [(&str, &[&str]); 17] = [
     ("crates/clients", &[]),
     ("crates/files", &[]),
     ("crates/http", &[]),
-    ("crates/clients", &[]),
+    ("crates/bridge", &["model", "protocol"]),
     ("crates/config", &["clients", "http", "model"]),
     ("crates/process", &["actors", "files"]),
     ("crates/remote", &["actors", "files", "http", "protocol"]),

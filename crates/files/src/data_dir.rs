@@ -24,7 +24,7 @@ const OPEN_FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags:
 const PROBLEMS_MAX: usize = 10;
 
 /// Files and directories directly in a data directory that the satellite or the reference backend creates.
-const OWN_NAMES: [&str; 24] = [
+const OWN_NAMES: [&str; 26] = [
     ".gitignore",
     "admin-token",
     "admin.curl",
@@ -44,6 +44,8 @@ const OWN_NAMES: [&str; 24] = [
     "listen",
     "lock",
     "registration-token",
+    "satellite.log",
+    "satellite.log.1",
     "state.db",
     "team-uids.json",
     "to-erase.json",

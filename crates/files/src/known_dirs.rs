@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::data_dir::{DataDir, DataDirError};
+use crate::user_dirs;
 
 const FILE: &str = "data-dirs";
 const ENTRIES_MAX: usize = 1000;
@@ -49,8 +50,9 @@ impl DirectoryEntry {
 #[derive(Debug, Clone)]
 pub struct DataDirLocation {
     pub path: PathBuf,
-    /// True if a person named the directory. A default directory must have been created here and must not be a link.
-    pub is_named: bool,
+    /// True if a person named the directory, or it is in the user's home. A default directory in another place must have
+    /// been created here and must not be a link.
+    pub is_trusted: bool,
 }
 
 impl DataDirLocation {
@@ -59,7 +61,7 @@ impl DataDirLocation {
         let (directory, created) = DataDir::create_or_open(&self.path)?;
         let is_new = created || directory.names()?.is_empty();
         let record = DirectoryRecord::open();
-        if !is_new && !self.is_named {
+        if !is_new && !self.is_trusted {
             let is_known = record.as_ref().is_ok_and(|record| record.contains(&directory));
             if !is_known {
                 let named = if self.path.is_relative() { Path::new(".").join(&self.path) } else { self.path.clone() };
@@ -69,7 +71,7 @@ impl DataDirLocation {
         directory.inspect()?;
         if let Err(error) = record.and_then(|record| record.add(&directory, is_new)) {
             let directory = directory.path().display();
-            if self.is_named {
+            if self.is_trusted {
                 tracing::debug!(%directory, %error, "cannot record the data directory");
             } else {
                 tracing::warn!(%directory, %error, "cannot record the data directory; name it at the next start with --data-dir");
@@ -81,13 +83,19 @@ impl DataDirLocation {
         Ok(directory)
     }
 
+    /// Returns true if a satellite of this user created the directory on this machine.
+    pub fn was_created_here(&self) -> bool {
+        let Ok(directory) = self.open_existing() else { return false };
+        DirectoryRecord::open().is_ok_and(|record| record.contains(&directory))
+    }
+
     pub fn open_existing(&self) -> io::Result<DataDir> {
         self.refuse_link()?;
         DataDir::open(&self.path)
     }
 
     fn refuse_link(&self) -> io::Result<()> {
-        if !self.is_named && self.path.is_symlink() {
+        if !self.is_trusted && self.path.is_symlink() {
             return Err(DataDirError::Link(self.path.clone()).into());
         }
         Ok(())
@@ -107,8 +115,8 @@ struct DirectoryRecord(DataDir);
 
 impl DirectoryRecord {
     fn open() -> io::Result<Self> {
-        let home = state_home().ok_or_else(|| io::Error::other("this user has no home directory"))?;
-        DataDir::create(&home.join("mcp-satellite")).map(Self)
+        let home = user_dirs::state_dir().ok_or_else(|| io::Error::other("this user has no home directory"))?;
+        DataDir::create(&home).map(Self)
     }
 
     fn contains(&self, directory: &DataDir) -> bool {
@@ -146,13 +154,6 @@ impl DirectoryRecord {
         }
         self.0.replace(FILE, &text)
     }
-}
-
-fn state_home() -> Option<PathBuf> {
-    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let user = || nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
-    let home = || named("HOME").or_else(|| user().map(|user| user.dir).filter(|dir| dir.is_absolute()));
-    named("XDG_STATE_HOME").or_else(|| Some(home()?.join(".local/state")))
 }
 
 #[cfg(test)]

@@ -7,3 +7,4 @@ pub mod data_dir;
 pub mod disk;
 pub mod known_dirs;
 pub mod replace_file;
+pub mod user_dirs;

@@ -52,6 +52,8 @@ const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
 const RESERVED_MAX: usize = 64 * 1024;
 const BATCH_MAX: usize = 100;
 const CROWDED_PAUSE: Duration = Duration::from_secs(1);
+// Tells a client that a rejected request was not executed; the satellite itself may be away for longer.
+const STOPPING_PAUSE: Duration = Duration::from_secs(1);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static(mcp_satellite_protocol::header::LAST_EVENT_ID);
 const TEXT_MAX: usize = 256;
 
@@ -462,12 +464,8 @@ impl EndpointService {
 
     fn check_not_draining(&self, id: Option<&str>) -> Checked<()> {
         if self.draining.load(Ordering::Acquire) {
-            return Err(error_response(
-                StatusCode::SERVICE_UNAVAILABLE,
-                id,
-                SERVER_ERROR,
-                "the satellite is stopping; try again later",
-            ));
+            let error = RpcError::new(SERVER_ERROR, "the satellite is stopping; try again later");
+            return Err(ErrorResponse::new(reply::unavailable(id, error, STOPPING_PAUSE)));
         }
         Ok(())
     }
@@ -616,7 +614,7 @@ impl EndpointService {
             return Err(error_response(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
         };
         self.sessions.find(session_id, user, path, Instant::now()).ok_or_else(|| {
-            error_response(StatusCode::NOT_FOUND, id, SERVER_ERROR, "there is no such session; begin with `initialize`")
+            error_response(StatusCode::NOT_FOUND, id, SERVER_ERROR, "session not found; begin with `initialize`")
         })
     }
 }

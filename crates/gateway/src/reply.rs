@@ -57,8 +57,12 @@ pub(crate) fn too_many_requests(id: Option<&str>, error: RpcError, retry_after: 
 
 pub(crate) fn overloaded(retry_after: Duration) -> Response {
     let why = "requests in progress use all memory for messages; send this one again in a moment";
-    let error = RpcError::new(SERVER_ERROR, why);
-    retry_later(StatusCode::SERVICE_UNAVAILABLE, None, error, retry_after)
+    unavailable(None, RpcError::new(SERVER_ERROR, why), retry_after)
+}
+
+/// Returns a response to a request that was not executed and may be sent again.
+pub(crate) fn unavailable(id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {
+    retry_later(StatusCode::SERVICE_UNAVAILABLE, id, error, retry_after)
 }
 
 fn retry_later(status: StatusCode, id: Option<&str>, error: RpcError, retry_after: Duration) -> Response {

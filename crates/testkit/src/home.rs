@@ -169,7 +169,11 @@ impl Home {
         for name in ["RUST_LOG", "SATELLITE_DATA_DIR", "NO_COLOR", "CLICOLOR_FORCE", "FORCE_COLOR"] {
             command.env_remove(name);
         }
-        command.env("XDG_STATE_HOME", self.path().join("state"));
+        for (name, directory) in
+            [("XDG_STATE_HOME", "state"), ("XDG_DATA_HOME", "share"), ("XDG_CONFIG_HOME", "config")]
+        {
+            command.env(name, self.path().join(directory));
+        }
         command.env(MARK, &self.mark).envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
