@@ -6,7 +6,7 @@ use testkit::home::Home;
 
 use crate::SATELLITE;
 
-const VERBS: [&str; 27] = [
+const VERBS: [&str; 30] = [
     "run",
     "down",
     "demo",

@@ -70,7 +70,7 @@ fn a_server_with_an_unset_variable_waits_for_its_user_and_others_run() {
     let row = home.wait_status("file", "awaiting_user_config");
     assert!(row["status_message"].as_str().unwrap().contains("cannot read the env_file `later.env`"), "{row:#}");
     assert_eq!(row["next_step"], "`satellite reload`", "{row:#}");
-    std::fs::write(home.path().join("later.env"), "LATER=given\n").unwrap();
+    fs::write(home.path().join("later.env"), "LATER=given\n").unwrap();
     home.satellite(&["reload"]).exits(0);
     home.wait_online("file");
     let outcome = home.satellite(&["call", "file", "env", r#"{"name": "LATER"}"#]).exits(0);

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use mcp_satellite_clients::{Client, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, supported_forms};
+use mcp_satellite_files::user_dirs;
 
-use crate::cli::args::{DATA_DIR, location, shell_word};
+use crate::cli::args::shell_word;
 use crate::cli::exit::{BAD_INPUT, CommandFailure, FAILED};
 use crate::cli::print::print_error;
 use crate::connect::isolation::find_program;
@@ -106,8 +107,8 @@ impl EntryArgs {
 
 /// Returns true if a command without `--data-dir` finds this directory from everywhere.
 fn is_default(directory: &Path) -> bool {
-    let default = location(None, DATA_DIR).path;
-    std::env::var_os("SATELLITE_DATA_DIR").is_none() && default.is_absolute() && default == directory
+    std::env::var_os("SATELLITE_DATA_DIR").is_none()
+        && user_dirs::data_dir().is_some_and(|default| default == directory)
 }
 
 /// Returns the path of this program for a client, and prints a warning if the file may disappear.

@@ -92,8 +92,8 @@ impl ConnectCommand {
             return Err(CommandFailure::new(FAILED, "nothing was changed"));
         }
         let location = self.data_dir.location();
-        let is_named = location.is_named || data_dir != location.path;
-        let records = DataDirLocation { path: data_dir, is_named }.create_or_open();
+        let is_trusted = location.is_trusted || data_dir != location.path;
+        let records = DataDirLocation { path: data_dir, is_trusted }.create_or_open();
         let records = records.and_then(|data_dir| ConnectRecords::create(&data_dir)).map_err(|error| {
             CommandFailure::new(FAILED, format!("cannot use the data directory: {error}; nothing was changed"))
         })?;
@@ -248,7 +248,7 @@ fn find_connection(
     path: Option<&Path>,
 ) -> Result<Option<(ConnectRecords, StoredConnection)>, CommandFailure> {
     let location = data_dir.location();
-    let others = if location.is_named { Vec::new() } else { recorded_dirs() };
+    let others = if data_dir.data_dir.is_some() { Vec::new() } else { recorded_dirs() };
     let mut found: Vec<(ConnectRecords, StoredConnection)> = Vec::new();
     for directory in std::iter::once(location.path).chain(others) {
         let Some(records) = ConnectRecords::open(&directory) else { continue };
