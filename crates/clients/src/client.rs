@@ -21,20 +21,20 @@ pub enum Client {
     ClaudeCode,
     /// Claude Desktop of Anthropic.
     ClaudeDesktop,
-    /// Cursor.
+    /// The editor Cursor.
     Cursor,
     /// Visual Studio Code.
     #[strum(serialize = "vscode")]
     VsCode,
-    /// Windsurf.
+    /// The editor Windsurf.
     Windsurf,
     /// The VS Code extension Cline.
     Cline,
     /// The VS Code extension Roo Code.
     RooCode,
-    /// Continue.
+    /// The extension Continue.
     Continue,
-    /// Zed.
+    /// The editor Zed.
     Zed,
     /// Codex of `OpenAI`.
     Codex,
@@ -43,7 +43,7 @@ pub enum Client {
     GeminiCli,
     /// Goose of Block.
     Goose,
-    /// opencode.
+    /// The client opencode.
     #[strum(serialize = "opencode")]
     OpenCode,
     /// LM Studio.

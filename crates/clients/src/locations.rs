@@ -53,10 +53,10 @@ pub enum FileFormat {
     /// JSON with comments and trailing commas.
     #[strum(to_string = "JSON")]
     Json,
-    /// TOML.
+    /// The format TOML.
     #[strum(to_string = "TOML")]
     Toml,
-    /// YAML.
+    /// The format YAML.
     #[strum(to_string = "YAML")]
     Yaml,
 }

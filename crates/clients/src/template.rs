@@ -81,13 +81,13 @@ impl TextTemplate {
 pub(crate) struct TemplateSyntax {
     /// `${VAR}`, `${env:VAR}`, `${VAR:-default}`, `${input:ID}` and the variables of VS Code.
     pub(crate) braces: bool,
-    /// `$VAR`.
+    /// Variables as `$VAR`.
     pub(crate) bare: bool,
     /// `{env:VAR}` and `{file:PATH}`.
     pub(crate) opencode: bool,
     /// `${{ secrets.NAME }}` and `${{ inputs.NAME }}`.
     pub(crate) double_braces: bool,
-    /// `${file:PATH}`.
+    /// Files as `${file:PATH}`.
     pub(crate) files: bool,
 }
 

@@ -21,17 +21,17 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A client and how it is connected.
 #[derive(Debug, Serialize)]
-pub(in crate::cli) struct ClientConnection {
-    pub(in crate::cli) client: String,
+pub(crate) struct ClientConnection {
+    pub(crate) client: String,
     /// True if the client has a configuration or a directory for one.
-    pub(in crate::cli) found: bool,
-    pub(in crate::cli) state: ConnectionKind,
+    pub(crate) found: bool,
+    pub(crate) state: ConnectionKind,
     /// Kind of the entry.
-    pub(in crate::cli) form: Option<&'static str>,
+    pub(crate) form: Option<&'static str>,
     /// File that `satellite connect` changes.
-    pub(in crate::cli) file: String,
+    pub(crate) file: String,
     /// Reason why the state is unknown.
-    pub(in crate::cli) error: Option<String>,
+    pub(crate) error: Option<String>,
     /// Kinds of entries that the client supports.
     supported: Vec<&'static str>,
 }
@@ -39,7 +39,7 @@ pub(in crate::cli) struct ClientConnection {
 /// State of a client's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::cli) enum ConnectionKind {
+pub(crate) enum ConnectionKind {
     NotConnected,
     Connected,
     /// The file has an entry `satellite` that somebody else wrote.
@@ -82,7 +82,7 @@ async fn endpoint_url(data_dir: &DataDirArg) -> Option<String> {
 }
 
 /// Returns all clients and how they are connected. `url` is the satellite's endpoint, if it is known.
-pub(in crate::cli) fn client_connections(machine: &Machine, url: Option<&str>) -> Vec<ClientConnection> {
+pub(crate) fn client_connections(machine: &Machine, url: Option<&str>) -> Vec<ClientConnection> {
     let describe = |client: Client| {
         let file = default_file(client, machine);
         let state = EditedFile::open(&file)

@@ -10,7 +10,7 @@ use strum::IntoEnumIterator;
 use crate::cli::exit::{BAD_INPUT, CommandFailure};
 
 /// Returns the directories in which the clients of this user keep their files.
-pub(in crate::cli) fn user_machine() -> Result<Machine, CommandFailure> {
+pub(crate) fn user_machine() -> Result<Machine, CommandFailure> {
     let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let user = || User::from_uid(geteuid()).ok().flatten().map(|user| user.dir).filter(|dir| dir.is_absolute());
     let home = named("HOME").or_else(user).ok_or_else(|| {
@@ -24,14 +24,14 @@ pub(in crate::cli) fn user_machine() -> Result<Machine, CommandFailure> {
 }
 
 /// Returns the file of the client that connect edits: the first that exists, or else the one to create.
-pub(in crate::cli) fn default_file(client: Client, machine: &Machine) -> PathBuf {
+pub(crate) fn default_file(client: Client, machine: &Machine) -> PathBuf {
     let paths = connect_paths(client, &machine.home, &machine.config_home);
     let existing = paths.iter().find(|path| path.symlink_metadata().is_ok()).or(paths.first());
     existing.cloned().unwrap_or_default()
 }
 
 /// Returns true if the client has a configuration, or a directory of its own for one.
-pub(in crate::cli) fn is_found(client: Client, machine: &Machine) -> bool {
+pub(crate) fn is_found(client: Client, machine: &Machine) -> bool {
     let is_own = |directory: &Path| directory != machine.home && directory != machine.config_home && directory.is_dir();
     existing_files(machine).iter().any(|file| file.client == client)
         || default_file(client, machine).parent().is_some_and(is_own)

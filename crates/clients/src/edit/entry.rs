@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    ConfigFormat, EditError,
+    error::{ConfigFormat, EditError},
     tree::{ConfigTree, map, text},
 };
 use crate::Client;
@@ -216,7 +216,7 @@ pub fn connect_path(client: Client, home: &Path, config_home: &Path) -> PathBuf 
 
 /// The place of the servers in a client's file.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ServerSection {
+pub(crate) struct ServersPlace {
     pub(crate) format: ConfigFormat,
     /// The key of the root object.
     pub(crate) key: &'static str,
@@ -224,7 +224,7 @@ pub(crate) struct ServerSection {
     pub(crate) is_list: bool,
 }
 
-pub(crate) fn section(client: Client) -> ServerSection {
+pub(crate) fn section(client: Client) -> ServersPlace {
     let (format, key) = match client {
         Client::VsCode => (ConfigFormat::Json, "servers"),
         Client::Zed => (ConfigFormat::Json, "context_servers"),
@@ -234,7 +234,7 @@ pub(crate) fn section(client: Client) -> ServerSection {
         Client::Continue => (ConfigFormat::Yaml, "mcpServers"),
         _ => (ConfigFormat::Json, "mcpServers"),
     };
-    ServerSection { format, key, is_list: client == Client::Continue }
+    ServersPlace { format, key, is_list: client == Client::Continue }
 }
 
 /// Returns the keys that a new file needs besides the servers.

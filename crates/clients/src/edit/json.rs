@@ -10,7 +10,7 @@ use jsonc_parser::{
 };
 
 use super::{
-    ConfigFormat, EditError,
+    error::{ConfigFormat, EditError},
     splice::{Splice, apply, begins_line, indentation, line_end, line_ending, line_start},
     tree::ConfigTree,
 };

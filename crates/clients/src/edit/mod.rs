@@ -5,6 +5,7 @@
 //! change. Otherwise the edit fails with the text that a person can paste.
 
 mod entry;
+mod error;
 mod json;
 mod splice;
 mod toml;
@@ -16,106 +17,17 @@ mod yaml;
 mod tests;
 
 use crate::Client;
-use entry::{ServerSection, entry_tree, preamble, recognize, section};
+use entry::{ServersPlace, entry_tree, preamble, recognize, section};
 use splice::line_ending;
 use tree::ConfigTree;
 
 pub use entry::{
     ENTRY_NAME, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, connect_path, connect_paths, supported_forms,
 };
+pub use error::{ConfigFormat, EditError};
 pub use undo::{ConnectRecord, ContentHash, RestoreBackup, Undo, UndoRemainder, disconnect};
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
-
-/// The format of a client's configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display)]
-pub enum ConfigFormat {
-    /// JSON; comments and trailing commas are permitted.
-    #[strum(serialize = "JSON")]
-    Json,
-    /// TOML.
-    #[strum(serialize = "TOML")]
-    Toml,
-    /// YAML.
-    #[strum(serialize = "YAML")]
-    Yaml,
-}
-
-/// The reason why a client's configuration was not edited. No message contains a value of the configuration.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum EditError {
-    /// The file is not UTF-8.
-    #[error("cannot read the configuration: it is not UTF-8 text; convert it to UTF-8")]
-    NotUtf8,
-    /// The file is not valid in its format, or nested too deeply.
-    #[error("cannot read the configuration: invalid {format} in line {line}: {message}; correct the file")]
-    Syntax {
-        /// The format of the client's configuration.
-        format: ConfigFormat,
-        /// Line, from 1.
-        line: usize,
-        /// Message of the parser.
-        message: String,
-    },
-    /// The root of the file is not an object.
-    #[error("cannot edit the configuration: it must contain an object and contains {found}; correct the file")]
-    WrongRoot {
-        /// The type that the root has.
-        found: &'static str,
-    },
-    /// The value that contains the servers has the wrong type.
-    #[error("cannot edit the configuration: `{key}` must be {expected} and is {found}; correct the file")]
-    WrongServers {
-        /// The key of the root object.
-        key: &'static str,
-        /// The type that the client expects.
-        expected: &'static str,
-        /// The type that the value has.
-        found: &'static str,
-    },
-    /// A key occurs twice where the edit needs one.
-    #[error("cannot edit the configuration: the key `{key}` occurs twice; remove one of them")]
-    DuplicateKey {
-        /// The key.
-        key: String,
-    },
-    /// The client has an entry with our name that connect did not write.
-    #[error(
-        "cannot edit the entry `{ENTRY_NAME}` in `{key}`: it does not start this satellite; rename it and try again"
-    )]
-    ForeignEntry {
-        /// The key of the root object that contains the entry.
-        key: &'static str,
-    },
-    /// A server to be replaced is not in the file.
-    #[error(
-        "cannot replace the server `{name}`: the configuration does not contain it; import the configuration again"
-    )]
-    MissingServer {
-        /// The name of the server.
-        name: String,
-    },
-    /// The client does not support this kind of entry.
-    #[error("cannot connect {client} by {form}: the client has no such reference; connect it without `--http`")]
-    UnsupportedForm {
-        /// The client.
-        client: Client,
-        /// The kind of entry.
-        form: EntryForm,
-    },
-    /// The entry is relative, or could contain the token.
-    #[error("cannot write the entry: {reason}")]
-    InvalidEntry {
-        /// The reason.
-        reason: &'static str,
-    },
-    /// The file has a notation that cannot be edited safely.
-    #[error("cannot edit the configuration without changing other parts of it; edit it by hand:\n{instruction}")]
-    EditByHand {
-        /// What to add or to remove, as text for a person.
-        instruction: String,
-    },
-}
 
 /// The state of a client's entry for the satellite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,7 +124,7 @@ pub fn entry_state(client: Client, file: Option<&[u8]>, url: Option<&str>) -> Re
 
 /// The configuration of a client: its text and its value.
 struct ClientConfig {
-    section: ServerSection,
+    section: ServersPlace,
     has_byte_order_mark: bool,
     text: String,
     tree: ConfigTree,
@@ -239,7 +151,7 @@ impl ClientConfig {
 
     /// Checks the types on the way to the servers.
     fn check(&self) -> Result<(), EditError> {
-        let ServerSection { key, is_list, .. } = self.section;
+        let ServersPlace { key, is_list, .. } = self.section;
         if !matches!(self.tree, ConfigTree::Map(_)) {
             return Err(EditError::WrongRoot { found: self.tree.kind() });
         }
@@ -289,7 +201,7 @@ impl ClientConfig {
 
     /// Adds or replaces a server.
     fn set(&mut self, name: &str, server: &ConfigTree) -> Result<(), EditError> {
-        let ServerSection { format, key, is_list } = self.section;
+        let ServersPlace { format, key, is_list } = self.section;
         let (index, count) = self.position(name);
         let label = (!is_list).then_some(name);
         let (candidates, snippet) = match format {
@@ -311,7 +223,7 @@ impl ClientConfig {
 
     /// Removes a server.
     fn remove(&mut self, name: &str) -> Result<(), EditError> {
-        let ServerSection { format, key, is_list } = self.section;
+        let ServersPlace { format, key, is_list } = self.section;
         if self.server(name)?.is_none() {
             return Err(EditError::MissingServer { name: name.to_owned() });
         }
@@ -368,7 +280,7 @@ fn has_name(server: &ConfigTree, name: &str) -> bool {
 }
 
 /// Sets or removes a server in a value.
-fn change_server(tree: &mut ConfigTree, section: ServerSection, name: &str, server: Option<&ConfigTree>) {
+fn change_server(tree: &mut ConfigTree, section: ServersPlace, name: &str, server: Option<&ConfigTree>) {
     let ConfigTree::Map(root) = tree else { return };
     let empty = || if section.is_list { ConfigTree::List(Vec::new()) } else { ConfigTree::Map(Vec::new()) };
     let at = root.iter().position(|(key, _)| key == section.key).unwrap_or_else(|| {
@@ -395,7 +307,7 @@ fn change_server(tree: &mut ConfigTree, section: ServerSection, name: &str, serv
 }
 
 /// Returns a value for comparison: no servers equal a missing key, and the order of keys does not count.
-fn comparable(mut tree: ConfigTree, section: ServerSection) -> ConfigTree {
+fn comparable(mut tree: ConfigTree, section: ServersPlace) -> ConfigTree {
     if let ConfigTree::Map(root) = &mut tree {
         root.retain(|(key, value)| {
             let is_empty = match value {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use toml_edit::{Document, InlineTable, Item, Table, Value};
 
 use super::{
-    ConfigFormat, EditError,
+    error::{ConfigFormat, EditError},
     json::quote,
     splice::{Splice, apply, line_end, line_ending, line_start},
     tree::ConfigTree,

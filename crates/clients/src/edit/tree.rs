@@ -1,7 +1,7 @@
 //! The value of a configuration file without its formatting. An edit is correct if the tree of its result equals the
 //! tree before it, with exactly one server changed.
 
-use super::EditError;
+use super::error::EditError;
 
 /// A value of a configuration file.
 #[derive(Debug, Clone, PartialEq)]

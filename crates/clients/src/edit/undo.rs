@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClientConfig, ENTRY_NAME, EditError, EntryState};
-use crate::{Client, SatelliteEntry};
+use super::entry::{ENTRY_NAME, SatelliteEntry};
+use super::error::EditError;
+use super::{ClientConfig, EntryState};
+use crate::Client;
 
 /// The SHA-256 of a file, in hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +71,7 @@ impl ConnectRecord {
     }
 }
 
-/// What disconnect does with the file.
+/// The effect of disconnect on the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Undo {
     /// Nobody else changed the file: write these bytes, which are the file before connect.

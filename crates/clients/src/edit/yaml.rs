@@ -6,7 +6,7 @@ use std::ops::Range;
 use yaml_serde::Value;
 
 use super::{
-    ConfigFormat, EditError,
+    error::{ConfigFormat, EditError},
     json::quote,
     splice::{Splice, apply, line_ending},
     tree::ConfigTree,
