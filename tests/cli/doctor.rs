@@ -1,5 +1,6 @@
 //! `satellite doctor`: each fault is found and has a next step.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -120,7 +121,7 @@ fn every_obstacle_of_a_server_is_named_before_the_start() {
         ("closed", format!("transport = \"http\"\nurl = \"http://127.0.0.1:{closed_port}/mcp\"")),
         ("distrusted", format!("transport = \"http\"\nurl = \"https://localhost:{tls_port}/mcp\"")),
     ] {
-        text.push_str(&format!("[[teams.installations]]\nid = \"{server}\"\nserver = \"{server}\"\n{keys}\n"));
+        writeln!(text, "[[teams.installations]]\nid = \"{server}\"\nserver = \"{server}\"\n{keys}").unwrap();
     }
     let config = home.write("satellite.toml", &text);
     let satellite = home.run(&["--config", gateway.to_str().unwrap()]);

@@ -6,8 +6,8 @@ mod render;
 use std::path::{Path, PathBuf};
 
 use mcp_satellite_clients::{
-    Client, ClientScope, Machine, ServerTransport, TemplatePart, TextTemplate, candidate_files, describe_file,
-    existing_files, looks_secret, read, secret_args, secret_in_arg,
+    Client, ClientScope, Machine, SatelliteEntry, ServerTransport, TemplatePart, TextTemplate, add_entry,
+    candidate_files, describe_file, existing_files, looks_secret, read, secret_args, secret_in_arg,
 };
 use strum::IntoEnumIterator;
 
@@ -43,6 +43,26 @@ fn every_client_is_read_as_expected() {
         }
     }
     assert!(different.is_empty(), "set UPDATE_EXPECTED=1 to accept:\n{}", different.join("\n"));
+}
+
+#[test]
+fn no_error_of_an_edit_contains_a_planted_value() {
+    let entry = SatelliteEntry::bridge("/usr/local/bin/satellite");
+    let mut errors = 0;
+    for client in Client::iter() {
+        for file in existing_files(&machine(client)) {
+            let text = std::fs::read(&file.path).unwrap();
+            for end in (0..text.len()).step_by(11) {
+                for damage in ["", "\"", "]", ": :", "\n\t- {"] {
+                    let damaged = [&text[..end], damage.as_bytes(), &text[(end + 40).min(text.len())..]].concat();
+                    let Err(error) = add_entry(client, Some(&damaged), &entry) else { continue };
+                    assert!(!format!("{error} {error:?}").contains("PLANTED"), "{}: {error}", file.path.display());
+                    errors += 1;
+                }
+            }
+        }
+    }
+    assert!(errors > 1000, "only {errors} damaged files were rejected");
 }
 
 #[test]

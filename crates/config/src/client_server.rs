@@ -206,9 +206,9 @@ impl DraftWriter<'_> {
         for part in &template.parts {
             match part {
                 TemplatePart::Literal(literal) => text.push_str(&escape(literal.expose())),
-                TemplatePart::Variable { name, default: None } => text.push_str(&format!("${{env:{name}}}")),
+                TemplatePart::Variable { name, default: None } => text.extend(["${env:", name, "}"]),
                 TemplatePart::Variable { name, default: Some(default) } => {
-                    text.push_str(&format!("${{env:{name}:-{}}}", default.expose()));
+                    text.extend(["${env:", name, ":-", default.expose(), "}"]);
                 }
                 TemplatePart::Home => match self.context.home {
                     Some(home) => text.push_str(&escape(&home.display().to_string())),
@@ -226,16 +226,16 @@ impl DraftWriter<'_> {
                 }
                 TemplatePart::File { path } => {
                     let path = self.relative_path(path);
-                    text.push_str(&format!("${{file:{path}}}"));
+                    text.extend(["${file:", &path, "}"]);
                 }
                 TemplatePart::Input { id } => {
                     let key = self.input(id);
-                    text.push_str(&format!("${{value:{key}}}"));
+                    text.extend(["${value:", &key, "}"]);
                 }
                 TemplatePart::Secret { name } => {
                     let description = format!("secret `{name}` of {}", self.context.client);
                     let key = self.declare(name, Some(description), true, None);
-                    text.push_str(&format!("${{value:{key}}}"));
+                    text.extend(["${value:", &key, "}"]);
                 }
                 TemplatePart::Unknown(unknown) => {
                     return Err(format!(
@@ -275,7 +275,7 @@ impl DraftWriter<'_> {
                 self.note(format!("the value `{id}` comes from the command `{command}` of {client}; give it yourself"));
             }
             InputKind::Other(kind) => {
-                self.note(format!("the input `{id}` has the type `{kind}`; give its value yourself"))
+                self.note(format!("the input `{id}` has the type `{kind}`; give its value yourself"));
             }
         }
         let default = input.default.as_ref().map(|default| default.expose().to_owned());

@@ -54,7 +54,9 @@ pub(crate) fn read(name: &str, text: &str, findings: &mut ConfigFindings) -> Opt
     // Errors of the tree are errors of `read_servers` as well, or repeated keys, which it reports.
     let tree = json::parse(text, &mut ConfigFindings::default());
     let mut entries = JsonEntries::default();
-    tree.into_iter().for_each(|tree| entries.collect(tree));
+    if let Some(tree) = tree {
+        entries.collect(tree);
+    }
     for note in &found.notes {
         findings.warning(start, format!("{note}"));
     }

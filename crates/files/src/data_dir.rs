@@ -57,7 +57,7 @@ type NameTest = fn(&str) -> bool;
 // Directories whose entries belong to the satellite, with a test for the names that it gives.
 const OWN_DIRECTORIES: [(&str, NameTest); 4] = [
     ("catalogues", |name| name == "key" || is_hex(name, 64)),
-    ("clients", |name| name.ends_with(".json") || name.ends_with(".backup")),
+    ("clients", |name| [".json", ".backup"].iter().any(|suffix| name.strip_suffix(suffix).is_some())),
     ("grants", |name| name.strip_suffix(".json").is_some_and(|name| is_hex(name, 32))),
     ("journal", |name| name == "seq" || name.starts_with("journal.db")),
 ];

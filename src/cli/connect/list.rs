@@ -1,5 +1,6 @@
 //! `satellite connect --list`
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use mcp_satellite_clients::{Client, EntryForm, EntryState, Machine, entry_state, supported_forms};
@@ -67,7 +68,7 @@ pub(super) async fn run(machine: &Machine, data_dir: &DataDirArg, json: bool) ->
     let mut text = render_table(&table);
     for ClientConnection { client, error, .. } in &clients {
         if let Some(error) = error {
-            text.push_str(&format!("\n{client}: {error}"));
+            let _ = write!(text, "\n{client}: {error}");
         }
     }
     print_text(&text);

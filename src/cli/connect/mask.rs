@@ -327,6 +327,7 @@ fn split_yaml_key(text: &str) -> Option<(&str, &str)> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use super::*;
 
@@ -367,6 +368,26 @@ mod tests {
                       pem: |\n      …\n\n      …\n    on: true #…\n    envs: {A: …, \"B\": '…'}\n    \
                       text: …\n…\n    plain: …\n      …\nlist:\n  - name: …\n    args: [stdio, …]\n  - |\n    …\n";
         check(FileFormat::Yaml, text, masked);
+    }
+
+    #[test]
+    fn no_planted_value_of_the_fixtures_is_shown() {
+        fn walk(directory: &std::path::Path, files: &mut usize) {
+            for path in std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {
+                if path.is_dir() {
+                    walk(&path, files);
+                } else if let Some(format) = FileFormat::from_path(&path) {
+                    let text = std::fs::read_to_string(&path).unwrap();
+                    let shown = mask(&text, format, &BTreeSet::new());
+                    assert!(!shown.contains("PLANTED"), "{}:\n{shown}", path.display());
+                    assert_eq!(shown.lines().count(), text.lines().count(), "{}", path.display());
+                    *files += usize::from(text.contains("PLANTED"));
+                }
+            }
+        }
+        let mut files = 0;
+        walk(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/clients/tests/fixtures"), &mut files);
+        assert!(files > 10, "only {files} files contain a planted value");
     }
 
     #[test]

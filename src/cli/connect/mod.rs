@@ -210,7 +210,7 @@ impl DisconnectCommand {
         let mut keeps_backup = false;
         match &undo {
             Undo::Delete => {
-                print_text(&format!("disconnected {client}: deleted {shown}, which `satellite connect` had created"))
+                print_text(&format!("disconnected {client}: deleted {shown}, which `satellite connect` had created"));
             }
             Undo::Restore(_) => print_text(&format!("disconnected {client}: restored {shown} byte for byte")),
             Undo::RemoveOnly { reason, returned, missing, .. } => {

@@ -40,9 +40,9 @@ impl ConnectRecords {
     /// Returns the connections of a client.
     pub(super) fn connections(&self, client: Client) -> io::Result<Vec<StoredConnection>> {
         let mut found = Vec::new();
-        for name in
-            self.0.names()?.iter().filter(|name| name.starts_with(<&str>::from(client)) && name.ends_with(".json"))
-        {
+        let is_record =
+            |name: &&String| name.strip_suffix(".json").is_some_and(|key| key.starts_with(<&str>::from(client)));
+        for name in self.0.names()?.iter().filter(is_record) {
             let Some(text) = self.0.read(name, RECORD_MAX)? else { continue };
             let record: ConnectRecord = serde_json::from_slice(&text)?;
             if record.client != client {

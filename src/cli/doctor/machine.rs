@@ -55,7 +55,7 @@ pub(super) fn descriptors() -> DoctorFinding {
     let next = "raise `ulimit -Hn`, or LimitNOFILE= of the unit";
     match limit {
         ..DESCRIPTORS_EMPTY => DoctorFinding::error("machine", "open files", message).next(next),
-        ..DESCRIPTORS_LOW => DoctorFinding::warning("machine", "open files", message).next(next),
+        DESCRIPTORS_EMPTY..DESCRIPTORS_LOW => DoctorFinding::warning("machine", "open files", message).next(next),
         _ => DoctorFinding::ok("machine", "open files", message),
     }
 }

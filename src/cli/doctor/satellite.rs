@@ -55,12 +55,12 @@ fn free_space(path: &Path) -> Option<DoctorFinding> {
     let path = std::path::absolute(path).ok()?;
     let existing = path.ancestors().find(|directory| directory.is_dir())?;
     let disk = statvfs(existing).ok()?;
-    let free = u64::from(disk.blocks_available()).saturating_mul(u64::from(disk.fragment_size()));
+    let free = disk.blocks_available().saturating_mul(disk.fragment_size());
     let message = format!("{:.1} GB free at {}", free as f64 / 1e9, existing.display());
     let next = "free space on the disk, or name another --data-dir";
     Some(match free {
         ..DISK_EMPTY => DoctorFinding::error("satellite", "disk", message).next(next),
-        ..DISK_LOW => DoctorFinding::warning("satellite", "disk", message).next(next),
+        DISK_EMPTY..DISK_LOW => DoctorFinding::warning("satellite", "disk", message).next(next),
         _ => DoctorFinding::ok("satellite", "disk", message),
     })
 }
