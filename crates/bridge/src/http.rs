@@ -66,7 +66,7 @@ pub(crate) struct EndpointClient {
 }
 
 /// A response whose body is read in chunks.
-pub(crate) struct EndpointResponse {
+pub(crate) struct SatelliteResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     body: Incoming,
@@ -101,7 +101,7 @@ impl EndpointClient {
         path: &str,
         headers: HeaderMap,
         body: Bytes,
-    ) -> Result<EndpointResponse, ExchangeError> {
+    ) -> Result<SatelliteResponse, ExchangeError> {
         let mut request = self.request(Method::POST, path, headers, body);
         request.headers_mut().insert(CONTENT_TYPE, JSON);
         request.headers_mut().insert(ACCEPT, ANY_ANSWER);
@@ -113,7 +113,7 @@ impl EndpointClient {
         self: &Arc<Self>,
         path: &str,
         headers: HeaderMap,
-    ) -> Result<EndpointResponse, ExchangeError> {
+    ) -> Result<SatelliteResponse, ExchangeError> {
         let mut request = self.request(Method::GET, path, headers, Bytes::new());
         request.headers_mut().insert(ACCEPT, STREAM);
         self.send(request).await
@@ -124,7 +124,7 @@ impl EndpointClient {
         self: &Arc<Self>,
         path: &str,
         headers: HeaderMap,
-    ) -> Result<EndpointResponse, ExchangeError> {
+    ) -> Result<SatelliteResponse, ExchangeError> {
         self.send(self.request(Method::DELETE, path, headers, Bytes::new())).await
     }
 
@@ -143,7 +143,7 @@ impl EndpointClient {
         request
     }
 
-    async fn send(self: &Arc<Self>, mut request: Request<Full<Bytes>>) -> Result<EndpointResponse, ExchangeError> {
+    async fn send(self: &Arc<Self>, mut request: Request<Full<Bytes>>) -> Result<SatelliteResponse, ExchangeError> {
         loop {
             let idle = self.idle().pop();
             let is_reused = idle.is_some();
@@ -158,7 +158,7 @@ impl EndpointClient {
                 Ok(response) => {
                     let (parts, body) = response.into_parts();
                     let connection = Some((Arc::clone(self), connection));
-                    return Ok(EndpointResponse { status: parts.status, headers: parts.headers, body, connection });
+                    return Ok(SatelliteResponse { status: parts.status, headers: parts.headers, body, connection });
                 }
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if is_reused => request = unsent,
@@ -203,7 +203,7 @@ fn describe(error: &hyper::Error) -> String {
     causes.last().map(ToString::to_string).unwrap_or_default()
 }
 
-impl EndpointResponse {
+impl SatelliteResponse {
     pub(crate) fn is_stream(&self) -> bool {
         let kind = self.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case(EVENT_STREAM))

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::headers::{PROTOCOL_VERSION, SESSION_ID};
-use super::http::{EndpointClient, EndpointResponse, SatelliteAddress};
+use super::http::{EndpointClient, SatelliteAddress, SatelliteResponse};
 
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -312,7 +312,7 @@ fn session_headers(headers: &HeaderMap, answer: &RpcMessage) -> Option<SessionHe
 }
 
 /// Reads the answer to a request of the bridge itself: JSON, or the last event of a stream.
-pub(crate) async fn read_own_answer(mut response: EndpointResponse) -> Result<Bytes, String> {
+pub(crate) async fn read_own_answer(mut response: SatelliteResponse) -> Result<Bytes, String> {
     let (is_stream, status) = (response.is_stream(), response.status);
     let mut events = mcp_satellite_protocol::sse::SseDecoder::new(OWN_ANSWER_MAX);
     let (mut body, mut last) = (Vec::new(), Bytes::new());

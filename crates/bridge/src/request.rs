@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::bridge::BridgeState;
 use super::failure::{error_response, with_error};
 use super::headers::{LAST_EVENT_ID, stateless_version};
-use super::http::EndpointResponse;
+use super::http::SatelliteResponse;
 use super::input::LINE_MAX;
 use super::link::{Link, read_own_answer};
 use super::output::BufferPermit;
@@ -57,7 +57,7 @@ impl OpenRequest {
 }
 
 /// Outcome of one attempt.
-enum Attempt {
+enum RequestAttempt {
     /// The client has its answer, or waits for none.
     Done,
     /// Not executed, because the connection or the session does not exist any more.
@@ -151,8 +151,8 @@ impl ClientRequest {
             }
             self.open.is_sent.store(true, Ordering::Release);
             match self.attempt(&link).await {
-                Attempt::Done => return,
-                Attempt::NotSent(why) => {
+                RequestAttempt::Done => return,
+                RequestAttempt::NotSent(why) => {
                     self.open.is_sent.store(false, Ordering::Release);
                     control.report_lost(link.generation, &why);
                     rejections += 1;
@@ -164,8 +164,8 @@ impl ClientRequest {
                         pause = (2 * pause).min(RETRY_PAUSE_MAX);
                     }
                 }
-                Attempt::HeadersMissing => {}
-                Attempt::Busy(response) => {
+                RequestAttempt::HeadersMissing => {}
+                RequestAttempt::Busy(response) => {
                     self.open.is_sent.store(false, Ordering::Release);
                     if Instant::now() + pause >= deadline {
                         return self.bridge.output.write(&response).await;
@@ -173,8 +173,8 @@ impl ClientRequest {
                     sleep(pause).await;
                     pause = (2 * pause).min(RETRY_PAUSE_MAX);
                 }
-                Attempt::Cut(_) if self.open.is_cancelled.load(Ordering::Acquire) => return,
-                Attempt::Cut(why) => {
+                RequestAttempt::Cut(_) if self.open.is_cancelled.load(Ordering::Acquire) => return,
+                RequestAttempt::Cut(why) => {
                     if self.is_subscribed.load(Ordering::Acquire) {
                         deadline = Instant::now() + SUBSCRIPTION_WAIT_MAX;
                     } else if !self.is_repeatable() || Instant::now() >= deadline {
@@ -188,7 +188,7 @@ impl ClientRequest {
         }
     }
 
-    async fn attempt(&self, link: &Link) -> Attempt {
+    async fn attempt(&self, link: &Link) -> RequestAttempt {
         let headers = match &self.version {
             Some(version) => self.bridge.marks.headers(&self.message, version),
             None if self.opens_session() => HeaderMap::new(),
@@ -197,8 +197,8 @@ impl ClientRequest {
         let body = self.message.text().as_bytes().clone();
         let response = match link.http.post(self.bridge.control.path(), headers, body).await {
             Ok(response) => response,
-            Err(error) if error.sent => return Attempt::Cut(error.why),
-            Err(error) => return Attempt::NotSent(error.why),
+            Err(error) if error.sent => return RequestAttempt::Cut(error.why),
+            Err(error) => return RequestAttempt::NotSent(error.why),
         };
         if !response.status.is_success() {
             return self.handle_refusal(link, response).await;
@@ -210,28 +210,28 @@ impl ClientRequest {
             return self.follow(link, response).await;
         }
         match self.read_body(response).await {
-            Ok(text) if text.is_empty() => Attempt::Cut("the response is empty".to_owned()),
-            Ok(_) => Attempt::Done,
-            Err(why) => Attempt::Cut(why),
+            Ok(text) if text.is_empty() => RequestAttempt::Cut("the response is empty".to_owned()),
+            Ok(_) => RequestAttempt::Done,
+            Err(why) => RequestAttempt::Cut(why),
         }
     }
 
-    async fn handle_initialized(&self, link: &Link, response: EndpointResponse) -> Attempt {
+    async fn handle_initialized(&self, link: &Link, response: SatelliteResponse) -> RequestAttempt {
         let headers = response.headers.clone();
         let answer = match read_own_answer(response).await.map(RpcMessage::parse) {
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return Attempt::Cut(error.to_string()),
-            Err(why) => return Attempt::Cut(why),
+            Ok(Err(error)) => return RequestAttempt::Cut(error.to_string()),
+            Err(why) => return RequestAttempt::Cut(why),
         };
         if let Some(link) = self.bridge.control.adopt_session(link, &self.message, &headers, &answer) {
             self.bridge.listen(link);
         }
         self.bridge.output.write(answer.text()).await;
-        Attempt::Done
+        RequestAttempt::Done
     }
 
     /// Handles a response with an HTTP status that is not a success.
-    async fn handle_refusal(&self, link: &Link, response: EndpointResponse) -> Attempt {
+    async fn handle_refusal(&self, link: &Link, response: SatelliteResponse) -> RequestAttempt {
         let status = response.status;
         let is_temporary = response.header(&http::header::RETRY_AFTER).is_some();
         let body = read_own_answer(response).await.unwrap_or_default();
@@ -249,24 +249,24 @@ impl ClientRequest {
             }
         };
         match status {
-            StatusCode::UNAUTHORIZED => return Attempt::NotSent(text),
+            StatusCode::UNAUTHORIZED => return RequestAttempt::NotSent(text),
             StatusCode::NOT_FOUND if link.session.is_some() && is_session_not_found(&text) => {
-                return Attempt::NotSent(text);
+                return RequestAttempt::NotSent(text);
             }
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE if is_temporary => {
-                return Attempt::Busy(response);
+                return RequestAttempt::Busy(response);
             }
             StatusCode::BAD_REQUEST
                 if code == Some(HEADER_MISMATCH)
                     && self.method() == method::TOOLS_CALL
                     && self.learn_marks(link).await =>
             {
-                return Attempt::HeadersMissing;
+                return RequestAttempt::HeadersMissing;
             }
             _ => {}
         }
         self.bridge.output.write(&response).await;
-        Attempt::Done
+        RequestAttempt::Done
     }
 
     /// Lists the tools on behalf of the client to find the marked arguments. Returns true if the headers of this request
@@ -297,7 +297,7 @@ impl ClientRequest {
     }
 
     /// Reads a JSON response and passes it to the client. Returns its text.
-    async fn read_body(&self, mut response: EndpointResponse) -> Result<Bytes, String> {
+    async fn read_body(&self, mut response: SatelliteResponse) -> Result<Bytes, String> {
         let output = &self.bridge.output;
         let mut permit = BufferPermit::default();
         permit.reserve(output, response.announced_length().unwrap_or_default()).await;
@@ -329,37 +329,39 @@ impl ClientRequest {
 
     /// Passes the messages of a stream to the client, up to the answer. A stream of a session that breaks off is
     /// resumed.
-    async fn follow(&self, link: &Link, mut response: EndpointResponse) -> Attempt {
+    async fn follow(&self, link: &Link, mut response: SatelliteResponse) -> RequestAttempt {
         let mut last_id: Option<HeaderValue> = None;
         loop {
             let mut events = SseDecoder::new(LINE_MAX);
             let read = self.read_events(&mut response, &mut events).await;
             let why = match read {
-                Ok(true) => return Attempt::Done,
-                Ok(false) if self.open.is_cancelled.load(Ordering::Acquire) => return Attempt::Done,
+                Ok(true) => return RequestAttempt::Done,
+                Ok(false) if self.open.is_cancelled.load(Ordering::Acquire) => return RequestAttempt::Done,
                 Ok(false) => "the stream ended without a response".to_owned(),
                 Err(why) => why,
             };
             last_id = events.last_id().and_then(|id| HeaderValue::from_bytes(id).ok()).or(last_id);
-            let Some(last_id) = last_id.clone().filter(|_| self.version.is_none()) else { return Attempt::Cut(why) };
+            let Some(last_id) = last_id.clone().filter(|_| self.version.is_none()) else {
+                return RequestAttempt::Cut(why);
+            };
             sleep(RETRY_PAUSE_MIN).await;
             let mut headers = link.headers();
             headers.insert(LAST_EVENT_ID, last_id);
             response = match link.http.get(self.bridge.control.path(), headers).await {
                 Ok(resumed) if resumed.status.is_success() && resumed.is_stream() => resumed,
-                Ok(_) => return Attempt::Cut(why),
+                Ok(_) => return RequestAttempt::Cut(why),
                 Err(error) => {
                     if !error.sent {
                         self.bridge.control.report_lost(link.generation, &error.why);
                     }
-                    return Attempt::Cut(why);
+                    return RequestAttempt::Cut(why);
                 }
             };
         }
     }
 
     /// Returns true if the stream contained the answer.
-    async fn read_events(&self, response: &mut EndpointResponse, events: &mut SseDecoder) -> Result<bool, String> {
+    async fn read_events(&self, response: &mut SatelliteResponse, events: &mut SseDecoder) -> Result<bool, String> {
         let output = &self.bridge.output;
         let mut permit = BufferPermit::default();
         let mut is_answered = false;
@@ -383,13 +385,14 @@ impl ClientRequest {
                     self.learn_from(message.text());
                     is_answered = true;
                 }
-                if self.is_subscription() && message.method() == Some(method::ACKNOWLEDGED) {
-                    if self.is_subscribed.swap(true, Ordering::AcqRel) {
-                        for notification in self.changed_notifications() {
-                            output.write(&notification).await;
-                        }
-                        continue;
+                let is_repeated = self.is_subscription()
+                    && message.method() == Some(method::ACKNOWLEDGED)
+                    && self.is_subscribed.swap(true, Ordering::AcqRel);
+                if is_repeated {
+                    for notification in self.changed_notifications() {
+                        output.write(&notification).await;
                     }
+                    continue;
                 }
                 output.write(message.text()).await;
                 permit.release();

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::bridge::BridgeState;
 use super::headers::LAST_EVENT_ID;
-use super::http::EndpointResponse;
+use super::http::SatelliteResponse;
 use super::input::LINE_MAX;
 use super::link::Link;
 use super::output::BufferPermit;
@@ -65,7 +65,7 @@ async fn read_stream(bridge: &BridgeState, link: &Link) -> Option<String> {
 }
 
 /// Passes on all messages and returns the id of the last event.
-async fn forward_events(bridge: &BridgeState, mut response: EndpointResponse) -> Option<HeaderValue> {
+async fn forward_events(bridge: &BridgeState, mut response: SatelliteResponse) -> Option<HeaderValue> {
     let mut events = SseDecoder::new(LINE_MAX);
     let mut permit = BufferPermit::default();
     while let Ok(Some(chunk)) = response.chunk().await {

@@ -119,7 +119,7 @@ fn defer_c_library_variables(environment: &mut BTreeMap<OsString, OsString>) -> 
     for (name, value) in deferred {
         // `is_read_by_c_library` accepts only names that a shell can export.
         let name = name.to_string_lossy();
-        script.push_str(&format!("export {name}=\"${DEFERRED}{name}\"; unset {DEFERRED}{name}; "));
+        script.extend(["export ", &*name, "=\"$", DEFERRED, &*name, "\"; unset ", DEFERRED, &*name, "; "]);
         environment.insert(format!("{DEFERRED}{name}").into(), value);
     }
     script.push_str("exec \"$@\"");
