@@ -224,8 +224,8 @@ impl SatelliteEndpoint {
     ///
     /// # Errors
     /// The endpoint is off or not open, or `user` does not name one user.
-    pub(crate) fn grant_access(&self, user: Option<&str>) -> Result<EndpointAccess, RequestFailure> {
-        let refused = RequestFailure::new;
+    pub(crate) fn grant_access(&self, user: Option<&str>) -> Result<EndpointAccess, Box<RequestFailure>> {
+        let refused = |kind, message| Box::new(RequestFailure::new(kind, message));
         let mut state = self.state();
         let Some(open) = state.as_mut() else {
             return Err(if self.is_expected.load(Ordering::Acquire) {
@@ -377,8 +377,8 @@ impl SatelliteEndpoint {
     }
 }
 
-fn select_user<'a>(plan: &'a GatewayPlan, named: Option<&str>) -> Result<&'a GatewayUser, RequestFailure> {
-    let failed = |kind, message: String| Err(RequestFailure::new(kind, message));
+fn select_user<'a>(plan: &'a GatewayPlan, named: Option<&str>) -> Result<&'a GatewayUser, Box<RequestFailure>> {
+    let failed = |kind, message: String| Err(Box::new(RequestFailure::new(kind, message)));
     let found: Vec<&GatewayUser> = match (named, &plan.auth) {
         (None, EndpointAuth::None(_)) => plan.single_user().into_iter().collect(),
         (None, EndpointAuth::Bearer) if plan.users.len() > 1 => {
@@ -395,10 +395,10 @@ fn select_user<'a>(plan: &'a GatewayPlan, named: Option<&str>) -> Result<&'a Gat
         }
     };
     let all = || {
-        let names: Vec<String> =
+        let shown: Vec<String> =
             plan.users.iter().take(NAMES_MAX).map(|user| format!("{}/{}", user.team_slug, user.slug)).collect();
         let more = if plan.users.len() > NAMES_MAX { ", …" } else { "" };
-        format!("{}{more}", names.join(", "))
+        format!("{}{more}", shown.join(", "))
     };
     match (&found[..], named) {
         ([user], _) => match (&plan.auth, plan.single_user()) {

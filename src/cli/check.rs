@@ -136,7 +136,9 @@ impl CheckCommand {
             count(plan.users, "user"),
             count(plan.instances.len(), "server")
         ));
-        awaited.iter().for_each(|line| print_text(line));
+        for line in &awaited {
+            print_text(line);
+        }
         print_text(&describe_endpoint(&plan.gateway));
         Ok(if report_machine(&plan).await? && is_good_enough { DONE } else { FAILED })
     }

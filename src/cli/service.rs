@@ -43,6 +43,7 @@ impl ServiceCommand {
 /// The unit of this user, which is installed.
 pub(super) struct UserService(());
 
+#[expect(clippy::unused_self, reason = "only an installed unit can be started")]
 impl UserService {
     /// Returns the unit of this user, if it is installed.
     pub(super) fn find() -> Option<Self> {

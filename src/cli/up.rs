@@ -32,15 +32,12 @@ impl UpCommand {
             return Ok(DONE);
         }
         let service = UserService::find().filter(|_| self.data_dir.is_user_default());
-        let (mut started, how) = match service.filter(UserService::is_usable) {
-            Some(service) => {
-                service.start()?;
-                (StartedSatellite::Service(service), "the satellite is running as a systemd service of this user")
-            }
-            None => {
-                let started = BackgroundStart::begin(&self.data_dir)?;
-                (StartedSatellite::Process(started), "the satellite is running in the background")
-            }
+        let (mut started, how) = if let Some(service) = service.filter(UserService::is_usable) {
+            service.start()?;
+            (StartedSatellite::Service(service), "the satellite is running as a systemd service of this user")
+        } else {
+            let started = BackgroundStart::begin(&self.data_dir)?;
+            (StartedSatellite::Process(started), "the satellite is running in the background")
         };
         let deadline = Instant::now() + START_TIMEOUT;
         loop {

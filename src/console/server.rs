@@ -239,7 +239,7 @@ async fn endpoint(
     State(console): State<Arc<ConsoleState>>,
     Json(query): Json<EndpointAccessQuery>,
 ) -> ConsoleResult<EndpointAccess> {
-    Ok(Json(console.endpoint.grant_access(query.user.as_deref())?))
+    Ok(Json(console.endpoint.grant_access(query.user.as_deref()).map_err(|failure| *failure)?))
 }
 
 async fn call(

@@ -29,7 +29,9 @@ pub(crate) fn move_secrets(server: &mut ClientServer, id: &str) -> (Vec<MovedSec
                 mover.named(&format!("env.{name}"), name, value);
             }
             for (place, text) in [("command", Some(command)), ("cwd", cwd.as_mut()), ("envFile", env_file.as_mut())] {
-                text.into_iter().for_each(|text| mover.defaults(place, text));
+                if let Some(text) = text {
+                    mover.defaults(place, text);
+                }
             }
         }
         ServerTransport::Http { url, headers, .. } => {

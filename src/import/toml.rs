@@ -102,7 +102,9 @@ fn installation(draft: &ServerDraft) -> Table {
         set("transport", draft.transport.into());
     }
     for (key, text) in [("command", &draft.command), ("url", &draft.url)] {
-        text.iter().for_each(|text| set(key, text.as_str().into()));
+        if let Some(text) = text {
+            set(key, text.as_str().into());
+        }
     }
     if !draft.args.is_empty() {
         set("args", draft.args.iter().map(String::as_str).collect::<Array>().into());
@@ -111,7 +113,9 @@ fn installation(draft: &ServerDraft) -> Table {
         set("secret_args", true.into());
     }
     for (key, text) in [("cwd", &draft.cwd), ("env_file", &draft.env_file)] {
-        text.iter().for_each(|text| set(key, text.as_str().into()));
+        if let Some(text) = text {
+            set(key, text.as_str().into());
+        }
     }
     for (key, pairs) in [("env", &draft.env), ("headers", &draft.headers)] {
         if !pairs.is_empty() {

@@ -183,12 +183,11 @@ fn mirror() -> String {
 fn echo(listed: &Value, text: &str) -> (String, Value) {
     let tools = listed["result"]["tools"].as_array().unwrap_or_else(|| panic!("{listed:#}"));
     let names: Vec<&str> = tools.iter().map(|tool| tool["name"].as_str().unwrap()).collect();
-    match names.iter().find(|name| name.ends_with("echo")) {
-        Some(name) => ((*name).to_owned(), json!({"text": text})),
-        None => {
-            assert!(names.contains(&"execute_mcp_tool"), "{names:?}");
-            ("execute_mcp_tool".to_owned(), json!({"tool_path": "notes:echo", "arguments": {"text": text}}))
-        }
+    if let Some(name) = names.iter().find(|name| name.ends_with("echo")) {
+        ((*name).to_owned(), json!({"text": text}))
+    } else {
+        assert!(names.contains(&"execute_mcp_tool"), "{names:?}");
+        ("execute_mcp_tool".to_owned(), json!({"tool_path": "notes:echo", "arguments": {"text": text}}))
     }
 }
 
