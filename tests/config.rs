@@ -285,8 +285,8 @@ fn servers_of_an_mcp_json_become_dormant_only_if_configured() {
     assert_eq!(
         plan.warnings,
         [
-            "mcp.json:1:49: `a`: `idle` must not be zero; give a time, such as \"3m\", or \"off\" for never",
-            "mcp.json:1:82: `b` is left out: `lasy` is not a valid value for `keep`; did you mean \"lazy\"?",
+            "mcp.json:1:45: `a`: `idle` must not be zero; give a time, such as \"3m\", or \"off\" for never",
+            "mcp.json:1:79: `b` is left out: `lasy` is not a valid value for `keep`; did you mean \"lazy\"?",
         ]
     );
 }
@@ -905,7 +905,7 @@ fn headers_that_the_satellite_sets_are_ignored_with_a_warning() {
 #[test]
 fn only_an_mcp_json_that_cannot_be_parsed_is_an_error() {
     for (text, place) in
-        [("{\n \"mcpServers\": {\"a\" {}}}", (2, 21)), ("{\"mcpServers\": {\"a\": {", (1, 24)), ("nonsense", (1, 1))]
+        [("{\n \"mcpServers\": {\"a\" {}}}", (2, 21)), ("{\"mcpServers\": {\"a\": {", (1, 23)), ("nonsense", (1, 1))]
     {
         let items = parse_json(text).unwrap_err().items();
         assert_eq!((items.len(), items[0].line, items[0].column), (1, place.0, place.1), "{text}: {items:?}");
