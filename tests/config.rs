@@ -958,8 +958,8 @@ fn variables_of_an_mcp_json_are_replaced_or_become_values_of_the_user() {
         ],
         "servers": {
             "a": {
-                "command": "${workspaceFolder}/server --all",
-                "args": ["${env:HOME}", "${input:region}"],
+                "command": "${workspaceFolder}/server",
+                "args": ["--all", "${env:HOME}", "${input:region}"],
                 "env": {"LEVEL": "info", "KEY": "k-${input:api key}", "T": "${SEARCH_TOKEN}", "D": "${NO:-d}", "U": "${NO}"},
                 "cwd": "${userHome}/x",
                 "envFile": "${workspaceFolder}/.vscode/dev.env"
@@ -1610,7 +1610,9 @@ fn variables_that_a_server_does_not_get_cause_a_warning_with_the_next_step() {
         // A backend's configuration finalizes the plan again.
         let again = plan.clone().finalize().unwrap_or_else(|errors| panic!("{}", errors.render(false)));
         assert_eq!(plan.warnings, again.warnings);
-        plan.warnings
+        let mut warnings = plan.warnings;
+        warnings.retain(|warning| warning.starts_with("installation"));
+        warnings
     };
     let of = |name: &str, reason: &str| format!("installation `i` of team `t`: `{name}` {reason}");
     let not_allowed = "is not passed on in the production profile; list it in `allow_env` under [policy.isolation]";

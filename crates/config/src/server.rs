@@ -311,7 +311,11 @@ impl ConfigCheck<'_, '_> {
         url.set_query(None);
         url.set_fragment(None);
         let url = String::from(url);
-        let hidden = template.parts.iter().filter_map(|part| match part {
+        let before_query = template
+            .parts
+            .iter()
+            .take_while(|part| !matches!(part, ValuePart::Literal(text) if text.expose().contains(['?', '#'])));
+        let hidden = before_query.filter_map(|part| match part {
             ValuePart::Hidden(text) => Some(text.expose()),
             ValuePart::Literal(_) | ValuePart::UserValue(_) | ValuePart::Unavailable(_) => None,
         });

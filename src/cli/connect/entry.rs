@@ -13,8 +13,8 @@ use crate::connect::isolation::find_program;
 use crate::console::api::{ConsoleFilter, EndpointStatus, StatusReply};
 use crate::console::client::ConsoleClient;
 
-/// Marks a directory of caches or builds (bford.info/cachedir), for example those of cargo and uv.
-const CACHE_TAG: &str = "CACHEDIR.TAG";
+/// Files that mark a directory of caches (bford.info/cachedir), for example that of uv, and a directory of cargo's builds.
+const CACHE_MARKS: [&str; 2] = ["CACHEDIR.TAG", ".cargo-lock"];
 /// The cache in which npx installs packages.
 const NPX_CACHE: &str = "_npx";
 
@@ -130,7 +130,7 @@ fn installed_binary() -> Result<PathBuf, CommandFailure> {
     } else if binary
         .ancestors()
         .skip(1)
-        .any(|directory| directory.join(CACHE_TAG).exists() || directory.ends_with(NPX_CACHE))
+        .any(|directory| CACHE_MARKS.iter().any(|mark| directory.join(mark).exists()) || directory.ends_with(NPX_CACHE))
     {
         print_error(&format!(
             "warning: `{shown}` is in a directory of builds or caches, which may be deleted; install the satellite \

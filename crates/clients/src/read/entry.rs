@@ -325,7 +325,9 @@ impl<'a> EntryFields<'a> {
         let args_are_given = self.fields.iter().any(|(name, value)| {
             *name == "args" && value.as_list().map_or(**value != ConfigNode::Null, |args| !args.is_empty())
         });
-        if args_are_given || !text.contains(char::is_whitespace) {
+        // With separate arguments, a path is more likely to contain spaces than arguments.
+        let is_path = text.split_whitespace().next().is_some_and(|word| word.contains(['/', '\\', '$']));
+        if !text.contains(char::is_whitespace) || args_are_given && is_path {
             return Ok((self.syntax.parse(text), Vec::new()));
         }
         if is_path_with_spaces(text) {
