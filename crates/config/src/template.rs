@@ -5,14 +5,14 @@
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum TextPart<'a> {
     Literal(&'a str),
-    /// `${env:NAME}` or `${env:NAME:-default}`.
+    /// Environment variable: `${env:NAME}` or `${env:NAME:-default}`.
     Env {
         name: &'a str,
         default: Option<&'a str>,
     },
-    /// `${file:PATH}`.
+    /// Content of a file: `${file:PATH}`.
     File(&'a str),
-    /// `${value:KEY}`.
+    /// Value of a user: `${value:KEY}`.
     Value(&'a str),
 }
 
