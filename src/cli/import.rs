@@ -11,6 +11,7 @@ use similar::{ChangeTag, TextDiff};
 use super::{BAD_INPUT, CommandFailure, DONE, FAILED, print_error, print_json, print_text, printable, to_json};
 use crate::config::mask_text;
 use crate::import::{Import, ImportError, ImportOutcome, ServerImport};
+use mcp_satellite_files::user_dirs;
 
 /// Arguments of `satellite import`.
 #[derive(Debug, Args)]
@@ -112,7 +113,16 @@ impl ImportCommand {
         if self.json {
             print_json(&to_json(&ImportReport { config: &config, written, servers: &import.servers })?);
         } else if written {
-            print_text(&format!("written to {}; next: `satellite run --config {0}`", config.display()));
+            let is_default = user_dirs::config_dir().is_some_and(|default| config.parent() == Some(&*default));
+            let next = if is_default {
+                "satellite up".to_owned()
+            } else {
+                format!("satellite run --config {}", config.display())
+            };
+            print_text(&format!(
+                "written to {}; next: `{next}`; a running satellite applies it itself",
+                config.display()
+            ));
         } else if lists_only {
             print_text("next: `satellite import CLIENT --dry-run`");
         } else if !import.has_changes() {

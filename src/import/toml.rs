@@ -4,9 +4,12 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Val
 
 use crate::config::{ServerDraft, UserValueDraft};
 
-/// A new configuration: one team with one user, whose servers do not sleep.
+/// A new configuration: an endpoint, and one team with one user, whose servers do not sleep.
 pub(crate) const NEW_CONFIGURATION: &str = "\
 # The servers of this user. `satellite import` adds the servers of MCP clients.
+
+# The MCP endpoint, to which `satellite connect` connects clients.
+[gateway]
 
 [policy.idle]
 idle = \"off\"

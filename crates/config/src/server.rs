@@ -299,6 +299,9 @@ impl ConfigCheck<'_, '_> {
             url.set_fragment(None);
             return Some(url.into());
         };
+        if template.parts.is_empty() {
+            return None; // An invalid variable was reported.
+        }
         if !template.is_complete() {
             return Some(self.incomplete_url(text, template, inputs, layer));
         }
