@@ -54,7 +54,7 @@ impl SandboxLauncher for Bubblewrap {
     fn wrap(&self, sandbox: &SandboxSpec, server: SandboxedCommand<'_>) -> SandboxCommand {
         let mut line: Vec<OsString> = Vec::new();
         let mut add =
-            |words: &[&dyn AsRef<std::ffi::OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
+            |words: &[&dyn AsRef<OsStr>]| line.extend(words.iter().map(|word| word.as_ref().to_owned()));
         add(&[&"--unshare-pid", &"--unshare-uts", &"--unshare-ipc", &"--unshare-cgroup-try", &"--die-with-parent"]);
         if !sandbox.network {
             add(&[&"--unshare-net"]);
