@@ -1428,7 +1428,7 @@ fn variables_that_a_server_does_not_get_cause_a_warning_with_the_next_step() {
         // A backend's configuration finalizes the plan again.
         let again = plan.clone().finalize().unwrap_or_else(|errors| panic!("{}", errors.render(false)));
         assert_eq!(plan.warnings, again.warnings);
-        plan.warnings
+        plan.warnings.into_iter().filter(|warning| warning.contains("not passed on")).collect::<Vec<_>>()
     };
     let of = |name: &str, reason: &str| format!("installation `i` of team `t`: `{name}` {reason}");
     let not_allowed = "is not passed on in the production profile; list it in `allow_env` under [policy.isolation]";
