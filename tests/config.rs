@@ -1619,7 +1619,7 @@ fn variables_that_a_server_does_not_get_cause_a_warning_with_the_next_step() {
     let in_sandbox =
         of("LD_LIBRARY_PATH", "is not passed on in a sandbox; remove it, or set it in a script that is the command");
     assert_eq!(warnings("", ""), [""; 0]);
-    assert_eq!(warnings("isolation = \"bubblewrap\"", ""), [in_sandbox.clone()]);
+    assert_eq!(warnings("isolation = \"bubblewrap\"", ""), std::slice::from_ref(&in_sandbox));
     assert_eq!(
         warnings("profile = \"production\"", "[policy.isolation]\nallow_env = [\"PYTHONPATH\"]"),
         [in_sandbox, of("NODE_OPTIONS", not_allowed)]

@@ -251,6 +251,10 @@ fn a_command_with_arguments_in_one_string_is_split_unless_it_is_a_path() {
     let given = json(Client::Cursor, r#"{"mcpServers": {"a": {"command": "my tool", "args": ["x"]}}}"#);
     let ServerTransport::Stdio { command, .. } = &given.servers[0].transport else { panic!("not stdio") };
     assert_eq!(command.as_literal(), Some("my tool"));
+    let given = json(Client::Cursor, r#"{"mcpServers": {"a": {"command": "npx -y", "args": ["tool"]}}}"#);
+    let ServerTransport::Stdio { command, args, .. } = &given.servers[0].transport else { panic!("not stdio") };
+    let args: Vec<_> = args.iter().filter_map(|arg| arg.as_literal()).collect();
+    assert_eq!((command.as_literal(), args), (Some("npx"), vec!["-y", "tool"]));
 }
 
 #[test]

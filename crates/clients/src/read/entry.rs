@@ -11,6 +11,10 @@ use crate::locations::{ClientFile, ClientScope};
 use crate::server::{ClientServer, HttpProtocol, ImportNote, OAuthHints, ServerTimeouts, ServerTransport, ToolFilter};
 use crate::template::{TemplatePart, TemplateSyntax, TextTemplate};
 
+/// Programs whose names contain no space: the rest of a command that begins with one are arguments, even if there are
+/// separate ones.
+const LAUNCHERS: [&str; 10] = ["npx", "node", "uvx", "uv", "python", "python3", "deno", "bun", "bunx", "docker"];
+
 /// Keys that describe a server or control the client, with their meaning. They have no counterpart in the satellite.
 const WITHOUT_COUNTERPART: &[(&str, &str)] = &[
     ("alwaysAllow", "tools that run without confirmation"),
@@ -325,9 +329,8 @@ impl<'a> EntryFields<'a> {
         let args_are_given = self.fields.iter().any(|(name, value)| {
             *name == "args" && value.as_list().map_or(**value != ConfigNode::Null, |args| !args.is_empty())
         });
-        // With separate arguments, a path is more likely to contain spaces than arguments.
-        let is_path = text.split_whitespace().next().is_some_and(|word| word.contains(['/', '\\', '$']));
-        if !text.contains(char::is_whitespace) || args_are_given && is_path {
+        let is_launcher = text.split_whitespace().next().is_some_and(|word| LAUNCHERS.contains(&word));
+        if !text.contains(char::is_whitespace) || args_are_given && !is_launcher {
             return Ok((self.syntax.parse(text), Vec::new()));
         }
         if is_path_with_spaces(text) {
