@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Requests run concurrently. Notifications and responses of the client are sent in order, before the next message is
-//! read. If the satellite ends, [`link`] connects to the next one and opens a session with the client's own
+//! read. If the satellite ends, `link` connects to the next one and opens a session with the client's own
 //! `initialize`; requests in flight fail with their fate, and new ones wait.
 //!
 //! Memory is bounded: a message has a maximum size, requests in flight share a budget, each stream buffers a small
