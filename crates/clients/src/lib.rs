@@ -8,6 +8,7 @@ mod client;
 mod edit;
 mod error;
 mod hidden;
+mod json_options;
 mod locations;
 mod read;
 mod secrets;

@@ -4,10 +4,12 @@
 use std::ops::Range;
 
 use jsonc_parser::{
-    CollectOptions, ParseOptions,
+    CollectOptions,
     ast::{Object, ObjectProp, Value},
     parse_to_ast,
 };
+
+use crate::json_options::JSON_OPTIONS;
 
 use super::{
     error::{ConfigFormat, EditError},
@@ -20,19 +22,7 @@ const SHORT_LIST: usize = 4;
 
 /// Returns the syntax tree, or `None` for a text that contains only whitespace and comments.
 fn syntax(text: &str) -> Result<Option<Value<'_>>, EditError> {
-    let options = ParseOptions {
-        allow_comments: true,
-        allow_trailing_commas: true,
-        allow_loose_object_property_names: false,
-        allow_missing_commas: false,
-        allow_single_quoted_strings: false,
-        allow_hexadecimal_numbers: false,
-        allow_unary_plus_numbers: false,
-        allow_bare_decimal_point_numbers: false,
-        allow_non_finite_numbers: false,
-        allow_extended_string_escapes: false,
-    };
-    match parse_to_ast(text, &CollectOptions::default(), &options) {
+    match parse_to_ast(text, &CollectOptions::default(), &JSON_OPTIONS) {
         Ok(result) => Ok(result.value),
         Err(error) => Err(EditError::Syntax {
             format: ConfigFormat::Json,

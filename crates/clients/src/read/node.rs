@@ -2,12 +2,13 @@
 
 use std::fmt;
 
+use jsonc_parser::CollectOptions;
 use jsonc_parser::ast;
-use jsonc_parser::{CollectOptions, ParseOptions};
 use serde::de::{Deserialize, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor};
 use toml_edit::{Document, Item, Value};
 
 use crate::error::ClientFileError;
+use crate::json_options::JSON_OPTIONS;
 use crate::locations::{ClientFile, FileFormat};
 
 /// The largest accepted file, in bytes.
@@ -84,20 +85,7 @@ pub(crate) fn parse(file: &ClientFile, bytes: &[u8]) -> Result<ConfigNode, Clien
 }
 
 fn parse_json(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
-    // Comments and trailing commas are accepted, as VS Code, Zed and opencode do. The rest of JSON5 is not.
-    let options = ParseOptions {
-        allow_comments: true,
-        allow_trailing_commas: true,
-        allow_loose_object_property_names: false,
-        allow_missing_commas: false,
-        allow_single_quoted_strings: false,
-        allow_hexadecimal_numbers: false,
-        allow_unary_plus_numbers: false,
-        allow_bare_decimal_point_numbers: false,
-        allow_non_finite_numbers: false,
-        allow_extended_string_escapes: false,
-    };
-    let parsed = jsonc_parser::parse_to_ast(text, &CollectOptions::default(), &options)
+    let parsed = jsonc_parser::parse_to_ast(text, &CollectOptions::default(), &JSON_OPTIONS)
         .map_err(|error| syntax_error(file, text, error.range().start, &error.kind().to_string()))?;
     Ok(parsed.value.map_or(ConfigNode::Null, from_json))
 }
