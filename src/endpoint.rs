@@ -53,6 +53,8 @@ pub(crate) struct SatelliteEndpoint {
     audience: Arc<GatewayAudience>,
     open: Mutex<Option<OpenEndpoint>>,
     stored_token: Mutex<Option<Secret>>,
+    /// Socket that the service manager has passed.
+    passed_listener: Option<TcpListener>,
     /// Tokens for clients that have asked over the control socket, by user. They end with the satellite.
     granted_tokens: Mutex<HashMap<(TeamId, UserId), Secret>>,
     /// True if the configuration has an endpoint, which may not be open yet.
@@ -77,7 +79,12 @@ pub(crate) struct ReservedEndpoint {
 
 impl SatelliteEndpoint {
     /// Data that the satellite holds for clients counts against `memory`.
-    pub(crate) fn new(name: &str, data_dir: DataDir, memory: Arc<ByteBudget>) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        data_dir: DataDir,
+        memory: Arc<ByteBudget>,
+        passed_listener: Option<TcpListener>,
+    ) -> Self {
         let sessions = Arc::new(Sessions::with_memory(memory));
         let audience = Arc::new(GatewayAudience::new(sessions.clone()));
         Self {
@@ -87,6 +94,7 @@ impl SatelliteEndpoint {
             audience,
             open: Mutex::default(),
             stored_token: Mutex::default(),
+            passed_listener,
             granted_tokens: Mutex::default(),
             is_expected: AtomicBool::new(false),
         }
@@ -103,8 +111,11 @@ impl SatelliteEndpoint {
         let Some(address) = address else { return Ok(None) };
         let failed = |hint| move |why| EndpointError { address, why, hint };
         self.add_stored_token(&mut plan).map_err(failed(TOKEN))?;
-        let listener =
-            if plan.listen == ListenSetting::DefaultAddress { self.bind_default() } else { gateway::bind(address) };
+        let listener = match &self.passed_listener {
+            Some(passed) if passed.local_addr().is_ok_and(|passed| passed == address) => passed.try_clone(),
+            _ if plan.listen == ListenSetting::DefaultAddress => self.bind_default(),
+            _ => gateway::bind(address),
+        };
         let listener = listener.map_err(failed(ADDRESS_HINT))?;
         let address = listener.local_addr().map_err(failed(ADDRESS_HINT))?;
         let settings = GatewaySettings::new(&self.name, &plan, address);

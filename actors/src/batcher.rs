@@ -29,7 +29,7 @@ use crate::model::policy::BatchPolicy;
 use crate::rules::outbox::{Outbox, OutboxStatistics};
 use crate::rules::request_log::LoggedCall;
 use crate::seam::{EventSink, NumberStore, SinkAnswer};
-use crate::tasks::{ActorTasks, catch_panic};
+use crate::tasks::{ActorTasks, ProbeToken, catch_panic};
 
 /// Number of events after which a slow subscriber misses some; it detects the gap in `seq`.
 const SUBSCRIBER_BACKLOG: usize = 16 * 1024;
@@ -47,6 +47,7 @@ pub(crate) enum Msg {
     Reserved(Result<u64, String>),
     FlushNow(oneshot::Sender<()>),
     FlushAndEnd(oneshot::Sender<usize>),
+    Probe(ProbeToken),
     Panic,
 }
 
@@ -317,7 +318,7 @@ impl State {
             Msg::Cycle if !self.is_prompt || self.outbox.as_ref().is_some_and(|outbox| outbox.has_kept_batch()) => {
                 self.collect(myself, Some(now));
             }
-            Msg::Cycle | Msg::Answered(_) | Msg::Reserved(_) | Msg::Panic => {}
+            Msg::Cycle | Msg::Answered(_) | Msg::Reserved(_) | Msg::Probe(_) | Msg::Panic => {}
         }
         if self.numbering == NumberReservation::Refused
             && matches!(msg, Msg::Cycle | Msg::FlushNow(_) | Msg::FlushAndEnd(_))
@@ -383,6 +384,7 @@ impl State {
                 self.flushing = Some(reply);
                 self.send_next(myself);
             }
+            Msg::Probe(token) => drop(token),
             Msg::Panic => std::panic::panic_any("asked to panic"),
         }
         self.reserve_numbers(myself);

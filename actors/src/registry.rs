@@ -8,6 +8,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::model::ids::InstanceId;
 use crate::model::snapshot::{InstanceView, Snapshot};
+use crate::tasks::ProbeToken;
 
 /// Messages to the registry. `Publish` follows the queued updates, and `Barrier` publishes and then replies. `Panic`
 /// panics on purpose, for the load harness and the tests.
@@ -16,6 +17,7 @@ pub(crate) enum Msg {
     Remove(InstanceId),
     Publish,
     Barrier(oneshot::Sender<()>),
+    Probe(ProbeToken),
     Panic,
 }
 
@@ -63,6 +65,10 @@ impl Actor for StatusRegistry {
                 state.publish();
                 // The send fails if the caller no longer waits.
                 let _ = reply.send(());
+                return Ok(());
+            }
+            Msg::Probe(token) => {
+                drop(token);
                 return Ok(());
             }
             Msg::Panic => std::panic::panic_any("asked to panic"),

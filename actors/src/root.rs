@@ -36,7 +36,7 @@ use crate::rules::restart::{ExitHistory, RestartVerdict};
 use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
 use crate::seam::{Connectors, EventSink, StateStore};
-use crate::tasks::{ActorTasks, catch_panic, panic_text};
+use crate::tasks::{ActorTasks, ProbeToken, catch_panic, panic_text};
 use crate::team::{self, TeamSupervisor};
 use crate::team_messages::{self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
@@ -52,8 +52,8 @@ const RESPAWN_DELAY: Duration = Duration::from_secs(1);
 /// `Update` only the latter. `ResumedAfterSuspend` contains the duration of a suspend, which monotonic clocks did not count.
 /// `Throttle` reports whether a team's starts run one at a time; `Throttle`, `ChargeTeam` and `SaveMemo` keep state of
 /// a team for the case that its supervisor dies. `RespawnTeam` follows the delay of a supervisor that keeps dying. `Barrier`
-/// replies once earlier updates of the teams are published, and `IsInstalled` covers instances that are not in the
-/// snapshot yet. Root sends `Died` to itself so that it arrives after all messages of the dead actor. `Flushed`
+/// replies once earlier updates of the teams are published, `Probe` shows whether all
+/// actors but workers handle their messages, and `IsInstalled` covers instances that are not in the snapshot yet. Root sends `Died` to itself so that it arrives after all messages of the dead actor. `Flushed`
 /// contains the number of unsent events. `Panic` panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
     Install(Arc<InstanceSpec>, EarlierState, ControlReply<InstallOutcome>),
@@ -73,6 +73,7 @@ pub(crate) enum Msg {
     RemoveInstance(InstanceId),
     RespawnTeam(TeamId),
     Barrier(oneshot::Sender<()>),
+    Probe(ProbeToken),
     IsInstalled(InstanceId, oneshot::Sender<bool>),
     FlushEvents(oneshot::Sender<()>),
     Died(ActorId, String, ActorRemains),
@@ -389,6 +390,7 @@ impl Root {
             Msg::RespawnTeam(team) => state.respawn_team(&team, &myself).await,
             Msg::Died(actor, why, remains) => state.on_death(actor, why, remains, &myself).await?,
             Msg::Barrier(reply) => drop(cast!(state.registry, registry::Msg::Barrier(reply))),
+            Msg::Probe(token) => state.pass_on_probe(&token),
             Msg::IsInstalled(id, reply) => drop(reply.send(state.instances.contains_key(&id))),
             Msg::FlushEvents(reply) => {
                 if let Some(batcher) = &state.batcher {
@@ -759,6 +761,16 @@ impl State {
         // The message is dropped while there is no supervisor; callers then ask again.
         if let Some(supervisor) = self.supervisor(team) {
             let _ = cast!(supervisor, msg);
+        }
+    }
+
+    fn pass_on_probe(&self, token: &ProbeToken) {
+        let _ = cast!(self.registry, registry::Msg::Probe(token.clone()));
+        if let Some(batcher) = &self.batcher {
+            let _ = cast!(batcher, batcher::Msg::Probe(token.clone()));
+        }
+        for team in self.teams.values().filter_map(|team| team.supervisor.as_ref()) {
+            let _ = cast!(team, team_messages::Msg::Probe(token.clone()));
         }
     }
 

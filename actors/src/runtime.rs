@@ -11,7 +11,7 @@ use mcp_satellite_session::{AdmissionError, CallPermit, CallerRequest, ClientRel
 use ractor::{Actor, ActorCell, ActorRef, SpawnErr, cast};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -324,6 +324,14 @@ impl RuntimeHandle {
         let _ = cast!(self.root, root::Msg::Barrier(reply));
         // The wait fails if the registry died meanwhile; the next one receives everything.
         let _ = published.await;
+    }
+
+    /// Returns true if root, registry, batcher and all team supervisors handle a message `within` this time.
+    pub async fn answers(&self, within: Duration) -> bool {
+        let (token, mut handled) = mpsc::channel(1);
+        // An actor that has died drops its messages; Root replaces it.
+        let asked = cast!(self.root, root::Msg::Probe(token)).is_ok();
+        asked && tokio::time::timeout(within, handled.recv()).await.is_ok()
     }
 
     /// Returns the last published snapshot of all instances. Never blocks.

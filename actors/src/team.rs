@@ -178,6 +178,7 @@ impl TeamSupervisor {
             Msg::Tick => state.on_tick(now, &myself).await,
             Msg::Registry(registry) => state.publish_all(registry),
             Msg::Shutdown => state.shut_down(now, &myself).await,
+            Msg::Probe(token) => drop(token),
             Msg::Panic(None) | Msg::PanicFor(_) => std::panic::panic_any("asked to panic"),
             Msg::Panic(Some(id)) => {
                 if let Some(instance) = state.instances.get(&id)

@@ -15,6 +15,7 @@ use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
 use crate::registry;
 use crate::rules::slot::{SlotInput, SlotMemo};
+use crate::tasks::ProbeToken;
 
 /// Commands for an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +93,7 @@ pub(crate) enum Msg {
     Tick,
     Registry(ActorRef<registry::Msg>),
     Shutdown,
+    Probe(ProbeToken),
     Panic(Option<InstanceId>),
     PanicFor(InstanceId),
 }
@@ -109,7 +111,12 @@ impl Msg {
             | Self::Input(id, _)
             | Self::Ended(id, ..)
             | Self::PanicFor(id) => Some(id),
-            Self::ResumedAfterSuspend(_) | Self::Tick | Self::Registry(_) | Self::Shutdown | Self::Panic(_) => None,
+            Self::ResumedAfterSuspend(_)
+            | Self::Tick
+            | Self::Registry(_)
+            | Self::Shutdown
+            | Self::Probe(_)
+            | Self::Panic(_) => None,
         }
     }
 }

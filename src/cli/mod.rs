@@ -25,6 +25,7 @@ mod man_pages;
 mod print;
 mod run;
 mod service;
+mod service_notifications;
 mod sim_server;
 mod status;
 mod stdio;

@@ -12,9 +12,11 @@ use futures::future::OptionFuture;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use mcp_satellite_actors::model::status::Status;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
 
 use super::check::{ConfigSources, PlanError};
+use super::service_notifications::{StatusText, notify_watchdog};
 use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, log_writer, try_print};
 use crate::active_configuration::{AcceptedReload, RejectedReload, ReloadRequest};
 use crate::config::{Plan, SinkPlan, listen_address};
@@ -25,6 +27,7 @@ use crate::satellite::start::StartError;
 use crate::watch::{ConfigTexts, ConfigWatch};
 use mcp_satellite_files::known_dirs::DataDirLocation;
 use mcp_satellite_process::reaper::ReaperLink;
+use mcp_satellite_process::service_manager::NotifyState;
 
 /// Default log filter. ractor and rmcp log much that does not matter to an operator, and rmcp logs payloads.
 const QUIET: &str = "info,ractor=warn,rmcp=warn,hyper=warn,reqwest=warn";
@@ -117,7 +120,8 @@ impl RunCommand {
 
     pub(super) async fn run(self, below: ReaperLink) -> Result<u8, CommandFailure> {
         self.log.init();
-        let files = ConfigFiles { sources: self.sources.or_user_default(), listen: self.listen };
+        let listen = self.listen_address(&below)?;
+        let files = ConfigFiles { sources: self.sources.or_user_default(), listen };
         let texts = files.sources.read();
         let plan = files.plan(&texts)?;
         let servers = plan.instances.len();
@@ -137,6 +141,15 @@ impl RunCommand {
             }
         })
         .await
+    }
+}
+
+impl RunCommand {
+    /// Returns the address of the socket that the service manager has passed, else that of `--listen`.
+    fn listen_address(&self, below: &ReaperLink) -> Result<Option<SocketAddr>, CommandFailure> {
+        let Some(listener) = &below.service_manager.listener else { return Ok(self.listen) };
+        let failed = |error| CommandFailure::new(FAILED, format!("cannot use the passed socket: {error}"));
+        listener.local_addr().map(Some).map_err(failed)
     }
 }
 
@@ -172,9 +185,11 @@ pub(super) async fn supervise(
         let watch = files.start_watch(texts, &plan);
         (files, watch)
     });
-    let mut signals = SatelliteSignals::new(below)?;
+    let ReaperLink { signals, mut service_manager } = below;
+    let listener = service_manager.listener.take();
+    let mut signals = SatelliteSignals::new(signals)?;
     let satellite = tokio::select! {
-        started = Box::pin(RunningSatellite::start(plan, location)) => started.map_err(|error| {
+        started = Box::pin(RunningSatellite::start(plan, location, listener)) => started.map_err(|error| {
             let code = if matches!(error, StartError::DataDir(DataDirLockError::InUse { .. })) { BAD_INPUT } else { FAILED };
             CommandFailure::new(code, error.to_string())
         })?,
@@ -183,6 +198,8 @@ pub(super) async fn supervise(
     };
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
+    let mut status_text = StatusText::new(satellite.runtime());
+    let mut watchdog = Box::pin(notify_watchdog(&service_manager, satellite.runtime()));
     let mut credential_watch = Box::pin(satellite.watch_credentials());
     let mut link = Box::pin(satellite.run_link());
     let mut lost_data_dir = Box::pin(satellite.wait_data_dir_lost());
@@ -196,6 +213,7 @@ pub(super) async fn supervise(
             match (&mut files, reload) {
                 (Some((files, watch)), reload) => {
                     progress.abort();
+                    service_manager.notify_reloading();
                     reloading = Some(Box::pin(apply_reload(&satellite, read_again(files, watch, reload))));
                 }
                 (None, ReloadReason::Requested(request)) => {
@@ -213,6 +231,11 @@ pub(super) async fn supervise(
                 return Err(CommandFailure::new(FAILED, why));
             }
             () = satellite.wait_shutdown_request() => break,
+            text = status_text.wait_changed(), if service_manager.is_notified() && reloading.is_none() => {
+                // The manager may have missed an earlier message.
+                service_manager.notify(&[NotifyState::Ready, NotifyState::Status(text)]);
+            }
+            () = &mut watchdog => {}
             () = &mut credential_watch => {}
             () = &mut link => {}
             () = &mut lost_data_dir => {
@@ -227,6 +250,7 @@ pub(super) async fn supervise(
             }
             Some(ReloadOutcome { texts, outcome }) = OptionFuture::from(reloading.as_mut()) => {
                 reloading = None;
+                service_manager.notify(&[NotifyState::Ready]);
                 if let Some((_, watch)) = &mut files {
                     watch.is_on = outcome.as_ref().copied().unwrap_or(watch.is_on);
                     watch.record_attempt(texts, outcome.err());
@@ -250,6 +274,7 @@ pub(super) async fn supervise(
     }
     drop(reloading);
     progress.abort();
+    service_manager.notify(&[NotifyState::Stopping, NotifyState::Status("ending the servers")]);
     tracing::info!("shutting down: every server gets its grace; a second signal kills at once");
     tokio::select! {
         report = Box::pin(satellite.shut_down()) => {
@@ -339,7 +364,7 @@ struct SatelliteSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-    reaper: ReaperLink,
+    reaper: mpsc::UnboundedReceiver<nix::sys::signal::Signal>,
     end: SignalCount,
     reload: SignalCount,
     /// True if the process had a controlling terminal at the start and SIGHUP was not ignored, as `nohup` does.
@@ -370,7 +395,7 @@ impl SignalCount {
 }
 
 impl SatelliteSignals {
-    fn new(below: ReaperLink) -> std::io::Result<Self> {
+    fn new(reaper: mpsc::UnboundedReceiver<nix::sys::signal::Signal>) -> std::io::Result<Self> {
         // Checked first: the handlers installed below hide whether the signal was ignored.
         let ends_with_terminal = !is_ignored(nix::sys::signal::Signal::SIGHUP) && has_terminal();
         Ok(Self {
@@ -379,7 +404,7 @@ impl SatelliteSignals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
-            reaper: below,
+            reaper,
             end: SignalCount::default(),
             reload: SignalCount::default(),
         })
@@ -391,7 +416,7 @@ impl SatelliteSignals {
                 _ = self.terminate.recv() => self.end.direct += 1,
                 _ = self.interrupt.recv() => self.end.direct += 1,
                 _ = self.hangup.recv() => self.reload.direct += 1,
-                Some(signal) = self.reaper.signals.recv() => match signal {
+                Some(signal) = self.reaper.recv() => match signal {
                     nix::sys::signal::Signal::SIGHUP => self.reload.forwarded += 1,
                     _ => self.end.forwarded += 1,
                 },

@@ -182,7 +182,9 @@ fn unit_text() -> Result<String, CommandFailure> {
 Description=MCP satellite
 
 [Service]
-Type=exec
+Type=notify
+NotifyAccess=main
+WatchdogSec=30s
 ExecStart={program} run --data-dir {data_dir}
 ExecReload={program} reload --data-dir {data_dir}
 Restart=on-failure

@@ -1,6 +1,7 @@
 //! Start of a satellite.
 
 use std::io;
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -80,8 +81,13 @@ fn watch(task: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<(
 }
 
 impl RunningSatellite {
-    /// Starts the runtime and the control socket in `location`, and installs the instances of `plan`.
-    pub(crate) async fn start(plan: Plan, location: &DataDirLocation) -> Result<Self, StartError> {
+    /// Starts the runtime and the control socket in `location`, and installs the instances of `plan`. `listener` is a
+    /// socket for the endpoint that is open already.
+    pub(crate) async fn start(
+        plan: Plan,
+        location: &DataDirLocation,
+        listener: Option<TcpListener>,
+    ) -> Result<Self, StartError> {
         let directory = DataDirLock::acquire(location).await?;
         raise_open_file_limit();
         let journal = open_journal(directory.data_dir(), plan.journal.clone()).await?;
@@ -98,7 +104,7 @@ impl RunningSatellite {
         let storage = SatelliteStorage::open(directory, journal, &database, outlet, &plan.batch).await?;
         let data_dir = storage.directory.data_dir().clone();
         let memory = memory_limit::budget();
-        let endpoint = Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone()));
+        let endpoint = Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone(), listener));
         let reserved_endpoint = reserve_endpoint(&endpoint, &plan).await?;
         reclaim_processes(&data_dir).await?;
         let connector = create_stdio_connector(&plan, &data_dir)?;

@@ -30,6 +30,7 @@ mod reload;
 mod remote;
 mod run;
 mod secrets;
+mod service_manager;
 mod sim_server;
 mod sim_server_http;
 mod status;

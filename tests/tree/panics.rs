@@ -546,3 +546,40 @@ async fn a_sink_that_panics_before_its_future_counts_as_a_failed_send() {
     assert_eq!(fleet.event_data(&id, "mcp.server.started").await.len(), 1);
     fleet.finish().await;
 }
+
+/// State store that blocks its caller until it is released.
+struct BlockingStore {
+    entered: std::sync::mpsc::SyncSender<()>,
+    released: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+impl StateStore for BlockingStore {
+    fn save(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {
+        self.entered.send(()).unwrap();
+        self.released.lock().unwrap().recv().unwrap();
+    }
+
+    fn delete(&self, _id: &InstanceId) {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_probe_is_answered_only_while_every_actor_handles_its_messages() {
+    let ((entered, blocked), (release, released)) =
+        (std::sync::mpsc::sync_channel(8), std::sync::mpsc::sync_channel(8));
+    let store = BlockingStore { entered, released: std::sync::Mutex::new(released) };
+    let fleet = Fleet::with(|options| options.state_store = Arc::new(store)).await;
+    let id = fleet.online(Server::new("notes").always_on()).await;
+    assert!(fleet.runtime.answers(seconds(60.0)).await);
+    let stopping = tokio::spawn({
+        let (runtime, id) = (fleet.runtime.clone(), id.clone());
+        async move { runtime.stop(&id).await }
+    });
+    tokio::task::spawn_blocking(move || blocked.recv().unwrap()).await.unwrap();
+    assert!(!fleet.runtime.answers(seconds(0.02)).await);
+    for _ in 0..8 {
+        release.send(()).unwrap();
+    }
+    assert!(fleet.runtime.answers(seconds(60.0)).await);
+    stopping.await.unwrap().unwrap();
+    fleet.runtime.kill();
+}

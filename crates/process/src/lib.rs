@@ -11,5 +11,6 @@ pub mod memory_limit;
 pub mod process;
 pub mod program_pages;
 pub mod reaper;
+pub mod service_manager;
 pub mod stdio;
 pub mod suspend;

@@ -44,11 +44,14 @@ use crate::process::{
     start_spawn_helper,
 };
 use crate::program_pages::ProgramPages;
+use crate::service_manager::{self, NotificationRelay, ServiceManager};
 use mcp_satellite_files::disk::WAIT_MAX;
 
 /// Time to wait for killed processes. Those still alive after it are reported and left to the kernel.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
+/// Time within which a second signal of the same process belongs to the same request.
+const REPEATED: Duration = Duration::from_millis(100);
 /// Exit code for a death by signal, minus the signal's number.
 const SIGNAL_BASE: u8 = 128;
 /// Process name, shown to people and checked by the next satellite on the same data directory.
@@ -65,6 +68,7 @@ type OrphanCleanup = Box<dyn FnOnce() + Send>;
 
 pub struct ReaperLink {
     pub signals: mpsc::UnboundedReceiver<Signal>,
+    pub service_manager: ServiceManager,
 }
 
 static ORPHAN_CLEANUP: Mutex<Option<OrphanCleanup>> = Mutex::new(None);
@@ -81,6 +85,7 @@ impl ReaperLink {
 pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<ExitCode> {
     let (below, pipe) = io::pipe()?;
     let (exit_code_pipe, mut done) = io::pipe()?;
+    let (service_manager, relay) = service_manager::from_environment()?;
     let mut waited_for = SigSet::empty();
     waited_for.add(Signal::SIGCHLD);
     // Signals that `nohup` or a similar command ignores remain ignored.
@@ -105,7 +110,7 @@ pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<E
     // SAFETY: this process has one thread, so the child may call any function.
     match unsafe { fork() }? {
         ForkResult::Child => {
-            drop((pipe, exit_code_pipe, signals));
+            drop((pipe, exit_code_pipe, signals, relay));
             if let Err(error) = start_spawn_helper() {
                 // No log is open yet. The satellite forks the servers itself.
                 let _ = writeln!(io::stderr(), "satellite: cannot start the process that forks servers: {error}");
@@ -117,17 +122,17 @@ pub fn run_with_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> io::Result<E
             }
             let (sender, signals) = mpsc::unbounded_channel();
             thread::Builder::new().name("satellite-below".into()).spawn(move || receive_signals(below, &sender))?;
-            let code = satellite(ReaperLink { signals });
+            let code = satellite(ReaperLink { signals, service_manager });
             // An error means that the reaper was killed.
             let _ = done.write_all(&[code]);
             Ok(ExitCode::from(code))
         }
         ForkResult::Parent { child } => {
-            drop((below, done));
+            drop((below, done, service_manager));
             let _ = set_name(NAME);
             // Children do not inherit the setting. Without it orphans go to the process above the reaper.
             let _ = set_child_subreaper(true);
-            Ok(supervise_satellite(child, pipe, exit_code_pipe, &signals))
+            Ok(supervise_satellite(child, pipe, exit_code_pipe, &signals, relay.as_ref()))
         }
     }
 }
@@ -142,6 +147,21 @@ fn is_named(pid: Pid, name: &CStr) -> Option<bool> {
     let found = fs::read(format!("/proc/{pid}/comm")).ok()?;
     let name = name.to_bytes();
     Some(found.trim_ascii_end() == &name[..name.len().min(NAME_MAX)])
+}
+
+/// Signal that asks the satellite for something.
+#[derive(Clone, Copy)]
+struct Request {
+    signal: Signal,
+    sender: u32,
+    at: Instant,
+}
+
+impl Request {
+    /// Returns true if both signals are one request: `timeout` signals its child, and then its process group.
+    fn repeats(&self, last: &Self) -> bool {
+        (self.signal, self.sender) == (last.signal, last.sender) && self.at.duration_since(last.at) < REPEATED
+    }
 }
 
 fn receive_signals(mut pipe: PipeReader, sender: &mpsc::UnboundedSender<Signal>) {
@@ -171,9 +191,11 @@ fn supervise_satellite(
     mut pipe: PipeWriter,
     exit_code_pipe: PipeReader,
     signals: &SignalFd,
+    relay: Option<&NotificationRelay>,
 ) -> ExitCode {
     // Dropped after the exit code was read.
     let mut exit_code_pipe = Some(exit_code_pipe);
+    let mut last_request: Option<Request> = None;
     // An error costs some memory and nothing else.
     let pages = ProgramPages::find();
     // Exit code of the satellite, and the deadline for its exit.
@@ -189,13 +211,18 @@ fn supervise_satellite(
             PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)
         });
         let mut awaited = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        awaited.extend(relay.map(|relay| PollFd::new(relay.descriptor().as_fd(), PollFlags::POLLIN)));
         awaited.extend(
             exit_code_pipe.as_ref().map(|exit_code_pipe| PollFd::new(exit_code_pipe.as_fd(), PollFlags::POLLIN)),
         );
         let _ = pages.as_ref().map(ProgramPages::release);
-        // An error means that the poll was interrupted; both descriptors are read anyway.
+        // An error means that the poll was interrupted; all descriptors are read anyway.
         let _ = poll(&mut awaited, timeout);
-        let has_exit_code = awaited.get(1).is_some_and(|awaited| awaited.any() == Some(true));
+        let has_exit_code =
+            exit_code_pipe.is_some() && awaited.last().is_some_and(|awaited| awaited.any() == Some(true));
+        if let Some(relay) = relay {
+            relay.relay();
+        }
         while let Ok(Some(about)) = signals.read_signal() {
             match i32::try_from(about.ssi_signo).ok().and_then(|signal| Signal::try_from(signal).ok()) {
                 Some(Signal::SIGCHLD) => {
@@ -203,9 +230,12 @@ fn supervise_satellite(
                         break 'watching (code, None);
                     }
                 }
-                // A satellite that has just ended is reaped next.
                 Some(signal) if PIPED_SIGNALS.contains(&signal) => {
-                    let _ = pipe.write_all(&[signal as u8]);
+                    let request = Request { signal, sender: about.ssi_pid, at: Instant::now() };
+                    if last_request.replace(request).is_none_or(|last| !request.repeats(&last)) {
+                        // A satellite that has just ended is reaped next.
+                        let _ = pipe.write_all(&[signal as u8]);
+                    }
                 }
                 // The process is not reaped yet, so its id is not reused.
                 Some(signal) => drop(kill(satellite, signal)),

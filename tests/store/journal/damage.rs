@@ -71,11 +71,12 @@ async fn a_damaged_page_loses_only_its_events_and_readers_skip_it() {
     assert!(skipped > 0 && found.len() as u64 + skipped == EVENTS, "{} {skipped}", found.len());
     assert_eq!((found.first(), found.last()), (Some(&1), Some(&EVENTS)));
 
-    // The damage is not detected yet, because new events use other pages.
+    // New events use other pages. The damage is detected by the maintenance, which runs when no job waits, or by the
+    // outbox.
     let journal = home.open();
     let dropped_ranges = DroppedRanges::subscribe(&journal);
     append_all(&journal, EVENTS + 1..=EVENTS + 10).await;
-    assert_eq!(assert_ok(&journal).damaged, None);
+    assert_ok(&journal);
 
     let mut after = 0;
     let mut delivered = BTreeSet::new();

@@ -1,0 +1,72 @@
+//! Notifications of a running satellite to the service manager.
+
+use std::time::Duration;
+
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::snapshot::Snapshot;
+use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_process::service_manager::{NotifyState, ServiceManager};
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Minimum time between two texts.
+const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of watchdog notifications that are due within the manager's interval. One that is late, and the time that the
+/// actors have to answer, fit into it as well.
+const WATCHDOG_PARTS: u32 = 4;
+
+/// Notifies the watchdog while the actors answer. Never ends.
+pub(super) async fn notify_watchdog(manager: &ServiceManager, runtime: &RuntimeHandle) {
+    let (true, Some(interval)) = (manager.is_notified(), manager.watchdog) else { return std::future::pending().await };
+    let part = interval / WATCHDOG_PARTS;
+    loop {
+        let next = Instant::now() + part;
+        if runtime.answers(part).await {
+            manager.notify(&[NotifyState::Watchdog]);
+        } else {
+            tracing::error!("the actors do not answer; the service manager ends the satellite if this continues");
+        }
+        tokio::time::sleep_until(next).await;
+    }
+}
+
+/// Text about the servers, for `systemctl status`.
+pub(super) struct StatusText {
+    snapshot: watch::Receiver<Arc<Snapshot>>,
+    last: String,
+    next: Instant,
+}
+
+impl StatusText {
+    pub(super) fn new(runtime: &RuntimeHandle) -> Self {
+        Self { snapshot: runtime.watch(), last: String::new(), next: Instant::now() }
+    }
+
+    /// Waits for a text that differs from the last one.
+    pub(super) async fn wait_changed(&mut self) -> &str {
+        loop {
+            tokio::time::sleep_until(self.next).await;
+            let text = describe(&self.snapshot.borrow_and_update());
+            self.next = Instant::now() + STATUS_INTERVAL;
+            if text != self.last {
+                self.last = text;
+                return &self.last;
+            }
+            if self.snapshot.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+fn describe(snapshot: &Snapshot) -> String {
+    let count = |status: Status| snapshot.iter().filter(|view| view.status == status).count();
+    let counts = Status::ALL.iter().map(|status| (status, count(*status))).filter(|(_, count)| *count > 0);
+    let counts: Vec<String> = counts.map(|(status, count)| format!("{count} {status}")).collect();
+    match snapshot.len() {
+        0 => "no servers".to_owned(),
+        1 => format!("1 server: {}", counts.join(", ")),
+        all => format!("{all} servers: {}", counts.join(", ")),
+    }
+}
