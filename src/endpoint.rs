@@ -179,7 +179,15 @@ impl SatelliteEndpoint {
         }
         // Record the settings in effect, which may differ from those requested.
         plan.tls = open.gateway.tls();
-        *self.state() = Some(OpenEndpoint { plan, ..open });
+        self.store_plan(open, plan);
+    }
+
+    /// Records a plan that was applied. A token that was granted meanwhile was added to the plan before.
+    fn store_plan(&self, open: OpenEndpoint, mut plan: GatewayPlan) {
+        let mut state = self.state();
+        self.add_granted_tokens(&mut plan);
+        open.access.apply(&plan);
+        *state = Some(OpenEndpoint { plan, ..open });
     }
 
     /// Applies the users and tokens of `plan` only and ends the sessions of removed tokens. Returns true if they
@@ -194,7 +202,7 @@ impl SatelliteEndpoint {
         let plan = GatewayPlan { users: plan.users, ..open.plan.clone() };
         open.access.apply(&plan);
         open.gateway.end_revoked_sessions();
-        *self.state() = Some(OpenEndpoint { plan, ..open });
+        self.store_plan(open, plan);
         true
     }
 

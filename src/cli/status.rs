@@ -76,6 +76,9 @@ pub(super) struct StatusCommand {
 
 impl StatusCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
+        if self.quiet {
+            return Ok(self.answers().await.map_or_else(|failure| failure.code, |()| DONE));
+        }
         let client = self.data_dir.client()?;
         let filter = ConsoleFilter::from(self.only.clone());
         if self.watch && std::io::stdout().is_terminal() && !self.json {
@@ -83,9 +86,6 @@ impl StatusCommand {
         }
         loop {
             let reply: StatusReply = client.get("/v1/status", &filter).await?;
-            if self.quiet {
-                return Ok(DONE);
-            }
             match (self.json, self.satellite) {
                 (true, true) => print_json(&to_json(&reply.satellite)?),
                 (true, false) => print_json(&to_json(&reply.instances)?),
@@ -102,6 +102,12 @@ impl StatusCommand {
             }
             tokio::time::sleep(REFRESH).await;
         }
+    }
+
+    async fn answers(&self) -> Result<(), CommandFailure> {
+        let client = ConsoleClient::new(&self.data_dir.resolve()?)?;
+        let _: StatusReply = client.get("/v1/status", &ConsoleFilter::from(self.only.clone())).await?;
+        Ok(())
     }
 
     async fn watch(&self, client: &ConsoleClient, filter: &ConsoleFilter) -> Result<u8, CommandFailure> {

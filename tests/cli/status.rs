@@ -143,7 +143,8 @@ fn status_quiet_prints_nothing_and_exits_with_3_without_a_satellite() {
     let outcome = home.satellite(&["status", "--quiet"]).exits(0);
     assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("", ""));
     satellite.terminate().exits(0);
-    assert_eq!(home.satellite(&["status", "--quiet"]).exits(3).stdout, "");
+    let outcome = home.satellite(&["status", "--quiet"]).exits(3);
+    assert_eq!((outcome.stdout, outcome.stderr), (String::new(), String::new()));
 }
 
 #[test]
