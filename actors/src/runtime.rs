@@ -1,12 +1,14 @@
 //! The API for hosts and the gateway. A handle is cheap to clone; it sends messages to the actors and reads snapshots.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::Fuse;
-use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
+use mcp_satellite_protocol::method;
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, join_parts, member, with_members};
 use mcp_satellite_session::{AdmissionError, CallPermit, CallerRequest, ClientRelay, TIMEOUT_MAX};
 use ractor::{Actor, ActorCell, ActorRef, SpawnErr, cast};
 use serde::Deserialize;
@@ -432,6 +434,7 @@ impl RuntimeHandle {
     ) -> Result<Box<RawValue>, CallError> {
         let started = Instant::now();
         let view = self.status(id);
+        check_tool(view.as_deref(), tool)?;
         let known = view.as_ref().and_then(|view| view.catalogue.as_deref()?.tool(tool));
         let repeatable = known.is_some_and(|tool| tool.repeatable);
         let params = self.logged_payload(view.as_deref(), arguments.as_deref().map(RawValue::get));
@@ -465,12 +468,21 @@ impl RuntimeHandle {
     ) -> Result<Option<RpcMessage>, CallError> {
         let started = Instant::now();
         let view = self.status(id);
+        if let Some(tool) = &relay.tool {
+            check_tool(view.as_deref(), tool)?;
+        }
         let arguments = relay.tool.as_ref().and_then(|_| member(relay.message.params()?, "arguments"));
         let params = self.logged_payload(view.as_deref(), arguments);
         let request = RelayedRequest { relay: &relay, withdrawn: withdrawn.fuse() };
         let reporter =
             CallReporter { runtime: self, id, view: view.clone(), tool: relay.tool.as_deref(), started, params };
         let answer = self.request(id, view.as_deref(), request, timeout, relay.repeatable).await;
+        let answer = match answer {
+            Ok(Some(list)) if relay.message.method() == Some(method::TOOLS_LIST) => {
+                Ok(Some(selected_tools(list, view.as_deref())))
+            }
+            answer => answer,
+        };
         let response = answer.as_ref().ok().and_then(|message| message.as_ref()?.outcome());
         let failure = match &answer {
             Ok(Some(message)) if message.kind() == MessageKind::Result => response.and_then(tool_error),
@@ -799,6 +811,35 @@ struct EndedToolCall<'a> {
 }
 
 /// Tool call in progress. It is reported exactly once; if dropped before, as abandoned by its caller.
+fn check_tool(view: Option<&InstanceView>, tool: &str) -> Result<(), CallError> {
+    let is_permitted = view.is_none_or(|view| view.spec.policy.session.tools.permits(tool));
+    if is_permitted { Ok(()) } else { Err(CallError::NotFound { what: format!("tool `{tool}`") }) }
+}
+
+/// Returns a list of tools without those that the configuration denies.
+fn selected_tools(list: RpcMessage, view: Option<&InstanceView>) -> RpcMessage {
+    #[derive(Deserialize)]
+    struct NamedTool<'a> {
+        #[serde(borrow)]
+        name: Cow<'a, str>,
+    }
+    let Some(filter) = view.map(|view| &view.spec.policy.session.tools).filter(|filter| !filter.permits_all()) else {
+        return list;
+    };
+    let selected = |result: &str| {
+        let tools: Vec<&RawValue> = serde_json::from_str(member(result, "tools")?).ok()?;
+        let is_permitted = |tool: &&RawValue| {
+            serde_json::from_str::<NamedTool<'_>>(tool.get()).is_ok_and(|tool| filter.permits(&tool.name))
+        };
+        let tools: Vec<&str> = tools.into_iter().filter(is_permitted).map(RawValue::get).collect();
+        let result = with_members(result, &[("tools", &format!("[{}]", tools.join(",")))]);
+        let id = list.id()?;
+        RpcMessage::parse(join_parts(&["{\"jsonrpc\":\"2.0\",\"id\":", id, ",\"result\":", &result, "}"])).ok()
+    };
+    // An error, or a list that clients cannot read either.
+    list.outcome().filter(|_| list.kind() == MessageKind::Result).and_then(selected).unwrap_or(list)
+}
+
 struct CallReporter<'a> {
     runtime: &'a RuntimeHandle,
     id: &'a InstanceId,

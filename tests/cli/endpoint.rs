@@ -272,3 +272,37 @@ fn a_call_in_flight_at_shutdown_receives_its_result() {
     assert_eq!(answer["result"]["structuredContent"], json!({"text": "last"}), "{answer:#}");
     satellite.ended().exits(0);
 }
+
+#[test]
+fn a_denied_tool_is_neither_listed_nor_called_anywhere() {
+    let home = Home::new(SATELLITE);
+    let mut config = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"", &["first"]);
+    let text = fs::read_to_string(&config).unwrap() + "deny_tools = [\"add\"]\n";
+    config = home.write("satellite.toml", &text);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    let url = endpoint_url(&satellite);
+    let tools = |client: &Client| -> Vec<String> {
+        let list = client.post(&json!({"jsonrpc": "2.0", "id": 7, "method": "tools/list"})).unwrap().json();
+        let tools = list["result"]["tools"].as_array().unwrap();
+        tools.iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let mut direct = Client::new(&url, Some(&token("first"))).at("/i/notes/mcp");
+    direct.initialize();
+    assert!(tools(&direct).contains(&"echo".to_owned()) && !tools(&direct).contains(&"add".to_owned()));
+    let refused = direct.call("add", &json!({"a": 1, "b": 2}));
+    assert!(refused["error"]["message"].as_str().unwrap().contains("tool `add` not found"), "{refused}");
+    let refused = home.satellite(&["call", "notes", "add", r#"{"a": 1, "b": 2}"#]);
+    assert!(refused.code != Some(0) && refused.stderr.contains("tool `add` not found"), "{refused:?}");
+    let listed = home.satellite(&["tools", "notes"]).exits(0).stdout;
+    assert!(listed.contains("echo") && !listed.contains("add"), "{listed}");
+
+    // The other way around, by a reload.
+    home.write("satellite.toml", &text.replace("deny_tools = [\"add\"]", "allow_tools = [\"add\", \"missing\"]"));
+    home.satellite(&["reload"]).exits(0);
+    home.wait_online("notes");
+    let mut direct = Client::new(&url, Some(&token("first"))).at("/i/notes/mcp");
+    direct.initialize();
+    assert_eq!(tools(&direct), ["add"]);
+    satellite.terminate().exits(0);
+}

@@ -80,6 +80,8 @@ pub(crate) struct ServerTable {
     pub(crate) values: Vec<(SpannedText, UserValueTable)>,
     pub(crate) env_file: ParsedValue<String>,
     pub(crate) secret_args: ParsedValue<bool>,
+    pub(crate) allow_tools: Option<Vec<SpannedText>>,
+    pub(crate) deny_tools: Option<Vec<SpannedText>>,
     pub(crate) oauth: Option<OAuthTable>,
 }
 
@@ -216,6 +218,8 @@ impl ServerTable {
             values: fields.named_tables("values", |key, fields| (key, UserValueTable::read(fields))),
             env_file: fields.text("env_file"),
             secret_args: fields.flag("secret_args"),
+            allow_tools: fields.texts("allow_tools"),
+            deny_tools: fields.texts("deny_tools"),
             oauth: fields.section("oauth", |fields| Some(OAuthTable::read(fields))),
         }
     }

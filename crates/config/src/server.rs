@@ -1,10 +1,10 @@
 //! Checks of servers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mcp_satellite_http::client::is_loopback;
 use mcp_satellite_model::era::{Era, NEWEST_SESSION_VERSION, STATELESS_VERSION};
-use mcp_satellite_model::policy::HealthCheck;
+use mcp_satellite_model::policy::{HealthCheck, ToolFilter};
 use mcp_satellite_model::spec::{
     ConfigTier, ConfigValue, InstanceConfig, InstanceInputs, RemoteTransport, ServerTarget, TargetField, UserValueSpec,
     ValuePart, ValueTemplate, is_reserved_header,
@@ -32,6 +32,7 @@ pub(crate) struct CheckedServer {
     pub(crate) user_required: Vec<String>,
     pub(crate) inputs: InstanceInputs,
     pub(crate) secret_args: bool,
+    pub(crate) tools: ToolFilter,
     pub(crate) oauth: Option<(Span, OAuthPlan)>,
 }
 
@@ -48,6 +49,10 @@ impl CheckedServer {
         let Self { target, inputs, secret_args, .. } = self;
         TierContext { subject, target: target.as_ref(), inputs, secret_args: *secret_args }
     }
+}
+
+pub(crate) fn tool_names(names: Vec<SpannedText>) -> BTreeSet<String> {
+    names.into_iter().map(|name| name.value).collect()
 }
 
 impl ConfigCheck<'_, '_> {
@@ -106,7 +111,11 @@ impl ConfigCheck<'_, '_> {
         }
         let oauth = typed.oauth.map(|oauth| (oauth.at(), oauth.into_plan(subject, self)));
         let user_required = self.user_required(&typed.user_required);
-        CheckedServer { target, protocol, layer, user_required, inputs, secret_args, oauth }
+        let tools = ToolFilter {
+            allowed: typed.allow_tools.map(tool_names),
+            denied: typed.deny_tools.map(tool_names).unwrap_or_default(),
+        };
+        CheckedServer { target, protocol, layer, user_required, inputs, secret_args, tools, oauth }
     }
 
     pub(crate) fn user_values(

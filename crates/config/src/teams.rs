@@ -16,7 +16,7 @@ use super::plan::{self, Plan, PlanRestrictions, Profile};
 use super::policy::EffectivePolicy;
 use super::reader::{ParsedValue, SpannedText, nearest};
 use super::secrets::SecretSources;
-use super::server::{CheckedServer, TierContext};
+use super::server::{CheckedServer, TierContext, tool_names};
 use mcp_satellite_model::settings::CgroupMode;
 use mcp_satellite_model::settings::Isolation;
 
@@ -289,6 +289,7 @@ impl ConfigPlanBuilder<'_, '_> {
         }
         let EffectivePolicy { mut policy, .. } = typed.policy.merge_over(&team.effective_policy, self.check.findings);
         policy.session.protocol = server.protocol;
+        policy.session.tools = server.tools.clone();
         let policy = self.share_policy(policy);
         self.check.health_url(&typed.team, &mut server.target);
         self.check.layer(&server.tier_context(&subject), typed.team, &mut team_layer);
@@ -406,8 +407,16 @@ impl ConfigPlanBuilder<'_, '_> {
         own: file::ServerTable,
         team: &mut ConfigTier,
     ) -> CheckedServer {
-        let CheckedServer { mut target, mut protocol, layer, mut user_required, mut inputs, mut secret_args, oauth } =
-            template;
+        let CheckedServer {
+            mut target,
+            mut protocol,
+            layer,
+            mut user_required,
+            mut inputs,
+            mut secret_args,
+            mut tools,
+            oauth,
+        } = template;
         for (key, typed) in [("transport", &own.transport), ("command", &own.command), ("url", &own.url)] {
             if let Some(text) = typed.get() {
                 let message = format!("{subject} and its template `{slug}` both have a `{key}`");
@@ -449,7 +458,13 @@ impl ConfigPlanBuilder<'_, '_> {
             protocol = self.check.protocol(subject, &own.protocol, target.as_ref());
         }
         let oauth = own.oauth.map(|oauth| (oauth.at(), oauth.into_plan(subject, &mut self.check))).or(oauth);
-        CheckedServer { target, protocol, layer, user_required, inputs, secret_args, oauth }
+        if let Some(allowed) = own.allow_tools {
+            tools.allowed = Some(tool_names(allowed));
+        }
+        if let Some(denied) = own.deny_tools {
+            tools.denied = tool_names(denied);
+        }
+        CheckedServer { target, protocol, layer, user_required, inputs, secret_args, tools, oauth }
     }
 
     fn share_policy(&mut self, policy: Policy) -> Arc<Policy> {

@@ -1,5 +1,6 @@
 //! Limits and timings of the supervision, with their defaults. A policy is part of the specification of an instance.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -346,6 +347,29 @@ pub struct SessionPolicy {
     pub permit_hold_max: Duration,
     /// Protocol era of the server; detected if `None`.
     pub protocol: Option<Era>,
+    /// Tools of the server that exist for clients.
+    pub tools: ToolFilter,
+}
+
+/// Selection of the tools of a server. Clients neither see nor call others.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ToolFilter {
+    /// The selected tools; `None` selects all.
+    pub allowed: Option<BTreeSet<String>>,
+    /// Tools that are not selected, even if they are `allowed`.
+    pub denied: BTreeSet<String>,
+}
+
+impl ToolFilter {
+    /// Returns true if the tool is selected.
+    pub fn permits(&self, tool: &str) -> bool {
+        !self.denied.contains(tool) && self.allowed.as_ref().is_none_or(|allowed| allowed.contains(tool))
+    }
+
+    /// Returns true if every tool is selected.
+    pub fn permits_all(&self) -> bool {
+        self.allowed.is_none() && self.denied.is_empty()
+    }
 }
 
 impl Default for SessionPolicy {
@@ -367,6 +391,7 @@ impl Default for SessionPolicy {
             drain_timeout: Duration::from_secs(5 * 60),
             permit_hold_max: Duration::from_secs(2),
             protocol: None,
+            tools: ToolFilter::default(),
         }
     }
 }

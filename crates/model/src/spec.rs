@@ -503,7 +503,8 @@ impl InstanceSpec {
             && same_target
             && same_sandbox
             && (args, env, missing, problems) == (&new.args, &new.env, &new.missing, &new.problems)
-            && policy.session.protocol == new.policy.session.protocol
+            && (&policy.session.protocol, &policy.session.tools)
+                == (&new.policy.session.protocol, &new.policy.session.tools)
     }
 
     /// Returns true if the server is remote.
@@ -724,9 +725,10 @@ mod tests {
             |config| config.request_logging = false,
         ];
         assert!(in_place.into_iter().all(can_continue));
-        let seen_by_the_process: [fn(&mut InstanceConfig); 6] = [
+        let seen_by_the_process: [fn(&mut InstanceConfig); 7] = [
             |config| policy(config).isolation.network = false,
             |config| policy(config).session.protocol = Some(crate::era::Era::Stateless),
+            |config| policy(config).session.tools.denied = ["remove".to_owned()].into(),
             |config| config.user_tier.args = vec!["more".into()],
             |config| drop(config.user_tier.env.insert("KEY".to_owned(), ConfigValue::plain("v"))),
             |config| config.target = ServerTarget::Stdio { command: "npx".to_owned(), cwd: Some("/".to_owned()) },

@@ -223,7 +223,7 @@ impl ListRead {
         }
         self.entries += entries.len();
         for raw in entries {
-            if let Err(error) = self.add_entry(raw.to_owned(), key) {
+            if let Err(error) = self.add_entry(raw.to_owned(), key, policy) {
                 skipped(error);
             }
         }
@@ -240,10 +240,13 @@ impl ListRead {
         Ok(PageStep::NextPage(cursor.to_owned()))
     }
 
-    fn add_entry(&mut self, raw: Box<RawValue>, key: &str) -> Result<(), String> {
+    fn add_entry(&mut self, raw: Box<RawValue>, key: &str, policy: &SessionPolicy) -> Result<(), String> {
         // Of several entries with the same name, the first one counts.
         if self.kind == Kind::Tools {
             let tool = Tool::parse(raw).map_err(|error| error.to_string())?;
+            if !policy.tools.permits(&tool.name) {
+                return Ok(());
+            }
             if self.strict {
                 header_params(tool.raw.get()).map_err(|why| format!("the tool `{}`: {why}", tool.name))?;
             }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use mcp_satellite_actors::model::era::Era;
-use mcp_satellite_actors::model::policy::{IsolationPolicy, Policy};
+use mcp_satellite_actors::model::policy::{IsolationPolicy, Policy, ToolFilter};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
 use ring::digest::{SHA256, digest};
@@ -32,6 +32,8 @@ struct ServerForm<'a> {
     query: BTreeMap<&'a str, &'a str>,
     protocol: Option<Era>,
     isolation: BTreeMap<String, Value>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    tools: BTreeMap<String, Value>,
 }
 
 /// Settings of an instance without values that may be secret.
@@ -111,6 +113,7 @@ pub(crate) fn server_identity(spec: &InstanceSpec) -> Vec<u8> {
         query: exposed(query),
         protocol: policy.session.protocol,
         isolation: differences(&policy.isolation, &IsolationPolicy::default()),
+        tools: differences(&policy.session.tools, &ToolFilter::default()),
     })
 }
 
@@ -225,8 +228,9 @@ mod tests {
             assert_eq!(server_identity(&changed), server_identity(&plain));
             assert_ne!(public_hash(&changed), public_hash(&plain));
         }
-        let others: [fn(&mut InstanceConfig); 2] = [
+        let others: [fn(&mut InstanceConfig); 3] = [
             |config| policy(config).isolation.network = false,
+            |config| policy(config).session.tools.allowed = Some(["echo".to_owned()].into()),
             |config| policy(config).session.protocol = Some(Era::Stateless),
         ];
         for change in others {
