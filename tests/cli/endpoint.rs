@@ -291,7 +291,7 @@ fn a_denied_tool_is_neither_listed_nor_called_anywhere() {
     direct.initialize();
     assert!(tools(&direct).contains(&"echo".to_owned()) && !tools(&direct).contains(&"add".to_owned()));
     let refused = direct.call("add", &json!({"a": 1, "b": 2}));
-    assert!(refused["error"]["message"].as_str().unwrap().contains("tool `add` not found"), "{refused}");
+    assert!(refused.to_string().contains("tool `add` not found"), "{refused}");
     let refused = home.satellite(&["call", "notes", "add", r#"{"a": 1, "b": 2}"#]);
     assert!(refused.code != Some(0) && refused.stderr.contains("tool `add` not found"), "{refused:?}");
     let listed = home.satellite(&["tools", "notes"]).exits(0).stdout;
