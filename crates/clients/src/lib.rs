@@ -20,7 +20,7 @@ pub use client::Client;
 pub use edit::{
     ConnectRecord, ContentHash, ENTRY_NAME, EditError, EntryForm, EntryState, RestoreBackup, SatelliteEntry,
     TOKEN_VARIABLE, TokenReference, Undo, UndoRemainder, add_entry, connect_path, connect_paths, disconnect,
-    entry_state, remove_entry, replace_servers, supported_forms,
+    entry_state, remove_entry, replace_servers, server_names, supported_forms,
 };
 pub use error::ClientFileError;
 pub use hidden::HiddenText;

@@ -30,6 +30,22 @@ pub(crate) fn default_file(client: Client, machine: &Machine) -> PathBuf {
     existing.cloned().unwrap_or_default()
 }
 
+/// Returns the file of the user's own servers, which `connect --replace` edits. It is the file that connect edits, except for
+/// Continue, whose entry has a file of its own.
+pub(super) fn file_with_servers(client: Client, machine: &Machine) -> Result<PathBuf, CommandFailure> {
+    let default = default_file(client, machine);
+    let own = ["config.yaml", "config.yml"].map(|name| machine.home.join(".continue").join(name));
+    let Some(own) = own.into_iter().find(|path| client == Client::Continue && path.exists()) else {
+        return Ok(default);
+    };
+    if default.exists() {
+        let message =
+            format!("{client} is connected by `{}`; run `satellite disconnect {client}` first", default.display());
+        return Err(CommandFailure::new(BAD_INPUT, message));
+    }
+    Ok(own)
+}
+
 /// Returns true if the client has a configuration, or a directory of its own for one.
 pub(crate) fn is_found(client: Client, machine: &Machine) -> bool {
     let is_own = |directory: &Path| directory != machine.home && directory != machine.config_home && directory.is_dir();

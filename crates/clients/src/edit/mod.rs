@@ -18,7 +18,8 @@ mod tests;
 use crate::Client;
 use crate::locations::FileFormat;
 use crate::node::ConfigNode;
-use entry::{ServersPlace, entry_tree, preamble, recognize, section};
+pub(crate) use entry::recognize;
+use entry::{ServersPlace, entry_tree, preamble, section};
 use splice::line_ending;
 
 pub use entry::{
@@ -104,6 +105,18 @@ pub fn remove_entry(client: Client, file: &[u8], url: Option<&str>) -> Result<Ve
         EntryState::ForeignEntry => return Err(EditError::ForeignEntry { key: config.section.key }),
     }
     Ok(config.into_bytes())
+}
+
+/// Returns the names of the servers in the place that connect edits. A missing file is `None`.
+pub fn server_names(client: Client, file: Option<&[u8]>) -> Result<Vec<String>, EditError> {
+    let config = ClientConfig::read(client, file)?;
+    Ok(match config.servers() {
+        Some(ConfigNode::Map(entries)) => entries.iter().map(|(name, _)| name.clone()).collect(),
+        Some(ConfigNode::List(items)) => {
+            items.iter().filter_map(|item| item.get("name")?.as_text().map(str::to_owned)).collect()
+        }
+        _ => Vec::new(),
+    })
 }
 
 /// Copies the options of an existing entry that connect does not set.

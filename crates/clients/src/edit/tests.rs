@@ -37,16 +37,8 @@ fn fixture(client: Client) -> &'static str {
     }
 }
 
-/// The names of the servers in a file.
-fn server_names(client: Client, file: &[u8]) -> Vec<String> {
-    let config = ClientConfig::read(client, Some(file)).unwrap();
-    match config.servers() {
-        Some(ConfigNode::Map(entries)) => entries.iter().map(|(name, _)| name.clone()).collect(),
-        Some(ConfigNode::List(items)) => {
-            items.iter().filter_map(|item| item.get("name")?.as_text().map(str::to_owned)).collect()
-        }
-        _ => Vec::new(),
-    }
+fn names_in(client: Client, file: &[u8]) -> Vec<String> {
+    server_names(client, Some(file)).unwrap()
 }
 
 /// The value of a file, for comparison.
@@ -123,7 +115,7 @@ fn a_missing_or_empty_file_becomes_a_new_one() {
         let after = add_entry(client, None, &bridge()).unwrap();
         for empty in ["", "\n", "\u{feff}"] {
             let after = add_entry(client, Some(empty.as_bytes()), &bridge()).unwrap();
-            assert_eq!(server_names(client, &after), [ENTRY_NAME], "{client}");
+            assert_eq!(names_in(client, &after), [ENTRY_NAME], "{client}");
         }
         let record = ConnectRecord::new(client, "f".into(), &bridge(), None, &after, Vec::new());
         assert_eq!(disconnect(&record, Some(&after), None), Ok(Undo::Delete));
@@ -222,10 +214,10 @@ fn options_that_the_client_added_to_our_entry_remain() {
 fn replaced_servers_return_even_if_the_file_was_changed() {
     for client in Client::iter() {
         let before = fixture(client).as_bytes();
-        let names = server_names(client, before);
+        let names = names_in(client, before);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let (after, record) = connected(client, before, &names);
-        assert_eq!(server_names(client, &after), [ENTRY_NAME], "{client}");
+        assert_eq!(names_in(client, &after), [ENTRY_NAME], "{client}");
         assert_eq!(disconnect(&record, Some(&after), Some(before)), Ok(Undo::Restore(before.to_vec())));
         let changed = [&after[..], b"\n"].concat();
         let undo = disconnect(&record, Some(&changed), Some(before)).unwrap();
@@ -398,7 +390,7 @@ fn broken_files_cause_an_error_and_no_panic() {
             if let Some(part) = text.get(..end)
                 && let Ok(after) = add_entry(client, Some(part.as_bytes()), &bridge())
             {
-                assert!(server_names(client, &after).contains(&ENTRY_NAME.to_owned()), "{client} {part}");
+                assert!(names_in(client, &after).contains(&ENTRY_NAME.to_owned()), "{client} {part}");
             }
         }
         let (array, wrong, twice) = match section(client).format {
@@ -719,14 +711,14 @@ proptest! {
     #[test]
     fn connect_and_disconnect_restore_every_byte((client, config, style) in (any_client(), config(), style())) {
         let before = RandomText::write(client, config, style);
-        let names = server_names(client, &before);
+        let names = names_in(client, &before);
         let (after, record) = connected(client, &before, &[]);
         prop_assert_eq!(disconnect(&record, Some(&after), Some(&before)), Ok(Undo::Restore(before.clone())));
 
         // The other servers and all other bytes remain.
         let mut expected = names.clone();
         expected.push(ENTRY_NAME.to_owned());
-        prop_assert_eq!(server_names(client, &after), expected);
+        prop_assert_eq!(names_in(client, &after), expected);
         if !names.is_empty() {
             prop_assert!(contains_in_order(&after, &before), "{}", String::from_utf8_lossy(&after));
         }
@@ -744,7 +736,7 @@ proptest! {
         // All servers are replaced, and return after a change.
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let (after, record) = connected(client, &before, &names);
-        prop_assert_eq!(server_names(client, &after), [ENTRY_NAME]);
+        prop_assert_eq!(names_in(client, &after), [ENTRY_NAME]);
         prop_assert_eq!(disconnect(&record, Some(&after), Some(&before)), Ok(Undo::Restore(before.clone())));
         let undo = disconnect(&record, Some(&[&after[..], b"\n"].concat()), Some(&before)).unwrap();
         let Undo::RemoveOnly { contents, missing, .. } = undo else { panic!("{undo:?}") };

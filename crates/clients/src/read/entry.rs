@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use crate::Client;
+use crate::edit::recognize;
 use crate::hidden::HiddenText;
 use crate::locations::{ClientFile, ClientScope};
 use crate::node::ConfigNode;
@@ -62,7 +63,9 @@ pub(crate) fn read_entry(
     let enabled = fields.enabled()?;
     let tools = fields.tools()?;
     let timeouts = fields.timeouts();
-    Ok(ClientServer { name: name.to_owned(), scope, transport, enabled, tools, timeouts, notes: fields.finish() })
+    let is_satellite = recognize(node, None).is_some();
+    let (name, notes) = (name.to_owned(), fields.finish());
+    Ok(ClientServer { name, scope, transport, enabled, is_satellite, tools, timeouts, notes })
 }
 
 /// The fields of an entry that were not read yet.
