@@ -484,11 +484,14 @@ const TWO_SERVERS: &str = r#"{
 #[test]
 fn the_servers_of_every_client_move_to_the_satellite_and_return_byte_for_byte() {
     // Values in the fixtures that no rule can recognize as secrets.
-    let is_recognizable = |line: &&str| !["MY_ENV_VAR", "LITERAL", "PLAIN="].iter().any(|name| line.contains(name));
+    let is_recognizable = |line: &&str| !["MY_ENV_VAR", "LITERAL", "PLAIN"].iter().any(|name| line.contains(name));
     for (client, _) in CLIENTS {
         let home = user();
         for (path, contents) in fixture_files(client) {
-            put(&home, path, contents);
+            // The current file of Cline has no servers. Without it, connect edits the earlier one.
+            if !path.starts_with(".cline") {
+                put(&home, path, contents);
+            }
         }
         let before = snapshot(&home);
         let asked = connect(&home, &[client, "--replace"]).exits(2);
@@ -536,7 +539,7 @@ fn a_preview_shows_both_changes_and_a_server_that_is_not_imported_stays() {
 }, "projects": {"/work": {"mcpServers": {"local": {"command": "l"}}}}}
 "#;
     let file = put(&home, ".claude.json", text);
-    put(&home, "work/.mcp.json", "{\"mcpServers\": {\"project\": {\"command\": \"p\"}}}");
+    put(&home, "work/.mcp.json", "{\"mcpServers\": {\"foreign-tool\": {\"command\": \"p\"}}}");
     let outcome = connect(&home, &["claude-code", "--replace", "--yes"]).exits(0);
     for said in [
         "files  will be imported",
@@ -553,7 +556,7 @@ fn a_preview_shows_both_changes_and_a_server_that_is_not_imported_stays() {
     ] {
         assert!(outcome.stdout.contains(said), "{said} in {}", outcome.stdout);
     }
-    assert!(!outcome.stdout.contains("ghp_0123") && !outcome.stdout.contains("project"), "{outcome:#?}");
+    assert!(!outcome.stdout.contains("ghp_0123") && !outcome.stdout.contains("foreign-tool"), "{outcome:#?}");
     let servers: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!(servers["mcpServers"]["odd"]["command"], "${command:odd}");
     assert_eq!(servers["mcpServers"]["satellite"]["args"][0], "stdio");
@@ -563,7 +566,7 @@ fn a_preview_shows_both_changes_and_a_server_that_is_not_imported_stays() {
 
     // A project's file is imported only if it is named.
     connect(&home, &["claude-code", "--replace", "--yes", "--file", "user/work/.mcp.json"]).exits(0);
-    assert_eq!(configured(&home), ["files", "satellite", "project"]);
+    assert_eq!(configured(&home), ["files", "satellite", "foreign-tool"]);
     disconnect(&home, &["claude-code", "--yes", "--file", file.to_str().unwrap()]).exits(0);
     assert_eq!(fs::read_to_string(&file).unwrap(), text);
 }
