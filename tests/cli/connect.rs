@@ -515,6 +515,9 @@ fn the_servers_of_every_client_move_to_the_satellite_and_return_byte_for_byte() 
         let [(_, contents, _)] = &changed[..] else { panic!("{client}: {changed:?}") };
         let text = String::from_utf8_lossy(contents);
         assert!(text.contains("stdio") && text.contains(home.data_dir().to_str().unwrap()), "{client}: {text}");
+        let rows = connect(&home, &["--list", "--json"]).exits(0).json();
+        let row = rows.as_array().unwrap().iter().find(|row| row["client"] == client).unwrap();
+        assert_eq!(row["state"], "connected", "{client}: {row:#}");
         let again = connect(&home, &[client, "--replace", "--yes"]).exits(0);
         assert!(again.stdout.contains("connected already"), "{client}: {again:#?}");
         let imported = home.bare(&["import", client, "--yes"]).exits(0).stdout;
@@ -742,4 +745,21 @@ fn a_configuration_that_cannot_be_written_leaves_the_client_as_it_was() {
     let outcome = connect(&home, &["cursor", "--replace", "--yes"]).exits(1);
     assert!(outcome.stderr.contains("the key `a` occurs twice"), "{outcome:#?}");
     assert_eq!(configured(&home), ["first"]);
+}
+
+#[test]
+fn a_client_with_two_files_is_not_connected_twice() {
+    let home = user();
+    for (path, contents) in fixture_files("continue") {
+        put(&home, path, contents);
+    }
+    connect(&home, &["continue", "--yes"]).exits(0);
+    let before = snapshot(&home);
+    let outcome = connect(&home, &["continue", "--replace", "--yes"]).exits(2);
+    assert!(outcome.stderr.contains("run `satellite disconnect continue` first"), "{outcome:#?}");
+    assert_eq!(snapshot(&home), before);
+    disconnect(&home, &["continue", "--yes"]).exits(0);
+    connect(&home, &["continue", "--replace", "--yes"]).exits(0);
+    let outcome = connect(&home, &["continue", "--yes"]).exits(0);
+    assert!(outcome.stdout.contains("connected already"), "{outcome:#?}");
 }
