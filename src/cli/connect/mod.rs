@@ -155,8 +155,8 @@ impl ClientEdit<'_> {
         replaced.extend(self.replacement.iter().flat_map(|replacement| replacement.names.clone()));
         replaced.sort();
         replaced.dedup();
-        let names = server_names(client, before.as_deref()).map_err(|error| edit_failure(client, path, &error))?;
-        replaced.retain(|name| names.contains(name));
+        let known = server_names(client, before.as_deref()).map_err(|error| edit_failure(client, path, &error))?;
+        replaced.retain(|name| known.contains(name));
         let record = ConnectRecord::new(client, path.to_owned(), entry, named, self.after, replaced);
         records.store(&StoredConnection { record, backup: before })?;
         let written = self.write_files();
