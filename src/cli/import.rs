@@ -8,6 +8,7 @@ use mcp_satellite_clients::{Client, ClientFile, Machine, describe_file, existing
 use serde::Serialize;
 use similar::{ChangeTag, TextDiff};
 
+use super::connect::machine::user_machine;
 use super::{BAD_INPUT, CommandFailure, DONE, FAILED, print_error, print_json, print_text, printable, to_json};
 use crate::config::mask_text;
 use crate::import::{Import, ImportError, ImportOutcome, ServerImport};
@@ -57,7 +58,10 @@ struct ImportReport<'a> {
 impl From<ImportError> for CommandFailure {
     fn from(error: ImportError) -> Self {
         let code = match &error {
-            ImportError::Read { .. } | ImportError::Client(_) | ImportError::Configuration { .. } => BAD_INPUT,
+            ImportError::Read { .. }
+            | ImportError::OtherOwner { .. }
+            | ImportError::Client(_)
+            | ImportError::Configuration { .. } => BAD_INPUT,
             ImportError::SecretsFolder { .. } | ImportError::Write(_) => FAILED,
         };
         Self::new(code, error.to_string())
@@ -66,11 +70,11 @@ impl From<ImportError> for CommandFailure {
 
 impl ImportCommand {
     pub(super) fn run(self) -> Result<u8, CommandFailure> {
-        let machine = machine()?;
-        let config = match &self.config {
-            Some(path) => path.clone(),
-            None => machine.config_home.join("mcp-satellite/satellite.toml"),
-        };
+        // The current directory is the project, unless it is the home directory.
+        let machine = user_machine()?;
+        let project = std::env::current_dir().ok().filter(|current| *current != machine.home);
+        let machine = Machine { project, ..machine };
+        let config = self.config.clone().unwrap_or_else(|| default_configuration(&machine));
         let lists_only = self.sources.is_empty();
         let files = self.files(&machine)?;
         let mut import = Import::new(&config, &machine.home)?;
@@ -89,10 +93,12 @@ impl ImportCommand {
         }
         let writes = !lists_only && !self.dry_run && import.has_changes();
         if !self.json {
-            print_servers(&import, &files, lists_only || self.dry_run);
+            if files.is_empty() {
+                print_text("no configuration of an MCP client was found");
+            }
+            print_servers(&import, files.iter().map(|(file, _)| file), lists_only || self.dry_run);
             if !lists_only && import.has_changes() {
-                print_text(&format!("changes of {}:", config.display()));
-                print_text(&render_diff(&import));
+                print_changes(&import, &config);
             }
         }
         let mut written = false;
@@ -113,16 +119,7 @@ impl ImportCommand {
         if self.json {
             print_json(&to_json(&ImportReport { config: &config, written, servers: &import.servers })?);
         } else if written {
-            let is_default = user_dirs::config_dir().is_some_and(|default| config.parent() == Some(&*default));
-            let next = if is_default {
-                "satellite up".to_owned()
-            } else {
-                format!("satellite run --config {}", config.display())
-            };
-            print_text(&format!(
-                "written to {}; next: `{next}`; a running satellite applies it itself",
-                config.display()
-            ));
+            print_written(&config);
         } else if lists_only {
             print_text("next: `satellite import CLIENT --dry-run`");
         } else if !import.has_changes() {
@@ -165,21 +162,26 @@ impl ImportCommand {
     }
 }
 
-/// Returns the user's directories. The current directory is the project, unless it is the home directory.
-fn machine() -> Result<Machine, CommandFailure> {
-    let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = directory("HOME")
-        .ok_or_else(|| CommandFailure::new(BAD_INPUT, "the variable HOME is not set; set it to your home directory"))?;
-    let config_home = directory("XDG_CONFIG_HOME").unwrap_or_else(|| home.join(".config"));
-    let project = std::env::current_dir().ok().filter(|current| *current != home);
-    Ok(Machine { home, config_home, project })
+/// Returns the path of the configuration that an import edits.
+pub(super) fn default_configuration(machine: &Machine) -> PathBuf {
+    machine.config_home.join("mcp-satellite/satellite.toml")
 }
 
-fn print_servers(import: &Import<'_>, files: &[(ClientFile, bool)], is_preview: bool) {
-    if files.is_empty() {
-        print_text("no configuration of an MCP client was found");
-    }
-    for (file, _) in files {
+/// Prints where the servers are now, and the next step.
+pub(super) fn print_written(config: &Path) {
+    let is_default = user_dirs::config_dir().is_some_and(|default| config.parent() == Some(&*default));
+    let next =
+        if is_default { "satellite up".to_owned() } else { format!("satellite run --config {}", config.display()) };
+    print_text(&format!("written to {}; next: `{next}`; a running satellite applies it itself", config.display()));
+}
+
+/// Prints the servers of each file, and what happens to them.
+pub(super) fn print_servers<'a>(
+    import: &Import<'_>,
+    files: impl IntoIterator<Item = &'a ClientFile>,
+    is_preview: bool,
+) {
+    for file in files {
         print_text(&format!("{} ({})", file.path.display(), file.client));
         for server in import.servers.iter().filter(|server| server.file == file.path) {
             let verb = match (server.outcome, is_preview) {
@@ -203,9 +205,9 @@ fn print_servers(import: &Import<'_>, files: &[(ClientFile, bool)], is_preview: 
     }
 }
 
-/// Returns the changes as a unified diff. An import only adds lines, which contain no secrets. The lines around them are
+/// Prints the changes as a unified diff. An import only adds lines, which contain no secrets. The lines around them are
 /// the user's, so they are masked.
-fn render_diff(import: &Import<'_>) -> String {
+pub(super) fn print_changes(import: &Import<'_>, config: &Path) {
     let (before, after) = import.texts();
     let masked = mask_text(before);
     let masked: Vec<&str> = masked.lines().collect();
@@ -224,7 +226,7 @@ fn render_diff(import: &Import<'_>) -> String {
             });
         }
     }
-    lines.join("\n")
+    print_text(&format!("changes of {}:\n{}", config.display(), lines.join("\n")));
 }
 
 fn ask_for_server(server: &ServerImport) -> bool {

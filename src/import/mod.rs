@@ -26,6 +26,8 @@ use self::toml::{EditedConfiguration, NEW_CONFIGURATION, draft_of};
 pub(crate) enum ImportError {
     #[error("cannot read `{}`: {source}; check the path and its permissions", path.display())]
     Read { path: PathBuf, source: io::Error },
+    #[error("cannot import `{}`: it belongs to the user {owner}, who may have written commands into it; check it, then run `satellite import {}`", path.display(), path.display())]
+    OtherOwner { path: PathBuf, owner: u32 },
     #[error(transparent)]
     Client(#[from] ClientFileError),
     #[error("cannot add servers to `{}`: {reason}", path.display())]
@@ -93,24 +95,38 @@ impl<'a> Import<'a> {
     }
 
     /// Adds the servers of a client's file. The servers of a project's file are added only if the file `is_named` or they
-    /// are confirmed, because somebody else may have written it.
+    /// are confirmed, because somebody else may have written it. A file of another user than root must be named.
     pub(crate) fn add_file(
         &mut self,
         file: &ClientFile,
         is_named: bool,
         confirm: ConfirmServer<'_>,
     ) -> Result<(), ImportError> {
-        let text = fs::read(&file.path).map_err(|source| ImportError::Read { path: file.path.clone(), source })?;
-        let found = read(file, &text)?;
-        let needs_confirmation = file.from_project && !is_named;
+        let failed = |source| ImportError::Read { path: file.path.clone(), source };
+        let owner = fs::metadata(&file.path).map_err(failed)?.uid();
+        if !is_named && owner != 0 && owner != nix::unistd::geteuid().as_raw() {
+            return Err(ImportError::OtherOwner { path: file.path.clone(), owner });
+        }
+        let found = read(file, &fs::read(&file.path).map_err(failed)?)?;
+        self.add_servers(file, &found, file.from_project && !is_named, confirm);
+        Ok(())
+    }
+
+    /// Adds the servers that were found in a client's file.
+    pub(crate) fn add_servers(
+        &mut self,
+        file: &ClientFile,
+        found: &ClientServers,
+        needs_confirmation: bool,
+        confirm: ConfirmServer<'_>,
+    ) {
         for server in &found.servers {
-            let imported = self.server(file, &found, server, needs_confirmation, confirm);
+            let imported = self.server(file, found, server, needs_confirmation, confirm);
             self.servers.push(imported);
         }
-        for server in found.unreadable {
-            self.servers.push(not_imported(file, &server.name, server.reason));
+        for server in &found.unreadable {
+            self.servers.push(not_imported(file, &server.name, server.reason.clone()));
         }
-        Ok(())
     }
 
     fn server(
@@ -121,6 +137,9 @@ impl<'a> Import<'a> {
         needs_confirmation: bool,
         confirm: ConfirmServer<'_>,
     ) -> ServerImport {
+        if server.is_satellite {
+            return not_imported(file, &server.name, "it connects the client to the satellite".to_owned());
+        }
         if !server.enabled {
             return not_imported(file, &server.name, "it is disabled in the client; enable it there first".to_owned());
         }
@@ -283,7 +302,17 @@ impl<'a> Import<'a> {
             let text = secret.text.expose();
             // The end of the last line is no part of a secret that is read.
             let end = if text.ends_with('\n') { "\n" } else { "" };
-            replace_file(&path, None, format!("{text}{end}").as_bytes(), 0o600)?;
+            let content = format!("{text}{end}").into_bytes();
+            match fs::read(&path) {
+                // An import that was killed before it wrote the configuration has left its secrets.
+                Ok(existing) if existing == content => continue,
+                Ok(_) => {
+                    let reason = format!("`{}` has another content; remove it if nothing uses it", secret.path);
+                    return Err(ImportError::SecretsFolder { path: self.folder().join(SECRETS_FOLDER), reason });
+                }
+                // A file that cannot be read is an error of the replacement.
+                Err(_) => replace_file(&path, None, &content, 0o600)?,
+            }
             written.push(path);
         }
         let before = self.before.as_ref().map(String::as_bytes);

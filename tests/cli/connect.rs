@@ -5,7 +5,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use rustix::fs::inotify;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use serde_json::Value;
 use testkit::home::{Home, Outcome};
 
 use crate::SATELLITE;
@@ -94,6 +96,16 @@ fn snapshot(home: &Home) -> Vec<(PathBuf, Vec<u8>, u32)> {
     }
     files.sort();
     files
+}
+
+/// A pseudo-terminal: the side of the person who types, and the side of the program.
+pub(crate) fn open_terminal() -> (fs::File, fs::File) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let path = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
+    let terminal = fs::File::options().read(true).write(true).open(path).unwrap();
+    (fs::File::from(ours), terminal)
 }
 
 #[test]
@@ -301,12 +313,7 @@ fn large_files_byte_order_marks_and_line_ends_survive() {
 fn a_change_during_the_question_is_not_overwritten() {
     let home = user();
     let file = put(&home, CURSOR, "{\"mcpServers\": {}}");
-    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    grantpt(&ours).unwrap();
-    unlockpt(&ours).unwrap();
-    let path = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
-    let terminal = fs::File::options().read(true).write(true).open(path).unwrap();
-    let mut typing = fs::File::from(ours);
+    let (mut typing, terminal) = open_terminal();
     let ask = || {
         let mut command = home.command(&["connect", "cursor"]);
         command.arg("--data-dir").arg(home.data_dir()).stdin(Stdio::from(terminal.try_clone().unwrap()));
@@ -326,7 +333,7 @@ fn a_change_during_the_question_is_not_overwritten() {
     fs::write(&file, "{\"mcpServers\": {\"new\": {\"command\": \"x\"}}}").unwrap();
     answer("y\n");
     let outcome = asking.finish().exits(1);
-    assert!(outcome.stderr.contains("was changed by another program"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("another program has just changed it"), "{outcome:#?}");
     assert_eq!(fs::read_to_string(&file).unwrap(), "{\"mcpServers\": {\"new\": {\"command\": \"x\"}}}");
     let records = fs::read_dir(home.data_dir().join("clients")).unwrap().count();
     assert_eq!(records, 0, "a connection that failed is recorded");
@@ -439,4 +446,321 @@ fn a_named_file_is_connected_and_found_again() {
     disconnect(&home, &["vscode", "--yes", "--file", "project.json"]).exits(0);
     disconnect(&home, &["vscode", "--yes"]).exits(0);
     assert_eq!(snapshot(&home), []);
+}
+
+/// The configuration that gets the servers of clients.
+fn configuration(home: &Home) -> PathBuf {
+    user_dir(home).join(".config/mcp-satellite/satellite.toml")
+}
+
+/// The ids of the servers in the configuration.
+fn configured(home: &Home) -> Vec<String> {
+    let text = fs::read_to_string(configuration(home)).unwrap_or_default();
+    let ids = text.split("[[teams.installations]]").skip(1).filter_map(|table| table.split('"').nth(1));
+    ids.map(str::to_owned).collect()
+}
+
+/// The files of the clients: those of the user without the satellite's configuration.
+fn client_files(home: &Home) -> Vec<(PathBuf, Vec<u8>, u32)> {
+    let own = configuration(home);
+    snapshot(home).into_iter().filter(|(path, ..)| !path.starts_with(own.parent().unwrap())).collect()
+}
+
+/// The names in a sentence such as `  replaced by the satellite: a, b`.
+fn names_after(text: &str, before: &str) -> Vec<String> {
+    let names = text.lines().find_map(|line| line.split_once(before)).map(|(_, names)| names.split(", "));
+    names.into_iter().flatten().map(str::to_owned).collect()
+}
+
+const TWO_SERVERS: &str = r#"{
+  // mine
+  "mcpServers": {
+    "files": {"command": "files", "args": ["/a"]},
+    "search": {"command": "search", "env": {"API_KEY": "hush-key-1234"}} // no
+  }
+}
+"#;
+
+#[test]
+fn the_servers_of_every_client_move_to_the_satellite_and_return_byte_for_byte() {
+    // Values in the fixtures that no rule can recognize as secrets.
+    let is_recognizable = |line: &&str| !["MY_ENV_VAR", "LITERAL", "PLAIN"].iter().any(|name| line.contains(name));
+    for (client, _) in CLIENTS {
+        let home = user();
+        for (path, contents) in fixture_files(client) {
+            // The current file of Cline has no servers. Without it, connect edits the earlier one.
+            if !path.starts_with(".cline") {
+                put(&home, path, contents);
+            }
+        }
+        let before = snapshot(&home);
+        let asked = connect(&home, &[client, "--replace"]).exits(2);
+        assert!(asked.stderr.contains("nothing was changed"), "{client}: {asked:#?}");
+        assert_eq!(snapshot(&home), before, "{client}: written without a confirmation");
+        assert!(!home.data_dir().exists(), "{client}");
+
+        let connected = connect(&home, &[client, "--replace", "--yes"]).exits(0);
+        let shown = format!("{}{}", connected.stdout, connected.stderr);
+        assert!(!shown.lines().filter(is_recognizable).any(|line| line.contains("PLANTED")), "{client}: {shown}");
+        assert!(asked.stdout.contains("changes of ") && asked.stdout.contains("+ [[teams.installations]]"), "{client}");
+        let replaced = names_after(&shown, "replaced by the satellite: ");
+        let staying = names_after(&shown, "these servers stay in ").len();
+        assert!(!replaced.is_empty(), "{client}: {shown}");
+        assert_eq!(configured(&home).len(), replaced.len(), "{client}: {shown}");
+        assert_eq!(shown.matches("  not imported: ").count(), staying, "{client}: {shown}");
+        home.bare(&["check", "--config", configuration(&home).to_str().unwrap()]).exits(0);
+
+        let during = client_files(&home);
+        let changed: Vec<_> = during.iter().filter(|file| !before.contains(file)).collect();
+        let [(_, contents, _)] = &changed[..] else { panic!("{client}: {changed:?}") };
+        let text = String::from_utf8_lossy(contents);
+        assert!(text.contains("stdio") && text.contains(home.data_dir().to_str().unwrap()), "{client}: {text}");
+        let rows = connect(&home, &["--list", "--json"]).exits(0).json();
+        let row = rows.as_array().unwrap().iter().find(|row| row["client"] == client).unwrap();
+        assert_eq!(row["state"], "connected", "{client}: {row:#}");
+        let again = connect(&home, &[client, "--replace", "--yes"]).exits(0);
+        assert!(again.stdout.contains("connected already"), "{client}: {again:#?}");
+        let imported = home.bare(&["import", client, "--yes"]).exits(0).stdout;
+        assert!(!imported.contains("satellite  will be imported"), "{client}: {imported}");
+
+        let disconnected = disconnect(&home, &[client, "--yes"]).exits(0);
+        assert!(disconnected.stdout.contains("byte for byte"), "{client}: {disconnected:#?}");
+        assert!(!format!("{}{}", disconnected.stdout, disconnected.stderr).contains("PLANTED"), "{client}");
+        assert_eq!(client_files(&home), before, "{client}: {disconnected:#?}");
+        assert_eq!(fs::read_dir(home.data_dir().join("clients")).unwrap().count(), 0, "{client}: the backup is left");
+    }
+}
+
+#[test]
+fn a_preview_shows_both_changes_and_a_server_that_is_not_imported_stays() {
+    let home = user();
+    let text = r#"{"mcpServers": {
+  "files": {"command": "files"},
+  "odd": {"command": "${command:odd}"},
+  "off": {"command": "y", "disabled": true},
+  "satellite": {"command": "orbit", "args": ["--token", "ghp_0123456789abcdefABCDEF"]}
+}, "projects": {"/work": {"mcpServers": {"local": {"command": "l"}}}}}
+"#;
+    let file = put(&home, ".claude.json", text);
+    put(&home, "work/.mcp.json", "{\"mcpServers\": {\"foreign-tool\": {\"command\": \"p\"}}}");
+    let outcome = connect(&home, &["claude-code", "--replace", "--yes"]).exits(0);
+    for said in [
+        "files  will be imported",
+        "odd  not imported: `command` contains a variable `${command:…}`",
+        "off  not imported: it is disabled in the client",
+        "local  not imported: it belongs to one project; `satellite import claude-code` imports it",
+        "these servers stay in ",
+        ": odd, off, local",
+        "+ id = \"files\"",
+        "-  \"files\": {",
+        "+  \"satellite\": {",
+        "moves to secrets/satellite.args.2",
+        "replaced by the satellite: files, satellite",
+    ] {
+        assert!(outcome.stdout.contains(said), "{said} in {}", outcome.stdout);
+    }
+    assert!(!outcome.stdout.contains("ghp_0123") && !outcome.stdout.contains("foreign-tool"), "{outcome:#?}");
+    let servers: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(servers["mcpServers"]["odd"]["command"], "${command:odd}");
+    assert_eq!(servers["mcpServers"]["satellite"]["args"][0], "stdio");
+    assert!(servers["mcpServers"].get("files").is_none() && servers["mcpServers"].get("off").is_some());
+    assert_eq!(servers["projects"]["/work"]["mcpServers"]["local"]["command"], "l");
+    assert_eq!(configured(&home), ["files", "satellite"]);
+
+    // A project's file is imported only if it is named.
+    connect(&home, &["claude-code", "--replace", "--yes", "--file", "user/work/.mcp.json"]).exits(0);
+    assert_eq!(configured(&home), ["files", "satellite", "foreign-tool"]);
+    disconnect(&home, &["claude-code", "--yes", "--file", file.to_str().unwrap()]).exits(0);
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
+}
+
+#[test]
+fn replaced_servers_return_to_a_file_that_somebody_changed() {
+    let home = user();
+    let file = put(&home, CURSOR, TWO_SERVERS);
+    let servers = || {
+        let value: Value =
+            serde_json::from_str(&fs::read_to_string(&file).unwrap().replace("// changed", "").replace("// no", ""))
+                .unwrap();
+        let mut names: Vec<String> = value["mcpServers"].as_object().unwrap().keys().cloned().collect();
+        names.sort();
+        names
+    };
+    let change = || {
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, text.replace("// mine", "// changed")).unwrap();
+    };
+    connect(&home, &["cursor", "--replace", "--yes"]).exits(0);
+    change();
+    let outcome = disconnect(&home, &["cursor", "--yes"]).exits(0);
+    for said in ["put only the replaced servers back", "was changed after", "these servers again: files, search"] {
+        assert!(outcome.stdout.contains(said), "{outcome:#?}");
+    }
+    assert!(!outcome.stdout.contains("hush"), "{outcome:#?}");
+    assert!(fs::read_to_string(&file).unwrap().contains("// changed"));
+    assert_eq!(servers(), ["files", "search"]);
+
+    // A second connect without the option, and the removal of our entry by hand, keep the way back.
+    fs::write(&file, TWO_SERVERS).unwrap();
+    connect(&home, &["cursor", "--replace", "--yes"]).exits(0);
+    change();
+    connect(&home, &["cursor", "--flat", "--yes"]).exits(0);
+    fs::write(&file, "{\"mcpServers\": {}}").unwrap();
+    connect(&home, &["cursor", "--yes"]).exits(0);
+    fs::write(&file, "{\"mcpServers\": {}}").unwrap();
+    disconnect(&home, &["cursor", "--yes"]).exits(0);
+    assert_eq!(servers(), ["files", "search"]);
+
+    // A damaged backup remains until a person has used it.
+    fs::write(&file, TWO_SERVERS).unwrap();
+    connect(&home, &["cursor", "--replace", "--yes"]).exits(0);
+    let kept = || fs::read_dir(home.data_dir().join("clients")).unwrap().map(|entry| entry.unwrap().path());
+    let backup = kept().find(|path| path.extension().unwrap() == "backup").unwrap();
+    fs::write(&backup, format!("{TWO_SERVERS}\n")).unwrap();
+    let outcome = disconnect(&home, &["cursor", "--yes"]).exits(0);
+    assert!(
+        outcome.stderr.contains("add these servers by hand") && outcome.stderr.contains(": files, search"),
+        "{outcome:#?}"
+    );
+    let outcome = connect(&home, &["cursor", "--yes"]).exits(1);
+    assert!(outcome.stderr.contains("cannot connect cursor again: add these servers by hand"), "{outcome:#?}");
+    let outcome = disconnect(&home, &["cursor", "--yes"]).exits(1);
+    assert!(outcome.stderr.contains("cursor is not connected; add these servers by hand"), "{outcome:#?}");
+    assert!(backup.exists());
+    fs::write(&file, TWO_SERVERS).unwrap();
+    disconnect(&home, &["cursor", "--yes"]).exits(0);
+    assert_eq!((kept().count(), fs::read_to_string(&file).unwrap().as_str()), (0, TWO_SERVERS));
+}
+
+/// The names of the files that appear in the directories while `action` runs, in order.
+fn written_files(directories: &[PathBuf], action: impl FnOnce()) -> Vec<String> {
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    for directory in directories {
+        let events = inotify::WatchFlags::MOVED_TO | inotify::WatchFlags::CREATE;
+        inotify::add_watch(&watch, directory, events).unwrap();
+    }
+    action();
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 16384];
+    let mut reader = inotify::Reader::new(watch, &mut buffer);
+    let mut names = Vec::new();
+    // The last error means that there is no further event.
+    while let Ok(event) = reader.next() {
+        let name = event.file_name().unwrap().to_str().unwrap();
+        if !name.starts_with('.') {
+            names.push(name.to_owned());
+        }
+    }
+    names
+}
+
+#[test]
+fn the_backup_is_written_first_and_the_file_of_the_client_last() {
+    let home = user();
+    // The directories exist.
+    connect(&home, &["zed", "--yes"]).exits(0);
+    let config = configuration(&home);
+    fs::create_dir_all(config.with_file_name("secrets")).unwrap();
+    fs::set_permissions(config.with_file_name("secrets"), fs::Permissions::from_mode(0o700)).unwrap();
+    let file = put(&home, CURSOR, TWO_SERVERS);
+    let directories = [
+        home.data_dir().join("clients"),
+        config.with_file_name("secrets"),
+        config.parent().unwrap().to_owned(),
+        file.parent().unwrap().to_owned(),
+    ];
+    let mut written = written_files(&directories, || drop(connect(&home, &["cursor", "--replace", "--yes"]).exits(0)));
+    let extension = |name: &String| name.rsplit('.').next().unwrap().to_owned();
+    written.retain(|name| extension(name) != "new");
+    let kinds: Vec<String> = written.iter().map(extension).collect();
+    assert_eq!(kinds, ["backup", "json", "API_KEY", "toml", "json"], "{written:?}");
+    assert!(written[1].starts_with("cursor-") && written[4] == "mcp.json", "{written:?}");
+}
+
+#[test]
+fn nothing_is_lost_if_the_command_is_killed_between_its_writes() {
+    for has_configuration in [false, true] {
+        let home = user();
+        let file = put(&home, CURSOR, TWO_SERVERS);
+        let config = configuration(&home);
+        connect(&home, &["cursor", "--replace", "--yes"]).exits(0);
+        let connected = fs::read(&file).unwrap();
+        // The state between the backup, the secrets, the configuration and the file of the client.
+        let interrupt = || {
+            fs::write(&file, TWO_SERVERS).unwrap();
+            if !has_configuration {
+                fs::remove_file(&config).unwrap();
+            }
+        };
+        interrupt();
+        connect(&home, &["cursor", "--replace", "--yes"]).exits(0);
+        assert_eq!(
+            (configured(&home), fs::read(&file).unwrap()),
+            (vec!["files".to_owned(), "search".to_owned()], connected)
+        );
+        disconnect(&home, &["cursor", "--yes"]).exits(0);
+        assert_eq!(fs::read_to_string(&file).unwrap(), TWO_SERVERS);
+
+        connect(&home, &["cursor", "--replace", "--yes"]).exits(0);
+        interrupt();
+        let outcome = disconnect(&home, &["cursor", "--yes"]).exits(0);
+        assert!(outcome.stdout.contains("is not connected"), "{outcome:#?}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), TWO_SERVERS);
+        assert_eq!(fs::read_dir(home.data_dir().join("clients")).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_configuration_that_cannot_be_written_leaves_the_client_as_it_was() {
+    let home = user();
+    let file = put(&home, CURSOR, TWO_SERVERS);
+    connect(&home, &["zed", "--replace", "--yes"]).exits(0);
+    put(&home, ".junie/mcp/mcp.json", "{\"mcpServers\": {\"first\": {\"command\": \"first\"}}}");
+    connect(&home, &["junie", "--replace", "--yes"]).exits(0);
+    let config = configuration(&home);
+    let before = snapshot(&home);
+    let records = || {
+        let mut names: Vec<_> =
+            fs::read_dir(home.data_dir().join("clients")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let recorded = records();
+    let refused = |message: &str| {
+        let outcome = connect(&home, &["cursor", "--replace", "--yes"]).exits(1);
+        assert!(outcome.stderr.contains(message), "{message}: {outcome:#?}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), TWO_SERVERS);
+        assert_eq!(records(), recorded, "a connection that failed is recorded");
+    };
+    fs::set_permissions(&config, fs::Permissions::from_mode(0o444)).unwrap();
+    refused("it is read-only");
+    fs::set_permissions(&config, fs::Permissions::from_mode(0o600)).unwrap();
+    if nix::unistd::geteuid().is_root() {
+        for path in [&config, &file] {
+            std::os::unix::fs::chown(path, Some(12345), None).unwrap();
+            refused(if path == &config { "it belongs to the user 12345" } else { "it belongs to user 12345" });
+            std::os::unix::fs::chown(path, Some(0), None).unwrap();
+        }
+    }
+    assert_eq!(snapshot(&home), before);
+    fs::write(&file, "{\"mcpServers\": {\"a\": {\"command\": \"a\"}, \"a\": {\"command\": \"b\"}}}").unwrap();
+    let outcome = connect(&home, &["cursor", "--replace", "--yes"]).exits(1);
+    assert!(outcome.stderr.contains("the key `a` occurs twice"), "{outcome:#?}");
+    assert_eq!(configured(&home), ["first"]);
+}
+
+#[test]
+fn a_client_with_two_files_is_not_connected_twice() {
+    let home = user();
+    for (path, contents) in fixture_files("continue") {
+        put(&home, path, contents);
+    }
+    connect(&home, &["continue", "--yes"]).exits(0);
+    let before = snapshot(&home);
+    let outcome = connect(&home, &["continue", "--replace", "--yes"]).exits(2);
+    assert!(outcome.stderr.contains("run `satellite disconnect continue` first"), "{outcome:#?}");
+    assert_eq!(snapshot(&home), before);
+    disconnect(&home, &["continue", "--yes"]).exits(0);
+    connect(&home, &["continue", "--replace", "--yes"]).exits(0);
+    let outcome = connect(&home, &["continue", "--yes"]).exits(0);
+    assert!(outcome.stdout.contains("connected already"), "{outcome:#?}");
 }

@@ -113,6 +113,8 @@ fn every_obstacle_of_a_server_is_named_before_the_start() {
         ("typo", "command = \"npxx\"\nargs = [\"PLANTED-arg\"]\nenv = { KEY = \"PLANTED-env\" }".to_owned()),
         ("plain", format!("command = \"{plain}\"")),
         ("homeless", "command = \"npx\"\ncwd = \"/no/such/directory\"".to_owned()),
+        ("loud", format!("command = \"{SATELLITE}\"\nargs = [\"--key\", \"${{file:plain}}\"]\nsecret_args = true")),
+        ("loud-typo", "command = \"npxxx\"\nargs = [\"--key=${value:API_KEY}\"]\nsecret_args = true".to_owned()),
         ("asks", format!("command = \"{SATELLITE}\"\nuser_required = [\"API_KEY\"]")),
         (
             "lost",
@@ -135,6 +137,15 @@ fn every_obstacle_of_a_server_is_named_before_the_start() {
         assert_finding(&outcome, &name("typo"), "error", &["cannot find executable `npxx`", "`npx`, `npm`, `nx`"]);
         assert_finding(&outcome, &name("plain"), "error", &["not executable"]);
         assert_finding(&outcome, &name("homeless"), "error", &["/no/such/directory"]);
+        let visible = "a secret in `args` is visible to every process";
+        assert_finding(
+            &outcome,
+            &name("loud"),
+            "warning",
+            &["nothing prevents its start", visible, "set it in `env` and remove `secret_args`"],
+        );
+        assert_finding(&outcome, &name("loud-typo"), "error", &["cannot find executable `npxxx`"]);
+        assert_eq!(outcome.stdout.matches(visible).count(), 2, "{}", outcome.stdout);
         assert_finding(
             &outcome,
             &name("asks"),
@@ -255,4 +266,38 @@ fn clients_and_an_unsafe_data_directory_are_reported() {
     assert_finding(&outcome, "junie", "ok", &["not connected", "satellite connect junie"]);
     let directory = Path::new(home.data_dir()).display().to_string();
     assert_finding(&outcome, "data directory", "error", &["chmod 700", &directory]);
+}
+
+#[test]
+fn the_endpoint_is_called_with_a_token_of_the_control_socket() {
+    let home = home();
+    // The tokens of the users are known by their digests only.
+    let user = |slug: &str| format!("{{ id = \"{slug}\", slug = \"{slug}\", token = \"sha256:{}\" }}", slug.repeat(64));
+    let config = home.write(
+        "satellite.toml",
+        &format!(
+            "[gateway]\nlisten = \"127.0.0.1:0\"\n[[teams]]\nid = \"t\"\nslug = \"acme\"\nusers = [{}, {}]\n\
+             [[teams.installations]]\nid = \"notes\"\nserver = \"notes\"\nSIM\n",
+            user("a"),
+            user("b")
+        ),
+    );
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_online("notes");
+    assert!(!home.data_dir().join("token").exists());
+    let outcome = doctor(&home, &[]).exits(0);
+    assert_finding(&outcome, "endpoint", "ok", &["opened a session and listed 6 tools"]);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn the_configuration_of_the_user_is_examined_without_an_option() {
+    let home = home();
+    let directory = home.path().join("user/.config/mcp-satellite");
+    fs::create_dir(&directory).unwrap();
+    let text = "[[teams]]\nid = \"t\"\nslug = \"acme\"\nusers = [{ id = \"u\", slug = \"alice\" }]\n\
+                [[teams.installations]]\nid = \"typo\"\nserver = \"typo\"\ncommand = \"npxx\"\n";
+    fs::write(directory.join("satellite.toml"), text).unwrap();
+    let outcome = doctor(&home, &[]).exits(1);
+    assert_finding(&outcome, "typo-acme-alice-typo", "error", &["cannot find executable `npxx`"]);
 }

@@ -4,9 +4,13 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use std::io::Write;
+use std::process::Stdio;
+
 use testkit::home::{Home, Outcome};
 
 use super::SATELLITE;
+use super::connect::open_terminal;
 
 /// A home whose user has the fixture files of a client.
 struct UserHome {
@@ -265,4 +269,109 @@ fn a_configuration_that_cannot_be_edited_is_an_error_and_remains() {
     assert!(fs::symlink_metadata(&config).unwrap().is_symlink());
     assert_eq!(fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o640);
     assert!(user.text().contains("${file:secrets/a.API_KEY}") && secrets.join("a.API_KEY").exists());
+}
+
+#[test]
+fn each_server_of_a_projects_file_is_confirmed_at_the_terminal() {
+    let user = UserHome::new(None);
+    let servers = r#"{"mcpServers": {"evil": {"command": "./run", "args": ["--all"]}, "good": {"command": "./good"}}}"#;
+    user.write("work/.mcp.json", servers);
+    user.write(".claude.json", r#"{"mcpServers": {"own": {"command": "own"}}}"#);
+    let (mut typing, terminal) = open_terminal();
+    let mut import = |args: &[&str], answers: &[(&str, &str)]| {
+        let mut command = user.home.command(&[&["import", "claude-code"], args].concat());
+        command.current_dir(user.user.join("work")).stdin(Stdio::from(terminal.try_clone().unwrap()));
+        let asking = user.home.start(command);
+        for (count, (question, answer)) in answers.iter().enumerate() {
+            let is_asked =
+                |text: &str| text.matches("[y/N] ").count() == count + 1 && text.trim_end().ends_with(question);
+            asking.wait_stderr(is_asked);
+            typing.write_all(answer.as_bytes()).unwrap();
+        }
+        asking.finish()
+    };
+    let each = "Import it? [y/N]";
+    let all = "Write these changes? [y/N]";
+    let refused = import(&[], &[(each, "y\n"), (each, "y\n"), (all, "n\n")]).exits(1);
+    assert!(!user.config().exists(), "{refused:#?}");
+
+    // `--yes` answers the last question only.
+    let outcome = import(&["--yes"], &[(each, "n\n"), (each, "y\n")]).exits(0);
+    for said in [
+        "Its server `evil` starts:\n  ./run --all\n",
+        "evil  not imported: it was not confirmed",
+        "good  will be imported",
+    ] {
+        assert!(outcome.stdout.contains(said), "{said} in {}", outcome.stdout);
+    }
+    let text = user.text();
+    assert!(text.contains("command = \"own\"") && text.contains("command = \"./good\""), "{text}");
+    assert!(!text.contains("./run"), "{text}");
+}
+
+#[test]
+fn the_entry_of_the_satellite_is_not_imported() {
+    let user = UserHome::new(None);
+    user.write(".cursor/mcp.json", r#"{"mcpServers": {"own": {"command": "own"}}}"#);
+    user.home.satellite(&["connect", "cursor", "--yes"]).exits(0);
+    let other = r#"{"mcpServers": {"gateway": {"command": "/opt/satellite", "args": ["stdio", "--flat"]}, "http":
+        {"url": "http://127.0.0.1:7300/mcp", "headers": {"Authorization": "Bearer ${env:SATELLITE_TOKEN}"}}}}"#;
+    user.write(".junie/mcp/mcp.json", other);
+    let outcome = user.import(&["cursor", "junie", "--yes"]).exits(0);
+    for name in ["satellite", "gateway", "http"] {
+        let said = format!("{name}  not imported: it connects the client to the satellite");
+        assert!(outcome.stdout.contains(&said), "{said} in {}", outcome.stdout);
+    }
+    assert_eq!(user.text().matches("[[teams.installations]]").count(), 1, "{}", user.text());
+}
+
+#[test]
+fn a_file_of_another_user_is_an_error() {
+    // Only root can give a file away.
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let give = |path: &Path, owner| std::os::unix::fs::chown(path, Some(owner), None).unwrap();
+    let user = UserHome::new(None);
+    let file =
+        user.write(".cursor/mcp.json", r#"{"mcpServers": {"a": {"command": "x", "env": {"API_KEY": "hush-key-1"}}}}"#);
+    give(&file, 12345);
+    let outcome = user.import(&["cursor", "--yes"]).exits(1);
+    for said in ["it belongs to the user 12345", "check it, then run `satellite import /"] {
+        assert!(outcome.stderr.contains(said), "{said} in {}", outcome.stderr);
+    }
+    assert!(!user.config().exists());
+    user.import(&[file.to_str().unwrap(), "--yes", "--dry-run"]).exits(0);
+
+    give(&file, 0);
+    user.write(".config/mcp-satellite/satellite.toml", OWN);
+    give(&user.config(), 12345);
+    let outcome = user.import(&["cursor", "--yes"]).exits(1);
+    assert!(
+        outcome.stderr.contains("it belongs to the user 12345; run the command as that user"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(!outcome.stderr.contains("hush"), "{}", outcome.stderr);
+    assert_eq!(user.text(), OWN);
+    assert_eq!(fs::read_dir(user.config().with_file_name("secrets")).unwrap().count(), 0);
+}
+
+#[test]
+fn the_secrets_of_an_import_that_was_killed_are_used_by_the_next_one() {
+    let user = UserHome::new(None);
+    user.write(".cursor/mcp.json", r#"{"mcpServers": {"a": {"command": "x", "env": {"API_KEY": "hush-key-1234"}}}}"#);
+    let secret = user.config().with_file_name("secrets").join("a.API_KEY");
+    user.import(&["cursor", "--yes"]).exits(0);
+    fs::remove_file(user.config()).unwrap();
+    user.import(&["cursor", "--yes"]).exits(0);
+    assert_eq!(fs::read_to_string(&secret).unwrap(), "hush-key-1234");
+
+    fs::remove_file(user.config()).unwrap();
+    fs::write(&secret, "hush-other").unwrap();
+    let outcome = user.import(&["cursor", "--yes"]).exits(1);
+    assert!(outcome.stderr.contains("`secrets/a.API_KEY` has another content"), "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("hush"), "{}", outcome.stderr);
+    assert_eq!(fs::read_to_string(&secret).unwrap(), "hush-other");
+    assert!(!user.config().exists());
 }

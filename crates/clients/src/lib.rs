@@ -10,6 +10,7 @@ mod error;
 mod hidden;
 mod json_options;
 mod locations;
+mod node;
 mod read;
 mod secrets;
 mod server;
@@ -17,9 +18,9 @@ mod template;
 
 pub use client::Client;
 pub use edit::{
-    ConfigFormat, ConnectRecord, ContentHash, ENTRY_NAME, EditError, EntryForm, EntryState, RestoreBackup,
-    SatelliteEntry, TOKEN_VARIABLE, TokenReference, Undo, UndoRemainder, add_entry, connect_path, connect_paths,
-    disconnect, entry_state, remove_entry, replace_servers, supported_forms,
+    ConnectRecord, ContentHash, ENTRY_NAME, EditError, EntryForm, EntryState, RestoreBackup, SatelliteEntry,
+    TOKEN_VARIABLE, TokenReference, Undo, UndoRemainder, add_entry, connect_path, connect_paths, disconnect,
+    entry_state, remove_entry, replace_servers, server_names, supported_forms,
 };
 pub use error::ClientFileError;
 pub use hidden::HiddenText;

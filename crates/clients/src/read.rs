@@ -1,23 +1,23 @@
 //! The servers of a whole file: where each client has its table of servers, and what else the file says about them.
 
 mod entry;
-mod node;
+mod parse;
 
 use std::path::PathBuf;
 
 use self::entry::read_entry;
-use self::node::ConfigNode;
-pub use self::node::FILE_SIZE_MAX;
+pub use self::parse::FILE_SIZE_MAX;
 use crate::Client;
 use crate::error::ClientFileError;
 use crate::hidden::HiddenText;
 use crate::locations::{ClientFile, ClientScope};
+use crate::node::ConfigNode;
 use crate::server::{ClientInput, ClientServers, ImportNote, InputKind, UnreadableServer};
 
 /// Returns the servers in the text of `file`. A fault in one server is reported for that server. An error means that the
 /// whole text cannot be parsed, or that it is larger than [`FILE_SIZE_MAX`](crate::FILE_SIZE_MAX).
 pub fn read(file: &ClientFile, text: &[u8]) -> Result<ClientServers, ClientFileError> {
-    let root = node::parse(file, text)?;
+    let root = parse::parse(file, text)?;
     let mut found = ClientServers::default();
     match &root {
         ConfigNode::Null => found.notes.push(file_note("the file is empty")),

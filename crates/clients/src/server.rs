@@ -31,6 +31,8 @@ pub struct ClientServer {
     pub transport: ServerTransport,
     /// False if the client does not use the server.
     pub enabled: bool,
+    /// True for an entry that connects the client to the satellite, under any name.
+    pub is_satellite: bool,
     /// The tools that the client shows.
     pub tools: ToolFilter,
     /// The timeouts that are set.

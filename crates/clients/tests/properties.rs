@@ -6,8 +6,9 @@ use std::fmt::Write;
 use std::path::Path;
 
 use mcp_satellite_clients::{
-    Client, ClientFile, HiddenText, HttpProtocol, Machine, ServerTransport, TemplatePart, TextTemplate, existing_files,
-    looks_secret, read, secret_args,
+    Client, ClientFile, ConnectRecord, ENTRY_NAME, HiddenText, HttpProtocol, Machine, SatelliteEntry, ServerTransport,
+    TemplatePart, TextTemplate, Undo, disconnect, existing_files, looks_secret, read, replace_servers, secret_args,
+    server_names,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -258,6 +259,52 @@ proptest! {
                 prop_assert!(read.transport == expected_transport(client, server), "{client}: {name}\n{text}");
                 prop_assert_eq!(read.enabled, server.is_enabled, "{}\n{}", client, text);
                 prop_assert_eq!(&read.tools.denied, &server.denied, "{}\n{}", client, text);
+            }
+        }
+    }
+
+    #[test]
+    fn import_then_connect_with_replace_then_disconnect_restores_every_byte(
+        servers in btree_map("[a-zA-Z0-9][a-zA-Z0-9._/@-]{0,10}", server(), 0..5),
+        is_pretty in any::<bool>(),
+    ) {
+        let servers: Vec<_> = servers.into_iter().collect();
+        let entry = SatelliteEntry::bridge("/usr/bin/satellite");
+        for client in Client::iter() {
+            let (name, text) = write_file(client, &servers, is_pretty);
+            let (file, before) = (ClientFile::named(client, name), text.as_bytes());
+            // An import leaves disabled servers out, so they stay.
+            let found = read(&file, before).unwrap().servers;
+            let (moved, staying): (Vec<_>, Vec<_>) = found.iter().partition(|server| server.enabled);
+            let moved: Vec<&str> = moved.iter().map(|server| server.name.as_str()).collect();
+            let after = replace_servers(client, Some(before), &entry, &moved)
+                .map_err(|error| TestCaseError::fail(format!("{client}: {error}\n{text}")))?;
+            let mut expected: Vec<&str> = staying.iter().map(|server| server.name.as_str()).collect();
+            expected.push(ENTRY_NAME);
+            prop_assert_eq!(server_names(client, Some(&after)).unwrap(), expected, "{}\n{}", client, text);
+
+            let replaced = moved.iter().map(|name| (*name).to_owned()).collect();
+            let backup = Some(("backup".to_owned(), before));
+            let record = ConnectRecord::new(client, name.into(), &entry, backup, &after, replaced);
+            let undo = disconnect(&record, Some(&after), Some(before)).unwrap();
+            prop_assert!(undo == Undo::Restore(before.to_vec()), "{client}\n{text}");
+            // Before the client's file is written, there is nothing to restore.
+            prop_assert!(disconnect(&record, Some(before), Some(before)).unwrap() == Undo::NothingToDo, "{client}\n{text}");
+
+            // Somebody else has changed, emptied or deleted the file: the servers return with all their settings.
+            let changed = [&after[..], b"\n"].concat();
+            for (current, kept) in [(Some(&changed[..]), &staying[..]), (Some(b""), &[]), (None, &[])] {
+                let undo = disconnect(&record, current, Some(before)).unwrap();
+                let Undo::RemoveOnly { contents, missing, .. } = undo else {
+                    prop_assert!(moved.is_empty(), "{client}: {undo:?}\n{text}");
+                    continue;
+                };
+                prop_assert!(missing.is_empty(), "{client}: {missing:?}\n{text}");
+                let mut again = read(&file, &contents).unwrap().servers;
+                again.sort_by(|one, other| one.name.cmp(&other.name));
+                let mut wanted: Vec<_> = found.iter().filter(|server| server.enabled || kept.contains(server)).collect();
+                wanted.sort_by(|one, other| one.name.cmp(&other.name));
+                prop_assert!(again.iter().eq(wanted), "{client}: {}\n{text}", String::from_utf8_lossy(&contents));
             }
         }
     }

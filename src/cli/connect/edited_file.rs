@@ -53,7 +53,7 @@ pub(super) enum FileEditError {
     ReadOnlyDirectory { path: PathBuf, directory: PathBuf },
     #[error("cannot edit `{}`: it is larger than 16 MiB; check that it is a configuration file", .0.display())]
     TooLarge(PathBuf),
-    #[error("`{}` was changed by another program meanwhile; nothing was written; run the command again", .0.display())]
+    #[error("cannot edit `{}`: another program has just changed it; run the command again", .0.display())]
     Changed(PathBuf),
 }
 
@@ -154,7 +154,8 @@ impl EditedFile {
         Ok(())
     }
 
-    fn check_unchanged(&self) -> Result<(), FileEditError> {
+    /// Fails if the file is not as it was read.
+    pub(super) fn check_unchanged(&self) -> Result<(), FileEditError> {
         let now = Self::open(&self.path)?;
         if now.target == self.target && now.before == self.before {
             Ok(())

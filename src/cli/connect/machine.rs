@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use mcp_satellite_clients::{Client, Machine, connect_paths, existing_files};
+use mcp_satellite_clients::{Client, EntryState, Machine, connect_paths, entry_state, existing_files};
 use nix::unistd::{User, geteuid};
 use strum::IntoEnumIterator;
 
+use super::edited_file::EditedFile;
 use crate::cli::exit::{BAD_INPUT, CommandFailure};
 
 /// Returns the directories in which the clients of this user keep their files.
@@ -26,8 +27,33 @@ pub(crate) fn user_machine() -> Result<Machine, CommandFailure> {
 /// Returns the file of the client that connect edits: the first that exists, or else the one to create.
 pub(crate) fn default_file(client: Client, machine: &Machine) -> PathBuf {
     let paths = connect_paths(client, &machine.home, &machine.config_home);
-    let existing = paths.iter().find(|path| path.symlink_metadata().is_ok()).or(paths.first());
-    existing.cloned().unwrap_or_default()
+    if let Some(existing) = paths.iter().find(|path| path.symlink_metadata().is_ok()) {
+        return existing.clone();
+    }
+    let is_connected = |path: &PathBuf| {
+        let state = EditedFile::open(path).ok().map(|file| entry_state(client, file.contents(), None));
+        matches!(state, Some(Ok(EntryState::Connected { .. })))
+    };
+    let replaced = continue_configuration(client, machine).filter(is_connected);
+    replaced.or(paths.into_iter().next()).unwrap_or_default()
+}
+
+/// Returns the file of the user's own servers, which `connect --replace` edits. It is the file that connect edits, except for
+/// Continue, whose entry has a file of its own.
+pub(super) fn file_with_servers(client: Client, machine: &Machine) -> Result<PathBuf, CommandFailure> {
+    let default = default_file(client, machine);
+    let Some(own) = continue_configuration(client, machine).filter(|own| *own != default) else { return Ok(default) };
+    if default.exists() {
+        let message =
+            format!("{client} is connected by `{}`; run `satellite disconnect {client}` first", default.display());
+        return Err(CommandFailure::new(BAD_INPUT, message));
+    }
+    Ok(own)
+}
+
+fn continue_configuration(client: Client, machine: &Machine) -> Option<PathBuf> {
+    let paths = ["config.yaml", "config.yml"].map(|name| machine.home.join(".continue").join(name));
+    paths.into_iter().find(|path| client == Client::Continue && path.exists())
 }
 
 /// Returns true if the client has a configuration, or a directory of its own for one.

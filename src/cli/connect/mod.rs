@@ -7,21 +7,23 @@ pub(super) mod machine;
 mod mask;
 mod preview;
 mod records;
+mod replace;
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use mcp_satellite_clients::{
     Client, ConnectRecord, ContentHash, EditError, EntryState, SatelliteEntry, Undo, UndoRemainder, add_entry,
-    disconnect, entry_state, remove_entry,
+    disconnect, entry_state, remove_entry, replace_servers, server_names,
 };
 use mcp_satellite_files::known_dirs::{DataDirLocation, recorded_dirs};
 
 use self::edited_file::{EditedFile, FileEditError};
 use self::entry::EntryArgs;
-use self::machine::{client_parser, default_file, user_machine};
+use self::machine::{client_parser, default_file, file_with_servers, user_machine};
 use self::preview::{confirm, preview};
 use self::records::{ConnectRecords, StoredConnection, backup_name};
+use self::replace::{ReplaceArgs, ServerReplacement};
 use super::args::DataDirArg;
 use super::exit::{BAD_INPUT, CommandFailure, DONE, FAILED};
 use super::print::{print_error, print_text};
@@ -29,7 +31,8 @@ use super::print::{print_error, print_text};
 /// Connect an MCP client: add one entry `satellite` to its configuration.
 ///
 /// The command shows the change, asks, keeps a backup in the data directory, and writes the file as a whole. Format,
-/// comments and order of the file remain. `satellite disconnect` restores the file.
+/// comments and order of the file remain. `satellite disconnect` restores the file. With --replace, the client's own servers
+/// move into the satellite's configuration.
 ///
 /// The entry starts `satellite stdio`, the bridge to the satellite, which reads the token itself. No token is written into
 /// the client's file.
@@ -37,6 +40,7 @@ use super::print::{print_error, print_text};
 #[command(after_help = "\
   satellite connect --list                 the clients on this machine and how they are connected
   satellite connect cursor                 show the change, ask, and write it
+  satellite connect cursor --replace       also move the client's own servers to the satellite
   satellite connect vscode --file .vscode/mcp.json
   satellite connect zed --print            print the entry only, to paste it")]
 pub(super) struct ConnectCommand {
@@ -48,17 +52,19 @@ pub(super) struct ConnectCommand {
     yes: bool,
     #[command(flatten)]
     entry: EntryArgs,
+    #[command(flatten)]
+    replace: ReplaceArgs,
     /// Configuration file of the client [default: its file for all projects of this user]
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
     /// List the clients and how they are connected
-    #[arg(long, conflicts_with_all = ["client", "yes", "http", "user", "server", "flat", "file", "print"])]
+    #[arg(long, conflicts_with_all = ["client", "yes", "http", "user", "server", "flat", "replace", "file", "print"])]
     list: bool,
     /// With --list: an array of objects, for scripts
     #[arg(long, requires = "list")]
     json: bool,
     /// Print a file that contains only the entry, to paste it by hand
-    #[arg(long, conflicts_with_all = ["yes", "file"])]
+    #[arg(long, conflicts_with_all = ["yes", "file", "replace"])]
     print: bool,
     #[command(flatten)]
     data_dir: DataDirArg,
@@ -78,17 +84,30 @@ impl ConnectCommand {
             print_text(String::from_utf8_lossy(&file).trim_end());
             return Ok(DONE);
         }
-        let path = self.file.unwrap_or_else(|| default_file(client, &machine));
-        let path = std::path::absolute(path)?;
+        let path = match self.file {
+            Some(named) => std::path::absolute(named)?,
+            None if self.replace.replace => file_with_servers(client, &machine)?,
+            None => default_file(client, &machine),
+        };
         let file = EditedFile::open(&path)?;
-        let after = add_entry(client, file.contents(), &entry).map_err(|error| edit_failure(client, &path, &error))?;
+        let replacement = match file.contents().filter(|_| self.replace.replace) {
+            Some(contents) => Some(self.replace.plan(client, &path, contents, &machine)?),
+            None => None,
+        };
+        let names = replacement.iter().flat_map(|replacement| &replacement.names).map(String::as_str);
+        let after = replace_servers(client, file.contents(), &entry, &names.collect::<Vec<_>>())
+            .map_err(|error| edit_failure(client, &path, &error))?;
         if file.contents() == Some(&after[..]) {
             print_text(&format!("{client} is connected already; nothing was changed in {}", path.display()));
             return Ok(DONE);
         }
         file.check_writable()?;
+        if let Some(replacement) = &replacement {
+            replacement.print_preview();
+        }
         print_text(&preview(client, &path, file.contents(), Some(&after), Some(&entry)));
-        if !confirm(&format!("connect {client} by this change?"), self.yes)? {
+        let changes = if replacement.is_some() { "these changes" } else { "this change" };
+        if !confirm(&format!("connect {client} by {changes}?"), self.yes)? {
             return Err(CommandFailure::new(FAILED, "nothing was changed"));
         }
         let location = self.data_dir.location();
@@ -98,63 +117,108 @@ impl ConnectCommand {
             CommandFailure::new(FAILED, format!("cannot use the data directory: {error}; nothing was changed"))
         })?;
         let earlier = find_connection(client, &self.data_dir, Some(&path))?;
-        write_connection(&records, earlier, client, &path, &file, &entry, &after)?;
+        let edit = ClientEdit { client, path: &path, file: &file, after: &after, replacement: replacement.as_ref() };
+        edit.write(&records, earlier, &entry)?;
         print_text(&format!(
             "connected {client}: {}\n  restart the client if it is running; `satellite disconnect {client}` restores the file",
             path.display()
         ));
+        if let Some(replacement) = &replacement {
+            replacement.print_result();
+        }
         Ok(DONE)
     }
 }
 
-/// Stores the record, then writes the file. If the file cannot be written, the records are as before.
-fn write_connection(
-    records: &ConnectRecords,
-    earlier: Option<(ConnectRecords, StoredConnection)>,
+/// The change of a client's file, and of the satellite's configuration with `--replace`.
+struct ClientEdit<'a> {
     client: Client,
-    path: &Path,
-    file: &EditedFile,
-    entry: &SatelliteEntry,
-    after: &[u8],
-) -> Result<(), CommandFailure> {
-    let before = contents_before(client, file.contents(), earlier.as_ref().map(|(_, earlier)| earlier))?;
-    let named = before.as_deref().map(|before| (backup_name(client, path), before));
-    let record = ConnectRecord::new(client, path.to_owned(), entry, named, after, Vec::new());
-    records.store(&StoredConnection { record, backup: before })?;
-    let written = file.replace(after);
-    match (&written, earlier) {
-        (Ok(()), Some((others, _))) if others.path() != records.path() => others.remove(client, path)?,
-        (Err(_), Some((others, earlier))) if others.path() == records.path() => records.store(&earlier)?,
-        (Err(_), _) => records.remove(client, path)?,
-        (Ok(()), _) => {}
-    }
-    Ok(written?)
+    path: &'a Path,
+    file: &'a EditedFile,
+    after: &'a [u8],
+    replacement: Option<&'a ServerReplacement<'a>>,
 }
 
-/// Returns the file as it was before the first connect, as far as it can be restored. `None`: there was no file.
-fn contents_before(
-    client: Client,
-    current: Option<&[u8]>,
-    earlier: Option<&StoredConnection>,
-) -> Result<Option<Vec<u8>>, CommandFailure> {
-    let Some(current) = current else { return Ok(None) };
-    let failed = |error: EditError| CommandFailure::new(FAILED, error.to_string());
-    let undo = match earlier {
-        Some(earlier) => disconnect(&earlier.record, Some(current), earlier.backup.as_deref()).map_err(failed)?,
-        None => Undo::NothingToDo,
-    };
-    Ok(match undo {
-        Undo::Delete => None,
-        Undo::Restore(contents) | Undo::RemoveOnly { contents, .. } => Some(contents),
-        // Without a record, an entry may exist all the same.
-        Undo::NothingToDo => Some(remove_entry(client, current, None).unwrap_or_else(|_| current.to_vec())),
-    })
+impl ClientEdit<'_> {
+    /// Stores the backup and the record, then writes the satellite's configuration, and the client's file last: a server is
+    /// in one of them at any time. If a file cannot be written, the records are as before.
+    fn write(
+        &self,
+        records: &ConnectRecords,
+        earlier: Option<(ConnectRecords, StoredConnection)>,
+        entry: &SatelliteEntry,
+    ) -> Result<(), CommandFailure> {
+        let (client, path) = (self.client, self.path);
+        let before = self.contents_before(earlier.as_ref())?;
+        let named = before.as_deref().map(|before| (backup_name(client, path), before));
+        let mut replaced = earlier.as_ref().map(|(_, earlier)| earlier.record.replaced.clone()).unwrap_or_default();
+        replaced.extend(self.replacement.iter().flat_map(|replacement| replacement.names.clone()));
+        replaced.sort();
+        replaced.dedup();
+        let known = server_names(client, before.as_deref()).map_err(|error| edit_failure(client, path, &error))?;
+        replaced.retain(|name| known.contains(name));
+        let record = ConnectRecord::new(client, path.to_owned(), entry, named, self.after, replaced);
+        records.store(&StoredConnection { record, backup: before })?;
+        let written = self.write_files();
+        match (&written, earlier) {
+            (Ok(()), Some((others, _))) if others.path() != records.path() => others.remove(client, path)?,
+            (Err(_), Some((others, earlier))) if others.path() == records.path() => records.store(&earlier)?,
+            (Err(_), _) => records.remove(client, path)?,
+            (Ok(()), _) => {}
+        }
+        written
+    }
+
+    fn write_files(&self) -> Result<(), CommandFailure> {
+        let Some(replacement) = self.replacement else { return Ok(self.file.replace(self.after)?) };
+        self.file.check_unchanged()?;
+        replacement.write()?;
+        self.file.replace(self.after).map_err(|error| {
+            let message = format!("{error} (the satellite's configuration contains the servers already)");
+            CommandFailure::new(FAILED, message)
+        })
+    }
+
+    /// Returns the file as it was before the first connect, as far as it can be restored. `None`: there was no file.
+    fn contents_before(
+        &self,
+        earlier: Option<&(ConnectRecords, StoredConnection)>,
+    ) -> Result<Option<Vec<u8>>, CommandFailure> {
+        let (client, current) = (self.client, self.file.contents());
+        let undo = match earlier {
+            Some((_, StoredConnection { record, backup })) => disconnect(record, current, backup.as_deref())
+                .map_err(|error| edit_failure(client, self.path, &error))?,
+            None => Undo::NothingToDo,
+        };
+        Ok(match (undo, earlier) {
+            (Undo::RemoveOnly { missing, .. }, Some((records, StoredConnection { backup: Some(_), .. })))
+                if !missing.is_empty() =>
+            {
+                let message =
+                    format!("cannot connect {client} again: {}", only_in_backup(records, client, self.path, &missing));
+                return Err(CommandFailure::new(FAILED, message));
+            }
+            (Undo::Delete, _) => None,
+            (Undo::Restore(contents) | Undo::RemoveOnly { contents, .. }, _) => Some(contents),
+            // Without a record, an entry may exist all the same.
+            (Undo::NothingToDo, _) => {
+                current.map(|current| remove_entry(client, current, None).unwrap_or_else(|_| current.to_vec()))
+            }
+        })
+    }
+}
+
+/// Describes servers that `connect --replace` removed and that cannot be put back.
+fn only_in_backup(records: &ConnectRecords, client: Client, path: &Path, missing: &[String]) -> String {
+    let backup = records.path().join(backup_name(client, path));
+    let (backup, missing) = (backup.display(), missing.join(", "));
+    format!("add these servers by hand, from the backup `{backup}`, or remove it: {missing}")
 }
 
 /// Disconnect an MCP client: remove the entry `satellite` from its configuration.
 ///
 /// If nobody else changed the file since `satellite connect`, it is restored byte for byte. Otherwise only the entry is
-/// removed, and the command says so.
+/// removed and servers that --replace had removed return, and the command says so.
 #[derive(Debug, Args)]
 pub(super) struct DisconnectCommand {
     /// Client to disconnect
@@ -197,6 +261,13 @@ impl DisconnectCommand {
             Undo::Delete => None,
             Undo::Restore(contents) | Undo::RemoveOnly { contents, .. } => Some(&contents[..]),
         };
+        if let (Undo::RemoveOnly { missing, contents, .. }, Some((records, StoredConnection { backup: Some(_), .. }))) =
+            (&undo, &found)
+            && file.contents() == Some(&contents[..])
+        {
+            let message = format!("{client} is not connected; {}", only_in_backup(records, client, &path, missing));
+            return Err(CommandFailure::new(FAILED, message));
+        }
         file.check_writable()?;
         print_text(&preview(client, &path, file.contents(), after, None));
         if !confirm(&format!("disconnect {client} by this change?"), self.yes)? {
@@ -218,23 +289,36 @@ impl DisconnectCommand {
                     (None, UndoRemainder::BackupUnusable) => "there is no record of `satellite connect`".to_owned(),
                     (_, reason) => reason.to_string(),
                 };
-                print_text(&format!(
-                    "disconnected {client}: removed only the entry `satellite` from {shown}, because {reason}"
-                ));
+                let change = if returned.is_empty() {
+                    "removed only the entry `satellite` from"
+                } else {
+                    "removed only the entry `satellite` and put only the replaced servers back in"
+                };
+                print_text(&format!("disconnected {client}: {change} {shown}, because {reason}"));
                 if !returned.is_empty() {
                     print_text(&format!("  the file contains these servers again: {}", returned.join(", ")));
                 }
-                keeps_backup = !missing.is_empty();
-                if let (true, Some((records, _))) = (keeps_backup, &found) {
-                    let backup = records.path().join(backup_name(client, &path));
-                    let missing = missing.join(", ");
-                    print_error(&format!("add these servers again by hand, from {}: {missing}", backup.display()));
+                match &found {
+                    Some((records, StoredConnection { backup: Some(_), .. })) if !missing.is_empty() => {
+                        keeps_backup = true;
+                        print_error(&only_in_backup(records, client, &path, missing));
+                    }
+                    _ if missing.is_empty() => {}
+                    _ => print_error(&format!(
+                        "the backup is missing, so only the satellite's configuration contains these servers: {}",
+                        missing.join(", ")
+                    )),
                 }
             }
             Undo::NothingToDo => {}
         }
-        if let (Some((records, _)), false) = (&found, keeps_backup) {
-            records.remove(client, &path)?;
+        if let Some((records, connection)) = &found {
+            if !connection.record.replaced.is_empty() {
+                print_text("  the satellite's configuration keeps the imported servers");
+            }
+            if !keeps_backup {
+                records.remove(client, &path)?;
+            }
         }
         Ok(DONE)
     }

@@ -10,13 +10,10 @@ use reqwest::{Client, Response, StatusCode, Url};
 use serde_json::{Value, json};
 
 use super::finding::DoctorFinding;
-use crate::console::api::{EndpointStatus, StatusReply};
-use crate::data_dir::DataDir;
-use crate::gateway::access::TOKEN_FILE;
+use crate::console::api::{EndpointAccess, EndpointAccessQuery, EndpointStatus, StatusReply};
+use crate::console::client::{ClientError, ConsoleClient};
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of the file with the token in bytes.
-const TOKEN_FILE_MAX: u64 = 4096;
 const LOG: &str = "read the log of the satellite, then run `satellite status`";
 
 /// Opens a session on the endpoint of the running satellite, lists its tools, and ends the session.
@@ -29,27 +26,29 @@ pub(super) async fn probe(data_dir: &Path, status: Option<&StatusReply>) -> Vec<
         let finding = DoctorFinding::ok("endpoint", "endpoint", "the satellite has none, so no client can connect");
         return vec![finding.next("add [gateway] to the configuration")];
     };
-    vec![test(data_dir, endpoint).await]
+    let user = status.instances.first().map(|row| format!("{}/{}", row.team, row.user));
+    vec![match request_token(data_dir, user).await {
+        Ok(token) => test(endpoint, token.as_deref()).await,
+        Err(error) => DoctorFinding::error("endpoint", "endpoint", format!("cannot get a token: {error}")).next(LOG),
+    }]
 }
 
-async fn test(data_dir: &Path, endpoint: &EndpointStatus) -> DoctorFinding {
-    let EndpointStatus { url, auth, token_file, .. } = endpoint;
-    let token = match (auth.as_str(), token_file) {
-        ("none", _) | (_, None) => None,
-        (_, Some(file)) => match DataDir::open(data_dir)
-            .and_then(|directory| directory.read(TOKEN_FILE, TOKEN_FILE_MAX))
-        {
-            Ok(Some(token)) => Some(String::from_utf8_lossy(&token).trim().to_owned()),
-            Ok(None) => {
-                let finding = DoctorFinding::error("endpoint", "endpoint", format!("the token file {file} is missing"));
-                return finding.next("run `satellite reload` to create another token");
-            }
-            Err(error) => {
-                let finding = DoctorFinding::error("endpoint", "endpoint", format!("cannot read the token: {error}"));
-                return finding.next("repair it as the message says");
-            }
+/// Returns a token that the satellite grants over its control socket, as `satellite stdio` does; `None` without
+/// authentication. If there are several users, the token is one of `user`, and `None` without a name.
+async fn request_token(data_dir: &Path, user: Option<String>) -> Result<Option<String>, ClientError> {
+    let client = ConsoleClient::new(data_dir)?;
+    let request = async |user| client.post::<EndpointAccess>("/v1/endpoint", &EndpointAccessQuery { user }).await;
+    let access = match request(None).await {
+        Err(ClientError::Refused(failure)) if failure.kind == "ambiguous" => match user {
+            Some(user) => request(Some(user)).await?,
+            None => return Ok(None),
         },
+        access => access?,
     };
+    Ok(access.token)
+}
+
+async fn test(EndpointStatus { url, auth, .. }: &EndpointStatus, token: Option<&str>) -> DoctorFinding {
     let failed = |error: &reqwest::Error| {
         let cause = root_cause(error).unwrap_or_else(|| "the HTTP exchange failed".to_owned());
         let finding = |message| DoctorFinding::error("endpoint", "endpoint", message);
@@ -69,15 +68,14 @@ async fn test(data_dir: &Path, endpoint: &EndpointStatus) -> DoctorFinding {
                 .next("check `public_url`");
         }
     };
-    let session = ProbeSession { client, url, token: token.as_deref() };
+    let session = ProbeSession { client, url, token };
     match session.list_tools().await {
         Ok(SessionOutcome::Tools(count)) => {
             DoctorFinding::ok("endpoint", "endpoint", format!("{url} opened a session and listed {count} tools"))
         }
-        // The tokens of configured users are known by their hashes only.
         Ok(SessionOutcome::Rejected { status: StatusCode::UNAUTHORIZED, .. }) if token.is_none() && auth != "none" => {
-            let message = format!("{url} answers; no call was made, because the satellite stores no token");
-            DoctorFinding::ok("endpoint", "endpoint", message).next("connect a client and look at `satellite clients`")
+            let message = format!("{url} answers; no call was made, because none of the users has a server");
+            DoctorFinding::ok("endpoint", "endpoint", message).next("add a server to the configuration")
         }
         Ok(SessionOutcome::Rejected { request, status }) => {
             let message = format!("{url} answered `{request}` with HTTP status {status}");

@@ -25,6 +25,7 @@ use super::print::{print_styled, print_text, to_json};
 use crate::config::Plan;
 use crate::console::api::{ConsoleFilter, StatusReply};
 use crate::console::client::{ClientError, ConsoleClient};
+use mcp_satellite_files::user_dirs;
 
 /// Time limit of a probe that asks the satellite or the machine only.
 const LOCAL: Duration = Duration::from_secs(5);
@@ -130,7 +131,11 @@ impl DoctorCommand {
                 None
             }
         };
-        let plan = match self.sources.load(None) {
+        // The user's configuration is that of a satellite on the default directory, and of one that is not started yet.
+        let is_users = user_dirs::data_dir().is_some_and(|default| default == data_dir);
+        let sources = self.sources.clone();
+        let sources = if is_users || status.is_none() { sources.or_user_default() } else { sources };
+        let plan = match sources.load(None) {
             Ok(plan) => {
                 findings.extend(satellite::configuration(&plan));
                 Some(plan)

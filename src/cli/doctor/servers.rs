@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use mcp_satellite_actors::model::policy::RemotePolicy;
-use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, ServerTarget};
+use mcp_satellite_actors::model::spec::{InstanceConfig, InstanceSpec, ServerTarget, ValuePart};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_http::client::{is_tls, root_cause};
 use nix::unistd::{AccessFlags, access};
 use reqwest::Url;
 use tokio::time::timeout;
 
-use super::finding::DoctorFinding;
+use super::finding::{DoctorFinding, FindingState};
 use crate::cli::args::shell_word;
 use crate::cli::check::missing_program;
 use crate::config::Plan;
@@ -28,6 +28,7 @@ const REQUESTS_MAX: usize = 16;
 const LISTED_MAX: usize = 20;
 /// Names that are suggested for a missing executable.
 const NEAREST_MAX: usize = 3;
+const SECRET_ARGS: &str = "a secret in `args` is visible to every process on this machine";
 
 /// Reports each server of the plan and of the running satellite.
 pub(super) async fn probe(plan: Option<&Plan>, status: Option<&StatusReply>) -> Vec<DoctorFinding> {
@@ -42,11 +43,23 @@ pub(super) async fn probe(plan: Option<&Plan>, status: Option<&StatusReply>) -> 
         described.insert(spec.name.to_string());
         let row = rows.get(&*spec.name).copied();
         let problem = plan.and_then(|plan| configured_problem(plan, config, &spec, &unreachable, row.is_some()));
-        findings.push(match (problem, row) {
+        let finding = match (problem, row) {
             (Some(problem), _) => problem,
             (None, Some(row)) => describe_row(row),
             (None, None) => DoctorFinding::ok("server", &*spec.name, "nothing prevents its start"),
-        });
+        };
+        if !has_secret_args(config) {
+            findings.push(finding);
+            continue;
+        }
+        let mut message = SECRET_ARGS.to_owned();
+        if finding.state == FindingState::Ok {
+            message = format!("{}, but {message}", finding.message);
+        } else {
+            findings.push(finding);
+        }
+        let next = "if the server reads the secret from a variable, set it in `env` and remove `secret_args`";
+        findings.push(DoctorFinding::warning("server", &*spec.name, message).next(next));
     }
     findings.extend(rows.values().filter(|row| !described.contains(&row.instance)).map(|row| describe_row(row)));
     if findings.len() > LISTED_MAX {
@@ -57,6 +70,17 @@ pub(super) async fn probe(plan: Option<&Plan>, status: Option<&StatusReply>) -> 
         findings.insert(0, DoctorFinding::ok("server", "server", format!("{fine} of {count} servers have no problem")));
     }
     findings
+}
+
+/// Returns true if an argument contains a secret.
+fn has_secret_args(config: &InstanceConfig) -> bool {
+    let is_secret = |part: &ValuePart| match part {
+        ValuePart::Literal(_) => false,
+        ValuePart::Hidden(_) | ValuePart::Unavailable(_) => true,
+        ValuePart::UserValue(key) => config.inputs.declared.get(key).is_none_or(|value| !value.is_public),
+    };
+    let mut args = [&config.server_tier, &config.team_tier, &config.user_tier].into_iter().flat_map(|tier| &tier.args);
+    args.any(|arg| arg.secret || arg.template.iter().flat_map(|template| &template.parts).any(is_secret))
 }
 
 /// Returns the problem of a server that its configuration and this machine show. A running satellite has the values of

@@ -5,11 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{
-    error::{ConfigFormat, EditError},
-    tree::{ConfigTree, map, text},
-};
+use super::error::EditError;
 use crate::Client;
+use crate::locations::FileFormat;
+use crate::node::{ConfigNode, map, text};
 
 /// The name of the entry in each client's configuration.
 pub const ENTRY_NAME: &str = "satellite";
@@ -217,7 +216,7 @@ pub fn connect_path(client: Client, home: &Path, config_home: &Path) -> PathBuf 
 /// The place of the servers in a client's file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ServersPlace {
-    pub(crate) format: ConfigFormat,
+    pub(crate) format: FileFormat,
     /// The key of the root object.
     pub(crate) key: &'static str,
     /// Whether the servers are a list whose elements have a `name`.
@@ -226,13 +225,13 @@ pub(crate) struct ServersPlace {
 
 pub(crate) fn section(client: Client) -> ServersPlace {
     let (format, key) = match client {
-        Client::VsCode => (ConfigFormat::Json, "servers"),
-        Client::Zed => (ConfigFormat::Json, "context_servers"),
-        Client::OpenCode => (ConfigFormat::Json, "mcp"),
-        Client::Codex => (ConfigFormat::Toml, "mcp_servers"),
-        Client::Goose => (ConfigFormat::Yaml, "extensions"),
-        Client::Continue => (ConfigFormat::Yaml, "mcpServers"),
-        _ => (ConfigFormat::Json, "mcpServers"),
+        Client::VsCode => (FileFormat::Json, "servers"),
+        Client::Zed => (FileFormat::Json, "context_servers"),
+        Client::OpenCode => (FileFormat::Json, "mcp"),
+        Client::Codex => (FileFormat::Toml, "mcp_servers"),
+        Client::Goose => (FileFormat::Yaml, "extensions"),
+        Client::Continue => (FileFormat::Yaml, "mcpServers"),
+        _ => (FileFormat::Json, "mcpServers"),
     };
     ServersPlace { format, key, is_list: client == Client::Continue }
 }
@@ -244,7 +243,7 @@ pub(crate) fn preamble(client: Client) -> &'static str {
 }
 
 /// Returns the entry in the shape of the client.
-pub(crate) fn entry_tree(client: Client, entry: &SatelliteEntry) -> Result<ConfigTree, EditError> {
+pub(crate) fn entry_tree(client: Client, entry: &SatelliteEntry) -> Result<ConfigNode, EditError> {
     let form = entry.form();
     if !supported_forms(client).contains(&form) {
         return Err(EditError::UnsupportedForm { client, form });
@@ -256,11 +255,11 @@ pub(crate) fn entry_tree(client: Client, entry: &SatelliteEntry) -> Result<Confi
     })
 }
 
-fn stdio_tree(client: Client, command: &str, args: &[String]) -> ConfigTree {
+fn stdio_tree(client: Client, command: &str, args: &[String]) -> ConfigNode {
     let args = || args.iter().map(text);
-    let (kind, enabled, disabled) = (text("stdio"), ConfigTree::Bool(true), ConfigTree::Bool(false));
+    let (kind, enabled, disabled) = (text("stdio"), ConfigNode::Bool(true), ConfigNode::Bool(false));
     let command = text(command);
-    let list = |items: Vec<ConfigTree>| ConfigTree::List(items);
+    let list = |items: Vec<ConfigNode>| ConfigNode::List(items);
     match client {
         Client::ClaudeCode | Client::VsCode => {
             map([("type", kind), ("command", command), ("args", list(args().collect()))])
@@ -279,7 +278,7 @@ fn stdio_tree(client: Client, command: &str, args: &[String]) -> ConfigTree {
             ("description", text("")),
             ("cmd", command),
             ("args", list(args().collect())),
-            ("timeout", ConfigTree::Literal(GOOSE_TIMEOUT.to_owned())),
+            ("timeout", ConfigNode::Literal(GOOSE_TIMEOUT.to_owned())),
         ]),
         Client::OpenCode => {
             let command = std::iter::once(command).chain(args()).collect();
@@ -289,7 +288,7 @@ fn stdio_tree(client: Client, command: &str, args: &[String]) -> ConfigTree {
     }
 }
 
-fn http_tree(client: Client, url: &str, token: &TokenReference) -> ConfigTree {
+fn http_tree(client: Client, url: &str, token: &TokenReference) -> ConfigNode {
     let reference = match (client, token) {
         (Client::OpenCode, TokenReference::Environment(name)) => format!("{{env:{name}}}"),
         (Client::OpenCode, TokenReference::File(path)) => format!("{{file:{path}}}"),
@@ -304,7 +303,7 @@ fn http_tree(client: Client, url: &str, token: &TokenReference) -> ConfigTree {
         TokenReference::Environment(name) | TokenReference::File(name) => text(name),
     };
     let headers = map([("Authorization", text(format!("Bearer {reference}")))]);
-    let (url, enabled, disabled) = (text(url), ConfigTree::Bool(true), ConfigTree::Bool(false));
+    let (url, enabled, disabled) = (text(url), ConfigNode::Bool(true), ConfigNode::Bool(false));
     match client {
         Client::ClaudeCode | Client::VsCode | Client::AmazonQ => {
             map([("type", text("http")), ("url", url), ("headers", headers)])
@@ -331,15 +330,15 @@ fn http_tree(client: Client, url: &str, token: &TokenReference) -> ConfigTree {
             ("description", text("")),
             ("uri", url),
             ("headers", headers),
-            ("env_keys", ConfigTree::List(vec![name])),
-            ("timeout", ConfigTree::Literal(GOOSE_TIMEOUT.to_owned())),
+            ("env_keys", ConfigNode::List(vec![name])),
+            ("timeout", ConfigNode::Literal(GOOSE_TIMEOUT.to_owned())),
         ]),
         // `oauth: false` prevents the search for an authorization server.
         Client::OpenCode => map([
             ("type", text("remote")),
             ("url", url),
             ("headers", headers),
-            ("oauth", ConfigTree::Bool(false)),
+            ("oauth", ConfigNode::Bool(false)),
             ("enabled", enabled),
         ]),
         _ => map([("url", url), ("headers", headers)]),
@@ -348,20 +347,20 @@ fn http_tree(client: Client, url: &str, token: &TokenReference) -> ConfigTree {
 
 /// Returns the kind of an entry that connect wrote, or `None` for an entry that somebody else wrote. An HTTP entry is ours
 /// if its endpoint is `url` or if it refers to our token.
-pub(crate) fn recognize(server: &ConfigTree, url: Option<&str>) -> Option<EntryForm> {
+pub(crate) fn recognize(server: &ConfigNode, url: Option<&str>) -> Option<EntryForm> {
     let field = |names: &[&str]| names.iter().find_map(|name| server.get(name));
     if let Some(command) = field(&["command", "cmd"]) {
-        let parts = command.items();
+        let parts = command.as_list().unwrap_or_default();
         let (command, argument) = match command.as_text() {
-            Some(command) => (command, server.get("args").and_then(|args| args.items().first())),
-            None => (parts.first().and_then(ConfigTree::as_text)?, parts.get(1)),
+            Some(command) => (command, server.get("args").and_then(|args| args.as_list()?.first())),
+            None => (parts.first().and_then(ConfigNode::as_text)?, parts.get(1)),
         };
-        return is_bridge(command, argument.and_then(ConfigTree::as_text)).then_some(EntryForm::Stdio);
+        return is_bridge(command, argument.and_then(ConfigNode::as_text)).then_some(EntryForm::Stdio);
     }
     let entry_url = field(&["url", "serverUrl", "httpUrl", "uri"])?.as_text()?;
     let options = server.get("requestOptions").unwrap_or(server);
     let header = options.get("headers").and_then(|headers| headers.get("Authorization"));
-    let token = header.or_else(|| server.get("bearer_token_env_var")).and_then(ConfigTree::as_text).unwrap_or_default();
+    let token = header.or_else(|| server.get("bearer_token_env_var")).and_then(ConfigNode::as_text).unwrap_or_default();
     let form = if token.contains("{file:") { EntryForm::HttpFile } else { EntryForm::HttpEnvironment };
     let refers_to_token = token.contains(TOKEN_VARIABLE) || form == EntryForm::HttpFile && token.contains(ENTRY_NAME);
     (refers_to_token || Some(entry_url) == url).then_some(form)

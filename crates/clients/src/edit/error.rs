@@ -2,20 +2,7 @@
 
 use super::entry::{ENTRY_NAME, EntryForm};
 use crate::Client;
-
-/// The format of a client's configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display)]
-pub enum ConfigFormat {
-    /// JSON; comments and trailing commas are permitted.
-    #[strum(serialize = "JSON")]
-    Json,
-    /// The format TOML.
-    #[strum(serialize = "TOML")]
-    Toml,
-    /// The format YAML.
-    #[strum(serialize = "YAML")]
-    Yaml,
-}
+use crate::locations::FileFormat;
 
 /// The reason why a client's configuration was not edited. No message contains a value of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,7 +14,7 @@ pub enum EditError {
     #[error("cannot read the configuration: invalid {format} in line {line}: {message}; correct the file")]
     Syntax {
         /// The format of the client's configuration.
-        format: ConfigFormat,
+        format: FileFormat,
         /// Line, from 1.
         line: usize,
         /// Message of the parser.

@@ -10,11 +10,12 @@ use jsonc_parser::{
 };
 
 use crate::json_options::JSON_OPTIONS;
+use crate::locations::FileFormat;
+use crate::node::{ConfigNode, from_json};
 
 use super::{
-    error::{ConfigFormat, EditError},
+    error::EditError,
     splice::{Splice, apply, begins_line, indentation, line_end, line_ending, line_start},
-    tree::ConfigTree,
 };
 
 /// Lists with at most this many scalars are written on one line.
@@ -25,7 +26,7 @@ fn syntax(text: &str) -> Result<Option<Value<'_>>, EditError> {
     match parse_to_ast(text, &CollectOptions::default(), &JSON_OPTIONS) {
         Ok(result) => Ok(result.value),
         Err(error) => Err(EditError::Syntax {
-            format: ConfigFormat::Json,
+            format: FileFormat::Json,
             line: error.line_display(),
             message: error.kind().to_string(),
         }),
@@ -33,33 +34,16 @@ fn syntax(text: &str) -> Result<Option<Value<'_>>, EditError> {
 }
 
 /// Returns the value of the text; a text without a value is an empty object.
-pub(crate) fn parse(text: &str) -> Result<ConfigTree, EditError> {
-    Ok(syntax(text)?.as_ref().map_or_else(|| ConfigTree::Map(Vec::new()), tree))
-}
-
-fn tree(value: &Value<'_>) -> ConfigTree {
-    match value {
-        Value::NullKeyword(_) => ConfigTree::Null,
-        Value::BooleanLit(literal) => ConfigTree::Bool(literal.value),
-        Value::NumberLit(literal) => ConfigTree::Literal(literal.value.to_owned()),
-        Value::StringLit(literal) => ConfigTree::Text(literal.value.to_string()),
-        Value::Array(array) => ConfigTree::List(array.elements.iter().map(tree).collect()),
-        Value::Object(object) => ConfigTree::Map(
-            object
-                .properties
-                .iter()
-                .map(|property| (property.name.as_str().to_owned(), tree(&property.value)))
-                .collect(),
-        ),
-    }
+pub(crate) fn parse(text: &str) -> Result<ConfigNode, EditError> {
+    Ok(syntax(text)?.map_or_else(|| ConfigNode::Map(Vec::new()), from_json))
 }
 
 /// Sets the server `name` in the object `key` of the root object.
-pub(crate) fn set(text: &str, key: &str, name: &str, server: &ConfigTree) -> Result<String, EditError> {
+pub(crate) fn set(text: &str, key: &str, name: &str, server: &ConfigNode) -> Result<String, EditError> {
     let style = JsonStyle::of(text);
-    let one_server = || ConfigTree::Map(vec![(name.to_owned(), server.clone())]);
+    let one_server = || ConfigNode::Map(vec![(name.to_owned(), server.clone())]);
     let Some(root) = syntax(text)? else {
-        let root = ConfigTree::Map(vec![(key.to_owned(), one_server())]);
+        let root = ConfigNode::Map(vec![(key.to_owned(), one_server())]);
         let separator = if text.trim().is_empty() || text.ends_with('\n') { "" } else { style.newline };
         let kept = if text.trim().is_empty() { "" } else { text };
         return Ok(format!("{kept}{separator}{}{}", style.render(&root, Some("")), style.newline));
@@ -193,7 +177,7 @@ impl JsonStyle {
     }
 
     /// The replacements that add a property at the end of an object.
-    fn insert(&self, text: &str, object: &Object<'_>, key: &str, value: &ConfigTree) -> Vec<Splice> {
+    fn insert(&self, text: &str, object: &Object<'_>, key: &str, value: &ConfigNode) -> Vec<Splice> {
         let (open, close) = (object.range.start + 1, object.range.end - 1);
         let outer = indentation(text, object.range.start);
         let property = |indent: Option<&str>| format!("{}{}{}", quote(key), self.colon, self.render(value, indent));
@@ -227,7 +211,7 @@ impl JsonStyle {
     }
 
     /// The replacement of a property's value.
-    fn replace(&self, text: &str, property: &ObjectProp<'_>, value: &ConfigTree) -> Splice {
+    fn replace(&self, text: &str, property: &ObjectProp<'_>, value: &ConfigNode) -> Splice {
         let indent = begins_line(text, property.range.start).then(|| indentation(text, property.range.start));
         let start = match &property.value {
             Value::StringLit(value) => value.range,
@@ -241,7 +225,7 @@ impl JsonStyle {
     }
 
     /// Returns the text of a value on lines indented like `indent`, or on one line for `None`.
-    fn render(&self, value: &ConfigTree, indent: Option<&str>) -> String {
+    fn render(&self, value: &ConfigNode, indent: Option<&str>) -> String {
         let lines = match (indent, &self.unit) {
             (Some(outer), Some(unit)) => Some((outer, format!("{outer}{unit}"))),
             _ => None,
@@ -256,17 +240,17 @@ impl JsonStyle {
         };
         let inner = lines.as_ref().map(|(_, inner)| inner.as_str());
         match value {
-            ConfigTree::Null => "null".to_owned(),
-            ConfigTree::Bool(value) => value.to_string(),
-            ConfigTree::Literal(literal) => literal.clone(),
-            ConfigTree::Text(text) => quote(text),
-            ConfigTree::List(items) => {
-                let scalars = items.iter().all(|item| !matches!(item, ConfigTree::List(_) | ConfigTree::Map(_)));
+            ConfigNode::Null => "null".to_owned(),
+            ConfigNode::Bool(value) => value.to_string(),
+            ConfigNode::Literal(literal) => literal.clone(),
+            ConfigNode::Text(text) => quote(text),
+            ConfigNode::List(items) => {
+                let scalars = items.iter().all(|item| !matches!(item, ConfigNode::List(_) | ConfigNode::Map(_)));
                 let elements = items.iter().map(|item| self.render(item, inner)).collect();
                 enclose('[', ']', elements, scalars && items.len() <= SHORT_LIST)
             }
-            ConfigTree::Map(entries) => {
-                let render = |(key, value): &(String, ConfigTree)| {
+            ConfigNode::Map(entries) => {
+                let render = |(key, value): &(String, ConfigNode)| {
                     format!("{}{}{}", quote(key), self.colon, self.render(value, inner))
                 };
                 enclose('{', '}', entries.iter().map(render).collect(), false)
@@ -281,6 +265,6 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 /// Returns the text of a value on indented lines.
-pub(crate) fn snippet(value: &ConfigTree) -> String {
+pub(crate) fn snippet(value: &ConfigNode) -> String {
     JsonStyle { newline: "\n", unit: Some("  ".to_owned()), colon: ": " }.render(value, Some(""))
 }

@@ -9,7 +9,6 @@ mod error;
 mod json;
 mod splice;
 mod toml;
-mod tree;
 mod undo;
 mod yaml;
 
@@ -17,14 +16,16 @@ mod yaml;
 mod tests;
 
 use crate::Client;
-use entry::{ServersPlace, entry_tree, preamble, recognize, section};
+use crate::locations::FileFormat;
+use crate::node::ConfigNode;
+pub(crate) use entry::recognize;
+use entry::{ServersPlace, entry_tree, preamble, section};
 use splice::line_ending;
-use tree::ConfigTree;
 
 pub use entry::{
     ENTRY_NAME, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, connect_path, connect_paths, supported_forms,
 };
-pub use error::{ConfigFormat, EditError};
+pub use error::EditError;
 pub use undo::{ConnectRecord, ContentHash, RestoreBackup, Undo, UndoRemainder, disconnect};
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
@@ -106,9 +107,21 @@ pub fn remove_entry(client: Client, file: &[u8], url: Option<&str>) -> Result<Ve
     Ok(config.into_bytes())
 }
 
+/// Returns the names of the servers in the place that connect edits. A missing file is `None`.
+pub fn server_names(client: Client, file: Option<&[u8]>) -> Result<Vec<String>, EditError> {
+    let config = ClientConfig::read(client, file)?;
+    Ok(match config.servers() {
+        Some(ConfigNode::Map(entries)) => entries.iter().map(|(name, _)| name.clone()).collect(),
+        Some(ConfigNode::List(items)) => {
+            items.iter().filter_map(|item| item.get("name")?.as_text().map(str::to_owned)).collect()
+        }
+        _ => Vec::new(),
+    })
+}
+
 /// Copies the options of an existing entry that connect does not set.
-fn keep_options(server: &mut ConfigTree, existing: &ConfigTree) {
-    let (ConfigTree::Map(entries), ConfigTree::Map(existing)) = (server, existing) else { return };
+fn keep_options(server: &mut ConfigNode, existing: &ConfigNode) {
+    let (ConfigNode::Map(entries), ConfigNode::Map(existing)) = (server, existing) else { return };
     for (key, value) in existing {
         if !TRANSPORT_KEYS.contains(&key.as_str()) && entries.iter().all(|(name, _)| name != key) {
             entries.push((key.clone(), value.clone()));
@@ -127,7 +140,7 @@ struct ClientConfig {
     section: ServersPlace,
     has_byte_order_mark: bool,
     text: String,
-    tree: ConfigTree,
+    tree: ConfigNode,
 }
 
 impl ClientConfig {
@@ -152,13 +165,13 @@ impl ClientConfig {
     /// Checks the types on the way to the servers.
     fn check(&self) -> Result<(), EditError> {
         let ServersPlace { key, is_list, .. } = self.section;
-        if !matches!(self.tree, ConfigTree::Map(_)) {
+        if !matches!(self.tree, ConfigNode::Map(_)) {
             return Err(EditError::WrongRoot { found: self.tree.kind() });
         }
         match self.tree.unique(key)? {
-            None | Some(ConfigTree::Null) => Ok(()),
-            Some(ConfigTree::List(_)) if is_list => Ok(()),
-            Some(ConfigTree::Map(_)) if !is_list => Ok(()),
+            None | Some(ConfigNode::Null) => Ok(()),
+            Some(ConfigNode::List(_)) if is_list => Ok(()),
+            Some(ConfigNode::Map(_)) if !is_list => Ok(()),
             Some(other) => {
                 let expected = if is_list { "a list" } else { "an object" };
                 Err(EditError::WrongServers { key, expected, found: other.kind() })
@@ -176,16 +189,16 @@ impl ClientConfig {
         })
     }
 
-    fn servers(&self) -> Option<&ConfigTree> {
+    fn servers(&self) -> Option<&ConfigNode> {
         self.tree.get(self.section.key)
     }
 
-    fn server(&self, name: &str) -> Result<Option<&ConfigTree>, EditError> {
+    fn server(&self, name: &str) -> Result<Option<&ConfigNode>, EditError> {
         let Some(servers) = self.servers() else { return Ok(None) };
         if !self.section.is_list {
             return servers.unique(name);
         }
-        let mut found = servers.items().iter().filter(|server| has_name(server, name));
+        let mut found = servers.as_list().unwrap_or_default().iter().filter(|server| has_name(server, name));
         let server = found.next();
         if found.next().is_some() { Err(EditError::DuplicateKey { key: name.to_owned() }) } else { Ok(server) }
     }
@@ -193,25 +206,25 @@ impl ClientConfig {
     /// Returns the position of a server and the number of servers.
     fn position(&self, name: &str) -> (Option<usize>, usize) {
         match self.servers() {
-            Some(ConfigTree::Map(entries)) => (entries.iter().position(|(key, _)| key == name), entries.len()),
-            Some(ConfigTree::List(items)) => (items.iter().position(|server| has_name(server, name)), items.len()),
+            Some(ConfigNode::Map(entries)) => (entries.iter().position(|(key, _)| key == name), entries.len()),
+            Some(ConfigNode::List(items)) => (items.iter().position(|server| has_name(server, name)), items.len()),
             _ => (None, 0),
         }
     }
 
     /// Adds or replaces a server.
-    fn set(&mut self, name: &str, server: &ConfigTree) -> Result<(), EditError> {
+    fn set(&mut self, name: &str, server: &ConfigNode) -> Result<(), EditError> {
         let ServersPlace { format, key, is_list } = self.section;
         let (index, count) = self.position(name);
         let label = (!is_list).then_some(name);
         let (candidates, snippet) = match format {
-            ConfigFormat::Json => {
-                let servers = ConfigTree::Map(vec![(name.to_owned(), server.clone())]);
-                let snippet = json::snippet(&ConfigTree::Map(vec![(key.to_owned(), servers)]));
+            FileFormat::Json => {
+                let servers = ConfigNode::Map(vec![(name.to_owned(), server.clone())]);
+                let snippet = json::snippet(&ConfigNode::Map(vec![(key.to_owned(), servers)]));
                 (vec![json::set(&self.text, key, name, server)?], snippet)
             }
-            ConfigFormat::Toml => (vec![toml::set(&self.text, key, name, server)?], toml::snippet(key, name, server)),
-            ConfigFormat::Yaml => {
+            FileFormat::Toml => (vec![toml::set(&self.text, key, name, server)?], toml::snippet(key, name, server)),
+            FileFormat::Yaml => {
                 let candidates = yaml::set(&self.text, key, label, server, index, count);
                 (candidates, yaml::snippet(key, label, server))
             }
@@ -229,9 +242,9 @@ impl ClientConfig {
         }
         let (index, count) = self.position(name);
         let candidates = match format {
-            ConfigFormat::Json => vec![json::remove(&self.text, key, name)?],
-            ConfigFormat::Toml => vec![toml::remove(&self.text, key, name)?],
-            ConfigFormat::Yaml => {
+            FileFormat::Json => vec![json::remove(&self.text, key, name)?],
+            FileFormat::Toml => vec![toml::remove(&self.text, key, name)?],
+            FileFormat::Yaml => {
                 let empty = if is_list { "[]" } else { "{}" };
                 yaml::remove(&self.text, key, index.unwrap_or(count), count, empty)
             }
@@ -245,7 +258,7 @@ impl ClientConfig {
     fn adopt(
         &mut self,
         candidates: Vec<String>,
-        expected: ConfigTree,
+        expected: ConfigNode,
         instruction: impl FnOnce() -> String,
     ) -> Result<(), EditError> {
         let expected = comparable(expected, self.section);
@@ -267,53 +280,53 @@ impl ClientConfig {
     }
 }
 
-fn parse(format: ConfigFormat, text: &str) -> Result<ConfigTree, EditError> {
+fn parse(format: FileFormat, text: &str) -> Result<ConfigNode, EditError> {
     match format {
-        ConfigFormat::Json => json::parse(text),
-        ConfigFormat::Toml => toml::parse(text),
-        ConfigFormat::Yaml => yaml::parse(text),
+        FileFormat::Json => json::parse(text),
+        FileFormat::Toml => toml::parse(text),
+        FileFormat::Yaml => yaml::parse(text),
     }
 }
 
-fn has_name(server: &ConfigTree, name: &str) -> bool {
-    server.get("name").and_then(ConfigTree::as_text) == Some(name)
+fn has_name(server: &ConfigNode, name: &str) -> bool {
+    server.get("name").and_then(ConfigNode::as_text) == Some(name)
 }
 
 /// Sets or removes a server in a value.
-fn change_server(tree: &mut ConfigTree, section: ServersPlace, name: &str, server: Option<&ConfigTree>) {
-    let ConfigTree::Map(root) = tree else { return };
-    let empty = || if section.is_list { ConfigTree::List(Vec::new()) } else { ConfigTree::Map(Vec::new()) };
+fn change_server(tree: &mut ConfigNode, section: ServersPlace, name: &str, server: Option<&ConfigNode>) {
+    let ConfigNode::Map(root) = tree else { return };
+    let empty = || if section.is_list { ConfigNode::List(Vec::new()) } else { ConfigNode::Map(Vec::new()) };
     let at = root.iter().position(|(key, _)| key == section.key).unwrap_or_else(|| {
         root.push((section.key.to_owned(), empty()));
         root.len() - 1
     });
     let servers = &mut root[at].1;
-    if *servers == ConfigTree::Null {
+    if *servers == ConfigNode::Null {
         *servers = empty();
     }
     match (servers, server) {
-        (ConfigTree::Map(entries), Some(server)) => match entries.iter_mut().find(|(key, _)| key == name) {
+        (ConfigNode::Map(entries), Some(server)) => match entries.iter_mut().find(|(key, _)| key == name) {
             Some(entry) => entry.1 = server.clone(),
             None => entries.push((name.to_owned(), server.clone())),
         },
-        (ConfigTree::Map(entries), None) => entries.retain(|(key, _)| key != name),
-        (ConfigTree::List(items), Some(server)) => match items.iter_mut().find(|item| has_name(item, name)) {
+        (ConfigNode::Map(entries), None) => entries.retain(|(key, _)| key != name),
+        (ConfigNode::List(items), Some(server)) => match items.iter_mut().find(|item| has_name(item, name)) {
             Some(item) => *item = server.clone(),
             None => items.push(server.clone()),
         },
-        (ConfigTree::List(items), None) => items.retain(|item| !has_name(item, name)),
+        (ConfigNode::List(items), None) => items.retain(|item| !has_name(item, name)),
         _ => {}
     }
 }
 
 /// Returns a value for comparison: no servers equal a missing key, and the order of keys does not count.
-fn comparable(mut tree: ConfigTree, section: ServersPlace) -> ConfigTree {
-    if let ConfigTree::Map(root) = &mut tree {
+fn comparable(mut tree: ConfigNode, section: ServersPlace) -> ConfigNode {
+    if let ConfigNode::Map(root) = &mut tree {
         root.retain(|(key, value)| {
             let is_empty = match value {
-                ConfigTree::Null => true,
-                ConfigTree::Map(entries) => entries.is_empty(),
-                ConfigTree::List(items) => items.is_empty(),
+                ConfigNode::Null => true,
+                ConfigNode::Map(entries) => entries.is_empty(),
+                ConfigNode::List(items) => items.is_empty(),
                 _ => false,
             };
             key != section.key || !is_empty

@@ -6,6 +6,7 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use strum::IntoEnumIterator;
 
 use super::*;
+use crate::node;
 
 const BRIDGE: &str = "/usr/local/bin/satellite";
 const URL: &str = "http://127.0.0.1:7400/mcp";
@@ -36,20 +37,12 @@ fn fixture(client: Client) -> &'static str {
     }
 }
 
-/// The names of the servers in a file.
-fn server_names(client: Client, file: &[u8]) -> Vec<String> {
-    let config = ClientConfig::read(client, Some(file)).unwrap();
-    match config.servers() {
-        Some(ConfigTree::Map(entries)) => entries.iter().map(|(name, _)| name.clone()).collect(),
-        Some(ConfigTree::List(items)) => {
-            items.iter().filter_map(|item| item.get("name")?.as_text().map(str::to_owned)).collect()
-        }
-        _ => Vec::new(),
-    }
+fn names_in(client: Client, file: &[u8]) -> Vec<String> {
+    server_names(client, Some(file)).unwrap()
 }
 
 /// The value of a file, for comparison.
-fn value(client: Client, file: &[u8]) -> ConfigTree {
+fn value(client: Client, file: &[u8]) -> ConfigNode {
     let config = ClientConfig::read(client, Some(file)).unwrap();
     comparable(config.tree, config.section)
 }
@@ -122,7 +115,7 @@ fn a_missing_or_empty_file_becomes_a_new_one() {
         let after = add_entry(client, None, &bridge()).unwrap();
         for empty in ["", "\n", "\u{feff}"] {
             let after = add_entry(client, Some(empty.as_bytes()), &bridge()).unwrap();
-            assert_eq!(server_names(client, &after), [ENTRY_NAME], "{client}");
+            assert_eq!(names_in(client, &after), [ENTRY_NAME], "{client}");
         }
         let record = ConnectRecord::new(client, "f".into(), &bridge(), None, &after, Vec::new());
         assert_eq!(disconnect(&record, Some(&after), None), Ok(Undo::Delete));
@@ -211,20 +204,20 @@ fn options_that_the_client_added_to_our_entry_remain() {
     let after = add_entry(Client::Cline, Some(before), &bridge()).unwrap();
     let config = ClientConfig::read(Client::Cline, Some(&after)).unwrap();
     let entry = config.server(ENTRY_NAME).unwrap().unwrap();
-    assert_eq!(entry.get("autoApprove"), Some(&ConfigTree::List(vec![tree::text("search")])));
-    assert_eq!(entry.get("timeout"), Some(&ConfigTree::Literal("600".to_owned())));
-    assert_eq!(entry.get("disabled"), Some(&ConfigTree::Bool(false)));
-    assert_eq!(entry.get("command"), Some(&tree::text(BRIDGE)));
+    assert_eq!(entry.get("autoApprove"), Some(&ConfigNode::List(vec![node::text("search")])));
+    assert_eq!(entry.get("timeout"), Some(&ConfigNode::Literal("600".to_owned())));
+    assert_eq!(entry.get("disabled"), Some(&ConfigNode::Bool(false)));
+    assert_eq!(entry.get("command"), Some(&node::text(BRIDGE)));
 }
 
 #[test]
 fn replaced_servers_return_even_if_the_file_was_changed() {
     for client in Client::iter() {
         let before = fixture(client).as_bytes();
-        let names = server_names(client, before);
+        let names = names_in(client, before);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let (after, record) = connected(client, before, &names);
-        assert_eq!(server_names(client, &after), [ENTRY_NAME], "{client}");
+        assert_eq!(names_in(client, &after), [ENTRY_NAME], "{client}");
         assert_eq!(disconnect(&record, Some(&after), Some(before)), Ok(Undo::Restore(before.to_vec())));
         let changed = [&after[..], b"\n"].concat();
         let undo = disconnect(&record, Some(&changed), Some(before)).unwrap();
@@ -397,15 +390,15 @@ fn broken_files_cause_an_error_and_no_panic() {
             if let Some(part) = text.get(..end)
                 && let Ok(after) = add_entry(client, Some(part.as_bytes()), &bridge())
             {
-                assert!(server_names(client, &after).contains(&ENTRY_NAME.to_owned()), "{client} {part}");
+                assert!(names_in(client, &after).contains(&ENTRY_NAME.to_owned()), "{client} {part}");
             }
         }
         let (array, wrong, twice) = match section(client).format {
-            ConfigFormat::Json => {
+            FileFormat::Json => {
                 ("[]".to_owned(), format!(r#"{{"{key}": "x"}}"#), format!(r#"{{"{key}": {{}}, "{key}": {{}}}}"#))
             }
-            ConfigFormat::Toml => ("[[".to_owned(), format!("{key} = 1"), format!("[{key}]\n[{key}]\n")),
-            ConfigFormat::Yaml => {
+            FileFormat::Toml => ("[[".to_owned(), format!("{key} = 1"), format!("[{key}]\n[{key}]\n")),
+            FileFormat::Yaml => {
                 ("- a\n".to_owned(), format!("{key}: x\n"), format!("{key}:\n  a: 1\n{key}:\n  b: 1\n"))
             }
         };
@@ -483,10 +476,10 @@ fn style() -> impl Strategy<Value = FileStyle> {
     })
 }
 
-fn scalar() -> impl Strategy<Value = ConfigTree> {
+fn scalar() -> impl Strategy<Value = ConfigNode> {
     prop_oneof![
-        any::<bool>().prop_map(ConfigTree::Bool),
-        (0..10_000_i32).prop_map(|number| ConfigTree::Literal(number.to_string())),
+        any::<bool>().prop_map(ConfigNode::Bool),
+        (0..10_000_i32).prop_map(|number| ConfigNode::Literal(number.to_string())),
         select(vec![
             "",
             "npx",
@@ -504,7 +497,7 @@ fn scalar() -> impl Strategy<Value = ConfigTree> {
             "${X}",
             " x "
         ])
-        .prop_map(tree::text),
+        .prop_map(node::text),
     ]
 }
 
@@ -513,22 +506,22 @@ fn key() -> impl Strategy<Value = String> {
 }
 
 /// A map without duplicate keys.
-fn object(values: impl Strategy<Value = ConfigTree>, most: usize) -> impl Strategy<Value = ConfigTree> {
+fn object(values: impl Strategy<Value = ConfigNode>, most: usize) -> impl Strategy<Value = ConfigNode> {
     vec((key(), values), 0..most).prop_map(|mut entries| {
         entries.sort_by(|one, other| one.0.cmp(&other.0));
         entries.dedup_by(|one, other| one.0 == other.0);
-        ConfigTree::Map(entries)
+        ConfigNode::Map(entries)
     })
 }
 
-fn any_value() -> impl Strategy<Value = ConfigTree> {
+fn any_value() -> impl Strategy<Value = ConfigNode> {
     scalar().prop_recursive(3, 16, 4, |inner| {
-        prop_oneof![object(inner.clone(), 4), vec(scalar(), 0..4).prop_map(ConfigTree::List)]
+        prop_oneof![object(inner.clone(), 4), vec(scalar(), 0..4).prop_map(ConfigNode::List)]
     })
 }
 
 /// A configuration: some keys, and among them the servers.
-fn config() -> impl Strategy<Value = (ConfigTree, Option<ConfigTree>, usize)> {
+fn config() -> impl Strategy<Value = (ConfigNode, Option<ConfigNode>, usize)> {
     (object(any_value(), 5), option::of(object(object(any_value(), 4), 4)), 0..5_usize)
 }
 
@@ -541,20 +534,20 @@ struct RandomText {
 impl RandomText {
     fn write(
         client: Client,
-        (root, servers, position): (ConfigTree, Option<ConfigTree>, usize),
+        (root, servers, position): (ConfigNode, Option<ConfigNode>, usize),
         style: FileStyle,
     ) -> Vec<u8> {
         let section = section(client);
-        let ConfigTree::Map(mut entries) = root else { unreachable!() };
+        let ConfigNode::Map(mut entries) = root else { unreachable!() };
         if let Some(servers) = servers {
             let servers = match servers {
-                ConfigTree::Map(servers) if section.is_list => ConfigTree::List(
+                ConfigNode::Map(servers) if section.is_list => ConfigNode::List(
                     servers
                         .into_iter()
                         .map(|(name, server)| {
-                            let ConfigTree::Map(mut fields) = server else { unreachable!() };
-                            fields.insert(0, ("name".to_owned(), tree::text(name)));
-                            ConfigTree::Map(fields)
+                            let ConfigNode::Map(mut fields) = server else { unreachable!() };
+                            fields.insert(0, ("name".to_owned(), node::text(name)));
+                            ConfigNode::Map(fields)
                         })
                         .collect(),
                 ),
@@ -564,16 +557,16 @@ impl RandomText {
         }
         let mut text = Self { style, next: 0, text: String::new() };
         match section.format {
-            ConfigFormat::Json => {
+            FileFormat::Json => {
                 text.comment("");
-                text.json(&ConfigTree::Map(entries), "");
+                text.json(&ConfigNode::Map(entries), "");
                 text.comment("");
             }
-            ConfigFormat::Toml => text.toml(entries),
-            ConfigFormat::Yaml => text.yaml(&entries, true),
+            FileFormat::Toml => text.toml(entries),
+            FileFormat::Yaml => text.yaml(&entries, true),
         }
         let RandomText { style, mut text, .. } = text;
-        let text = if style.ends_with_newline || section.format == ConfigFormat::Yaml {
+        let text = if style.ends_with_newline || section.format == FileFormat::Yaml {
             text.push('\n');
             text
         } else {
@@ -611,14 +604,14 @@ impl RandomText {
         }
     }
 
-    fn json(&mut self, value: &ConfigTree, indent: &str) {
+    fn json(&mut self, value: &ConfigNode, indent: &str) {
         let inner = format!("{indent}{}", self.style.unit);
-        let elements: Vec<(Option<&str>, &ConfigTree)> = match value {
-            ConfigTree::Map(entries) => entries.iter().map(|(key, value)| (Some(key.as_str()), value)).collect(),
-            ConfigTree::List(items) => items.iter().map(|item| (None, item)).collect(),
+        let elements: Vec<(Option<&str>, &ConfigNode)> = match value {
+            ConfigNode::Map(entries) => entries.iter().map(|(key, value)| (Some(key.as_str()), value)).collect(),
+            ConfigNode::List(items) => items.iter().map(|item| (None, item)).collect(),
             other => return self.text.push_str(&json::snippet(other)),
         };
-        let (open, close) = if matches!(value, ConfigTree::Map(_)) { ('{', '}') } else { ('[', ']') };
+        let (open, close) = if matches!(value, ConfigNode::Map(_)) { ('{', '}') } else { ('[', ']') };
         self.text.push(open);
         let count = elements.len();
         for (index, (key, value)) in elements.into_iter().enumerate() {
@@ -642,17 +635,17 @@ impl RandomText {
         self.text.push(close);
     }
 
-    fn toml(&mut self, entries: Vec<(String, ConfigTree)>) {
+    fn toml(&mut self, entries: Vec<(String, ConfigNode)>) {
         let (tables, scalars): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(|(_, value)| matches!(value, ConfigTree::Map(_)));
+            entries.into_iter().partition(|(_, value)| matches!(value, ConfigNode::Map(_)));
         for (key, value) in scalars {
             self.toml_line(&key, &value);
         }
         for (key, value) in tables {
-            let ConfigTree::Map(entries) = value else { unreachable!() };
+            let ConfigNode::Map(entries) = value else { unreachable!() };
             for (name, value) in entries {
                 match value {
-                    ConfigTree::Map(fields) => {
+                    ConfigNode::Map(fields) => {
                         writeln!(self.text, "[{}.{}]", json::quote(&key), json::quote(&name)).unwrap();
                         for (key, value) in &fields {
                             self.toml_line(key, value);
@@ -668,8 +661,8 @@ impl RandomText {
         }
     }
 
-    fn toml_line(&mut self, key: &str, value: &ConfigTree) {
-        let table = ConfigTree::Map(vec![(key.to_owned(), value.clone())]);
+    fn toml_line(&mut self, key: &str, value: &ConfigNode) {
+        let table = ConfigNode::Map(vec![(key.to_owned(), value.clone())]);
         let snippet = toml::snippet("x", "y", &table);
         if self.choice() == 0 {
             self.text.push_str("# [mcp_servers.satellite]\n\n");
@@ -679,7 +672,7 @@ impl RandomText {
         self.text.push_str(end);
     }
 
-    fn yaml(&mut self, entries: &[(String, ConfigTree)], is_root: bool) {
+    fn yaml(&mut self, entries: &[(String, ConfigNode)], is_root: bool) {
         for (key, value) in entries {
             match self.choice() {
                 0 => self.text.push_str("# a comment: {\n"),
@@ -689,7 +682,7 @@ impl RandomText {
             self.text += &json::quote(key);
             self.text.push(':');
             match value {
-                ConfigTree::Map(entries) if !entries.is_empty() && is_root => {
+                ConfigNode::Map(entries) if !entries.is_empty() && is_root => {
                     self.text.push('\n');
                     let mut inner = Self { style: self.style.clone(), next: self.next, text: String::new() };
                     inner.yaml(entries, false);
@@ -718,14 +711,14 @@ proptest! {
     #[test]
     fn connect_and_disconnect_restore_every_byte((client, config, style) in (any_client(), config(), style())) {
         let before = RandomText::write(client, config, style);
-        let names = server_names(client, &before);
+        let names = names_in(client, &before);
         let (after, record) = connected(client, &before, &[]);
         prop_assert_eq!(disconnect(&record, Some(&after), Some(&before)), Ok(Undo::Restore(before.clone())));
 
         // The other servers and all other bytes remain.
         let mut expected = names.clone();
         expected.push(ENTRY_NAME.to_owned());
-        prop_assert_eq!(server_names(client, &after), expected);
+        prop_assert_eq!(names_in(client, &after), expected);
         if !names.is_empty() {
             prop_assert!(contains_in_order(&after, &before), "{}", String::from_utf8_lossy(&after));
         }
@@ -743,7 +736,7 @@ proptest! {
         // All servers are replaced, and return after a change.
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let (after, record) = connected(client, &before, &names);
-        prop_assert_eq!(server_names(client, &after), [ENTRY_NAME]);
+        prop_assert_eq!(names_in(client, &after), [ENTRY_NAME]);
         prop_assert_eq!(disconnect(&record, Some(&after), Some(&before)), Ok(Undo::Restore(before.clone())));
         let undo = disconnect(&record, Some(&[&after[..], b"\n"].concat()), Some(&before)).unwrap();
         let Undo::RemoveOnly { contents, missing, .. } = undo else { panic!("{undo:?}") };
@@ -757,7 +750,7 @@ proptest! {
         let key = section(client).key;
         for text in [format!("{key}: {text}"), format!("{{\"{key}\": {text}}}"), format!("{key} = {text}"), format!("{text}\n[{key}]\n{text}")] {
             if let Ok(after) = add_entry(client, Some(text.as_bytes()), &bridge()) {
-                prop_assert!(remove_entry(client, &after, None).is_ok() || section(client).format == ConfigFormat::Yaml);
+                prop_assert!(remove_entry(client, &after, None).is_ok() || section(client).format == FileFormat::Yaml);
             }
         }
     }

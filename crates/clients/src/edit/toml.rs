@@ -5,55 +5,30 @@ use std::ops::Range;
 
 use toml_edit::{Document, InlineTable, Item, Table, Value};
 
+use crate::locations::FileFormat;
+use crate::node::{ConfigNode, from_table};
+
 use super::{
-    error::{ConfigFormat, EditError},
+    error::EditError,
     json::quote,
     splice::{Splice, apply, line_end, line_ending, line_start},
-    tree::ConfigTree,
 };
 
 fn document(text: &str) -> Result<Document<&str>, EditError> {
     Document::parse(text).map_err(|error| EditError::Syntax {
-        format: ConfigFormat::Toml,
+        format: FileFormat::Toml,
         line: text[..error.span().map_or(0, |span| span.start.min(text.len()))].matches('\n').count() + 1,
         message: error.message().to_owned(),
     })
 }
 
 /// Returns the value of the text.
-pub(crate) fn parse(text: &str) -> Result<ConfigTree, EditError> {
-    Ok(table_tree(document(text)?.as_table()))
-}
-
-fn table_tree(table: &Table) -> ConfigTree {
-    let entries = table.iter().map(|(key, item)| {
-        let value = match item {
-            Item::None => ConfigTree::Null,
-            Item::Value(value) => value_tree(value),
-            Item::Table(table) => table_tree(table),
-            Item::ArrayOfTables(tables) => ConfigTree::List(tables.iter().map(table_tree).collect()),
-        };
-        (key.to_owned(), value)
-    });
-    ConfigTree::Map(entries.collect())
-}
-
-fn value_tree(value: &Value) -> ConfigTree {
-    match value {
-        Value::String(value) => ConfigTree::Text(value.value().clone()),
-        Value::Boolean(value) => ConfigTree::Bool(*value.value()),
-        Value::Integer(value) => ConfigTree::Literal(value.value().to_string()),
-        Value::Float(value) => ConfigTree::Literal(format!("{:?}", value.value())),
-        Value::Datetime(value) => ConfigTree::Literal(value.value().to_string()),
-        Value::Array(array) => ConfigTree::List(array.iter().map(value_tree).collect()),
-        Value::InlineTable(table) => {
-            ConfigTree::Map(table.iter().map(|(key, value)| (key.to_owned(), value_tree(value))).collect())
-        }
-    }
+pub(crate) fn parse(text: &str) -> Result<ConfigNode, EditError> {
+    Ok(from_table(document(text)?.as_table()))
 }
 
 /// Sets the server `name` in the table `key`: a table that exists is replaced by a new one at the end of the file.
-pub(crate) fn set(text: &str, key: &str, name: &str, server: &ConfigTree) -> Result<String, EditError> {
+pub(crate) fn set(text: &str, key: &str, name: &str, server: &ConfigNode) -> Result<String, EditError> {
     let text = remove(text, key, name)?;
     if let Some(Item::Value(Value::InlineTable(servers))) = document(&text)?.get(key) {
         let property = format!("{} = {}", quote_key(name), inline(server));
@@ -174,9 +149,9 @@ fn inline_deletion(text: &str, table: &InlineTable, name: &str) -> Option<Splice
 }
 
 /// Returns the text of a server as a table with a header.
-pub(crate) fn snippet(key: &str, name: &str, server: &ConfigTree) -> String {
+pub(crate) fn snippet(key: &str, name: &str, server: &ConfigNode) -> String {
     let entries = match server {
-        ConfigTree::Map(entries) => entries.as_slice(),
+        ConfigNode::Map(entries) => entries.as_slice(),
         _ => &[],
     };
     let lines: Vec<_> =
@@ -184,15 +159,15 @@ pub(crate) fn snippet(key: &str, name: &str, server: &ConfigTree) -> String {
     format!("[{}.{}]\n{}", quote_key(key), quote_key(name), lines.concat())
 }
 
-fn inline(value: &ConfigTree) -> String {
+fn inline(value: &ConfigNode) -> String {
     match value {
-        ConfigTree::Null => "\"\"".to_owned(),
-        ConfigTree::Bool(value) => value.to_string(),
-        ConfigTree::Literal(literal) => literal.clone(),
-        ConfigTree::Text(text) => quote(text),
-        ConfigTree::List(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
-        ConfigTree::Map(entries) if entries.is_empty() => "{}".to_owned(),
-        ConfigTree::Map(entries) => {
+        ConfigNode::Null => "\"\"".to_owned(),
+        ConfigNode::Bool(value) => value.to_string(),
+        ConfigNode::Literal(literal) => literal.clone(),
+        ConfigNode::Text(text) => quote(text),
+        ConfigNode::List(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
+        ConfigNode::Map(entries) if entries.is_empty() => "{}".to_owned(),
+        ConfigNode::Map(entries) => {
             let properties: Vec<_> =
                 entries.iter().map(|(key, value)| format!("{} = {}", quote_key(key), inline(value))).collect();
             format!("{{ {} }}", properties.join(", "))

@@ -78,7 +78,7 @@ pub enum Undo {
     Restore(Vec<u8>),
     /// Nobody else changed the file, and connect created it: delete it.
     Delete,
-    /// Only our entry is removed: write these bytes and report the remainder.
+    /// Only our entry is removed, and the replaced servers return: write these bytes and report the remainder.
     RemoveOnly {
         /// The file without our entry, and with the replaced servers again.
         contents: Vec<u8>,
@@ -89,7 +89,7 @@ pub enum Undo {
         /// Names of the servers that `connect --replace` had removed and that the user adds again from the backup.
         missing: Vec<String>,
     },
-    /// The file does not contain our entry.
+    /// The file contains neither our entry nor lacks a replaced server.
     NothingToDo,
 }
 
@@ -105,20 +105,24 @@ pub enum UndoRemainder {
 }
 
 /// Reverses a connection. `current` is the file now (`None`: it does not exist), `backup` the backup named in the record.
+///
+/// Servers that `connect --replace` removed return even if somebody else has removed our entry or the file since.
 pub fn disconnect(record: &ConnectRecord, current: Option<&[u8]>, backup: Option<&[u8]>) -> Result<Undo, EditError> {
-    let Some(current) = current else { return Ok(Undo::NothingToDo) };
     let intact_backup = |before: &RestoreBackup| backup.filter(|backup| ContentHash::of(backup) == before.hash);
     let backup = record.before.as_ref().and_then(intact_backup);
-    let is_unchanged = ContentHash::of(current) == record.after;
+    let is_unchanged = current.is_some_and(|current| ContentHash::of(current) == record.after);
     match (&record.before, backup) {
         (None, _) if is_unchanged => return Ok(Undo::Delete),
         (Some(_), Some(backup)) if is_unchanged => return Ok(Undo::Restore(backup.to_vec())),
         _ => {}
     }
-    let mut config = ClientConfig::read(record.client, Some(current))?;
+    let mut config = ClientConfig::read(record.client, current)?;
     match config.state(record.url.as_deref())? {
-        EntryState::NotConnected => return Ok(Undo::NothingToDo),
+        EntryState::NotConnected if record.replaced.is_empty() => return Ok(Undo::NothingToDo),
+        EntryState::NotConnected => {}
         EntryState::Connected { .. } => config.remove(ENTRY_NAME)?,
+        // The user's own server of this name, which connect did not replace in the end or which the user added again.
+        EntryState::ForeignEntry if record.replaced.iter().any(|name| name == ENTRY_NAME) => {}
         EntryState::ForeignEntry => return Err(EditError::ForeignEntry { key: config.section.key }),
     }
     let original = backup.and_then(|backup| ClientConfig::read(record.client, Some(backup)).ok());
@@ -134,7 +138,11 @@ pub fn disconnect(record: &ConnectRecord, current: Option<&[u8]>, backup: Option
         }
     }
     let reason = if is_unchanged { UndoRemainder::BackupUnusable } else { UndoRemainder::FileChanged };
-    Ok(Undo::RemoveOnly { contents: config.into_bytes(), reason, returned, missing })
+    let contents = config.into_bytes();
+    if missing.is_empty() && current == Some(&contents[..]) {
+        return Ok(Undo::NothingToDo);
+    }
+    Ok(Undo::RemoveOnly { contents, reason, returned, missing })
 }
 
 /// The name of a client on the command line as its form in a record.

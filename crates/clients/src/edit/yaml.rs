@@ -3,47 +3,25 @@
 
 use std::ops::Range;
 
-use yaml_serde::Value;
+use crate::locations::FileFormat;
+use crate::node::ConfigNode;
 
 use super::{
-    error::{ConfigFormat, EditError},
+    error::EditError,
     json::quote,
     splice::{Splice, apply, line_ending},
-    tree::ConfigTree,
 };
 
 /// Returns the value of the text; a text without a value is an empty map.
-pub(crate) fn parse(text: &str) -> Result<ConfigTree, EditError> {
-    match yaml_serde::from_str::<Value>(text) {
-        Ok(Value::Null) => Ok(ConfigTree::Map(Vec::new())),
-        Ok(value) => Ok(tree(&value)),
+pub(crate) fn parse(text: &str) -> Result<ConfigNode, EditError> {
+    match yaml_serde::from_str(text) {
+        Ok(ConfigNode::Null) => Ok(ConfigNode::Map(Vec::new())),
+        Ok(value) => Ok(value),
         Err(error) => Err(EditError::Syntax {
-            format: ConfigFormat::Yaml,
+            format: FileFormat::Yaml,
             line: error.location().map_or(1, |location| location.line()),
             message: error.to_string(),
         }),
-    }
-}
-
-fn tree(value: &Value) -> ConfigTree {
-    match value {
-        Value::Null => ConfigTree::Null,
-        Value::Bool(value) => ConfigTree::Bool(*value),
-        Value::Number(value) => ConfigTree::Literal(value.to_string()),
-        Value::String(text) => ConfigTree::Text(text.clone()),
-        Value::Sequence(items) => ConfigTree::List(items.iter().map(tree).collect()),
-        Value::Mapping(entries) => {
-            ConfigTree::Map(entries.iter().map(|(key, value)| (key_name(key), tree(value))).collect())
-        }
-        Value::Tagged(tagged) => ConfigTree::Map(vec![(tagged.tag.to_string(), tree(&tagged.value))]),
-    }
-}
-
-/// Returns a key as text. Keys that are not strings get a prefix that no string key of a configuration has.
-fn key_name(key: &Value) -> String {
-    match key {
-        Value::String(text) => text.clone(),
-        other => format!("\0{:?}", tree(other)),
     }
 }
 
@@ -75,7 +53,7 @@ pub(crate) fn set(
     text: &str,
     key: &str,
     name: Option<&str>,
-    server: &ConfigTree,
+    server: &ConfigNode,
     index: Option<usize>,
     count: usize,
 ) -> Vec<String> {
@@ -185,7 +163,7 @@ fn colon_after_key(line: &str, key: &str) -> Option<usize> {
 }
 
 /// Returns the lines of an entry of a map, or of a list if it has no name.
-fn entry_lines(name: Option<&str>, value: &ConfigTree, indent: usize) -> String {
+fn entry_lines(name: Option<&str>, value: &ConfigNode, indent: usize) -> String {
     let lines = value_lines(value, indent + 2);
     match name {
         Some(name) => format!("{:indent$}{}:{lines}", "", scalar(name)),
@@ -194,19 +172,19 @@ fn entry_lines(name: Option<&str>, value: &ConfigTree, indent: usize) -> String 
 }
 
 /// Returns the text of a value after the colon of its key, with its line ending.
-fn value_lines(value: &ConfigTree, indent: usize) -> String {
+fn value_lines(value: &ConfigNode, indent: usize) -> String {
     match value {
-        ConfigTree::Null => " null\n".to_owned(),
-        ConfigTree::Bool(value) => format!(" {value}\n"),
-        ConfigTree::Literal(literal) => format!(" {literal}\n"),
-        ConfigTree::Text(value) => format!(" {}\n", scalar(value)),
-        ConfigTree::List(items) if items.is_empty() => " []\n".to_owned(),
-        ConfigTree::Map(entries) if entries.is_empty() => " {}\n".to_owned(),
-        ConfigTree::List(items) => {
+        ConfigNode::Null => " null\n".to_owned(),
+        ConfigNode::Bool(value) => format!(" {value}\n"),
+        ConfigNode::Literal(literal) => format!(" {literal}\n"),
+        ConfigNode::Text(value) => format!(" {}\n", scalar(value)),
+        ConfigNode::List(items) if items.is_empty() => " []\n".to_owned(),
+        ConfigNode::Map(entries) if entries.is_empty() => " {}\n".to_owned(),
+        ConfigNode::List(items) => {
             let items: String = items.iter().map(|item| entry_lines(None, item, indent)).collect();
             format!("\n{items}")
         }
-        ConfigTree::Map(entries) => {
+        ConfigNode::Map(entries) => {
             let entries: String = entries.iter().map(|(key, value)| entry_lines(Some(key), value, indent)).collect();
             format!("\n{entries}")
         }
@@ -224,6 +202,6 @@ fn scalar(text: &str) -> String {
 }
 
 /// Returns the lines of a section with one server.
-pub(crate) fn snippet(key: &str, name: Option<&str>, server: &ConfigTree) -> String {
+pub(crate) fn snippet(key: &str, name: Option<&str>, server: &ConfigNode) -> String {
     format!("{key}:\n{}", entry_lines(name, server, 2))
 }

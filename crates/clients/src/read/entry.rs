@@ -4,10 +4,11 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use super::node::ConfigNode;
 use crate::Client;
+use crate::edit::recognize;
 use crate::hidden::HiddenText;
 use crate::locations::{ClientFile, ClientScope};
+use crate::node::ConfigNode;
 use crate::server::{ClientServer, HttpProtocol, ImportNote, OAuthHints, ServerTimeouts, ServerTransport, ToolFilter};
 use crate::template::{TemplatePart, TemplateSyntax, TextTemplate};
 
@@ -62,7 +63,9 @@ pub(crate) fn read_entry(
     let enabled = fields.enabled()?;
     let tools = fields.tools()?;
     let timeouts = fields.timeouts();
-    Ok(ClientServer { name: name.to_owned(), scope, transport, enabled, tools, timeouts, notes: fields.finish() })
+    let is_satellite = recognize(node, None).is_some();
+    let (name, notes) = (name.to_owned(), fields.finish());
+    Ok(ClientServer { name, scope, transport, enabled, is_satellite, tools, timeouts, notes })
 }
 
 /// The fields of an entry that were not read yet.
@@ -494,7 +497,7 @@ impl<'a> EntryFields<'a> {
     fn duration(&mut self, key: &'static str, unit: f64) -> Option<Duration> {
         let (key, value) = self.take(&[key])?;
         let duration = match value {
-            ConfigNode::Number(number) => {
+            ConfigNode::Literal(number) => {
                 number.parse().ok().and_then(|number: f64| Duration::try_from_secs_f64(number * unit).ok())
             }
             _ => None,
@@ -595,7 +598,7 @@ fn is_path_with_spaces(text: &str) -> bool {
 
 fn scalar(key: &str, node: &ConfigNode) -> Result<String, String> {
     match node {
-        ConfigNode::Text(text) | ConfigNode::Number(text) => Ok(text.clone()),
+        ConfigNode::Text(text) | ConfigNode::Literal(text) => Ok(text.clone()),
         ConfigNode::Bool(flag) => Ok(flag.to_string()),
         ConfigNode::Null | ConfigNode::List(_) | ConfigNode::Map(_) => Err(wrong_type(key, "a string", node)),
     }

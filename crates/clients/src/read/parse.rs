@@ -1,65 +1,18 @@
-//! The parsed text of a client's file: one tree for JSON, YAML and TOML that keeps the order and duplicate keys.
-
-use std::fmt;
+//! Parses the text of a client's file, within limits of size and depth.
 
 use jsonc_parser::CollectOptions;
-use jsonc_parser::ast;
-use serde::de::{Deserialize, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor};
-use toml_edit::{Document, Item, Value};
+use toml_edit::Document;
 
 use crate::error::ClientFileError;
 use crate::json_options::JSON_OPTIONS;
 use crate::locations::{ClientFile, FileFormat};
+use crate::node::{ConfigNode, from_json, from_table};
 
 /// The largest accepted file, in bytes.
 pub const FILE_SIZE_MAX: usize = 16 * 1024 * 1024;
 
 /// The largest accepted depth of nested lists and tables. The recursion of parsers and readers stays within it.
 pub(crate) const DEPTH_MAX: usize = 100;
-
-/// A value of the file. There is no `Debug`, because values can be secrets.
-#[derive(Clone, PartialEq)]
-pub(crate) enum ConfigNode {
-    Null,
-    Bool(bool),
-    /// A number as text.
-    Number(String),
-    Text(String),
-    List(Vec<ConfigNode>),
-    /// Keys in the order of the file. A key can occur twice.
-    Map(Vec<(String, ConfigNode)>),
-}
-
-impl ConfigNode {
-    /// Names the type for messages.
-    pub(crate) fn kind(&self) -> &'static str {
-        match self {
-            Self::Null => "null",
-            Self::Bool(_) => "a boolean",
-            Self::Number(_) => "a number",
-            Self::Text(_) => "a string",
-            Self::List(_) => "a list",
-            Self::Map(_) => "an object",
-        }
-    }
-
-    /// Returns the value of `key`. Of duplicate keys, the last one applies, as in `JSON.parse`.
-    pub(crate) fn get(&self, key: &str) -> Option<&Self> {
-        self.as_map()?.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value)
-    }
-
-    pub(crate) fn as_map(&self) -> Option<&[(String, Self)]> {
-        if let Self::Map(entries) = self { Some(entries) } else { None }
-    }
-
-    pub(crate) fn as_list(&self) -> Option<&[Self]> {
-        if let Self::List(items) = self { Some(items) } else { None }
-    }
-
-    pub(crate) fn as_text(&self) -> Option<&str> {
-        if let Self::Text(text) = self { Some(text) } else { None }
-    }
-}
 
 /// Parses the file. An empty file is `Null`.
 pub(crate) fn parse(file: &ClientFile, bytes: &[u8]) -> Result<ConfigNode, ClientFileError> {
@@ -90,19 +43,6 @@ fn parse_json(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileErr
     Ok(parsed.value.map_or(ConfigNode::Null, from_json))
 }
 
-fn from_json(value: ast::Value<'_>) -> ConfigNode {
-    match value {
-        ast::Value::NullKeyword(_) => ConfigNode::Null,
-        ast::Value::BooleanLit(literal) => ConfigNode::Bool(literal.value),
-        ast::Value::NumberLit(literal) => ConfigNode::Number(literal.value.to_owned()),
-        ast::Value::StringLit(literal) => ConfigNode::Text(literal.value.into_owned()),
-        ast::Value::Array(array) => ConfigNode::List(array.elements.into_iter().map(from_json).collect()),
-        ast::Value::Object(object) => ConfigNode::Map(
-            object.properties.into_iter().map(|entry| (entry.name.into_string(), from_json(entry.value))).collect(),
-        ),
-    }
-}
-
 fn parse_yaml(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
     yaml_serde::from_str::<ConfigNode>(text).map_err(|error| {
         // An error without a position is a limit, such as the one of repeated aliases.
@@ -120,120 +60,6 @@ fn parse_toml(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileErr
         syntax_error(file, text, error.span().map_or(text.len(), |span| span.start), error.message())
     })?;
     Ok(from_table(document.as_table()))
-}
-
-fn from_table(table: &dyn toml_edit::TableLike) -> ConfigNode {
-    ConfigNode::Map(table.iter().map(|(key, item)| (key.to_owned(), from_item(item))).collect())
-}
-
-fn from_item(item: &Item) -> ConfigNode {
-    match item {
-        Item::None => ConfigNode::Null,
-        Item::Value(value) => from_toml_value(value),
-        Item::Table(table) => from_table(table),
-        Item::ArrayOfTables(tables) => ConfigNode::List(tables.iter().map(|table| from_table(table)).collect()),
-    }
-}
-
-fn from_toml_value(value: &Value) -> ConfigNode {
-    match value {
-        Value::String(text) => ConfigNode::Text(text.value().clone()),
-        Value::Integer(number) => ConfigNode::Number(number.value().to_string()),
-        Value::Float(number) => ConfigNode::Number(number.value().to_string()),
-        Value::Boolean(flag) => ConfigNode::Bool(*flag.value()),
-        Value::Datetime(time) => ConfigNode::Text(time.value().to_string()),
-        Value::Array(array) => ConfigNode::List(array.iter().map(from_toml_value).collect()),
-        Value::InlineTable(table) => from_table(table),
-    }
-}
-
-/// Reads any YAML value. The types of `yaml_serde` itself reject a whole file for one duplicate key.
-impl<'de> Deserialize<'de> for ConfigNode {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(NodeVisitor)
-    }
-}
-
-struct NodeVisitor;
-
-impl<'de> Visitor<'de> for NodeVisitor {
-    type Value = ConfigNode;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_bool<E>(self, flag: bool) -> Result<ConfigNode, E> {
-        Ok(ConfigNode::Bool(flag))
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<ConfigNode, E> {
-        Ok(ConfigNode::Number(number.to_string()))
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<ConfigNode, E> {
-        Ok(ConfigNode::Number(number.to_string()))
-    }
-
-    fn visit_i128<E>(self, number: i128) -> Result<ConfigNode, E> {
-        Ok(ConfigNode::Number(number.to_string()))
-    }
-
-    fn visit_u128<E>(self, number: u128) -> Result<ConfigNode, E> {
-        Ok(ConfigNode::Number(number.to_string()))
-    }
-
-    fn visit_f64<E>(self, number: f64) -> Result<ConfigNode, E> {
-        Ok(ConfigNode::Number(number.to_string()))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<ConfigNode, E> {
-        Ok(ConfigNode::Text(text.to_owned()))
-    }
-
-    fn visit_string<E>(self, text: String) -> Result<ConfigNode, E> {
-        Ok(ConfigNode::Text(text))
-    }
-
-    fn visit_unit<E>(self) -> Result<ConfigNode, E> {
-        Ok(ConfigNode::Null)
-    }
-
-    fn visit_none<E>(self) -> Result<ConfigNode, E> {
-        Ok(ConfigNode::Null)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, inner: D) -> Result<ConfigNode, D::Error> {
-        Deserialize::deserialize(inner)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<ConfigNode, A::Error> {
-        let mut list = Vec::new();
-        while let Some(item) = items.next_element()? {
-            list.push(item);
-        }
-        Ok(ConfigNode::List(list))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<ConfigNode, A::Error> {
-        let mut map = Vec::new();
-        while let Some((key, value)) = entries.next_entry::<ConfigNode, ConfigNode>()? {
-            let key = match key {
-                ConfigNode::Text(text) | ConfigNode::Number(text) => text,
-                ConfigNode::Bool(flag) => flag.to_string(),
-                ConfigNode::Null => "null".to_owned(),
-                ConfigNode::List(_) | ConfigNode::Map(_) => "?".to_owned(),
-            };
-            map.push((key, value));
-        }
-        Ok(ConfigNode::Map(map))
-    }
-
-    /// A value with a tag (`!name value`). The tag is not used.
-    fn visit_enum<A: EnumAccess<'de>>(self, tagged: A) -> Result<ConfigNode, A::Error> {
-        let (_tag, value) = tagged.variant::<ConfigNode>()?;
-        value.newtype_variant()
-    }
 }
 
 /// Returns the position at which the depth exceeds `DEPTH_MAX`. Brackets in strings and comments of JSON do not count.
