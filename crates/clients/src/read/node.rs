@@ -1,9 +1,11 @@
 //! The parsed text of a client's file: one tree for JSON, YAML and TOML that keeps the order and duplicate keys.
 
 use std::fmt;
+use std::ops::Deref;
 
 use jsonc_parser::CollectOptions;
 use jsonc_parser::ast;
+use jsonc_parser::common::Ranged;
 use serde::de::{Deserialize, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor};
 use toml_edit::{Document, Item, Value};
 
@@ -27,7 +29,23 @@ pub(crate) enum ConfigNode {
     Text(String),
     List(Vec<ConfigNode>),
     /// Keys in the order of the file. A key can occur twice.
-    Map(Vec<(String, ConfigNode)>),
+    Map(Vec<(NodeKey, ConfigNode)>),
+}
+
+/// A key with its place.
+#[derive(Clone, PartialEq)]
+pub(crate) struct NodeKey {
+    pub(crate) name: String,
+    /// First byte of the name; `None` in YAML and TOML.
+    pub(crate) at: Option<usize>,
+}
+
+impl Deref for NodeKey {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.name
+    }
 }
 
 impl ConfigNode {
@@ -45,10 +63,10 @@ impl ConfigNode {
 
     /// Returns the value of `key`. Of duplicate keys, the last one applies, as in `JSON.parse`.
     pub(crate) fn get(&self, key: &str) -> Option<&Self> {
-        self.as_map()?.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value)
+        self.as_map()?.iter().rev().find(|(name, _)| **name == *key).map(|(_, value)| value)
     }
 
-    pub(crate) fn as_map(&self) -> Option<&[(String, Self)]> {
+    pub(crate) fn as_map(&self) -> Option<&[(NodeKey, Self)]> {
         if let Self::Map(entries) = self { Some(entries) } else { None }
     }
 
@@ -66,7 +84,9 @@ pub(crate) fn parse(file: &ClientFile, bytes: &[u8]) -> Result<ConfigNode, Clien
     if bytes.len() > FILE_SIZE_MAX {
         return Err(ClientFileError::TooLarge { path: file.path.clone(), bytes: bytes.len() });
     }
+    let whole = bytes.len();
     let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+    let mark = whole - bytes.len();
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let (line, column) = line_and_column(bytes, error.valid_up_to());
         ClientFileError::NotText { path: file.path.clone(), line, column }
@@ -78,28 +98,36 @@ pub(crate) fn parse(file: &ClientFile, bytes: &[u8]) -> Result<ConfigNode, Clien
         return Err(too_deep(file, text, at));
     }
     match file.format {
-        FileFormat::Json => parse_json(file, text),
+        FileFormat::Json => parse_json(file, text, mark),
         FileFormat::Yaml => parse_yaml(file, text),
         FileFormat::Toml => parse_toml(file, text),
     }
 }
 
-fn parse_json(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
+/// `mark` is the length of the byte order mark before `text`.
+fn parse_json(file: &ClientFile, text: &str, mark: usize) -> Result<ConfigNode, ClientFileError> {
     let parsed = jsonc_parser::parse_to_ast(text, &CollectOptions::default(), &JSON_OPTIONS)
         .map_err(|error| syntax_error(file, text, error.range().start, &error.kind().to_string()))?;
-    Ok(parsed.value.map_or(ConfigNode::Null, from_json))
+    Ok(parsed.value.map_or(ConfigNode::Null, |value| from_json(value, mark)))
 }
 
-fn from_json(value: ast::Value<'_>) -> ConfigNode {
+fn from_json(value: ast::Value<'_>, mark: usize) -> ConfigNode {
     match value {
         ast::Value::NullKeyword(_) => ConfigNode::Null,
         ast::Value::BooleanLit(literal) => ConfigNode::Bool(literal.value),
         ast::Value::NumberLit(literal) => ConfigNode::Number(literal.value.to_owned()),
         ast::Value::StringLit(literal) => ConfigNode::Text(literal.value.into_owned()),
-        ast::Value::Array(array) => ConfigNode::List(array.elements.into_iter().map(from_json).collect()),
-        ast::Value::Object(object) => ConfigNode::Map(
-            object.properties.into_iter().map(|entry| (entry.name.into_string(), from_json(entry.value))).collect(),
-        ),
+        ast::Value::Array(array) => {
+            ConfigNode::List(array.elements.into_iter().map(|item| from_json(item, mark)).collect())
+        }
+        ast::Value::Object(object) => {
+            let entry = |entry: ast::ObjectProp<'_>| {
+                // After the quote.
+                let at = Some(mark + entry.name.range().start + 1);
+                (NodeKey { name: entry.name.into_string(), at }, from_json(entry.value, mark))
+            };
+            ConfigNode::Map(object.properties.into_iter().map(entry).collect())
+        }
     }
 }
 
@@ -123,7 +151,9 @@ fn parse_toml(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileErr
 }
 
 fn from_table(table: &dyn toml_edit::TableLike) -> ConfigNode {
-    ConfigNode::Map(table.iter().map(|(key, item)| (key.to_owned(), from_item(item))).collect())
+    ConfigNode::Map(
+        table.iter().map(|(key, item)| (NodeKey { name: key.to_owned(), at: None }, from_item(item))).collect(),
+    )
 }
 
 fn from_item(item: &Item) -> ConfigNode {
@@ -224,7 +254,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
                 ConfigNode::Null => "null".to_owned(),
                 ConfigNode::List(_) | ConfigNode::Map(_) => "?".to_owned(),
             };
-            map.push((key, value));
+            map.push((NodeKey { name: key, at: None }, value));
         }
         Ok(ConfigNode::Map(map))
     }
