@@ -174,14 +174,20 @@ fn secret_in_words(text: &str, depth: u8) -> Option<Range<usize>> {
     }
     let (mut found, mut at, mut previous) = (None, 0, None);
     for word in &words {
-        let secret = find_after(previous, word, depth).map(|range| &word[range]);
+        let range = find_after(previous, word, depth);
         previous = Some(word.as_str());
+        let start = text[at..].find(word).map(|offset| at + offset);
         // The shell replaces a variable.
-        let Some(secret) = secret.filter(|secret| !secret.starts_with('$')) else { continue };
-        // A word with quotes or escapes inside does not occur in the text.
-        let Some(start) = text[at..].find(secret).map(|offset| at + offset) else { return Some(0..text.len()) };
-        at = start + secret.len();
-        extend(&mut found, start..at);
+        if let Some(range) = range.filter(|range| !word[range.start..].starts_with('$')) {
+            // A word with quotes or escapes inside does not occur in the text, but its secret may.
+            let secret = &word[range.clone()];
+            let start = start.map(|start| start + range.start);
+            let Some(start) = start.or_else(|| text[at..].find(secret).map(|offset| at + offset)) else {
+                return Some(0..text.len());
+            };
+            extend(&mut found, start..start + secret.len());
+        }
+        at = start.map_or(at, |start| start + word.len());
     }
     found
 }

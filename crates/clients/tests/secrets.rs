@@ -178,6 +178,7 @@ fn secrets_in_arguments_are_found_with_their_bytes() {
     );
     let escaped = "export TOKEN=a\\ b npx x";
     assert_eq!(found(Some("-c"), escaped), Some(escaped));
+    assert_eq!(secret_in_arg(None, "npx abc --token abc"), Some(16..19));
     assert_eq!(found(Some("-e"), "API_KEY=two words"), Some("two words"));
     assert_eq!(found(None, "--connection=Server=db;Password=hunter2"), Some("hunter2"));
     assert_eq!(found(None, "jdbc:postgresql://h/d?password=hunter2"), Some("hunter2"));

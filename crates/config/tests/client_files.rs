@@ -6,14 +6,10 @@ use mcp_satellite_clients::{Client, ClientFile, ClientServers, read};
 use mcp_satellite_config::{DraftContext, Plan, PlanRestrictions, ServerDraft, draft_server, parse, parse_mcp_json};
 use mcp_satellite_model::spec::{InstanceSpec, ServerTarget};
 
-fn client_file(client: Client, name: &str) -> ClientFile {
-    ClientFile::named(client, name)
-}
-
 /// Reads the only server of a client's file as `satellite import` does.
 fn draft(client: Client, text: &str) -> ServerDraft {
-    let file = client_file(client, "/work/project/.vscode/mcp.json");
-    let found = read(&file, text.as_bytes()).unwrap();
+    let file = ClientFile::named(client, "/work/project/.vscode/mcp.json");
+    let found = read(&file, text.as_bytes()).unwrap_or_else(|error| panic!("{error}"));
     draft_of(client, &found).unwrap_or_else(|reason| panic!("{text}: {reason}"))
 }
 
@@ -169,7 +165,7 @@ fn literal_secrets_in_an_argument_with_variables_are_masked() {
     ] {
         let plan = toml(&format!("command = \"x\"\nsecret_args = true\nargs = [{args}]")).unwrap();
         let spec = spec(&plan);
-        let line: Vec<_> = spec.args.iter().map(|arg| arg.expose()).collect();
+        let line: Vec<_> = spec.args.iter().map(mcp_satellite_model::secret::Secret::expose).collect();
         assert_eq!(spec.mask.apply(&line.join(" ")), shown, "{args}");
     }
     let default = "command = \"x\"\nargs = [\"${env:API_KEY:-sk-live-Abc123Def456}\"]";
