@@ -285,8 +285,8 @@ fn servers_of_an_mcp_json_become_dormant_only_if_configured() {
     assert_eq!(
         plan.warnings,
         [
-            "mcp.json:1:45: `a`: `idle` must not be zero; give a time, such as \"3m\", or \"off\" for never",
-            "mcp.json:1:79: `b` is left out: `lasy` is not a valid value for `keep`; did you mean \"lazy\"?",
+            "mcp.json:1:17: `a`: `idle` must not be zero; give a time, such as \"3m\", or \"off\" for never",
+            "mcp.json:1:51: `b` is left out: `lasy` is not a valid value for `keep`; did you mean \"lazy\"?",
         ]
     );
 }

@@ -26,7 +26,7 @@ pub use error::ClientFileError;
 pub use hidden::HiddenText;
 pub use locations::{ClientFile, ClientScope, FileFormat, Machine, candidate_files, describe_file, existing_files};
 pub use read::{FILE_SIZE_MAX, read};
-pub use secrets::{SecretArg, looks_secret, secret_args, secret_in_arg, template_has_secret};
+pub use secrets::{SecretArg, looks_secret, may_be_secret, secret_args, secret_in_arg, template_has_secret};
 pub use server::{
     ClientInput, ClientServer, ClientServers, HttpProtocol, ImportNote, InputKind, OAuthHints, ServerTimeouts,
     ServerTransport, ToolFilter, UnreadableServer,

@@ -2,8 +2,10 @@
 //! correct if the tree of its result equals the tree before it, with exactly one server changed.
 
 use std::fmt;
+use std::ops::Deref;
 
 use jsonc_parser::ast;
+use jsonc_parser::common::Ranged;
 use serde::de::{Deserialize, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor};
 use toml_edit::{Item, TableLike, Value};
 
@@ -20,7 +22,42 @@ pub(crate) enum ConfigNode {
     Text(String),
     List(Vec<ConfigNode>),
     /// Keys in the order of the file. A key can occur twice.
-    Map(Vec<(String, ConfigNode)>),
+    Map(Vec<(NodeKey, ConfigNode)>),
+}
+
+/// A key with its place, which equality ignores.
+#[derive(Clone)]
+#[cfg_attr(test, derive(Debug))]
+pub(crate) struct NodeKey {
+    pub(crate) name: String,
+    /// First byte of the name in the file; `None` in YAML, TOML and new entries.
+    pub(crate) at: Option<usize>,
+}
+
+impl PartialEq for NodeKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl PartialEq<str> for NodeKey {
+    fn eq(&self, other: &str) -> bool {
+        self.name == *other
+    }
+}
+
+impl Deref for NodeKey {
+    type Target = String;
+
+    fn deref(&self) -> &String {
+        &self.name
+    }
+}
+
+impl<T: Into<String>> From<T> for NodeKey {
+    fn from(name: T) -> Self {
+        Self { name: name.into(), at: None }
+    }
 }
 
 impl ConfigNode {
@@ -41,7 +78,7 @@ impl ConfigNode {
         self.as_map()?.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
-    pub(crate) fn as_map(&self) -> Option<&[(String, Self)]> {
+    pub(crate) fn as_map(&self) -> Option<&[(NodeKey, Self)]> {
         if let Self::Map(entries) = self { Some(entries) } else { None }
     }
 
@@ -70,7 +107,7 @@ impl ConfigNode {
     fn sort(&mut self) {
         match self {
             Self::Map(entries) => {
-                entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+                entries.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
                 for (_, value) in entries {
                     value.sort();
                 }
@@ -88,26 +125,33 @@ pub(crate) fn text(value: impl Into<String>) -> ConfigNode {
 
 /// Returns a map with the given keys and values.
 pub(crate) fn map<const N: usize>(entries: [(&str, ConfigNode); N]) -> ConfigNode {
-    ConfigNode::Map(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+    ConfigNode::Map(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
 }
 
-/// Returns the value of a JSON syntax tree.
-pub(crate) fn from_json(value: ast::Value<'_>) -> ConfigNode {
+/// Returns the value of a JSON syntax tree. `mark` is the length of the byte order mark before the text.
+pub(crate) fn from_json(value: ast::Value<'_>, mark: usize) -> ConfigNode {
     match value {
         ast::Value::NullKeyword(_) => ConfigNode::Null,
         ast::Value::BooleanLit(literal) => ConfigNode::Bool(literal.value),
         ast::Value::NumberLit(literal) => ConfigNode::Literal(literal.value.to_owned()),
         ast::Value::StringLit(literal) => ConfigNode::Text(literal.value.into_owned()),
-        ast::Value::Array(array) => ConfigNode::List(array.elements.into_iter().map(from_json).collect()),
-        ast::Value::Object(object) => ConfigNode::Map(
-            object.properties.into_iter().map(|entry| (entry.name.into_string(), from_json(entry.value))).collect(),
-        ),
+        ast::Value::Array(array) => {
+            ConfigNode::List(array.elements.into_iter().map(|item| from_json(item, mark)).collect())
+        }
+        ast::Value::Object(object) => {
+            let entry = |entry: ast::ObjectProp<'_>| {
+                // After the quote.
+                let at = Some(mark + entry.name.range().start + 1);
+                (NodeKey { name: entry.name.into_string(), at }, from_json(entry.value, mark))
+            };
+            ConfigNode::Map(object.properties.into_iter().map(entry).collect())
+        }
     }
 }
 
 /// Returns the value of a TOML table.
 pub(crate) fn from_table(table: &dyn TableLike) -> ConfigNode {
-    ConfigNode::Map(table.iter().map(|(key, item)| (key.to_owned(), from_item(item))).collect())
+    ConfigNode::Map(table.iter().map(|(key, item)| (key.into(), from_item(item))).collect())
 }
 
 fn from_item(item: &Item) -> ConfigNode {
@@ -209,7 +253,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
                 ConfigNode::Null => "null".to_owned(),
                 ConfigNode::List(_) | ConfigNode::Map(_) => "?".to_owned(),
             };
-            map.push((key, value));
+            map.push((key.into(), value));
         }
         Ok(ConfigNode::Map(map))
     }

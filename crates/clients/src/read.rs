@@ -12,7 +12,7 @@ use crate::error::ClientFileError;
 use crate::hidden::HiddenText;
 use crate::locations::{ClientFile, ClientScope};
 use crate::node::ConfigNode;
-use crate::server::{ClientInput, ClientServers, ImportNote, InputKind, UnreadableServer};
+use crate::server::{ClientInput, ClientServer, ClientServers, ImportNote, InputKind, UnreadableServer};
 
 /// Returns the servers in the text of `file`. A fault in one server is reported for that server. An error means that the
 /// whole text cannot be parsed, or that it is larger than [`FILE_SIZE_MAX`](crate::FILE_SIZE_MAX).
@@ -117,7 +117,7 @@ impl<'a> FileReader<'a> {
         match table {
             ConfigNode::Map(entries) => {
                 for (server, entry) in entries {
-                    self.add(server, scope.clone(), entry);
+                    self.add(server, server.at, scope.clone(), entry);
                 }
             }
             ConfigNode::List(_) if self.file.client == Client::Continue => self.add_list(table),
@@ -135,10 +135,10 @@ impl<'a> FileReader<'a> {
             let name = name.map_or_else(|| self.stem(at), str::to_owned);
             // The name is no setting without a counterpart here.
             let entry = match entry.as_map() {
-                Some(fields) => ConfigNode::Map(fields.iter().filter(|(key, _)| key != "name").cloned().collect()),
+                Some(fields) => ConfigNode::Map(fields.iter().filter(|(key, _)| **key != *"name").cloned().collect()),
                 None => entry.clone(),
             };
-            self.add(&name, self.file.scope.clone(), &entry);
+            self.add(&name, None, self.file.scope.clone(), &entry);
         }
     }
 
@@ -147,15 +147,15 @@ impl<'a> FileReader<'a> {
         if at == 0 { stem.into_owned() } else { format!("{stem}-{}", at + 1) }
     }
 
-    fn add(&mut self, name: &str, scope: ClientScope, entry: &ConfigNode) {
+    fn add(&mut self, name: &str, at: Option<usize>, scope: ClientScope, entry: &ConfigNode) {
+        let unreadable = |scope, reason| UnreadableServer { name: name.to_owned(), scope, reason, at };
         if name.trim().is_empty() {
-            let reason = "the name is empty; give the server a name".to_owned();
-            self.found.unreadable.push(UnreadableServer { name: name.to_owned(), scope, reason });
+            self.found.unreadable.push(unreadable(scope, "the name is empty; give the server a name".to_owned()));
             return;
         }
         match read_entry(self.file, name, scope.clone(), entry) {
-            Ok(server) => self.found.servers.push(server),
-            Err(reason) => self.found.unreadable.push(UnreadableServer { name: name.to_owned(), scope, reason }),
+            Ok(server) => self.found.servers.push(ClientServer { at, ..server }),
+            Err(reason) => self.found.unreadable.push(unreadable(scope, reason)),
         }
     }
 
@@ -166,9 +166,9 @@ impl<'a> FileReader<'a> {
         }
         let projects = self.root.get("projects").and_then(ConfigNode::as_map).unwrap_or_default();
         for (path, project) in projects {
-            let scope = ClientScope::Local(PathBuf::from(path));
+            let scope = ClientScope::Local(PathBuf::from(&**path));
             if let Some(table) = project.get("mcpServers").filter(|table| **table != ConfigNode::Null) {
-                self.add_table(&format!("projects.{path}.mcpServers"), table, &scope);
+                self.add_table(&format!("projects.{}.mcpServers", path.name), table, &scope);
             }
             let disabled = project.get("disabledMcpServers").and_then(ConfigNode::as_list).unwrap_or_default();
             for server in self.found.servers.iter_mut().filter(|server| server.scope == scope) {
@@ -178,7 +178,7 @@ impl<'a> FileReader<'a> {
             }
             for key in ["disabledMcpServers", "enabledMcpjsonServers", "disabledMcpjsonServers"] {
                 if project.get(key).and_then(ConfigNode::as_list).is_some_and(|names| !names.is_empty()) {
-                    let key = format!("projects.{path}.{key}");
+                    let key = format!("projects.{}.{key}", path.name);
                     let meaning = "servers that are switched on or off in one project";
                     self.found.notes.push(ImportNote::NoCounterpart { key, meaning });
                 }
@@ -195,11 +195,11 @@ impl<'a> FileReader<'a> {
         if is_server(self.root) {
             let name = self.root.get("name").and_then(ConfigNode::as_text);
             let name = name.map_or_else(|| self.stem(0), str::to_owned);
-            self.add(&name, self.file.scope.clone(), self.root);
+            self.add(&name, None, self.file.scope.clone(), self.root);
         } else if !is_settings_file(self.file) {
             for (name, entry) in self.root.as_map().unwrap_or_default() {
                 if is_server(entry) {
-                    self.add(name, self.file.scope.clone(), entry);
+                    self.add(name, name.at, self.file.scope.clone(), entry);
                 }
             }
         }
@@ -255,7 +255,7 @@ impl<'a> FileReader<'a> {
                 || (tables.is_empty() && is_server(value))
                 || is_server(self.root);
             if !is_known {
-                self.found.notes.push(ImportNote::UnknownKey(key.clone()));
+                self.found.notes.push(ImportNote::UnknownKey(key.name.clone()));
             }
         }
     }
@@ -296,7 +296,12 @@ impl<'a> FileReader<'a> {
                 kept.push(server);
             } else {
                 let reason = "the name occurs again later in the file; the last server of a name applies".to_owned();
-                self.found.unreadable.push(UnreadableServer { name: server.name, scope: server.scope, reason });
+                self.found.unreadable.push(UnreadableServer {
+                    name: server.name,
+                    scope: server.scope,
+                    reason,
+                    at: server.at,
+                });
             }
         }
         self.found.servers = kept;

@@ -39,6 +39,10 @@ pub struct ClientServer {
     pub timeouts: ServerTimeouts,
     /// Keys that have no effect on the result, and changes that were made while reading.
     pub notes: Vec<ImportNote>,
+    /// The keys of the notes that are not understood and have a text, a number or a boolean, as text.
+    pub unknown_texts: Vec<(String, HiddenText)>,
+    /// First byte of the name in the file; `None` if the format has no places.
+    pub at: Option<usize>,
 }
 
 /// A server that cannot be imported.
@@ -50,6 +54,8 @@ pub struct UnreadableServer {
     pub scope: ClientScope,
     /// Why it cannot be imported, with the next step where there is one. Contains no value of the file.
     pub reason: String,
+    /// First byte of the name in the file; `None` if the format has no places.
+    pub at: Option<usize>,
 }
 
 /// How a client reaches a server.

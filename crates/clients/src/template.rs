@@ -32,7 +32,8 @@ pub enum TemplatePart {
     Workspace,
     /// The contents of a file.
     File {
-        /// The path as it is written; relative to the directory of the client's file.
+        /// The path as it is written, after `./` if it begins with a name. It is relative to the directory of the client's
+        /// file.
         path: String,
     },
     /// A value in the client's own secret store.
@@ -152,7 +153,7 @@ impl TemplateSyntax {
             3 => double_braces(inner.trim()),
             1 => inner.split_once(':').map(|(kind, value)| match kind {
                 "env" if is_name(value) => variable(value, None),
-                "file" => TemplatePart::File { path: value.to_owned() },
+                "file" => file(value),
                 _ => unknown(&text[..length]),
             }),
             _ => self.braces(inner),
@@ -173,7 +174,7 @@ impl TemplateSyntax {
             return (!id.is_empty()).then(|| TemplatePart::Input { id: id.to_owned() });
         }
         if let Some(path) = inner.strip_prefix("file:").filter(|_| self.files) {
-            return (!path.is_empty()).then(|| TemplatePart::File { path: path.to_owned() });
+            return (!path.is_empty()).then(|| file(path));
         }
         let inner = inner.strip_prefix("env:").unwrap_or(inner);
         let (name, default) = match inner.split_once(":-") {
@@ -199,6 +200,11 @@ fn double_braces(inner: &str) -> Option<TemplatePart> {
 
 fn variable(name: &str, default: Option<HiddenText>) -> TemplatePart {
     if name == "HOME" { TemplatePart::Home } else { TemplatePart::Variable { name: name.to_owned(), default } }
+}
+
+fn file(path: &str) -> TemplatePart {
+    let is_marked = path.starts_with(['/', '.', '~', '$']);
+    TemplatePart::File { path: if is_marked { path.to_owned() } else { format!("./{path}") } }
 }
 
 fn unknown(text: &str) -> TemplatePart {

@@ -1,7 +1,8 @@
 //! Values that are recognized as secrets, and values that are not.
 
 use mcp_satellite_clients::{
-    HiddenText, TemplatePart, TextTemplate, looks_secret, secret_args, secret_in_arg, template_has_secret,
+    HiddenText, TemplatePart, TextTemplate, looks_secret, may_be_secret, secret_args, secret_in_arg,
+    template_has_secret,
 };
 
 #[test]
@@ -32,6 +33,77 @@ fn secrets_in_environment_variables_and_headers_are_recognized() {
     ];
     for (name, value) in secrets {
         assert!(looks_secret(name, value), "{name}={value}");
+    }
+}
+
+#[test]
+fn secrets_with_short_names_numbers_paths_and_connection_strings_are_recognized() {
+    for (name, value) in [
+        ("MYSQL_PASS", "hunter"),
+        ("smtpPass", "hunter"),
+        ("DB_PASS", "1"),
+        ("MYSQL_PWD", "hunter"),
+        ("DB_PW", "hunter"),
+        ("AWS_SECRET_ACCESS_KEY", "/k9xJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLE"),
+        ("VAULT_SECRET_ID", "a1b2c3d4-5f60-7182-93a4-b5c6d7e8f901"),
+        ("TOKEN", "12345678"),
+        ("API_KEY", "12345678"),
+        ("PIN", "4321"),
+        ("STORAGE", "DefaultEndpointsProtocol=https;AccountName=x;AccountKey=Zm9vYmFy1==;EndpointSuffix=core.x.net"),
+        ("DB", "Server=db;Password=hunter2"),
+        ("DB", "Server=tcp:db,1433;Initial Catalog=x;User ID=sa;Password=hunter2;"),
+        ("DB", "host=localhost user=ann password=hunter2"),
+        ("DB", "jdbc:postgresql://h/d?password=hunter2"),
+        ("DB", "jdbc:sqlserver://h;user=sa;password=hunter2"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x=y,api-key=abc"),
+        ("LIST", r#"[{"apiKey": "abc"}]"#),
+        ("COMMAND", "npx x --api-key abc"),
+    ] {
+        assert!(looks_secret(name, value), "{name}={value}");
+        assert!(may_be_secret(name, value), "{name}={value}");
+    }
+    for (name, value) in [
+        ("PWD", "/home/ann"),
+        ("BYPASS", "proxy"),
+        ("MAX_TOKEN", "4096"),
+        ("GPIO_PIN", "17"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/home/ann/google/credentials.json"),
+        ("PROJECT_ID", "12345678"),
+        ("LABELS", "team=a;stage=b"),
+        ("COMMAND", "npx -y some-server --port 8080"),
+        ("TITLE", "The token budget: 5 of 10"),
+    ] {
+        assert!(!looks_secret(name, value), "{name}={value}");
+    }
+}
+
+#[test]
+fn in_doubt_a_value_is_masked() {
+    for (name, value) in [
+        ("API_KEY", "1"),
+        ("github_token", "x"),
+        ("DATABASE", "postgres://user:pass@db/acme"),
+        ("CALLBACK", "https://example.com/?code=abc"),
+        ("X", "Tr0ub4dor&3"),
+        ("X", "ghp_0123456789"),
+        ("X", "file:///x"),
+        ("PRIVATE", "x"),
+        ("DB_CONN", "x"),
+        ("MYSQL_PWD", "x"),
+    ] {
+        assert!(may_be_secret(name, value), "{name}={value}");
+    }
+    for (name, value) in [
+        ("LOG_LEVEL", "information"),
+        ("PORT", "1234567890"),
+        ("RATIO", "0.12345678"),
+        ("ROOT", "/srv/acme/files"),
+        ("ROOT", "./data/files"),
+        ("ENDPOINT", "https://example.com/api"),
+        ("MODE", "Fast"),
+        ("KEYBOARD", "us"),
+    ] {
+        assert!(!may_be_secret(name, value), "{name}={value}");
     }
 }
 
@@ -95,7 +167,31 @@ fn secrets_in_arguments_are_found_with_their_bytes() {
     let json = r#"{"exaApiKey":"abc-123","debug":true}"#;
     assert_eq!(found(Some("--config"), json), Some(json));
 
+    // Shell commands and connection strings.
+    assert_eq!(found(Some("-c"), "export GITHUB_TOKEN=ghp_x1 && npx x"), Some("ghp_x1"));
+    assert_eq!(found(Some("-c"), "npx x --api-key sk-live1"), Some("sk-live1"));
+    assert_eq!(found(Some("-c"), "A=1 TOKEN='correct horse' npx x"), Some("correct horse"));
+    assert_eq!(found(Some("-c"), "bash -c 'export TOKEN=abc'"), Some("abc"));
+    assert_eq!(
+        found(Some("-c"), "curl -H \"Authorization: Bearer abc\" x -p --token def"),
+        Some("abc\" x -p --token def")
+    );
+    let escaped = "export TOKEN=a\\ b npx x";
+    assert_eq!(found(Some("-c"), escaped), Some(escaped));
+    assert_eq!(secret_in_arg(None, "npx abc --token abc"), Some(16..19));
+    assert_eq!(found(Some("-e"), "API_KEY=two words"), Some("two words"));
+    assert_eq!(found(None, "--connection=Server=db;Password=hunter2"), Some("hunter2"));
+    assert_eq!(found(None, "jdbc:postgresql://h/d?password=hunter2"), Some("hunter2"));
+    // The rest of a URL after a variable.
+    assert_eq!(found(None, ":hunter2@h/d"), Some("hunter2"));
+    assert_eq!(found(None, "&apiKey=hunter2"), Some("hunter2"));
+    assert_eq!(found(None, "?apiKey=hunter2&x="), Some("hunter2"));
+
     for (previous, arg) in [
+        (Some("-c"), "npx x --token $TOKEN --api-key ${KEY}"),
+        (Some("-c"), "cd /srv/app && exec node server.js --port 8080"),
+        (None, ":latest"),
+        (None, "&limit=10"),
         (None, "-y"),
         (None, "@modelcontextprotocol/server-filesystem"),
         (None, "mcp-server-git"),
@@ -133,6 +229,16 @@ fn in_a_text_with_variables_only_the_literal_parts_decide() {
     assert!(!template_has_secret("Authorization", &after("Bearer ")));
     assert!(!template_has_secret("DATABASE_PASSWORD", &after("prefix-")));
     assert!(!template_has_secret("DATABASE_URL", &after("postgres://app:")));
+    let around = |before: &str, after: &str| TextTemplate {
+        parts: vec![
+            TemplatePart::Literal(HiddenText::new(before)),
+            variable.clone(),
+            TemplatePart::Literal(HiddenText::new(after)),
+        ],
+    };
+    assert!(template_has_secret("X", &around("postgres://", ":hunter2@h")));
+    assert!(template_has_secret("X", &around("https://h/?t=", "&apiKey=hunter2")));
+    assert!(!template_has_secret("X", &around("https://h/?t=", "&limit=10")));
     assert!(template_has_secret("X", &after("ghp_16C7e42F292c6912E7710c838347Ae178B4a")));
     assert!(template_has_secret("X-Key", &TextTemplate::literal("a1b2c3d4e5f60718")));
 }
@@ -158,7 +264,20 @@ fn no_input_causes_a_panic() {
         looks_secret(text, text);
         secret_in_arg(Some(text), text);
     }
-    for unit in ["--a=", "a://b?c=", "{\"a\":", "a:", "--a=a://b?c=", "{\"a\":\"{"] {
+    for unit in [
+        "--a=",
+        "a://b?c=",
+        "{\"a\":",
+        "a:",
+        "--a=a://b?c=",
+        "{\"a\":\"{",
+        "a=b;",
+        "a;b=",
+        "a b ",
+        "'\"",
+        "--a=b ",
+        "\\ ",
+    ] {
         for length in [8000, 2_000_000] {
             let text = unit.repeat(length / unit.len());
             looks_secret("X", &text);

@@ -1,11 +1,10 @@
 //! The servers of MCP clients in the syntax of the satellite's configuration.
 
-use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use mcp_satellite_clients::{
-    Client, ClientInput, ClientScope, ClientServer, HttpProtocol, ImportNote, InputKind, OAuthHints, ServerTransport,
-    TemplatePart, TextTemplate, secret_args,
+    Client, ClientInput, ClientScope, ClientServer, HiddenText, HttpProtocol, ImportNote, InputKind, OAuthHints,
+    ServerTransport, TemplatePart, TextTemplate, looks_secret, secret_args,
 };
 use mcp_satellite_model::spec::is_reserved_header;
 
@@ -111,10 +110,13 @@ pub fn draft_server(server: &ClientServer, context: &DraftContext<'_>) -> Result
                 let value = writer.value(&format!("env.{name}"), value)?;
                 writer.draft.env.push((name.clone(), value));
             }
-            writer.draft.cwd = cwd.as_ref().map(|cwd| writer.text("cwd", cwd)).transpose()?;
+            if let Some(cwd) = cwd {
+                let path = writer.text("cwd", cwd)?;
+                writer.draft.cwd = Some(writer.working_directory(&path));
+            }
             if let Some(file) = env_file {
                 let path = writer.text("envFile", file)?;
-                writer.draft.env_file = Some(writer.relative_path(&path));
+                writer.draft.env_file = Some(writer.path_in(context.folder, &path, escape));
             }
         }
         ServerTransport::Http { url, kind, headers, bearer_token_env, env_headers, oauth } => {
@@ -161,7 +163,10 @@ impl DraftWriter<'_> {
         };
         let is_public = |part: &TemplatePart| match part {
             TemplatePart::Variable { name, .. } => is_public_variable(name),
-            TemplatePart::Input { id } => self.context.inputs.iter().any(|input| input.id == *id && !input.password),
+            TemplatePart::Input { id } => {
+                let key = value_key(id);
+                self.draft.values.iter().any(|value| value.key == key && !value.is_secret)
+            }
             TemplatePart::File { .. } | TemplatePart::Secret { .. } => false,
             TemplatePart::Literal(_) | TemplatePart::Home | TemplatePart::Workspace | TemplatePart::Unknown(_) => true,
         };
@@ -204,6 +209,14 @@ impl DraftWriter<'_> {
     fn text(&mut self, key: &str, template: &TextTemplate) -> Result<String, String> {
         let mut text = String::new();
         for part in &template.parts {
+            // `$${` would be an escaped `${`.
+            let dollars = text.len() - text.trim_end_matches('$').len();
+            if dollars > 0 {
+                text.truncate(text.len() - dollars);
+                let description = Some("the text `$`, which begins no variable here".to_owned());
+                let key = self.declare("text-dollar", description, false, Some("$".to_owned()));
+                text.push_str(&format!("${{value:{key}}}").repeat(dollars));
+            }
             match part {
                 TemplatePart::Literal(literal) => text.push_str(&escape(literal.expose())),
                 TemplatePart::Variable { name, default: None } => text.extend(["${env:", name, "}"]),
@@ -221,11 +234,15 @@ impl DraftWriter<'_> {
                     }
                     text.push_str(&escape(&workspace));
                 }
-                TemplatePart::File { path } if path.contains('}') => {
-                    return Err(format!("the path of the file in `{key}` contains a brace; rename the file"));
-                }
                 TemplatePart::File { path } => {
-                    let path = self.relative_path(path);
+                    let path = if self.is_moved(path) {
+                        path.clone()
+                    } else {
+                        self.path_in(self.context.folder, path, str::to_owned)
+                    };
+                    if path.contains('}') {
+                        return Err(format!("the path of the file in `{key}` contains a brace; rename the file"));
+                    }
                     text.extend(["${file:", &path, "}"]);
                 }
                 TemplatePart::Input { id } => {
@@ -248,16 +265,35 @@ impl DraftWriter<'_> {
         Ok(text)
     }
 
-    fn relative_path(&self, path: &str) -> String {
-        match self.context.folder {
-            // A path that begins with a variable is complete.
-            Some(folder) if !path.starts_with(['/', '$', '~']) && !self.is_moved(path) => {
-                folder.join(path).display().to_string()
-            }
-            _ => path.to_owned(),
+    /// Returns the path of a working directory, which is relative to the workspace.
+    fn working_directory(&mut self, path: &str) -> String {
+        let context = self.context;
+        let complete = self.path_in(Some(&context.workspace), path, escape);
+        if !self.has_workspace && !path.starts_with('~') && complete != path {
+            self.note(format!("`cwd`: the relative path is replaced by `{complete}`; correct it"));
         }
+        complete
     }
 
+    /// Returns a path that is relative to `folder`, or to the home directory if it begins with `~/`. `escape` is applied to
+    /// the directory.
+    fn path_in(&self, folder: Option<&Path>, path: &str, escape: fn(&str) -> String) -> String {
+        let below_home = path.strip_prefix('~').filter(|rest| rest.is_empty() || rest.starts_with('/'));
+        let (folder, rest) = match (below_home, self.context.home) {
+            (Some(rest), Some(home)) => (home, rest.trim_start_matches('/')),
+            // A path that begins with a variable is complete.
+            _ if path.starts_with(['/', '$', '~']) => return path.to_owned(),
+            _ => match folder {
+                Some(folder) => (folder, path.strip_prefix("./").unwrap_or(path)),
+                None => return path.to_owned(),
+            },
+        };
+        let folder = escape(&folder.display().to_string());
+        if matches!(rest, "" | ".") { folder } else { format!("{}/{rest}", folder.trim_end_matches('/')) }
+    }
+
+    /// Returns true for the file of a moved secret. A relative path of the client never begins with `secrets/`, because
+    /// the reader of the client's file writes `./` before it.
     fn is_moved(&self, path: &str) -> bool {
         let folder = self.context.moved_files;
         !folder.is_empty() && path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
@@ -269,7 +305,12 @@ impl DraftWriter<'_> {
             return self.declare(id, None, true, None);
         };
         match &input.kind {
-            InputKind::Prompt | InputKind::Choice(_) => {}
+            InputKind::Prompt => {}
+            InputKind::Choice(options) => {
+                let options = options.iter().map(HiddenText::expose).filter(|option| !looks_secret(id, option));
+                let options = options.map(|option| format!("`{option}`")).collect::<Vec<_>>().join(", ");
+                self.note(format!("the client offers these values for `{id}`: {options}"));
+            }
             InputKind::Command(command) => {
                 let client = self.context.client;
                 self.note(format!("the value `{id}` comes from the command `{command}` of {client}; give it yourself"));
@@ -279,11 +320,12 @@ impl DraftWriter<'_> {
             }
         }
         let default = input.default.as_ref().map(|default| default.expose().to_owned());
-        self.declare(id, input.description.clone(), input.password, default)
+        let is_secret = input.password || default.as_ref().is_some_and(|default| looks_secret(id, default));
+        self.declare(id, input.description.clone(), is_secret, default)
     }
 
     fn declare(&mut self, id: &str, description: Option<String>, is_secret: bool, default: Option<String>) -> String {
-        let key = if is_value_key(id) { Cow::Borrowed(id) } else { Cow::Owned(normalize_id(id)) }.into_owned();
+        let key = value_key(id);
         if !self.draft.values.iter().any(|value| value.key == key) {
             self.draft.values.push(UserValueDraft { key: key.clone(), description, is_secret, default });
         }
@@ -377,6 +419,10 @@ impl DraftWriter<'_> {
             }
         }
     }
+}
+
+fn value_key(id: &str) -> String {
+    if is_value_key(id) { id.to_owned() } else { normalize_id(id) }
 }
 
 fn variable_of(reference: &SecretReference<'_>) -> String {

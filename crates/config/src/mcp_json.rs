@@ -2,19 +2,20 @@
 //! `me`. The file belongs to another program. Only a text that cannot be parsed is an error: a server that cannot be used
 //! is left out with a warning, and so is a key without a meaning for the satellite.
 //!
-//! `mcp_satellite_clients` reads the file. The tree with places contributes the lines of warnings and the keys that only
-//! the satellite understands: `keep`, `idle` and `protocol`.
+//! `mcp_satellite_clients` reads the file. The keys `keep`, `idle` and `protocol`, which no client understands, are read
+//! here.
 
 use std::path::Path;
 
-use mcp_satellite_clients::{Client, ClientFile, ClientFileError, ClientScope, ClientServer, read as read_servers};
-use toml_span::value::{Key, Value, ValueInner};
+use mcp_satellite_clients::{
+    Client, ClientFile, ClientFileError, ClientScope, ClientServer, HiddenText, ImportNote, read as read_servers,
+};
+use toml_span::value::{Key, Table, Value, ValueInner};
 use toml_span::{Span, Spanned};
 
 use super::client_server::{DraftContext, ServerDraft, draft_server, workspace_of};
 use super::errors::ConfigFindings;
 use super::file::{ConfigFile, InstallationTable, ServerTable, ServerTierTable, TeamTable, UserTable, UserValueTable};
-use super::json;
 use super::oauth::OAuthTable;
 use super::policy::PolicyTier;
 use super::reader::{ParsedValue, SpannedText, TableReader};
@@ -22,11 +23,8 @@ use super::reader::{ParsedValue, SpannedText, TableReader};
 /// Keys that only the satellite understands.
 const OWN_KEYS: [&str; 3] = ["keep", "idle", "protocol"];
 
-/// Tables of servers in JSON files.
-const SERVER_TABLES: [&str; 3] = ["mcpServers", "servers", "context_servers"];
-
-/// Reads the servers in `text`. Returns `None` after an error.
-pub(crate) fn read(name: &str, text: &str, findings: &mut ConfigFindings) -> Option<ConfigFile> {
+/// Reads the servers in `text`. `home` is the home directory of the satellite's user. Returns `None` after an error.
+pub(crate) fn read(name: &str, text: &str, home: Option<&Path>, findings: &mut ConfigFindings) -> Option<ConfigFile> {
     let file = ClientFile::guess(name).unwrap_or_else(|| ClientFile::named(Client::ClaudeCode, name));
     let found = match read_servers(&file, text.as_bytes()) {
         Ok(found) => found,
@@ -51,18 +49,12 @@ pub(crate) fn read(name: &str, text: &str, findings: &mut ConfigFindings) -> Opt
         }
     };
     let start = Span::new(0, 1);
-    // Errors of the tree are errors of `read_servers` as well, or repeated keys, which it reports.
-    let tree = json::parse(text, &mut ConfigFindings::default());
-    let mut entries = JsonEntries::default();
-    if let Some(tree) = tree {
-        entries.collect(tree);
-    }
     for note in &found.notes {
         findings.warning(start, format!("{note}"));
     }
     let mut installations: Vec<InstallationTable> = Vec::new();
     for server in &found.servers {
-        let (at, own) = entries.take(&server.name);
+        let at = place(server.at);
         let mut warn = |message: String| findings.warning(at, message);
         if !server.enabled {
             warn(format!("`{}` is disabled and left out", server.name));
@@ -75,7 +67,7 @@ pub(crate) fn read(name: &str, text: &str, findings: &mut ConfigFindings) -> Opt
         let inputs = &found.inputs;
         let context = DraftContext {
             client: file.client,
-            home: None,
+            home,
             workspace,
             folder: None,
             moved_files: "",
@@ -100,11 +92,10 @@ pub(crate) fn read(name: &str, text: &str, findings: &mut ConfigFindings) -> Opt
         for note in &draft.notes {
             warn(format!("`{}`: {note}", server.name));
         }
-        installations.push(installation(&draft, at, own, findings));
+        installations.push(installation(&draft, at, &server.unknown_texts, findings));
     }
     for server in &found.unreadable {
-        let (at, _) = entries.take(&server.name);
-        findings.warning(at, format!("`{}` is left out: {}", server.name, server.reason));
+        findings.warning(place(server.at), format!("`{}` is left out: {}", server.name, server.reason));
     }
     if found.servers.is_empty() && found.unreadable.is_empty() {
         let message = "the file contains no servers; write { \"mcpServers\": { \"NAME\": { \"command\": … } } }";
@@ -129,18 +120,20 @@ fn local_team(installations: Vec<InstallationTable>) -> ConfigFile {
     ConfigFile { teams: vec![team], ..ConfigFile::default() }
 }
 
+/// Removes the notes about keys that are read here. A value that is no string keeps its note.
 fn without_own_keys(server: &ClientServer) -> ClientServer {
-    let mut server = server.clone();
-    server.notes.retain(
-        |note| !matches!(note, mcp_satellite_clients::ImportNote::UnknownKey(key) if OWN_KEYS.contains(&key.as_str())),
-    );
-    server
+    let is_own = |key: &String| {
+        OWN_KEYS.contains(&key.as_str()) && server.unknown_texts.iter().any(|(unknown, _)| unknown == key)
+    };
+    let mut kept = server.clone();
+    kept.notes.retain(|note| !matches!(note, ImportNote::UnknownKey(key) if is_own(key)));
+    kept
 }
 
 fn installation(
     draft: &ServerDraft,
     at: Span,
-    own: Option<Value<'static>>,
+    unknown_texts: &[(String, HiddenText)],
     findings: &mut ConfigFindings,
 ) -> InstallationTable {
     let text = |text: &Option<String>| text.as_deref().map_or(ParsedValue::Absent, |text| spanned(text, at));
@@ -183,7 +176,15 @@ fn installation(
     };
     let errors = findings.error_count();
     let subject = format!("`{}`", draft.id);
-    if let Some(mut fields) = own.and_then(|own| TableReader::open(own, at, subject.clone(), findings)) {
+    let own = unknown_texts.iter().filter(|(key, _)| OWN_KEYS.contains(&key.as_str()));
+    let own: Table<'_> = own
+        .map(|(key, text)| {
+            let value = Value::with_span(ValueInner::String(text.expose().into()), at);
+            (Key { name: key.as_str().into(), span: at }, value)
+        })
+        .collect();
+    let own = Value::with_span(ValueInner::Table(own), at);
+    if let Some(mut fields) = TableReader::open(own, at, subject.clone(), findings) {
         table.keep = fields.text("keep");
         table.own.protocol = fields.text("protocol");
         table.policy = PolicyTier::from_mcp_json(&mut fields);
@@ -200,44 +201,9 @@ fn spanned_text(text: &str, at: Span) -> SpannedText {
     Spanned::with_span(text.to_owned(), at)
 }
 
-/// An entry in a table of servers, with the place of its key.
-struct JsonEntry {
-    name: String,
-    at: Span,
-    value: Value<'static>,
-}
-
-/// The entries of servers in the file that were not taken yet. There are none if the file is not JSON.
-#[derive(Default)]
-struct JsonEntries(Vec<JsonEntry>);
-
-impl JsonEntries {
-    fn collect(&mut self, mut value: Value<'static>) {
-        let ValueInner::Table(table) = value.take() else { return };
-        for (key, mut inner) in table {
-            if !SERVER_TABLES.contains(&&*key.name) {
-                self.collect(inner);
-            } else if let ValueInner::Table(servers) = inner.take() {
-                let entry = |(key, value): (Key<'static>, Value<'static>)| JsonEntry {
-                    name: key.name.into_owned(),
-                    at: key.span,
-                    value,
-                };
-                self.0.extend(servers.into_iter().map(entry));
-            }
-        }
-    }
-
-    /// Removes the first entry of this name and returns it with its place.
-    fn take(&mut self, name: &str) -> (Span, Option<Value<'static>>) {
-        match self.0.iter().position(|entry| entry.name == name) {
-            Some(index) => {
-                let JsonEntry { at, value, .. } = self.0.remove(index);
-                (at, Some(value))
-            }
-            None => (Span::new(0, 1), None),
-        }
-    }
+/// Returns the place of a server's name. Formats other than JSON have no places.
+fn place(at: Option<usize>) -> Span {
+    at.map_or(Span::new(0, 1), |at| Span::new(at, at + 1))
 }
 
 /// Returns the place of a line and a column, counted from 1 in characters.

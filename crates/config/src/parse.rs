@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use mcp_satellite_model::secret::Secret;
 use toml_span::ErrorKind;
 
 use super::errors::{ConfigErrors, ConfigFindings, ConfigText};
@@ -59,14 +60,8 @@ pub(crate) fn parse_document(name: &str, text: &str, base: &PlanRestrictions) ->
     };
     let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
     let file = file::ConfigFile::read(tree, &mut findings);
-    finish(
-        file,
-        ConfigDocumentKind::Document(Box::new(base.clone())),
-        &source,
-        &|_| None,
-        SecretFiles::default(),
-        findings,
-    )
+    let inputs = SourceInputs { environment: &|_| None, read: BTreeMap::new(), files: SecretFiles::default() };
+    finish(file, ConfigDocumentKind::Document(Box::new(base.clone())), &source, inputs, findings)
 }
 
 fn parse_toml(
@@ -80,7 +75,8 @@ fn parse_toml(
         Ok(tree) => {
             let source = ConfigText { name, text, masked: secrets::mask_secrets(text, &tree) };
             let file = file::ConfigFile::read(tree, &mut findings);
-            finish(file, ConfigDocumentKind::Toml, &source, environment, files, findings)
+            let inputs = SourceInputs { environment, read: BTreeMap::new(), files };
+            finish(file, ConfigDocumentKind::Toml, &source, inputs, findings)
         }
         Err(error) => {
             let hint = match &error.kind {
@@ -105,28 +101,38 @@ fn parse_json(
 ) -> Result<Plan, ConfigErrors> {
     let mut findings = ConfigFindings::default();
     let source = ConfigText { name, text, masked: secrets::mask_unparsed(text) };
-    let Some(mut file) = mcp_json::read(name, text, &mut findings) else {
+    let home = environment("HOME");
+    let Some(mut file) = mcp_json::read(name, text, home.as_deref().map(Path::new), &mut findings) else {
         return findings.into_result(&source).map(|_| Plan::default());
     };
     if !base.effective_policy.sets_idle {
         file.policy = policy::PolicyTier::without_sleep();
     }
-    finish(file, ConfigDocumentKind::McpJson(Box::new(base.clone())), &source, environment, files, findings)
+    let read = home.map(|home| ("HOME".to_owned(), home.into())).into_iter().collect();
+    let kind = ConfigDocumentKind::McpJson(Box::new(base.clone()));
+    finish(file, kind, &source, SourceInputs { environment, read, files }, findings)
+}
+
+/// The contents of the machine that a configuration can refer to.
+struct SourceInputs<'a> {
+    environment: &'a dyn Fn(&str) -> Option<String>,
+    /// Variables that were read already.
+    read: BTreeMap<String, Secret>,
+    files: SecretFiles,
 }
 
 fn finish(
     file: file::ConfigFile,
     kind: ConfigDocumentKind,
     source: &ConfigText<'_>,
-    environment: &dyn Fn(&str) -> Option<String>,
-    files: SecretFiles,
+    inputs: SourceInputs<'_>,
     mut findings: ConfigFindings,
 ) -> Result<Plan, ConfigErrors> {
     let folder = Path::new(source.name).parent().unwrap_or(Path::new(""));
     let closed = matches!(kind, ConfigDocumentKind::Document(_));
     let is_lenient = matches!(kind, ConfigDocumentKind::McpJson(_));
-    let mut sources =
-        SecretSources { environment, folder, rejects_references: closed, variables_read: BTreeMap::new(), files };
+    let SourceInputs { environment, read, files } = inputs;
+    let mut sources = SecretSources { environment, folder, rejects_references: closed, variables_read: read, files };
     let base = match &kind {
         ConfigDocumentKind::Toml => &PlanRestrictions::default(),
         ConfigDocumentKind::McpJson(base) | ConfigDocumentKind::Document(base) => base,

@@ -1,9 +1,10 @@
-//! Protection of secrets in a configuration: resolves references to secrets, detects literal values that look like
-//! secrets, and masks both in the text of a file.
+//! Protection of secrets in a configuration: resolves references to secrets, and masks secrets in the text of a file.
+//! `mcp_satellite_clients` recognizes literal values that are secrets.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use mcp_satellite_clients::looks_secret;
 use mcp_satellite_model::secret::Secret;
 use mcp_satellite_model::spec::ValuePart;
 use toml_span::Span;
@@ -116,6 +117,7 @@ impl SecretSources<'_> {
                     ValuePart::Hidden(value)
                 }
             }
+            (_, Some(default)) if looks_secret(name, default) => ValuePart::Hidden(default.into()),
             (_, Some(default)) => ValuePart::Literal(default.into()),
             (_, None) => ValuePart::UserValue(name.to_owned()),
         }
@@ -160,29 +162,6 @@ impl SecretSources<'_> {
 /// Returns the reason why an instance waits for a file.
 pub(crate) fn unreadable_file(what: &str, path: &str, error: &std::io::Error) -> String {
     format!("cannot read {what} `{path}`: {error}; provide it, then run `satellite reload`")
-}
-
-/// Returns true if a literal value of an environment variable or query parameter must be treated as a secret. In doubt
-/// it returns true: a needless mask is harmless, a visible secret is not.
-pub(crate) fn is_likely_secret(name: &str, value: &str) -> bool {
-    const SECRET_WORDS: [&str; 11] =
-        ["KEY", "TOKEN", "SECRET", "PASSW", "AUTH", "CREDENTIAL", "PRIVATE", "SESSION", "COOKIE", "DSN", "CONN"];
-    let name = name.to_ascii_uppercase();
-    if SECRET_WORDS.iter().any(|word| name.contains(word)) {
-        return true;
-    }
-    let harmless = value.chars().count() < 8
-        || value.parse::<f64>().is_ok()
-        || ["/", "./", "../", "~/"].iter().any(|start| value.starts_with(start))
-        || value.chars().all(|letter| letter.is_ascii_lowercase())
-        || is_plain_url(value);
-    !harmless
-}
-
-fn is_plain_url(value: &str) -> bool {
-    reqwest::Url::parse(value).is_ok_and(|url| {
-        url.has_host() && url.username().is_empty() && url.password().is_none() && url.query().is_none()
-    })
 }
 
 /// Returns `text` with all possible secrets of `tree` masked, with the same length in bytes.
@@ -336,31 +315,6 @@ mod tests {
         let text = "API_KEY = \"a\n  \"c2VjcmV0LXZhbHVl=\",\n\"user:pass\"\n\"quoted\": x\n[teams.env]\n";
         let shown = "API_KEY = \"*\n  \"****************=\",\n\"****:****\"\n\"quoted\": *\n[teams.env]\n";
         assert_eq!(mask_unparsed(text), shown);
-    }
-
-    #[test]
-    fn a_secret_is_recognized_by_its_name_or_its_value() {
-        for (name, value) in [
-            ("API_KEY", "1"),
-            ("github_token", "x"),
-            ("DATABASE", "postgres://user:pass@db/acme"),
-            ("CALLBACK", "https://example.com/?code=abc"),
-            ("X", "Tr0ub4dor&3"),
-            ("X", "ghp_0123456789"),
-        ] {
-            assert!(is_likely_secret(name, value), "{name}={value}");
-        }
-        for (name, value) in [
-            ("LOG_LEVEL", "information"),
-            ("PORT", "1234567890"),
-            ("RATIO", "0.12345678"),
-            ("ROOT", "/srv/acme/files"),
-            ("ROOT", "./data/files"),
-            ("ENDPOINT", "https://example.com/api"),
-            ("MODE", "Fast"),
-        ] {
-            assert!(!is_likely_secret(name, value), "{name}={value}");
-        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mcp_satellite_clients::{may_be_secret, secret_in_arg};
 use mcp_satellite_http::client::is_loopback;
 use mcp_satellite_model::era::{Era, NEWEST_SESSION_VERSION, STATELESS_VERSION};
 use mcp_satellite_model::policy::{HealthCheck, ToolFilter};
@@ -18,7 +19,7 @@ use super::env_file::parse_env_file;
 use super::file;
 use super::oauth::OAuthPlan;
 use super::reader::{ParsedValue, SpannedText};
-use super::secrets::{is_likely_secret, parse_reference, split_argument, unreadable_file};
+use super::secrets::{parse_reference, split_argument, unreadable_file};
 use super::template::is_value_key;
 
 const AUTHORIZATION: &str = "Authorization";
@@ -227,7 +228,7 @@ impl ConfigCheck<'_, '_> {
         let Some(ServerTarget::Remote { health_url, .. }) = target else { return };
         let Some(text) = tier.health_url.get() else { return };
         let Some(mut url) = self.url("health_url", text) else { return };
-        if url.query_pairs().any(|(name, value)| is_likely_secret(&name, &value)) {
+        if url.query_pairs().any(|(name, value)| may_be_secret(&name, &value)) {
             let hint = "remove it: a health check sends the headers and the query of the server";
             self.findings.error(text.span, "`health_url` seems to contain a secret", hint);
         }
@@ -474,6 +475,18 @@ impl ConfigCheck<'_, '_> {
                 self.findings.warning(name.span, message);
             }
             let Some(value) = self.value(&name, &text) else { continue };
+            let user_values = value.template.iter().flat_map(ValueTemplate::keys).cloned().collect::<Vec<_>>();
+            if is_code_variable(&name.value) && !user_values.is_empty() {
+                let message = format!(
+                    "`{}` in the env of {subject} contains `{}` of the user, who cannot set a variable that makes a server \
+                     run other code",
+                    name.value,
+                    user_values.join("`, `")
+                );
+                let hint = "write the value, set the variable where the satellite is started, or give a default: \
+                            ${env:NAME:-default}";
+                self.findings.error(text.span, message, hint);
+            }
             if value.text.expose().contains('\0') {
                 self.findings.error(
                     text.span,
@@ -571,13 +584,9 @@ impl ConfigCheck<'_, '_> {
                         with secret_args = true";
             self.findings.error(text.span, "`args` refers to a secret", hint);
         }
-        let value = match template {
-            Some(template) => ConfigValue::from_template(template, false),
-            None => match mcp_satellite_clients::secret_in_arg(previous, &text.value) {
-                Some(secret) => ConfigValue::from_template(hide_parts(&text.value, [&text.value[secret]]), false),
-                None => ConfigValue::plain(text.value.as_str()),
-            },
-        };
+        let parts =
+            template.map_or_else(|| vec![ValuePart::Literal(text.value.as_str().into())], |template| template.parts);
+        let value = ConfigValue::from_template(hide_literal_secrets(parts, previous), false);
         if value.text.expose().contains('\0') {
             self.findings.error(text.span, "an argument contains a zero byte", "remove it");
         }
@@ -589,10 +598,10 @@ impl ConfigCheck<'_, '_> {
             return self.secret_sources.resolve(&reference, text.span, self.findings).map(ConfigValue::secret);
         }
         if let Some(template) = self.template(text) {
-            let is_secret = is_likely_secret(&name.value, template.known_text().expose());
+            let is_secret = may_be_secret(&name.value, template.known_text().expose());
             return Some(ConfigValue::from_template(template, is_secret));
         }
-        let is_secret = is_likely_secret(&name.value, &text.value);
+        let is_secret = may_be_secret(&name.value, &text.value);
         let value = text.value.as_str();
         Some(if is_secret { ConfigValue::secret(value) } else { ConfigValue::plain(value) })
     }
@@ -616,6 +625,26 @@ impl ConfigCheck<'_, '_> {
             None => secret,
         }))
     }
+}
+
+/// Masks the secrets in the literal parts of an argument.
+fn hide_literal_secrets(parts: Vec<ValuePart>, previous: Option<&str>) -> ValueTemplate {
+    let mut masked = ValueTemplate::default();
+    for (index, part) in parts.into_iter().enumerate() {
+        let ValuePart::Literal(text) = &part else {
+            masked.parts.push(part);
+            continue;
+        };
+        let text = text.expose();
+        let Some(secret) = secret_in_arg(previous.filter(|_| index == 0), text) else {
+            masked.parts.push(part);
+            continue;
+        };
+        let (before, after) = (&text[..secret.start], &text[secret.end..]);
+        let literals = [ValuePart::Literal(before.into()), ValuePart::Hidden(text[secret].into())];
+        masked.parts.extend(literals.into_iter().chain([ValuePart::Literal(after.into())]));
+    }
+    masked
 }
 
 /// Returns `text` with the parts of `hidden` masked. They are searched in their order; if one is not found, because it is

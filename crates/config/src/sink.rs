@@ -1,5 +1,6 @@
 //! Checks of `[events]` and `[journal]`.
 
+use mcp_satellite_clients::may_be_secret;
 use mcp_satellite_model::settings::JournalLimits;
 
 use super::check::ConfigCheck;
@@ -7,7 +8,6 @@ use super::file;
 use super::plan::{KEEP, ROTATE_BYTES, SinkPlan};
 use super::policy::BatchingTable;
 use super::reader::ParsedValue;
-use super::secrets::is_likely_secret;
 
 /// Minimum of `size_max`, in bytes: a smaller journal has no room for the required data.
 const JOURNAL_SIZE_MIN: u64 = 1 << 20;
@@ -63,7 +63,7 @@ impl ConfigCheck<'_, '_> {
                     }
                 };
                 if let Some((at, url)) = events.url.get().map(|typed| typed.span).zip(url.as_ref())
-                    && url.query_pairs().any(|(name, value)| is_likely_secret(&name, &value))
+                    && url.query_pairs().any(|(name, value)| may_be_secret(&name, &value))
                 {
                     let hint = "remove it from the URL and give token = \"env:NAME\"";
                     self.findings.error(at, "the URL of the sink seems to contain a secret", hint);

@@ -11,7 +11,7 @@ use jsonc_parser::{
 
 use crate::json_options::JSON_OPTIONS;
 use crate::locations::FileFormat;
-use crate::node::{ConfigNode, from_json};
+use crate::node::{ConfigNode, NodeKey, from_json};
 
 use super::{
     error::EditError,
@@ -35,15 +35,15 @@ fn syntax(text: &str) -> Result<Option<Value<'_>>, EditError> {
 
 /// Returns the value of the text; a text without a value is an empty object.
 pub(crate) fn parse(text: &str) -> Result<ConfigNode, EditError> {
-    Ok(syntax(text)?.map_or_else(|| ConfigNode::Map(Vec::new()), from_json))
+    Ok(syntax(text)?.map_or_else(|| ConfigNode::Map(Vec::new()), |value| from_json(value, 0)))
 }
 
 /// Sets the server `name` in the object `key` of the root object.
 pub(crate) fn set(text: &str, key: &str, name: &str, server: &ConfigNode) -> Result<String, EditError> {
     let style = JsonStyle::of(text);
-    let one_server = || ConfigNode::Map(vec![(name.to_owned(), server.clone())]);
+    let one_server = || ConfigNode::Map(vec![(name.into(), server.clone())]);
     let Some(root) = syntax(text)? else {
-        let root = ConfigNode::Map(vec![(key.to_owned(), one_server())]);
+        let root = ConfigNode::Map(vec![(key.into(), one_server())]);
         let separator = if text.trim().is_empty() || text.ends_with('\n') { "" } else { style.newline };
         let kept = if text.trim().is_empty() { "" } else { text };
         return Ok(format!("{kept}{separator}{}{}", style.render(&root, Some("")), style.newline));
@@ -250,7 +250,7 @@ impl JsonStyle {
                 enclose('[', ']', elements, scalars && items.len() <= SHORT_LIST)
             }
             ConfigNode::Map(entries) => {
-                let render = |(key, value): &(String, ConfigNode)| {
+                let render = |(key, value): &(NodeKey, ConfigNode)| {
                     format!("{}{}{}", quote(key), self.colon, self.render(value, inner))
                 };
                 enclose('{', '}', entries.iter().map(render).collect(), false)

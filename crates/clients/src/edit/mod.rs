@@ -111,7 +111,7 @@ pub fn remove_entry(client: Client, file: &[u8], url: Option<&str>) -> Result<Ve
 pub fn server_names(client: Client, file: Option<&[u8]>) -> Result<Vec<String>, EditError> {
     let config = ClientConfig::read(client, file)?;
     Ok(match config.servers() {
-        Some(ConfigNode::Map(entries)) => entries.iter().map(|(name, _)| name.clone()).collect(),
+        Some(ConfigNode::Map(entries)) => entries.iter().map(|(name, _)| name.name.clone()).collect(),
         Some(ConfigNode::List(items)) => {
             items.iter().filter_map(|item| item.get("name")?.as_text().map(str::to_owned)).collect()
         }
@@ -219,8 +219,8 @@ impl ClientConfig {
         let label = (!is_list).then_some(name);
         let (candidates, snippet) = match format {
             FileFormat::Json => {
-                let servers = ConfigNode::Map(vec![(name.to_owned(), server.clone())]);
-                let snippet = json::snippet(&ConfigNode::Map(vec![(key.to_owned(), servers)]));
+                let servers = ConfigNode::Map(vec![(name.into(), server.clone())]);
+                let snippet = json::snippet(&ConfigNode::Map(vec![(key.into(), servers)]));
                 (vec![json::set(&self.text, key, name, server)?], snippet)
             }
             FileFormat::Toml => (vec![toml::set(&self.text, key, name, server)?], toml::snippet(key, name, server)),
@@ -297,7 +297,7 @@ fn change_server(tree: &mut ConfigNode, section: ServersPlace, name: &str, serve
     let ConfigNode::Map(root) = tree else { return };
     let empty = || if section.is_list { ConfigNode::List(Vec::new()) } else { ConfigNode::Map(Vec::new()) };
     let at = root.iter().position(|(key, _)| key == section.key).unwrap_or_else(|| {
-        root.push((section.key.to_owned(), empty()));
+        root.push((section.key.into(), empty()));
         root.len() - 1
     });
     let servers = &mut root[at].1;
@@ -307,7 +307,7 @@ fn change_server(tree: &mut ConfigNode, section: ServersPlace, name: &str, serve
     match (servers, server) {
         (ConfigNode::Map(entries), Some(server)) => match entries.iter_mut().find(|(key, _)| key == name) {
             Some(entry) => entry.1 = server.clone(),
-            None => entries.push((name.to_owned(), server.clone())),
+            None => entries.push((name.into(), server.clone())),
         },
         (ConfigNode::Map(entries), None) => entries.retain(|(key, _)| key != name),
         (ConfigNode::List(items), Some(server)) => match items.iter_mut().find(|item| has_name(item, name)) {

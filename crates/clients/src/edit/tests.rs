@@ -6,7 +6,7 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use strum::IntoEnumIterator;
 
 use super::*;
-use crate::node;
+use crate::node::{self, NodeKey};
 
 const BRIDGE: &str = "/usr/local/bin/satellite";
 const URL: &str = "http://127.0.0.1:7400/mcp";
@@ -510,7 +510,7 @@ fn object(values: impl Strategy<Value = ConfigNode>, most: usize) -> impl Strate
     vec((key(), values), 0..most).prop_map(|mut entries| {
         entries.sort_by(|one, other| one.0.cmp(&other.0));
         entries.dedup_by(|one, other| one.0 == other.0);
-        ConfigNode::Map(entries)
+        ConfigNode::Map(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
     })
 }
 
@@ -546,14 +546,14 @@ impl RandomText {
                         .into_iter()
                         .map(|(name, server)| {
                             let ConfigNode::Map(mut fields) = server else { unreachable!() };
-                            fields.insert(0, ("name".to_owned(), node::text(name)));
+                            fields.insert(0, ("name".into(), node::text(name.name)));
                             ConfigNode::Map(fields)
                         })
                         .collect(),
                 ),
                 servers => servers,
             };
-            entries.insert(position.min(entries.len()), (section.key.to_owned(), servers));
+            entries.insert(position.min(entries.len()), (section.key.into(), servers));
         }
         let mut text = Self { style, next: 0, text: String::new() };
         match section.format {
@@ -635,7 +635,7 @@ impl RandomText {
         self.text.push(close);
     }
 
-    fn toml(&mut self, entries: Vec<(String, ConfigNode)>) {
+    fn toml(&mut self, entries: Vec<(NodeKey, ConfigNode)>) {
         let (tables, scalars): (Vec<_>, Vec<_>) =
             entries.into_iter().partition(|(_, value)| matches!(value, ConfigNode::Map(_)));
         for (key, value) in scalars {
@@ -653,7 +653,7 @@ impl RandomText {
                     }
                     value => {
                         // Each scalar goes into a table of its own, whose key is made unique by the name.
-                        writeln!(self.text, "[{}]", json::quote(&format!("{key} {name}"))).unwrap();
+                        writeln!(self.text, "[{}]", json::quote(&format!("{} {}", *key, *name))).unwrap();
                         self.toml_line("value", &value);
                     }
                 }
@@ -662,7 +662,7 @@ impl RandomText {
     }
 
     fn toml_line(&mut self, key: &str, value: &ConfigNode) {
-        let table = ConfigNode::Map(vec![(key.to_owned(), value.clone())]);
+        let table = ConfigNode::Map(vec![(key.into(), value.clone())]);
         let snippet = toml::snippet("x", "y", &table);
         if self.choice() == 0 {
             self.text.push_str("# [mcp_servers.satellite]\n\n");
@@ -672,7 +672,7 @@ impl RandomText {
         self.text.push_str(end);
     }
 
-    fn yaml(&mut self, entries: &[(String, ConfigNode)], is_root: bool) {
+    fn yaml(&mut self, entries: &[(NodeKey, ConfigNode)], is_root: bool) {
         for (key, value) in entries {
             match self.choice() {
                 0 => self.text.push_str("# a comment: {\n"),

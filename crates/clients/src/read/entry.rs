@@ -8,7 +8,7 @@ use crate::Client;
 use crate::edit::recognize;
 use crate::hidden::HiddenText;
 use crate::locations::{ClientFile, ClientScope};
-use crate::node::ConfigNode;
+use crate::node::{ConfigNode, NodeKey};
 use crate::server::{ClientServer, HttpProtocol, ImportNote, OAuthHints, ServerTimeouts, ServerTransport, ToolFilter};
 use crate::template::{TemplatePart, TemplateSyntax, TextTemplate};
 
@@ -64,8 +64,9 @@ pub(crate) fn read_entry(
     let tools = fields.tools()?;
     let timeouts = fields.timeouts();
     let is_satellite = recognize(node, None).is_some();
-    let (name, notes) = (name.to_owned(), fields.finish());
-    Ok(ClientServer { name, scope, transport, enabled, is_satellite, tools, timeouts, notes })
+    let unknown_texts = fields.unknown_texts();
+    let (name, notes, at) = (name.to_owned(), fields.finish(), None);
+    Ok(ClientServer { name, scope, transport, enabled, is_satellite, tools, timeouts, notes, unknown_texts, at })
 }
 
 /// The fields of an entry that were not read yet.
@@ -84,7 +85,7 @@ enum TransportType {
 }
 
 impl<'a> EntryFields<'a> {
-    fn new(client: Client, entries: &'a [(String, ConfigNode)]) -> Self {
+    fn new(client: Client, entries: &'a [(NodeKey, ConfigNode)]) -> Self {
         let mut reader = Self { client, syntax: syntax_of(client), fields: Vec::new(), notes: Vec::new() };
         let mut positions: HashMap<&str, usize> = HashMap::new();
         for (key, value) in entries {
@@ -154,17 +155,18 @@ impl<'a> EntryFields<'a> {
             let Some((key, value)) = self.take(&[first]) else { continue };
             let Some(entries) = value.as_map() else { return Err(wrong_type(key, "an object", value)) };
             for (name, value) in entries {
+                let place = format!("{key}.{}", name.name);
                 if *value == ConfigNode::Null {
-                    self.notes.push(adjusted(&format!("{key}.{name}"), "null is not imported"));
+                    self.notes.push(adjusted(&place, "null is not imported"));
                     continue;
                 }
-                let text = self.parse(&format!("{key}.{name}"), &scalar(&format!("{key}.{name}"), value)?);
+                let text = self.parse(&place, &scalar(&place, value)?);
                 if let Some(&earlier) = positions.get(name.as_str()) {
                     pairs[earlier].1 = text;
-                    self.notes.push(adjusted(&format!("{key}.{name}"), "the key occurs twice; the last value applies"));
+                    self.notes.push(adjusted(&place, "the key occurs twice; the last value applies"));
                 } else {
                     positions.insert(name, pairs.len());
-                    pairs.push((name.clone(), text));
+                    pairs.push((name.name.clone(), text));
                 }
             }
         }
@@ -412,7 +414,7 @@ impl<'a> EntryFields<'a> {
         let mut env_headers = Vec::new();
         if let Some((key, value)) = self.take(&["env_http_headers"]) {
             for (name, variable) in value.as_map().ok_or_else(|| wrong_type(key, "an object", value))? {
-                env_headers.push((name.clone(), scalar(key, variable)?));
+                env_headers.push((name.name.clone(), scalar(key, variable)?));
             }
         }
         let oauth = self.oauth()?;
@@ -506,6 +508,14 @@ impl<'a> EntryFields<'a> {
             self.notes.push(adjusted(key, "not a timeout; not imported"));
         }
         duration
+    }
+
+    /// Returns the remaining fields that are not understood and have a text, a number or a boolean.
+    fn unknown_texts(&self) -> Vec<(String, HiddenText)> {
+        let unknown = self.fields.iter().filter(|(key, _)| WITHOUT_COUNTERPART.iter().all(|(known, _)| known != key));
+        unknown
+            .filter_map(|(key, value)| Some(((*key).to_owned(), HiddenText::new(scalar(key, value).ok()?))))
+            .collect()
     }
 
     /// Turns the remaining fields into notes.

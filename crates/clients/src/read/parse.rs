@@ -19,7 +19,9 @@ pub(crate) fn parse(file: &ClientFile, bytes: &[u8]) -> Result<ConfigNode, Clien
     if bytes.len() > FILE_SIZE_MAX {
         return Err(ClientFileError::TooLarge { path: file.path.clone(), bytes: bytes.len() });
     }
+    let whole = bytes.len();
     let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+    let mark = whole - bytes.len();
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let (line, column) = line_and_column(bytes, error.valid_up_to());
         ClientFileError::NotText { path: file.path.clone(), line, column }
@@ -31,16 +33,17 @@ pub(crate) fn parse(file: &ClientFile, bytes: &[u8]) -> Result<ConfigNode, Clien
         return Err(too_deep(file, text, at));
     }
     match file.format {
-        FileFormat::Json => parse_json(file, text),
+        FileFormat::Json => parse_json(file, text, mark),
         FileFormat::Yaml => parse_yaml(file, text),
         FileFormat::Toml => parse_toml(file, text),
     }
 }
 
-fn parse_json(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
+/// `mark` is the length of the byte order mark before `text`.
+fn parse_json(file: &ClientFile, text: &str, mark: usize) -> Result<ConfigNode, ClientFileError> {
     let parsed = jsonc_parser::parse_to_ast(text, &CollectOptions::default(), &JSON_OPTIONS)
         .map_err(|error| syntax_error(file, text, error.range().start, &error.kind().to_string()))?;
-    Ok(parsed.value.map_or(ConfigNode::Null, from_json))
+    Ok(parsed.value.map_or(ConfigNode::Null, |value| from_json(value, mark)))
 }
 
 fn parse_yaml(file: &ClientFile, text: &str) -> Result<ConfigNode, ClientFileError> {
