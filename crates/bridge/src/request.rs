@@ -155,6 +155,9 @@ impl ClientRequest {
                 RequestAttempt::NotSent(why) => {
                     self.open.is_sent.store(false, Ordering::Release);
                     control.report_lost(link.generation, &why);
+                    if self.open.is_cancelled.load(Ordering::Acquire) {
+                        return;
+                    }
                     rejections += 1;
                     if Instant::now() >= deadline {
                         return self.fail(CallFate::NotSent, why).await;
@@ -165,6 +168,7 @@ impl ClientRequest {
                     }
                 }
                 RequestAttempt::HeadersMissing => {}
+                RequestAttempt::Busy(_) if self.open.is_cancelled.load(Ordering::Acquire) => return,
                 RequestAttempt::Busy(response) => {
                     self.open.is_sent.store(false, Ordering::Release);
                     if Instant::now() + pause >= deadline {
@@ -333,7 +337,7 @@ impl ClientRequest {
         let mut last_id: Option<HeaderValue> = None;
         loop {
             let mut events = SseDecoder::new(LINE_MAX);
-            let read = self.read_events(&mut response, &mut events).await;
+            let read = self.read_events(link, &mut response, &mut events).await;
             let why = match read {
                 Ok(true) => return RequestAttempt::Done,
                 Ok(false) if self.open.is_cancelled.load(Ordering::Acquire) => return RequestAttempt::Done,
@@ -361,7 +365,12 @@ impl ClientRequest {
     }
 
     /// Returns true if the stream contained the answer.
-    async fn read_events(&self, response: &mut SatelliteResponse, events: &mut SseDecoder) -> Result<bool, String> {
+    async fn read_events(
+        &self,
+        link: &Link,
+        response: &mut SatelliteResponse,
+        events: &mut SseDecoder,
+    ) -> Result<bool, String> {
         let output = &self.bridge.output;
         let mut permit = BufferPermit::default();
         let mut is_answered = false;
@@ -394,7 +403,10 @@ impl ClientRequest {
                     }
                     continue;
                 }
-                output.write(message.text()).await;
+                match self.version {
+                    Some(_) => output.write(message.text()).await,
+                    None => self.bridge.forward(link.session_number(), &message).await,
+                }
                 permit.release();
             }
             permit.reserve(output, events.buffered()).await;
