@@ -62,7 +62,7 @@ impl ReplaceArgs {
                 "it is in a part of the file that `satellite connect` does not edit"
             };
             let reason = format!("{place}; `satellite import {client}` imports it");
-            found.unreadable.push(UnreadableServer { name: server.name, scope: server.scope, reason });
+            found.unreadable.push(UnreadableServer { name: server.name, scope: server.scope, reason, at: server.at });
         }
         let config = self.config.clone().unwrap_or_else(|| default_configuration(machine));
         let mut import = Import::new(&config, &machine.home)?;
