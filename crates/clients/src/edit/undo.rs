@@ -89,7 +89,7 @@ pub enum Undo {
         /// Names of the servers that `connect --replace` had removed and that the user adds again from the backup.
         missing: Vec<String>,
     },
-    /// The file contains neither our entry nor lacks a replaced server.
+    /// The file does not contain our entry, and no replaced server is missing.
     NothingToDo,
 }
 
