@@ -1,16 +1,17 @@
 //! `satellite import`
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use mcp_satellite_clients::{Client, ClientFile, Machine, describe_file, existing_files};
+use mcp_satellite_clients::{Client, ClientFile, FileFormat, Machine, describe_file, existing_files};
 use serde::Serialize;
-use similar::{ChangeTag, TextDiff};
 
+use super::confirm::confirm;
+use super::connect::machine::user_machine;
+use super::file_diff::render_diff;
 use super::{BAD_INPUT, CommandFailure, DONE, FAILED, print_error, print_json, print_text, printable, to_json};
-use crate::config::mask_text;
-use crate::import::{Import, ImportError, ImportOutcome, ServerImport};
+use crate::import::{FileImport, Import, ImportError, ImportOutcome, ServerImport};
 use mcp_satellite_files::user_dirs;
 
 /// Arguments of `satellite import`.
@@ -42,7 +43,8 @@ pub(super) struct ImportCommand {
     /// Write without a question
     #[arg(long)]
     yes: bool,
-    /// Print {"config": path, "written": bool, "servers": [{client, file, name, id, outcome, target, reason, notes, secrets}]}
+    /// Print {"config": path, "written": bool, "files": [{client, file, notes}], "servers": [{client, file, name, id,
+    /// outcome, target, reason, notes, secrets}]}
     #[arg(long)]
     json: bool,
 }
@@ -51,6 +53,7 @@ pub(super) struct ImportCommand {
 struct ImportReport<'a> {
     config: &'a Path,
     written: bool,
+    files: &'a [FileImport],
     servers: &'a [ServerImport],
 }
 
@@ -58,7 +61,7 @@ impl From<ImportError> for CommandFailure {
     fn from(error: ImportError) -> Self {
         let code = match &error {
             ImportError::Read { .. } | ImportError::Client(_) | ImportError::Configuration { .. } => BAD_INPUT,
-            ImportError::SecretsFolder { .. } | ImportError::Write(_) => FAILED,
+            ImportError::SecretsFolder(_) | ImportError::Edit(_) => FAILED,
         };
         Self::new(code, error.to_string())
     }
@@ -66,18 +69,27 @@ impl From<ImportError> for CommandFailure {
 
 impl ImportCommand {
     pub(super) fn run(self) -> Result<u8, CommandFailure> {
-        let machine = machine()?;
+        // The current directory is the project, unless it is the home directory.
+        let user = user_machine()?;
+        let project = std::env::current_dir().ok().filter(|current| *current != user.home);
+        let machine = Machine { project, ..user };
         let config = match &self.config {
-            Some(path) => path.clone(),
+            Some(path) => std::path::absolute(path)?,
             None => machine.config_home.join("mcp-satellite/satellite.toml"),
         };
         let lists_only = self.sources.is_empty();
         let files = self.files(&machine)?;
-        let mut import = Import::new(&config, &machine.home)?;
+        let mut import = match Import::new(&config, &machine.home) {
+            Err(error) if lists_only => {
+                print_error(&error.to_string());
+                Import::preview(&config, &machine.home)
+            }
+            import => import?,
+        };
         let can_ask = std::io::stdin().is_terminal() && !lists_only && !self.dry_run && !self.json;
         let mut unreadable = false;
         for (file, is_named) in &files {
-            let mut confirm = |server: &ServerImport| can_ask.then(|| ask_for_server(server));
+            let mut confirm = |server: &ServerImport| can_ask.then(|| confirm_server(server));
             match import.add_file(file, *is_named, &mut confirm) {
                 Ok(()) => {}
                 Err(error) if *is_named => return Err(error.into()),
@@ -89,29 +101,33 @@ impl ImportCommand {
         }
         let writes = !lists_only && !self.dry_run && import.has_changes();
         if !self.json {
-            print_servers(&import, &files, lists_only || self.dry_run);
+            if files.is_empty() {
+                print_text("no configuration of an MCP client was found");
+            }
+            print_servers(&import, lists_only || self.dry_run);
             if !lists_only && import.has_changes() {
-                print_text(&format!("changes of {}:", config.display()));
-                print_text(&render_diff(&import));
+                let (before, after, added) = import.texts()?;
+                print_text(&render_diff(&config, FileFormat::Toml, before, Some(after.as_bytes()), &added));
             }
         }
         let mut written = false;
         if writes {
-            if !self.yes && !can_ask {
-                return Err(CommandFailure::new(
-                    BAD_INPUT,
-                    "nothing was written: give --yes, or --dry-run for a preview",
-                ));
+            if self.json && !self.yes {
+                return Err(CommandFailure::new(BAD_INPUT, "nothing was changed: add --yes or --dry-run to --json"));
             }
-            if !self.yes && !ask("Write these changes?") {
-                print_text("nothing was written");
-                return Ok(FAILED);
+            if !confirm("write these changes?", self.yes)? {
+                return Err(CommandFailure::new(FAILED, "nothing was changed"));
             }
             import.write()?;
             written = true;
         }
         if self.json {
-            print_json(&to_json(&ImportReport { config: &config, written, servers: &import.servers })?);
+            print_json(&to_json(&ImportReport {
+                config: &config,
+                written,
+                files: &import.files,
+                servers: &import.servers,
+            })?);
         } else if written {
             let is_default = user_dirs::config_dir().is_some_and(|default| config.parent() == Some(&*default));
             let next = if is_default {
@@ -165,23 +181,13 @@ impl ImportCommand {
     }
 }
 
-/// Returns the user's directories. The current directory is the project, unless it is the home directory.
-fn machine() -> Result<Machine, CommandFailure> {
-    let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = directory("HOME")
-        .ok_or_else(|| CommandFailure::new(BAD_INPUT, "the variable HOME is not set; set it to your home directory"))?;
-    let config_home = directory("XDG_CONFIG_HOME").unwrap_or_else(|| home.join(".config"));
-    let project = std::env::current_dir().ok().filter(|current| *current != home);
-    Ok(Machine { home, config_home, project })
-}
-
-fn print_servers(import: &Import<'_>, files: &[(ClientFile, bool)], is_preview: bool) {
-    if files.is_empty() {
-        print_text("no configuration of an MCP client was found");
-    }
-    for (file, _) in files {
-        print_text(&format!("{} ({})", file.path.display(), file.client));
-        for server in import.servers.iter().filter(|server| server.file == file.path) {
+fn print_servers(import: &Import<'_>, is_preview: bool) {
+    for FileImport { client, file, notes } in &import.files {
+        print_text(&format!("{} ({client})", file.display()));
+        for note in notes {
+            print_text(&format!("  note: {}", printable(note)));
+        }
+        for server in import.servers.iter().filter(|server| server.file == *file && server.client == *client) {
             let verb = match (server.outcome, is_preview) {
                 (ImportOutcome::Added, true) => "would be imported",
                 (ImportOutcome::Added, false) => "will be imported",
@@ -203,46 +209,17 @@ fn print_servers(import: &Import<'_>, files: &[(ClientFile, bool)], is_preview: 
     }
 }
 
-/// Returns the changes as a unified diff. An import only adds lines, which contain no secrets. The lines around them are
-/// the user's, so they are masked.
-fn render_diff(import: &Import<'_>) -> String {
-    let (before, after) = import.texts();
-    let masked = mask_text(before);
-    let masked: Vec<&str> = masked.lines().collect();
-    let diff = TextDiff::from_lines(before, &after);
-    let mut lines = Vec::new();
-    for (index, group) in diff.grouped_ops(2).iter().enumerate() {
-        if index > 0 {
-            lines.push("  …".to_owned());
-        }
-        for change in group.iter().flat_map(|operation| diff.iter_changes(operation)) {
-            let old = change.old_index().and_then(|line| masked.get(line)).copied().unwrap_or_default();
-            lines.push(match change.tag() {
-                ChangeTag::Insert => format!("+ {}", change.value().trim_end()),
-                ChangeTag::Delete => format!("- {old}"),
-                ChangeTag::Equal => format!("  {old}"),
-            });
-        }
-    }
-    lines.join("\n")
-}
-
-fn ask_for_server(server: &ServerImport) -> bool {
-    let target = server.target.as_deref().unwrap_or_default();
+/// Asks whether a server of a project's file is imported. Shows all that decides what it does.
+fn confirm_server(server: &ServerImport) -> bool {
     print_text(&format!(
-        "{} is a file of a project. Its server `{}` starts:",
+        "{} is a file of a project. Its server `{}` starts or connects to:",
         server.file.display(),
         printable(&server.name)
     ));
-    print_text(&format!("  {}", printable(target)));
-    ask("Import it?")
-}
-
-/// Asks at the terminal. Everything but `y` means no.
-fn ask(question: &str) -> bool {
-    let mut stderr = std::io::stderr().lock();
-    let _ = write!(stderr, "{question} [y/N] ");
-    let _ = stderr.flush();
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).is_ok() && matches!(line.trim(), "y" | "Y" | "yes")
+    let notes = server.notes.iter().map(|note| format!("note: {note}"));
+    for line in server.target.iter().chain(&server.settings).cloned().chain(notes) {
+        print_text(&format!("  {}", printable(&line)));
+    }
+    // A terminal that cannot be read permits nothing.
+    confirm("import it?", false).unwrap_or(false)
 }

@@ -1,10 +1,8 @@
 //! `satellite connect`: adds the entry `satellite` to the configuration of an MCP client.
 
-mod edited_file;
 mod entry;
 pub(super) mod list;
 pub(super) mod machine;
-mod mask;
 mod preview;
 mod records;
 
@@ -16,13 +14,14 @@ use mcp_satellite_clients::{
     disconnect, entry_state, remove_entry,
 };
 use mcp_satellite_files::known_dirs::{DataDirLocation, recorded_dirs};
+use mcp_satellite_files::replace_file::{EditedFile, FileEditError};
 
-use self::edited_file::{EditedFile, FileEditError};
 use self::entry::EntryArgs;
 use self::machine::{client_parser, default_file, user_machine};
-use self::preview::{confirm, preview};
+use self::preview::preview;
 use self::records::{ConnectRecords, StoredConnection, backup_name};
 use super::args::DataDirArg;
+use super::confirm::confirm;
 use super::exit::{BAD_INPUT, CommandFailure, DONE, FAILED};
 use super::print::{print_error, print_text};
 
