@@ -75,7 +75,7 @@ impl ImportCommand {
         let machine = Machine { project, ..user };
         let config = match &self.config {
             Some(path) => std::path::absolute(path)?,
-            None => machine.config_home.join("mcp-satellite/satellite.toml"),
+            None => default_configuration(&machine),
         };
         let lists_only = self.sources.is_empty();
         let files = self.files(&machine)?;
@@ -106,8 +106,7 @@ impl ImportCommand {
             }
             print_servers(&import, lists_only || self.dry_run);
             if !lists_only && import.has_changes() {
-                let (before, after, added) = import.texts()?;
-                print_text(&render_diff(&config, FileFormat::Toml, before, Some(after.as_bytes()), &added));
+                print_changes(&import, &config)?;
             }
         }
         let mut written = false;
@@ -129,16 +128,7 @@ impl ImportCommand {
                 servers: &import.servers,
             })?);
         } else if written {
-            let is_default = user_dirs::config_dir().is_some_and(|default| config.parent() == Some(&*default));
-            let next = if is_default {
-                "satellite up".to_owned()
-            } else {
-                format!("satellite run --config {}", config.display())
-            };
-            print_text(&format!(
-                "written to {}; next: `{next}`; a running satellite applies it itself",
-                config.display()
-            ));
+            print_written(&config);
         } else if lists_only {
             print_text("next: `satellite import CLIENT --dry-run`");
         } else if !import.has_changes() {
@@ -181,7 +171,28 @@ impl ImportCommand {
     }
 }
 
-fn print_servers(import: &Import<'_>, is_preview: bool) {
+/// Returns the path of the configuration that an import edits.
+pub(super) fn default_configuration(machine: &Machine) -> PathBuf {
+    machine.config_home.join("mcp-satellite/satellite.toml")
+}
+
+/// Prints where the servers are now, and the next step.
+pub(super) fn print_written(config: &Path) {
+    let is_default = user_dirs::config_dir().is_some_and(|default| config.parent() == Some(&*default));
+    let next =
+        if is_default { "satellite up".to_owned() } else { format!("satellite run --config {}", config.display()) };
+    print_text(&format!("written to {}; next: `{next}`; a running satellite applies it itself", config.display()));
+}
+
+/// Prints the changes of the configuration.
+pub(super) fn print_changes(import: &Import<'_>, config: &Path) -> Result<(), CommandFailure> {
+    let (before, after, added) = import.texts()?;
+    print_text(&render_diff(config, FileFormat::Toml, before, Some(after.as_bytes()), &added));
+    Ok(())
+}
+
+/// Prints the notes and the servers of each file, and what happens to them.
+pub(super) fn print_servers(import: &Import<'_>, is_preview: bool) {
     for FileImport { client, file, notes } in &import.files {
         print_text(&format!("{} ({client})", file.display()));
         for note in notes {

@@ -133,27 +133,36 @@ impl<'a> Import<'a> {
     ) -> Result<(), ImportError> {
         let (text, _) =
             read_file(&file.path).map_err(|source| ImportError::Read { path: file.path.clone(), source })?;
-        let mut found = read(file, &text)?;
-        found.inputs.iter_mut().for_each(describe_choices);
+        let found = read(file, &text)?;
+        let is_connected = matches!(entry_state(file.client, Some(&text), None), Ok(EntryState::Connected { .. }));
+        let (own, servers) = found.servers.into_iter().partition(|server| is_connected && server.name == ENTRY_NAME);
+        let own: Vec<ClientServer> = own;
+        self.add_servers(file, &ClientServers { servers, ..found }, file.from_project && !is_named, confirm);
+        let reason = "it connects the client to the satellite";
+        self.servers.extend(own.iter().map(|server| not_imported(file, &server.name, reason.to_owned())));
+        Ok(())
+    }
+
+    /// Adds the servers that were found in a client's file.
+    pub(crate) fn add_servers(
+        &mut self,
+        file: &ClientFile,
+        found: &ClientServers,
+        needs_confirmation: bool,
+        confirm: ConfirmServer<'_>,
+    ) {
         self.files.push(FileImport {
             client: file.client.to_string(),
             file: file.path.clone(),
             notes: found.notes.iter().map(ImportNote::to_string).collect(),
         });
-        let is_connected = matches!(entry_state(file.client, Some(&text), None), Ok(EntryState::Connected { .. }));
-        let needs_confirmation = file.from_project && !is_named;
         for server in &found.servers {
-            let imported = if is_connected && server.name == ENTRY_NAME {
-                not_imported(file, &server.name, "it is the entry of the satellite itself".to_owned())
-            } else {
-                self.server(file, &found, server, needs_confirmation, confirm)
-            };
+            let imported = self.server(file, found, server, needs_confirmation, confirm);
             self.servers.push(imported);
         }
-        for server in found.unreadable {
-            self.servers.push(not_imported(file, &server.name, server.reason));
+        for server in &found.unreadable {
+            self.servers.push(not_imported(file, &server.name, server.reason.clone()));
         }
-        Ok(())
     }
 
     fn server(
@@ -223,6 +232,7 @@ impl<'a> Import<'a> {
         let id = self.free_id(&server.name, file.client);
         let mut server = server.clone();
         let (secrets, mut notes) = move_secrets(&mut server, &id, self.folder(), &self.secrets)?;
+        let inputs: Vec<ClientInput> = found.inputs.iter().map(with_choices).collect();
         let context = DraftContext {
             client: file.client,
             home: Some(self.home),
@@ -233,7 +243,7 @@ impl<'a> Import<'a> {
             // The secrets are beside the configuration, and every other file is relative to the client's file.
             folder: file.path.parent(),
             moved_files: SECRETS_FOLDER,
-            inputs: &found.inputs,
+            inputs: &inputs,
             accepts_references: false,
         };
         let mut draft = draft_server(&server, &context)?;
@@ -381,15 +391,16 @@ fn not_imported(file: &ClientFile, name: &str, reason: String) -> ServerImport {
 }
 
 /// Adds the values that a client offers to the description of an input, which is the question to the user.
-fn describe_choices(input: &mut ClientInput) {
-    let InputKind::Choice(options) = &input.kind else { return };
+fn with_choices(input: &ClientInput) -> ClientInput {
+    let InputKind::Choice(options) = &input.kind else { return input.clone() };
     let options = options.iter().map(HiddenText::expose);
     let options: Vec<_> = options.map(|text| if looks_secret(&input.id, text) { "…" } else { text }).collect();
     let options = format!("one of: {}", options.join(", "));
-    input.description = Some(match &input.description {
+    let description = match &input.description {
         Some(description) => format!("{description} ({options})"),
         None => options,
-    });
+    };
+    ClientInput { description: Some(description), ..input.clone() }
 }
 
 /// Removes the place in front of a warning: `FILE:LINE:COLUMN: `.

@@ -126,7 +126,8 @@ fn insert_added(original: &str, edited: &str) -> Option<String> {
     let complete = if ends_line { body.to_owned() } else { format!("{body}{line_ending}") };
     let lines: Vec<&str> = complete.split_inclusive('\n').collect();
     let edited: Vec<&str> = edited.split_inclusive('\n').collect();
-    let is_same = |(old, new): &(&&str, &&str)| old.trim_end_matches(['\r', '\n']) == new.trim_end_matches(['\r', '\n']);
+    let is_same =
+        |(old, new): &(&&str, &&str)| old.trim_end_matches(['\r', '\n']) == new.trim_end_matches(['\r', '\n']);
     let before = lines.iter().zip(&edited).take_while(is_same).count();
     let (rest, edited) = (&lines[before..], &edited[before..]);
     let added = edited.len().checked_sub(rest.len())?;
@@ -236,9 +237,12 @@ mod tests {
 
     #[test]
     fn every_byte_around_added_servers_remains() {
-        let draft = ServerDraft { id: "new".to_owned(), command: Some("x".to_owned()), ..ServerDraft::default() };
-        let team = "# ä\n[[teams]]\nid = 'a'  # one\n\n[[teams.installations]]\nid = \"old\"\ntext = \"\"\"\na\n\nb\"\"\"\n";
-        for rest in ["", "\n# End.\n", "\n[gateway]\nlisten = \"off\"", "\n[gateway]\n\n", "\n# Imported from x", "# é"] {
+        let (id, command) = ("new".to_owned(), Some("x".to_owned()));
+        let draft = ServerDraft { id, transport: "stdio", command, ..ServerDraft::default() };
+        let team =
+            "# ä\n[[teams]]\nid = 'a'  # one\n\n[[teams.installations]]\nid = \"old\"\ntext = \"\"\"\na\n\nb\"\"\"\n";
+        for rest in ["", "\n# End.\n", "\n[gateway]\nlisten = \"off\"", "\n[gateway]\n\n", "\n# Imported from x", "# é"]
+        {
             for (mark, line_ending) in [("", "\n"), ("\u{feff}", "\r\n"), ("\u{feff}", "\n"), ("", "\r\n")] {
                 let original = format!("{mark}{team}{rest}").replace('\n', line_ending);
                 let mut edited = EditedConfiguration::parse(&original).unwrap();
@@ -250,8 +254,12 @@ mod tests {
                 let removed = text.replacen(&added, "", 1);
                 assert!(text.contains(&added), "{text:?}");
                 assert_eq!(removed.trim_end_matches(['\r', '\n']), original.trim_end_matches(['\r', '\n']), "{text:?}");
-                assert_eq!(text.matches("\r\n").count(), if line_ending == "\n" { 0 } else { text.matches('\n').count() });
-                let ids: Vec<_> = EditedConfiguration::parse(&text).unwrap().installations().map(|one| draft_of(one).id).collect();
+                assert_eq!(
+                    text.matches("\r\n").count(),
+                    if line_ending == "\n" { 0 } else { text.matches('\n').count() }
+                );
+                let ids: Vec<_> =
+                    EditedConfiguration::parse(&text).unwrap().installations().map(|one| draft_of(one).id).collect();
                 assert_eq!(ids, ["old", "new"]);
             }
         }

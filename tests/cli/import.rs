@@ -305,7 +305,7 @@ fn the_entry_of_the_satellite_is_not_imported() {
         let outcome = user.import(&[client, "--yes", "--json"]).exits(0).json();
         let row = &outcome["servers"][0];
         assert_eq!(row["outcome"], "not_imported", "{outcome:#}");
-        assert_eq!(row["reason"], "it is the entry of the satellite itself", "{outcome:#}");
+        assert_eq!(row["reason"], "it connects the client to the satellite", "{outcome:#}");
         assert!(!user.config().exists(), "{client}");
     }
     let user = UserHome::new(None);
@@ -465,7 +465,7 @@ fn warnings_about_an_imported_server_are_listed() {
     let user = UserHome::new(None);
     user.write(
         ".config/mcp-satellite/satellite.toml",
-        &format!("[satellite]\nprofile = \"production\"\nisolation = \"off\"\n\n{OWN}"),
+        &format!("[satellite]\nprofile = \"production\"\nisolation = \"none\"\nallowed_commands = [\"x\"]\n\n{OWN}"),
     );
     user.write(
         ".cursor/mcp.json",

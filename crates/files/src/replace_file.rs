@@ -160,7 +160,8 @@ impl EditedFile {
         Ok(())
     }
 
-    fn check_unchanged(&self) -> Result<(), FileEditError> {
+    /// Fails if the file is not as it was read.
+    pub fn check_unchanged(&self) -> Result<(), FileEditError> {
         let now = Self::open(&self.path)?;
         if now.target == self.target && now.before == self.before {
             Ok(())
