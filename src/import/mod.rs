@@ -428,7 +428,7 @@ fn shown_settings(draft: &ServerDraft) -> Vec<String> {
         settings.push(format!("scopes = {}", draft.oauth_scopes.join(" ")));
     }
     for value in &draft.values {
-        let default = value.default.iter().map(|text| format!(" = {text}")).collect::<String>();
+        let default = value.default.as_ref().map(|text| format!(" = {text}")).unwrap_or_default();
         settings.push(format!("values.{}{default}", value.key));
     }
     settings

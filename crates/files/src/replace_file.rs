@@ -13,6 +13,8 @@ use nix::unistd::{AccessFlags, access, geteuid};
 const FILE_SIZE_MAX: u64 = 16 << 20;
 /// The bits of a mode that permissions consist of.
 const PERMISSIONS: u32 = 0o7777;
+/// The permissions of the group and of others.
+const PERMISSIONS_OF_OTHERS: u32 = 0o077;
 /// The mode of a new file.
 const PRIVATE: u32 = 0o600;
 
@@ -90,7 +92,7 @@ impl EditedFile {
 
     /// Returns true if the file exists and only its owner can access it.
     pub fn is_private(&self) -> bool {
-        self.before.as_ref().is_some_and(|before| before.mode & 0o077 == 0)
+        self.before.as_ref().is_some_and(|before| before.mode & PERMISSIONS_OF_OTHERS == 0)
     }
 
     /// Fails if the file or its directory is read-only.
