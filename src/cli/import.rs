@@ -1,17 +1,17 @@
 //! `satellite import`
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use mcp_satellite_clients::{Client, ClientFile, Machine, describe_file, existing_files};
+use mcp_satellite_clients::{Client, ClientFile, FileFormat, Machine, describe_file, existing_files};
 use serde::Serialize;
-use similar::{ChangeTag, TextDiff};
 
+use super::confirm::confirm;
 use super::connect::machine::user_machine;
+use super::file_diff::render_diff;
 use super::{BAD_INPUT, CommandFailure, DONE, FAILED, print_error, print_json, print_text, printable, to_json};
-use crate::config::mask_text;
-use crate::import::{Import, ImportError, ImportOutcome, ServerImport};
+use crate::import::{FileImport, Import, ImportError, ImportOutcome, ServerImport};
 use mcp_satellite_files::user_dirs;
 
 /// Arguments of `satellite import`.
@@ -43,7 +43,8 @@ pub(super) struct ImportCommand {
     /// Write without a question
     #[arg(long)]
     yes: bool,
-    /// Print {"config": path, "written": bool, "servers": [{client, file, name, id, outcome, target, reason, notes, secrets}]}
+    /// Print {"config": path, "written": bool, "files": [{client, file, notes}], "servers": [{client, file, name, id,
+    /// outcome, target, reason, notes, secrets}]}
     #[arg(long)]
     json: bool,
 }
@@ -52,6 +53,7 @@ pub(super) struct ImportCommand {
 struct ImportReport<'a> {
     config: &'a Path,
     written: bool,
+    files: &'a [FileImport],
     servers: &'a [ServerImport],
 }
 
@@ -62,7 +64,7 @@ impl From<ImportError> for CommandFailure {
             | ImportError::OtherOwner { .. }
             | ImportError::Client(_)
             | ImportError::Configuration { .. } => BAD_INPUT,
-            ImportError::SecretsFolder { .. } | ImportError::Write(_) => FAILED,
+            ImportError::SecretsFolder(_) | ImportError::Edit(_) => FAILED,
         };
         Self::new(code, error.to_string())
     }
@@ -71,17 +73,26 @@ impl From<ImportError> for CommandFailure {
 impl ImportCommand {
     pub(super) fn run(self) -> Result<u8, CommandFailure> {
         // The current directory is the project, unless it is the home directory.
-        let machine = user_machine()?;
-        let project = std::env::current_dir().ok().filter(|current| *current != machine.home);
-        let machine = Machine { project, ..machine };
-        let config = self.config.clone().unwrap_or_else(|| default_configuration(&machine));
+        let user = user_machine()?;
+        let project = std::env::current_dir().ok().filter(|current| *current != user.home);
+        let machine = Machine { project, ..user };
+        let config = match &self.config {
+            Some(path) => std::path::absolute(path)?,
+            None => default_configuration(&machine),
+        };
         let lists_only = self.sources.is_empty();
         let files = self.files(&machine)?;
-        let mut import = Import::new(&config, &machine.home)?;
+        let mut import = match Import::new(&config, &machine.home) {
+            Err(error) if lists_only => {
+                print_error(&error.to_string());
+                Import::preview(&config, &machine.home)
+            }
+            import => import?,
+        };
         let can_ask = std::io::stdin().is_terminal() && !lists_only && !self.dry_run && !self.json;
         let mut unreadable = false;
         for (file, is_named) in &files {
-            let mut confirm = |server: &ServerImport| can_ask.then(|| ask_for_server(server));
+            let mut confirm = |server: &ServerImport| can_ask.then(|| confirm_server(server));
             match import.add_file(file, *is_named, &mut confirm) {
                 Ok(()) => {}
                 Err(error) if *is_named => return Err(error.into()),
@@ -96,28 +107,29 @@ impl ImportCommand {
             if files.is_empty() {
                 print_text("no configuration of an MCP client was found");
             }
-            print_servers(&import, files.iter().map(|(file, _)| file), lists_only || self.dry_run);
+            print_servers(&import, lists_only || self.dry_run);
             if !lists_only && import.has_changes() {
-                print_changes(&import, &config);
+                print_changes(&import, &config)?;
             }
         }
         let mut written = false;
         if writes {
-            if !self.yes && !can_ask {
-                return Err(CommandFailure::new(
-                    BAD_INPUT,
-                    "nothing was written: give --yes, or --dry-run for a preview",
-                ));
+            if self.json && !self.yes {
+                return Err(CommandFailure::new(BAD_INPUT, "nothing was changed: add --yes or --dry-run to --json"));
             }
-            if !self.yes && !ask("Write these changes?") {
-                print_text("nothing was written");
-                return Ok(FAILED);
+            if !confirm("write these changes?", self.yes)? {
+                return Err(CommandFailure::new(FAILED, "nothing was changed"));
             }
             import.write()?;
             written = true;
         }
         if self.json {
-            print_json(&to_json(&ImportReport { config: &config, written, servers: &import.servers })?);
+            print_json(&to_json(&ImportReport {
+                config: &config,
+                written,
+                files: &import.files,
+                servers: &import.servers,
+            })?);
         } else if written {
             print_written(&config);
         } else if lists_only {
@@ -175,15 +187,21 @@ pub(super) fn print_written(config: &Path) {
     print_text(&format!("written to {}; next: `{next}`; a running satellite applies it itself", config.display()));
 }
 
-/// Prints the servers of each file, and what happens to them.
-pub(super) fn print_servers<'a>(
-    import: &Import<'_>,
-    files: impl IntoIterator<Item = &'a ClientFile>,
-    is_preview: bool,
-) {
-    for file in files {
-        print_text(&format!("{} ({})", file.path.display(), file.client));
-        for server in import.servers.iter().filter(|server| server.file == file.path) {
+/// Prints the changes of the configuration.
+pub(super) fn print_changes(import: &Import<'_>, config: &Path) -> Result<(), CommandFailure> {
+    let (before, after, added) = import.texts()?;
+    print_text(&render_diff(config, FileFormat::Toml, before, Some(after.as_bytes()), &added));
+    Ok(())
+}
+
+/// Prints the notes and the servers of each file, and what happens to them.
+pub(super) fn print_servers(import: &Import<'_>, is_preview: bool) {
+    for FileImport { client, file, notes } in &import.files {
+        print_text(&format!("{} ({client})", file.display()));
+        for note in notes {
+            print_text(&format!("  note: {}", printable(note)));
+        }
+        for server in import.servers.iter().filter(|server| server.file == *file && server.client == *client) {
             let verb = match (server.outcome, is_preview) {
                 (ImportOutcome::Added, true) => "would be imported",
                 (ImportOutcome::Added, false) => "will be imported",
@@ -205,46 +223,17 @@ pub(super) fn print_servers<'a>(
     }
 }
 
-/// Prints the changes as a unified diff. An import only adds lines, which contain no secrets. The lines around them are
-/// the user's, so they are masked.
-pub(super) fn print_changes(import: &Import<'_>, config: &Path) {
-    let (before, after) = import.texts();
-    let masked = mask_text(before);
-    let masked: Vec<&str> = masked.lines().collect();
-    let diff = TextDiff::from_lines(before, &after);
-    let mut lines = Vec::new();
-    for (index, group) in diff.grouped_ops(2).iter().enumerate() {
-        if index > 0 {
-            lines.push("  …".to_owned());
-        }
-        for change in group.iter().flat_map(|operation| diff.iter_changes(operation)) {
-            let old = change.old_index().and_then(|line| masked.get(line)).copied().unwrap_or_default();
-            lines.push(match change.tag() {
-                ChangeTag::Insert => format!("+ {}", change.value().trim_end()),
-                ChangeTag::Delete => format!("- {old}"),
-                ChangeTag::Equal => format!("  {old}"),
-            });
-        }
-    }
-    print_text(&format!("changes of {}:\n{}", config.display(), lines.join("\n")));
-}
-
-fn ask_for_server(server: &ServerImport) -> bool {
-    let target = server.target.as_deref().unwrap_or_default();
+/// Asks whether a server of a project's file is imported. Shows all that decides what it does.
+fn confirm_server(server: &ServerImport) -> bool {
     print_text(&format!(
-        "{} is a file of a project. Its server `{}` starts:",
+        "{} is a file of a project. Its server `{}` starts or connects to:",
         server.file.display(),
         printable(&server.name)
     ));
-    print_text(&format!("  {}", printable(target)));
-    ask("Import it?")
-}
-
-/// Asks at the terminal. Everything but `y` means no.
-fn ask(question: &str) -> bool {
-    let mut stderr = std::io::stderr().lock();
-    let _ = write!(stderr, "{question} [y/N] ");
-    let _ = stderr.flush();
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).is_ok() && matches!(line.trim(), "y" | "Y" | "yes")
+    let notes = server.notes.iter().map(|note| format!("note: {note}"));
+    for line in server.target.iter().chain(&server.settings).cloned().chain(notes) {
+        print_text(&format!("  {}", printable(&line)));
+    }
+    // A terminal that cannot be read permits nothing.
+    confirm("import it?", false).unwrap_or(false)
 }

@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use clap::{Args, Subcommand};
 
+use super::connect::entry::installed_binary;
 use super::{BAD_INPUT, CommandFailure, DONE, FAILED, print_text};
 use mcp_satellite_files::user_dirs;
 
@@ -170,8 +171,7 @@ fn check_ours(unit: &Path) -> Result<(), CommandFailure> {
 
 /// Returns the unit for this program and the user's data directory.
 fn unit_text() -> Result<String, CommandFailure> {
-    let program = std::env::current_exe()
-        .map_err(|error| CommandFailure::new(FAILED, format!("cannot find this program's own file: {error}")))?;
+    let program = installed_binary()?;
     let home = || CommandFailure::new(FAILED, "this user has no home directory");
     let data_dir = user_dirs::data_dir().ok_or_else(home)?;
     let (program, data_dir) = (quoted(&program)?, quoted(&data_dir)?);

@@ -7,13 +7,16 @@ mod toml;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use mcp_satellite_actors::model::printable;
 use mcp_satellite_clients::{
-    Client, ClientFile, ClientFileError, ClientScope, ClientServer, ClientServers, HiddenText, read,
+    Client, ClientFile, ClientFileError, ClientInput, ClientScope, ClientServer, ClientServers, HiddenText, ImportNote,
+    InputKind, looks_secret, read,
 };
-use mcp_satellite_files::replace_file::{ReplaceError, replace_file};
+use mcp_satellite_files::data_dir::DataDir;
+use mcp_satellite_files::replace_file::{EditedFile, FileEditError, FileReadError, read_file};
 use serde::Serialize;
 
 use crate::config::{self, DraftContext, ServerDraft, draft_server, normalize_id, workspace_of};
@@ -21,21 +24,32 @@ use crate::config::{self, DraftContext, ServerDraft, draft_server, normalize_id,
 use self::secrets::{MovedSecret, SECRETS_FOLDER, move_secrets};
 use self::toml::{EditedConfiguration, NEW_CONFIGURATION, draft_of};
 
+const GITIGNORE: &str = ".gitignore";
+
 /// Reasons why nothing is imported.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ImportError {
     #[error("cannot read `{}`: {source}; check the path and its permissions", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    Read { path: PathBuf, source: FileReadError },
     #[error("cannot import `{}`: it belongs to the user {owner}, who may have written commands into it; check it, then run `satellite import {}`", path.display(), path.display())]
     OtherOwner { path: PathBuf, owner: u32 },
     #[error(transparent)]
     Client(#[from] ClientFileError),
     #[error("cannot add servers to `{}`: {reason}", path.display())]
     Configuration { path: PathBuf, reason: String },
-    #[error("cannot use `{}` for secrets: {reason}", path.display())]
-    SecretsFolder { path: PathBuf, reason: String },
+    #[error("cannot store secrets: {0}")]
+    SecretsFolder(#[from] io::Error),
     #[error(transparent)]
-    Write(#[from] ReplaceError),
+    Edit(#[from] FileEditError),
+}
+
+/// A client's file that was read.
+#[derive(Debug, Serialize)]
+pub(crate) struct FileImport {
+    pub(crate) client: String,
+    pub(crate) file: PathBuf,
+    /// Settings of the file as a whole that are not imported.
+    pub(crate) notes: Vec<String>,
 }
 
 /// A server of a client's file, and what happens to it.
@@ -56,6 +70,9 @@ pub(crate) struct ServerImport {
     pub(crate) notes: Vec<String>,
     /// Places of secrets, and the files to which they are moved.
     pub(crate) secrets: BTreeMap<String, String>,
+    /// Directory, variables, headers and other settings with which the server is started, for a question to the user.
+    #[serde(skip)]
+    pub(crate) settings: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -70,9 +87,13 @@ pub(crate) enum ImportOutcome {
 pub(crate) struct Import<'a> {
     home: &'a Path,
     path: PathBuf,
-    before: Option<String>,
+    /// The file of the configuration. `None`: the configuration is not written.
+    file: Option<EditedFile>,
     configuration: EditedConfiguration,
+    /// A configuration of the added servers only.
+    added: EditedConfiguration,
     secrets: Vec<MovedSecret>,
+    pub(crate) files: Vec<FileImport>,
     pub(crate) servers: Vec<ServerImport>,
 }
 
@@ -82,16 +103,27 @@ pub(crate) type ConfirmServer<'a> = &'a mut dyn FnMut(&ServerImport) -> Option<b
 impl<'a> Import<'a> {
     /// Reads the configuration at `path`, or begins a new one.
     pub(crate) fn new(path: &Path, home: &'a Path) -> Result<Self, ImportError> {
-        let before = match fs::read_to_string(path) {
-            Ok(text) => Some(text),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(source) => return Err(ImportError::Read { path: path.to_owned(), source }),
-        };
-        let blank = before.as_ref().is_none_or(|text| text.trim().is_empty());
-        let text = if blank { NEW_CONFIGURATION } else { before.as_deref().unwrap_or_default() };
-        let configuration = EditedConfiguration::parse(text)
-            .map_err(|reason| ImportError::Configuration { path: path.to_owned(), reason })?;
-        Ok(Self { home, path: path.to_owned(), before, configuration, secrets: Vec::new(), servers: Vec::new() })
+        let failed = |reason| ImportError::Configuration { path: path.to_owned(), reason };
+        let file = EditedFile::open(path)?;
+        let text = std::str::from_utf8(file.contents().unwrap_or_default())
+            .map_err(|_| failed("it is not UTF-8; save it as UTF-8".to_owned()))?;
+        let text = if text.trim().is_empty() { NEW_CONFIGURATION } else { text };
+        let configuration = EditedConfiguration::parse(text).map_err(failed)?;
+        Ok(Self { file: Some(file), configuration, ..Self::preview(path, home) })
+    }
+
+    /// Begins an import that shows what a new configuration at `path` would contain. It writes nothing.
+    pub(crate) fn preview(path: &Path, home: &'a Path) -> Self {
+        Self {
+            home,
+            path: path.to_owned(),
+            file: None,
+            configuration: EditedConfiguration::empty(),
+            added: EditedConfiguration::empty(),
+            secrets: Vec::new(),
+            files: Vec::new(),
+            servers: Vec::new(),
+        }
     }
 
     /// Adds the servers of a client's file. The servers of a project's file are added only if the file `is_named` or they
@@ -102,12 +134,13 @@ impl<'a> Import<'a> {
         is_named: bool,
         confirm: ConfirmServer<'_>,
     ) -> Result<(), ImportError> {
-        let failed = |source| ImportError::Read { path: file.path.clone(), source };
-        let owner = fs::metadata(&file.path).map_err(failed)?.uid();
+        let (text, about) =
+            read_file(&file.path).map_err(|source| ImportError::Read { path: file.path.clone(), source })?;
+        let owner = about.uid();
         if !is_named && owner != 0 && owner != nix::unistd::geteuid().as_raw() {
             return Err(ImportError::OtherOwner { path: file.path.clone(), owner });
         }
-        let found = read(file, &fs::read(&file.path).map_err(failed)?)?;
+        let found = read(file, &text)?;
         self.add_servers(file, &found, file.from_project && !is_named, confirm);
         Ok(())
     }
@@ -120,6 +153,11 @@ impl<'a> Import<'a> {
         needs_confirmation: bool,
         confirm: ConfirmServer<'_>,
     ) {
+        self.files.push(FileImport {
+            client: file.client.to_string(),
+            file: file.path.clone(),
+            notes: found.notes.iter().map(ImportNote::to_string).collect(),
+        });
         for server in &found.servers {
             let imported = self.server(file, found, server, needs_confirmation, confirm);
             self.servers.push(imported);
@@ -150,6 +188,7 @@ impl<'a> Import<'a> {
         let ServerCandidate { draft, secrets, notes } = candidate;
         let mut import = ServerImport {
             target: Some(shown_target(&draft)),
+            settings: shown_settings(&draft),
             notes,
             ..not_imported(file, &server.name, String::new())
         };
@@ -159,9 +198,12 @@ impl<'a> Import<'a> {
             (import.target, import.notes) = (None, Vec::new());
             return import;
         }
-        if let Err(reason) = self.check(&draft) {
-            import.reason = Some(reason);
-            return import;
+        match self.check(&draft) {
+            Ok(mut warnings) => import.notes.append(&mut warnings),
+            Err(reason) => {
+                import.reason = Some(reason);
+                return import;
+            }
         }
         if needs_confirmation {
             import.reason = match confirm(&import) {
@@ -176,7 +218,9 @@ impl<'a> Import<'a> {
                 return import;
             }
         }
-        self.configuration.add(&draft, &format!("{} ({})", file.client, self.shown_path(&file.path)));
+        let origin = format!("{} ({})", file.client, self.shown_path(&file.path));
+        self.configuration.add(&draft, &origin);
+        self.added.add(&draft, &origin);
         import.secrets = secrets.iter().map(|secret| (secret.place.clone(), secret.path.clone())).collect();
         (import.id, import.outcome, import.reason) = (Some(draft.id), ImportOutcome::Added, None);
         self.secrets.extend(secrets);
@@ -192,7 +236,8 @@ impl<'a> Import<'a> {
     ) -> Result<ServerCandidate, String> {
         let id = self.free_id(&server.name, file.client);
         let mut server = server.clone();
-        let (secrets, mut notes) = move_secrets(&mut server, &id);
+        let (secrets, mut notes) = move_secrets(&mut server, &id, self.folder(), &self.secrets)?;
+        let inputs: Vec<ClientInput> = found.inputs.iter().map(with_choices).collect();
         let context = DraftContext {
             client: file.client,
             home: Some(self.home),
@@ -203,7 +248,7 @@ impl<'a> Import<'a> {
             // The secrets are beside the configuration, and every other file is relative to the client's file.
             folder: file.path.parent(),
             moved_files: SECRETS_FOLDER,
-            inputs: &found.inputs,
+            inputs: &inputs,
             accepts_references: false,
         };
         let mut draft = draft_server(&server, &context)?;
@@ -246,13 +291,22 @@ impl<'a> Import<'a> {
         installations.find(|other| resolved(other, &stored) == wanted).map(|other| other.id)
     }
 
-    /// Checks a server as `satellite check` does. The error is the first finding.
-    fn check(&self, draft: &ServerDraft) -> Result<(), String> {
-        let mut sample = self.configuration.sample();
-        sample.add(draft, "");
+    /// Checks a server as `satellite check` does, and returns the warnings. The error is the first finding.
+    fn check(&self, draft: &ServerDraft) -> Result<Vec<String>, String> {
+        let without = self.configuration.sample();
+        let mut with = self.configuration.sample();
+        with.add(draft, "");
+        let known = self.warnings(&without)?;
+        let warnings = self.warnings(&with)?;
+        Ok(warnings.into_iter().filter(|warning| !known.contains(warning)).collect())
+    }
+
+    /// Returns the warnings of a configuration, without their places in it.
+    fn warnings(&self, configuration: &EditedConfiguration) -> Result<Vec<String>, String> {
         let name = self.path.display().to_string();
-        match config::parse(&name, &sample.text(), &|name| std::env::var(name).ok()) {
-            Ok(_) => Ok(()),
+        let plan = config::parse(&name, &configuration.document_text(), &|name| std::env::var(name).ok());
+        match plan.and_then(config::Plan::finalize) {
+            Ok(plan) => Ok(plan.warnings.iter().map(|warning| without_place(warning, &name)).collect()),
             Err(errors) => {
                 let finding = errors.items().into_iter().next();
                 Err(finding.map(|item| format!("{}; {}", item.message, item.hint)).unwrap_or_default())
@@ -275,15 +329,24 @@ impl<'a> Import<'a> {
         self.servers.iter().any(|server| server.outcome == ImportOutcome::Added)
     }
 
-    /// Returns the configuration before and after the import.
-    pub(crate) fn texts(&self) -> (&str, String) {
-        (self.before.as_deref().unwrap_or_default(), self.configuration.text())
+    /// Returns the configuration before and after the import, and a text that contains all that the import writes.
+    pub(crate) fn texts(&self) -> Result<(Option<&[u8]>, String, String), ImportError> {
+        let before = self.file.as_ref().and_then(EditedFile::contents);
+        Ok((before, self.text_after()?, self.added.document_text()))
+    }
+
+    fn text_after(&self) -> Result<String, ImportError> {
+        let failed = |reason| ImportError::Configuration { path: self.path.clone(), reason };
+        self.configuration.text().map_err(failed)
     }
 
     /// Writes the files of secrets, and then the configuration. After an error, no file of this import remains.
     pub(crate) fn write(&self) -> Result<(), ImportError> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let text = self.text_after()?;
+        file.check_writable()?;
         let mut written = Vec::new();
-        let outcome = self.write_files(&mut written);
+        let outcome = self.write_secrets(&mut written).and_then(|()| Ok(file.replace(text.as_bytes())?));
         if outcome.is_err() {
             for file in written {
                 // The error of the write is reported.
@@ -293,45 +356,19 @@ impl<'a> Import<'a> {
         outcome
     }
 
-    fn write_files(&self, written: &mut Vec<PathBuf>) -> Result<(), ImportError> {
-        if !self.secrets.is_empty() {
-            self.make_secrets_folder()?;
+    fn write_secrets(&self, written: &mut Vec<PathBuf>) -> Result<(), ImportError> {
+        if self.secrets.is_empty() {
+            return Ok(());
+        }
+        let (directory, _) = DataDir::create_or_open(&self.folder().join(SECRETS_FOLDER))?;
+        // The configuration can be in a repository.
+        if directory.stat(GITIGNORE).is_none() {
+            directory.replace(GITIGNORE, b"*\n")?;
         }
         for secret in &self.secrets {
-            let path = self.folder().join(&secret.path);
-            let text = secret.text.expose();
-            // The end of the last line is no part of a secret that is read.
-            let end = if text.ends_with('\n') { "\n" } else { "" };
-            let content = format!("{text}{end}").into_bytes();
-            match fs::read(&path) {
-                // An import that was killed before it wrote the configuration has left its secrets.
-                Ok(existing) if existing == content => continue,
-                Ok(_) => {
-                    let reason = format!("`{}` has another content; remove it if nothing uses it", secret.path);
-                    return Err(ImportError::SecretsFolder { path: self.folder().join(SECRETS_FOLDER), reason });
-                }
-                // A file that cannot be read is an error of the replacement.
-                Err(_) => replace_file(&path, None, &content, 0o600)?,
+            if secret.write()? {
+                written.push(self.folder().join(&secret.path));
             }
-            written.push(path);
-        }
-        let before = self.before.as_ref().map(String::as_bytes);
-        replace_file(&self.path, before, self.configuration.text().as_bytes(), 0o600)?;
-        Ok(())
-    }
-
-    fn make_secrets_folder(&self) -> Result<(), ImportError> {
-        let path = self.folder().join(SECRETS_FOLDER);
-        let failed = |reason: String| ImportError::SecretsFolder { path: path.clone(), reason };
-        if let Err(error) = fs::DirBuilder::new().mode(0o700).recursive(true).create(&path) {
-            return Err(failed(format!("{error}; check the directory")));
-        }
-        let status = fs::metadata(&path).map_err(|error| failed(error.to_string()))?;
-        if status.uid() != nix::unistd::geteuid().as_raw() {
-            return Err(failed(format!("it belongs to the user {}; remove it", status.uid())));
-        }
-        if status.mode() & 0o077 != 0 {
-            return Err(failed(format!("others can read it; run `chmod 700 {}`", path.display())));
         }
         Ok(())
     }
@@ -354,7 +391,27 @@ fn not_imported(file: &ClientFile, name: &str, reason: String) -> ServerImport {
         reason: Some(reason),
         notes: Vec::new(),
         secrets: BTreeMap::new(),
+        settings: Vec::new(),
     }
+}
+
+/// Adds the values that a client offers to the description of an input, which is the question to the user.
+fn with_choices(input: &ClientInput) -> ClientInput {
+    let InputKind::Choice(options) = &input.kind else { return input.clone() };
+    let options = options.iter().map(HiddenText::expose);
+    let options: Vec<_> = options.map(|text| if looks_secret(&input.id, text) { "…" } else { text }).collect();
+    let options = format!("one of: {}", options.join(", "));
+    let description = match &input.description {
+        Some(description) => format!("{description} ({options})"),
+        None => options,
+    };
+    ClientInput { description: Some(description), ..input.clone() }
+}
+
+/// Removes the place in front of a warning: `FILE:LINE:COLUMN: `.
+fn without_place(warning: &str, file: &str) -> String {
+    let place = warning.strip_prefix(&*printable::line(file)).and_then(|rest| rest.strip_prefix(':'));
+    place.and_then(|place| place.split_once(": ")).map_or(warning, |(_, message)| message).to_owned()
 }
 
 /// Returns the command line or the URL. Its secrets have been moved.
@@ -363,8 +420,28 @@ fn shown_target(draft: &ServerDraft) -> String {
     words.map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 
+/// Returns the settings that decide what the server does, except the command line. Secrets have been moved.
+fn shown_settings(draft: &ServerDraft) -> Vec<String> {
+    let mut settings = Vec::new();
+    for (key, text) in [("cwd", &draft.cwd), ("env_file", &draft.env_file), ("client_id", &draft.oauth_client_id)] {
+        settings.extend(text.iter().map(|text| format!("{key} = {text}")));
+    }
+    for (key, pairs) in [("env", &draft.env), ("headers", &draft.headers)] {
+        settings.extend(pairs.iter().map(|(name, value)| format!("{key}.{name} = {value}")));
+    }
+    if !draft.oauth_scopes.is_empty() {
+        settings.push(format!("scopes = {}", draft.oauth_scopes.join(" ")));
+    }
+    for value in &draft.values {
+        let default = value.default.as_ref().map(|text| format!(" = {text}")).unwrap_or_default();
+        settings.push(format!("values.{}{default}", value.key));
+    }
+    settings
+}
+
 fn read_secret(path: &Path) -> Option<HiddenText> {
-    let text = fs::read_to_string(path).ok()?;
+    let (text, _) = read_file(path).ok()?;
+    let text = String::from_utf8(text).ok()?;
     let text = text.strip_suffix('\n').unwrap_or(&text);
     Some(HiddenText::new(text.strip_suffix('\r').unwrap_or(text)))
 }

@@ -1,9 +1,13 @@
 //! Secrets in clear text of a client's server, moved to files beside the configuration.
 
+use std::path::Path;
+
 use mcp_satellite_clients::{
     ClientServer, HiddenText, ServerTransport, TemplatePart, TextTemplate, looks_secret, secret_args, secret_in_arg,
     template_has_secret,
 };
+
+use mcp_satellite_files::replace_file::{EditedFile, FileEditError};
 
 use crate::config::normalize_id;
 
@@ -17,11 +21,37 @@ pub(crate) struct MovedSecret {
     pub(crate) text: HiddenText,
     /// The place of the secret in the server, such as `env.API_KEY`.
     pub(crate) place: String,
+    /// The file, which does not exist or contains the secret.
+    file: EditedFile,
 }
 
-/// Replaces the secrets of `server` by references to files, whose names begin with `id`. Returns the secrets, and notes.
-pub(crate) fn move_secrets(server: &mut ClientServer, id: &str) -> (Vec<MovedSecret>, Vec<String>) {
-    let mut mover = SecretMover { id, moved: Vec::new(), notes: Vec::new() };
+impl MovedSecret {
+    /// Writes the file. Returns false if an earlier import has written it.
+    pub(crate) fn write(&self) -> Result<bool, FileEditError> {
+        match self.file.contents() {
+            Some(_) => Ok(false),
+            None => self.file.replace(file_text(&self.text).as_bytes()).map(|()| true),
+        }
+    }
+}
+
+/// Returns the contents of a file. The end of the last line is no part of the secret when it is read.
+fn file_text(secret: &HiddenText) -> String {
+    let text = secret.expose();
+    let end = if text.ends_with('\n') { "\n" } else { "" };
+    format!("{text}{end}")
+}
+
+/// Replaces the secrets of `server` by references to files in `folder`, whose names begin with `id`. Returns the secrets,
+/// and notes. A file that exists is used only if it contains the same secret, and one of the secrets `taken` never. The
+/// error is the reason why there is no file.
+pub(crate) fn move_secrets(
+    server: &mut ClientServer,
+    id: &str,
+    folder: &Path,
+    taken: &[MovedSecret],
+) -> Result<(Vec<MovedSecret>, Vec<String>), String> {
+    let mut mover = SecretMover { id, folder, taken, moved: Vec::new(), notes: Vec::new(), failure: None };
     match &mut server.transport {
         ServerTransport::Stdio { command, args, env, cwd, env_file } => {
             mover.arguments(args);
@@ -41,13 +71,21 @@ pub(crate) fn move_secrets(server: &mut ClientServer, id: &str) -> (Vec<MovedSec
             }
         }
     }
-    (mover.moved, mover.notes)
+    match mover.failure {
+        Some(failure) => Err(failure),
+        None => Ok((mover.moved, mover.notes)),
+    }
 }
 
 struct SecretMover<'a> {
     id: &'a str,
+    /// The directory of the configuration.
+    folder: &'a Path,
+    taken: &'a [MovedSecret],
     moved: Vec<MovedSecret>,
     notes: Vec<String>,
+    /// The first secret without a file.
+    failure: Option<String>,
 }
 
 impl SecretMover<'_> {
@@ -117,10 +155,26 @@ impl SecretMover<'_> {
     fn file(&mut self, place: &str, text: HiddenText) -> TemplatePart {
         let name =
             normalize_id(place.rsplit_once('.').filter(|_| !place.starts_with("args")).map_or(place, |(_, name)| name));
-        let count = self.moved.iter().filter(|other| other.place == place).count();
-        let number = if count > 0 { format!("-{}", count + 1) } else { String::new() };
-        let path = format!("{SECRETS_FOLDER}/{}.{name}{number}", self.id);
-        self.moved.push(MovedSecret { path: path.clone(), text, place: place.to_owned() });
-        TemplatePart::File { path }
+        let first = format!("{SECRETS_FOLDER}/{}.{name}", self.id);
+        let numbered = (2..).map(|number| format!("{first}-{number}"));
+        for path in std::iter::once(first.clone()).chain(numbered) {
+            if self.taken.iter().chain(&self.moved).any(|other| other.path == path) {
+                continue;
+            }
+            let contents = file_text(&text);
+            match EditedFile::open(&self.folder.join(&path)) {
+                Ok(file) if file.contents().is_none_or(|found| found == contents.as_bytes() && file.is_private()) => {
+                    self.moved.push(MovedSecret { path: path.clone(), text, place: place.to_owned(), file });
+                    return TemplatePart::File { path };
+                }
+                Err(error @ FileEditError::Io { .. }) => {
+                    self.failure.get_or_insert(format!("there is no file for the secret in `{place}`: {error}"));
+                    break;
+                }
+                // Somebody else's file.
+                Ok(_) | Err(_) => {}
+            }
+        }
+        TemplatePart::File { path: first }
     }
 }

@@ -1,4 +1,5 @@
-//! The user's configuration as an editable document: comments, order and format of everything else remain.
+//! The user's configuration as an editable document. Every byte that it has remains: byte order mark, line endings,
+//! comments, order and format.
 
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value};
 
@@ -26,14 +27,19 @@ slug = \"me\"
 /// The id of the team that an import uses if there are several.
 const TEAM: &str = "local";
 
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// The configuration to which servers are added.
 pub(crate) struct EditedConfiguration {
+    /// The text before the edit.
+    original: String,
     document: DocumentMut,
     team: usize,
 }
 
 impl EditedConfiguration {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let original = text.to_owned();
         let document: DocumentMut = text.parse().map_err(|error: toml_edit::TomlError| {
             let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
             // The text of the error shows lines of the file, which can contain secrets.
@@ -60,20 +66,33 @@ impl EditedConfiguration {
         if installations.is_some_and(|installations| !installations.is_array_of_tables()) {
             return Err("`installations` is a list in one line; write [[teams.installations]]".to_owned());
         }
-        Ok(Self { document, team })
+        Ok(Self { original, document, team })
+    }
+
+    /// Returns a configuration without servers.
+    pub(crate) fn empty() -> Self {
+        let document = NEW_CONFIGURATION.parse().unwrap_or_default();
+        Self { original: NEW_CONFIGURATION.to_owned(), document, team: 0 }
     }
 
     /// Returns an empty configuration with the `[satellite]` table of this one, which restricts commands.
     pub(crate) fn sample(&self) -> Self {
-        let mut document: DocumentMut = NEW_CONFIGURATION.parse().unwrap_or_default();
+        let mut sample = Self::empty();
         if let Some(satellite) = self.document.get("satellite") {
-            document.insert("satellite", satellite.clone());
+            sample.document.insert("satellite", satellite.clone());
         }
-        Self { document, team: 0 }
+        sample
     }
 
-    pub(crate) fn text(&self) -> String {
+    /// Returns the document in the format of TOML's editor, which normalizes line endings.
+    pub(crate) fn document_text(&self) -> String {
         self.document.to_string()
+    }
+
+    /// Returns the text before the edit with the added servers in place.
+    pub(crate) fn text(&self) -> Result<String, String> {
+        insert_added(&self.original, &self.document.to_string())
+            .ok_or_else(|| "the servers cannot be added without other changes; add them at the end by hand".to_owned())
     }
 
     /// Returns the installations of the team.
@@ -94,6 +113,35 @@ impl EditedConfiguration {
         table.decor_mut().set_prefix(format!("\n# Imported from {origin}\n"));
         installations.push(table);
     }
+}
+
+/// Copies the lines that `edited` has and `original` has not into `original`, whose other bytes remain. `edited` has no byte
+/// order mark and ends each line with `\n`. Returns `None` if `edited` has other changes.
+fn insert_added(original: &str, edited: &str) -> Option<String> {
+    let body = original.strip_prefix(BYTE_ORDER_MARK).unwrap_or(original);
+    let mark = &original[..original.len() - body.len()];
+    let line_ending = if body.contains("\r\n") { "\r\n" } else { "\n" };
+    let ends_line = body.is_empty() || body.ends_with('\n');
+    // The last line is completed only if something follows it.
+    let complete = if ends_line { body.to_owned() } else { format!("{body}{line_ending}") };
+    let lines: Vec<&str> = complete.split_inclusive('\n').collect();
+    let edited: Vec<&str> = edited.split_inclusive('\n').collect();
+    let is_same =
+        |(old, new): &(&&str, &&str)| old.trim_end_matches(['\r', '\n']) == new.trim_end_matches(['\r', '\n']);
+    let before = lines.iter().zip(&edited).take_while(is_same).count();
+    let (rest, edited) = (&lines[before..], &edited[before..]);
+    let added = edited.len().checked_sub(rest.len())?;
+    let (added, edited) = edited.split_at(added);
+    if !rest.iter().zip(edited).all(|pair| is_same(&pair)) {
+        return None;
+    }
+    if added.is_empty() {
+        return Some(original.to_owned());
+    }
+    let added = added.concat().replace('\n', line_ending);
+    let text = [mark, &lines[..before].concat(), &added, &rest.concat()].concat();
+    let ends_as_before = !ends_line && !rest.is_empty();
+    Some(if ends_as_before { text.trim_end_matches(['\r', '\n']).to_owned() } else { text })
 }
 
 fn installation(draft: &ServerDraft) -> Table {
@@ -179,5 +227,48 @@ pub(crate) fn draft_of(table: &Table) -> ServerDraft {
         url: text("url"),
         headers: pairs("headers"),
         ..ServerDraft::default()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_around_added_servers_remains() {
+        let (id, command) = ("new".to_owned(), Some("x".to_owned()));
+        let draft = ServerDraft { id, transport: "stdio", command, ..ServerDraft::default() };
+        let team =
+            "# ä\n[[teams]]\nid = 'a'  # one\n\n[[teams.installations]]\nid = \"old\"\ntext = \"\"\"\na\n\nb\"\"\"\n";
+        for rest in ["", "\n# End.\n", "\n[gateway]\nlisten = \"off\"", "\n[gateway]\n\n", "\n# Imported from x", "# é"]
+        {
+            for (mark, line_ending) in [("", "\n"), ("\u{feff}", "\r\n"), ("\u{feff}", "\n"), ("", "\r\n")] {
+                let original = format!("{mark}{team}{rest}").replace('\n', line_ending);
+                let mut edited = EditedConfiguration::parse(&original).unwrap();
+                assert_eq!(edited.text().unwrap(), original, "nothing is added");
+                edited.add(&draft, "x (y)");
+                let text = edited.text().unwrap();
+                let added = "\n# Imported from x (y)\n[[teams.installations]]\nid = \"new\"\nserver = \"new\"\ncommand = \"x\"\n";
+                let added = added.replace('\n', line_ending);
+                let removed = text.replacen(&added, "", 1);
+                assert!(text.contains(&added), "{text:?}");
+                assert_eq!(removed.trim_end_matches(['\r', '\n']), original.trim_end_matches(['\r', '\n']), "{text:?}");
+                assert_eq!(
+                    text.matches("\r\n").count(),
+                    if line_ending == "\n" { 0 } else { text.matches('\n').count() }
+                );
+                let ids: Vec<_> =
+                    EditedConfiguration::parse(&text).unwrap().installations().map(|one| draft_of(one).id).collect();
+                assert_eq!(ids, ["old", "new"]);
+            }
+        }
+        let mixed = "[[teams]]\r\nid = \"a\"\n\n[gateway]\r\n";
+        let mut edited = EditedConfiguration::parse(mixed).unwrap();
+        edited.add(&draft, "x");
+        let text = edited.text().unwrap();
+        let at = text.find("# Imported").unwrap();
+        let next = text.find("[gateway]").unwrap();
+        assert_eq!(format!("{}{}", &text[..at], &text[next..]), mixed, "{text:?}");
     }
 }

@@ -3,8 +3,6 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-
-use std::io::Write;
 use std::process::Stdio;
 
 use testkit::home::{Home, Outcome};
@@ -118,6 +116,9 @@ fn servers_of_every_client_are_imported_once_with_their_secrets_in_files() {
                 let entry = entry.unwrap();
                 assert_eq!(entry.metadata().unwrap().permissions().mode() & 0o777, 0o600);
                 let name = entry.file_name().into_string().unwrap();
+                if name == ".gitignore" {
+                    continue;
+                }
                 assert!(text.contains(&format!("${{file:secrets/{name}}}")), "{client}: {name}\n{text}");
             }
         }
@@ -160,7 +161,7 @@ fn an_import_keeps_comments_and_order_and_masks_them_in_the_preview() {
             "home": {"command": "${HOME}/run", "args": ["${TOKEN_NAME}"], "env": {"A": "${B:-c}", "DB": "file:./dev.db"}}}}"#,
     );
     let preview = user.import(&["cursor", "--dry-run"]).exits(0).stdout;
-    assert!(preview.contains("+ id = \"github-cursor\"") && preview.contains("`github` is in use"), "{preview}");
+    assert!(preview.contains("+id = \"github-cursor\"") && preview.contains("`github` is in use"), "{preview}");
     assert!(!preview.contains("hush-own-key") && !preview.contains("ghp_0123"), "{preview}");
     assert!(preview.contains("the secret in `args.4` moves to secrets/github-cursor.args.4"), "{preview}");
     assert_eq!(user.text(), OWN);
@@ -234,7 +235,7 @@ fn without_an_argument_all_servers_are_listed_and_nothing_is_written() {
     assert!(outcome.stderr.contains("the file is truncated"), "{}", outcome.stderr);
     assert!(!user.config().exists());
     let refused = user.import(&["cursor"]).exits(2);
-    assert!(refused.stderr.contains("give --yes"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("add --yes"), "{}", refused.stderr);
     assert!(!user.config().exists());
 }
 
@@ -257,10 +258,10 @@ fn a_configuration_that_cannot_be_edited_is_an_error_and_remains() {
     fs::write(&config, OWN).unwrap();
     fs::set_permissions(&config, fs::Permissions::from_mode(0o444)).unwrap();
     let outcome = user.import(&["cursor", "--yes"]).exits(1);
-    assert!(outcome.stderr.contains("it is read-only"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("the file is read-only"), "{}", outcome.stderr);
     assert_eq!(user.text(), OWN);
     let secrets = config.with_file_name("secrets");
-    assert_eq!(fs::read_dir(&secrets).unwrap().count(), 0, "no secret of a failed import remains");
+    assert!(!secrets.exists(), "nothing is written");
 
     fs::set_permissions(&config, fs::Permissions::from_mode(0o640)).unwrap();
     fs::rename(&config, user.user.join("real.toml")).unwrap();
@@ -272,57 +273,257 @@ fn a_configuration_that_cannot_be_edited_is_an_error_and_remains() {
 }
 
 #[test]
-fn each_server_of_a_projects_file_is_confirmed_at_the_terminal() {
-    let user = UserHome::new(None);
-    let servers = r#"{"mcpServers": {"evil": {"command": "./run", "args": ["--all"]}, "good": {"command": "./good"}}}"#;
-    user.write("work/.mcp.json", servers);
-    user.write(".claude.json", r#"{"mcpServers": {"own": {"command": "own"}}}"#);
-    let (mut typing, terminal) = open_terminal();
-    let mut import = |args: &[&str], answers: &[(&str, &str)]| {
-        let mut command = user.home.command(&[&["import", "claude-code"], args].concat());
-        command.current_dir(user.user.join("work")).stdin(Stdio::from(terminal.try_clone().unwrap()));
-        let asking = user.home.start(command);
-        for (count, (question, answer)) in answers.iter().enumerate() {
-            let is_asked =
-                |text: &str| text.matches("[y/N] ").count() == count + 1 && text.trim_end().ends_with(question);
-            asking.wait_stderr(is_asked);
-            typing.write_all(answer.as_bytes()).unwrap();
+fn every_byte_of_a_configuration_remains_and_no_value_of_it_is_shown() {
+    for (mark, line_ending, end) in [("\u{feff}", "\r\n", "\r\n"), ("", "\r\n", ""), ("\u{feff}", "\n", "")] {
+        let user = UserHome::new(None);
+        let before = format!("{mark}{}{end}", OWN.trim_end().replace('\n', line_ending));
+        user.write(".config/mcp-satellite/satellite.toml", &before);
+        user.write(".cursor/mcp.json", r#"{"mcpServers": {"new": {"command": "x"}}}"#);
+        let preview = user.import(&["cursor", "--dry-run"]).exits(0).stdout;
+        assert!(preview.contains("+id = \"new\"") && preview.contains("+# Imported from cursor"), "{preview}");
+        for hidden in ["hush-own-key", "own-server", "by hand"] {
+            assert!(!preview.contains(hidden), "{preview}");
         }
-        asking.finish()
-    };
-    let each = "Import it? [y/N]";
-    let all = "Write these changes? [y/N]";
-    let refused = import(&[], &[(each, "y\n"), (each, "y\n"), (all, "n\n")]).exits(1);
-    assert!(!user.config().exists(), "{refused:#?}");
-
-    // `--yes` answers the last question only.
-    let outcome = import(&["--yes"], &[(each, "n\n"), (each, "y\n")]).exits(0);
-    for said in [
-        "Its server `evil` starts:\n  ./run --all\n",
-        "evil  not imported: it was not confirmed",
-        "good  will be imported",
-    ] {
-        assert!(outcome.stdout.contains(said), "{said} in {}", outcome.stdout);
+        let removed = preview.lines().filter(|line| line.starts_with('-') && !line.starts_with("---")).count();
+        assert_eq!(removed, 0, "{preview}");
+        user.import(&["cursor", "--yes"]).exits(0);
+        let text = user.text();
+        let at = text.find(&format!("{line_ending}# Imported")).unwrap();
+        let next = format!("{line_ending}# At the end.");
+        let (first, rest) = (&text[..at], &text[text.find(&next).unwrap()..]);
+        assert_eq!(format!("{first}{rest}"), before, "{text:?}");
+        let added = text.matches('\n').count();
+        assert_eq!(text.matches("\r\n").count(), if line_ending == "\n" { 0 } else { added }, "{text:?}");
     }
-    let text = user.text();
-    assert!(text.contains("command = \"own\"") && text.contains("command = \"./good\""), "{text}");
-    assert!(!text.contains("./run"), "{text}");
 }
 
 #[test]
 fn the_entry_of_the_satellite_is_not_imported() {
+    for client in CLIENTS {
+        let user = UserHome::new(None);
+        user.home.satellite(&["connect", client, "--yes"]).exits(0);
+        let outcome = user.import(&[client, "--yes", "--json"]).exits(0).json();
+        let row = &outcome["servers"][0];
+        assert_eq!(row["outcome"], "not_imported", "{outcome:#}");
+        assert_eq!(row["reason"], "it connects the client to the satellite", "{outcome:#}");
+        assert!(!user.config().exists(), "{client}");
+    }
     let user = UserHome::new(None);
-    user.write(".cursor/mcp.json", r#"{"mcpServers": {"own": {"command": "own"}}}"#);
-    user.home.satellite(&["connect", "cursor", "--yes"]).exits(0);
     let other = r#"{"mcpServers": {"gateway": {"command": "/opt/satellite", "args": ["stdio", "--flat"]}, "http":
         {"url": "http://127.0.0.1:7300/mcp", "headers": {"Authorization": "Bearer ${env:SATELLITE_TOKEN}"}}}}"#;
     user.write(".junie/mcp/mcp.json", other);
-    let outcome = user.import(&["cursor", "junie", "--yes"]).exits(0);
-    for name in ["satellite", "gateway", "http"] {
+    let outcome = user.import(&["junie", "--yes"]).exits(0);
+    for name in ["gateway", "http"] {
         let said = format!("{name}  not imported: it connects the client to the satellite");
         assert!(outcome.stdout.contains(&said), "{said} in {}", outcome.stdout);
     }
-    assert_eq!(user.text().matches("[[teams.installations]]").count(), 1, "{}", user.text());
+    let user = UserHome::new(None);
+    user.write(".cursor/mcp.json", r#"{"mcpServers": {"satellite": {"command": "nasa", "args": ["stdio"]}}}"#);
+    user.import(&["cursor", "--yes"]).exits(0);
+    assert!(user.text().contains("command = \"nasa\""), "a server of this name is imported");
+}
+
+#[test]
+fn settings_of_a_whole_file_that_are_not_imported_are_listed() {
+    let user = UserHome::new(None);
+    let inputs = r#"[{"type": "promptString"}, {"id": "region", "type": "pickString", "description": "Region", "options": ["eu", "us"]}]"#;
+    let server = r#"{"a": {"command": "x", "args": ["${input:region}"]}}"#;
+    for (name, text, note) in [
+        ("list.json", r#"[{"command": "x"}]"#.to_owned(), "`file`: the file contains a list instead of an object"),
+        (
+            "servers.json",
+            r#"{"mcpServers": [{"command": "x"}]}"#.to_owned(),
+            "`mcpServers`: contains no servers, because it is a list",
+        ),
+        (
+            ".vscode/mcp.json",
+            format!(r#"{{"servers": {server}, "mcpServers": {{"b": {{"command": "y"}}}}, "inputs": {inputs}}}"#),
+            "ignored key `mcpServers`",
+        ),
+        (
+            ".vscode/mcp.json",
+            format!(r#"{{"servers": {server}, "inputs": {inputs}}}"#),
+            "`inputs`: an input without an id is not imported",
+        ),
+        (
+            ".gemini/settings.json",
+            format!(r#"{{"mcpServers": {server}, "mcp": {{"serverCommand": "z"}}}}"#),
+            "`mcp.serverCommand` (a command that starts further servers) is not imported",
+        ),
+        (
+            ".claude.json",
+            format!(r#"{{"projects": {{"/p": {{"mcpServers": {server}, "disabledMcpServers": ["a"]}}}}}}"#),
+            "`projects./p.disabledMcpServers` (servers that are switched on or off in one project) is not imported",
+        ),
+    ] {
+        let file = user.write(name, &text);
+        let file = file.to_str().unwrap();
+        let shown = user.import(&[file, "--dry-run"]).exits(0).stdout;
+        assert!(shown.contains(&format!("  note: {note}")), "{shown}");
+        let json = user.import(&[file, "--dry-run", "--json"]).exits(0).json();
+        assert!(json["files"][0]["notes"].as_array().unwrap().contains(&note.into()), "{json:#}");
+    }
+    let file = user.user.join(".vscode/mcp.json");
+    user.import(&[file.to_str().unwrap(), "--yes"]).exits(0);
+    assert!(user.text().contains("description = \"Region (one of: eu, us)\""), "{}", user.text());
+}
+
+#[test]
+fn a_secret_file_that_exists_is_used_only_for_the_same_secret() {
+    let user = UserHome::new(None);
+    let server = |name: &str, key: &str| {
+        format!(r#"{{"mcpServers": {{"{name}": {{"command": "x", "env": {{"API_KEY": "{key}"}}}}}}}}"#)
+    };
+    let secrets = user.config().with_file_name("secrets");
+    user.write(".cursor/mcp.json", &server("a", "first-key-1234"));
+    user.import(&["cursor", "--yes"]).exits(0);
+    assert!(user.text().contains("${file:secrets/a.API_KEY}"));
+    assert_eq!(fs::read_to_string(secrets.join(".gitignore")).unwrap(), "*\n", "git does not store secrets");
+
+    fs::remove_file(user.config()).unwrap();
+    user.import(&["cursor", "--yes"]).exits(0);
+    assert!(user.text().contains("${file:secrets/a.API_KEY}"), "the file of the same secret is used again");
+
+    fs::remove_file(user.config()).unwrap();
+    user.write(".cursor/mcp.json", &server("a", "other-key-5678"));
+    user.import(&["cursor", "--yes"]).exits(0);
+    assert!(user.text().contains("${file:secrets/a.API_KEY-2}"), "{}", user.text());
+    assert_eq!(fs::read_to_string(secrets.join("a.API_KEY")).unwrap(), "first-key-1234");
+    assert_eq!(fs::read_to_string(secrets.join("a.API_KEY-2")).unwrap(), "other-key-5678");
+
+    fs::write(secrets.join(".gitignore"), "mine\n").unwrap();
+    fs::write(secrets.join("b.API_KEY"), "first-key-1234").unwrap();
+    fs::set_permissions(secrets.join("b.API_KEY"), fs::Permissions::from_mode(0o644)).unwrap();
+    symlink("a.API_KEY-3", secrets.join("b.API_KEY-2")).unwrap();
+    user.write(".cursor/mcp.json", &server("b", "first-key-1234"));
+    user.import(&["cursor", "--yes"]).exits(0);
+    assert!(user.text().contains("${file:secrets/b.API_KEY-3}"), "{}", user.text());
+    assert!(!secrets.join("a.API_KEY-3").exists(), "a link is not followed");
+    assert_eq!(fs::read_to_string(secrets.join(".gitignore")).unwrap(), "mine\n");
+}
+
+#[test]
+fn two_secrets_never_get_the_same_file() {
+    let user = UserHome::new(None);
+    user.write(
+        ".cursor/mcp.json",
+        r#"{"mcpServers": {
+            "a": {"command": "x", "env": {"X.KEY": "first-key-1234", "KEY": "other-key-5678"}},
+            "a.X": {"command": "y", "env": {"KEY": "third-key-9012"}}}}"#,
+    );
+    user.import(&["cursor", "--yes"]).exits(0);
+    let text = user.text();
+    let secrets = user.config().with_file_name("secrets");
+    let mut contents: Vec<_> = text
+        .split("${file:secrets/")
+        .skip(1)
+        .map(|rest| fs::read_to_string(secrets.join(rest.split_once('}').unwrap().0)).unwrap())
+        .collect();
+    contents.sort();
+    assert_eq!(contents, ["first-key-1234", "other-key-5678", "third-key-9012"], "{text}");
+}
+
+#[test]
+fn the_question_for_a_projects_server_shows_all_that_decides_what_it_does() {
+    let user = UserHome::new(None);
+    user.write(
+        "work/.mcp.json",
+        r#"{"mcpServers": {
+            "local": {"command": "./run", "args": ["--all"], "cwd": "/srv", "envFile": "/srv/vars", "env": {
+                "NODE_OPTIONS": "--require ./evil.js", "API_KEY": "hush-key-1234", "LD_PRELOAD": "/tmp/evil.so",
+                "LINES": "a\nb"}},
+            "remote": {"url": "https://evil.example/mcp", "headers": {"X-Team": "blue", "Authorization": "Bearer ${env:TOKEN}"}}}}"#,
+    );
+    let (mut typing, terminal) = open_terminal();
+    let mut command = user.home.command(&["import", "claude-code"]);
+    command.current_dir(user.user.join("work")).stdin(Stdio::from(terminal));
+    let asking = user.home.start(command);
+    asking.wait_stderr(|text| text.contains("import it? [y/N] "));
+    std::io::Write::write_all(&mut typing, b"n\n").unwrap();
+    asking.wait_stderr(|text| text.matches("import it? [y/N] ").count() == 2);
+    std::io::Write::write_all(&mut typing, b"y\n").unwrap();
+    asking.wait_stderr(|text| text.contains("write these changes? [y/N] "));
+    std::io::Write::write_all(&mut typing, b"y\n").unwrap();
+    let outcome = asking.finish().exits(0);
+    for line in [
+        "  ./run --all",
+        "  cwd = /srv",
+        "  env_file = /srv/vars",
+        "  env.NODE_OPTIONS = --require ./evil.js",
+        "  env.API_KEY = ${file:secrets/local.API_KEY}",
+        "  https://evil.example/mcp",
+        "  headers.X-Team = blue",
+        "  headers.Authorization = Bearer ${env:TOKEN}",
+    ] {
+        assert!(outcome.stdout.lines().any(|shown| shown == line), "{line} in {}", outcome.stdout);
+    }
+    assert!(outcome.stdout.contains("`LD_PRELOAD` in the env of"), "{}", outcome.stdout);
+    assert!(outcome.stdout.lines().any(|shown| shown.starts_with("  env.LINES = a") && shown.ends_with('b')));
+    assert!(!outcome.stdout.contains("hush-key"), "{}", outcome.stdout);
+    let text = user.text();
+    assert!(text.contains("https://evil.example/mcp") && !text.contains("./run"), "{text}");
+
+    // `--yes` answers the last question only, and without a terminal nobody is asked.
+    let mut command = user.home.command(&["import", "claude-code", "--yes"]);
+    command.current_dir(user.user.join("work"));
+    let outcome = user.home.start(command).finish().exits(0);
+    assert!(outcome.stdout.contains("local  not imported: a file of a project contains it"), "{}", outcome.stdout);
+}
+
+#[test]
+fn warnings_about_an_imported_server_are_listed() {
+    let user = UserHome::new(None);
+    user.write(
+        ".config/mcp-satellite/satellite.toml",
+        &format!("[satellite]\nprofile = \"production\"\nisolation = \"none\"\nallowed_commands = [\"x\"]\n\n{OWN}"),
+    );
+    user.write(
+        ".cursor/mcp.json",
+        r#"{"mcpServers": {"a": {"command": "x", "env": {"LD_PRELOAD": "/tmp/x.so", "PYTHONPATH": "/opt/lib"}}}}"#,
+    );
+    let outcome = user.import(&["cursor", "--dry-run", "--json"]).exits(0).json();
+    let notes = outcome["servers"][0]["notes"].to_string();
+    assert!(notes.contains("`LD_PRELOAD` in the env of") && notes.contains("`PYTHONPATH`"), "{notes}");
+    assert!(!notes.contains("without a sandbox in production") && !notes.contains("satellite.toml"), "{notes}");
+}
+
+#[test]
+fn without_an_argument_servers_are_listed_although_the_configuration_is_not_valid() {
+    let user = UserHome::new(None);
+    user.write(".cursor/mcp.json", r#"{"mcpServers": {"good": {"command": "x"}}}"#);
+    for text in ["[[teams]\nid = \"hush\n", "[backend]\nurl = \"https://e.com\"\n"] {
+        user.write(".config/mcp-satellite/satellite.toml", text);
+        let outcome = user.import(&[]).exits(0);
+        assert!(outcome.stdout.contains("good  would be imported"), "{outcome:#?}");
+        assert!(outcome.stderr.contains("cannot add servers to") && !outcome.stderr.contains("hush"), "{outcome:#?}");
+        user.import(&["cursor", "--dry-run"]).exits(2);
+        assert_eq!(user.text(), text);
+    }
+}
+
+#[test]
+fn a_fifo_or_a_large_file_does_not_block_an_import() {
+    let user = UserHome::new(None);
+    let fifo = |path: &Path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    user.write(".cursor/mcp.json", r#"{"mcpServers": {"a": {"command": "x", "env": {"API_KEY": "hush-key-1234"}}}}"#);
+    let other = OWN.replace("hush-own-key", "${file:secrets/a.API_KEY}");
+    user.write(".config/mcp-satellite/satellite.toml", &other);
+    let secrets = user.config().with_file_name("secrets");
+    fs::create_dir(&secrets).unwrap();
+    fs::set_permissions(&secrets, fs::Permissions::from_mode(0o700)).unwrap();
+    fifo(&secrets.join("a.API_KEY"));
+    user.import(&["cursor", "--yes"]).exits(0);
+    assert!(user.text().contains("${file:secrets/a.API_KEY-2}"), "{}", user.text());
+
+    fs::remove_file(user.config()).unwrap();
+    fifo(&user.config());
+    let outcome = user.import(&["cursor", "--yes"]).exits(1);
+    assert!(outcome.stderr.contains("is not a regular file"), "{outcome:#?}");
+    fs::remove_file(user.config()).unwrap();
+    let large = user.write("large.json", "{}");
+    fs::File::options().write(true).open(&large).unwrap().set_len(1 << 40).unwrap();
+    let outcome = user.import(&[large.to_str().unwrap(), "--yes"]).exits(2);
+    assert!(outcome.stderr.contains("it is larger than 16 MiB"), "{outcome:#?}");
 }
 
 #[test]
@@ -348,30 +549,11 @@ fn a_file_of_another_user_is_an_error() {
     give(&user.config(), 12345);
     let outcome = user.import(&["cursor", "--yes"]).exits(1);
     assert!(
-        outcome.stderr.contains("it belongs to the user 12345; run the command as that user"),
+        outcome.stderr.contains("it belongs to user 12345, and this command runs as user 0; run it as the owner"),
         "{}",
         outcome.stderr
     );
     assert!(!outcome.stderr.contains("hush"), "{}", outcome.stderr);
     assert_eq!(user.text(), OWN);
-    assert_eq!(fs::read_dir(user.config().with_file_name("secrets")).unwrap().count(), 0);
-}
-
-#[test]
-fn the_secrets_of_an_import_that_was_killed_are_used_by_the_next_one() {
-    let user = UserHome::new(None);
-    user.write(".cursor/mcp.json", r#"{"mcpServers": {"a": {"command": "x", "env": {"API_KEY": "hush-key-1234"}}}}"#);
-    let secret = user.config().with_file_name("secrets").join("a.API_KEY");
-    user.import(&["cursor", "--yes"]).exits(0);
-    fs::remove_file(user.config()).unwrap();
-    user.import(&["cursor", "--yes"]).exits(0);
-    assert_eq!(fs::read_to_string(&secret).unwrap(), "hush-key-1234");
-
-    fs::remove_file(user.config()).unwrap();
-    fs::write(&secret, "hush-other").unwrap();
-    let outcome = user.import(&["cursor", "--yes"]).exits(1);
-    assert!(outcome.stderr.contains("`secrets/a.API_KEY` has another content"), "{}", outcome.stderr);
-    assert!(!outcome.stderr.contains("hush"), "{}", outcome.stderr);
-    assert_eq!(fs::read_to_string(&secret).unwrap(), "hush-other");
-    assert!(!user.config().exists());
+    assert!(!user.config().with_file_name("secrets").exists());
 }

@@ -80,14 +80,6 @@ pub fn load_mcp_json_from_content(
     parse_mcp_json(&file.display().to_string(), content_text(file, held)?, base, &|name| std::env::var(name).ok())
 }
 
-/// Returns the text of a TOML configuration with all possible secrets masked. Each line keeps its number.
-pub fn mask_text(text: &str) -> String {
-    match toml_span::parse(text) {
-        Ok(tree) => secrets::mask_secrets(text, &tree),
-        Err(_) => secrets::mask_unparsed(text),
-    }
-}
-
 pub type ConfigFileContent = Result<Secret, ConfigFileError>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

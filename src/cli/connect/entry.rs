@@ -111,8 +111,8 @@ fn is_default(directory: &Path) -> bool {
         && user_dirs::data_dir().is_some_and(|default| default == directory)
 }
 
-/// Returns the path of this program for a client, and prints a warning if the file may disappear.
-fn installed_binary() -> Result<PathBuf, CommandFailure> {
+/// Returns the path of this program for the configuration of another one, and prints a warning if the file may disappear.
+pub(in crate::cli) fn installed_binary() -> Result<PathBuf, CommandFailure> {
     let current = std::env::current_exe()
         .map_err(|error| CommandFailure::new(FAILED, format!("cannot find the path of this program: {error}")))?;
     // The kernel marks the path of a file that was deleted or replaced since the start.
@@ -126,7 +126,7 @@ fn installed_binary() -> Result<PathBuf, CommandFailure> {
     let binary = in_path.filter(is_this).unwrap_or(current);
     let shown = binary.display();
     if !binary.exists() {
-        print_error(&format!("warning: `{shown}` was deleted; install the satellite and connect the client again"));
+        print_error(&format!("warning: `{shown}` was deleted; install the satellite and run this command again"));
     } else if binary
         .ancestors()
         .skip(1)
@@ -134,7 +134,7 @@ fn installed_binary() -> Result<PathBuf, CommandFailure> {
     {
         print_error(&format!(
             "warning: `{shown}` is in a directory of builds or caches, which may be deleted; install the satellite \
-             elsewhere and connect the client again"
+             elsewhere and run that one"
         ));
     }
     Ok(binary)

@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use mcp_satellite_clients::{Client, EntryForm, EntryState, Machine, entry_state, supported_forms};
+use mcp_satellite_files::replace_file::EditedFile;
 use serde::Serialize;
 use strum::IntoEnumIterator;
 use tokio::time::timeout;
 
-use super::edited_file::EditedFile;
 use super::machine::{default_file, is_found};
 use crate::cli::args::DataDirArg;
 use crate::cli::exit::{CommandFailure, DONE};

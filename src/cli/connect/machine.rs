@@ -7,8 +7,8 @@ use mcp_satellite_clients::{Client, EntryState, Machine, connect_paths, entry_st
 use nix::unistd::{User, geteuid};
 use strum::IntoEnumIterator;
 
-use super::edited_file::EditedFile;
 use crate::cli::exit::{BAD_INPUT, CommandFailure};
+use mcp_satellite_files::replace_file::EditedFile;
 
 /// Returns the directories in which the clients of this user keep their files.
 pub(crate) fn user_machine() -> Result<Machine, CommandFailure> {

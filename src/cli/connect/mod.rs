@@ -1,10 +1,8 @@
 //! `satellite connect`: adds the entry `satellite` to the configuration of an MCP client.
 
-mod edited_file;
-mod entry;
+pub(super) mod entry;
 pub(super) mod list;
 pub(super) mod machine;
-mod mask;
 mod preview;
 mod records;
 mod replace;
@@ -17,14 +15,15 @@ use mcp_satellite_clients::{
     disconnect, entry_state, remove_entry, replace_servers, server_names,
 };
 use mcp_satellite_files::known_dirs::{DataDirLocation, recorded_dirs};
+use mcp_satellite_files::replace_file::{EditedFile, FileEditError};
 
-use self::edited_file::{EditedFile, FileEditError};
 use self::entry::EntryArgs;
 use self::machine::{client_parser, default_file, file_with_servers, user_machine};
-use self::preview::{confirm, preview};
+use self::preview::preview;
 use self::records::{ConnectRecords, StoredConnection, backup_name};
 use self::replace::{ReplaceArgs, ServerReplacement};
 use super::args::DataDirArg;
+use super::confirm::confirm;
 use super::exit::{BAD_INPUT, CommandFailure, DONE, FAILED};
 use super::print::{print_error, print_text};
 
@@ -103,7 +102,7 @@ impl ConnectCommand {
         }
         file.check_writable()?;
         if let Some(replacement) = &replacement {
-            replacement.print_preview();
+            replacement.print_preview()?;
         }
         print_text(&preview(client, &path, file.contents(), Some(&after), Some(&entry)));
         let changes = if replacement.is_some() { "these changes" } else { "this change" };

@@ -1,23 +1,10 @@
-//! The preview of a changed file: a unified diff without secrets, and the question before it is written.
+//! The preview of a changed client's file.
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
-use std::io::{BufRead, IsTerminal, Write as _};
 use std::path::Path;
-use std::time::Duration;
 
-use mcp_satellite_clients::{Client, ClientFile, FileFormat, SatelliteEntry, add_entry};
-use similar::{ChangeTag, DiffableStr, TextDiff};
+use mcp_satellite_clients::{Client, ClientFile, SatelliteEntry, add_entry};
 
-use super::mask::{mask, values};
-use crate::cli::exit::{BAD_INPUT, CommandFailure};
-
-/// Unchanged lines around a change.
-const CONTEXT: usize = 3;
-/// Length of a shown line in characters. Some clients write their whole configuration into one line.
-const LINE_MAX: usize = 240;
-/// Time for the comparison. After it, the diff is longer than necessary.
-const DIFF_TIME: Duration = Duration::from_secs(1);
+use crate::cli::file_diff::render_diff;
 
 /// Returns the difference between two versions of a client's file. Values other than those of `entry` are hidden.
 pub(super) fn preview(
@@ -27,62 +14,6 @@ pub(super) fn preview(
     after: Option<&[u8]>,
     entry: Option<&SatelliteEntry>,
 ) -> String {
-    let format = ClientFile::named(client, "").format;
-    let known = entry.map(|entry| entry_values(client, entry, format)).unwrap_or_default();
-    let text = |contents: Option<&[u8]>| String::from_utf8_lossy(contents.unwrap_or_default()).into_owned();
-    let name = |contents: Option<&[u8]>| match contents {
-        Some(_) => path.display().to_string(),
-        None => "/dev/null".to_owned(),
-    };
-    let mut shown = format!("--- {}\n+++ {}", name(before), name(after));
-    let (before, after) = (text(before), text(after));
-    let masked = [mask(&before, format, &known), mask(&after, format, &known)];
-    let [old, new] = masked.each_ref().map(|text| text.tokenize_lines());
-    let diff = TextDiff::configure().timeout(DIFF_TIME).diff_lines(&before, &after);
-    for hunk in diff.grouped_ops(CONTEXT) {
-        let (Some(first), Some(last)) = (hunk.first(), hunk.last()) else { continue };
-        let range = |start: usize, end: usize| format!("{},{}", start + usize::from(end > start), end - start);
-        let olds = range(first.old_range().start, last.old_range().end);
-        let news = range(first.new_range().start, last.new_range().end);
-        let _ = write!(shown, "\n@@ -{olds} +{news} @@");
-        for change in hunk.iter().flat_map(|operation| diff.iter_changes(operation)) {
-            let (sign, line) = match change.tag() {
-                ChangeTag::Equal => (' ', change.old_index().and_then(|at| old.get(at))),
-                ChangeTag::Delete => ('-', change.old_index().and_then(|at| old.get(at))),
-                ChangeTag::Insert => ('+', change.new_index().and_then(|at| new.get(at))),
-            };
-            let _ = write!(shown, "\n{sign}{}", shorten(line.copied().unwrap_or("…")));
-        }
-    }
-    shown
-}
-
-/// Returns the values of the entry as the client's file contains them.
-fn entry_values(client: Client, entry: &SatelliteEntry, format: FileFormat) -> BTreeSet<String> {
-    let file = add_entry(client, None, entry).unwrap_or_default();
-    values(&String::from_utf8_lossy(&file), format)
-}
-
-fn shorten(line: &str) -> String {
-    let line = line.trim_end_matches(['\r', '\n']);
-    match line.char_indices().nth(LINE_MAX) {
-        Some((end, _)) => format!("{}…", &line[..end]),
-        None => line.to_owned(),
-    }
-}
-
-/// Asks whether to write the change. Without a terminal, `--yes` must permit it.
-pub(super) fn confirm(question: &str, is_permitted: bool) -> Result<bool, CommandFailure> {
-    if is_permitted {
-        return Ok(true);
-    }
-    if !std::io::stdin().is_terminal() {
-        let message =
-            "nothing was changed: stdin is not a terminal, so there is nobody to ask; add --yes to write the change";
-        return Err(CommandFailure::new(BAD_INPUT, message));
-    }
-    let _ = write!(std::io::stderr(), "{question} [y/N] ");
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+    let entry = entry.map(|entry| add_entry(client, None, entry).unwrap_or_default()).unwrap_or_default();
+    render_diff(path, ClientFile::named(client, "").format, before, after, &String::from_utf8_lossy(&entry))
 }

@@ -81,8 +81,8 @@ impl ReplaceArgs {
 
 impl ServerReplacement<'_> {
     /// Prints each server and the changes of the configuration.
-    pub(super) fn print_preview(&self) {
-        print_servers(&self.import, [&self.file], false);
+    pub(super) fn print_preview(&self) -> Result<(), CommandFailure> {
+        print_servers(&self.import, false);
         let staying = self.import.servers.iter().filter(|server| server.outcome == ImportOutcome::NotImported);
         let staying: Vec<&str> = staying.map(|server| &*server.name).collect();
         if !staying.is_empty() {
@@ -93,8 +93,9 @@ impl ServerReplacement<'_> {
             print_text(&format!("the servers in {other} stay there; `satellite connect {client} --file` names a file"));
         }
         if self.import.has_changes() {
-            print_changes(&self.import, &self.config);
+            print_changes(&self.import, &self.config)?;
         }
+        Ok(())
     }
 
     /// Writes the satellite's configuration.

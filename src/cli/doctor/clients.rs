@@ -1,9 +1,10 @@
 //! Probe of the MCP clients of this user: how they are connected.
 
-use std::fs;
 use std::path::Path;
 
 use mcp_satellite_clients::{Client, ClientFile, ENTRY_NAME, Machine, ServerTransport, read};
+
+use mcp_satellite_files::replace_file::read_file;
 
 use super::finding::DoctorFinding;
 use crate::cli::connect::list::{ClientConnection, ConnectionKind, client_connections};
@@ -45,7 +46,7 @@ fn describe(connection: ClientConnection) -> DoctorFinding {
 /// Returns the command of the entry if it does not exist.
 fn missing_command(client: &str, path: &Path) -> Option<String> {
     let client: Client = client.parse().ok()?;
-    let servers = read(&ClientFile::named(client, path), &fs::read(path).ok()?).ok()?;
+    let servers = read(&ClientFile::named(client, path), &read_file(path).ok()?.0).ok()?;
     let entry = servers.servers.into_iter().find(|server| server.name == ENTRY_NAME)?;
     let ServerTransport::Stdio { command, .. } = entry.transport else { return None };
     let command = command.as_literal()?.to_owned();

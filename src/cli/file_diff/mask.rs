@@ -1,5 +1,5 @@
-//! Masks a client's configuration for the terminal: keys and the texts of the satellite's own entry stay readable, every
-//! other value and every comment becomes `…`. The number of lines stays the same.
+//! Masks a configuration for the terminal: keys and the texts that the satellite writes stay readable, every other value and
+//! every other comment becomes `…`. The number of lines stays the same.
 //!
 //! A configuration contains secrets in places that no rule of names finds, such as arguments, comments and texts of
 //! several lines. So the values to show are listed, and not the values to hide.
@@ -12,14 +12,14 @@ const HIDDEN: &str = "…";
 /// Length of a YAML key in bytes. A longer text before a colon is rather a value.
 const YAML_KEY_MAX: usize = 80;
 
-/// Returns `text` without values other than `known`.
+/// Returns `text` without values and comments other than `known`.
 pub(super) fn mask(text: &str, format: FileFormat, known: &BTreeSet<String>) -> String {
     let mut is_known = |value: &str| known.contains(value);
     Masker { out: String::with_capacity(text.len()), is_known: &mut is_known }.run(text, format)
 }
 
-/// Returns the values of `text` in the spelling of the file, for [`mask`].
-pub(super) fn values(text: &str, format: FileFormat) -> BTreeSet<String> {
+/// Returns the values and comments of `text` in the spelling of the file, for [`mask`].
+pub(super) fn texts(text: &str, format: FileFormat) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut collect = |value: &str| {
         found.insert(value.to_owned());
@@ -92,6 +92,9 @@ impl Masker<'_> {
     }
 
     fn mask_comment(&mut self, mark: &str, text: &str, end: usize) -> usize {
+        if (self.is_known)(&text[..end]) {
+            return self.copy(text, end);
+        }
         self.out.push_str(mark);
         self.hide(&text[..end]);
         end
@@ -393,7 +396,15 @@ mod tests {
     #[test]
     fn the_values_of_an_entry_are_collected() {
         let found =
-            values("{\"a\": {\"command\": \"/x/satellite\", \"args\": [\"stdio\"], \"n\": 3}}", FileFormat::Json);
+            texts("{\"a\": {\"command\": \"/x/satellite\", \"args\": [\"stdio\"], \"n\": 3}}", FileFormat::Json);
         assert_eq!(found, ["/x/satellite", "3", "stdio"].map(str::to_owned).into());
+    }
+
+    #[test]
+    fn a_written_comment_stays_readable_and_a_longer_one_is_hidden() {
+        let known = texts("# Imported from cursor\n[[teams]]\nid = \"a\" # new\n", FileFormat::Toml);
+        let text = "# Imported from cursor\r\n# Imported from cursor sekrit\n[[teams]] # new\nid = \"b\"\n";
+        let masked = "# Imported from cursor\r\n#…\n[[teams]] # new\nid = \"…\"\n";
+        assert_eq!(mask(text, FileFormat::Toml, &known), masked);
     }
 }
