@@ -926,7 +926,10 @@ fn a_server_that_cannot_be_used_is_left_out_with_a_warning() {
         (r#""a": {"command": "x", "env": {"": "1"}}"#, "`a` is left out: `` is not a valid name"),
         (r#""a": {"url": "https://u:hunter2@e.com/mcp"}"#, "`a` is left out: `url` contains a user name or a password"),
         (r#""good": {"command": "y"}"#, "`good` is left out: the name occurs again later in the file"),
-        (r#""a": {"command": "x", "enabledTools": ["one"]}"#, "`a`: the selection of 1 tool is not used"),
+        (
+            r#""a": {"command": "x", "enabledTools": ["git/*"]}"#,
+            "`a`: the selection of tools is not used, because `git/*`",
+        ),
         (r#""My Server": {"command": "x"}"#, "`My Server` has the id `My-Server`"),
     ] {
         let plan = parse_json(&format!("{{\"mcpServers\": {{{entry}, {good}}}}}")).unwrap();

@@ -163,6 +163,13 @@ fn installation(draft: &ServerDraft) -> Table {
     if draft.secret_args {
         set("secret_args", true.into());
     }
+    let names = |tools: &[String]| tools.iter().map(String::as_str).collect::<Array>();
+    if let Some(tools) = &draft.allow_tools {
+        set("allow_tools", names(tools).into());
+    }
+    if !draft.deny_tools.is_empty() {
+        set("deny_tools", names(&draft.deny_tools).into());
+    }
     for (key, text) in [("cwd", &draft.cwd), ("env_file", &draft.env_file)] {
         if let Some(text) = text {
             set(key, text.as_str().into());

@@ -557,3 +557,18 @@ fn a_file_of_another_user_is_an_error() {
     assert_eq!(user.text(), OWN);
     assert!(!user.config().with_file_name("secrets").exists());
 }
+
+#[test]
+fn the_tools_that_a_client_shows_and_hides_are_imported() {
+    let user = UserHome::new(None);
+    user.write(
+        ".gemini/settings.json",
+        r#"{"mcpServers": {"a": {"command": "x", "includeTools": ["read", "write"], "excludeTools": ["write"]},
+            "b": {"command": "y", "excludeTools": ["delete(path)"]}}}"#,
+    );
+    let outcome = user.import(&["gemini", "--yes"]).exits(0);
+    let text = user.text();
+    assert!(text.contains("allow_tools = [\"read\", \"write\"]\ndeny_tools = [\"write\"]\n"), "{text}");
+    assert!(outcome.stdout.contains("because `delete(path)` is no name of a tool"), "{}", outcome.stdout);
+    user.home.bare(&["check", "--config", user.config().to_str().unwrap()]).exits(0);
+}

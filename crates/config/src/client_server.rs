@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mcp_satellite_clients::{
     Client, ClientInput, ClientScope, ClientServer, HiddenText, HttpProtocol, ImportNote, InputKind, OAuthHints,
-    ServerTransport, TemplatePart, TextTemplate, looks_secret, secret_args,
+    ServerTransport, TemplatePart, TextTemplate, ToolFilter, looks_secret, secret_args,
 };
 use mcp_satellite_model::spec::is_reserved_header;
 
@@ -29,6 +29,8 @@ pub struct ServerDraft {
     pub oauth_scopes: Vec<String>,
     /// True if the arguments contain a secret or a variable.
     pub secret_args: bool,
+    pub allow_tools: Option<Vec<String>>,
+    pub deny_tools: Vec<String>,
     pub values: Vec<UserValueDraft>,
     /// Settings that are not taken over, and changes.
     pub notes: Vec<String>,
@@ -135,6 +137,7 @@ pub fn draft_server(server: &ClientServer, context: &DraftContext<'_>) -> Result
             }
         }
     }
+    writer.tools(&server.tools);
     writer.note_settings(server);
     Ok(writer.draft)
 }
@@ -395,6 +398,16 @@ impl DraftWriter<'_> {
         }
     }
 
+    fn tools(&mut self, tools: &ToolFilter) {
+        // Some clients accept `server/tool`, `tool*` and `tool(arguments)`.
+        let is_pattern = |name: &&String| name.contains(['*', '?', '/', '(']);
+        if let Some(pattern) = tools.allowed.iter().flatten().chain(&tools.denied).find(is_pattern) {
+            return self.note(format!("the selection of tools is not used, because `{pattern}` is no name of a tool"));
+        }
+        self.draft.allow_tools.clone_from(&tools.allowed);
+        self.draft.deny_tools.clone_from(&tools.denied);
+    }
+
     fn note_settings(&mut self, server: &ClientServer) {
         for note in &server.notes {
             self.note(match note {
@@ -402,14 +415,6 @@ impl DraftWriter<'_> {
                 ImportNote::NoCounterpart { key, meaning } => format!("`{key}` ({meaning}) is not used"),
                 ImportNote::Adjusted { key, change } => format!("`{key}`: {change}"),
             });
-        }
-        let count = |count: usize| format!("{count} {}", if count == 1 { "tool" } else { "tools" });
-        if let Some(allowed) = &server.tools.allowed {
-            self.note(format!("the selection of {} is not used: clients see all tools", count(allowed.len())));
-        }
-        if !server.tools.denied.is_empty() {
-            let denied = count(server.tools.denied.len());
-            self.note(format!("{denied} that the client hides are visible: the satellite hides no tools"));
         }
         let timeouts = [("start", server.timeouts.startup), ("call", server.timeouts.call)];
         for (what, timeout) in timeouts {

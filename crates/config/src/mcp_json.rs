@@ -165,6 +165,8 @@ fn installation(
         values: values.collect(),
         env_file: text(&draft.env_file),
         secret_args: ParsedValue::Present(Spanned::with_span(draft.secret_args, at)),
+        allow_tools: draft.allow_tools.as_deref().map(&words),
+        deny_tools: Some(words(&draft.deny_tools)),
         oauth: has_oauth.then(|| OAuthTable::public(at, text(&draft.oauth_client_id), words(&draft.oauth_scopes))),
         ..ServerTable::default()
     };
