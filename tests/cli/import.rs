@@ -55,7 +55,7 @@ impl UserHome {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
+pub(super) fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         let target = to.join(entry.file_name());
@@ -68,7 +68,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-const CLIENTS: [&str; 16] = [
+pub(super) const CLIENTS: [&str; 16] = [
     "claude-code",
     "claude-desktop",
     "cursor",

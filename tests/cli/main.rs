@@ -16,6 +16,7 @@ mod doctor;
 mod dormancy;
 mod endpoint;
 mod events;
+mod fixture_share;
 mod fleet_edits;
 mod help;
 mod import;

@@ -537,3 +537,64 @@ fn an_endpoint_with_tls_is_reached_by_its_own_certificate() {
     assert_eq!(client.close().0, Some(0));
     satellite.terminate().exits(0);
 }
+
+#[test]
+fn a_line_of_ten_megabytes_passes_in_both_directions_and_a_larger_one_is_rejected() {
+    let home = Home::new(SATELLITE);
+    let satellite = run(&home, &config_with(&home, "", &[("mirror", &mirror())]));
+    let mut client = StdioClient::start(&home, &["--server", "mirror"]);
+    client.initialize_mirror(&json!({}));
+    let with_text = |id: u32, length: usize| {
+        let text = "é".repeat(length / 2);
+        format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x/unknown","params":{{"text":"{text}"}}}}"#)
+    };
+    let request = with_text(1, 10 << 20);
+    client.send(&format!("{request}\r"));
+    let line = client.wait("large answer", |line| line.contains("reflected"));
+    assert!(line == format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"reflected":{request}}}}}"#), "{}", line.len());
+    // The limit of the endpoint is 16 MiB, and that of the bridge 64 MiB. Later messages are read.
+    for (id, length, answered) in [(2, 17 << 20, json!(2)), (3, 65 << 20, Value::Null)] {
+        client.send(&with_text(id, length));
+        let error = client.answer(&answered);
+        assert!(error["error"]["message"].as_str().unwrap().contains("larger than"), "{error:#}");
+    }
+    client.send(&with_text(4, 10));
+    client.wait("answer", |line| line.starts_with(r#"{"jsonrpc":"2.0","id":4,"result""#));
+    assert_eq!(client.close().0, Some(0));
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn open_calls_are_cancelled_when_the_client_ends() {
+    let home = Home::new(SATELLITE);
+    let satellite = run(&home, &config(&home));
+    let mut observer = StdioClient::start(&home, &["--server", "notes"]);
+    observer.initialize(&json!({}));
+    let unchanged = |params: &Value| params.clone();
+    let mut ended = 0;
+    for with_session in [true, false] {
+        for by_signal in [true, false] {
+            let mut client = StdioClient::start(&home, &["--server", "notes"]);
+            let mut params = json!({"name": "sleep", "arguments": {"ms": 600_000}});
+            if with_session {
+                client.initialize(&json!({}));
+            } else {
+                params = stateless(&params);
+            }
+            client.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string());
+            ended += 1;
+            wait_received(&mut observer, "calls", &unchanged, |calls| calls == ended.to_string());
+            let (code, stderr) = if by_signal {
+                send(i32::try_from(client.child.id()).unwrap(), Signal::SIGTERM);
+                client.exited()
+            } else {
+                client.close()
+            };
+            assert_eq!((code, &*stderr), (Some(0), ""), "session: {with_session}, signal: {by_signal}");
+            let is_cancelled = |cancelled: &str| serde_json::from_str::<Vec<Value>>(cancelled).unwrap().len() == ended;
+            wait_received(&mut observer, "cancelled", &unchanged, is_cancelled);
+        }
+    }
+    assert_eq!(observer.close().0, Some(0));
+    satellite.terminate().exits(0);
+}

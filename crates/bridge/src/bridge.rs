@@ -25,6 +25,7 @@ use super::input::{InputLine, LINE_MAX, read_line};
 use super::link::{Link, LinkControl, SatelliteLocator, read_own_answer};
 use super::output::ClientOutput;
 use super::request::{ClientRequest, OpenRequest};
+use super::server_requests::ServerRequests;
 use super::session_stream;
 
 /// Maximum number of requests in flight.
@@ -53,6 +54,7 @@ pub(crate) struct BridgeState {
     pub control: LinkControl,
     pub output: ClientOutput,
     pub marks: ToolMarks,
+    server_requests: ServerRequests,
     report: Box<dyn Fn(&str) + Send + Sync>,
     /// Requests that the client can cancel, by id.
     open: Mutex<HashMap<String, Arc<OpenRequest>>>,
@@ -94,6 +96,7 @@ pub async fn run(
         control: LinkControl::new(locator, settings.path),
         output: ClientOutput::new(output, closed.clone()),
         marks: ToolMarks::default(),
+        server_requests: ServerRequests::default(),
         report: settings.report,
         open: Mutex::default(),
         budget: Arc::new(Semaphore::new(REQUEST_UNITS_MAX)),
@@ -104,8 +107,9 @@ pub async fn run(
         let bridge = bridge.clone();
         async move {
             if link.session.is_some() {
+                let withdrawn = bridge.server_requests.withdraw_others(link.session_number());
                 bridge.listen(link);
-                for notification in bridge.control.changed_notifications() {
+                for notification in withdrawn.into_iter().chain(bridge.control.changed_notifications()) {
                     bridge.output.write(&notification).await;
                 }
             }
@@ -129,6 +133,11 @@ impl BridgeState {
     pub(crate) fn listen(self: &Arc<Self>, link: Arc<Link>) {
         let bridge = self.clone();
         self.tasks.spawn(async move { session_stream::listen(&bridge, &link).await });
+    }
+
+    /// Passes a message of a session to the client.
+    pub(crate) async fn forward(&self, session: u64, message: &RpcMessage) {
+        self.output.write(&self.server_requests.text_for_client(session, message)).await;
     }
 
     /// Handles the messages of the client up to the end of its input.
@@ -239,12 +248,12 @@ impl BridgeState {
     /// dropped: it belongs to a session that does not exist any more.
     async fn send_in_order(&self, message: &RpcMessage) {
         let Some(link) = self.control.current() else { return };
+        let Some(body) = self.server_requests.body_for_satellite(link.session_number(), message) else { return };
         let headers = match stateless_version(message) {
             Some(version) => self.marks.headers(message, &version),
             None if link.session.is_some() => link.headers(),
             None => [(PROTOCOL_VERSION, HeaderValue::from_static(STATELESS_VERSION))].into_iter().collect(),
         };
-        let body = message.text().as_bytes().clone();
         let sent = async {
             let response = match link.http.post(self.control.path(), headers, body).await {
                 Ok(response) => response,

@@ -27,6 +27,7 @@ mod input;
 mod link;
 mod output;
 mod request;
+mod server_requests;
 mod session_stream;
 
 pub use bridge::{BridgeSettings, run};

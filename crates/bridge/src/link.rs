@@ -44,20 +44,31 @@ pub trait SatelliteLocator: Send + Sync {
 pub(crate) struct Link {
     pub generation: u64,
     pub http: Arc<EndpointClient>,
-    pub session: Option<SessionHeaders>,
+    pub session: Option<LinkSession>,
 }
 
-#[derive(Clone)]
-pub(crate) struct SessionHeaders {
+struct SessionHeaders {
     id: HeaderValue,
     version: HeaderValue,
 }
 
+/// A session of the client at a satellite.
+pub(crate) struct LinkSession {
+    /// Number of earlier sessions of this bridge.
+    number: u64,
+    headers: SessionHeaders,
+}
+
 impl Link {
+    /// Returns the number of the session; zero before the session is open.
+    pub(crate) fn session_number(&self) -> u64 {
+        self.session.as_ref().map_or(0, |session| session.number)
+    }
+
     /// Returns the headers of a message in the session; none before the session is open.
     pub(crate) fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        if let Some(SessionHeaders { id, version }) = &self.session {
+        if let Some(LinkSession { headers: SessionHeaders { id, version }, .. }) = &self.session {
             headers.insert(SESSION_ID, id.clone());
             headers.insert(PROTOCOL_VERSION, version.clone());
         }
@@ -90,6 +101,7 @@ pub(crate) struct LinkControl {
     state: watch::Sender<LinkState>,
     replayed: Mutex<ReplayedMessages>,
     generations: AtomicU64,
+    sessions: AtomicU64,
 }
 
 impl LinkControl {
@@ -101,6 +113,7 @@ impl LinkControl {
             state: watch::Sender::new(state),
             replayed: Mutex::default(),
             generations: AtomicU64::new(0),
+            sessions: AtomicU64::new(0),
         }
     }
 
@@ -157,7 +170,7 @@ impl LinkControl {
         headers: &HeaderMap,
         answer: &RpcMessage,
     ) -> Option<Arc<Link>> {
-        let session = session_headers(headers, answer)?;
+        let session = self.next_session(session_headers(headers, answer)?);
         let capabilities = answer.outcome().and_then(|result| member(result, "capabilities")).unwrap_or("{}");
         *self.replayed() = ReplayedMessages {
             initialize: Some(initialize.clone()),
@@ -245,7 +258,7 @@ impl LinkControl {
             let why = why.and_then(|why| serde_json::from_str::<String>(why).ok()).unwrap_or_default();
             format!("the satellite opens no session: {why}")
         };
-        link.session = Some(session_headers(&headers, &message).ok_or_else(refused)?);
+        link.session = Some(self.next_session(session_headers(&headers, &message).ok_or_else(refused)?));
         let requests = {
             let replayed = self.replayed();
             let Some(initialized) = replayed.initialized.clone() else { return Ok(()) };
@@ -293,6 +306,10 @@ impl LinkControl {
         let Some(link) = self.current().filter(|link| link.session.is_some()) else { return };
         // The session is over on this side, whatever the result.
         let _ = timeout(CLOSE_TIMEOUT, link.http.delete(&self.path, link.headers())).await;
+    }
+
+    fn next_session(&self, headers: SessionHeaders) -> LinkSession {
+        LinkSession { number: self.sessions.fetch_add(1, Ordering::Relaxed), headers }
     }
 
     fn next_generation(&self) -> u64 {

@@ -333,7 +333,7 @@ impl ClientRequest {
         let mut last_id: Option<HeaderValue> = None;
         loop {
             let mut events = SseDecoder::new(LINE_MAX);
-            let read = self.read_events(&mut response, &mut events).await;
+            let read = self.read_events(link, &mut response, &mut events).await;
             let why = match read {
                 Ok(true) => return RequestAttempt::Done,
                 Ok(false) if self.open.is_cancelled.load(Ordering::Acquire) => return RequestAttempt::Done,
@@ -361,7 +361,12 @@ impl ClientRequest {
     }
 
     /// Returns true if the stream contained the answer.
-    async fn read_events(&self, response: &mut SatelliteResponse, events: &mut SseDecoder) -> Result<bool, String> {
+    async fn read_events(
+        &self,
+        link: &Link,
+        response: &mut SatelliteResponse,
+        events: &mut SseDecoder,
+    ) -> Result<bool, String> {
         let output = &self.bridge.output;
         let mut permit = BufferPermit::default();
         let mut is_answered = false;
@@ -394,7 +399,10 @@ impl ClientRequest {
                     }
                     continue;
                 }
-                output.write(message.text()).await;
+                match self.version {
+                    Some(_) => output.write(message.text()).await,
+                    None => self.bridge.forward(link.session_number(), &message).await,
+                }
                 permit.release();
             }
             permit.reserve(output, events.buffered()).await;

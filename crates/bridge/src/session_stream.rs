@@ -42,7 +42,7 @@ async fn read_stream(bridge: &BridgeState, link: &Link) -> Option<String> {
         let started = Instant::now();
         match link.http.get(bridge.control.path(), headers).await {
             Ok(response) if response.status.is_success() && response.is_stream() => {
-                last_id = forward_events(bridge, response).await.or(last_id);
+                last_id = forward_events(bridge, link, response).await.or(last_id);
             }
             Ok(response) => match response.status {
                 StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND => {
@@ -65,7 +65,7 @@ async fn read_stream(bridge: &BridgeState, link: &Link) -> Option<String> {
 }
 
 /// Passes on all messages and returns the id of the last event.
-async fn forward_events(bridge: &BridgeState, mut response: SatelliteResponse) -> Option<HeaderValue> {
+async fn forward_events(bridge: &BridgeState, link: &Link, mut response: SatelliteResponse) -> Option<HeaderValue> {
     let mut events = SseDecoder::new(LINE_MAX);
     let mut permit = BufferPermit::default();
     while let Ok(Some(chunk)) = response.chunk().await {
@@ -73,7 +73,7 @@ async fn forward_events(bridge: &BridgeState, mut response: SatelliteResponse) -
         loop {
             match events.next_event() {
                 Ok(Some(event)) => match RpcMessage::parse(event.data) {
-                    Ok(message) => bridge.output.write(message.text()).await,
+                    Ok(message) => bridge.forward(link.session_number(), &message).await,
                     Err(_) => bridge.report("a message of the satellite was not valid and is ignored"),
                 },
                 Ok(None) => break,

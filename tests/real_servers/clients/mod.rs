@@ -1,7 +1,9 @@
 //! Real clients: the TypeScript SDK, the Python SDK and the inspector use server-everything. First they use it
 //! directly, which proves that the expectations describe the server; then through the endpoint of the built satellite,
-//! with a token and under the name `everything`. `eras` does the same with clients and servers of both eras.
+//! with a token and under the name `everything`. `bridge` does it through `satellite stdio`, and `eras` with clients and
+//! servers of both eras.
 
+mod bridge;
 mod eras;
 mod support;
 
@@ -22,14 +24,14 @@ const SDK: &str = "clients/node_modules/@modelcontextprotocol/sdk/dist/esm/clien
 const INSPECTOR: &str = "clients/node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js";
 
 /// The addresses that a client connects to.
-struct Endpoint {
-    /// The URL of server-everything.
+struct Endpoint<S = Running> {
+    /// The URL of server-everything, or the command of the bridge to it as a JSON array.
     instance: String,
-    /// The URL of the meta-tools, if there are any.
+    /// The same of the meta-tools, if there are any.
     tools: Option<String>,
     token: Option<String>,
     /// The process behind it, which ends with it.
-    _server: Running,
+    _server: S,
 }
 
 impl Endpoint {
@@ -102,15 +104,15 @@ impl Client {
         command
     }
 
-    fn run_steps(self, url: &str, face: &str, token: Option<&str>) -> Steps {
+    fn run_steps(self, target: &str, face: &str, token: Option<&str>) -> Steps {
         let mut command = self.command();
-        command.args([url, face]).env_remove("MCP_TOKEN").envs(token.map(|token| ("MCP_TOKEN", token)));
+        command.args([target, face]).env_remove("MCP_TOKEN").envs(token.map(|token| ("MCP_TOKEN", token)));
         Steps::run(&mut command)
     }
 }
 
 /// Runs all steps with server-everything and checks the results.
-fn check_server_everything(client: Client, endpoint: &Endpoint) -> Steps {
+fn check_server_everything<S>(client: Client, endpoint: &Endpoint<S>) -> Steps {
     let steps = client.run_steps(&endpoint.instance, "instance", endpoint.token.as_deref());
     let name = client.name();
     assert_eq!(steps.of("connect")["server"], "mcp-servers/everything");
@@ -146,7 +148,7 @@ fn check_steps_of_both_eras(steps: &Steps, name: &str) {
     steps.assert_text("elicit", "Agreed to terms: true");
 }
 
-fn check_meta_tools(client: Client, endpoint: &Endpoint) {
+fn check_meta_tools<S>(client: Client, endpoint: &Endpoint<S>) {
     let tools = endpoint.tools.as_ref().unwrap();
     let steps = client.run_steps(tools, "tools", endpoint.token.as_deref());
     let listed = steps.of("list")["tools"].as_array().unwrap();
@@ -158,21 +160,32 @@ fn check_meta_tools(client: Client, endpoint: &Endpoint) {
     steps.assert_text("read", "Resource 1: This is a plaintext resource");
 }
 
-/// Uses the command line of the inspector. It has its own home directory, because it leaves files there.
-fn check_inspector(endpoint: &Endpoint) {
+/// Returns the command line of the inspector, and its home directory, because it leaves files there.
+fn inspector(target: &[&str], arguments: &[&str]) -> (Command, TempDir) {
     let (node, inspector) = (installed("node", NODE), installed("node", INSPECTOR));
     let home = TempDir::new().unwrap();
-    let inspect = |arguments: &[&str]| -> Value {
-        let mut command = Command::new(&node);
-        command.args([&inspector, "--cli", &endpoint.instance, "--transport", "http"]).args(arguments);
-        if let Some(token) = &endpoint.token {
-            command.args(["--header", &format!("Authorization: Bearer {token}")]);
-        }
-        // It starts another `node` from PATH.
-        let path = format!("{}:{}", Path::new(&node).parent().unwrap().display(), std::env::var("PATH").unwrap());
-        command.env("HOME", home.path()).env("PATH", path).stdin(Stdio::null());
-        serde_json::from_str(&run_to_end(&mut command)).unwrap()
-    };
+    let mut command = Command::new(&node);
+    command.args([&inspector, "--cli"]).args(target).args(arguments);
+    // It starts another `node` from PATH.
+    let path = format!("{}:{}", Path::new(&node).parent().unwrap().display(), std::env::var("PATH").unwrap());
+    command.env("HOME", home.path()).env("PATH", path).stdin(Stdio::null());
+    (command, home)
+}
+
+fn inspect(target: &[&str], arguments: &[&str]) -> Value {
+    let (mut command, _home) = inspector(target, arguments);
+    serde_json::from_str(&run_to_end(&mut command)).unwrap()
+}
+
+fn check_inspector(endpoint: &Endpoint) {
+    let authorization = endpoint.token.as_ref().map(|token| format!("Authorization: Bearer {token}"));
+    let mut target = vec![&*endpoint.instance, "--transport", "http"];
+    target.extend(authorization.iter().flat_map(|header| ["--header", header]));
+    check_inspector_with(&target);
+}
+
+fn check_inspector_with(target: &[&str]) {
+    let inspect = |arguments: &[&str]| inspect(target, arguments);
     let listed = inspect(&["--method", "tools/list"]);
     let names: Vec<_> = listed["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
     assert!(names.contains(&"get-sum"), "{names:?}");

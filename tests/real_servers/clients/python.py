@@ -1,11 +1,13 @@
 """A client with the Python SDK. Each output line is a step with its result, as JSON.
 
-python.py URL instance   all steps with server-everything, directly or through `/i/NAME/mcp`
-python.py URL both       the steps that both eras have in common
-python.py URL flat       the same in flat mode
-python.py URL tools      the meta-tools, with server-everything behind them
+python.py TARGET instance   all steps with server-everything, directly or through `/i/NAME/mcp`
+python.py TARGET both       the steps that both eras have in common
+python.py TARGET flat       the same in flat mode
+python.py TARGET tools      the meta-tools, with server-everything behind them
+python.py TARGET time       a call of mcp-server-time
+python.py TARGET restart    a call in flight while the test restarts the satellite, and the next call
 
-MCP_TOKEN is the bearer token, if one is needed. MCP_MODE is the mode of the SDK; by default it opens a session.
+TARGET is a URL, or the command of a server on stdin and stdout as a JSON array. MCP_TOKEN is the bearer token, if one is needed. MCP_MODE is the mode of the SDK; by default it opens a session.
 """
 
 import asyncio
@@ -15,7 +17,8 @@ import sys
 import warnings
 
 import mcp_types as types
-from mcp import Client
+from mcp import Client, MCPError
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
@@ -132,8 +135,32 @@ async def tools(client):
     say("read", text=read.content[0].resource.text)
 
 
+async def clock(client):
+    say("time", text=text(await client.call_tool("get_current_time", {"timezone": "Asia/Tokyo"})))
+
+
+async def restart(client):
+    began = asyncio.Event()
+
+    async def on_begin(*_):
+        began.set()
+
+    long = {"duration": 600, "steps": 6000}
+    call = asyncio.create_task(client.call_tool("trigger-long-running-operation", long, progress_callback=on_begin))
+    await began.wait()
+    say("called")
+    try:
+        say("lost", result=text(await call))
+    except MCPError as error:
+        say("lost", code=error.error.code, message=error.error.message, data=error.error.data)
+    say("again", text=text(await client.call_tool("get-sum", {"a": 2, "b": 40})))
+
+
+FACES = {"instance": instance, "both": both, "flat": flat, "tools": tools, "time": clock, "restart": restart}
+
+
 async def main():
-    url, face = sys.argv[1:]
+    target, face = sys.argv[1:]
     token = os.environ.get("MCP_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     asked = []
@@ -151,11 +178,17 @@ async def main():
             "list_roots_callback": roots,
             "logging_callback": log,
         }
-        async with Client(streamable_http_client(url, http_client=http), mode=os.environ.get("MCP_MODE", "legacy"), **callbacks) as client:
+        if target.startswith("["):
+            command, *arguments = json.loads(target)
+            server = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+            transport = stdio_client(server)
+        else:
+            transport = streamable_http_client(target, http_client=http)
+        async with Client(transport, mode=os.environ.get("MCP_MODE", "legacy"), **callbacks) as client:
             say("connect", server=client.server_info.name, version=client.protocol_version, asked=asked[:2])
             listed = await client.list_tools()
             say("list", tools=[tool.name for tool in listed.tools])
-            await {"instance": instance, "both": both, "flat": flat, "tools": tools}[face](client)
+            await FACES[face](client)
     say("end", errors=[])
 
 

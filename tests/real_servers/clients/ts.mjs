@@ -1,16 +1,19 @@
 // A client with the TypeScript SDK. Each output line is a step with its result, as JSON.
 //
-// ts.mjs URL instance   all steps with server-everything, directly or through `/i/NAME/mcp`
-// ts.mjs URL tools      the meta-tools, with server-everything behind them
+// ts.mjs TARGET instance   all steps with server-everything, directly or through `/i/NAME/mcp`
+// ts.mjs TARGET tools      the meta-tools, with server-everything behind them
+// ts.mjs TARGET time       a call of mcp-server-time
+// ts.mjs TARGET restart    a call in flight while the test restarts the satellite, and the next call
 //
-// MCP_CLIENTS_DIR is the directory in which package.json is installed; MCP_TOKEN is the bearer token, if one is needed.
+// TARGET is a URL, or the command of a server on stdin and stdout as a JSON array. MCP_CLIENTS_DIR is the directory in which package.json is installed; MCP_TOKEN is the bearer token, if one is needed.
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 
-const [url, face] = process.argv.slice(2);
+const [target, face] = process.argv.slice(2);
 const sdk = (path) =>
   import(pathToFileURL(join(process.env.MCP_CLIENTS_DIR, "node_modules/@modelcontextprotocol/sdk/dist/esm", path)));
 const { Client } = await sdk("client/index.js");
+const { StdioClientTransport } = await sdk("client/stdio.js");
 const { StreamableHTTPClientTransport } = await sdk("client/streamableHttp.js");
 const { CreateMessageRequestSchema, ElicitRequestSchema, ListRootsRequestSchema, LoggingMessageNotificationSchema } =
   await sdk("types.js");
@@ -34,7 +37,13 @@ client.setNotificationHandler(LoggingMessageNotificationSchema, ({ params }) => 
 
 const token = process.env.MCP_TOKEN;
 const headers = token ? { Authorization: `Bearer ${token}` } : {};
-const transport = new StreamableHTTPClientTransport(new URL(url), { requestInit: { headers } });
+const isCommand = target.startsWith("[");
+const [command, ...args] = isCommand ? JSON.parse(target) : [];
+const transport = isCommand
+  ? new StdioClientTransport({ command, args, env: process.env })
+  : new StreamableHTTPClientTransport(new URL(target), { requestInit: { headers } });
+// Only the transport for HTTP records the version.
+if (isCommand) transport.setProtocolVersion = (version) => (transport.protocolVersion = version);
 const errors = [];
 client.onerror = (error) => errors.push(String(error));
 await client.connect(transport);
@@ -93,8 +102,24 @@ const steps = {
     const read = await client.callTool({ name: "read_mcp_resource", arguments: { uri } });
     say("read", { text: read.content[0].resource.text });
   },
+  async time() {
+    const now = await client.callTool({ name: "get_current_time", arguments: { timezone: "Asia/Tokyo" } });
+    say("time", { text: text(now) });
+  },
+  async restart() {
+    const long = { name: "trigger-long-running-operation", arguments: { duration: 600, steps: 6000 } };
+    const { promise: began, resolve: begin } = Promise.withResolvers();
+    const lost = client.callTool(long, undefined, { onprogress: begin }).then(
+      (result) => ({ result: text(result) }),
+      ({ code, message, data }) => ({ code, message, data }),
+    );
+    await began;
+    say("called", {});
+    say("lost", await lost);
+    say("again", { text: text(await client.callTool({ name: "get-sum", arguments: { a: 2, b: 40 } })) });
+  },
 };
 await steps[face]();
-await transport.terminateSession();
+if (!isCommand) await transport.terminateSession();
 await client.close();
 say("end", { errors });
