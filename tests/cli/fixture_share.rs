@@ -137,12 +137,17 @@ fn every_imported_server_runs_once_its_values_are_given() {
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let before = settled(&home);
     let is_waiting = |row: &&Value| row["status"] != "online";
-    let steps: BTreeMap<_, _> =
-        before.values().filter(is_waiting).map(|row| (row["server"].clone().to_string(), follow_next_step(&home, row))).collect();
+    let steps: BTreeMap<_, _> = before
+        .values()
+        .filter(is_waiting)
+        .map(|row| (row["server"].clone().to_string(), follow_next_step(&home, row)))
+        .collect();
     let waits = |row: &Value| steps.contains_key(&row["server"].to_string());
-    wait_for("all servers to be online", || settled(&home).values().all(|row| row["status"] == "online").then_some(()), || {
-        format!("{:#?}", settled(&home).values().filter(|row| row["status"] != "online").collect::<Vec<_>>())
-    });
+    wait_for(
+        "all servers to be online",
+        || settled(&home).values().all(|row| row["status"] == "online").then_some(()),
+        || format!("{:#?}", settled(&home).values().filter(|row| row["status"] != "online").collect::<Vec<_>>()),
+    );
 
     let name = |row: &Value| format!("{} {}", row["client"].as_str().unwrap(), row["name"].as_str().unwrap());
     let (mut at_once, mut with_values, mut disabled) = (0, Vec::new(), Vec::new());
@@ -150,7 +155,9 @@ fn every_imported_server_runs_once_its_values_are_given() {
     for row in &entries {
         let reason = row["reason"].as_str().unwrap_or_default();
         match row["id"].as_str().map(|id| &before[id]) {
-            Some(server) if waits(server) => with_values.push(format!("{}: {}", name(row), steps[&server["server"].to_string()])),
+            Some(server) if waits(server) => {
+                with_values.push(format!("{}: {}", name(row), steps[&server["server"].to_string()]))
+            }
             Some(_) => at_once += 1,
             None if reason.contains("disabled in the client") => disabled.push(name(row)),
             None if NO_SERVERS.contains(&&*name(row)) => no_servers.push(format!("{}: {reason}", name(row))),

@@ -62,6 +62,8 @@ pub(crate) struct BridgeState {
     /// Number of requests in flight, without subscriptions.
     in_flight: watch::Sender<usize>,
     tasks: TaskTracker,
+    /// Cancelled when the bridge ends, which ends all tasks.
+    ended: CancellationToken,
 }
 
 /// Counts a request until it has its answer.
@@ -91,10 +93,11 @@ pub async fn run(
     output: impl AsyncWrite + Send + 'static,
     stop: impl Future<Output = ()>,
 ) {
-    let closed = CancellationToken::new();
+    let ended = CancellationToken::new();
+    let _end_tasks = ended.clone().drop_guard();
     let bridge = Arc::new(BridgeState {
         control: LinkControl::new(locator, settings.path),
-        output: ClientOutput::new(output, closed.clone()),
+        output: ClientOutput::new(output, ended.clone()),
         marks: ToolMarks::default(),
         server_requests: ServerRequests::default(),
         report: settings.report,
@@ -102,6 +105,7 @@ pub async fn run(
         budget: Arc::new(Semaphore::new(REQUEST_UNITS_MAX)),
         in_flight: watch::Sender::new(0),
         tasks: TaskTracker::new(),
+        ended: ended.clone(),
     });
     let restored = |link: Arc<Link>| {
         let bridge = bridge.clone();
@@ -118,7 +122,7 @@ pub async fn run(
     tokio::select! {
         () = bridge.read(BufReader::with_capacity(READ_AHEAD, input)) => {}
         () = stop => {}
-        () = closed.cancelled() => {}
+        () = ended.cancelled() => {}
         () = bridge.control.run(restored, |why| bridge.report(why)) => {}
     }
     bridge.control.close().await;
@@ -132,7 +136,7 @@ impl BridgeState {
     /// Passes on the messages of the satellite that belong to no request.
     pub(crate) fn listen(self: &Arc<Self>, link: Arc<Link>) {
         let bridge = self.clone();
-        self.tasks.spawn(async move { session_stream::listen(&bridge, &link).await });
+        self.spawn(async move { session_stream::listen(&bridge, &link).await });
     }
 
     /// Passes a message of a session to the client.
@@ -165,8 +169,9 @@ impl BridgeState {
         if trimmed.is_empty() {
             return;
         }
-        // The members of a batch are sent one by one: responses are found by their ids.
+        // The members of a batch are sent one by one: responses are found by their ids. An empty batch is invalid.
         let batch = (trimmed[0] == b'[').then(|| split_messages(&line)).flatten();
+        let batch = batch.filter(|messages| !messages.is_empty());
         for message in batch.unwrap_or_else(|| vec![line]) {
             match RpcMessage::parse(message) {
                 Ok(message) => self.handle_message(message).await,
@@ -216,7 +221,7 @@ impl BridgeState {
             request.run().await;
             return drop(guard);
         }
-        self.tasks.spawn(async move {
+        self.spawn(async move {
             request.run().await;
             drop(guard);
         });
@@ -233,7 +238,7 @@ impl BridgeState {
         }
         self.send_in_order(&message).await;
         let bridge = self.clone();
-        self.tasks.spawn(async move {
+        self.spawn(async move {
             for pause in CANCEL_PAUSES {
                 sleep(pause).await;
                 if !bridge.open().get(&id).is_some_and(|open| Arc::ptr_eq(open, &request)) {
@@ -276,6 +281,15 @@ impl BridgeState {
         if timeout(ACCEPT_TIMEOUT, sent).await.is_err() {
             self.report("the satellite did not accept a message of the client in time");
         }
+    }
+
+    /// Spawns a task that ends with the bridge.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let ended = self.ended.clone();
+        self.tasks.spawn(async move {
+            // Nobody reads the output any more.
+            let _ = ended.run_until_cancelled(task).await;
+        });
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<String, Arc<OpenRequest>>> {

@@ -155,6 +155,9 @@ impl ClientRequest {
                 RequestAttempt::NotSent(why) => {
                     self.open.is_sent.store(false, Ordering::Release);
                     control.report_lost(link.generation, &why);
+                    if self.open.is_cancelled.load(Ordering::Acquire) {
+                        return;
+                    }
                     rejections += 1;
                     if Instant::now() >= deadline {
                         return self.fail(CallFate::NotSent, why).await;
@@ -165,6 +168,7 @@ impl ClientRequest {
                     }
                 }
                 RequestAttempt::HeadersMissing => {}
+                RequestAttempt::Busy(_) if self.open.is_cancelled.load(Ordering::Acquire) => return,
                 RequestAttempt::Busy(response) => {
                     self.open.is_sent.store(false, Ordering::Release);
                     if Instant::now() + pause >= deadline {

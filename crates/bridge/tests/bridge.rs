@@ -135,7 +135,8 @@ async fn a_call_whose_headers_were_rejected_is_repeated_with_the_marks_of_the_to
 #[tokio::test]
 async fn a_new_session_gets_the_log_level_and_the_subscriptions_of_the_lost_one() {
     let (mut endpoint, known, mut client) = connected().await;
-    let announced = json!({"tools": {"listChanged": true}, "prompts": {}, "logging": {}, "resources": {"subscribe": true}});
+    let announced =
+        json!({"tools": {"listChanged": true}, "prompts": {}, "logging": {}, "resources": {"subscribe": true}});
     let stream = endpoint.open_session(&mut client, &announced).await.answer_stream();
     let requests = [
         ("logging/setLevel", json!({"level": "debug"})),
@@ -172,7 +173,8 @@ async fn a_new_session_gets_the_log_level_and_the_subscriptions_of_the_lost_one(
             request.accept();
         } else {
             // A server that does not support one of them any more does not prevent the others.
-            let error = json!({"jsonrpc": "2.0", "id": request.message["id"], "error": {"code": -32601, "message": "no"}});
+            let error =
+                json!({"jsonrpc": "2.0", "id": request.message["id"], "error": {"code": -32601, "message": "no"}});
             request.answer_status(200, &[], &error);
         }
     }

@@ -31,25 +31,25 @@ const PIPE: usize = 1 << 20;
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// An HTTP request of the bridge that the test answers.
-pub struct BridgeRequest {
-    pub method: Method,
-    pub headers: HeaderMap,
+pub(crate) struct BridgeRequest {
+    pub(crate) method: Method,
+    pub(crate) headers: HeaderMap,
     /// Message in the body; null if there is none.
-    pub message: Value,
+    pub(crate) message: Value,
     reply: oneshot::Sender<Response<Body>>,
 }
 
 impl BridgeRequest {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
 
     #[track_caller]
-    pub fn assert_calls(&self, method: &str) {
+    pub(crate) fn assert_calls(&self, method: &str) {
         assert_eq!(self.message["method"], method, "{:#}", self.message);
     }
 
-    pub fn answer_status(self, status: u16, headers: &[(&'static str, &str)], body: &Value) {
+    pub(crate) fn answer_status(self, status: u16, headers: &[(&'static str, &str)], body: &Value) {
         let text = if body.is_null() { String::new() } else { body.to_string() };
         let mut response = Response::new(Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync());
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
@@ -61,25 +61,25 @@ impl BridgeRequest {
         let _ = self.reply.send(response);
     }
 
-    pub fn accept(self) {
+    pub(crate) fn accept(self) {
         self.answer_status(202, &[], &Value::Null);
     }
 
     /// Answers a request of the client with a result.
-    pub fn answer_result(self, result: &Value) {
+    pub(crate) fn answer_result(self, result: &Value) {
         let body = json!({"jsonrpc": "2.0", "id": self.message["id"], "result": result});
         self.answer_status(200, &[], &body);
     }
 
     /// Answers `initialize`.
-    pub fn answer_initialize(self, session: &str, capabilities: &Value) {
+    pub(crate) fn answer_initialize(self, session: &str, capabilities: &Value) {
         let result = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "serverInfo": {"name": "scripted", "version": "1"}});
         let body = json!({"jsonrpc": "2.0", "id": self.message["id"], "result": result});
         self.answer_status(200, &[("mcp-session-id", session)], &body);
     }
 
     /// Answers with an event stream, which ends when the value is dropped.
-    pub fn answer_stream(self) -> ScriptedStream {
+    pub(crate) fn answer_stream(self) -> ScriptedStream {
         let (events, stream) = frames::unbounded::<Result<Frame<Bytes>, std::io::Error>>();
         let mut response = Response::new(StreamBody::new(stream).boxed_unsync());
         response.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
@@ -88,32 +88,32 @@ impl BridgeRequest {
     }
 }
 
-pub struct ScriptedStream(frames::UnboundedSender<Result<Frame<Bytes>, std::io::Error>>);
+pub(crate) struct ScriptedStream(frames::UnboundedSender<Result<Frame<Bytes>, std::io::Error>>);
 
 impl ScriptedStream {
-    pub fn send(&self, id: &str, message: &Value) {
+    pub(crate) fn send(&self, id: &str, message: &Value) {
         self.send_text(&format!("id: {id}\ndata: {message}\n\n"));
     }
 
-    pub fn send_text(&self, text: &str) {
+    pub(crate) fn send_text(&self, text: &str) {
         self.0.unbounded_send(Ok(Frame::data(Bytes::from(text.to_owned())))).unwrap();
     }
 
     /// Ends the stream in the middle of the response, as a lost connection does.
-    pub fn break_off(self) {
+    pub(crate) fn break_off(self) {
         self.0.unbounded_send(Err(std::io::ErrorKind::ConnectionReset.into())).unwrap();
     }
 }
 
 /// A scripted endpoint. Dropping it closes its port and all connections.
-pub struct ScriptedEndpoint {
-    pub address: SocketAddr,
+pub(crate) struct ScriptedEndpoint {
+    pub(crate) address: SocketAddr,
     requests: mpsc::UnboundedReceiver<BridgeRequest>,
     server: JoinHandle<()>,
 }
 
 impl ScriptedEndpoint {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, requests) = mpsc::unbounded_channel();
@@ -134,32 +134,32 @@ impl ScriptedEndpoint {
 
     /// Returns the next request.
     #[track_caller]
-    pub fn next(&mut self) -> impl Future<Output = BridgeRequest> {
+    pub(crate) fn next(&mut self) -> impl Future<Output = BridgeRequest> {
         let next = timeout(GIVE_UP, self.requests.recv());
         async move { next.await.expect("the bridge sends no request").unwrap() }
     }
 
     /// Returns the next POST with this method of MCP.
-    pub async fn next_call(&mut self, method: &str) -> BridgeRequest {
+    pub(crate) async fn next_call(&mut self, method: &str) -> BridgeRequest {
         let request = self.next().await;
         request.assert_calls(method);
         request
     }
 
     /// Returns the next request for the stream of a session.
-    pub async fn next_get(&mut self) -> BridgeRequest {
+    pub(crate) async fn next_get(&mut self) -> BridgeRequest {
         let request = self.next().await;
         assert_eq!(request.method, Method::GET, "{:#}", request.message);
         request
     }
 
     /// Returns a request that has arrived already.
-    pub fn try_next(&mut self) -> Option<BridgeRequest> {
+    pub(crate) fn try_next(&mut self) -> Option<BridgeRequest> {
         self.requests.try_recv().ok()
     }
 
     /// Opens a session for the client, and returns the request for its stream, unanswered.
-    pub async fn open_session(&mut self, client: &mut BridgeClient, capabilities: &Value) -> BridgeRequest {
+    pub(crate) async fn open_session(&mut self, client: &mut BridgeClient, capabilities: &Value) -> BridgeRequest {
         client.send(&initialize()).await;
         self.next_call("initialize").await.answer_initialize("first", capabilities);
         assert_eq!(client.next().await["id"], "init");
@@ -192,21 +192,22 @@ async fn pass_to_test(
     Ok(response.await.unwrap_or_default())
 }
 
-pub fn initialize() -> Value {
-    let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}});
+pub(crate) fn initialize() -> Value {
+    let params =
+        json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}});
     json!({"jsonrpc": "2.0", "id": "init", "method": "initialize", "params": params})
 }
 
 /// Address of the endpoint that the bridge finds; none is an error.
 #[derive(Clone, Default)]
-pub struct KnownAddress(Arc<Mutex<Option<SocketAddr>>>);
+pub(crate) struct KnownAddress(Arc<Mutex<Option<SocketAddr>>>);
 
 impl KnownAddress {
-    pub fn set(&self, endpoint: &ScriptedEndpoint) {
+    pub(crate) fn set(&self, endpoint: &ScriptedEndpoint) {
         *self.0.lock().unwrap() = Some(endpoint.address);
     }
 
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         *self.0.lock().unwrap() = None;
     }
 }
@@ -225,7 +226,7 @@ impl SatelliteLocator for KnownAddress {
 }
 
 /// A client, and the bridge that it has started.
-pub struct BridgeClient {
+pub(crate) struct BridgeClient {
     input: Option<DuplexStream>,
     output: Lines<BufReader<DuplexStream>>,
     reports: Arc<Mutex<Vec<String>>>,
@@ -233,7 +234,7 @@ pub struct BridgeClient {
 }
 
 impl BridgeClient {
-    pub fn start(known: &KnownAddress) -> Self {
+    pub(crate) fn start(known: &KnownAddress) -> Self {
         let (input, bridge_input) = duplex(PIPE);
         let (bridge_output, output) = duplex(PIPE);
         let reports = Arc::<Mutex<Vec<String>>>::default();
@@ -247,30 +248,31 @@ impl BridgeClient {
         Self { input: Some(input), output: BufReader::new(output).lines(), reports, bridge }
     }
 
-    pub async fn send(&mut self, message: &Value) {
+    pub(crate) async fn send(&mut self, message: &Value) {
         self.send_text(&format!("{message}\n")).await;
     }
 
-    pub async fn send_text(&mut self, text: &str) {
+    pub(crate) async fn send_text(&mut self, text: &str) {
         self.send_bytes(text.as_bytes()).await;
     }
 
-    pub async fn send_bytes(&mut self, bytes: &[u8]) {
+    pub(crate) async fn send_bytes(&mut self, bytes: &[u8]) {
         self.input.as_mut().unwrap().write_all(bytes).await.unwrap();
     }
 
     /// Returns the next message of the bridge.
-    pub async fn next(&mut self) -> Value {
+    pub(crate) async fn next(&mut self) -> Value {
         let line = timeout(GIVE_UP, self.output.next_line()).await;
         let line = line.unwrap_or_else(|_| panic!("no message; reports: {:?}", self.reports.lock().unwrap()));
         serde_json::from_str(&line.unwrap().expect("the bridge has ended")).unwrap()
     }
 
     /// Closes the input and returns the messages up to the end of the bridge.
-    pub async fn close(mut self) -> Vec<Value> {
+    pub(crate) async fn close(mut self) -> Vec<Value> {
         drop(self.input.take());
         let mut rest = Vec::new();
-        while let Some(line) = timeout(GIVE_UP, self.output.next_line()).await.expect("the bridge does not end").unwrap()
+        while let Some(line) =
+            timeout(GIVE_UP, self.output.next_line()).await.expect("the bridge does not end").unwrap()
         {
             rest.push(serde_json::from_str(&line).unwrap());
         }
@@ -278,7 +280,7 @@ impl BridgeClient {
         rest
     }
 
-    pub fn reports(&self) -> Vec<String> {
+    pub(crate) fn reports(&self) -> Vec<String> {
         self.reports.lock().unwrap().clone()
     }
 }
