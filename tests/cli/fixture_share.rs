@@ -32,6 +32,9 @@ const NO_SERVERS: [&str; 10] = [
     "zed mcp-server-postgres",
 ];
 
+/// Servers that do not run because of a defect of the import.
+const DEFECTS: [&str; 1] = ["opencode local: `~/` in `{file:…}` is not expanded"];
+
 /// All files below a directory.
 fn files(directory: &Path, into: &mut Vec<PathBuf>) {
     let mut entries: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -68,9 +71,10 @@ fn import_all(home: &Home) -> (PathBuf, Vec<Value>) {
 }
 
 /// Replaces what this machine does not have: the program of each server by `program`, its URL by `url`, which keeps the
-/// variables of the URL, and a directory of another machine by that of the test.
+/// variables of the URL, and directories of another machine by those of the test.
 fn replace_missing(home: &Home, text: &str, program: &Path, url: &str) -> String {
-    let directory = home.path().display();
+    let own = home.path().display();
+    let text = text.replace("/home/ann", &format!("{own}/ann"));
     let replaced = text.lines().map(|line| match line.split_once(" = ") {
         Some(("command", _)) => format!("command = \"{}\"", program.display()),
         Some(("url", value)) => {
@@ -81,7 +85,12 @@ fn replace_missing(home: &Home, text: &str, program: &Path, url: &str) -> String
         }
         // The simulated server speaks the newer transport only.
         Some(("transport", _)) => "transport = \"http\"".to_owned(),
-        Some(("cwd", path)) if !path.contains(&directory.to_string()) => format!("cwd = \"{directory}\""),
+        Some(("cwd", path)) => {
+            let path = Path::new(path.trim_matches('"'));
+            let path = if path.starts_with(home.path()) { path } else { home.path() };
+            fs::create_dir_all(path).unwrap();
+            format!("cwd = \"{}\"", path.display())
+        }
         _ if line == "[gateway]" => "[gateway]\nlisten = \"127.0.0.1:0\"".to_owned(),
         _ => line.to_owned(),
     });
@@ -101,9 +110,11 @@ fn settled(home: &Home) -> BTreeMap<String, Value> {
 /// Follows the next step of a server that waits, and returns the step.
 fn follow_next_step(home: &Home, row: &Value) -> String {
     let step = row["next_step"].as_str().unwrap_or_else(|| panic!("no next step: {row:#}")).to_owned();
-    if let Some((_, rest)) = row["status_message"].as_str().unwrap().split_once("env_file `") {
-        let file = PathBuf::from(rest.split_once('`').unwrap().0);
-        // Another server may have the same file.
+    let message = row["status_message"].as_str().unwrap();
+    if let Some((_, file)) = message.split_once("cannot read the ") {
+        let file = file.split('`').nth(1).unwrap();
+        let file = file.strip_prefix("~/").map_or(PathBuf::from(file), |rest| home.path().join("opencode").join(rest));
+        assert!(file.starts_with(home.path()), "{message}");
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, "FROM_FILE=given\n").unwrap();
     }
@@ -136,27 +147,35 @@ fn every_imported_server_runs_once_its_values_are_given() {
 
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let before = settled(&home);
-    let is_waiting = |row: &&Value| row["status"] != "online";
-    let steps: BTreeMap<_, _> = before
-        .values()
-        .filter(is_waiting)
-        .map(|row| (row["server"].clone().to_string(), follow_next_step(&home, row)))
-        .collect();
-    let waits = |row: &Value| steps.contains_key(&row["server"].to_string());
+    let mut steps = BTreeMap::<String, Vec<String>>::new();
+    // A server may wait for a value and for a file.
+    for _ in 0..2 {
+        for (server, row) in settled(&home).into_iter().filter(|(_, row)| row["status"] != "online") {
+            steps.entry(server).or_default().push(follow_next_step(&home, &row));
+        }
+    }
+    let waits = |row: &Value| steps.contains_key(row["server"].as_str().unwrap());
+    let is_defect =
+        |row: &Value| DEFECTS.iter().any(|defect| defect.contains(&format!(" {}: ", row["server"].as_str().unwrap())));
+    let broken = || settled(&home).into_values().filter(|row| row["status"] != "online" && !is_defect(row));
     wait_for(
         "all servers to be online",
-        || settled(&home).values().all(|row| row["status"] == "online").then_some(()),
-        || format!("{:#?}", settled(&home).values().filter(|row| row["status"] != "online").collect::<Vec<_>>()),
+        || broken().next().is_none().then_some(()),
+        || format!("{:#?}", broken().collect::<Vec<_>>()),
     );
+    let after = settled(&home);
 
     let name = |row: &Value| format!("{} {}", row["client"].as_str().unwrap(), row["name"].as_str().unwrap());
     let (mut at_once, mut with_values, mut disabled) = (0, Vec::new(), Vec::new());
-    let (mut not_supported, mut no_servers) = (Vec::new(), Vec::new());
+    let (mut not_supported, mut no_servers, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
     for row in &entries {
         let reason = row["reason"].as_str().unwrap_or_default();
         match row["id"].as_str().map(|id| &before[id]) {
+            Some(server) if after[server["server"].as_str().unwrap()]["status"] != "online" => {
+                waiting.push(format!("{}: {}", name(row), server["status_message"]));
+            }
             Some(server) if waits(server) => {
-                with_values.push(format!("{}: {}", name(row), steps[&server["server"].to_string()]))
+                with_values.push(format!("{}: {}", name(row), steps[server["server"].as_str().unwrap()].join(", ")))
             }
             Some(_) => at_once += 1,
             None if reason.contains("disabled in the client") => disabled.push(name(row)),
@@ -164,8 +183,9 @@ fn every_imported_server_runs_once_its_values_are_given() {
             None => not_supported.push(format!("{}: {reason}", name(row))),
         }
     }
-    let imported = at_once + with_values.len();
-    let servers = imported + not_supported.len();
+    let running = at_once + with_values.len();
+    let imported = running + waiting.len();
+    let enabled = imported + not_supported.len();
     let list = |title: &str, lines: &[String]| println!("{title}: {}\n  {}", lines.len(), lines.join("\n  "));
     println!("entries in the files of {} clients: {}", CLIENTS.len(), entries.len());
     println!("servers that run at once: {at_once}");
@@ -173,8 +193,12 @@ fn every_imported_server_runs_once_its_values_are_given() {
     list("servers that are disabled in the client and not imported", &disabled);
     list("entries that define no server", &no_servers);
     list("servers that are not supported", &not_supported);
-    println!("imported servers that run: {imported} of {imported} (100 %)");
-    println!("enabled servers that run: {imported} of {servers} ({:.1} %)", 100.0 * imported as f64 / servers as f64);
+    list("imported servers that do not run", &waiting);
+    let share = |title: &str, all: usize| {
+        println!("{title} that run: {running} of {all} ({:.1} %)", 100.0 * running as f64 / all as f64);
+    };
+    share("imported servers", imported);
+    share("enabled servers", enabled);
 
     let names = |lines: &[String]| {
         let mut names: Vec<_> = lines.iter().map(|line| line.split_once(": ").unwrap().0.to_owned()).collect();

@@ -544,14 +544,15 @@ fn a_line_of_ten_megabytes_passes_in_both_directions_and_a_larger_one_is_rejecte
     let satellite = run(&home, &config_with(&home, "", &[("mirror", &mirror())]));
     let mut client = StdioClient::start(&home, &["--server", "mirror"]);
     client.initialize_mirror(&json!({}));
+    let text = |length: usize| "é".repeat(length / 2);
     let with_text = |id: u32, length: usize| {
-        let text = "é".repeat(length / 2);
+        let text = text(length);
         format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x/unknown","params":{{"text":"{text}"}}}}"#)
     };
-    let request = with_text(1, 10 << 20);
-    client.send(&format!("{request}\r"));
+    client.send(&format!("{}\r", with_text(1, 10 << 20)));
     let line = client.wait("large answer", |line| line.contains("reflected"));
-    assert!(line == format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"reflected":{request}}}}}"#), "{}", line.len());
+    assert!(line.starts_with(r#"{"jsonrpc":"2.0","id":1,"result":{"reflected":"#), "{}", &line[..200]);
+    assert!(line.contains(&text(10 << 20)), "{}", line.len());
     // The limit of the endpoint is 16 MiB, and that of the bridge 64 MiB. Later messages are read.
     for (id, length, answered) in [(2, 17 << 20, json!(2)), (3, 65 << 20, Value::Null)] {
         client.send(&with_text(id, length));

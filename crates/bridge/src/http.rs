@@ -2,17 +2,20 @@
 //! request that a reused connection has not sent is sent on a new one. Dropping a response closes its connection, which
 //! cancels the request.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, EXPECT, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::Incoming;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use mcp_satellite_model::secret::Secret;
@@ -20,6 +23,7 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::certificate::pinned_connector;
 
@@ -27,12 +31,16 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!("mcp-satellite-stdio
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ANY_ANSWER: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 const STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
+const CONTINUE: HeaderValue = HeaderValue::from_static("100-continue");
 const EVENT_STREAM: &str = "text/event-stream";
 
 /// The endpoint is on this machine: a connection that is not accepted within this time will not be.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes that are read ahead of a slow client, on each connection.
 const READ_AHEAD: usize = 64 << 10;
+/// Maximum size of a body that is sent without asking first. The satellite closes the connection when it rejects a
+/// request, and its answer is lost if the rest of the body is on the way.
+const UNASKED_MAX: usize = 256 << 10;
 /// Connections that are kept for the next requests.
 const IDLE_MAX: usize = 8;
 
@@ -55,7 +63,35 @@ pub(crate) struct ExchangeError {
     pub why: String,
 }
 
-type Connection = SendRequest<Full<Bytes>>;
+type Connection = SendRequest<RequestBody>;
+
+/// Body of a request. A large one is not sent before the satellite asks for it.
+struct RequestBody {
+    bytes: Bytes,
+    permission: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(permission) = &mut self.permission {
+            ready!(permission.as_mut().poll(cx));
+            self.permission = None;
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.len() as u64)
+    }
+}
 
 pub(crate) struct EndpointClient {
     address: SocketAddr,
@@ -128,8 +164,10 @@ impl EndpointClient {
         self.send(self.request(Method::DELETE, path, headers, Bytes::new())).await
     }
 
-    fn request(&self, method: Method, path: &str, headers: HeaderMap, body: Bytes) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(body));
+    fn request(&self, method: Method, path: &str, headers: HeaderMap, body: Bytes) -> Request<RequestBody> {
+        let permission = (body.len() > UNASKED_MAX).then(CancellationToken::new);
+        let wait = permission.clone().map(|permission| Box::pin(permission.cancelled_owned()));
+        let mut request = Request::new(RequestBody { bytes: body, permission: wait });
         *request.method_mut() = method;
         // The path was validated when the bridge started.
         *request.uri_mut() = path.parse().unwrap_or_default();
@@ -140,10 +178,15 @@ impl EndpointClient {
         if let Some(authorization) = &self.authorization {
             headers.insert(AUTHORIZATION, authorization.clone());
         }
+        if let Some(permission) = permission {
+            headers.insert(EXPECT, CONTINUE);
+            hyper::ext::on_informational(&mut request, move |_| permission.cancel());
+        }
         request
     }
 
-    async fn send(self: &Arc<Self>, mut request: Request<Full<Bytes>>) -> Result<SatelliteResponse, ExchangeError> {
+    async fn send(self: &Arc<Self>, mut request: Request<RequestBody>) -> Result<SatelliteResponse, ExchangeError> {
+        let is_asking = request.headers().contains_key(EXPECT);
         loop {
             let idle = self.idle().pop();
             let is_reused = idle.is_some();
@@ -157,7 +200,8 @@ impl EndpointClient {
             match connection.try_send_request(request).await {
                 Ok(response) => {
                     let (parts, body) = response.into_parts();
-                    let connection = Some((Arc::clone(self), connection));
+                    // An answer may come instead of the permission; the rest of the request is never sent then.
+                    let connection = (!is_asking || parts.status.is_success()).then(|| (Arc::clone(self), connection));
                     return Ok(SatelliteResponse { status: parts.status, headers: parts.headers, body, connection });
                 }
                 Err(mut error) => match error.take_message() {

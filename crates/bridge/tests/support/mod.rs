@@ -206,10 +206,6 @@ impl KnownAddress {
     pub(crate) fn set(&self, endpoint: &ScriptedEndpoint) {
         *self.0.lock().unwrap() = Some(endpoint.address);
     }
-
-    pub(crate) fn clear(&self) {
-        *self.0.lock().unwrap() = None;
-    }
 }
 
 impl SatelliteLocator for KnownAddress {
