@@ -32,7 +32,7 @@ const NO_SERVERS: [&str; 10] = [
     "zed mcp-server-postgres",
 ];
 
-/// Servers that do not run because of a defect of the import.
+/// Servers that may wait forever because of a defect of the import.
 const DEFECTS: [&str; 1] = ["opencode local: `~/` in `{file:…}` is not expanded"];
 
 /// All files below a directory.
@@ -175,7 +175,7 @@ fn every_imported_server_runs_once_its_values_are_given() {
                 waiting.push(format!("{}: {}", name(row), server["status_message"]));
             }
             Some(server) if waits(server) => {
-                with_values.push(format!("{}: {}", name(row), steps[server["server"].as_str().unwrap()].join(", ")))
+                with_values.push(format!("{}: {}", name(row), steps[server["server"].as_str().unwrap()].join(", ")));
             }
             Some(_) => at_once += 1,
             None if reason.contains("disabled in the client") => disabled.push(name(row)),

@@ -7,6 +7,8 @@
 //!                                    link: finds the satellite, opens the session again
 //! ```
 //!
+//! `server_requests` keeps the ids of the satellite's requests apart that belong to different sessions.
+//!
 //! Requests run concurrently. Notifications and responses of the client are sent in order, before the next message is
 //! read. If the satellite ends, `link` connects to the next one and opens a session with the client's own
 //! `initialize`; requests in flight fail with their fate, and new ones wait.

@@ -24,7 +24,7 @@ slug = \"local\"
 users = [{ id = \"me\", slug = \"me\" }]
 ";
 
-/// A user with the servers of npm and PyPI in Cursor's file, imported into the configuration of the satellite.
+/// A user with the servers of npm and `PyPI` in Cursor's file, imported into the configuration of the satellite.
 fn imported_home() -> Home {
     let (everything, python) = (installed("node", EVERYTHING), installed("python3", "venv/bin/python"));
     let mut home = Home::new(SATELLITE);

@@ -133,10 +133,9 @@ impl ScriptedEndpoint {
     }
 
     /// Returns the next request.
-    #[track_caller]
-    pub(crate) fn next(&mut self) -> impl Future<Output = BridgeRequest> {
-        let next = timeout(GIVE_UP, self.requests.recv());
-        async move { next.await.expect("the bridge sends no request").unwrap() }
+    pub(crate) async fn next(&mut self) -> BridgeRequest {
+        let next = timeout(GIVE_UP, self.requests.recv()).await;
+        next.unwrap_or_else(|_| panic!("the bridge sends no request")).unwrap()
     }
 
     /// Returns the next POST with this method of MCP.
@@ -183,7 +182,7 @@ async fn pass_to_test(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let (parts, body) = request.into_parts();
-    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let message = serde_json::from_slice(&body).unwrap_or_default();
     let (reply, response) = oneshot::channel();
     let request = BridgeRequest { method: parts.method, headers: parts.headers, message, reply };
@@ -260,17 +259,19 @@ impl BridgeClient {
     pub(crate) async fn next(&mut self) -> Value {
         let line = timeout(GIVE_UP, self.output.next_line()).await;
         let line = line.unwrap_or_else(|_| panic!("no message; reports: {:?}", self.reports.lock().unwrap()));
-        serde_json::from_str(&line.unwrap().expect("the bridge has ended")).unwrap()
+        serde_json::from_str(&line.unwrap().unwrap_or_else(|| panic!("the bridge has ended"))).unwrap()
     }
 
     /// Closes the input and returns the messages up to the end of the bridge.
     pub(crate) async fn close(mut self) -> Vec<Value> {
         drop(self.input.take());
         let mut rest = Vec::new();
-        while let Some(line) =
-            timeout(GIVE_UP, self.output.next_line()).await.expect("the bridge does not end").unwrap()
-        {
-            rest.push(serde_json::from_str(&line).unwrap());
+        loop {
+            let line = timeout(GIVE_UP, self.output.next_line()).await;
+            match line.unwrap_or_else(|_| panic!("the bridge does not end")).unwrap() {
+                Some(line) => rest.push(serde_json::from_str(&line).unwrap()),
+                None => break,
+            }
         }
         self.bridge.await.unwrap();
         rest
