@@ -151,7 +151,7 @@ fn the_service_is_installed_started_and_removed() {
         home.binary.canonicalize().unwrap().display(),
         data_dir.display()
     );
-    assert!(unit.contains(&line) && unit.contains("Type=exec\n"), "{unit}");
+    assert!(unit.contains(&line) && unit.contains("Type=notify\n"), "{unit}");
     let status = home.bare(&["service", "status"]).exits(3).stdout;
     assert!(status.contains("enabled, inactive"), "{status}");
     home.bare(&["service", "install"]).exits(0);

@@ -7,11 +7,17 @@ mod support;
 use std::time::Duration;
 
 use http::Method;
-use mcp_satellite_protocol::error_code::HEADER_MISMATCH;
+use mcp_satellite_protocol::error_code::{
+    HEADER_MISMATCH, INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, SERVER_ERROR,
+};
+use mcp_satellite_protocol::header;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use support::{BridgeClient, KnownAddress, ScriptedEndpoint};
+
+/// Header of the marked argument of the tool `query`.
+const MARKED: &str = "mcp-param-region";
 
 fn call(id: &Value, tool: &str) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": tool, "arguments": {}}})
@@ -32,7 +38,7 @@ async fn connected() -> (ScriptedEndpoint, KnownAddress, BridgeClient) {
 async fn the_stream_of_a_session_is_resumed_after_its_last_event() {
     let (mut endpoint, _known, mut client) = connected().await;
     let first = endpoint.open_session(&mut client, &json!({})).await;
-    assert_eq!((first.header("mcp-session-id"), first.header("last-event-id")), (Some("first"), None));
+    assert_eq!((first.header(header::SESSION_ID), first.header(header::LAST_EVENT_ID)), (Some("first"), None));
     assert_eq!(first.header("authorization"), Some("Bearer sat_token"));
     let stream = first.answer_stream();
     stream.send("e1", &log("one"));
@@ -45,11 +51,11 @@ async fn the_stream_of_a_session_is_resumed_after_its_last_event() {
     stream.break_off();
 
     let second = endpoint.next_get().await;
-    assert_eq!((second.header("mcp-session-id"), second.header("last-event-id")), (Some("first"), Some("e2")));
+    assert_eq!((second.header(header::SESSION_ID), second.header(header::LAST_EVENT_ID)), (Some("first"), Some("e2")));
     // A satellite that is busy is asked again for the same event.
     second.answer_status(503, &[("retry-after", "1")], &Value::Null);
     let third = endpoint.next_get().await;
-    assert_eq!(third.header("last-event-id"), Some("e2"));
+    assert_eq!(third.header(header::LAST_EVENT_ID), Some("e2"));
     let stream = third.answer_stream();
     stream.send("e3", &log("three"));
     assert_eq!(client.next().await["params"]["data"], "three");
@@ -57,10 +63,10 @@ async fn the_stream_of_a_session_is_resumed_after_its_last_event() {
 
     // An endpoint that does not have the events any more opens a new stream.
     let fourth = endpoint.next_get().await;
-    assert_eq!(fourth.header("last-event-id"), Some("e3"));
+    assert_eq!(fourth.header(header::LAST_EVENT_ID), Some("e3"));
     fourth.answer_status(400, &[], &Value::Null);
     let fifth = endpoint.next_get().await;
-    assert_eq!(fifth.header("last-event-id"), None);
+    assert_eq!(fifth.header(header::LAST_EVENT_ID), None);
     fifth.answer_stream().send("e9", &log("nine"));
     assert_eq!(client.next().await["params"]["data"], "nine");
 }
@@ -75,7 +81,7 @@ async fn the_stream_of_a_call_is_resumed_up_to_the_answer() {
     assert_eq!(client.next().await["params"]["data"], "begun");
     stream.break_off();
     let resumed = endpoint.next_get().await;
-    assert_eq!(resumed.header("last-event-id"), Some("c1"));
+    assert_eq!(resumed.header(header::LAST_EVENT_ID), Some("c1"));
     let stream = resumed.answer_stream();
     stream.send("c2", &json!({"jsonrpc": "2.0", "id": 1, "result": {"content": []}}));
     assert_eq!(client.next().await, json!({"jsonrpc": "2.0", "id": 1, "result": {"content": []}}));
@@ -101,14 +107,14 @@ async fn a_call_whose_headers_were_rejected_is_repeated_with_the_marks_of_the_to
     let (mut endpoint, _known, mut client) = connected().await;
     client.send(&query(1)).await;
     let rejected = endpoint.next_call("tools/call").await;
-    assert_eq!((rejected.header("mcp-name"), rejected.header("mcp-param-region")), (Some("query"), None));
+    assert_eq!((rejected.header(header::NAME), rejected.header(MARKED)), (Some("query"), None));
     let answer = mismatch(&rejected.message["id"]);
     rejected.answer_status(400, &[], &answer);
 
     // The bridge lists all pages of the tools as the client would.
     let list = endpoint.next_call("tools/list").await;
     assert_eq!(list.message["params"]["_meta"], query(1)["params"]["_meta"]);
-    assert_eq!(list.header("mcp-method"), Some("tools/list"));
+    assert_eq!(list.header(header::METHOD), Some("tools/list"));
     list.answer_result(&json!({"tools": [], "nextCursor": "page 2"}));
     let list = endpoint.next_call("tools/list").await;
     assert_eq!(list.message["params"]["cursor"], "page 2");
@@ -116,13 +122,13 @@ async fn a_call_whose_headers_were_rejected_is_repeated_with_the_marks_of_the_to
     list.answer_result(&json!({"tools": [{"name": "query", "inputSchema": marked}]}));
 
     let repeated = endpoint.next_call("tools/call").await;
-    assert_eq!(repeated.header("mcp-param-region"), Some("eu"));
+    assert_eq!(repeated.header(MARKED), Some("eu"));
     repeated.answer_result(&json!({"content": []}));
     assert_eq!(client.next().await, json!({"jsonrpc": "2.0", "id": 1, "result": {"content": []}}));
     // The next call has the header at once.
     client.send(&query(2)).await;
     let next = endpoint.next_call("tools/call").await;
-    assert_eq!(next.header("mcp-param-region"), Some("eu"));
+    assert_eq!(next.header(MARKED), Some("eu"));
 
     // A rejection with headers that the list of the tools confirms is the client's answer.
     let answer = mismatch(&next.message["id"]);
@@ -149,7 +155,7 @@ async fn a_new_session_gets_the_log_level_and_the_subscriptions_of_the_lost_one(
     for (id, (method, params)) in requests.into_iter().enumerate() {
         client.send(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})).await;
         let request = endpoint.next_call(method).await;
-        assert_eq!(request.header("mcp-session-id"), Some("first"));
+        assert_eq!(request.header(header::SESSION_ID), Some("first"));
         request.answer_result(&json!({}));
         assert_eq!(client.next().await["id"], id);
     }
@@ -159,7 +165,7 @@ async fn a_new_session_gets_the_log_level_and_the_subscriptions_of_the_lost_one(
     drop((stream, endpoint));
     let opened = next.next_call("initialize").await;
     assert_eq!(opened.message["params"], support::initialize()["params"]);
-    assert_eq!((opened.header("mcp-session-id"), &opened.message["id"] == "init"), (None, false));
+    assert_eq!((opened.header(header::SESSION_ID), &opened.message["id"] == "init"), (None, false));
     opened.answer_initialize("second", &announced);
     for (method, params) in [
         ("notifications/initialized", Value::Null),
@@ -168,13 +174,12 @@ async fn a_new_session_gets_the_log_level_and_the_subscriptions_of_the_lost_one(
         ("resources/subscribe", json!({"uri": "note://c"})),
     ] {
         let request = next.next_call(method).await;
-        assert_eq!((request.header("mcp-session-id"), &request.message["params"]), (Some("second"), &params));
+        assert_eq!((request.header(header::SESSION_ID), &request.message["params"]), (Some("second"), &params));
         if method == "notifications/initialized" {
             request.accept();
         } else {
             // A server that does not support one of them any more does not prevent the others.
-            let error =
-                json!({"jsonrpc": "2.0", "id": request.message["id"], "error": {"code": -32601, "message": "no"}});
+            let error = json!({"jsonrpc": "2.0", "id": request.message["id"], "error": {"code": METHOD_NOT_FOUND, "message": "no"}});
             request.answer_status(200, &[], &error);
         }
     }
@@ -183,7 +188,7 @@ async fn a_new_session_gets_the_log_level_and_the_subscriptions_of_the_lost_one(
     assert_eq!(client.next().await, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
     client.send(&call(&json!(9), "echo")).await;
     let request = next.next_call("tools/call").await;
-    assert_eq!(request.header("mcp-session-id"), Some("second"));
+    assert_eq!(request.header(header::SESSION_ID), Some("second"));
     request.answer_result(&json!({}));
     assert_eq!(client.next().await["id"], 9);
     assert!(client.reports().contains(&"connected again".to_owned()), "{:?}", client.reports());
@@ -231,7 +236,7 @@ async fn a_request_without_a_satellite_fails_after_thirty_seconds_and_was_not_se
     let started = Instant::now();
     client.send(&call(&json!("a"), "echo")).await;
     client.send(&query(2)).await;
-    for (id, code) in [(json!("a"), -32000), (json!(2), -32603)] {
+    for (id, code) in [(json!("a"), SERVER_ERROR), (json!(2), INTERNAL_ERROR)] {
         let answer = client.next().await;
         assert_eq!((&answer["id"], &answer["error"]["code"]), (&id, &json!(code)), "{answer:#}");
         assert_eq!(answer["error"]["data"]["fate"], "not_sent");
@@ -274,7 +279,7 @@ async fn the_end_of_the_input_waits_for_short_calls_and_ends_the_session() {
     let closing = tokio::spawn(client.close());
     short.answer_result(&json!({}));
     let ended = endpoint.next().await;
-    assert_eq!((ended.method.clone(), ended.header("mcp-session-id")), (Method::DELETE, Some("first")));
+    assert_eq!((ended.method.clone(), ended.header(header::SESSION_ID)), (Method::DELETE, Some("first")));
     ended.answer_status(200, &[], &Value::Null);
     let rest = closing.await.unwrap();
     assert_eq!(rest, [json!({"jsonrpc": "2.0", "id": "short", "result": {}})]);
@@ -289,26 +294,26 @@ async fn lines_with_crlf_are_messages_and_invalid_lines_are_answered() {
     endpoint.next_call("tools/call").await.answer_result(&json!({}));
     assert_eq!(client.next().await["id"], 1);
     for (line, code) in [
-        ("{\"jsonrpc\":\"2.0\",\"id\":2,", -32700),
-        ("not JSON", -32700),
-        ("\u{1}", -32700),
-        ("[1, 2", -32700),
-        ("[]", -32600),
-        ("{}", -32600),
-        ("7", -32600),
-        ("null", -32600),
-        ("{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"x\"}", -32600),
+        ("{\"jsonrpc\":\"2.0\",\"id\":2,", PARSE_ERROR),
+        ("not JSON", PARSE_ERROR),
+        ("\u{1}", PARSE_ERROR),
+        ("[1, 2", PARSE_ERROR),
+        ("[]", INVALID_REQUEST),
+        ("{}", INVALID_REQUEST),
+        ("7", INVALID_REQUEST),
+        ("null", INVALID_REQUEST),
+        ("{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"x\"}", INVALID_REQUEST),
     ] {
         client.send_text(&format!("{line}\r\n")).await;
         let answer = client.next().await;
         assert_eq!((&answer["id"], &answer["error"]["code"]), (&Value::Null, &json!(code)), "{line}: {answer}");
     }
     client.send_bytes(b"{\"jsonrpc\":\"2.0\",\"id\":3,\"method\":\"\xff\"}\n").await;
-    assert_eq!(client.next().await["error"]["code"], -32700);
+    assert_eq!(client.next().await["error"]["code"], PARSE_ERROR);
     // A batch with one invalid member.
     client.send_text(&format!("[{}, 5]\n", call(&json!(4), "a"))).await;
     endpoint.next_call("tools/call").await.answer_result(&json!({}));
     let mut answers = [client.next().await, client.next().await];
     answers.sort_by_key(|answer| answer["id"].is_null());
-    assert_eq!((&answers[0]["id"], &answers[1]["error"]["code"]), (&json!(4), &json!(-32600)), "{answers:?}");
+    assert_eq!((&answers[0]["id"], &answers[1]["error"]["code"]), (&json!(4), &json!(INVALID_REQUEST)), "{answers:?}");
 }

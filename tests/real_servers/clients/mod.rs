@@ -140,7 +140,12 @@ fn check_steps_of_both_eras(steps: &Steps, name: &str) {
     assert_eq!(steps.of("complete")["values"], json!(["Engineering"]));
     let progress = steps.of("progress")["progress"].as_array().unwrap();
     let progress: Vec<_> = progress.iter().map(|at| (at["progress"].as_f64(), at["total"].as_f64())).collect();
-    assert_eq!(progress, [1.0, 2.0, 3.0, 4.0].map(|at| (Some(at), Some(4.0))));
+    let expected = [1.0, 2.0, 3.0, 4.0].map(|at| (Some(at), Some(4.0)));
+    // With a command, the TypeScript SDK handles an answer before a notification that arrives with it, and then drops
+    // the notification. It does so with server-everything itself, too.
+    let may_drop = name == "ts" && steps.of("connect")["isCommand"] == true;
+    let seen = if may_drop && progress.len() == 3 { &expected[..3] } else { &expected };
+    assert_eq!(progress, seen);
     steps.assert_text("progress", "Long running operation completed.");
     assert!(steps.of("cancel")["error"].is_string(), "{}", steps.of("cancel"));
     steps.assert_text("sample", &format!("{name} has read: Resource trigger-sampling-request context: what is this?"));

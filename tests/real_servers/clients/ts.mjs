@@ -47,7 +47,7 @@ if (isCommand) transport.setProtocolVersion = (version) => (transport.protocolVe
 const errors = [];
 client.onerror = (error) => errors.push(String(error));
 await client.connect(transport);
-say("connect", { server: client.getServerVersion().name, version: transport.protocolVersion });
+say("connect", { server: client.getServerVersion().name, version: transport.protocolVersion, isCommand });
 
 const { tools } = await client.listTools();
 say("list", { tools: tools.map((tool) => tool.name) });

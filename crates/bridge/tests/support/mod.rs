@@ -17,6 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use mcp_satellite_bridge::{BridgeSettings, LocateError, SatelliteAddress, SatelliteLocator};
+use mcp_satellite_protocol::header;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, DuplexStream, Lines, duplex};
 use tokio::net::TcpListener;
@@ -75,7 +76,7 @@ impl BridgeRequest {
     pub(crate) fn answer_initialize(self, session: &str, capabilities: &Value) {
         let result = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "serverInfo": {"name": "scripted", "version": "1"}});
         let body = json!({"jsonrpc": "2.0", "id": self.message["id"], "result": result});
-        self.answer_status(200, &[("mcp-session-id", session)], &body);
+        self.answer_status(200, &[(header::SESSION_ID, session)], &body);
     }
 
     /// Answers with an event stream, which ends when the value is dropped.
@@ -165,7 +166,7 @@ impl ScriptedEndpoint {
         let stream = self.next_get().await;
         client.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
         let initialized = self.next_call("notifications/initialized").await;
-        assert_eq!(initialized.header("mcp-session-id"), Some("first"));
+        assert_eq!(initialized.header(header::SESSION_ID), Some("first"));
         initialized.accept();
         stream
     }
