@@ -44,7 +44,7 @@ impl RunningSatellite {
         files: Result<Plan, String>,
         accept: bool,
     ) -> Result<AcceptedReload, RejectedReload> {
-        let outcome = self.try_apply(files, accept).await;
+        let outcome = Box::pin(self.try_apply(files, accept)).await;
         let mut rejected = self.console.rejected.lock().unwrap_or_else(PoisonError::into_inner);
         *rejected = outcome.as_ref().err().map(|RejectedReload { message, .. }| {
             let same = rejected.take().filter(|before| before.errors == *message);
