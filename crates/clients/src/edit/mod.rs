@@ -84,7 +84,7 @@ pub fn replace_servers(
         match recognize(existing, entry.url()) {
             Some(form) => {
                 let is_bridge = form == EntryForm::Stdio && entry.form() == EntryForm::Stdio;
-                keep_options(&mut server, existing, |key| is_bridge || !PROCESS_KEYS.contains(&key));
+                keep_options(&mut server, existing, |key| !PROCESS_KEYS.contains(&key));
                 if is_bridge {
                     keep_options(&mut server, transport_of(existing), |key| PROCESS_KEYS.contains(&key));
                 }
