@@ -461,6 +461,7 @@ fn a_damaged_record_of_another_connection_is_only_reported() {
     let files: Vec<_> = snapshot(&home).into_iter().map(|(path, ..)| path).collect();
     assert_eq!(files, [one.clone()], "the other connection was not undone");
     // Its own connection, and a directory that the user names, need the record.
+    let named = [&named[..], &["--flat"]].concat();
     let options = ["connect", "vscode", "--yes", "--data-dir", data_dir.to_str().unwrap()];
     for command in [&named[..], &options[..]] {
         let outcome = home.bare(command).exits(1);

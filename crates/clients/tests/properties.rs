@@ -312,7 +312,9 @@ proptest! {
                 prop_assert!(missing.is_empty(), "{client}: {missing:?}\n{text}");
                 // The place in the file may differ.
                 let sorted = |mut servers: Vec<ClientServer>| {
-                    servers.iter_mut().for_each(|server| server.at = None);
+                    for server in &mut servers {
+                        server.at = None;
+                    }
                     servers.sort_by(|one, other| one.name.cmp(&other.name));
                     servers
                 };

@@ -10,6 +10,7 @@ mod json;
 mod splice;
 mod toml;
 mod undo;
+mod warnings;
 mod yaml;
 
 #[cfg(test)]
@@ -23,11 +24,11 @@ pub(crate) use entry::{is_opencode_table, recognize};
 use splice::line_ending;
 
 pub use entry::{
-    ENTRY_NAME, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, connect_paths, entry_warnings,
-    supported_forms,
+    ENTRY_NAME, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, connect_paths, supported_forms,
 };
 pub use error::EditError;
 pub use undo::{ConnectRecord, ContentHash, RestoreBackup, Undo, UndoRemainder, disconnect};
+pub use warnings::entry_warnings;
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 

@@ -520,8 +520,7 @@ impl<'a> EntryFields<'a> {
         // its documentation said milliseconds until January 2026) count in seconds, the others in milliseconds.
         let seconds = matches!(self.client, Client::Cline | Client::RooCode | Client::Goose | Client::Zed);
         let unit = if seconds { 1.0 } else { 0.001 };
-        let mut timeouts = ServerTimeouts::default();
-        timeouts.startup = self.duration("startup_timeout_sec", 1.0);
+        let mut timeouts = ServerTimeouts { startup: self.duration("startup_timeout_sec", 1.0), call: None };
         // `initializationTimeout`: IDE plugins of Amazon Q (aws/language-servers mcpUtils.ts).
         for key in ["startup_timeout_ms", "connectionTimeout", "initializationTimeout"] {
             timeouts.startup = timeouts.startup.or(self.duration(key, 0.001));
