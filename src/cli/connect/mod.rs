@@ -338,6 +338,7 @@ fn find_connection(
     let location = data_dir.location();
     let others = if data_dir.data_dir.is_some() { Vec::new() } else { recorded_dirs() };
     let mut found: Vec<(ConnectRecords, StoredConnection)> = Vec::new();
+    let others = others.into_iter().filter(|other| *other != location.path);
     for directory in std::iter::once(location.path.clone()).chain(others) {
         let Some(records) = ConnectRecords::open(&directory) else { continue };
         // A damaged record in another directory belongs to another connection, unless the user names that directory. The
