@@ -357,6 +357,20 @@ fn the_token_is_in_no_file_of_a_client_no_argument_and_no_output() {
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     let token = fs::read_to_string(home.data_dir().join("token")).unwrap().trim().to_owned();
     let is_free = |text: &str| !text.contains(&token) && !text.contains(&token[4..]);
+    // Windsurf, and not yet Devin Desktop, which replaces no reference.
+    fs::create_dir_all(user_dir(&home).join(".codeium/windsurf")).unwrap();
+    let devin = ["windsurf", "--http", "--yes", "--file", "user/.config/devin/mcp_config.json"];
+    let outcome = connect(&home, &devin).exits(1);
+    assert!(outcome.stderr.contains("connect it without `--http`"), "{outcome:#?}");
+    for (client, warning) in [("cline", "extension for VS Code"), ("amazon-q", "IDE plugins"), ("gemini", ".env")] {
+        let outcome = connect(&home, &[client, "--http"]).exits(2);
+        assert!(outcome.stderr.contains("warning: ") && outcome.stderr.contains(warning), "{client}: {outcome:#?}");
+        assert_eq!(connect(&home, &[client]).exits(2).stderr.matches(warning).count(), 0, "{client}");
+    }
+    let opencode = put(&home, ".config/opencode/opencode.json", "{}");
+    let outcome = connect(&home, &["opencode", "--http"]).exits(2);
+    assert!(outcome.stderr.contains("$schema") && is_free(&outcome.stderr), "{outcome:#?}");
+    fs::remove_file(opencode).unwrap();
     for (client, reference) in [
         ("cursor", "${env:SATELLITE_TOKEN}"),
         ("codex", "SATELLITE_TOKEN"),
@@ -385,6 +399,109 @@ fn the_token_is_in_no_file_of_a_client_no_argument_and_no_output() {
     }
     assert_eq!(snapshot(&home), []);
     satellite.terminate().exits(0);
+}
+
+#[test]
+fn files_that_variables_move_are_connected_there() {
+    for (variable, client, file) in [
+        ("CLAUDE_CONFIG_DIR", "claude-code", "moved/.claude.json"),
+        ("CLINE_MCP_SETTINGS_PATH", "cline", "moved"),
+        ("CLINE_DATA_DIR", "cline", "moved/settings/cline_mcp_settings.json"),
+        ("CLINE_DIR", "cline", "moved/data/settings/cline_mcp_settings.json"),
+        ("CODEX_HOME", "codex", "moved/config.toml"),
+        ("CONTINUE_GLOBAL_DIR", "continue", "moved/mcpServers/satellite.yaml"),
+        ("GEMINI_CLI_HOME", "gemini", "moved/.gemini/settings.json"),
+        ("GOOSE_PATH_ROOT", "goose", "moved/config/config.yaml"),
+    ] {
+        let mut home = user();
+        let moved = user_dir(&home).join("moved").display().to_string();
+        home.env.push((variable.to_owned(), moved));
+        connect(&home, &[client, "--yes"]).exits(0);
+        let paths: Vec<_> = snapshot(&home).into_iter().map(|(path, ..)| path).collect();
+        assert_eq!(paths, [user_dir(&home).join(file)], "{variable}");
+        let rows = connect(&home, &["--list", "--json"]).exits(0).json();
+        let row = rows.as_array().unwrap().iter().find(|row| row["client"] == client).unwrap();
+        assert_eq!(
+            (&row["state"], &row["file"]),
+            (&"connected".into(), &paths[0].to_str().unwrap().into()),
+            "{variable}"
+        );
+        disconnect(&home, &[client, "--yes"]).exits(0);
+        assert_eq!(snapshot(&home), [], "{variable}");
+    }
+    // opencode reads these besides its own file.
+    for (variable, file) in [("OPENCODE_CONFIG", "moved.json"), ("OPENCODE_CONFIG_DIR", "moved/opencode.json")] {
+        let mut home = user();
+        put(&home, file, r#"{"mcp": {"notes": {"type": "local", "command": ["notes-mcp"]}}}"#);
+        let moved = user_dir(&home).join(file.trim_end_matches("/opencode.json")).display().to_string();
+        home.env.push((variable.to_owned(), moved));
+        let listed = home.bare(&["import"]).exits(0);
+        assert!(listed.stdout.contains("notes"), "{variable}: {listed:#?}");
+    }
+}
+
+#[test]
+fn a_damaged_record_of_another_connection_is_only_reported() {
+    let home = user();
+    // Without `--data-dir`, all connections have their records in the user's data directory.
+    let data_dir = home.path().join("share/mcp-satellite");
+    let one = put(&home, "one.json", "{}");
+    let named = ["connect", "vscode", "--yes", "--file", one.to_str().unwrap()];
+    home.bare(&named).exits(0);
+    let connected = fs::read(&one).unwrap();
+    let names = fs::read_dir(data_dir.join("clients")).unwrap().map(|entry| entry.unwrap().path());
+    let damaged = names.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "json")).unwrap();
+    fs::write(&damaged, "{").unwrap();
+
+    for command in [["connect", "vscode", "--yes"], ["disconnect", "vscode", "--yes"]] {
+        let outcome = home.bare(&command).exits(0);
+        let warning = format!("warning: cannot read the record `{}`", damaged.display());
+        assert!(outcome.stderr.contains(&warning) && outcome.stderr.contains("move it away"), "{outcome:#?}");
+    }
+    let files: Vec<_> = snapshot(&home).into_iter().map(|(path, ..)| path).collect();
+    assert_eq!(files, [one.clone()], "the other connection was not undone");
+    // Its own connection, and a directory that the user names, need the record.
+    let named = [&named[..], &["--flat"]].concat();
+    let options = ["connect", "vscode", "--yes", "--data-dir", data_dir.to_str().unwrap()];
+    for command in [&named[..], &options[..]] {
+        let outcome = home.bare(command).exits(1);
+        assert!(outcome.stderr.contains("cannot read the record"), "{outcome:#?}");
+    }
+    assert_eq!(fs::read(&one).unwrap(), connected);
+    assert_eq!(fs::read_to_string(&damaged).unwrap(), "{");
+}
+
+#[test]
+fn the_entry_of_the_satellite_is_left_out_of_an_mcp_json() {
+    let home = user();
+    let servers = r#"{"mcpServers": {"notes": {"command": "SATELLITE", "args": ["SIM"]}}}"#;
+    let file = home.write("mcp.json", servers);
+    let path = file.to_str().unwrap();
+    connect(&home, &["cursor", "--yes", "--file", path]).exits(0);
+    // Its name does not decide.
+    let config = fs::read_to_string(&file).unwrap().replace(r#""satellite":"#, r#""renamed":"#);
+    fs::write(&file, config).unwrap();
+    let outcome = home.bare(&["check", "--mcp-json", path]).exits(0);
+    let warning = "`renamed` is left out: it connects a client to the satellite";
+    assert!(outcome.stderr.contains(warning) && outcome.stdout.contains("1 server"), "{outcome:#?}");
+    let satellite = home.run(&["--mcp-json", path]);
+    home.wait_online("notes");
+    assert!(home.row("renamed").is_none());
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn an_environment_that_the_user_added_to_the_entry_survives_a_second_connect() {
+    let home = user();
+    let file = put(&home, CURSOR, "{}");
+    connect(&home, &["cursor", "--yes"]).exits(0);
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replace(r#""command""#, r#""env": {"RUST_LOG": "debug"}, "cwd": "/", "command""#)).unwrap();
+    connect(&home, &["cursor", "--yes", "--flat"]).exits(0);
+    let text = fs::read_to_string(&file).unwrap();
+    for kept in ["RUST_LOG", "cwd", "--flat"] {
+        assert!(text.contains(kept), "{kept}: {text}");
+    }
 }
 
 #[test]

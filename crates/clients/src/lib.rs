@@ -19,16 +19,18 @@ mod template;
 pub use client::Client;
 pub use edit::{
     ConnectRecord, ContentHash, ENTRY_NAME, EditError, EntryForm, EntryState, RestoreBackup, SatelliteEntry,
-    TOKEN_VARIABLE, TokenReference, Undo, UndoRemainder, add_entry, connect_path, connect_paths, disconnect,
-    entry_state, remove_entry, replace_servers, server_names, supported_forms,
+    TOKEN_VARIABLE, TokenReference, Undo, UndoRemainder, add_entry, connect_paths, disconnect, entry_state,
+    entry_warnings, remove_entry, replace_servers, server_names, supported_forms,
 };
 pub use error::ClientFileError;
 pub use hidden::HiddenText;
-pub use locations::{ClientFile, ClientScope, FileFormat, Machine, candidate_files, describe_file, existing_files};
+pub use locations::{
+    ClientFile, ClientScope, ClientVariables, FileFormat, Machine, candidate_files, describe_file, existing_files,
+};
 pub use read::{FILE_SIZE_MAX, read};
 pub use secrets::{SecretArg, looks_secret, may_be_secret, secret_args, secret_in_arg, template_has_secret};
 pub use server::{
     ClientInput, ClientServer, ClientServers, HttpProtocol, ImportNote, InputKind, OAuthHints, ServerTimeouts,
-    ServerTransport, ToolFilter, UnreadableServer,
+    ServerTransport, ToolSelection, UnreadableServer,
 };
 pub use template::{TemplatePart, TextTemplate};

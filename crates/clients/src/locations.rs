@@ -1,7 +1,8 @@
 //! The places of the clients' configuration files on Linux.
 //!
-//! The home directory, the XDG directory and the project are parameters: the module reads no environment variable and no
-//! file. It lists directories only. pkg/client/config.go of stacklok/toolhive confirms most user paths.
+//! The home directory, the XDG directory, the project and the variables that move files are parameters: the module reads no
+//! environment variable and no file. It lists directories only. pkg/client/config.go of stacklok/toolhive confirms most user
+//! paths.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,106 @@ pub struct Machine {
     pub config_home: PathBuf,
     /// The root of the current project, if there is one.
     pub project: Option<PathBuf>,
+    /// The directories and files that environment variables name.
+    pub variables: ClientVariables,
+}
+
+/// The environment variables by which users move the files of a client. `None`: the variable is not set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClientVariables {
+    /// `CLAUDE_CONFIG_DIR`: directory of `.claude.json` (code.claude.com/docs/en/settings, "Environment variables").
+    pub claude_config_dir: Option<PathBuf>,
+    /// `CLINE_MCP_SETTINGS_PATH`: file with the servers (cline/cline sdk/packages/shared/src/storage/paths.ts).
+    pub cline_mcp_settings_path: Option<PathBuf>,
+    /// `CLINE_DATA_DIR`: directory in place of `~/.cline/data` (same source).
+    pub cline_data_dir: Option<PathBuf>,
+    /// `CLINE_DIR`: directory in place of `~/.cline` (same source).
+    pub cline_dir: Option<PathBuf>,
+    /// `CODEX_HOME`: directory in place of `~/.codex` (openai/codex docs/config.md).
+    pub codex_home: Option<PathBuf>,
+    /// `CONTINUE_GLOBAL_DIR`: directory in place of `~/.continue` (continuedev/continue core/util/paths.ts).
+    pub continue_global_dir: Option<PathBuf>,
+    /// `GEMINI_CLI_HOME`: home directory of Gemini CLI (google-gemini/gemini-cli packages/core/src/utils/paths.ts).
+    pub gemini_cli_home: Option<PathBuf>,
+    /// `GOOSE_PATH_ROOT`: directory of `config/config.yaml` (block/goose crates/goose/src/config/paths.rs).
+    pub goose_path_root: Option<PathBuf>,
+    /// `OPENCODE_CONFIG`: file that opencode reads after the user's own (opencode.ai/docs/config, "Custom path").
+    pub opencode_config: Option<PathBuf>,
+    /// `OPENCODE_CONFIG_DIR`: directory that opencode reads after the user's own (opencode.ai/docs/config, "Custom
+    /// directory").
+    pub opencode_config_dir: Option<PathBuf>,
+}
+
+impl ClientVariables {
+    /// Reads the variables by `path_of`, which returns the value of an environment variable if it is an absolute path: the
+    /// clients and the satellite have different working directories.
+    pub fn read(path_of: impl Fn(&str) -> Option<PathBuf>) -> Self {
+        Self {
+            claude_config_dir: path_of("CLAUDE_CONFIG_DIR"),
+            cline_mcp_settings_path: path_of("CLINE_MCP_SETTINGS_PATH"),
+            cline_data_dir: path_of("CLINE_DATA_DIR"),
+            cline_dir: path_of("CLINE_DIR"),
+            codex_home: path_of("CODEX_HOME"),
+            continue_global_dir: path_of("CONTINUE_GLOBAL_DIR"),
+            gemini_cli_home: path_of("GEMINI_CLI_HOME"),
+            goose_path_root: path_of("GOOSE_PATH_ROOT"),
+            opencode_config: path_of("OPENCODE_CONFIG"),
+            opencode_config_dir: path_of("OPENCODE_CONFIG_DIR"),
+        }
+    }
+}
+
+impl Machine {
+    /// Returns the file with Claude Code's user scope.
+    pub(crate) fn claude_json(&self) -> PathBuf {
+        self.variables.claude_config_dir.as_ref().unwrap_or(&self.home).join(".claude.json")
+    }
+
+    /// Returns the file of Cline's command line and SDK.
+    pub(crate) fn cline_settings(&self) -> PathBuf {
+        let ClientVariables { cline_mcp_settings_path, cline_data_dir, cline_dir, .. } = &self.variables;
+        cline_mcp_settings_path.clone().unwrap_or_else(|| {
+            let data = cline_data_dir
+                .clone()
+                .unwrap_or_else(|| cline_dir.clone().unwrap_or_else(|| self.home.join(".cline")).join("data"));
+            data.join("settings/cline_mcp_settings.json")
+        })
+    }
+
+    /// Returns the directory of Codex.
+    pub(crate) fn codex_dir(&self) -> PathBuf {
+        self.variables.codex_home.clone().unwrap_or_else(|| self.home.join(".codex"))
+    }
+
+    /// Returns the directory of Continue.
+    pub fn continue_dir(&self) -> PathBuf {
+        self.variables.continue_global_dir.clone().unwrap_or_else(|| self.home.join(".continue"))
+    }
+
+    /// Returns the user's settings of Gemini CLI.
+    pub(crate) fn gemini_settings(&self) -> PathBuf {
+        self.variables.gemini_cli_home.as_ref().unwrap_or(&self.home).join(".gemini/settings.json")
+    }
+
+    /// Returns the configuration of Goose.
+    pub(crate) fn goose_configuration(&self) -> PathBuf {
+        match &self.variables.goose_path_root {
+            Some(root) => root.join("config/config.yaml"),
+            None => self.config_home.join("goose/config.yaml"),
+        }
+    }
+
+    /// Returns the settings of Zed, and those of its Flatpak (zed-industries/zed crates/paths/src/paths.rs).
+    pub(crate) fn zed_settings(&self) -> [PathBuf; 2] {
+        let flatpak = self.home.join(".var/app/dev.zed.Zed/config/zed/settings.json");
+        [self.config_home.join("zed/settings.json"), flatpak]
+    }
+
+    /// Returns the file of Devin Desktop, the name of Windsurf since June 2026, and the one of Windsurf
+    /// (dyoshikawa/rulesync src/features/mcp/devin-mcp.ts; docs.windsurf.com/windsurf/cascade/mcp).
+    pub(crate) fn windsurf_files(&self) -> [PathBuf; 2] {
+        [self.config_home.join("devin/mcp_config.json"), self.home.join(".codeium/windsurf/mcp_config.json")]
+    }
 }
 
 /// A configuration file of a client.
@@ -100,7 +201,7 @@ impl ClientFile {
             (_, "claude_desktop_config.json") => Client::ClaudeDesktop,
             (_, "cline_mcp_settings.json") => Client::Cline,
             (_, "mcp_settings.json") => Client::RooCode,
-            (_, "mcp_config.json") => Client::Windsurf,
+            (_, "mcp_config.json" | "mcp_config.local.json") => Client::Windsurf,
             (_, "opencode.json" | "opencode.jsonc") => Client::OpenCode,
             _ if within(".cursor") => Client::Cursor,
             _ if within(".vscode") || within("Code") => Client::VsCode,
@@ -142,6 +243,12 @@ pub fn candidate_files(machine: &Machine) -> Vec<ClientFile> {
 /// VS Code and the editors derived from it, as directories of the XDG directory.
 const EDITORS: [&str; 4] = ["Code", "Code - Insiders", "VSCodium", "Code - OSS"];
 
+/// The files of Amazon Q's IDE plugins below their directory, the current one first.
+const AMAZON_Q_IDE: [&str; 3] = ["agents/default.json", "personas/default.json", "default.json"];
+
+/// Maximum depth of the subdirectories in a directory of servers, against links that form a circle.
+const TREE_DEPTH_MAX: usize = 8;
+
 struct FileList<'a> {
     machine: &'a Machine,
     files: Vec<ClientFile>,
@@ -152,7 +259,7 @@ impl FileList<'_> {
         match client {
             // code.claude.com/docs/en/mcp, "MCP installation scopes": user and local scope are in ~/.claude.json.
             Client::ClaudeCode => {
-                self.home(client, ".claude.json");
+                self.user(client, self.machine.claude_json());
                 self.project(client, ".mcp.json");
             }
             // modelcontextprotocol.io/docs/develop/connect-local-servers; on Linux below the XDG directory of Electron.
@@ -173,16 +280,22 @@ impl FileList<'_> {
                 self.vscode_user(&server);
                 self.project(client, ".vscode/mcp.json");
             }
-            // docs.windsurf.com/windsurf/cascade/mcp and docs.windsurf.com/plugins/cascade/mcp (JetBrains).
+            // Also docs.windsurf.com/plugins/cascade/mcp (JetBrains).
             Client::Windsurf => {
-                self.home(client, ".codeium/windsurf/mcp_config.json");
+                for path in self.machine.windsurf_files() {
+                    self.user(client, path);
+                }
                 self.home(client, ".codeium/windsurf-next/mcp_config.json");
                 self.home(client, ".codeium/mcp_config.json");
+                self.project(client, ".devin/mcp_config.json");
+                self.project(client, ".devin/mcp_config.local.json");
             }
-            // docs.cline.bot/mcp: an extension of VS Code, and the CLI of Cline.
+            // docs.cline.bot/mcp: an extension of VS Code, and the CLI of Cline. The oldest versions kept their servers in
+            // the user's documents (cline/cline src/core/storage/disk.ts, `ensureMcpServersDirectoryExists`).
             Client::Cline => {
                 self.extension(client, "saoudrizwan.claude-dev/settings/cline_mcp_settings.json");
-                self.home(client, ".cline/data/settings/cline_mcp_settings.json");
+                self.user(client, self.machine.cline_settings());
+                self.home(client, "Documents/Cline/MCP/cline_mcp_settings.json");
             }
             // RooCodeInc/Roo-Code, src/services/mcp/McpHub.ts and src/shared/globalFileNames.ts.
             Client::RooCode => {
@@ -190,41 +303,51 @@ impl FileList<'_> {
                 self.extension(client, "rooveterinaryinc.roo-cline/settings/cline_mcp_settings.json");
                 self.project(client, ".roo/mcp.json");
             }
-            // docs.continue.dev/reference and docs.continue.dev/customize/deep-dives/mcp.
+            // docs.continue.dev/reference and docs.continue.dev/customize/deep-dives/mcp. The directories of servers are
+            // read with their subdirectories (continuedev/continue core/config/loadLocalAssistants.ts).
             Client::Continue => {
+                let user = self.machine.continue_dir();
                 for name in ["config.yaml", "config.yml", "config.json"] {
-                    self.home(client, &format!(".continue/{name}"));
+                    self.user(client, user.join(name));
                 }
-                let user = self.machine.home.join(".continue/mcpServers");
-                self.directory(client, &user, &ClientScope::User, "");
+                self.tree(client, &user.join("mcpServers"), &ClientScope::User, TREE_DEPTH_MAX);
                 if let Some(project) = &self.machine.project {
                     let servers = project.join(".continue/mcpServers");
-                    self.directory(client, &servers, &ClientScope::Project, "");
+                    self.tree(client, &servers, &ClientScope::Project, TREE_DEPTH_MAX);
                 }
             }
             // zed.dev/docs/ai/mcp and zed.dev/docs/configuring-zed.
             Client::Zed => {
-                self.config(client, "zed/settings.json");
+                for path in self.machine.zed_settings() {
+                    self.user(client, path);
+                }
                 self.project(client, ".zed/settings.json");
             }
             // developers.openai.com/codex/mcp; `--profile NAME` adds ~/.codex/NAME.config.toml.
             Client::Codex => {
-                self.home(client, ".codex/config.toml");
-                let directory = self.machine.home.join(".codex");
+                let directory = self.machine.codex_dir();
+                self.user(client, directory.join("config.toml"));
                 self.directory(client, &directory, &ClientScope::User, ".config.toml");
                 self.project(client, ".codex/config.toml");
             }
             // google-gemini/gemini-cli, docs/tools/mcp-server.md.
             Client::GeminiCli => {
-                self.home(client, ".gemini/settings.json");
+                self.user(client, self.machine.gemini_settings());
                 self.project(client, ".gemini/settings.json");
             }
             // block/goose, documentation/docs/guides/config-files.md.
-            Client::Goose => self.config(client, "goose/config.yaml"),
+            Client::Goose => self.user(client, self.machine.goose_configuration()),
             // opencode.ai/docs/config, "Locations".
             Client::OpenCode => {
                 for name in ["opencode.json", "opencode.jsonc", "config.json"] {
                     self.config(client, &format!("opencode/{name}"));
+                }
+                if let Some(file) = &self.machine.variables.opencode_config {
+                    self.user(client, file.clone());
+                }
+                if let Some(directory) = &self.machine.variables.opencode_config_dir {
+                    self.user(client, directory.join("opencode.json"));
+                    self.user(client, directory.join("opencode.jsonc"));
                 }
                 for name in ["opencode.json", "opencode.jsonc", ".opencode/opencode.json", ".opencode/opencode.jsonc"] {
                     self.project(client, name);
@@ -235,14 +358,20 @@ impl FileList<'_> {
                 self.home(client, ".lmstudio/mcp.json");
                 self.home(client, ".cache/lm-studio/mcp.json");
             }
-            // aws/amazon-q-developer-cli, crates/chat-cli/src/util/paths.rs; default.json is the file of the IDE plugins.
+            // aws/amazon-q-developer-cli, crates/chat-cli/src/util/paths.rs; default.json is the file of the IDE plugins
+            // (aws/language-servers, server/aws-lsp-codewhisperer/src/language-server/agenticChat/tools/mcp/mcpUtils.ts),
+            // which older plugins kept in `personas`.
             Client::AmazonQ => {
                 self.home(client, ".aws/amazonq/mcp.json");
-                self.home(client, ".aws/amazonq/default.json");
+                for name in AMAZON_Q_IDE {
+                    self.home(client, &format!(".aws/amazonq/{name}"));
+                }
                 let agents = self.machine.home.join(".aws/amazonq/cli-agents");
                 self.directory(client, &agents, &ClientScope::User, ".json");
                 self.project(client, ".amazonq/mcp.json");
-                self.project(client, ".amazonq/default.json");
+                for name in AMAZON_Q_IDE {
+                    self.project(client, &format!(".amazonq/{name}"));
+                }
                 if let Some(project) = &self.machine.project {
                     let agents = project.join(".amazonq/cli-agents");
                     self.directory(client, &agents, &ClientScope::Project, ".json");
@@ -256,12 +385,16 @@ impl FileList<'_> {
         }
     }
 
+    fn user(&mut self, client: Client, path: PathBuf) {
+        self.push(client, ClientScope::User, path, false);
+    }
+
     fn home(&mut self, client: Client, path: &str) {
-        self.push(client, ClientScope::User, self.machine.home.join(path), false);
+        self.user(client, self.machine.home.join(path));
     }
 
     fn config(&mut self, client: Client, path: &str) {
-        self.push(client, ClientScope::User, self.machine.config_home.join(path), false);
+        self.user(client, self.machine.config_home.join(path));
     }
 
     fn project(&mut self, client: Client, path: &str) {
@@ -306,8 +439,18 @@ impl FileList<'_> {
         }
     }
 
+    /// The files of a directory and of its subdirectories.
+    fn tree(&mut self, client: Client, directory: &Path, scope: &ClientScope, depth: usize) {
+        self.directory(client, directory, scope, "");
+        for path in entries(directory) {
+            if depth > 0 && path.is_dir() {
+                self.tree(client, &path, scope, depth - 1);
+            }
+        }
+    }
+
     fn push(&mut self, client: Client, scope: ClientScope, path: PathBuf, from_project: bool) {
-        // All paths of this module have a known extension.
+        // All paths of this module have a known extension, except those of variables.
         let format = FileFormat::from_path(&path).unwrap_or(FileFormat::Json);
         // The home directory can be the project.
         if !self.files.iter().any(|file| file.client == client && file.path == path) {

@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use self::entry::read_entry;
 pub use self::parse::FILE_SIZE_MAX;
 use crate::Client;
+use crate::edit::is_opencode_table;
 use crate::error::ClientFileError;
 use crate::hidden::HiddenText;
-use crate::locations::{ClientFile, ClientScope};
-use crate::node::ConfigNode;
+use crate::locations::{ClientFile, ClientScope, FileFormat};
+use crate::node::{ConfigNode, NodeKey};
 use crate::server::{ClientInput, ClientServer, ClientServers, ImportNote, InputKind, UnreadableServer};
 
 /// Returns the servers in the text of `file`. A fault in one server is reported for that server. An error means that the
@@ -53,14 +54,18 @@ impl<'a> FileReader<'a> {
         let tables = self.tables();
         let own = tables.iter().filter(|path| self.lookup(path).is_some()).copied().collect::<Vec<_>>();
         // A file of another client, imported by name.
-        let own = if own.is_empty() && !self.has_projects() {
+        let own = if own.is_empty() && !self.has_projects() && !self.is_continue_json() {
             TABLES.into_iter().filter(|path| self.is_server_table(path)).take(1).collect()
         } else {
             own
         };
         for path in &own {
-            if let Some(table) = self.lookup(path) {
-                self.add_table(&path.join("."), table, &self.file.scope);
+            match self.lookup(path) {
+                Some(ConfigNode::Map(entries)) if self.file.client == Client::OpenCode && **path == ["mcp"] => {
+                    self.add_opencode_table(entries);
+                }
+                Some(table) => self.add_table(&path.join("."), table, &self.file.scope),
+                None => {}
             }
         }
         self.add_projects();
@@ -82,10 +87,12 @@ impl<'a> FileReader<'a> {
             Client::Zed => &[&["context_servers"]],
             Client::Codex => &[&["mcp_servers"]],
             Client::Goose => &[&["extensions"]],
-            // Version 2 moved the servers into `mcp.servers` (opencode.ai/v2/docs/mcp-servers).
-            Client::OpenCode if self.is_server_table(&["mcp", "servers"]) => &[&["mcp", "servers"]],
+            // Version 2 merges both tables, and the servers of `mcp.servers` win
+            // (anomalyco/opencode packages/core/src/config/normalize.ts).
+            Client::OpenCode if self.has_opencode_servers() => &[&["mcp"], &["mcp", "servers"]],
             Client::OpenCode => &[&["mcp"]],
             // core/config/types.ts of Continue: the deprecated config.json.
+            Client::Continue if self.is_continue_json() => &[&["experimental", "modelContextProtocolServers"]],
             Client::Continue => &[&["mcpServers"], &["experimental", "modelContextProtocolServers"]],
             Client::ClaudeCode
             | Client::ClaudeDesktop
@@ -98,6 +105,17 @@ impl<'a> FileReader<'a> {
             | Client::AmazonQ
             | Client::Junie => &[&["mcpServers"]],
         }
+    }
+
+    /// Returns true if `mcp.servers` is the table of opencode 2 and not a server.
+    fn has_opencode_servers(&self) -> bool {
+        self.lookup(&["mcp", "servers"]).is_some_and(is_opencode_table)
+    }
+
+    /// Returns true for the deprecated config.json of Continue, in which Continue does not read `mcpServers`.
+    fn is_continue_json(&self) -> bool {
+        let FileFormat::Json = self.file.format else { return false };
+        self.file.client == Client::Continue && is_settings_file(self.file)
     }
 
     fn lookup(&self, path: &[&str]) -> Option<&'a ConfigNode> {
@@ -125,6 +143,20 @@ impl<'a> FileReader<'a> {
                 key: name.to_owned(),
                 change: format!("contains no servers, because it is {}", other.kind()),
             }),
+        }
+    }
+
+    /// Reads the table `mcp` of opencode without the keys of version 2 that are no servers.
+    fn add_opencode_table(&mut self, entries: &[(NodeKey, ConfigNode)]) {
+        for (name, entry) in entries {
+            match name.as_str() {
+                "servers" if is_opencode_table(entry) => {}
+                "timeout" if is_opencode_table(entry) => {
+                    let meaning = "timeouts of all servers";
+                    self.found.notes.push(ImportNote::NoCounterpart { key: "mcp.timeout".to_owned(), meaning });
+                }
+                _ => self.add(name, name.at, self.file.scope.clone(), entry),
+            }
         }
     }
 
@@ -245,6 +277,11 @@ impl<'a> FileReader<'a> {
         if self.file.client == Client::OpenCode && self.root.get("tools").is_some() {
             let meaning = "tools that are switched on or off for all servers";
             self.found.notes.push(ImportNote::NoCounterpart { key: "tools".to_owned(), meaning });
+        }
+        if self.is_continue_json() && self.root.get("mcpServers").is_some() {
+            let change =
+                "not imported, because Continue does not read it in config.json; move it to `mcpServers/NAME.json`";
+            self.found.notes.push(ImportNote::Adjusted { key: "mcpServers".to_owned(), change: change.to_owned() });
         }
         if is_settings_file(self.file) {
             return;

@@ -34,7 +34,7 @@ pub struct ClientServer {
     /// True for an entry that connects the client to the satellite, under any name.
     pub is_satellite: bool,
     /// The tools that the client shows.
-    pub tools: ToolFilter,
+    pub tools: ToolSelection,
     /// The timeouts that are set.
     pub timeouts: ServerTimeouts,
     /// Keys that have no effect on the result, and changes that were made while reading.
@@ -128,7 +128,7 @@ pub struct OAuthHints {
 
 /// The tools that a client shows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ToolFilter {
+pub struct ToolSelection {
     /// The only tools that are shown. `None` is all tools.
     pub allowed: Option<Vec<String>>,
     /// Tools that are not shown.

@@ -167,6 +167,8 @@ impl TemplateSyntax {
         match inner {
             "userHome" => return Some(TemplatePart::Home),
             "workspaceFolder" | "workspaceRoot" | "CLAUDE_PROJECT_DIR" => return Some(TemplatePart::Workspace),
+            // Known to Cursor and VS Code, and not to the satellite.
+            "workspaceFolderBasename" | "cwd" => return None,
             "pathSeparator" | "/" => return Some(TemplatePart::Literal(HiddenText::new("/"))),
             _ => {}
         }

@@ -6,8 +6,9 @@ mod render;
 use std::path::{Path, PathBuf};
 
 use mcp_satellite_clients::{
-    Client, ClientScope, Machine, SatelliteEntry, ServerTransport, TemplatePart, TextTemplate, add_entry,
-    candidate_files, describe_file, existing_files, looks_secret, read, secret_args, secret_in_arg,
+    Client, ClientScope, ClientVariables, Machine, SatelliteEntry, ServerTransport, TemplatePart, TextTemplate,
+    add_entry, candidate_files, connect_paths, describe_file, existing_files, looks_secret, read, secret_args,
+    secret_in_arg,
 };
 use strum::IntoEnumIterator;
 
@@ -17,7 +18,12 @@ fn fixtures() -> PathBuf {
 
 fn machine(client: Client) -> Machine {
     let home = fixtures().join(format!("home-{client}"));
-    Machine { config_home: home.join(".config"), project: Some(home.join("project")), home }
+    Machine {
+        config_home: home.join(".config"),
+        project: Some(home.join("project")),
+        home,
+        variables: ClientVariables::default(),
+    }
 }
 
 #[test]
@@ -151,6 +157,7 @@ fn all_sixteen_clients_have_candidates_and_project_files_are_marked() {
         home: "/home/ann".into(),
         config_home: "/home/ann/.config".into(),
         project: Some("/srv/project".into()),
+        variables: ClientVariables::default(),
     };
     let files = candidate_files(&machine);
     for client in Client::iter() {
@@ -163,6 +170,84 @@ fn all_sixteen_clients_have_candidates_and_project_files_are_marked() {
     assert!(existing_files(&machine).is_empty());
     let without = candidate_files(&Machine { project: None, ..machine });
     assert!(without.iter().all(|file| !file.from_project));
+}
+
+#[test]
+fn a_file_that_a_variable_moved_is_read_and_edited_there() {
+    let machine = |set: &str| Machine {
+        home: "/home/ann".into(),
+        config_home: "/home/ann/.config".into(),
+        project: None,
+        variables: ClientVariables::read(|name| (name == set).then(|| "/moved".into())),
+    };
+    // The variable, the client, the moved file, and the file that it replaces.
+    for (variable, client, moved, replaced) in [
+        ("CLAUDE_CONFIG_DIR", Client::ClaudeCode, "/moved/.claude.json", ".claude.json"),
+        ("CLINE_MCP_SETTINGS_PATH", Client::Cline, "/moved", ".cline/data/settings/cline_mcp_settings.json"),
+        (
+            "CLINE_DATA_DIR",
+            Client::Cline,
+            "/moved/settings/cline_mcp_settings.json",
+            ".cline/data/settings/cline_mcp_settings.json",
+        ),
+        (
+            "CLINE_DIR",
+            Client::Cline,
+            "/moved/data/settings/cline_mcp_settings.json",
+            ".cline/data/settings/cline_mcp_settings.json",
+        ),
+        ("CODEX_HOME", Client::Codex, "/moved/config.toml", ".codex/config.toml"),
+        (
+            "CONTINUE_GLOBAL_DIR",
+            Client::Continue,
+            "/moved/mcpServers/satellite.yaml",
+            ".continue/mcpServers/satellite.yaml",
+        ),
+        ("GEMINI_CLI_HOME", Client::GeminiCli, "/moved/.gemini/settings.json", ".gemini/settings.json"),
+        ("GOOSE_PATH_ROOT", Client::Goose, "/moved/config/config.yaml", ".config/goose/config.yaml"),
+    ] {
+        assert_eq!(connect_paths(client, &machine(variable)), [Path::new(moved)], "{variable}");
+        assert_eq!(connect_paths(client, &machine("OTHER"))[0], Path::new("/home/ann").join(replaced), "{variable}");
+        let read = if client == Client::Continue { "/moved/config.yaml" } else { moved };
+        let files = candidate_files(&machine(variable));
+        assert!(files.iter().any(|file| file.client == client && file.path == Path::new(read)), "{variable}");
+        let replaced = Path::new("/home/ann").join(replaced);
+        assert!(files.iter().all(|file| file.path != replaced), "{variable}");
+    }
+    // opencode reads these besides its own.
+    for (variable, moved) in [("OPENCODE_CONFIG", "/moved"), ("OPENCODE_CONFIG_DIR", "/moved/opencode.jsonc")] {
+        let own = Path::new("/home/ann/.config/opencode/opencode.json");
+        let paths: Vec<_> = candidate_files(&machine(variable)).into_iter().map(|file| file.path).collect();
+        assert!(
+            paths.iter().any(|path| path == Path::new(moved)) && paths.iter().any(|path| path == own),
+            "{variable}"
+        );
+        assert_eq!(connect_paths(Client::OpenCode, &machine(variable))[0], own, "{variable}");
+    }
+}
+
+#[test]
+fn files_of_other_versions_and_plugins_are_candidates() {
+    let machine = Machine {
+        home: "/home/ann".into(),
+        config_home: "/home/ann/.config".into(),
+        project: Some("/srv/project".into()),
+        variables: ClientVariables::default(),
+    };
+    let files = candidate_files(&machine);
+    for (client, path) in [
+        (Client::AmazonQ, "/home/ann/.aws/amazonq/agents/default.json"),
+        (Client::AmazonQ, "/home/ann/.aws/amazonq/personas/default.json"),
+        (Client::AmazonQ, "/srv/project/.amazonq/agents/default.json"),
+        (Client::Windsurf, "/home/ann/.config/devin/mcp_config.json"),
+        (Client::Windsurf, "/home/ann/.codeium/windsurf/mcp_config.json"),
+        (Client::Windsurf, "/srv/project/.devin/mcp_config.json"),
+        (Client::Windsurf, "/srv/project/.devin/mcp_config.local.json"),
+        (Client::Cline, "/home/ann/Documents/Cline/MCP/cline_mcp_settings.json"),
+        (Client::Zed, "/home/ann/.var/app/dev.zed.Zed/config/zed/settings.json"),
+    ] {
+        assert!(files.iter().any(|file| file.client == client && file.path == Path::new(path)), "{path}");
+    }
 }
 
 #[test]

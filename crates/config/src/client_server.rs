@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mcp_satellite_clients::{
     Client, ClientInput, ClientScope, ClientServer, HiddenText, HttpProtocol, ImportNote, InputKind, OAuthHints,
-    ServerTransport, TemplatePart, TextTemplate, ToolFilter, looks_secret, secret_args,
+    ServerTransport, TemplatePart, TextTemplate, ToolSelection, looks_secret, secret_args,
 };
 use mcp_satellite_model::spec::is_reserved_header;
 
@@ -398,7 +398,7 @@ impl DraftWriter<'_> {
         }
     }
 
-    fn tools(&mut self, tools: &ToolFilter) {
+    fn tools(&mut self, tools: &ToolSelection) {
         // Some clients accept `server/tool`, `tool*` and `tool(arguments)`.
         let is_pattern = |name: &&String| name.contains(['*', '?', '/', '(']);
         if let Some(pattern) = tools.allowed.iter().flatten().chain(&tools.denied).find(is_pattern) {

@@ -56,6 +56,10 @@ pub(crate) fn read(name: &str, text: &str, home: Option<&Path>, findings: &mut C
     for server in &found.servers {
         let at = place(server.at);
         let mut warn = |message: String| findings.warning(at, message);
+        if server.is_satellite {
+            warn(format!("`{}` is left out: it connects a client to the satellite", server.name));
+            continue;
+        }
         if !server.enabled {
             warn(format!("`{}` is disabled and left out", server.name));
             continue;

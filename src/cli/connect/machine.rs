@@ -3,16 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use mcp_satellite_clients::{Client, EntryState, Machine, connect_paths, entry_state, existing_files};
+use mcp_satellite_clients::{Client, ClientVariables, EntryState, Machine, connect_paths, entry_state, existing_files};
 use nix::unistd::{User, geteuid};
 use strum::IntoEnumIterator;
 
 use crate::cli::exit::{BAD_INPUT, CommandFailure};
 use mcp_satellite_files::replace_file::EditedFile;
 
-/// Returns the directories in which the clients of this user keep their files.
+/// Returns the directories in which the clients of this user keep their files. This is the only place that reads the
+/// environment variables of the clients.
 pub(crate) fn user_machine() -> Result<Machine, CommandFailure> {
-    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let named = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let user = || User::from_uid(geteuid()).ok().flatten().map(|user| user.dir).filter(|dir| dir.is_absolute());
     let home = named("HOME").or_else(user).ok_or_else(|| {
         CommandFailure::new(
@@ -21,12 +22,13 @@ pub(crate) fn user_machine() -> Result<Machine, CommandFailure> {
         )
     })?;
     let config_home = named("XDG_CONFIG_HOME").unwrap_or_else(|| home.join(".config"));
-    Ok(Machine { home, config_home, project: None })
+    Ok(Machine { home, config_home, project: None, variables: ClientVariables::read(named) })
 }
 
-/// Returns the file of the client that connect edits: the first that exists, or else the one to create.
+/// Returns the file of the client that connect edits: the first that exists, or else the one to create, in the first
+/// directory that exists.
 pub(crate) fn default_file(client: Client, machine: &Machine) -> PathBuf {
-    let paths = connect_paths(client, &machine.home, &machine.config_home);
+    let paths = connect_paths(client, machine);
     if let Some(existing) = paths.iter().find(|path| path.symlink_metadata().is_ok()) {
         return existing.clone();
     }
@@ -35,7 +37,8 @@ pub(crate) fn default_file(client: Client, machine: &Machine) -> PathBuf {
         matches!(state, Some(Ok(EntryState::Connected { .. })))
     };
     let replaced = continue_configuration(client, machine).filter(is_connected);
-    replaced.or(paths.into_iter().next()).unwrap_or_default()
+    let is_in_directory = |path: &&PathBuf| path.parent().is_some_and(Path::is_dir);
+    replaced.or_else(|| paths.iter().find(is_in_directory).or(paths.first()).cloned()).unwrap_or_default()
 }
 
 /// Returns the file of the user's own servers, which `connect --replace` edits. It is the file that connect edits, except for
@@ -52,7 +55,7 @@ pub(super) fn file_with_servers(client: Client, machine: &Machine) -> Result<Pat
 }
 
 fn continue_configuration(client: Client, machine: &Machine) -> Option<PathBuf> {
-    let paths = ["config.yaml", "config.yml"].map(|name| machine.home.join(".continue").join(name));
+    let paths = ["config.yaml", "config.yml"].map(|name| machine.continue_dir().join(name));
     paths.into_iter().find(|path| client == Client::Continue && path.exists())
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use mcp_satellite_clients::{
     Client, ConnectRecord, ContentHash, EditError, EntryState, SatelliteEntry, Undo, UndoRemainder, add_entry,
-    disconnect, entry_state, remove_entry, replace_servers, server_names,
+    disconnect, entry_state, entry_warnings, remove_entry, replace_servers, server_names,
 };
 use mcp_satellite_files::known_dirs::{DataDirLocation, recorded_dirs};
 use mcp_satellite_files::replace_file::{EditedFile, FileEditError};
@@ -20,7 +20,7 @@ use mcp_satellite_files::replace_file::{EditedFile, FileEditError};
 use self::entry::EntryArgs;
 use self::machine::{client_parser, default_file, file_with_servers, user_machine};
 use self::preview::preview;
-use self::records::{ConnectRecords, StoredConnection, backup_name};
+use self::records::{ConnectRecords, StoredConnection, backup_name, record_name};
 use self::replace::{ReplaceArgs, ServerReplacement};
 use super::args::DataDirArg;
 use super::confirm::confirm;
@@ -89,6 +89,10 @@ impl ConnectCommand {
             None => default_file(client, &machine),
         };
         let file = EditedFile::open(&path)?;
+        let warnings = entry_warnings(client, &path, file.contents(), entry.form());
+        for warning in warnings.map_err(|error| edit_failure(client, &path, &error))? {
+            print_error(&format!("warning: {warning}"));
+        }
         let replacement = match file.contents().filter(|_| self.replace.replace) {
             Some(contents) => Some(self.replace.plan(client, &path, contents, &machine)?),
             None => None,
@@ -333,14 +337,23 @@ fn find_connection(
     let location = data_dir.location();
     let others = if data_dir.data_dir.is_some() { Vec::new() } else { recorded_dirs() };
     let mut found: Vec<(ConnectRecords, StoredConnection)> = Vec::new();
-    for directory in std::iter::once(location.path).chain(others) {
+    let others = others.into_iter().filter(|other| *other != location.path);
+    for directory in std::iter::once(location.path.clone()).chain(others) {
         let Some(records) = ConnectRecords::open(&directory) else { continue };
-        let connections = records.connections(client).map_err(|error| {
-            let directory = records.path().display();
-            CommandFailure::new(
-                FAILED,
-                format!("cannot read the records in `{directory}`: {error}; move the directory away"),
-            )
+        // A damaged record in another directory belongs to another connection, unless the user names that directory. The
+        // record of this file must not be overwritten, because its backup may be the only copy of replaced servers.
+        let is_needed = |name: &str| {
+            data_dir.data_dir.is_some()
+                || directory == location.path && path.is_some_and(|path| name == record_name(client, path))
+        };
+        let connections = records.connections(client, |name, error| {
+            let message =
+                format!("cannot read the record `{}`: {error}; move it away", records.path().join(name).display());
+            if is_needed(name) {
+                return Err(CommandFailure::new(FAILED, message));
+            }
+            print_error(&format!("warning: {message}"));
+            Ok(())
         })?;
         let wanted = connections.into_iter().filter(|one| path.is_none_or(|path| one.record.path == path));
         found.extend(wanted.map(|connection| (records.clone(), connection)));

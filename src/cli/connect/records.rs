@@ -37,24 +37,34 @@ impl ConnectRecords {
         self.0.path()
     }
 
-    /// Returns the connections of a client.
-    pub(super) fn connections(&self, client: Client) -> io::Result<Vec<StoredConnection>> {
+    /// Returns the connections of a client. `damaged` receives the name and the error of each record that cannot be read,
+    /// and decides whether the others count.
+    pub(super) fn connections<E: From<io::Error>>(
+        &self,
+        client: Client,
+        damaged: impl Fn(&str, io::Error) -> Result<(), E>,
+    ) -> Result<Vec<StoredConnection>, E> {
         let mut found = Vec::new();
         let is_record =
             |name: &&String| name.strip_suffix(".json").is_some_and(|key| key.starts_with(<&str>::from(client)));
         for name in self.0.names()?.iter().filter(is_record) {
-            let Some(text) = self.0.read(name, RECORD_MAX)? else { continue };
-            let record: ConnectRecord = serde_json::from_slice(&text)?;
-            if record.client != client {
-                continue;
+            match self.connection(name) {
+                Ok(Some(connection)) if connection.record.client == client => found.push(connection),
+                Ok(_) => {}
+                Err(error) => damaged(name, error)?,
             }
-            let backup = match &record.before {
-                Some(before) => self.0.read(&before.name, FILE_SIZE_MAX as u64)?,
-                None => None,
-            };
-            found.push(StoredConnection { record, backup });
         }
         Ok(found)
+    }
+
+    fn connection(&self, name: &str) -> io::Result<Option<StoredConnection>> {
+        let Some(text) = self.0.read(name, RECORD_MAX)? else { return Ok(None) };
+        let record: ConnectRecord = serde_json::from_slice(&text)?;
+        let backup = match &record.before {
+            Some(before) => self.0.read(&before.name, FILE_SIZE_MAX as u64)?,
+            None => None,
+        };
+        Ok(Some(StoredConnection { record, backup }))
     }
 
     /// Stores a connection, in place of an earlier one of the same client and file.
@@ -62,8 +72,7 @@ impl ConnectRecords {
         if let (Some(before), Some(backup)) = (&record.before, backup) {
             self.0.replace(&before.name, backup)?;
         }
-        let key = key(record.client, &record.path);
-        self.0.replace(&format!("{key}.json"), &serde_json::to_vec_pretty(record)?)?;
+        self.0.replace(&record_name(record.client, &record.path), &serde_json::to_vec_pretty(record)?)?;
         if record.before.is_none() {
             self.0.remove(&backup_name(record.client, &record.path))?;
         }
@@ -72,10 +81,15 @@ impl ConnectRecords {
 
     /// Removes a connection with its backup.
     pub(super) fn remove(&self, client: Client, path: &Path) -> io::Result<()> {
-        self.0.remove(&format!("{}.json", key(client, path)))?;
+        self.0.remove(&record_name(client, path))?;
         self.0.remove(&backup_name(client, path))?;
         Ok(())
     }
+}
+
+/// Returns the name of the record of a connection.
+pub(super) fn record_name(client: Client, path: &Path) -> String {
+    format!("{}.json", key(client, path))
 }
 
 /// Returns the name of the backup of a file.

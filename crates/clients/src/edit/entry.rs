@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::EditError;
 use crate::Client;
-use crate::locations::FileFormat;
+use crate::locations::{FileFormat, Machine};
 use crate::node::{ConfigNode, map, text};
 
 /// The name of the entry in each client's configuration.
@@ -139,7 +139,8 @@ pub fn supported_forms(client: Client) -> &'static [EntryForm] {
         Client::VsCode => &[Stdio, HttpEnvironment],
         // docs.windsurf.com/windsurf/cascade/mcp, "Config interpolation": `${env:NAME}` and `${file:/path}` in headers.
         Client::Windsurf => &[Stdio, HttpEnvironment, HttpFile],
-        // cline/cline apps/vscode/src/utils/envExpansion.ts and services/mcp/McpHub.ts: `${env:NAME}` in all strings.
+        // cline/cline apps/vscode/src/utils/envExpansion.ts and services/mcp/McpHub.ts: `${env:NAME}` in all strings, in
+        // the extension only, see `entry_warnings`.
         Client::Cline => &[Stdio, HttpEnvironment],
         // RooCodeInc/Roo-Code src/services/mcp/McpHub.ts (`injectVariables`) and src/utils/config.ts: `${env:NAME}`.
         Client::RooCode => &[Stdio, HttpEnvironment],
@@ -159,41 +160,46 @@ pub fn supported_forms(client: Client) -> &'static [EntryForm] {
         Client::OpenCode => &[Stdio, HttpFile, HttpEnvironment],
         // lmstudio.ai/docs/app/mcp: headers are literal.
         Client::LmStudio => &[Stdio],
-        // aws/amazon-q-developer-cli crates/chat-cli/src/mcp_client/client.rs (`substitute_env_vars`): headers.
+        // aws/amazon-q-developer-cli crates/chat-cli/src/mcp_client/client.rs (`substitute_env_vars`): headers, in the
+        // command line only, see `entry_warnings`.
         Client::AmazonQ => &[Stdio, HttpEnvironment],
-        // jetbrains.com/help/junie/model-context-protocol-mcp.html: stdio only.
+        // jetbrains.com/help/junie/model-context-protocol-mcp.html: headers of remote servers are literal.
         Client::Junie => &[Stdio],
     }
 }
 
 /// Returns the files of the user scope that can contain the entry: connect edits the first that exists, or creates the
-/// first. `config_home` is the XDG configuration directory (`~/.config`).
+/// first.
 ///
-/// Paths that the clients take from environment variables (`CLAUDE_CONFIG_DIR`, `CODEX_HOME`, `CLINE_MCP_SETTINGS_PATH`,
-/// `OPENCODE_CONFIG`) and profiles of VS Code are not included.
-pub fn connect_paths(client: Client, home: &Path, config_home: &Path) -> Vec<PathBuf> {
+/// opencode reads its own configuration besides `OPENCODE_CONFIG` and `OPENCODE_CONFIG_DIR`. Profiles of VS Code are not
+/// included.
+pub fn connect_paths(client: Client, machine: &Machine) -> Vec<PathBuf> {
+    let Machine { home, config_home, .. } = machine;
     let extension =
         |id: &str, file: &str| config_home.join("Code/User/globalStorage").join(id).join("settings").join(file);
     let path = match client {
-        Client::ClaudeCode => home.join(".claude.json"),
+        Client::ClaudeCode => machine.claude_json(),
         Client::ClaudeDesktop => config_home.join("Claude/claude_desktop_config.json"),
         Client::Cursor => home.join(".cursor/mcp.json"),
         Client::VsCode => config_home.join("Code/User/mcp.json"),
-        Client::Windsurf => home.join(".codeium/windsurf/mcp_config.json"),
+        Client::Windsurf => return machine.windsurf_files().to_vec(),
         // cline/cline sdk/packages/shared/src/storage/paths.ts; older versions kept the file in VS Code's storage.
         Client::Cline => {
             let name = "cline_mcp_settings.json";
-            let current = home.join(".cline/data/settings").join(name);
-            return vec![current, extension("saoudrizwan.claude-dev", name)];
+            let current = machine.cline_settings();
+            if current == home.join(".cline/data/settings").join(name) {
+                return vec![current, extension("saoudrizwan.claude-dev", name)];
+            }
+            current
         }
         Client::RooCode => extension("rooveterinaryinc.roo-cline", "mcp_settings.json"),
         // continuedev/continue core/config/loadLocalAssistants.ts: each file of this directory is loaded. The file is
         // ours, so `config.yaml` stays as it is; `connect --replace` edits `config.yaml` instead.
-        Client::Continue => home.join(".continue/mcpServers/satellite.yaml"),
-        Client::Zed => config_home.join("zed/settings.json"),
-        Client::Codex => home.join(".codex/config.toml"),
-        Client::GeminiCli => home.join(".gemini/settings.json"),
-        Client::Goose => config_home.join("goose/config.yaml"),
+        Client::Continue => machine.continue_dir().join("mcpServers/satellite.yaml"),
+        Client::Zed => return machine.zed_settings().to_vec(),
+        Client::Codex => machine.codex_dir().join("config.toml"),
+        Client::GeminiCli => machine.gemini_settings(),
+        Client::Goose => machine.goose_configuration(),
         Client::OpenCode => {
             return ["opencode.json", "opencode.jsonc"]
                 .iter()
@@ -208,19 +214,23 @@ pub fn connect_paths(client: Client, home: &Path, config_home: &Path) -> Vec<Pat
     vec![path]
 }
 
-/// Returns the file that connect creates: the first of [`connect_paths`].
-pub fn connect_path(client: Client, home: &Path, config_home: &Path) -> PathBuf {
-    connect_paths(client, home, config_home).into_iter().next().unwrap_or_default()
-}
-
 /// The place of the servers in a client's file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ServersPlace {
     pub(crate) format: FileFormat,
     /// The key of the root object.
     pub(crate) key: &'static str,
+    /// The key of a second table of servers in the first one, whose servers win.
+    pub(crate) nested: Option<&'static str>,
     /// Whether the servers are a list whose elements have a `name`.
     pub(crate) is_list: bool,
+}
+
+impl ServersPlace {
+    /// Returns true for a key of the first table that is not a server.
+    pub(crate) fn is_reserved(self, key: &str, value: &ConfigNode) -> bool {
+        self.nested.is_some() && matches!(key, "servers" | "timeout") && is_opencode_table(value)
+    }
 }
 
 pub(crate) fn section(client: Client) -> ServersPlace {
@@ -233,13 +243,27 @@ pub(crate) fn section(client: Client) -> ServersPlace {
         Client::Continue => (FileFormat::Yaml, "mcpServers"),
         _ => (FileFormat::Json, "mcpServers"),
     };
-    ServersPlace { format, key, is_list: client == Client::Continue }
+    // anomalyco/opencode packages/core/src/config/normalize.ts: version 2 has both tables.
+    let nested = (client == Client::OpenCode).then_some("servers");
+    ServersPlace { format, key, nested, is_list: client == Client::Continue }
 }
 
-/// Returns the keys that a new file needs besides the servers.
+/// Returns true for a value of `mcp.servers` or `mcp.timeout` in opencode that is not a server with that name
+/// (`isDirectLegacyMcp` in anomalyco/opencode packages/core/src/config/normalize.ts).
+pub(crate) fn is_opencode_table(value: &ConfigNode) -> bool {
+    let kind = value.get("type").and_then(ConfigNode::as_text);
+    value.as_map().is_some() && !matches!(kind, Some("local" | "remote"))
+}
+
+/// Returns the text that a new file needs besides the servers.
 pub(crate) fn preamble(client: Client) -> &'static str {
-    // continuedev/continue packages/config-yaml/src/schemas/index.ts
-    if client == Client::Continue { "name: satellite\nversion: 0.0.1\nschema: v1\n" } else { "" }
+    match client {
+        // continuedev/continue packages/config-yaml/src/schemas/index.ts
+        Client::Continue => "name: satellite\nversion: 0.0.1\nschema: v1\n",
+        // anomalyco/opencode packages/opencode/src/config/config.ts: version 1 rewrites a file without the key.
+        Client::OpenCode => "{\n  \"$schema\": \"https://opencode.ai/config.json\"\n}\n",
+        _ => "",
+    }
 }
 
 /// Returns the entry in the shape of the client.
@@ -322,7 +346,8 @@ fn http_tree(client: Client, url: &str, token: &TokenReference) -> ConfigNode {
             ("requestOptions", map([("headers", headers)])),
         ]),
         Client::Codex => map([("url", url), ("bearer_token_env_var", name)]),
-        Client::GeminiCli => map([("httpUrl", url), ("headers", headers)]),
+        // google-gemini/gemini-cli packages/core/src/config/config.ts: `httpUrl` is deprecated.
+        Client::GeminiCli => map([("url", url), ("type", text("http")), ("headers", headers)]),
         Client::Goose => map([
             ("enabled", enabled),
             ("type", text("streamable_http")),
@@ -348,6 +373,7 @@ fn http_tree(client: Client, url: &str, token: &TokenReference) -> ConfigNode {
 /// Returns the kind of an entry that connect wrote, or `None` for an entry that somebody else wrote. An HTTP entry is ours
 /// if its endpoint is `url` or if it refers to our token.
 pub(crate) fn recognize(server: &ConfigNode, url: Option<&str>) -> Option<EntryForm> {
+    let server = transport_of(server);
     let field = |names: &[&str]| names.iter().find_map(|name| server.get(name));
     if let Some(command) = field(&["command", "cmd"]) {
         let parts = command.as_list().unwrap_or_default();
@@ -364,6 +390,12 @@ pub(crate) fn recognize(server: &ConfigNode, url: Option<&str>) -> Option<EntryF
     let form = if token.contains("{file:") { EntryForm::HttpFile } else { EntryForm::HttpEnvironment };
     let refers_to_token = token.contains(TOKEN_VARIABLE) || form == EntryForm::HttpFile && token.contains(ENTRY_NAME);
     (refers_to_token || Some(entry_url) == url).then_some(form)
+}
+
+/// Returns the table with the keys of the transport. Cline's command line has it in `transport`
+/// (cline/cline sdk/packages/core/src/extensions/mcp).
+pub(crate) fn transport_of(server: &ConfigNode) -> &ConfigNode {
+    server.get("transport").filter(|transport| transport.as_map().is_some()).unwrap_or(server)
 }
 
 fn is_bridge(command: &str, argument: Option<&str>) -> bool {

@@ -38,32 +38,41 @@ pub(crate) fn parse(text: &str) -> Result<ConfigNode, EditError> {
     Ok(syntax(text)?.map_or_else(|| ConfigNode::Map(Vec::new()), |value| from_json(value, 0)))
 }
 
-/// Sets the server `name` in the object `key` of the root object.
-pub(crate) fn set(text: &str, key: &str, name: &str, server: &ConfigNode) -> Result<String, EditError> {
+/// Sets the server `name` in the object at the path `table`.
+pub(crate) fn set(text: &str, table: &[&str], name: &str, server: &ConfigNode) -> Result<String, EditError> {
     let style = JsonStyle::of(text);
-    let one_server = || ConfigNode::Map(vec![(name.into(), server.clone())]);
     let Some(root) = syntax(text)? else {
-        let root = ConfigNode::Map(vec![(key.into(), one_server())]);
         let separator = if text.trim().is_empty() || text.ends_with('\n') { "" } else { style.newline };
         let kept = if text.trim().is_empty() { "" } else { text };
+        let root = one_server(table, name, server);
         return Ok(format!("{kept}{separator}{}{}", style.render(&root, Some("")), style.newline));
     };
-    let Some(root) = root.as_object() else { return Ok(text.to_owned()) };
-    let splices = match root.get(key).map(|property| &property.value) {
-        None => style.insert(text, root, key, &one_server()),
-        Some(Value::Object(servers)) => match servers.get(name) {
-            None => style.insert(text, servers, name, server),
-            Some(property) => vec![style.replace(text, property, server)],
-        },
-        Some(_) => root.get(key).map(|property| style.replace(text, property, &one_server())).into_iter().collect(),
+    let Some(mut object) = root.as_object() else { return Ok(text.to_owned()) };
+    for (depth, key) in table.iter().enumerate() {
+        let value = || one_server(&table[depth + 1..], name, server);
+        match object.get(key) {
+            None => return Ok(apply(text, style.insert(text, object, key, &value()))),
+            Some(ObjectProp { value: Value::Object(inner), .. }) => object = inner,
+            Some(property) => return Ok(apply(text, vec![style.replace(text, property, &value())])),
+        }
+    }
+    let splices = match object.get(name) {
+        None => style.insert(text, object, name, server),
+        Some(property) => vec![style.replace(text, property, server)],
     };
     Ok(apply(text, splices))
 }
 
-/// Removes the server `name` from the object `key` of the root object.
-pub(crate) fn remove(text: &str, key: &str, name: &str) -> Result<String, EditError> {
+/// Returns objects along the path `table` with one server.
+pub(crate) fn one_server(table: &[&str], name: &str, server: &ConfigNode) -> ConfigNode {
+    let servers = ConfigNode::Map(vec![(name.into(), server.clone())]);
+    table.iter().rev().fold(servers, |inner, key| ConfigNode::Map(vec![((*key).into(), inner)]))
+}
+
+/// Removes the server `name` from the object at the path `table`.
+pub(crate) fn remove(text: &str, table: &[&str], name: &str) -> Result<String, EditError> {
     let Some(root) = syntax(text)? else { return Ok(text.to_owned()) };
-    let servers = root.as_object().and_then(|root| root.get_object(key));
+    let servers = table.iter().try_fold(root.as_object(), |object, key| Some(object?.get_object(key))).flatten();
     Ok(apply(text, servers.map(|servers| deletion(text, servers, name)).unwrap_or_default()))
 }
 

@@ -10,6 +10,7 @@ mod json;
 mod splice;
 mod toml;
 mod undo;
+mod warnings;
 mod yaml;
 
 #[cfg(test)]
@@ -18,15 +19,16 @@ mod tests;
 use crate::Client;
 use crate::locations::FileFormat;
 use crate::node::ConfigNode;
-pub(crate) use entry::recognize;
-use entry::{ServersPlace, entry_tree, preamble, section};
+use entry::{ServersPlace, entry_tree, preamble, section, transport_of};
+pub(crate) use entry::{is_opencode_table, recognize};
 use splice::line_ending;
 
 pub use entry::{
-    ENTRY_NAME, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, connect_path, connect_paths, supported_forms,
+    ENTRY_NAME, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, connect_paths, supported_forms,
 };
 pub use error::EditError;
 pub use undo::{ConnectRecord, ContentHash, RestoreBackup, Undo, UndoRemainder, disconnect};
+pub use warnings::entry_warnings;
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 
@@ -45,14 +47,12 @@ pub enum EntryState {
 }
 
 /// The keys of an entry that describe the transport, in the spellings of all clients.
-const TRANSPORT_KEYS: [&str; 16] = [
+const TRANSPORT_KEYS: [&str; 13] = [
     "type",
     "transport",
     "command",
     "cmd",
     "args",
-    "env",
-    "cwd",
     "url",
     "serverUrl",
     "httpUrl",
@@ -60,12 +60,14 @@ const TRANSPORT_KEYS: [&str; 16] = [
     "headers",
     "requestOptions",
     "bearer_token_env_var",
-    "env_keys",
     "oauth",
 ];
 
+/// The keys of a process's environment and working directory, in the spellings of all clients.
+const PROCESS_KEYS: [&str; 7] = ["env", "environment", "envs", "env_keys", "env_vars", "envFile", "cwd"];
+
 /// Adds the entry `satellite`, or replaces it if it is ours. A missing file is `None`. Options that the client or its user
-/// added to our entry remain, for example the tools that need no approval.
+/// added to our entry remain, for example the tools that need no approval, and the environment of the bridge.
 pub fn add_entry(client: Client, file: Option<&[u8]>, entry: &SatelliteEntry) -> Result<Vec<u8>, EditError> {
     replace_servers(client, file, entry, &[])
 }
@@ -81,7 +83,13 @@ pub fn replace_servers(
     let mut config = ClientConfig::read(client, file)?;
     if let Some(existing) = config.server(ENTRY_NAME)? {
         match recognize(existing, entry.url()) {
-            Some(_) => keep_options(&mut server, existing),
+            Some(form) => {
+                let is_bridge = form == EntryForm::Stdio && entry.form() == EntryForm::Stdio;
+                keep_options(&mut server, existing, |key| !PROCESS_KEYS.contains(&key));
+                if is_bridge {
+                    keep_options(&mut server, transport_of(existing), |key| PROCESS_KEYS.contains(&key));
+                }
+            }
             None if names.contains(&ENTRY_NAME) => {}
             None => return Err(EditError::ForeignEntry { key: config.section.key }),
         }
@@ -90,7 +98,7 @@ pub fn replace_servers(
         config.remove(name)?;
     }
     if config.server(ENTRY_NAME)?.is_none_or(|existing| existing.clone().sorted() != server.clone().sorted()) {
-        config.set(ENTRY_NAME, &server)?;
+        config.set(&config.table_of(ENTRY_NAME), ENTRY_NAME, &server)?;
     }
     Ok(config.into_bytes())
 }
@@ -110,20 +118,28 @@ pub fn remove_entry(client: Client, file: &[u8], url: Option<&str>) -> Result<Ve
 /// Returns the names of the servers in the place that connect edits. A missing file is `None`.
 pub fn server_names(client: Client, file: Option<&[u8]>) -> Result<Vec<String>, EditError> {
     let config = ClientConfig::read(client, file)?;
-    Ok(match config.servers() {
-        Some(ConfigNode::Map(entries)) => entries.iter().map(|(name, _)| name.name.clone()).collect(),
-        Some(ConfigNode::List(items)) => {
-            items.iter().filter_map(|item| item.get("name")?.as_text().map(str::to_owned)).collect()
+    let mut names: Vec<String> = Vec::new();
+    for table in config.tables().iter().filter_map(|path| lookup(&config.tree, path)) {
+        match table {
+            ConfigNode::Map(entries) => {
+                let servers = entries.iter().filter(|(key, value)| !config.section.is_reserved(key, value));
+                names.extend(servers.map(|(name, _)| name.name.clone()));
+            }
+            ConfigNode::List(items) => {
+                names.extend(items.iter().filter_map(|item| item.get("name")?.as_text().map(str::to_owned)));
+            }
+            _ => {}
         }
-        _ => Vec::new(),
-    })
+    }
+    Ok(names)
 }
 
-/// Copies the options of an existing entry that connect does not set.
-fn keep_options(server: &mut ConfigNode, existing: &ConfigNode) {
+/// Copies the options of an existing entry that connect does not set and that `is_kept` selects.
+fn keep_options(server: &mut ConfigNode, existing: &ConfigNode, is_kept: impl Fn(&str) -> bool) {
     let (ConfigNode::Map(entries), ConfigNode::Map(existing)) = (server, existing) else { return };
     for (key, value) in existing {
-        if !TRANSPORT_KEYS.contains(&key.as_str()) && entries.iter().all(|(name, _)| name != key) {
+        let is_option = !TRANSPORT_KEYS.contains(&key.as_str()) && is_kept(key);
+        if is_option && entries.iter().all(|(name, _)| name != key) {
             entries.push((key.clone(), value.clone()));
         }
     }
@@ -164,14 +180,17 @@ impl ClientConfig {
 
     /// Checks the types on the way to the servers.
     fn check(&self) -> Result<(), EditError> {
-        let ServersPlace { key, is_list, .. } = self.section;
+        let ServersPlace { key, nested, is_list, .. } = self.section;
         if !matches!(self.tree, ConfigNode::Map(_)) {
             return Err(EditError::WrongRoot { found: self.tree.kind() });
         }
         match self.tree.unique(key)? {
             None | Some(ConfigNode::Null) => Ok(()),
             Some(ConfigNode::List(_)) if is_list => Ok(()),
-            Some(ConfigNode::Map(_)) if !is_list => Ok(()),
+            Some(servers @ ConfigNode::Map(_)) if !is_list => match nested {
+                Some(nested) => servers.unique(nested).map(|_| ()),
+                None => Ok(()),
+            },
             Some(other) => {
                 let expected = if is_list { "a list" } else { "an object" };
                 Err(EditError::WrongServers { key, expected, found: other.kind() })
@@ -193,14 +212,29 @@ impl ClientConfig {
         self.tree.get(self.section.key)
     }
 
+    /// Returns the paths of the tables of servers that the client reads.
+    fn tables(&self) -> Vec<TablePath> {
+        let ServersPlace { key, nested, .. } = self.section;
+        let nested = nested.map(|nested| vec![key, nested]);
+        let nested = nested.filter(|path| lookup(&self.tree, path).is_some_and(is_opencode_table));
+        std::iter::once(vec![key]).chain(nested).collect()
+    }
+
+    /// Returns the path of the table that contains a server, or that of the first table.
+    fn table_of(&self, name: &str) -> TablePath {
+        let contains = |path: &&TablePath| lookup(&self.tree, path).is_some_and(|table| table.get(name).is_some());
+        self.tables().iter().rfind(contains).cloned().unwrap_or_else(|| vec![self.section.key])
+    }
+
     fn server(&self, name: &str) -> Result<Option<&ConfigNode>, EditError> {
-        let Some(servers) = self.servers() else { return Ok(None) };
-        if !self.section.is_list {
-            return servers.unique(name);
+        let mut found = Vec::new();
+        for table in self.tables().iter().filter_map(|path| lookup(&self.tree, path)) {
+            match table {
+                ConfigNode::List(servers) => found.extend(servers.iter().filter(|server| has_name(server, name))),
+                table => found.extend(table.unique(name)?.filter(|server| !self.section.is_reserved(name, server))),
+            }
         }
-        let mut found = servers.as_list().unwrap_or_default().iter().filter(|server| has_name(server, name));
-        let server = found.next();
-        if found.next().is_some() { Err(EditError::DuplicateKey { key: name.to_owned() }) } else { Ok(server) }
+        if found.len() > 1 { Err(EditError::DuplicateKey { key: name.to_owned() }) } else { Ok(found.pop()) }
     }
 
     /// Returns the position of a server and the number of servers.
@@ -212,17 +246,16 @@ impl ClientConfig {
         }
     }
 
-    /// Adds or replaces a server.
-    fn set(&mut self, name: &str, server: &ConfigNode) -> Result<(), EditError> {
-        let ServersPlace { format, key, is_list } = self.section;
+    /// Adds or replaces a server in a table.
+    fn set(&mut self, table: &[&'static str], name: &str, server: &ConfigNode) -> Result<(), EditError> {
+        let ServersPlace { format, key, is_list, .. } = self.section;
         let (index, count) = self.position(name);
         let label = (!is_list).then_some(name);
         let (candidates, snippet) = match format {
-            FileFormat::Json => {
-                let servers = ConfigNode::Map(vec![(name.into(), server.clone())]);
-                let snippet = json::snippet(&ConfigNode::Map(vec![(key.into(), servers)]));
-                (vec![json::set(&self.text, key, name, server)?], snippet)
-            }
+            FileFormat::Json => (
+                vec![json::set(&self.text, table, name, server)?],
+                json::snippet(&json::one_server(table, name, server)),
+            ),
             FileFormat::Toml => (vec![toml::set(&self.text, key, name, server)?], toml::snippet(key, name, server)),
             FileFormat::Yaml => {
                 let candidates = yaml::set(&self.text, key, label, server, index, count);
@@ -230,19 +263,20 @@ impl ClientConfig {
             }
         };
         let mut expected = self.tree.clone();
-        change_server(&mut expected, self.section, name, Some(server));
+        change_server(&mut expected, self.section, table, name, Some(server));
         self.adopt(candidates, expected, || format!("add this to the servers that it has:\n{snippet}"))
     }
 
     /// Removes a server.
     fn remove(&mut self, name: &str) -> Result<(), EditError> {
-        let ServersPlace { format, key, is_list } = self.section;
+        let ServersPlace { format, key, is_list, .. } = self.section;
         if self.server(name)?.is_none() {
             return Err(EditError::MissingServer { name: name.to_owned() });
         }
         let (index, count) = self.position(name);
+        let table = self.table_of(name);
         let candidates = match format {
-            FileFormat::Json => vec![json::remove(&self.text, key, name)?],
+            FileFormat::Json => vec![json::remove(&self.text, &table, name)?],
             FileFormat::Toml => vec![toml::remove(&self.text, key, name)?],
             FileFormat::Yaml => {
                 let empty = if is_list { "[]" } else { "{}" };
@@ -250,8 +284,8 @@ impl ClientConfig {
             }
         };
         let mut expected = self.tree.clone();
-        change_server(&mut expected, self.section, name, None);
-        self.adopt(candidates, expected, || format!("remove the server `{name}` from `{key}`"))
+        change_server(&mut expected, self.section, &table, name, None);
+        self.adopt(candidates, expected, || format!("remove the server `{name}` from `{}`", table.join(".")))
     }
 
     /// Adopts the first candidate whose value is the expected one.
@@ -292,17 +326,32 @@ fn has_name(server: &ConfigNode, name: &str) -> bool {
     server.get("name").and_then(ConfigNode::as_text) == Some(name)
 }
 
+/// The keys on the way to a table of servers.
+type TablePath = Vec<&'static str>;
+
+fn lookup<'a>(tree: &'a ConfigNode, path: &[&str]) -> Option<&'a ConfigNode> {
+    path.iter().try_fold(tree, |node, key| node.get(key))
+}
+
 /// Sets or removes a server in a value.
-fn change_server(tree: &mut ConfigNode, section: ServersPlace, name: &str, server: Option<&ConfigNode>) {
-    let ConfigNode::Map(root) = tree else { return };
-    let empty = || if section.is_list { ConfigNode::List(Vec::new()) } else { ConfigNode::Map(Vec::new()) };
-    let at = root.iter().position(|(key, _)| key == section.key).unwrap_or_else(|| {
-        root.push((section.key.into(), empty()));
-        root.len() - 1
-    });
-    let servers = &mut root[at].1;
-    if *servers == ConfigNode::Null {
-        *servers = empty();
+fn change_server(
+    tree: &mut ConfigNode,
+    section: ServersPlace,
+    table: &[&str],
+    name: &str,
+    server: Option<&ConfigNode>,
+) {
+    let mut servers = tree;
+    for key in table {
+        let ConfigNode::Map(entries) = servers else { return };
+        let at = entries.iter().position(|(other, _)| other == *key).unwrap_or_else(|| {
+            entries.push(((*key).into(), ConfigNode::Null));
+            entries.len() - 1
+        });
+        servers = &mut entries[at].1;
+        if *servers == ConfigNode::Null {
+            *servers = if section.is_list { ConfigNode::List(Vec::new()) } else { ConfigNode::Map(Vec::new()) };
+        }
     }
     match (servers, server) {
         (ConfigNode::Map(entries), Some(server)) => match entries.iter_mut().find(|(key, _)| key == name) {
@@ -322,15 +371,20 @@ fn change_server(tree: &mut ConfigNode, section: ServersPlace, name: &str, serve
 /// Returns a value for comparison: no servers equal a missing key, and the order of keys does not count.
 fn comparable(mut tree: ConfigNode, section: ServersPlace) -> ConfigNode {
     if let ConfigNode::Map(root) = &mut tree {
-        root.retain(|(key, value)| {
-            let is_empty = match value {
-                ConfigNode::Null => true,
-                ConfigNode::Map(entries) => entries.is_empty(),
-                ConfigNode::List(items) => items.is_empty(),
-                _ => false,
-            };
-            key != section.key || !is_empty
-        });
+        let servers = root.iter_mut().find(|(key, _)| key == section.key);
+        if let (Some((_, ConfigNode::Map(servers))), Some(nested)) = (servers, section.nested) {
+            servers.retain(|(key, value)| key != nested || !is_empty(value));
+        }
+        root.retain(|(key, value)| key != section.key || !is_empty(value));
     }
     tree.sorted()
+}
+
+fn is_empty(value: &ConfigNode) -> bool {
+    match value {
+        ConfigNode::Null => true,
+        ConfigNode::Map(entries) => entries.is_empty(),
+        ConfigNode::List(items) => items.is_empty(),
+        _ => false,
+    }
 }

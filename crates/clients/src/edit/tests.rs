@@ -6,6 +6,7 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use strum::IntoEnumIterator;
 
 use super::*;
+use crate::locations::{ClientVariables, Machine};
 use crate::node::{self, NodeKey};
 
 const BRIDGE: &str = "/usr/local/bin/satellite";
@@ -131,14 +132,30 @@ fn a_missing_or_empty_file_becomes_a_new_one() {
 
 #[test]
 fn the_first_path_is_the_one_of_the_current_version() {
-    let paths = |client| connect_paths(client, Path::new("/h"), Path::new("/h/.config"));
+    let machine = Machine {
+        home: "/h".into(),
+        config_home: "/h/.config".into(),
+        project: None,
+        variables: ClientVariables::default(),
+    };
+    let paths = |client| connect_paths(client, &machine);
     for client in Client::iter() {
         assert!(paths(client).iter().all(|path| path.starts_with("/h")), "{client}");
-        assert_eq!(connect_path(client, Path::new("/h"), Path::new("/h/.config")), paths(client)[0]);
     }
-    assert_eq!(paths(Client::VsCode), [Path::new("/h/.config/Code/User/mcp.json")]);
-    assert_eq!(paths(Client::Cline)[0], Path::new("/h/.cline/data/settings/cline_mcp_settings.json"));
-    assert_eq!(paths(Client::OpenCode)[1], Path::new("/h/.config/opencode/opencode.jsonc"));
+    for (client, current, older) in [
+        (Client::VsCode, ".config/Code/User/mcp.json", None),
+        (Client::Windsurf, ".config/devin/mcp_config.json", Some(".codeium/windsurf/mcp_config.json")),
+        (
+            Client::Cline,
+            ".cline/data/settings/cline_mcp_settings.json",
+            Some(".config/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"),
+        ),
+        (Client::Zed, ".config/zed/settings.json", Some(".var/app/dev.zed.Zed/config/zed/settings.json")),
+        (Client::OpenCode, ".config/opencode/opencode.json", Some(".config/opencode/opencode.jsonc")),
+    ] {
+        let expected: Vec<_> = std::iter::once(current).chain(older).map(|path| Path::new("/h").join(path)).collect();
+        assert_eq!(paths(client), expected, "{client}");
+    }
 }
 
 #[test]
@@ -250,6 +267,171 @@ fn an_entry_with_another_token_reference_is_recognized_by_its_endpoint() {
     let undo = disconnect(&record, Some(&changed), Some(before)).unwrap();
     let Undo::RemoveOnly { contents, .. } = undo else { panic!("{undo:?}") };
     assert_eq!(contents, [before, b"// changed\n"].concat());
+}
+
+#[test]
+fn both_tables_of_opencode_are_edited() {
+    let ours = r#"{"type": "local", "command": ["/old/satellite", "stdio"], "enabled": true}"#;
+    let text = |mcp: &str| format!(r#"{{"$schema": "x", "mcp": {mcp}}}"#);
+    let github = r#""github": {"type": "local", "command": ["gh-mcp"]}"#;
+    // The file, its servers, and the file after `connect --replace` with all of them.
+    for (mcp, names, after) in [
+        (format!("{{{github}}}"), vec!["github"], "{OURS}".to_owned()),
+        (format!(r#"{{"servers": {{{github}}}}}"#), vec!["github"], r#"{"servers": {}, OURS}"#.to_owned()),
+        (
+            format!(r#"{{"timeout": {{"catalog": 9}}, "a": {{"type": "remote"}}, "servers": {{{github}}}}}"#),
+            vec!["a", "github"],
+            r#"{"timeout": {"catalog": 9}, "servers": {}, OURS}"#.to_owned(),
+        ),
+        // Our own entry stays in its table.
+        (
+            format!(r#"{{"servers": {{{github}, "satellite": {ours}}}}}"#),
+            vec!["github", "satellite"],
+            r#"{"servers": {OURS}}"#.to_owned(),
+        ),
+        // Servers of version 1 that have the names of the tables.
+        (
+            r#"{"servers": {"type": "local", "command": ["x"]}, "timeout": {"type": "remote", "url": "y"}}"#.to_owned(),
+            vec!["servers", "timeout"],
+            "{OURS}".to_owned(),
+        ),
+    ] {
+        let before = text(&mcp);
+        assert_eq!(names_in(Client::OpenCode, before.as_bytes()), names, "{before}");
+        let (edited, record) = connected(Client::OpenCode, before.as_bytes(), &names);
+        let new = ours.replace("/old/satellite", BRIDGE);
+        let after = text(&after.replace("OURS", &format!(r#""satellite": {new}"#)));
+        assert_eq!(value(Client::OpenCode, &edited), value(Client::OpenCode, after.as_bytes()), "{before}");
+        // The servers return to their own tables, also if somebody else changed the file.
+        for current in [Some([&edited[..], b"\n"].concat()), None] {
+            let undo = disconnect(&record, current.as_deref(), Some(before.as_bytes())).unwrap();
+            let Undo::RemoveOnly { contents, missing, .. } = undo else { panic!("{before}: {undo:?}") };
+            assert_eq!(missing, Vec::<String>::new(), "{before}");
+            let servers = |text: &[u8]| {
+                let config = ClientConfig::read(Client::OpenCode, Some(text)).unwrap();
+                let server = |name: &&str| (config.table_of(name), config.server(name).unwrap().cloned());
+                names.iter().filter(|name| **name != ENTRY_NAME).map(server).collect::<Vec<_>>()
+            };
+            assert_eq!(servers(&contents), servers(before.as_bytes()), "{before}");
+        }
+    }
+    let twice = text(&format!(r#"{{{github}, "servers": {{{github}}}}}"#));
+    let error = replace_servers(Client::OpenCode, Some(twice.as_bytes()), &bridge(), &["github"]);
+    assert_eq!(error, Err(EditError::DuplicateKey { key: "github".to_owned() }));
+}
+
+#[test]
+fn entries_in_the_shapes_of_other_versions_are_ours() {
+    let stdio = EntryForm::Stdio;
+    for (client, entry, form) in [
+        (Client::Cline, r#"{"transport": {"type": "stdio", "command": "/bin/satellite", "args": ["stdio"]}}"#, stdio),
+        (
+            Client::Cline,
+            r#"{"transport": {"type": "streamableHttp", "url": "http://127.0.0.1:7400/mcp"}, "metadata": {}}"#,
+            EntryForm::HttpEnvironment,
+        ),
+        (Client::Cline, r#"{"transport": "stdio", "command": "/bin/satellite", "args": ["stdio"]}"#, stdio),
+        (
+            Client::GeminiCli,
+            r#"{"httpUrl": "http://x/mcp", "headers": {"Authorization": "Bearer ${SATELLITE_TOKEN}"}}"#,
+            EntryForm::HttpEnvironment,
+        ),
+    ] {
+        let file = format!(r#"{{"mcpServers": {{"satellite": {entry}}}}}"#);
+        let state = entry_state(client, Some(file.as_bytes()), Some(URL));
+        assert_eq!(state, Ok(EntryState::Connected { form }), "{entry}");
+        let http = &all_entries(client)[1];
+        let after = add_entry(client, Some(file.as_bytes()), http).unwrap();
+        let text = String::from_utf8_lossy(&after);
+        assert!(!text.contains("transport") && !text.contains("httpUrl") && text.contains(URL), "{text}");
+    }
+}
+
+#[test]
+fn a_bridge_keeps_its_environment_and_its_directory() {
+    let bridge_of = |options: &str| format!(r#""command": "/old/satellite", "args": ["stdio"]{options}"#);
+    let table = |client, entry: &str| match client {
+        Client::VsCode => format!(r#"{{"servers": {{"satellite": {entry}}}}}"#),
+        Client::OpenCode => format!(r#"{{"mcp": {{"satellite": {entry}}}}}"#),
+        _ => format!(r#"{{"mcpServers": {{"satellite": {entry}}}}}"#),
+    };
+    for (client, entry, kept) in [
+        (Client::Cursor, format!("{{{}}}", bridge_of(r#", "env": {"A": "b"}, "cwd": "/w""#)), vec!["cwd", "env"]),
+        (Client::VsCode, format!("{{{}}}", bridge_of(r#", "envFile": "/w/.env""#)), vec!["envFile"]),
+        (
+            Client::OpenCode,
+            r#"{"type": "local", "command": ["/old/satellite", "stdio"], "environment": {"A": "b"}, "cwd": "/w"}"#
+                .to_owned(),
+            vec!["cwd", "environment"],
+        ),
+        (
+            Client::Cline,
+            format!(r#"{{"transport": {{"type": "stdio", {}}}}}"#, bridge_of(r#", "env": {"A": "b"}"#)),
+            vec!["env"],
+        ),
+    ] {
+        let before = table(client, &entry);
+        let after = add_entry(client, Some(before.as_bytes()), &bridge()).unwrap();
+        let server = |text: &[u8]| {
+            let config = ClientConfig::read(client, Some(text)).unwrap();
+            config.server(ENTRY_NAME).unwrap().unwrap().clone()
+        };
+        let (old, new) = (server(before.as_bytes()), server(&after));
+        for key in &kept {
+            assert_eq!(new.get(key), transport_of(&old).get(key), "{client}: {key}");
+            assert!(new.get(key).is_some(), "{client}: {key}");
+        }
+        assert!(String::from_utf8(after.clone()).unwrap().contains(BRIDGE), "{client}");
+        // An entry over HTTP has no process.
+        let http = &all_entries(client)[1];
+        let http = server(&add_entry(client, Some(&after), http).unwrap());
+        assert!(PROCESS_KEYS.iter().all(|key| http.get(key).is_none()), "{client}");
+    }
+}
+
+#[test]
+fn a_new_configuration_of_opencode_has_its_schema() {
+    for file in [None, Some(&b"\n"[..])] {
+        let text = String::from_utf8(add_entry(Client::OpenCode, file, &bridge()).unwrap()).unwrap();
+        let start = "{\n  \"$schema\": \"https://opencode.ai/config.json\",\n  \"mcp\": {\n    \"satellite\": {";
+        assert!(text.trim_start().starts_with(start), "{text}");
+    }
+}
+
+#[test]
+fn entries_that_may_not_work_have_a_warning() {
+    use EntryForm::{HttpEnvironment, HttpFile, Stdio};
+    let devin = "/h/.config/devin/mcp_config.json";
+    for (client, path, file, form, warning) in [
+        (Client::Cline, "/h/x.json", None, HttpEnvironment, "command line"),
+        (Client::Cline, "/h/x.json", None, Stdio, ""),
+        (Client::AmazonQ, "/h/x.json", None, HttpEnvironment, "IDE plugins"),
+        (Client::GeminiCli, "/h/x.json", None, HttpEnvironment, ".env"),
+        (Client::GeminiCli, "/h/x.json", None, Stdio, ""),
+        (Client::OpenCode, "/h/x.json", Some(r#"{"mcp": {}}"#), HttpFile, "$schema"),
+        (Client::OpenCode, "/h/x.json", Some("// only a comment"), HttpEnvironment, "$schema"),
+        (Client::OpenCode, "/h/x.json", Some(r#"{"$schema": "x"}"#), HttpFile, ""),
+        (Client::OpenCode, "/h/x.json", Some(r#"{"mcp": {}}"#), Stdio, ""),
+        (Client::OpenCode, "/h/x.json", None, HttpFile, ""),
+        (Client::Windsurf, "/h/.codeium/windsurf/mcp_config.json", None, HttpFile, ""),
+        (Client::Windsurf, devin, None, Stdio, ""),
+    ] {
+        let warnings = entry_warnings(client, Path::new(path), file.map(str::as_bytes), form).unwrap();
+        assert_eq!(warnings.is_empty(), warning.is_empty(), "{client} {form}: {warnings:?}");
+        assert!(warnings.concat().contains(warning), "{client} {form}: {warnings:?}");
+    }
+    for path in [devin, "/p/.devin/mcp_config.local.json"] {
+        let error = entry_warnings(Client::Windsurf, Path::new(path), None, HttpFile);
+        assert_eq!(error, Err(EditError::UnsupportedForm { client: Client::Windsurf, form: HttpFile }));
+    }
+}
+
+#[test]
+fn an_http_entry_of_gemini_has_a_url_with_a_type() {
+    let text =
+        String::from_utf8(add_entry(Client::GeminiCli, None, &all_entries(Client::GeminiCli)[1]).unwrap()).unwrap();
+    assert!(text.contains(&format!(r#""url": "{URL}""#)) && text.contains(r#""type": "http""#), "{text}");
+    assert!(!text.contains("httpUrl"), "{text}");
 }
 
 #[test]

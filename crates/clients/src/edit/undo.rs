@@ -128,10 +128,11 @@ pub fn disconnect(record: &ConnectRecord, current: Option<&[u8]>, backup: Option
     let original = backup.and_then(|backup| ClientConfig::read(record.client, Some(backup)).ok());
     let (mut returned, mut missing) = (Vec::new(), Vec::new());
     for name in &record.replaced {
-        let server = original.as_ref().and_then(|original| original.server(name).ok().flatten());
+        let server =
+            original.as_ref().and_then(|original| Some((original.table_of(name), original.server(name).ok()??)));
         // A server of this name that the user added since stays as it is.
         let is_present = matches!(config.server(name), Ok(Some(_)));
-        if is_present || server.is_some_and(|server| config.set(name, server).is_ok()) {
+        if is_present || server.is_some_and(|(table, server)| config.set(&table, name, server).is_ok()) {
             returned.push(name.clone());
         } else {
             missing.push(name.clone());

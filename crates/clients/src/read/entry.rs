@@ -7,9 +7,11 @@ use std::time::Duration;
 use crate::Client;
 use crate::edit::recognize;
 use crate::hidden::HiddenText;
-use crate::locations::{ClientFile, ClientScope};
+use crate::locations::{ClientFile, ClientScope, FileFormat};
 use crate::node::{ConfigNode, NodeKey};
-use crate::server::{ClientServer, HttpProtocol, ImportNote, OAuthHints, ServerTimeouts, ServerTransport, ToolFilter};
+use crate::server::{
+    ClientServer, HttpProtocol, ImportNote, OAuthHints, ServerTimeouts, ServerTransport, ToolSelection,
+};
 use crate::template::{TemplatePart, TemplateSyntax, TextTemplate};
 
 /// Programs whose names contain no space: the rest of a command that begins with one are arguments, even if there are
@@ -24,6 +26,8 @@ const WITHOUT_COUNTERPART: &[(&str, &str)] = &[
     ("autoStart", "start with the client"),
     ("bundled", "part of the client's distribution"),
     ("callbackPort", "port of the OAuth redirect"),
+    ("callback_port", "port of the OAuth redirect"),
+    ("codemode", "use of the tools from code of the model"),
     ("default_tools_approval_mode", "confirmation of tool calls"),
     ("description", "description of the server"),
     ("dev", "restart on changes of the source"),
@@ -34,14 +38,17 @@ const WITHOUT_COUNTERPART: &[(&str, &str)] = &[
     ("gallery", "origin in the gallery of the client"),
     ("headersHelper", "command that prints headers; set `headers` or OAuth instead"),
     ("icon", "icon of the server"),
+    ("metadata", "data of the client about the server"),
     ("name", "name in the user interface"),
     ("remote", "start on the remote machine"),
+    ("remoteConfigured", "origin in the organization's configuration"),
     ("required", "the client fails without the server"),
     ("sandbox", "sandbox of the client"),
     ("sandboxEnabled", "sandbox of the client"),
     ("serverName", "name in the registry"),
     ("settings", "settings of an extension"),
     ("sourceFile", "origin of the entry"),
+    ("sourceSlug", "origin in the hub of the client"),
     ("supports_parallel_tool_calls", "parallel calls of the client"),
     ("targetAudience", "credentials of Google Cloud"),
     ("targetServiceAccount", "credentials of Google Cloud"),
@@ -58,7 +65,7 @@ pub(crate) fn read_entry(
     node: &ConfigNode,
 ) -> Result<ClientServer, String> {
     let entries = node.as_map().ok_or_else(|| format!("the entry is {}, not an object", node.kind()))?;
-    let mut fields = EntryFields::new(file.client, entries);
+    let mut fields = EntryFields::new(file.client, file.format, entries);
     let transport = fields.transport()?;
     let enabled = fields.enabled()?;
     let tools = fields.tools()?;
@@ -72,6 +79,7 @@ pub(crate) fn read_entry(
 /// The fields of an entry that were not read yet.
 struct EntryFields<'a> {
     client: Client,
+    format: FileFormat,
     syntax: TemplateSyntax,
     fields: Vec<(&'a str, &'a ConfigNode)>,
     notes: Vec<ImportNote>,
@@ -85,8 +93,9 @@ enum TransportType {
 }
 
 impl<'a> EntryFields<'a> {
-    fn new(client: Client, entries: &'a [(NodeKey, ConfigNode)]) -> Self {
-        let mut reader = Self { client, syntax: syntax_of(client), fields: Vec::new(), notes: Vec::new() };
+    fn new(client: Client, format: FileFormat, entries: &'a [(NodeKey, ConfigNode)]) -> Self {
+        let syntax = syntax_of(client, format);
+        let mut reader = Self { client, format, syntax, fields: Vec::new(), notes: Vec::new() };
         let mut positions: HashMap<&str, usize> = HashMap::new();
         for (key, value) in entries {
             if let Some(&earlier) = positions.get(key.as_str()) {
@@ -132,7 +141,9 @@ impl<'a> EntryFields<'a> {
     /// Parses a text. Adds a note if the client passes a variable on as it is written.
     fn parse(&mut self, key: &str, text: &str) -> TextTemplate {
         let is_goose_header = self.client == Client::Goose && key.starts_with("headers.");
-        if self.syntax == TemplateSyntax::NONE && text.contains("${") && !is_goose_header {
+        let is_template = |at: usize| self.syntax.double_braces && text[at..].starts_with("${{");
+        let has_variable = text.match_indices("${").any(|(at, _)| !is_template(at));
+        if !self.syntax.braces && has_variable && !is_goose_header {
             self.notes.push(adjusted(key, "imported as plain text, because the client does not expand `${…}`"));
         }
         self.syntax.parse(text)
@@ -188,6 +199,10 @@ impl<'a> EntryFields<'a> {
             self.fields.retain(|(name, _)| *name != "transport");
             self.fields.extend(inner.iter().map(|(key, value)| (key.as_str(), value)));
         }
+        // Goose: crates/goose/src/agents/extension.rs, `ExtensionConfig::StreamableHttp`.
+        if self.client == Client::Goose && self.has("socket") {
+            return Err("HTTP over a Unix socket is not supported; let the server listen on a port".to_owned());
+        }
         if self.has("uses") {
             return Err("a block of the Continue hub; add the server with its `command` or `url`".to_owned());
         }
@@ -208,6 +223,10 @@ impl<'a> EntryFields<'a> {
             (Some(TransportType::Stdio), _) => Err("`command` is missing; a stdio server needs it".to_owned()),
             (declared, Some((key, url))) => {
                 let kind = match declared {
+                    // aws/amazon-q-developer-cli crates/chat-cli/src/mcp_client/client.rs tries streamable HTTP, then SSE.
+                    Some(TransportType::Http(HttpProtocol::Streamable)) if self.client == Client::AmazonQ => {
+                        HttpProtocol::Unspecified
+                    }
                     Some(TransportType::Http(kind)) => kind,
                     _ => self.default_protocol(key),
                 };
@@ -251,6 +270,10 @@ impl<'a> EntryFields<'a> {
                         "an extension of type `inline_python` is code in the file; save it as a server".to_owned()
                     );
                 }
+                // aws/language-servers: `McpRegistryService` looks the server up by its name.
+                "registry" => {
+                    return Err("the server comes from the organization's registry; add it by its `url`".to_owned());
+                }
                 "sdk" => return Err("a server of type `sdk` runs inside the client".to_owned()),
                 _ => return Err(format!("{key} {} is not supported; use stdio, http or sse", quoted(text))),
             };
@@ -271,6 +294,8 @@ impl<'a> EntryFields<'a> {
             _ if key == "httpUrl" => HttpProtocol::Streamable,
             // codex-rs/config/src/mcp_types.rs of Codex: `McpServerTransportConfig::StreamableHttp`.
             Client::Codex => HttpProtocol::Streamable,
+            // zed-industries/zed crates/context_server/src/transport/http.rs.
+            Client::Zed => HttpProtocol::Streamable,
             // src/services/mcp/schemas.ts of Cline: the SSE schema precedes the one of streamable HTTP.
             Client::Cline => HttpProtocol::Sse,
             _ => HttpProtocol::Unspecified,
@@ -289,7 +314,7 @@ impl<'a> EntryFields<'a> {
             }
             // Zed before 2025-11: { "command": { "path": …, "args": […], "env": {…} } }.
             Some((_, ConfigNode::Map(inner))) => {
-                let mut fields = EntryFields::new(self.client, inner);
+                let mut fields = EntryFields::new(self.client, self.format, inner);
                 let command = fields.template(&["path", "command"])?.ok_or("`command.path` is missing")?;
                 let args = fields.args()?;
                 env_first = fields.pairs(&["env"])?;
@@ -390,7 +415,7 @@ impl<'a> EntryFields<'a> {
         let mut headers = self.pairs(&["headers", "http_headers"])?;
         // Continue: packages/config-yaml/src/schemas/mcp/index.ts and schemas/models.ts.
         if let Some((key, ConfigNode::Map(options))) = self.take(&["requestOptions"]) {
-            let mut fields = EntryFields::new(self.client, options);
+            let mut fields = EntryFields::new(self.client, self.format, options);
             headers.extend(fields.pairs(&["headers"])?);
             self.notes.extend(fields.finish().into_iter().map(|note| within(key, note)));
         }
@@ -429,14 +454,19 @@ impl<'a> EntryFields<'a> {
     }
 
     /// Reads OAuth settings: `oauth` of Claude Code, VS Code, Codex, Gemini CLI, opencode and Amazon Q, `auth` of Cursor,
-    /// `scopes` of Codex and `oauthScopes` of Amazon Q.
+    /// `oauthClient` of Cline, `scopes` of Codex and `oauthScopes` of Amazon Q.
     fn oauth(&mut self) -> Result<Option<OAuthHints>, String> {
         let mut hints = OAuthHints::default();
-        match self.take(&["oauth", "auth"]) {
+        // Cline stores its tokens in `oauth` (cline/cline sdk/packages/core/src/mcp).
+        if self.client == Client::Cline && self.take(&["oauth"]).is_some() {
+            let meaning = "tokens of the client; log in again with `satellite auth`";
+            self.notes.push(ImportNote::NoCounterpart { key: "oauth".to_owned(), meaning });
+        }
+        match self.take(&["oauth", "auth", "oauthClient"]) {
             None => {}
             Some((_, ConfigNode::Bool(flag))) => hints.disabled = !flag,
             Some((key, ConfigNode::Map(inner))) => {
-                let mut fields = EntryFields::new(self.client, inner);
+                let mut fields = EntryFields::new(self.client, self.format, inner);
                 hints.disabled = fields.flag(&["enabled"])? == Some(false);
                 hints.client_id = fields.template(&["clientId", "client_id", "CLIENT_ID"])?;
                 hints.client_secret = fields.template(&["clientSecret", "client_secret", "CLIENT_SECRET"])?;
@@ -463,11 +493,16 @@ impl<'a> EntryFields<'a> {
 
     fn enabled(&mut self) -> Result<bool, String> {
         let enabled = self.flag(&["enabled", "isActive"])?;
+        // crates/goose/src/config/extensions.rs, `ExtensionEntry`: an extension without the key is skipped.
+        if self.client == Client::Goose && enabled.is_none() {
+            self.notes.push(adjusted("enabled", "missing; Goose does not use an extension without it"));
+            return Ok(false);
+        }
         let disabled = self.flag(&["disabled"])?;
         Ok(enabled.unwrap_or(true) && !disabled.unwrap_or(false))
     }
 
-    fn tools(&mut self) -> Result<ToolFilter, String> {
+    fn tools(&mut self) -> Result<ToolSelection, String> {
         // Codex: `tools` is a table with the confirmation of each tool.
         if self.fields.iter().any(|(name, value)| *name == "tools" && value.as_map().is_some()) {
             self.take(&["tools"]);
@@ -479,18 +514,32 @@ impl<'a> EntryFields<'a> {
         let goose_shows_all = self.client == Client::Goose && allowed.as_ref().is_some_and(Vec::is_empty);
         let allowed = allowed.filter(|tools| !goose_shows_all && !tools.iter().any(|tool| tool == "*"));
         let denied = self.texts(&["excludeTools", "disabled_tools", "disabledTools"])?.unwrap_or_default();
-        Ok(ToolFilter { allowed, denied })
+        Ok(ToolSelection { allowed, denied })
     }
 
     fn timeouts(&mut self) -> ServerTimeouts {
-        // Cline (`timeout` in schemas.ts), Roo Code (McpHub.ts) and Goose count in seconds, the others in milliseconds.
-        let seconds = matches!(self.client, Client::Cline | Client::RooCode | Client::Goose);
+        // Cline (`timeout` in schemas.ts), Roo Code (McpHub.ts), Goose and Zed (crates/settings_content/src/project.rs;
+        // its documentation said milliseconds until January 2026) count in seconds, the others in milliseconds.
+        let seconds = matches!(self.client, Client::Cline | Client::RooCode | Client::Goose | Client::Zed);
         let unit = if seconds { 1.0 } else { 0.001 };
-        let mut timeouts = ServerTimeouts::default();
-        timeouts.startup = self.duration("startup_timeout_sec", 1.0);
-        timeouts.startup = timeouts.startup.or(self.duration("startup_timeout_ms", 0.001));
-        timeouts.startup = timeouts.startup.or(self.duration("connectionTimeout", 0.001));
+        let mut timeouts = ServerTimeouts { startup: self.duration("startup_timeout_sec", 1.0), call: None };
+        // `initializationTimeout`: IDE plugins of Amazon Q (aws/language-servers mcpUtils.ts).
+        for key in ["startup_timeout_ms", "connectionTimeout", "initializationTimeout"] {
+            timeouts.startup = timeouts.startup.or(self.duration(key, 0.001));
+        }
         timeouts.call = self.duration("tool_timeout_sec", 1.0);
+        // opencode 2: { "startup", "catalog", "execution" } in milliseconds (packages/schema/src/config/mcp.ts).
+        if let Some((_, ConfigNode::Map(inner))) = self.fields.iter().find(|(name, _)| *name == "timeout") {
+            self.fields.retain(|(name, _)| *name != "timeout");
+            let mut fields = EntryFields::new(self.client, self.format, inner);
+            timeouts.startup = timeouts.startup.or(fields.duration("startup", 0.001));
+            timeouts.call = timeouts.call.or(fields.duration("execution", 0.001));
+            if fields.take(&["catalog"]).is_some() {
+                let meaning = "timeout of lists";
+                fields.notes.push(ImportNote::NoCounterpart { key: "catalog".to_owned(), meaning });
+            }
+            self.notes.extend(fields.finish().into_iter().map(|note| within("timeout", note)));
+        }
         timeouts.call = timeouts.call.or(self.duration("timeout", unit));
         timeouts
     }
@@ -533,22 +582,29 @@ impl<'a> EntryFields<'a> {
 const ZED_EXTENSION: &str = "an extension of Zed provides the server; add it with its `command` instead";
 
 /// Returns the variables that a client expands in its file.
-fn syntax_of(client: Client) -> TemplateSyntax {
-    let braces = TemplateSyntax::BRACES;
+fn syntax_of(client: Client, format: FileFormat) -> TemplateSyntax {
+    let (none, braces) = (TemplateSyntax::NONE, TemplateSyntax::BRACES);
     match client {
         // codex-rs passes texts on as they are.
-        Client::Codex => TemplateSyntax::NONE,
+        Client::Codex => none,
+        // modelcontextprotocol.io/docs/develop/connect-local-servers, zed-industries/zed docs/src/ai/mcp.md,
+        // lmstudio.ai/docs/app/mcp and jetbrains.com/help/junie/model-context-protocol-mcp.html describe no variables.
+        Client::ClaudeDesktop | Client::Zed | Client::LmStudio | Client::Junie => none,
         // packages/cli/src/utils/envVarResolver.ts: `$VAR`, `${VAR}` and `${VAR:-default}`.
         Client::GeminiCli => TemplateSyntax { bare: true, ..braces },
         // crates/goose/src/agents/extension_manager.rs: variables in headers only, see `http`.
-        Client::Goose => TemplateSyntax::NONE,
-        // opencode.ai/docs/config, "Variables".
-        Client::OpenCode => TemplateSyntax { opencode: true, ..braces },
-        // docs.continue.dev/reference, "secrets" and "inputs".
+        Client::Goose => none,
+        // opencode.ai/docs/config, "Variables": `{env:VAR}` and `{file:PATH}`.
+        Client::OpenCode => TemplateSyntax { opencode: true, ..none },
+        // docs.continue.dev/reference, "secrets" and "inputs". JSON files are those of other clients, which Continue
+        // converts (continuedev/continue packages/config-yaml/src/schemas/mcp/convertJson.ts).
+        Client::Continue if format == FileFormat::Yaml => TemplateSyntax { double_braces: true, ..none },
         Client::Continue => TemplateSyntax { double_braces: true, ..braces },
         // docs.windsurf.com/windsurf/cascade/mcp, "Config interpolation".
         Client::Windsurf => TemplateSyntax { files: true, ..braces },
-        _ => braces,
+        Client::ClaudeCode | Client::Cursor | Client::VsCode | Client::Cline | Client::RooCode | Client::AmazonQ => {
+            braces
+        }
     }
 }
 
