@@ -619,7 +619,10 @@ fn the_servers_of_every_client_move_to_the_satellite_and_return_byte_for_byte() 
         let connected = connect(&home, &[client, "--replace", "--yes"]).exits(0);
         let shown = format!("{}{}", connected.stdout, connected.stderr);
         assert!(!shown.lines().filter(is_recognizable).any(|line| line.contains("PLANTED")), "{client}: {shown}");
-        assert!(asked.stdout.contains("changes of ") && asked.stdout.contains("+ [[teams.installations]]"), "{client}");
+        assert!(
+            asked.stdout.contains("satellite.toml\n@@") && asked.stdout.contains("+[[teams.installations]]"),
+            "{client}"
+        );
         let replaced = names_after(&shown, "replaced by the satellite: ");
         let staying = names_after(&shown, "these servers stay in ").len();
         assert!(!replaced.is_empty(), "{client}: {shown}");
@@ -668,7 +671,7 @@ fn a_preview_shows_both_changes_and_a_server_that_is_not_imported_stays() {
         "local  not imported: it belongs to one project; `satellite import claude-code` imports it",
         "these servers stay in ",
         ": odd, off, local",
-        "+ id = \"files\"",
+        "+id = \"files\"",
         "-  \"files\": {",
         "+  \"satellite\": {",
         "moves to secrets/satellite.args.2",
@@ -849,12 +852,12 @@ fn a_configuration_that_cannot_be_written_leaves_the_client_as_it_was() {
         assert_eq!(records(), recorded, "a connection that failed is recorded");
     };
     fs::set_permissions(&config, fs::Permissions::from_mode(0o444)).unwrap();
-    refused("it is read-only");
+    refused("the file is read-only");
     fs::set_permissions(&config, fs::Permissions::from_mode(0o600)).unwrap();
     if nix::unistd::geteuid().is_root() {
         for path in [&config, &file] {
             std::os::unix::fs::chown(path, Some(12345), None).unwrap();
-            refused(if path == &config { "it belongs to the user 12345" } else { "it belongs to user 12345" });
+            refused("it belongs to user 12345");
             std::os::unix::fs::chown(path, Some(0), None).unwrap();
         }
     }

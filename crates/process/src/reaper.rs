@@ -50,8 +50,8 @@ use mcp_satellite_files::disk::WAIT_MAX;
 /// Time to wait for killed processes. Those still alive after it are reported and left to the kernel.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
-/// Time within which a second signal of the same process belongs to the same request.
-const REPEATED: Duration = Duration::from_millis(100);
+/// Time within which a second signal of the same process belongs to the same request to end.
+const REPEATED: Duration = Duration::from_millis(5);
 /// Exit code for a death by signal, minus the signal's number.
 const SIGNAL_BASE: u8 = 128;
 /// Process name, shown to people and checked by the next satellite on the same data directory.
@@ -158,9 +158,11 @@ struct Request {
 }
 
 impl Request {
-    /// Returns true if both signals are one request: `timeout` signals its child, and then its process group.
+    /// Returns true if both signals are one request to end: `timeout` signals its child, and then its process group.
     fn repeats(&self, last: &Self) -> bool {
-        (self.signal, self.sender) == (last.signal, last.sender) && self.at.duration_since(last.at) < REPEATED
+        self.signal != Signal::SIGHUP
+            && (self.signal, self.sender) == (last.signal, last.sender)
+            && self.at.duration_since(last.at) < REPEATED
     }
 }
 
