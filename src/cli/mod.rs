@@ -21,6 +21,7 @@ mod events;
 mod exit;
 mod file_diff;
 mod import;
+mod installed_binary;
 mod load;
 mod log_writer;
 mod man_pages;

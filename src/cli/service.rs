@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use clap::{Args, Subcommand};
 
-use super::connect::entry::installed_binary;
+use super::installed_binary::installed_binary;
 use super::{BAD_INPUT, CommandFailure, DONE, FAILED, print_text};
 use mcp_satellite_files::user_dirs;
 

@@ -1,6 +1,6 @@
 //! The entry that connects a client: the bridge, or the endpoint with a reference to the token.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
 use mcp_satellite_clients::{Client, EntryForm, SatelliteEntry, TOKEN_VARIABLE, TokenReference, supported_forms};
@@ -8,15 +8,10 @@ use mcp_satellite_files::user_dirs;
 
 use crate::cli::args::shell_word;
 use crate::cli::exit::{BAD_INPUT, CommandFailure, FAILED};
+use crate::cli::installed_binary::installed_binary;
 use crate::cli::print::print_error;
-use crate::connect::isolation::find_program;
 use crate::console::api::{ConsoleFilter, EndpointStatus, StatusReply};
 use crate::console::client::ConsoleClient;
-
-/// Files that mark a directory of caches (bford.info/cachedir), for example that of uv, and a directory of cargo's builds.
-const CACHE_MARKS: [&str; 2] = ["CACHEDIR.TAG", ".cargo-lock"];
-/// The cache in which npx installs packages.
-const NPX_CACHE: &str = "_npx";
 
 /// Options of the entry.
 #[derive(Debug, Args)]
@@ -109,33 +104,4 @@ impl EntryArgs {
 fn is_default(directory: &Path) -> bool {
     std::env::var_os("SATELLITE_DATA_DIR").is_none()
         && user_dirs::data_dir().is_some_and(|default| default == directory)
-}
-
-/// Returns the path of this program for the configuration of another one, and prints a warning if the file may disappear.
-pub(in crate::cli) fn installed_binary() -> Result<PathBuf, CommandFailure> {
-    let current = std::env::current_exe()
-        .map_err(|error| CommandFailure::new(FAILED, format!("cannot find the path of this program: {error}")))?;
-    // The kernel marks the path of a file that was deleted or replaced since the start.
-    let current = match current.to_str().and_then(|path| path.strip_suffix(" (deleted)")) {
-        Some(path) => PathBuf::from(path),
-        None => current,
-    };
-    // A link such as /usr/local/bin/satellite stays valid after an upgrade.
-    let in_path = find_program("satellite", None, None, false, false).ok();
-    let is_this = |path: &PathBuf| path.is_absolute() && path.canonicalize().is_ok_and(|found| found == current);
-    let binary = in_path.filter(is_this).unwrap_or(current);
-    let shown = binary.display();
-    if !binary.exists() {
-        print_error(&format!("warning: `{shown}` was deleted; install the satellite and run this command again"));
-    } else if binary
-        .ancestors()
-        .skip(1)
-        .any(|directory| CACHE_MARKS.iter().any(|mark| directory.join(mark).exists()) || directory.ends_with(NPX_CACHE))
-    {
-        print_error(&format!(
-            "warning: `{shown}` is in a directory of builds or caches, which may be deleted; install the satellite \
-             elsewhere and run that one"
-        ));
-    }
-    Ok(binary)
 }

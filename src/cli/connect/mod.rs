@@ -1,6 +1,6 @@
 //! `satellite connect`: adds the entry `satellite` to the configuration of an MCP client.
 
-pub(super) mod entry;
+mod entry;
 pub(super) mod list;
 pub(super) mod machine;
 mod preview;
