@@ -449,8 +449,8 @@ fn a_damaged_record_of_another_connection_is_only_reported() {
     let named = ["connect", "vscode", "--yes", "--file", one.to_str().unwrap()];
     home.bare(&named).exits(0);
     let connected = fs::read(&one).unwrap();
-    let names = fs::read_dir(data_dir.join("clients")).unwrap().map(|entry| entry.unwrap().path());
-    let damaged = names.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "json")).unwrap();
+    let mut records = fs::read_dir(data_dir.join("clients")).unwrap().map(|entry| entry.unwrap().path());
+    let damaged = records.find(|path| path.extension().is_some_and(|ending| ending == "json")).unwrap();
     fs::write(&damaged, "{").unwrap();
 
     for command in [["connect", "vscode", "--yes"], ["disconnect", "vscode", "--yes"]] {
@@ -459,7 +459,7 @@ fn a_damaged_record_of_another_connection_is_only_reported() {
         assert!(outcome.stderr.contains(&warning) && outcome.stderr.contains("move it away"), "{outcome:#?}");
     }
     let files: Vec<_> = snapshot(&home).into_iter().map(|(path, ..)| path).collect();
-    assert_eq!(files, [one.clone()], "the other connection was not undone");
+    assert_eq!(files, std::slice::from_ref(&one), "the other connection was not undone");
     // Its own connection, and a directory that the user names, need the record.
     let named = [&named[..], &["--flat"]].concat();
     let options = ["connect", "vscode", "--yes", "--data-dir", data_dir.to_str().unwrap()];
