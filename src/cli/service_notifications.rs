@@ -1,12 +1,12 @@
 //! Notifications of a running satellite to the service manager.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_process::service_manager::{NotifyState, ServiceManager};
-use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

@@ -190,7 +190,12 @@ fn a_running_satellite_is_called_through_its_endpoint() {
     let outcome = doctor(&home, &[]).exits(1);
     assert_finding(&outcome, "version", "ok", &[&format!("pid {}", satellite.pid())]);
     assert_finding(&outcome, "data directory", "ok", &["private to this user"]);
-    assert_finding(&outcome, "endpoint", "ok", &["opened a session and listed 6 tools"]);
+    assert_finding(
+        &outcome,
+        "endpoint",
+        "ok",
+        &["opened a session and listed 6 tools, and answered a call of `list_servers`"],
+    );
     assert_finding(&outcome, "notes-acme-alice-notes", "ok", &["online"]);
     assert_finding(&outcome, "lame-acme-alice-lame", "error", &["permanently_failed", "satellite restart"]);
     let ports = outcome.json()["findings"]
@@ -286,7 +291,12 @@ fn the_endpoint_is_called_with_a_token_of_the_control_socket() {
     home.wait_online("notes");
     assert!(!home.data_dir().join("token").exists());
     let outcome = doctor(&home, &[]).exits(0);
-    assert_finding(&outcome, "endpoint", "ok", &["opened a session and listed 6 tools"]);
+    assert_finding(
+        &outcome,
+        "endpoint",
+        "ok",
+        &["opened a session and listed 6 tools, and answered a call of `list_servers`"],
+    );
     satellite.terminate().exits(0);
 }
 

@@ -21,7 +21,7 @@ const LISTEN_FDNAMES: &str = "LISTEN_FDNAMES";
 /// Maximum number of bytes of a message.
 const MESSAGE_MAX: usize = 4096;
 
-/// The satellite's side. Without a service manager it does nothing.
+/// Service manager as the satellite sees it. Without a service manager, all fields are `None`.
 #[derive(Debug, Default)]
 pub struct ServiceManager {
     reaper: Option<UnixDatagram>,
@@ -31,7 +31,7 @@ pub struct ServiceManager {
     pub listener: Option<TcpListener>,
 }
 
-/// The reaper's side.
+/// Passes notifications from the satellite to the service manager, in the reaper.
 #[derive(Debug)]
 pub(crate) struct NotificationRelay {
     satellite: UnixDatagram,
@@ -58,9 +58,7 @@ impl ServiceManager {
             tracing::debug!(%error, "cannot notify the service manager");
         }
     }
-}
 
-impl ServiceManager {
     /// Reports that a reload begins. [`NotifyState::Ready`] reports its end.
     pub fn notify_reloading(&self) {
         match NotifyState::monotonic_usec_now() {

@@ -1,4 +1,4 @@
-//! Probe of the MCP endpoint: a session of a client with one request.
+//! Probe of the MCP endpoint: a session of a client that lists the tools and calls one.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,9 +14,11 @@ use crate::console::api::{EndpointAccess, EndpointAccessQuery, EndpointStatus, S
 use crate::console::client::{ClientError, ConsoleClient};
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Tool of the endpoint that changes nothing. Users with flat tools do not have it.
+const CALLED_TOOL: &str = "list_servers";
 const LOG: &str = "read the log of the satellite, then run `satellite status`";
 
-/// Opens a session on the endpoint of the running satellite, lists its tools, and ends the session.
+/// Opens a session on the endpoint of the running satellite, lists its tools, calls one, and ends the session.
 pub(super) async fn probe(data_dir: &Path, status: Option<&StatusReply>) -> Vec<DoctorFinding> {
     let Some(status) = status else {
         let finding = DoctorFinding::ok("endpoint", "endpoint", "no satellite is running, so no call was made");
@@ -69,9 +71,11 @@ async fn test(EndpointStatus { url, auth, .. }: &EndpointStatus, token: Option<&
         }
     };
     let session = ProbeSession { client, url, token };
-    match session.list_tools().await {
-        Ok(SessionOutcome::Tools(count)) => {
-            DoctorFinding::ok("endpoint", "endpoint", format!("{url} opened a session and listed {count} tools"))
+    match session.run().await {
+        Ok(SessionOutcome::Answered { tools, has_called }) => {
+            let call = if has_called { format!(", and answered a call of `{CALLED_TOOL}`") } else { String::new() };
+            let message = format!("{url} opened a session and listed {tools} tools{call}");
+            DoctorFinding::ok("endpoint", "endpoint", message)
         }
         Ok(SessionOutcome::Rejected { status: StatusCode::UNAUTHORIZED, .. }) if token.is_none() && auth != "none" => {
             let message = format!("{url} answers; no call was made, because none of the users has a server");
@@ -93,8 +97,11 @@ struct ProbeSession<'a> {
 }
 
 enum SessionOutcome {
-    /// Number of tools on the first page.
-    Tools(usize),
+    /// Number of tools on the first page, and whether one was called.
+    Answered {
+        tools: usize,
+        has_called: bool,
+    },
     Rejected {
         request: &'static str,
         status: StatusCode,
@@ -102,7 +109,7 @@ enum SessionOutcome {
 }
 
 impl ProbeSession<'_> {
-    async fn list_tools(&self) -> reqwest::Result<SessionOutcome> {
+    async fn run(&self) -> reqwest::Result<SessionOutcome> {
         let client_info = json!({"name": "satellite doctor", "version": env!("CARGO_PKG_VERSION")});
         let params = json!({"protocolVersion": NEWEST_SESSION_VERSION, "capabilities": {}, "clientInfo": client_info});
         let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": method::INITIALIZE, "params": params});
@@ -114,21 +121,40 @@ impl ProbeSession<'_> {
         };
         let initialized = json!({"jsonrpc": "2.0", "method": method::INITIALIZED});
         self.post(Some(&session), &initialized).await?;
-        let listed =
-            self.post(Some(&session), &json!({"jsonrpc": "2.0", "id": 2, "method": method::TOOLS_LIST})).await?;
-        let outcome = if listed.status().is_success() {
-            let status = listed.status();
-            match tool_count(&listed.text().await?) {
-                Some(count) => SessionOutcome::Tools(count),
-                None => SessionOutcome::Rejected { request: method::TOOLS_LIST, status },
-            }
-        } else {
-            rejected(method::TOOLS_LIST, &listed)
-        };
+        let outcome = self.list_and_call(&session).await;
         let ended = self.with_token(self.client.delete(self.url)).header(header::SESSION_ID, &session);
         // A session that is not ended expires.
         let _ = ended.timeout(REQUEST_TIMEOUT).send().await;
-        Ok(outcome)
+        outcome
+    }
+
+    async fn list_and_call(&self, session: &str) -> reqwest::Result<SessionOutcome> {
+        let (status, listed) = self.request(session, method::TOOLS_LIST, &json!({})).await?;
+        let Some(tools) = listed.as_ref().and_then(|result| result.get("tools")?.as_array()) else {
+            return Ok(SessionOutcome::Rejected { request: method::TOOLS_LIST, status });
+        };
+        let has_called = tools.iter().any(|tool| tool["name"] == CALLED_TOOL);
+        if has_called {
+            let params = json!({"name": CALLED_TOOL, "arguments": {}});
+            let (status, called) = self.request(session, method::TOOLS_CALL, &params).await?;
+            if called.is_none_or(|result| result["isError"] == true) {
+                return Ok(SessionOutcome::Rejected { request: method::TOOLS_CALL, status });
+            }
+        }
+        Ok(SessionOutcome::Answered { tools: tools.len(), has_called })
+    }
+
+    /// Returns the HTTP status, and the result unless the answer is an error.
+    async fn request(
+        &self,
+        session: &str,
+        method: &str,
+        params: &Value,
+    ) -> reqwest::Result<(StatusCode, Option<Value>)> {
+        let request = json!({"jsonrpc": "2.0", "id": 2, "method": method, "params": params});
+        let response = self.post(Some(session), &request).await?;
+        let status = response.status();
+        Ok((status, result_of(&response.text().await?)))
     }
 
     async fn post(&self, session: Option<&str>, message: &Value) -> reqwest::Result<Response> {
@@ -149,11 +175,8 @@ impl ProbeSession<'_> {
     }
 }
 
-/// Returns the number of tools in a response, which is JSON or an event stream.
-fn tool_count(body: &str) -> Option<usize> {
-    let count = |text: &str| {
-        let message: Value = serde_json::from_str(text).ok()?;
-        Some(message.get("result")?.get("tools")?.as_array()?.len())
-    };
-    count(body).or_else(|| body.lines().filter_map(|line| line.strip_prefix("data:")).find_map(count))
+/// Returns the result in a response, which is JSON or an event stream.
+fn result_of(body: &str) -> Option<Value> {
+    let result = |text: &str| serde_json::from_str::<Value>(text).ok()?.get("result").cloned();
+    result(body).or_else(|| body.lines().filter_map(|line| line.strip_prefix("data:")).find_map(result))
 }
