@@ -151,15 +151,18 @@ fn literal(template: &TextTemplate) -> String {
     template.parts.iter().map(text).collect()
 }
 
-#[test]
-fn all_sixteen_clients_have_candidates_and_project_files_are_marked() {
-    let machine = Machine {
+fn machine_of_ann() -> Machine {
+    Machine {
         home: "/home/ann".into(),
         config_home: "/home/ann/.config".into(),
         project: Some("/srv/project".into()),
         variables: ClientVariables::default(),
-    };
-    let files = candidate_files(&machine);
+    }
+}
+
+#[test]
+fn all_sixteen_clients_have_candidates_and_project_files_are_marked() {
+    let files = candidate_files(&machine_of_ann());
     for client in Client::iter() {
         assert!(files.iter().any(|file| file.client == client), "{client}");
     }
@@ -228,13 +231,7 @@ fn a_file_that_a_variable_moved_is_read_and_edited_there() {
 
 #[test]
 fn files_of_other_versions_and_plugins_are_candidates() {
-    let machine = Machine {
-        home: "/home/ann".into(),
-        config_home: "/home/ann/.config".into(),
-        project: Some("/srv/project".into()),
-        variables: ClientVariables::default(),
-    };
-    let files = candidate_files(&machine);
+    let files = candidate_files(&machine_of_ann());
     for (client, path) in [
         (Client::AmazonQ, "/home/ann/.aws/amazonq/agents/default.json"),
         (Client::AmazonQ, "/home/ann/.aws/amazonq/personas/default.json"),

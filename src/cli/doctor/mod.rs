@@ -37,8 +37,8 @@ const NETWORK: Duration = Duration::from_secs(20);
 /// Find out what is wrong, and the next step.
 ///
 /// Each line is ok, a warning or an error. The exit code is 1 if there is an error. The command works with and without a
-/// running satellite, changes nothing, and prints no secret. With --config or --mcp-json it also examines the servers of
-/// these files before they are started.
+/// running satellite, changes nothing, and prints no secret. It examines the servers of the configuration before they
+/// are started: that of --config and --mcp-json, else that of the user.
 #[derive(Debug, Args)]
 pub(super) struct DoctorCommand {
     #[command(flatten)]

@@ -67,7 +67,7 @@ fn free_space(path: &Path) -> Option<DoctorFinding> {
 
 /// Returns the size and the warnings of a valid configuration.
 pub(super) fn configuration(plan: &Plan) -> Vec<DoctorFinding> {
-    let size = format!("valid: {} servers for {} users in {} teams", plan.instances.len(), plan.users, plan.teams);
+    let size = format!("valid; teams: {}, users: {}, servers: {}", plan.teams, plan.users, plan.instances.len());
     let valid = DoctorFinding::ok("configuration", "configuration", size);
     let warning = |text: &String| {
         DoctorFinding::warning("configuration", "configuration", text).next("change the setting that the message names")
