@@ -162,7 +162,8 @@ fn machine_of_ann() -> Machine {
 
 #[test]
 fn all_sixteen_clients_have_candidates_and_project_files_are_marked() {
-    let files = candidate_files(&machine_of_ann());
+    let machine = machine_of_ann();
+    let files = candidate_files(&machine);
     for client in Client::iter() {
         assert!(files.iter().any(|file| file.client == client), "{client}");
     }
