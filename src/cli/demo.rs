@@ -153,10 +153,10 @@ fn print_introduction(
     ] {
         try_print(&format!("  {command}\n      {what}"));
     }
-    if let Some(EndpointStatus { url, token_file: Some(file), .. }) = endpoint {
-        let file = shell_word(file);
+    if endpoint.is_some() {
         try_print(&format!(
-            "  claude mcp add --transport http satellite {url} --header \"Authorization: Bearer $(cat {file})\"\n      connect a client as alice; other clients use the same URL and header"
+            "  {}\n      connect Claude Code as alice, or another client by its name",
+            typed("connect claude-code")
         ));
     }
     try_print(&format!(
