@@ -357,7 +357,7 @@ impl SatelliteEndpoint {
 
     fn add_stored_token(&self, plan: &mut GatewayPlan) -> io::Result<()> {
         if plan.auth == EndpointAuth::Bearer && plan.users.iter().any(|user| user.has_stored_token) {
-            let token = load_or_create_token(&self.data_dir)?;
+            let token = load_or_create_token(&self.data_dir, TOKEN_FILE)?;
             plan.add_stored_token(&token);
             *self.stored_token() = Some(token);
         }
@@ -371,7 +371,7 @@ impl SatelliteEndpoint {
             return;
         }
         let data_dir = self.data_dir.clone();
-        let read = run_with_timeout(move || load_or_create_token(&data_dir)).await;
+        let read = run_with_timeout(move || load_or_create_token(&data_dir, TOKEN_FILE)).await;
         let mut stored = self.stored_token();
         match read {
             Some(Ok(token)) => *stored = Some(token),

@@ -85,6 +85,7 @@ async fn open() -> (ScriptedServers, Gateway, SocketAddr) {
         slug: "alice".into(),
         tokens: Vec::new(),
         has_stored_token: false,
+        access: None,
         flat: false,
     };
     let mut plan = GatewayPlan { auth: EndpointAuth::None(None), users: vec![user], ..GatewayPlan::default() };

@@ -193,7 +193,7 @@ pub(crate) struct FakeEndpoint {
 fn user(name: &str, tokens: &[&str]) -> GatewayUser {
     let tokens = tokens.iter().copied().map(TokenHash::from_token).collect();
     let (team, team_slug, user, slug) = ("team".into(), "acme".into(), name.into(), name.into());
-    GatewayUser { team, team_slug, user, slug, tokens, has_stored_token: false, flat: false }
+    GatewayUser { team, team_slug, user, slug, tokens, has_stored_token: false, access: None, flat: false }
 }
 
 /// Two users: Alice with two tokens, and Bob with one.

@@ -18,6 +18,12 @@ pub(crate) const ALLOWED: [&str; 8] = ["npx", "node", "uvx", "uv", "python", "py
 #[derive(Default)]
 pub(crate) struct UniqueNames(BTreeMap<String, Span>);
 
+impl UniqueNames {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+}
+
 pub(crate) struct ConfigCheck<'a, 's> {
     pub(crate) findings: &'a mut ConfigFindings,
     pub(crate) secret_sources: &'a mut SecretSources<'s>,

@@ -7,6 +7,7 @@ use toml_span::Span;
 use toml_span::value::Value;
 
 use super::backend::BackendTable;
+use super::console::{AccessTable, ConsoleTable};
 use super::errors::ConfigFindings;
 use super::gateway::GatewayTable;
 use super::oauth::OAuthTable;
@@ -24,6 +25,7 @@ pub(crate) struct ConfigFile {
     pub(crate) watch: ParsedValue<bool>,
     pub(crate) retention: Option<Duration>,
     pub(crate) gateway: GatewayTable,
+    pub(crate) console: ConsoleTable,
     pub(crate) backend: BackendTable,
     pub(crate) journal: JournalTable,
     pub(crate) events: EventsTable,
@@ -111,6 +113,7 @@ pub(crate) struct UserTable {
     pub(crate) tokens: Vec<SpannedText>,
     pub(crate) has_stored_token: bool,
     pub(crate) mcp_mode: ParsedValue<String>,
+    pub(crate) access: AccessTable,
     pub(crate) tiers: Vec<(SpannedText, ServerTierTable)>,
 }
 
@@ -146,6 +149,7 @@ impl ConfigFile {
             file.retention = fields.duration("retention");
         });
         file.gateway = fields.section("gateway", GatewayTable::read);
+        file.console = fields.section("console", ConsoleTable::read);
         file.backend = fields.section("backend", BackendTable::read);
         file.journal = fields.section("journal", JournalTable::read);
         file.events = fields.section("events", EventsTable::read);
@@ -254,6 +258,7 @@ impl UserTable {
             tokens: fields.texts("tokens").unwrap_or_default(),
             has_stored_token: false,
             mcp_mode: fields.text("mcp_mode"),
+            access: AccessTable::read(fields),
             tiers: fields.named_tables("servers", |installation, fields| (installation, ServerTierTable::read(fields))),
         }
     }

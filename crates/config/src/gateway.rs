@@ -11,6 +11,7 @@ use mcp_satellite_model::secret::Secret;
 use toml_span::Span;
 
 use super::check::ConfigCheck;
+use super::console::RoleAccess;
 use super::policy::GatewayLimitsTable;
 use super::reader::{ParsedValue, SpannedText, TableReader};
 use mcp_satellite_http::tls::{self, CertificateError};
@@ -156,6 +157,8 @@ pub struct GatewayUser {
     pub tokens: Vec<TokenHash>,
     /// True if the user has an additional token, which the satellite creates and stores in its data directory.
     pub has_stored_token: bool,
+    /// Permissions of the user's tokens in the HTTP API; `None` is none.
+    pub access: Option<RoleAccess>,
     /// True if `/mcp` lists the servers' tools themselves unless the client selects a mode.
     pub flat: bool,
 }
@@ -326,6 +329,10 @@ struct TlsTable {
 }
 
 impl GatewayTable {
+    pub(crate) fn has_authentication(&self) -> bool {
+        self.auth.get().is_none_or(|auth| auth.value != "none")
+    }
+
     pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self {
             at: fields.at,

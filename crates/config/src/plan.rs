@@ -13,6 +13,7 @@ use mcp_satellite_model::variables::{VariableScope, WithheldReason};
 
 use super::backend::BackendPlan;
 use super::errors::ConfigErrors;
+use super::console::ConsolePlan;
 use super::gateway::{EndpointAuth, GatewayPlan};
 use super::oauth::OAuthPlan;
 use super::origin::ConfigOrigin;
@@ -35,6 +36,7 @@ pub struct Plan {
     /// Retention time for the data of an instance that was removed from the configuration.
     pub retention: Duration,
     pub gateway: GatewayPlan,
+    pub console: ConsolePlan,
     /// Backend that configures the instances and receives the events; `None` if the files configure the instances.
     pub backend: Option<BackendPlan>,
     pub journal: JournalLimits,
@@ -102,6 +104,8 @@ pub const KEEP: usize = 8;
 pub struct PlanRestrictions {
     pub(crate) allowed_commands: Option<Vec<String>>,
     pub(crate) effective_policy: EffectivePolicy,
+    /// True if the control plane is an MCP server, whose name no other server may have.
+    pub(crate) has_control_server: bool,
 }
 
 impl Default for Plan {
@@ -115,6 +119,7 @@ impl Default for Plan {
             watch: true,
             retention: RETENTION,
             gateway: GatewayPlan::default(),
+            console: ConsolePlan::default(),
             backend: None,
             journal: JournalLimits::default(),
             sink: SinkPlan::default(),

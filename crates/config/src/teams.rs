@@ -8,6 +8,7 @@ use mcp_satellite_model::spec::{ConfigTier, InstanceConfig, ProcessLifetime, Ser
 use toml_span::{Span, Spanned};
 
 use super::check::{ConfigCheck, UniqueNames};
+use super::console::CONTROL_SERVER;
 use super::errors::{ConfigFindings, ConfigText};
 use super::file;
 use super::gateway::{GatewayUser, TokenHash};
@@ -75,7 +76,12 @@ pub(crate) fn build(
     plan.team_budget = file.team_budget.into_policy();
     plan.memory = file.memory.into_policy();
     let held = file.policy.merge_over(&base.effective_policy, check.findings);
-    plan.base = PlanRestrictions { allowed_commands: check.allowed.clone(), effective_policy: held.clone() };
+    let has_control_server = base.has_control_server || file.console.has_mcp_server();
+    plan.base = PlanRestrictions {
+        allowed_commands: check.allowed.clone(),
+        effective_policy: held.clone(),
+        has_control_server,
+    };
     if file.backend.is_present() {
         report_backend_conflicts(&file.servers, &file.teams, &file.events.sink, check.findings);
     }
@@ -103,12 +109,16 @@ pub(crate) fn build(
         names: BTreeMap::new(),
         policies: Vec::new(),
         leaves_out_failed,
+        has_control_server,
+        has_authentication: file.gateway.has_authentication(),
     };
     for team in file.teams {
         teams.add_team(team, &held);
     }
-    let ConfigPlanBuilder { mut check, mut plan, gateway_users: doors, .. } = teams;
+    let ConfigPlanBuilder { mut check, mut plan, gateway_users: doors, ids, slugs, mut tokens, .. } = teams;
     plan.gateway = file.gateway.into_plan(doors, &mut check);
+    let teams: Vec<&str> = ids.names().chain(slugs.names()).collect();
+    plan.console = file.console.into_plan(&plan.gateway, &teams, &mut tokens, &mut check);
     plan
 }
 
@@ -144,6 +154,8 @@ struct ConfigPlanBuilder<'a, 's> {
     names: BTreeMap<String, [String; 3]>,
     policies: Vec<Arc<Policy>>,
     leaves_out_failed: bool,
+    has_control_server: bool,
+    has_authentication: bool,
 }
 
 struct CheckedTeam {
@@ -214,6 +226,11 @@ impl ConfigPlanBuilder<'_, '_> {
             let modes = [("tools", false), ("flat", true)];
             let flat = self.check.keyword(&user.mcp_mode, "mcp_mode", &modes).unwrap_or_default();
             let tokens = self.check_tokens(&slug, &user);
+            if let Some(place) = user.access.place().filter(|_| !self.has_authentication) {
+                let message = "a role needs a token: auth is \"none\", which makes every client a viewer";
+                self.check.findings.error(place, message, "remove it, or set auth = \"bearer\"");
+            }
+            let access = user.access.to_access(&mut self.check);
             self.gateway_users.push(GatewayUser {
                 team: team.to_owned().into(),
                 team_slug: team_slug.to_owned().into(),
@@ -221,6 +238,7 @@ impl ConfigPlanBuilder<'_, '_> {
                 slug: slug.clone().into(),
                 tokens,
                 has_stored_token: user.has_stored_token,
+                access,
                 flat,
             });
             users.push(CheckedUser { id, slug, tiers: user.tiers });
@@ -261,6 +279,11 @@ impl ConfigPlanBuilder<'_, '_> {
             self.check.findings.warning(typed.keep.get().map_or(at, |keep| keep.span), message);
         }
         let slug = self.server_slug(&typed.server, &subject, at);
+        if self.has_control_server && slug == CONTROL_SERVER {
+            let hint = "give the server another name, or remove `mcp` from [console]";
+            let message = format!("{subject} has the name of the control plane's MCP server, `{CONTROL_SERVER}`");
+            self.check.findings.error(typed.server.get().map_or(at, |server| server.span), message, hint);
+        }
         let members = self.members(team, typed.users, at);
 
         // If there is a template, the installation contains only the additions of the team.

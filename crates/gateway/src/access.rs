@@ -46,11 +46,94 @@ const TOKEN_FILE_MAX: u64 = 4096;
 // Characters. A shorter token could be guessed, or was planted in the data directory.
 const TOKEN_LEN_MIN: usize = 32;
 
-/// The table of users and tokens.
-pub struct Access {
-    // Random key of this process: makes the position of a token in the table unpredictable.
+/// Checks bearer tokens and limits wrong attempts.
+pub struct TokenCheck {
+    // Random key of this process: makes the position of a token in a table unpredictable.
     key: hmac::Key,
     failures: DefaultDirectRateLimiter,
+}
+
+/// The holders of tokens. [`TokenCheck::table`] creates one.
+pub struct TokenTable<T>(HashMap<[u8; 32], (TokenHash, T)>);
+
+impl<T> Default for TokenTable<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl TokenCheck {
+    /// # Errors
+    /// The system provides no random numbers.
+    pub fn new() -> io::Result<Self> {
+        let no_chance = |_| io::Error::other("the system provides no random numbers");
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map_err(no_chance)?;
+        Ok(Self { key, failures: DefaultDirectRateLimiter::direct(Quota::per_second(FAILURES_PER_SECOND)) })
+    }
+
+    pub fn table<T>(&self, holders: impl IntoIterator<Item = (TokenHash, T)>) -> TokenTable<T> {
+        TokenTable(holders.into_iter().map(|(token, holder)| (self.table_key(&token), (token, holder))).collect())
+    }
+
+    /// Finds the holder of the bearer token in `headers`.
+    ///
+    /// # Errors
+    /// The token is missing or wrong, or there were too many wrong ones.
+    pub fn admit<'t, T>(
+        &self,
+        table: &'t TokenTable<T>,
+        headers: &HeaderMap,
+    ) -> Result<(TokenHash, &'t T), AccessDenied> {
+        let mut presented = headers.get_all(AUTHORIZATION).iter();
+        match (presented.next(), presented.next()) {
+            (None, _) => Err(AccessDenied::NoToken),
+            // Two tokens are ambiguous.
+            (Some(_), Some(_)) => self.admit_token(table, None),
+            (Some(header), None) => self.admit_token(table, header.to_str().ok().and_then(parse_bearer_token)),
+        }
+    }
+
+    /// Finds the holder of a token.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit).
+    pub fn admit_token<'t, T>(
+        &self,
+        table: &'t TokenTable<T>,
+        token: Option<&str>,
+    ) -> Result<(TokenHash, &'t T), AccessDenied> {
+        let found = token.and_then(|token| {
+            let presented = TokenHash::from_token(token);
+            let found = table.0.get(&self.table_key(&presented));
+            let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
+            let same = bool::from(known.0.ct_eq(&presented.0));
+            found.filter(|_| same).map(|(token, holder)| (*token, holder))
+        });
+        found.ok_or_else(|| match self.failures.check() {
+            Ok(()) => AccessDenied::WrongToken,
+            Err(not_until) => AccessDenied::TooManyAttempts(not_until.wait_time_from(self.failures.clock().now())),
+        })
+    }
+
+    pub fn holder<'t, T>(&self, table: &'t TokenTable<T>, token: &TokenHash) -> Option<&'t T> {
+        table.0.get(&self.table_key(token)).map(|(_, holder)| holder)
+    }
+
+    fn table_key(&self, token: &TokenHash) -> [u8; 32] {
+        let mut key = [0; 32];
+        key.copy_from_slice(hmac::sign(&self.key, &token.0).as_ref());
+        key
+    }
+}
+
+/// Returns true if the client is on this machine and no proxy has passed its request on.
+pub fn is_local(headers: &HeaderMap, peer: IpAddr) -> bool {
+    peer.to_canonical().is_loopback() && !FORWARDED.iter().any(|name| headers.contains_key(*name))
+}
+
+/// The table of users and tokens.
+pub struct Access {
+    check: TokenCheck,
     table: RwLock<Arc<AccessTable>>,
 }
 
@@ -58,7 +141,7 @@ pub struct Access {
 struct AccessTable {
     // Increases with each reload.
     generation: u64,
-    by_token: HashMap<[u8; 32], (TokenHash, Arc<User>)>,
+    by_token: TokenTable<Arc<User>>,
     users: HashMap<(TeamId, UserId), Arc<User>>,
     single_user: Option<Arc<User>>,
 }
@@ -89,6 +172,8 @@ pub struct Permission {
     pub user: Arc<User>,
     // Token that admitted the client; `None` without authentication.
     token: Option<TokenHash>,
+    // True if the console acts as the user.
+    is_acting: bool,
     // Table that contained the token.
     generation: u64,
 }
@@ -127,10 +212,7 @@ impl fmt::Display for LimitExceeded {
 
 impl Access {
     pub fn new(plan: &GatewayPlan) -> io::Result<Self> {
-        let no_chance = |_| io::Error::other("the system provides no random numbers");
-        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map_err(no_chance)?;
-        let failures = DefaultDirectRateLimiter::direct(Quota::per_second(FAILURES_PER_SECOND));
-        let access = Self { key, failures, table: RwLock::default() };
+        let access = Self { check: TokenCheck::new()?, table: RwLock::default() };
         access.apply(plan);
         Ok(access)
     }
@@ -139,16 +221,17 @@ impl Access {
     pub fn apply(&self, plan: &GatewayPlan) {
         let before = self.table();
         let mut table = AccessTable { generation: before.generation + 1, ..AccessTable::default() };
+        let mut tokens = Vec::new();
         for typed in &plan.users {
             let id = (typed.team.clone(), typed.user.clone());
             let known = before.users.get(&id).filter(|user| user.is_unchanged(typed, &plan.limits));
             let user = known.cloned().unwrap_or_else(|| Arc::new(User::new(typed, &plan.limits)));
             if plan.auth == EndpointAuth::Bearer {
-                let places = typed.tokens.iter().map(|token| (self.table_key(token), (*token, Arc::clone(&user))));
-                table.by_token.extend(places);
+                tokens.extend(typed.tokens.iter().map(|token| (*token, Arc::clone(&user))));
             }
             table.users.insert(id, user);
         }
+        table.by_token = self.check.table(tokens);
         if plan.auth != EndpointAuth::Bearer {
             // The configuration was validated: there is exactly one user.
             let single_user = plan.single_user().ok().map(|user| (user.team.clone(), user.user.clone()));
@@ -164,25 +247,13 @@ impl Access {
     pub fn admit(&self, headers: &HeaderMap, peer: IpAddr) -> Result<Permission, AccessDenied> {
         let table = self.table();
         if let Some(user) = &table.single_user {
-            let forwarded = FORWARDED.iter().any(|name| headers.contains_key(*name));
-            if forwarded || !peer.to_canonical().is_loopback() {
+            if !is_local(headers, peer) {
                 return Err(AccessDenied::NotLocal);
             }
-            return Ok(Permission { user: Arc::clone(user), token: None, generation: table.generation });
+            return Ok(Permission { user: Arc::clone(user), token: None, is_acting: false, generation: table.generation });
         }
-        let mut presented = headers.get_all(AUTHORIZATION).iter();
-        let permission = match (presented.next(), presented.next()) {
-            (None, _) => return Err(AccessDenied::NoToken),
-            // Two tokens are ambiguous.
-            (Some(_), Some(_)) => None,
-            (Some(header), None) => {
-                header.to_str().ok().and_then(parse_bearer_token).and_then(|token| self.find(&table, token))
-            }
-        };
-        permission.ok_or_else(|| match self.failures.check() {
-            Ok(()) => AccessDenied::WrongToken,
-            Err(not_until) => AccessDenied::TooManyAttempts(not_until.wait_time_from(self.failures.clock().now())),
-        })
+        let (token, user) = self.check.admit(&table.by_token, headers)?;
+        Ok(Permission { user: Arc::clone(user), token: Some(token), is_acting: false, generation: table.generation })
     }
 
     /// Returns true if the client would still be admitted with the same token as the same user.
@@ -193,25 +264,21 @@ impl Access {
         }
         match &permission.token {
             Some(token) => {
-                table.by_token.get(&self.table_key(token)).is_some_and(|(_, user)| user.is_same(&permission.user))
+                self.check.holder(&table.by_token, token).is_some_and(|user| user.is_same(&permission.user))
+            }
+            None if permission.is_acting => {
+                let User { team, user, .. } = &*permission.user;
+                table.users.contains_key(&(team.clone(), user.clone()))
             }
             None => table.single_user.as_ref().is_some_and(|user| user.is_same(&permission.user)),
         }
     }
 
-    fn find(&self, table: &AccessTable, token: &str) -> Option<Permission> {
-        let presented = TokenHash::from_token(token);
-        let found = table.by_token.get(&self.table_key(&presented));
-        let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
-        let same = bool::from(known.0.ct_eq(&presented.0));
-        let (token, user) = found.filter(|_| same)?;
-        Some(Permission { user: Arc::clone(user), token: Some(*token), generation: table.generation })
-    }
-
-    fn table_key(&self, token: &TokenHash) -> [u8; 32] {
-        let mut key = [0; 32];
-        key.copy_from_slice(hmac::sign(&self.key, &token.0).as_ref());
-        key
+    /// Returns the permission to act as a user without its token; `None` if there is no such user.
+    pub fn act_as(&self, team: &TeamId, user: &UserId) -> Option<Permission> {
+        let table = self.table();
+        let user = table.users.get(&(team.clone(), user.clone()))?;
+        Some(Permission { user: Arc::clone(user), token: None, is_acting: true, generation: table.generation })
     }
 
     fn table(&self) -> Arc<AccessTable> {
@@ -226,7 +293,7 @@ fn parse_bearer_token(header: &str) -> Option<&str> {
 
 impl User {
     fn new(typed: &GatewayUser, limits: &GatewayLimits) -> Self {
-        let GatewayUser { team, team_slug, user, slug, flat, tokens: _, has_stored_token: _ } = typed.clone();
+        let GatewayUser { team, team_slug, user, slug, flat, tokens: _, has_stored_token: _, access: _ } = typed.clone();
         Self { team, team_slug, user, slug, flat, allowance: UserLimits::new(limits) }
     }
 
@@ -271,7 +338,7 @@ impl fmt::Debug for User {
 
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Access({} tokens)", self.table().by_token.len())
+        write!(f, "Access({} tokens)", self.table().by_token.0.len())
     }
 }
 
@@ -315,14 +382,14 @@ pub fn new_token() -> io::Result<Secret> {
     Ok(token.into())
 }
 
-/// Returns the token that the data directory contains; creates it on the first call.
+/// Returns the token in this file of the data directory; creates it on the first call.
 ///
 /// # Errors
 /// The file cannot be read or written, or contains no usable token.
-pub fn load_or_create_token(data_dir: &DataDir) -> io::Result<Secret> {
-    let Some(bytes) = data_dir.read(TOKEN_FILE, TOKEN_FILE_MAX)? else {
+pub fn load_or_create_token(data_dir: &DataDir, file: &'static str) -> io::Result<Secret> {
+    let Some(bytes) = data_dir.read(file, TOKEN_FILE_MAX)? else {
         let token = new_token()?;
-        data_dir.replace(TOKEN_FILE, format!("{}\n", token.expose()).as_bytes())?;
+        data_dir.replace(file, format!("{}\n", token.expose()).as_bytes())?;
         return Ok(token);
     };
     let text = String::from_utf8(bytes).unwrap_or_default();
@@ -358,6 +425,7 @@ mod tests {
             slug: slug.into(),
             tokens: tokens.iter().copied().map(TokenHash::from_token).collect(),
             has_stored_token: false,
+            access: None,
             flat: false,
         }
     }
@@ -397,8 +465,8 @@ mod tests {
     fn a_table_key_collision_does_not_admit_a_wrong_token() {
         let access = Access::new(&plan()).unwrap();
         let bob = access.admit(&authorization_headers(&["Bearer bob-1"]), HERE).unwrap().user;
-        let by_token =
-            [(access.table_key(&TokenHash::from_token("forged")), (TokenHash::from_token("bob-1"), bob))].into();
+        let place = access.check.table_key(&TokenHash::from_token("forged"));
+        let by_token = TokenTable([(place, (TokenHash::from_token("bob-1"), bob))].into());
         *access.table.write().unwrap() = Arc::new(AccessTable { by_token, ..AccessTable::default() });
         assert_eq!(admit_user(&access, &["Bearer forged"]), Err(AccessDenied::WrongToken));
     }
@@ -494,14 +562,14 @@ mod tests {
     fn the_token_file_is_private_and_reused() {
         let home = mcp_satellite_files::data_dir::private_tempdir();
         let data_dir = DataDir::open(home.path()).unwrap();
-        let token = load_or_create_token(&data_dir).unwrap();
+        let token = load_or_create_token(&data_dir, TOKEN_FILE).unwrap();
         assert!(token.expose().len() == 68 && token != new_token().unwrap());
         let file = home.path().join("token");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{}\n", token.expose()));
-        assert_eq!(load_or_create_token(&data_dir).unwrap(), token, "the stored token is reused");
+        assert_eq!(load_or_create_token(&data_dir, TOKEN_FILE).unwrap(), token, "the stored token is reused");
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
-        let refused = load_or_create_token(&data_dir).unwrap_err().to_string();
+        let refused = load_or_create_token(&data_dir, TOKEN_FILE).unwrap_err().to_string();
         assert!(refused.contains("chmod 600"), "{refused}");
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     }
@@ -512,12 +580,12 @@ mod tests {
         let data_dir = DataDir::open(home.path()).unwrap();
         for weak in ["\n", "short\n", &"x".repeat(31), &"two words ".repeat(10), "\u{fc}".repeat(40).as_str()] {
             data_dir.replace(TOKEN_FILE, weak.as_bytes()).unwrap();
-            let refused = load_or_create_token(&data_dir).unwrap_err();
+            let refused = load_or_create_token(&data_dir, TOKEN_FILE).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{weak:?}");
             assert!(refused.to_string().contains("remove the file"), "{refused}");
         }
         data_dir.remove(TOKEN_FILE).unwrap();
-        assert_eq!(load_or_create_token(&data_dir).unwrap(), load_or_create_token(&data_dir).unwrap());
+        assert_eq!(load_or_create_token(&data_dir, TOKEN_FILE).unwrap(), load_or_create_token(&data_dir, TOKEN_FILE).unwrap());
     }
 
     #[test]

@@ -9,10 +9,11 @@ use mcp_satellite_protocol::method;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
+use axum::Router;
 use axum::body::{Body, BodyDataStream};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, request};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -41,7 +42,7 @@ use super::sessions::{SessionLimitError, Sessions};
 use super::settings::{ClientEventSink, GatewaySettings};
 use super::stateless_call::StatelessCall;
 use super::stream::{self, SESSION_STREAM};
-use super::{era, metadata};
+use super::{era, metadata, pages};
 use stateless::reject_stateless;
 
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -71,6 +72,8 @@ pub(crate) struct EndpointService {
     // Tracks the open requests, streams included.
     work: TaskTracker,
     pub(super) parked: ParkedCalls<StatelessCall>,
+    // Answers requests for other paths.
+    pages: OnceLock<Router>,
 }
 
 type Checked<T> = Result<T, ErrorResponse>;
@@ -192,7 +195,13 @@ impl EndpointService {
             draining,
             work: TaskTracker::new(),
             parked: ParkedCalls::default(),
+            pages: OnceLock::new(),
         }
+    }
+
+    /// Only the first router is used.
+    pub(crate) fn set_pages(&self, pages: Router) {
+        let _ = self.pages.set(pages);
     }
 
     pub(crate) fn settings(&self) -> Arc<GatewaySettings> {
@@ -251,7 +260,7 @@ impl EndpointService {
         body: &mut BodyDataStream,
     ) -> Checked<Response> {
         let settings = self.settings();
-        let host = Self::check_host_and_origin(&settings, parts)?;
+        let host = Self::check_host_and_origin(&settings, &parts.headers, &parts.uri)?;
         let path = parts.uri.path();
         let Some(path) = parse_path(path) else {
             return Err(not_found());
@@ -273,8 +282,15 @@ impl EndpointService {
             ));
         }
         let permission = self.authenticate(&settings, peer, parts)?;
-        let request = HttpRequest { settings: &settings, permission: &permission, path, parts };
-        match parts.method {
+        self.answer_mcp(HttpRequest { settings: &settings, permission: &permission, path, parts }, body).await
+    }
+
+    async fn answer_mcp(
+        self: &Arc<Self>,
+        request: HttpRequest<'_>,
+        body: &mut BodyDataStream,
+    ) -> Checked<Response> {
+        match request.parts.method {
             Method::POST => self.post(request, body).await,
             Method::GET => self.get(request),
             Method::DELETE => self.delete(request),
@@ -282,15 +298,24 @@ impl EndpointService {
         }
     }
 
-    fn check_host_and_origin<'a>(settings: &GatewaySettings, parts: &'a request::Parts) -> Checked<&'a str> {
+    pub(crate) fn check_guard(settings: &GatewaySettings, request: &Request<Body>) -> Result<(), Response> {
+        let allowed = Self::check_host_and_origin(settings, request.headers(), request.uri());
+        allowed.map(drop).map_err(|ErrorResponse(response)| *response)
+    }
+
+    fn check_host_and_origin<'a>(
+        settings: &GatewaySettings,
+        headers: &'a HeaderMap,
+        uri: &Uri,
+    ) -> Checked<&'a str> {
         let forbidden = |why: &str| error_response(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
-        let (host, several) = first_value(&parts.headers, &header::HOST);
+        let (host, several) = first_value(headers, &header::HOST);
         settings.guard.check_host(host, several).map_err(forbidden)?;
         // A host in the request line takes precedence over the header (RFC 9112, 3.2.2).
-        if let Some(authority) = parts.uri.authority() {
+        if let Some(authority) = uri.authority() {
             settings.guard.check_host(Some(authority.as_str()), false).map_err(forbidden)?;
         }
-        let (origin, several) = first_value(&parts.headers, &header::ORIGIN);
+        let (origin, several) = first_value(headers, &header::ORIGIN);
         settings.guard.check_origin(origin, several).map_err(forbidden)?;
         Ok(host.unwrap_or_default())
     }
@@ -690,14 +715,40 @@ impl<'de> Deserialize<'de> for BatchTexts<'de> {
 
 /// Answers one HTTP request. There are few paths and one function distinguishes them, so no router is needed.
 pub(crate) async fn handle(endpoint: Arc<EndpointService>, peer: SocketAddr, request: IncomingRequest) -> Response {
+    if let Some(pages) = endpoint.pages.get()
+        && parse_path(request.uri().path()).is_none()
+    {
+        let (pages, connections, settings) = (pages.clone(), endpoint.connections.clone(), endpoint.settings());
+        return pages::answer(pages, connections, &settings, peer, request.map(Body::new)).await;
+    }
     let (parts, body) = request.into_parts();
     let mut body = Body::new(body).into_data_stream();
-    match endpoint.answer(peer, &parts, &mut body).await {
+    let answered = endpoint.answer(peer, &parts, &mut body).await;
+    finish(answered, &parts, &mut body).await
+}
+
+/// Answers a request for an instance with this permission.
+pub(crate) async fn handle_as(
+    endpoint: &Arc<EndpointService>,
+    permission: &Permission,
+    instance: &str,
+    request: Request<Body>,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let (settings, mut body) = (endpoint.settings(), body.into_data_stream());
+    let path = RequestPath::Instance(instance);
+    let request = HttpRequest { settings: &settings, permission, path, parts: &parts };
+    let answered = endpoint.answer_mcp(request, &mut body).await;
+    finish(answered, &parts, &mut body).await
+}
+
+async fn finish(answered: Checked<Response>, parts: &request::Parts, body: &mut BodyDataStream) -> Response {
+    match answered {
         Ok(response) => response,
         Err(ErrorResponse(response)) => {
             // A client that is still sending when the connection closes may never see the response.
             if !parts.headers.contains_key(header::EXPECT) {
-                let _ = timeout(UNREAD_TIMEOUT, discard(&mut body)).await;
+                let _ = timeout(UNREAD_TIMEOUT, discard(body)).await;
             }
             *response
         }

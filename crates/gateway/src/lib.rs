@@ -35,6 +35,7 @@ mod instructions;
 mod listen;
 mod metadata;
 pub mod names;
+pub mod pages;
 mod parked_calls;
 pub mod refusal;
 pub mod remedy;
@@ -119,10 +120,25 @@ impl Gateway {
         let terms = Arc::new(ListenerTerms::new(settings.load_identity()?, connections.clone()));
         let address = listener.local_addr()?;
         let endpoint = Arc::new(EndpointService::new(handler, sessions, event_sink, access, connections, settings));
-        let endpoint_listener = EndpointListener::open(listener, endpoint.clone(), terms.clone())?;
+        let endpoint_listener = EndpointListener::open_endpoint(listener, endpoint.clone(), terms.clone())?;
         let listeners = EndpointListeners { address, open: Some(endpoint_listener), closing: JoinSet::new() };
         let sweeper = tokio::spawn(sweep(endpoint.clone()));
         Ok(Self { endpoint, terms, listeners: Mutex::new(listeners), sweeper })
+    }
+
+    /// Serves other paths than those of MCP by `pages`.
+    pub fn set_pages(&self, pages: axum::Router) {
+        self.endpoint.set_pages(pages);
+    }
+
+    /// Answers an MCP request for an instance with this permission, whatever token the request contains.
+    pub async fn answer_as(
+        &self,
+        permission: &access::Permission,
+        instance: &str,
+        request: axum::http::Request<axum::body::Body>,
+    ) -> axum::response::Response {
+        http_requests::handle_as(&self.endpoint, permission, instance, request).await
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -188,8 +204,8 @@ impl Gateway {
         };
         let (endpoint, terms) = (self.endpoint.clone(), self.terms.clone());
         let (address, endpoint_listener) = match new_listener {
-            Some(listener) => (listener.local_addr()?, EndpointListener::open(listener, endpoint, terms)?),
-            None => (listeners.address, open.reopen(endpoint, terms)?),
+            Some(listener) => (listener.local_addr()?, EndpointListener::open_endpoint(listener, endpoint, terms)?),
+            None => (listeners.address, open.reopen_endpoint(endpoint, terms)?),
         };
         listeners.address = address;
         if let Some(old) = listeners.open.replace(endpoint_listener) {

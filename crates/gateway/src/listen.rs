@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
 
+use axum::response::Response;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant, Sleep, sleep_until};
@@ -19,7 +20,7 @@ use mcp_satellite_http::tls::TlsIdentity;
 
 use super::connections::{ConnectionLimits, ConnectionPlace, Connections};
 use super::http_requests::{self, EndpointService};
-use mcp_satellite_http::server::{Admission, HttpServer};
+use mcp_satellite_http::server::{Admission, HttpServer, IncomingRequest};
 
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 // Time after which the system closes a connection whose client does not acknowledge sent data.
@@ -62,20 +63,27 @@ pub(crate) struct EndpointListener {
 }
 
 impl EndpointListener {
-    pub(crate) fn open(
-        listener: TcpListener,
-        endpoint: Arc<EndpointService>,
-        terms: Arc<ListenerTerms>,
-    ) -> io::Result<Self> {
+    pub(crate) fn open<S, F>(listener: TcpListener, terms: Arc<ListenerTerms>, answer: S) -> io::Result<Self>
+    where
+        S: Fn(SocketAddr, IncomingRequest) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response> + Send + 'static,
+    {
         let socket = Some(listener.try_clone()?);
-        let answer = move |peer, request| http_requests::handle(endpoint.clone(), peer, request);
         let server = HttpServer::start(listener, EndpointAdmission { terms }, answer)?;
         Ok(Self { socket, server })
     }
 
-    pub(crate) fn reopen(&self, endpoint: Arc<EndpointService>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
+    pub(crate) fn open_endpoint(
+        listener: TcpListener,
+        endpoint: Arc<EndpointService>,
+        terms: Arc<ListenerTerms>,
+    ) -> io::Result<Self> {
+        Self::open(listener, terms, move |peer, request| http_requests::handle(endpoint.clone(), peer, request))
+    }
+
+    pub(crate) fn reopen_endpoint(&self, endpoint: Arc<EndpointService>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
         let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
-        Self::open(socket.try_clone()?, endpoint, terms)
+        Self::open_endpoint(socket.try_clone()?, endpoint, terms)
     }
 
     /// Stops accepting; open connections end after their responses, at the latest after `left`.

@@ -316,6 +316,7 @@ pub(super) mod tests {
             slug,
             tokens,
             has_stored_token: false,
+            access: None,
             flat: false,
         };
         let access = Access::new(&GatewayPlan { users: vec![user], ..GatewayPlan::default() }).unwrap();

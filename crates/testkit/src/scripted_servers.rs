@@ -232,6 +232,7 @@ pub fn request(
         slug: "alice".into(),
         tokens: Vec::new(),
         has_stored_token: false,
+        access: None,
         flat: false,
     };
     let plan = GatewayPlan { auth: EndpointAuth::None(None), users: vec![alice], ..GatewayPlan::default() };

@@ -81,6 +81,7 @@ impl EndpointParts {
             slug: user.as_str().into(),
             tokens: vec![TokenHash::from_token(token)],
             has_stored_token: false,
+            access: None,
             flat: false,
         };
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
