@@ -1,6 +1,6 @@
 //! The control socket: HTTP over a Unix socket in the data directory, for the command line of the same machine.
 
-pub mod api;
+pub use mcp_satellite_console::api;
 mod auth;
 pub mod client;
 pub(crate) mod find;

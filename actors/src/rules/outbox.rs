@@ -61,6 +61,7 @@ impl OutboxStatistics {
 
 /// Activity of the batcher.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum BatcherState {
     /// Waiting for the next cycle.

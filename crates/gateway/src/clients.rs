@@ -22,7 +22,7 @@ const VISITORS_MAX: usize = 1024;
 const NAME_MAX: usize = 64;
 
 /// Client entry of `satellite clients --json`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ClientStatus {
     pub team: String,
     pub user: String,

@@ -245,6 +245,35 @@ pub struct RequestLine {
     pub timestamp: Timestamp,
 }
 
+/// Results of a change that somebody requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ActionOutcome {
+    /// It was carried out.
+    Succeeded,
+    /// It was not permitted, or the request was invalid.
+    Refused,
+    /// It was permitted and could not be carried out.
+    Failed,
+}
+
+/// Whoever requested a change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct ActionActor {
+    /// `owner` (control socket or owner's token), `token`, `user`, or `anonymous`.
+    pub kind: String,
+    /// Name of the token, or `TEAM/USER`.
+    pub name: Option<String>,
+    /// `viewer`, `operator` or `admin`; none without a role.
+    pub role: Option<String>,
+    /// `socket`, `http`, `console` or `mcp`.
+    pub via: String,
+    /// IP address of the client; none for the control socket.
+    pub address: Option<String>,
+}
+
 /// Events that the satellite emits. The host emits the events of clients and configuration reloads. Durations are in
 /// the unit that ends the name of the field.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, strum::IntoStaticStr, VariantNames)]
@@ -482,6 +511,23 @@ pub enum Event {
     #[serde(rename = "config.error")]
     #[strum(serialize = "config.error")]
     ConfigError { error_type: String, error_message: String, status_code: Option<u16>, retry_in: Option<u64> },
+    /// Somebody requested a change, or data of another user, through the control socket, the HTTP API, the console or
+    /// MCP.
+    #[serde(rename = "control.action")]
+    #[strum(serialize = "control.action")]
+    ControlAction {
+        /// Name of the action, such as `restart`.
+        action: String,
+        outcome: ActionOutcome,
+        actor: ActionActor,
+        /// The instance; none if the action is about the whole satellite, or the instance was not found.
+        target: Option<Arc<EventSubject>>,
+        /// Reason for a refusal or failure.
+        reason: Option<String>,
+        /// Names of the values that were to be changed, never the values.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        keys: Vec<String>,
+    },
     /// The queue exceeded its limit: the events from `from_seq` to `to_seq`, both included, were dropped.
     #[serde(rename = "events.dropped")]
     #[strum(serialize = "events.dropped")]
@@ -514,6 +560,7 @@ impl Event {
             | Self::ToolExecuted { of, .. }
             | Self::ToolsDiscovered { of, .. }
             | Self::ToolsUpdated { of, .. } => Some(of),
+            Self::ControlAction { target, .. } => target.as_deref(),
             Self::ClientConnected { .. }
             | Self::ClientDisconnected { .. }
             | Self::TeamThrottled { .. }

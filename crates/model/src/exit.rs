@@ -191,6 +191,7 @@ impl std::fmt::Display for RuntimeEnd {
 
 /// Effect of a call that got no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CallFate {
     /// No byte of the call reached the server: repeating it is safe.

@@ -40,6 +40,7 @@ const RESUMED_MAX: usize = 10_000;
 
 /// Delivery status for `status`. Counts cover the time since the satellite was started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct DeliveryStatus {
     /// Destination of the events: `stdout`, `file`, `backend`, or an address without credentials.
     pub to: String,

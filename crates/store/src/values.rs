@@ -49,6 +49,7 @@ pub struct ValueChange {
 
 /// A value that a user must provide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct RequiredValue {
     /// Name of the value.
     pub key: String,
@@ -61,6 +62,7 @@ pub struct RequiredValue {
 
 /// Source of a user's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RequiredValueSource {
     /// `satellite configure`.

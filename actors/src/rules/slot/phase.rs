@@ -7,6 +7,7 @@ use crate::model::ids::RunNumber;
 
 /// State of an instance requested by a person. A stop takes precedence over every other request; only a start ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RequestedState {
     /// Available for calls.

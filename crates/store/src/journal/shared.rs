@@ -19,6 +19,7 @@ pub(super) const DIRECTORY: &str = "journal";
 pub(super) const DATABASE: &str = "journal.db";
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum JournalState {
     #[default]
@@ -28,6 +29,7 @@ pub enum JournalState {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct JournalStatus {
     pub path: PathBuf,
     pub state: JournalState,

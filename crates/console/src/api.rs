@@ -1,5 +1,5 @@
-//! Requests and responses of the control socket. Names, fields and exit codes are stable, because scripts depend on
-//! them.
+//! Requests and responses of the control socket and of the HTTP API. Names, fields and exit codes are stable, because
+//! scripts depend on them.
 
 pub use mcp_satellite_actors::model::event::rfc3339;
 pub use mcp_satellite_backend::link::BackendStatus;
@@ -23,14 +23,15 @@ use mcp_satellite_actors::rules::slot::RequestedState;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::connect::process::TreeUsage;
-use crate::delivery::DeliveryStatus;
-use crate::journal::JournalStatus;
-use crate::remedy::next_step;
+use mcp_satellite_gateway::remedy::next_step;
+use mcp_satellite_process::process::TreeUsage;
 use mcp_satellite_remote::oauth::is_safe_in_a_command;
+use mcp_satellite_store::delivery::DeliveryStatus;
+use mcp_satellite_store::journal::JournalStatus;
+use schemars::JsonSchema;
 
 /// Selects one instance: by the slug of its server where that is unique, else by its full name.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InstanceSelector {
     /// Slug of the server, or full name of the instance.
@@ -44,7 +45,7 @@ pub struct InstanceSelector {
 }
 
 /// A tool call.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CallRequest {
     /// The instance to call.
@@ -60,7 +61,7 @@ pub struct CallRequest {
 }
 
 /// Reason why a request failed. Fields that do not apply are left out.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct RequestFailure {
     /// Stable error code: `not_found`, `ambiguous`, `refused`, `superseded`, `closing`, `terminated`, `timed_out`,
     /// `reconnecting`, `remote`, `busy`, `server_error`, `bad_input`, `storage`, `authorization`.
@@ -200,7 +201,7 @@ fn retry_after(kind: &FailureKind) -> Option<Duration> {
 }
 
 /// Result of a requested reconnect.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct ReconnectResult {
     /// Full name of the instance.
     pub instance: String,
@@ -219,7 +220,7 @@ pub struct ReconnectResult {
 }
 
 /// A request to read the configuration again.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReloadQuery {
     /// True to accept a configuration that removes more than half of the servers.
@@ -228,7 +229,7 @@ pub struct ReloadQuery {
 }
 
 /// Size of the configuration that was applied.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 pub struct ReloadResult {
     /// Number of servers, each counted once per user.
     pub servers: usize,
@@ -237,14 +238,14 @@ pub struct ReloadResult {
 }
 
 /// The result of `prune`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct PruneResult {
     /// Instances whose data was erased, as TEAM/USER/INSTALLATION by their ids.
     pub instances: Vec<String>,
 }
 
 /// Values that a user sets or removes for an instance. There is no `Debug` because it contains secrets.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigureRequest {
     /// The instance to configure.
@@ -258,7 +259,7 @@ pub struct ConfigureRequest {
 }
 
 /// Values that the user of an instance must provide, after a change. The values themselves are never included.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct ConfigureResult {
     /// The instance after the change.
     pub instance: InstanceStatus,
@@ -270,7 +271,7 @@ pub struct ConfigureResult {
 }
 
 /// A request to start an OAuth authorization of an instance.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AuthRequest {
     /// The instance to authorize.
@@ -286,7 +287,7 @@ pub struct AuthRequest {
 }
 
 /// A started authorization: the page that the user must open.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AuthFlow {
     /// Full name of the instance.
     pub instance: String,
@@ -304,7 +305,7 @@ pub struct AuthFlow {
 
 /// The outcome of the browser step: the redirect URL, the code in it, or neither for the device flow. There is no
 /// `Debug` because it contains a secret.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AuthFinishRequest {
     /// Number of the flow, from [`AuthFlow`].
@@ -318,7 +319,7 @@ pub struct AuthFinishRequest {
 }
 
 /// Result of a revoked authorization.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AuthRevokeResult {
     /// Full name of the instance.
     pub instance: String,
@@ -332,7 +333,7 @@ pub struct AuthRevokeResult {
 
 /// An instance in `status --json`. The name of a field ends with the unit of a duration; `null` means unknown or not
 /// applicable.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct InstanceStatus {
     /// Full name of the instance.
     pub instance: String,
@@ -416,7 +417,7 @@ pub struct InstanceStatus {
 }
 
 /// The response to `start`, `stop` and `restart`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct ControlResult {
     /// The instance after the command.
     #[serde(flatten)]
@@ -475,7 +476,7 @@ impl InstanceStatus {
 }
 
 /// Status of the satellite.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct SatelliteStatus {
     /// Configured name.
     pub name: String,
@@ -515,7 +516,7 @@ pub struct SatelliteStatus {
 }
 
 /// Configuration files that were rejected. The previous configuration stays in use.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RejectedConfiguration {
     /// Time at which the rejected files were first read, in RFC 3339.
     pub since: String,
@@ -531,14 +532,14 @@ impl fmt::Display for RejectedConfiguration {
 }
 
 /// The response to a request to end the satellite.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ShutdownReply {
     /// Process id of the satellite.
     pub pid: u32,
 }
 
 /// Memory of the machine, or of the cgroup that limits the satellite, and its effect on starts.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryReport {
     /// True if memory is short: processes are then started one by one, and the longest-idle servers are put to sleep.
     pub short: bool,
@@ -587,7 +588,7 @@ impl fmt::Display for MemoryReport {
 }
 
 /// Selects the user in a request for access to the MCP endpoint.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct EndpointAccessQuery {
     /// `TEAM/USER` or `USER`, ids or slugs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -595,7 +596,7 @@ pub struct EndpointAccessQuery {
 }
 
 /// Access to the MCP endpoint for a client on this machine. `Debug` is not implemented, because it contains a token.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 pub struct EndpointAccess {
     /// Address to connect to.
     pub address: SocketAddr,
@@ -610,7 +611,7 @@ pub struct EndpointAccess {
 }
 
 /// Status of the MCP endpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EndpointStatus {
     /// URL for clients. In addition, each instance has its own path `/i/{instance}/mcp`.
     pub url: String,
@@ -639,7 +640,7 @@ impl fmt::Display for EndpointStatus {
 }
 
 /// Counters of the event batcher.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[expect(missing_docs, reason = "the batcher's statistics, by name")]
 pub struct EventStatus {
     pub queue_size: usize,
@@ -674,7 +675,7 @@ impl From<outbox::OutboxStatistics> for EventStatus {
 }
 
 /// The response to a status request.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct StatusReply {
     /// Status of the satellite.
     pub satellite: SatelliteStatus,
@@ -683,7 +684,7 @@ pub struct StatusReply {
 }
 
 /// A tool in a list.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ToolEntry {
     /// Full name of the instance.
     pub instance: String,
@@ -702,7 +703,7 @@ pub struct ToolEntry {
 }
 
 /// Filter for lists of instances.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ConsoleFilter {
     /// Only this team (id or slug).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -728,7 +729,7 @@ impl ConsoleFilter {
 pub const NOT_ALL_STORED: &str = "x-not-all-stored";
 
 /// Query for events. All given conditions must hold.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct EventQuery {
     /// Only events after this number (exclusive).
     #[serde(default)]

@@ -1,0 +1,19 @@
+//! The console: an HTTP API with roles, its description in OpenAPI, the login of browsers, and the pages.
+//!
+//! ```text
+//! routes     a request: path → access → role → query and body → handler → response or problem document
+//! access     tokens, logins and the principal behind a request
+//! api        shapes of requests and responses, shared with the control socket
+//! ```
+//!
+//! The crate knows no satellite. A server of the API, such as the satellite, implements [`routes::ApiServer`] and
+//! registers its handlers with [`routes::Routes`].
+#![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "the embedding API documents its own items; this crate is internal")]
+
+pub mod access;
+pub mod api;
+mod openapi;
+pub mod principal;
+pub mod problem;
+pub mod routes;

@@ -1,0 +1,188 @@
+//! Errors of the HTTP API: problem documents (RFC 9457).
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use mcp_satellite_actors::model::exit::CallFate;
+use mcp_satellite_actors::model::remedy::Remedy;
+use mcp_satellite_gateway::access::AccessDenied;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::api::RequestFailure;
+
+const MEDIA_TYPE: &str = "application/problem+json";
+const TYPE_PREFIX: &str = "urn:mcp-satellite:problem:";
+
+/// Reason why a request failed. Fields that do not apply are left out.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct Problem {
+    /// `urn:mcp-satellite:problem:` and the kind.
+    #[serde(rename = "type")]
+    pub problem_type: String,
+    /// Short description of the kind.
+    pub title: String,
+    /// HTTP status code.
+    pub status: u16,
+    /// Description of this failure and its cause.
+    pub detail: String,
+    /// Path of the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// Stable error code, as on the control socket, and `unauthorized`, `forbidden`, `method_not_allowed`.
+    pub kind: String,
+    /// Name of the next step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<Remedy>,
+    /// The next step as a command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_step: Option<String>,
+    /// Status of the server instance, if it is the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_status: Option<String>,
+    /// Fate of a call that got no response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fate: Option<CallFate>,
+    /// JSON-RPC error code of the server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<i64>,
+    /// JSON-RPC error data of the server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<serde_json::Value>,
+    /// End of the attempt that was made for this call, in RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_attempt: Option<String>,
+    /// Milliseconds until the next automatic attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_retry_ms: Option<u64>,
+    /// Reason why the last attempt failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// HTTP status of the remote server's error response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http_status: Option<u16>,
+    /// Milliseconds after which a retry is accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+    /// The OAuth scopes that the request needs and the authorization lacks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scopes: Vec<String>,
+}
+
+/// Returns the HTTP status and the title of a kind.
+fn describe(kind: &str) -> (StatusCode, &'static str) {
+    match kind {
+        "unauthorized" => (StatusCode::UNAUTHORIZED, "A valid token or login is required"),
+        "forbidden" => (StatusCode::FORBIDDEN, "The role does not permit this"),
+        "not_found" => (StatusCode::NOT_FOUND, "There is nothing with this name"),
+        "method_not_allowed" => (StatusCode::METHOD_NOT_ALLOWED, "The path has no such method"),
+        "ambiguous" => (StatusCode::BAD_REQUEST, "The name is ambiguous"),
+        "bad_input" => (StatusCode::BAD_REQUEST, "The request is not valid"),
+        "refused" => (StatusCode::CONFLICT, "The state does not permit this"),
+        "superseded" => (StatusCode::CONFLICT, "A later command replaced this one"),
+        "busy" => (StatusCode::TOO_MANY_REQUESTS, "There are too many requests"),
+        "timed_out" => (StatusCode::GATEWAY_TIMEOUT, "The server did not answer in time"),
+        "reconnecting" => (StatusCode::SERVICE_UNAVAILABLE, "The server is not reachable at the moment"),
+        "closing" => (StatusCode::SERVICE_UNAVAILABLE, "The satellite is not ready or is ending"),
+        "storage" => (StatusCode::SERVICE_UNAVAILABLE, "The change cannot be stored"),
+        "terminated" => (StatusCode::BAD_GATEWAY, "The server ended during the call"),
+        "remote" => (StatusCode::BAD_GATEWAY, "The remote server failed"),
+        "authorization" => (StatusCode::BAD_GATEWAY, "The authorization failed"),
+        _ => (StatusCode::BAD_GATEWAY, "The server answered with an error"),
+    }
+}
+
+impl Problem {
+    pub fn new(kind: &str, detail: impl Into<String>) -> Self {
+        RequestFailure::new(kind, detail).into()
+    }
+
+    pub fn not_found(what: &str, name: &str) -> Self {
+        Self::new("not_found", format!("there is no {what} `{}`", name.escape_debug()))
+    }
+
+    /// Returns true if the request was not carried out because it is not permitted or not valid.
+    pub fn is_refusal(&self) -> bool {
+        self.status < 500
+    }
+
+    #[must_use]
+    pub fn at(mut self, path: &str) -> Self {
+        self.instance = Some(path.to_owned());
+        self
+    }
+}
+
+impl From<RequestFailure> for Problem {
+    fn from(failure: RequestFailure) -> Self {
+        let RequestFailure {
+            kind,
+            message,
+            remedy,
+            next_step,
+            fate,
+            status,
+            code,
+            data,
+            last_attempt,
+            next_retry_ms,
+            last_error,
+            http_status,
+            retry_after_ms,
+            scopes,
+        } = failure;
+        let (http, title) = describe(&kind);
+        Self {
+            problem_type: format!("{TYPE_PREFIX}{kind}"),
+            title: title.to_owned(),
+            status: http.as_u16(),
+            detail: message,
+            instance: None,
+            kind,
+            remedy,
+            next_step,
+            instance_status: status,
+            fate,
+            code,
+            data,
+            last_attempt,
+            next_retry_ms,
+            last_error,
+            http_status,
+            retry_after_ms,
+            scopes,
+        }
+    }
+}
+
+impl From<AccessDenied> for Problem {
+    fn from(denied: AccessDenied) -> Self {
+        let kind = match denied {
+            AccessDenied::NoToken | AccessDenied::WrongToken => "unauthorized",
+            AccessDenied::TooManyAttempts(_) => "busy",
+            AccessDenied::NotLocal => "forbidden",
+        };
+        let retry_after_ms = match denied {
+            AccessDenied::TooManyAttempts(pause) => Some(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
+            AccessDenied::NoToken | AccessDenied::WrongToken | AccessDenied::NotLocal => None,
+        };
+        RequestFailure { retry_after_ms, ..RequestFailure::new(kind, denied.to_string()) }.into()
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let retry_after = self.retry_after_ms.map(|pause| pause.div_ceil(1000));
+        let mut response = (status, Json(self)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(seconds) = retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+}

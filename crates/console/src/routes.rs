@@ -1,0 +1,325 @@
+//! The table of routes. Each request is authenticated, its role is checked, and its input is read before the handler
+//! runs. Changes are recorded, refused ones too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::to_bytes;
+use axum::extract::{FromRequestParts as _, RawPathParams, Request};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, request};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodFilter, MethodRouter, get, on};
+use axum::{Json, Router};
+use mcp_satellite_actors::model::event::{ActionActor, ActionOutcome, Event, EventSubject};
+use mcp_satellite_config::Role;
+use mcp_satellite_gateway::pages::PageConnection;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::access::ConsoleAccess;
+use crate::openapi::{ApiDescription, Operation};
+use crate::principal::Principal;
+use crate::problem::Problem;
+
+/// Maximum size of a request body: the arguments of a call may be as large as a message of a server.
+const BODY_MAX: usize = 16 * 1024 * 1024;
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A server of the API.
+pub trait ApiServer: Send + Sync + 'static {
+    fn access(&self) -> &ConsoleAccess;
+
+    fn record(&self, event: Event);
+
+    /// Returns the instance that a path names; `None` if there is none, or the principal does not see it.
+    fn target(&self, principal: &Principal, name: &str) -> Option<Arc<EventSubject>>;
+}
+
+/// Input of an operation without parameters or body.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NoInput {}
+
+/// A request whose role was checked.
+#[derive(Debug)]
+pub struct RequestContext {
+    pub principal: Principal,
+    pub connection: PageConnection,
+    pub uri: Uri,
+    pub headers: HeaderMap,
+    params: Vec<(String, String)>,
+}
+
+impl RequestContext {
+    /// Returns a parameter of the path, or an empty string.
+    pub fn param(&self, name: &str) -> &str {
+        self.params.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
+    }
+}
+
+/// Collects the routes of a server and their description.
+pub struct Routes<S> {
+    server: Arc<S>,
+    router: Router,
+    description: ApiDescription,
+}
+
+/// A change, as its event names it.
+#[derive(Debug, Clone, Copy)]
+pub struct Change {
+    pub method: &'static str,
+    pub path: &'static str,
+    pub role: Role,
+    /// Name of the action in the event `control.action`.
+    pub action: &'static str,
+    pub summary: &'static str,
+}
+
+impl<S: ApiServer> Routes<S> {
+    pub fn new(server: Arc<S>) -> Self {
+        Self { server, router: Router::new(), description: ApiDescription::default() }
+    }
+
+    /// Adds a GET request with a JSON response.
+    pub fn read<Q, R, H, F>(&mut self, path: &'static str, role: Role, summary: &'static str, handler: H)
+    where
+        Q: DeserializeOwned + JsonSchema + Send + 'static,
+        R: Serialize + JsonSchema + 'static,
+        H: Fn(Arc<S>, RequestContext, Q) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<R, Problem>> + Send + 'static,
+    {
+        let content = self.description.response::<R>();
+        self.describe_read::<Q>(path, role, summary, &content);
+        self.add_read(path, role, move |server, context, query| {
+            let answer = handler(server, context, query);
+            async move { Ok(Json(answer.await?).into_response()) }
+        });
+    }
+
+    /// Adds a GET request whose handler builds the response: a stream or another media type.
+    pub fn respond<Q, H, F>(
+        &mut self,
+        path: &'static str,
+        role: Role,
+        summary: &'static str,
+        media_types: &[&str],
+        handler: H,
+    ) where
+        Q: DeserializeOwned + JsonSchema + Send + 'static,
+        H: Fn(Arc<S>, RequestContext, Q) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<Response, Problem>> + Send + 'static,
+    {
+        let content = media_types.iter().map(|media_type| ((*media_type).to_owned(), serde_json::json!({}))).collect();
+        self.describe_read::<Q>(path, role, summary, &Value::Object(content));
+        self.add_read(path, role, handler);
+    }
+
+    /// Adds a change with a JSON response.
+    pub fn change<B, R, H, F>(&mut self, change: Change, handler: H)
+    where
+        B: DeserializeOwned + JsonSchema + Send + 'static,
+        R: Serialize + JsonSchema + 'static,
+        H: Fn(Arc<S>, RequestContext, B) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<R, Problem>> + Send + 'static,
+    {
+        let Change { method, path, role, summary, .. } = change;
+        let method = Method::from_bytes(method.as_bytes()).unwrap_or(Method::POST);
+        let content = self.description.response::<R>();
+        let body = self.description.input::<B>();
+        let operation = Operation { method: &method, path, role: Some(role), summary };
+        self.description.add(&operation, &Value::Null, Some(body), &content);
+        let server = self.server.clone();
+        let filter = MethodFilter::try_from(method).unwrap_or(MethodFilter::POST);
+        self.add(
+            path,
+            on(filter, move |request: Request| {
+                let (server, handler) = (server.clone(), handler.clone());
+                async move {
+                    let path = request.uri().path().to_owned();
+                    let answered = run_change(&server, request, change, &handler).await;
+                    answered.unwrap_or_else(|problem| problem.at(&path).into_response())
+                }
+            }),
+        );
+    }
+
+    /// Adds a path that needs no token and is not part of the description.
+    pub fn open(&mut self, path: &'static str, route: MethodRouter) {
+        self.add(path, route);
+    }
+
+    /// Returns the router, which also serves the description at `/openapi.json`.
+    pub fn finish(mut self) -> Router {
+        let summary = "This description";
+        let operation =
+            Operation { method: &Method::GET, path: "/openapi.json", role: Some(Role::Viewer), summary };
+        let content = self.description.response::<Value>();
+        self.description.add(&operation, &Value::Null, None, &content);
+        let document: Arc<Value> = Arc::new(std::mem::take(&mut self.description).into_document());
+        self.add_read("/openapi.json", Role::Viewer, move |_, _, NoInput {}| {
+            let response = Json(&*document).into_response();
+            async move { Ok(response) }
+        });
+        let missing = |uri: Uri| async move { Problem::not_found("path", uri.path()).at(uri.path()) };
+        let wrong_method = |method: Method, uri: Uri| async move {
+            Problem::new("method_not_allowed", format!("this path does not accept {method}")).at(uri.path())
+        };
+        self.router.fallback(missing).method_not_allowed_fallback(wrong_method)
+    }
+
+    fn describe_read<Q: JsonSchema>(&mut self, path: &str, role: Role, summary: &str, content: &Value) {
+        let query = self.description.input::<Q>();
+        let operation = Operation { method: &Method::GET, path, role: Some(role), summary };
+        self.description.add(&operation, &query, None, content);
+    }
+
+    fn add_read<Q, H, F>(&mut self, path: &'static str, role: Role, handler: H)
+    where
+        Q: DeserializeOwned + Send + 'static,
+        H: Fn(Arc<S>, RequestContext, Q) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<Response, Problem>> + Send + 'static,
+    {
+        let server = self.server.clone();
+        self.add(
+            path,
+            get(move |request: Request| {
+                let (server, handler) = (server.clone(), handler.clone());
+                async move {
+                    let path = request.uri().path().to_owned();
+                    let answered = run_read(server, request, role, &handler).await;
+                    answered.unwrap_or_else(|problem| problem.at(&path).into_response())
+                }
+            }),
+        );
+    }
+
+    fn add(&mut self, path: &'static str, route: MethodRouter) {
+        self.router = std::mem::take(&mut self.router).route(path, route);
+    }
+}
+
+async fn run_read<S, Q, H, F>(server: Arc<S>, request: Request, role: Role, handler: &H) -> Result<Response, Problem>
+where
+    S: ApiServer,
+    Q: DeserializeOwned,
+    H: Fn(Arc<S>, RequestContext, Q) -> F,
+    F: Future<Output = Result<Response, Problem>>,
+{
+    let (mut parts, _) = request.into_parts();
+    let principal = authenticate(&*server, &parts, false)?;
+    check_role(&principal, role)?;
+    let query = serde_urlencoded::from_str(parts.uri.query().unwrap_or_default())
+        .map_err(|error| Problem::new("bad_input", format!("the query is not valid: {error}")))?;
+    let context = context(&mut parts, principal).await?;
+    let mut response = handler(server, context, query).await?;
+    // What one principal may read must not be shown to another one.
+    response.headers_mut().entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+async fn run_change<S, B, R, H, F>(
+    server: &Arc<S>,
+    request: Request,
+    change: Change,
+    handler: &H,
+) -> Result<Response, Problem>
+where
+    S: ApiServer,
+    B: DeserializeOwned,
+    R: Serialize,
+    H: Fn(Arc<S>, RequestContext, B) -> F,
+    F: Future<Output = Result<R, Problem>>,
+{
+    let (mut parts, body) = request.into_parts();
+    let principal = authenticate(&**server, &parts, true)?;
+    let context = context(&mut parts, principal).await?;
+    let (principal, target) = (context.principal.clone(), context.param("instance").to_owned());
+    let target = server.target(&principal, &target);
+    let mut keys = Vec::new();
+    let answered = async {
+        check_role(&principal, change.role)?;
+        let input = read_body(&parts, body).await?;
+        keys = named_keys(&input);
+        let mut reader = serde_json::Deserializer::from_slice(&input);
+        let input = serde_path_to_error::deserialize(&mut reader)
+            .map_err(|error| Problem::new("bad_input", format!("the request is not valid: {error}")))?;
+        handler(Arc::clone(server), context, input).await
+    }
+    .await;
+    let outcome = match &answered {
+        Ok(_) => ActionOutcome::Succeeded,
+        Err(problem) if problem.is_refusal() => ActionOutcome::Refused,
+        Err(_) => ActionOutcome::Failed,
+    };
+    let reason = answered.as_ref().err().map(|problem| problem.detail.clone());
+    server.record(action_event(change.action, outcome, principal.as_actor(), target, reason, keys));
+    answered.map(|answer| (StatusCode::OK, [(header::CACHE_CONTROL, "no-store")], Json(answer)).into_response())
+}
+
+/// Returns the event about a requested change.
+pub fn action_event(
+    action: &str,
+    outcome: ActionOutcome,
+    actor: ActionActor,
+    target: Option<Arc<EventSubject>>,
+    reason: Option<String>,
+    keys: Vec<String>,
+) -> Event {
+    Event::ControlAction { action: action.to_owned(), outcome, actor, target, reason, keys }
+}
+
+fn authenticate<S: ApiServer>(server: &S, parts: &request::Parts, is_change: bool) -> Result<Principal, Problem> {
+    let access = server.access();
+    if !access.is_on() {
+        return Err(Problem::not_found("path", parts.uri.path()));
+    }
+    let connection = parts.extensions.get::<PageConnection>();
+    let connection = connection.ok_or_else(|| Problem::new("closing", "the request has no connection"))?;
+    access.authenticate(parts, connection, is_change)
+}
+
+fn check_role(principal: &Principal, needed: Role) -> Result<(), Problem> {
+    let role = principal.access.role;
+    let why = || Problem::new("forbidden", format!("this needs the role {needed}; this client has the role {role}"));
+    (role >= needed).then_some(()).ok_or_else(why)
+}
+
+async fn context(parts: &mut request::Parts, principal: Principal) -> Result<RequestContext, Problem> {
+    let bad_path = |error| Problem::new("bad_input", format!("the path is not valid: {error}"));
+    let params = RawPathParams::from_request_parts(parts, &()).await.map_err(bad_path)?;
+    let params = params.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let connection = parts.extensions.get::<PageConnection>().cloned();
+    let connection = connection.ok_or_else(|| Problem::new("closing", "the request has no connection"))?;
+    Ok(RequestContext { principal, connection, uri: parts.uri.clone(), headers: parts.headers.clone(), params })
+}
+
+/// Returns the body; an absent one is an empty object.
+async fn read_body(parts: &request::Parts, body: axum::body::Body) -> Result<Vec<u8>, Problem> {
+    let too_late = |_| Problem::new("bad_input", "the request body did not arrive in time");
+    let read = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, BODY_MAX)).await.map_err(too_late)?;
+    let body = read.map_err(|error| Problem::new("bad_input", format!("cannot read the request body: {error}")))?;
+    if body.trim_ascii().is_empty() {
+        return Ok(b"{}".to_vec());
+    }
+    let is_json = parts.headers.get(header::CONTENT_TYPE).is_some_and(|content_type| {
+        content_type.to_str().is_ok_and(|text| text.split(';').next().is_some_and(|text| text.trim() == "application/json"))
+    });
+    // Another media type can be sent by a form of another site.
+    is_json.then(|| body.to_vec()).ok_or_else(|| {
+        Problem::new("bad_input", "the request body needs the header Content-Type: application/json")
+    })
+}
+
+/// Returns the keys of `set` and `unset`: the event of a change names the values, never their content.
+fn named_keys(body: &[u8]) -> Vec<String> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct NamedKeys {
+        set: std::collections::BTreeMap<String, serde::de::IgnoredAny>,
+        unset: Vec<String>,
+    }
+    let NamedKeys { set, unset } = serde_json::from_slice(body).unwrap_or_default();
+    set.into_keys().chain(unset).collect()
+}
