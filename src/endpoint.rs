@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use axum::Router;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::audience::Audience;
 use mcp_satellite_actors::byte_budget::ByteBudget;
@@ -57,6 +58,8 @@ pub(crate) struct SatelliteEndpoint {
     passed_listener: Option<TcpListener>,
     /// Tokens for clients that have asked over the control socket, by user. They end with the satellite.
     granted_tokens: Mutex<HashMap<(TeamId, UserId), Secret>>,
+    /// Routes for other paths than those of MCP.
+    pages: OnceLock<Router>,
     /// True if the configuration has an endpoint, which may not be open yet.
     is_expected: AtomicBool,
 }
@@ -96,6 +99,7 @@ impl SatelliteEndpoint {
             stored_token: Mutex::default(),
             passed_listener,
             granted_tokens: Mutex::default(),
+            pages: OnceLock::new(),
             is_expected: AtomicBool::new(false),
         }
     }
@@ -132,6 +136,9 @@ impl SatelliteEndpoint {
         let tell = Box::new(move |event| emitter.emit(event));
         let gateway = Gateway::start(listener, settings, access.clone(), dispatcher, self.sessions.clone(), tell);
         let gateway = Arc::new(gateway.map_err(|why| EndpointError { address, why, hint: ADDRESS_HINT })?);
+        if let Some(pages) = self.pages.get() {
+            gateway.set_pages(pages.clone());
+        }
         tracing::info!(url = plan.url(gateway.address()), "the MCP endpoint is open");
         *self.state() = Some(OpenEndpoint { gateway, access, plan });
         Ok(())
@@ -232,6 +239,23 @@ impl SatelliteEndpoint {
             sessions: open.gateway.session_count(),
             clients: open.gateway.clients().len(),
         })
+    }
+
+    /// Returns the users with all their tokens; `None` if the endpoint is closed.
+    pub(crate) fn users(&self) -> Option<Vec<GatewayUser>> {
+        self.state().as_ref().map(|open| open.plan.users.clone())
+    }
+
+    /// Returns the URL of the endpoint without a path; `None` if it is closed.
+    pub(crate) fn base_url(&self) -> Option<String> {
+        let url = self.state().as_ref().map(|open| open.plan.url(open.gateway.address()))?;
+        Some(url.trim_end_matches("/mcp").to_owned())
+    }
+
+    /// Sets the routes for other paths than those of MCP.
+    pub(crate) fn set_pages(&self, pages: Router) {
+        // Set once, before the endpoint is opened.
+        let _ = self.pages.set(pages);
     }
 
     pub(crate) fn is_opening(&self) -> bool {

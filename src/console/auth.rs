@@ -7,28 +7,29 @@ use axum::extract::{Json, State};
 use mcp_satellite_actors::ControlError;
 
 use super::api::{AuthFinishRequest, AuthFlow, AuthRequest, AuthRevokeResult, InstanceSelector, RequestFailure};
-use super::server::{ConsoleResult, ConsoleState, resolve};
+use super::server::ConsoleResult;
+use super::state::ConsoleState;
 use mcp_satellite_remote::oauth::{FlowCompletion, FlowRequest, FlowStart, OAuthError};
 
 pub(super) async fn begin(
     State(console): State<Arc<ConsoleState>>,
     Json(request): Json<AuthRequest>,
 ) -> ConsoleResult<AuthFlow> {
-    let spec = Arc::clone(&resolve(&console, &request.selector)?.spec);
+    let spec = Arc::clone(&console.resolve(&request.selector)?.spec);
     let AuthRequest { redirect_uri, device, scopes, .. } = request;
     let flow_request = FlowRequest { redirect_uri, device, scopes };
     let started = console.grants.begin_flow(&spec, flow_request).await;
     let started = started
         .map_err(|error| RequestFailure::new("authorization", format!("cannot authorize `{}`: {error}", spec.name)))?;
     console.runtime.sync_snapshot().await;
-    Ok(Json(AuthFlow::from_start(&spec.name, started)))
+    Ok(Json(flow_reply(&spec.name, started)))
 }
 
 pub(super) async fn finish(
     State(console): State<Arc<ConsoleState>>,
     Json(request): Json<AuthFinishRequest>,
 ) -> ConsoleResult<()> {
-    let finished = console.grants.finish_flow(request.flow, FlowCompletion::from(request)).await;
+    let finished = console.grants.finish_flow(request.flow, flow_completion(request)).await;
     finished.map_err(|error| RequestFailure::new("authorization", error.to_string()))?;
     // The new token may have changed the status; the next snapshot must show it.
     console.runtime.sync_snapshot().await;
@@ -39,51 +40,45 @@ pub(super) async fn revoke(
     State(console): State<Arc<ConsoleState>>,
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<AuthRevokeResult> {
-    let spec = Arc::clone(&resolve(&console, &selector)?.spec);
-    let revoked = AuthRevokeResult::from_result(&spec.name, console.grants.revoke_grant(&spec.id).await);
+    let spec = Arc::clone(&console.resolve(&selector)?.spec);
+    let revoked = revoke_reply(&spec.name, console.grants.revoke_grant(&spec.id).await);
     if revoked.had_grant {
         // A connection that used the revoked token must end. The reconnect attempt sets the new status.
         match console.runtime.reconnect(&spec.id).await {
             // A stopped instance has no connection.
             Ok(_) | Err(ControlError::Refused { .. } | ControlError::Superseded) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(RequestFailure::from(error).into()),
         }
     }
     Ok(Json(revoked))
 }
 
-impl AuthFlow {
-    pub(crate) fn from_start(instance: &str, started: FlowStart) -> Self {
-        let (mut flow, mut page, mut page_with_code, mut user_code, mut expires_in) = (None, None, None, None, None);
-        match started {
-            FlowStart::Granted => {}
-            FlowStart::Page { flow: number, url } => (flow, page) = (Some(number), Some(url)),
-            FlowStart::Device(device) => {
-                (flow, page, page_with_code) = (Some(device.flow), Some(device.page), device.page_with_code);
-                (user_code, expires_in) = (Some(device.user_code), Some(device.expires_in));
-            }
+pub(crate) fn flow_reply(instance: &str, started: FlowStart) -> AuthFlow {
+    let (mut flow, mut page, mut page_with_code, mut user_code, mut expires_in) = (None, None, None, None, None);
+    match started {
+        FlowStart::Granted => {}
+        FlowStart::Page { flow: number, url } => (flow, page) = (Some(number), Some(url)),
+        FlowStart::Device(device) => {
+            (flow, page, page_with_code) = (Some(device.flow), Some(device.page), device.page_with_code);
+            (user_code, expires_in) = (Some(device.user_code), Some(device.expires_in));
         }
-        let expires_in_seconds = expires_in.as_ref().map(Duration::as_secs);
-        Self { instance: instance.to_owned(), flow, page, page_with_code, user_code, expires_in_seconds }
     }
+    let expires_in_seconds = expires_in.as_ref().map(Duration::as_secs);
+    AuthFlow { instance: instance.to_owned(), flow, page, page_with_code, user_code, expires_in_seconds }
 }
 
-impl AuthRevokeResult {
-    pub(crate) fn from_result(instance: &str, revoked: Result<bool, OAuthError>) -> Self {
-        let (had_grant, notification_error) = match revoked {
-            Ok(had_grant) => (had_grant, None),
-            Err(error) => (true, Some(error.to_string())),
-        };
-        Self { instance: instance.to_owned(), had_grant, notification_error }
-    }
+pub(crate) fn revoke_reply(instance: &str, revoked: Result<bool, OAuthError>) -> AuthRevokeResult {
+    let (had_grant, notification_error) = match revoked {
+        Ok(had_grant) => (had_grant, None),
+        Err(error) => (true, Some(error.to_string())),
+    };
+    AuthRevokeResult { instance: instance.to_owned(), had_grant, notification_error }
 }
 
-impl From<AuthFinishRequest> for FlowCompletion {
-    fn from(finish: AuthFinishRequest) -> Self {
-        match (finish.redirect, finish.code) {
-            (Some(redirect), _) => Self::Redirect(redirect.into()),
-            (None, Some(code)) => Self::Code(code.into()),
-            (None, None) => Self::Poll,
-        }
+pub(crate) fn flow_completion(finish: AuthFinishRequest) -> FlowCompletion {
+    match (finish.redirect, finish.code) {
+        (Some(redirect), _) => FlowCompletion::Redirect(redirect.into()),
+        (None, Some(code)) => FlowCompletion::Code(code.into()),
+        (None, None) => FlowCompletion::Poll,
     }
 }

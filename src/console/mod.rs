@@ -1,10 +1,16 @@
-//! The control socket: HTTP over a Unix socket in the data directory, for the command line of the same machine.
+//! Control of a running satellite: the control socket (HTTP over a Unix socket in the data directory, for the command
+//! line of the same machine), and the HTTP API behind the console.
 
 pub use mcp_satellite_console::api;
-mod auth;
+mod actions;
+pub(crate) mod auth;
 pub mod client;
+mod event_stream;
 pub(crate) mod find;
+pub(crate) mod http_api;
+pub(crate) mod listener;
 pub(crate) mod server;
+pub(crate) mod state;
 
 use std::os::unix::net::UnixStream;
 

@@ -32,6 +32,7 @@ use crate::backend::link::BackendLink;
 use crate::connect::stdio::StdioConnector;
 use crate::console::api::{EndpointStatus, RejectedConfiguration};
 use crate::console::find::TeamMembers;
+use crate::console::listener::ConsoleListener;
 use crate::delivery::Delivery;
 use crate::endpoint::SatelliteEndpoint;
 use crate::erasures::DataEraser;
@@ -51,6 +52,7 @@ pub(crate) struct RunningSatellite {
     installed: Mutex<HashSet<InstanceId>>,
     users: UserData,
     endpoint: Arc<SatelliteEndpoint>,
+    http: Arc<ConsoleListener>,
     link: Option<BackendLink>,
     console: ControlSocket,
     _watchers: Vec<AbortOnDropHandle<()>>,

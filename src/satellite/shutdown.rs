@@ -13,6 +13,7 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl RunningSatellite {
     pub(crate) async fn shut_down(&self) -> ShutdownReport {
+        self.http.close().await;
         // Clients first: their pending requests get real responses, not errors about the shutdown.
         self.endpoint.close().await;
         // Store catalogues that were discovered a moment ago.

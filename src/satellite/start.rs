@@ -29,7 +29,9 @@ use crate::connect::process::{ReclaimedProcesses, raise_descriptor_limit};
 use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::connect::{memory, suspend};
-use crate::console::server::{self, ConsoleState};
+use crate::console::listener::ConsoleListener;
+use crate::console::state::ConsoleState;
+use crate::console::{http_api, server};
 use crate::data_dir::DataDir;
 use crate::delivery::Delivery;
 use crate::endpoint::{EndpointError, ReservedEndpoint, SatelliteEndpoint};
@@ -105,6 +107,7 @@ impl RunningSatellite {
         let data_dir = storage.directory.data_dir().clone();
         let memory = memory_limit::budget();
         let endpoint = Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone(), listener));
+        let http = ConsoleListener::new(data_dir.clone()).map_err(failed("prepare the console"))?;
         let reserved_endpoint = reserve_endpoint(&endpoint, &plan).await?;
         reclaim_processes(&data_dir).await?;
         let connector = create_stdio_connector(&plan, &data_dir)?;
@@ -126,6 +129,7 @@ impl RunningSatellite {
             installed,
             users,
             endpoint,
+            http: Arc::new(http),
             link,
             console,
             _watchers: watchers,
@@ -134,11 +138,13 @@ impl RunningSatellite {
         satellite.open_control_socket(&plan.name, reload)?;
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
+        let configured = plan.clone();
         satellite.install(plan, applied, ChangeOrigin { since: Instant::now(), hash: None }).await;
         // All instances are installed now; clients that connected earlier have waited.
         if let Some(reserved) = reserved_endpoint {
             satellite.endpoint.open(reserved, &satellite.runtime)?;
         }
+        satellite.http.apply(&configured, &satellite.endpoint).await;
         Ok(satellite)
     }
 
@@ -150,6 +156,8 @@ impl RunningSatellite {
             name: name.to_owned(),
             connector: self.connector.clone(),
             endpoint: self.endpoint.clone(),
+            http: self.http.clone(),
+            applied: self.applied.clone(),
             link: self.link.clone(),
             journal: self.storage.journal.clone(),
             delivery: self.storage.delivery.clone(),
@@ -162,13 +170,17 @@ impl RunningSatellite {
             grants: self.users.grants.clone(),
             eraser: self.users.eraser.clone(),
             reload,
-            data_dir: data_dir.path().to_owned(),
+            data_dir: data_dir.clone(),
             started: Instant::now(),
             members: self.console.members.clone(),
             rejected: self.console.rejected.clone(),
             shutdown: self.console.shutdown.clone(),
             ending: self.console.ending.clone(),
         };
+        let state = Arc::new(state);
+        let routes = http_api::routes(&state);
+        self.endpoint.set_pages(routes.clone());
+        self.http.set_routes(routes);
         let task = tokio::spawn(server::serve(listener, state));
         *self.console.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
         Ok(())

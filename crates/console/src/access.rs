@@ -46,6 +46,7 @@ pub struct ConsoleAccess {
 #[derive(Default)]
 struct TokenHolders {
     is_on: bool,
+    has_own_listener: bool,
     allows_anonymous: bool,
     by_token: TokenTable<Principal>,
 }
@@ -68,6 +69,8 @@ struct Login {
 pub struct AccessSettings<'a> {
     /// True if the console is on. If it is off, every path is missing.
     pub is_on: bool,
+    /// True if the console is not served on the listener of the MCP endpoint.
+    pub has_own_listener: bool,
     /// True if clients on this machine are viewers without a token.
     pub allows_anonymous: bool,
     pub owner_token: Option<&'a Secret>,
@@ -113,16 +116,18 @@ impl ConsoleAccess {
             user.tokens.iter().map(move |token| (*token, principal.clone()))
         });
         let by_token = self.check.table(owner.into_iter().chain(tokens).chain(users));
-        let AccessSettings { is_on, allows_anonymous, .. } = *settings;
-        let holders = TokenHolders { is_on, allows_anonymous, by_token };
+        let AccessSettings { is_on, has_own_listener, allows_anonymous, .. } = *settings;
+        let holders = TokenHolders { is_on, has_own_listener, allows_anonymous, by_token };
         self.logins().by_id.retain(|_, login| {
             login.token.is_none_or(|token| self.check.holder(&holders.by_token, &token).is_some())
         });
         *self.holders.write().unwrap_or_else(PoisonError::into_inner) = holders;
     }
 
-    pub fn is_on(&self) -> bool {
-        self.holders().is_on
+    /// Returns true if the console is on and served on the listener of this connection.
+    pub fn is_served(&self, connection: &PageConnection) -> bool {
+        let holders = self.holders();
+        holders.is_on && holders.has_own_listener == connection.is_own
     }
 
     /// Returns the number of logged-in browsers.

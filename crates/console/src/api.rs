@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use mcp_satellite_actors::ControlError;
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::remedy::Remedy;
@@ -42,6 +43,20 @@ pub struct InstanceSelector {
     /// Only instances of this user (id or slug).
     #[serde(default)]
     pub user: Option<String>,
+}
+
+impl InstanceSelector {
+    /// Selects an instance by name among those of a team.
+    pub fn of_team(server: &str, team: Option<String>) -> Self {
+        Self { server: server.to_owned(), team, user: None }
+    }
+}
+
+/// A link that opens the console, valid once within a minute. There is no `Debug` because it contains a secret.
+#[derive(Serialize, Deserialize)]
+pub struct LoginLink {
+    /// URL of the login page; the code is in its fragment, which is not sent to any server.
+    pub url: String,
 }
 
 /// A tool call.
@@ -141,6 +156,23 @@ impl From<CallError> for RequestFailure {
             | CallError::BadInput(_) => {}
         }
         failure
+    }
+}
+
+impl From<ControlError> for RequestFailure {
+    fn from(error: ControlError) -> Self {
+        let kind = match error {
+            ControlError::NotFound => "not_found",
+            ControlError::Refused { .. } => "refused",
+            ControlError::Superseded => "superseded",
+            ControlError::Closing => "closing",
+        };
+        let message = error.to_string();
+        let remedy = match error {
+            ControlError::Refused { remedy, .. } => remedy,
+            ControlError::NotFound | ControlError::Superseded | ControlError::Closing => None,
+        };
+        Self { remedy, ..Self::new(kind, message) }
     }
 }
 
@@ -699,7 +731,26 @@ pub struct ToolEntry {
     /// Estimated number of tokens in a model's context.
     pub tokens: usize,
     /// Complete tool definition, as the server sent it.
+    #[schemars(with = "serde_json::Value")]
     pub tool: Box<RawValue>,
+}
+
+impl ToolEntry {
+    /// Returns the tools that an instance offers.
+    pub fn all_of(view: &InstanceView) -> Vec<Self> {
+        let spec = &view.spec;
+        let tools = view.offered_catalogue().into_iter().flat_map(|catalogue| &catalogue.tools);
+        let entry = |tool: &ToolDefinition| Self {
+            instance: spec.name.to_string(),
+            server: spec.server.to_string(),
+            team: spec.team_slug.to_string(),
+            user: spec.user_slug.to_string(),
+            tool_path: format!("{}:{}", spec.server, tool.name),
+            tokens: tool.tokens,
+            tool: tool.raw.clone(),
+        };
+        tools.map(entry).collect()
+    }
 }
 
 /// Filter for lists of instances.

@@ -4,6 +4,7 @@
 //! routes     a request: path → access → role → query and body → handler → response or problem document
 //! access     tokens, logins and the principal behind a request
 //! api        shapes of requests and responses, shared with the control socket
+//! v1         those that only the HTTP API has
 //! ```
 //!
 //! The crate knows no satellite. A server of the API, such as the satellite, implements [`routes::ApiServer`] and
@@ -17,3 +18,5 @@ mod openapi;
 pub mod principal;
 pub mod problem;
 pub mod routes;
+pub mod sse;
+pub mod v1;

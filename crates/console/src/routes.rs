@@ -254,6 +254,8 @@ where
         Err(_) => ActionOutcome::Failed,
     };
     let reason = answered.as_ref().err().map(|problem| problem.detail.clone());
+    // A rejected key may be a value in the wrong place.
+    let keys = if outcome == ActionOutcome::Succeeded { keys } else { Vec::new() };
     server.record(action_event(change.action, outcome, principal.as_actor(), target, reason, keys));
     answered.map(|answer| (StatusCode::OK, [(header::CACHE_CONTROL, "no-store")], Json(answer)).into_response())
 }
@@ -271,12 +273,12 @@ pub fn action_event(
 }
 
 fn authenticate<S: ApiServer>(server: &S, parts: &request::Parts, is_change: bool) -> Result<Principal, Problem> {
-    let access = server.access();
-    if !access.is_on() {
-        return Err(Problem::not_found("path", parts.uri.path()));
-    }
     let connection = parts.extensions.get::<PageConnection>();
     let connection = connection.ok_or_else(|| Problem::new("closing", "the request has no connection"))?;
+    let access = server.access();
+    if !access.is_served(connection) {
+        return Err(Problem::not_found("path", parts.uri.path()));
+    }
     access.authenticate(parts, connection, is_change)
 }
 

@@ -34,6 +34,7 @@ use super::connections::Connections;
 use super::endpoint_id::{EndpointId, EndpointPath};
 use super::era::PROTOCOL_VERSION;
 use super::handler::EndpointHandler;
+use super::pages::PageConnection;
 use super::parked_calls::{ParkedCalls, ParkedLimits};
 use super::reply::{self, SESSION_ID};
 use super::session::{ClientLifetime, ClientSession, SessionEnd, SessionFacts};
@@ -718,8 +719,9 @@ pub(crate) async fn handle(endpoint: Arc<EndpointService>, peer: SocketAddr, req
     if let Some(pages) = endpoint.pages.get()
         && parse_path(request.uri().path()).is_none()
     {
-        let (pages, connections, settings) = (pages.clone(), endpoint.connections.clone(), endpoint.settings());
-        return pages::answer(pages, connections, &settings, peer, request.map(Body::new)).await;
+        let (pages, settings) = (pages.clone(), endpoint.settings());
+        let connection = PageConnection::of_endpoint(endpoint.connections.clone(), peer, &settings);
+        return pages::answer(pages, &settings, connection, request.map(Body::new)).await;
     }
     let (parts, body) = request.into_parts();
     let mut body = Body::new(body).into_data_stream();

@@ -25,9 +25,15 @@ pub struct PageConnection {
     pub peer: SocketAddr,
     /// True if the connection is encrypted.
     pub is_tls: bool,
+    /// True if the listener is for the console only.
+    pub is_own: bool,
 }
 
 impl PageConnection {
+    pub(crate) fn of_endpoint(connections: Arc<Connections>, peer: SocketAddr, settings: &GatewaySettings) -> Self {
+        Self { connections, peer, is_tls: settings.tls.is_some(), is_own: false }
+    }
+
     /// Exempts the connection from the limits for clients without a valid token.
     pub fn mark_authenticated(&self) {
         self.connections.mark_authenticated(self.peer);
@@ -36,15 +42,14 @@ impl PageConnection {
 
 pub(crate) async fn answer(
     mut pages: Router,
-    connections: Arc<Connections>,
     settings: &GatewaySettings,
-    peer: SocketAddr,
+    connection: PageConnection,
     mut request: Request<Body>,
 ) -> Response {
     if let Err(refused) = EndpointService::check_guard(settings, &request) {
         return refused;
     }
-    request.extensions_mut().insert(PageConnection { connections, peer, is_tls: settings.tls.is_some() });
+    request.extensions_mut().insert(connection);
     match pages.call(request).await {
         Ok(response) => response,
         Err(never) => match never {},
@@ -67,7 +72,8 @@ impl PageListener {
         let (address, settings) = (listener.local_addr()?, Arc::new(settings));
         let answer = move |peer, request: IncomingRequest| {
             let (pages, connections, settings) = (pages.clone(), connections.clone(), settings.clone());
-            async move { answer(pages, connections, &settings, peer, request.map(Body::new)).await }
+            let connection = PageConnection { connections, peer, is_tls: settings.tls.is_some(), is_own: true };
+            async move { answer(pages, &settings, connection, request.map(Body::new)).await }
         };
         Ok(Self { listener: EndpointListener::open(listener, terms, answer)?, address })
     }

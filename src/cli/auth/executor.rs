@@ -64,7 +64,7 @@ impl AuthBackend {
                 let flow_request = FlowRequest { redirect_uri, device, scopes };
                 let started =
                     offline.grants.begin_flow(spec, flow_request).await.map_err(|error| auth_failure(spec, &error))?;
-                Ok(AuthFlow::from_start(&spec.name, started))
+                Ok(flow_reply(&spec.name, started))
             }
         }
     }
@@ -73,7 +73,7 @@ impl AuthBackend {
         match self {
             Self::Running(client) => Ok(client.post("/v1/auth/finish", &finish).await?),
             Self::Offline(offline) => {
-                let finished = offline.grants.finish_flow(finish.flow, FlowCompletion::from(finish)).await;
+                let finished = offline.grants.finish_flow(finish.flow, flow_completion(finish)).await;
                 finished.map(drop).map_err(|error| CommandFailure::new(FAILED, error.to_string()))
             }
         }
@@ -84,7 +84,7 @@ impl AuthBackend {
             Self::Running(client) => Ok(client.post("/v1/auth/revoke", selector).await?),
             Self::Offline(offline) => {
                 let spec = offline.find(selector)?;
-                Ok(AuthRevokeResult::from_result(&spec.name, offline.grants.revoke_grant(&spec.id).await))
+                Ok(revoke_reply(&spec.name, offline.grants.revoke_grant(&spec.id).await))
             }
         }
     }

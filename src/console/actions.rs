@@ -1,0 +1,162 @@
+//! What the control socket, the HTTP API and the control plane's MCP server can do. Each command becomes a call of the
+//! runtime.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mcp_satellite_actors::ControlError;
+use mcp_satellite_actors::model::event::{ActionOutcome, EventSubject};
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_console::principal::Principal;
+use mcp_satellite_console::problem::Problem;
+use mcp_satellite_console::routes::action_event;
+use mcp_satellite_store::values::{ValueChange, ValueError};
+use serde_json::value::RawValue;
+use tokio::sync::oneshot;
+
+use super::api::{
+    ConfigureResult, ControlResult, InstanceSelector, InstanceStatus, MemoryReport, ReconnectResult, ReloadResult,
+    RequestFailure, SatelliteStatus,
+};
+use super::find::find;
+use super::server::ConsoleState;
+use crate::active_configuration::{AcceptedReload, ReloadRequest};
+use crate::remedy::next_step;
+use crate::values::ConfigureError;
+
+pub(super) type ActionResult<T> = Result<T, Box<RequestFailure>>;
+
+/// Commands for one instance.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum InstanceCommand {
+    Start,
+    Stop,
+    Restart,
+}
+
+impl ConsoleState {
+    pub(super) fn satellite_status(&self) -> SatelliteStatus {
+        let backlog = || self.delivery.as_ref().map_or(0, |delivery| delivery.status().backlog);
+        SatelliteStatus {
+            name: self.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            data_dir: self.data_dir.path().display().to_string(),
+            held_by: self.connector.describe_containment(),
+            memory: MemoryReport::from_status(self.runtime.memory()),
+            events: self.runtime.event_statistics().into(),
+            endpoint_opening: self.endpoint.is_opening(),
+            endpoint: self.endpoint.status(),
+            backend: self.link.as_ref().map(|link| link.status(backlog())),
+            journal: Some(self.journal.status()),
+            delivery: self.delivery.as_ref().map(|delivery| delivery.status()),
+            rejected_configuration: self.rejected_configuration(),
+        }
+    }
+
+    pub(super) fn resolve(&self, selector: &InstanceSelector) -> ActionResult<Arc<InstanceView>> {
+        let snapshot = self.runtime.snapshot();
+        let views: Vec<&Arc<InstanceView>> = snapshot.iter().collect();
+        find(&views, |view| &view.spec, selector).map(|found| Arc::clone(found))
+    }
+
+    pub(super) fn current_status(&self, view: &InstanceView) -> ActionResult<InstanceStatus> {
+        let snapshot = self.runtime.snapshot();
+        let view = snapshot.get(&view.spec.id).ok_or_else(|| RequestFailure::from(ControlError::NotFound))?;
+        Ok(InstanceStatus::from_view(view, None, Instant::now()))
+    }
+
+    pub(super) async fn control(&self, view: &InstanceView, command: InstanceCommand) -> ActionResult<ControlResult> {
+        let id = &view.spec.id;
+        let done = match command {
+            InstanceCommand::Start => self.runtime.start(id).await,
+            InstanceCommand::Stop => self.runtime.stop(id).await,
+            InstanceCommand::Restart => self.runtime.restart(id).await,
+        };
+        done.map_err(|error| failure_of(error, view))?;
+        let not_durable = self.durability_error().await;
+        Ok(ControlResult { instance: self.current_status(view)?, not_durable })
+    }
+
+    pub(super) async fn reconnect(&self, view: &InstanceView) -> ActionResult<ReconnectResult> {
+        let outcome = self.runtime.reconnect(&view.spec.id).await.map_err(|error| failure_of(error, view))?;
+        let instance = view.spec.name.to_string();
+        let mcp_satellite_actors::ReconnectOutcome { success, status, status_message } = outcome;
+        let view = self.runtime.status(&view.spec.id);
+        let next_step = view.and_then(|view| Some(next_step(view.remedy?, &view.spec)));
+        let not_durable = self.durability_error().await;
+        Ok(ReconnectResult { instance, success, status, status_message, next_step, not_durable })
+    }
+
+    pub(super) async fn configure(&self, view: &InstanceView, change: ValueChange) -> ActionResult<ConfigureResult> {
+        let configured = self.configurer.configure(view.spec.id.clone(), change).await;
+        let (required, not_durable) = configured.map_err(|refused| match refused {
+            ConfigureError::Value(ValueError::BadInput(why)) => {
+                Box::new(RequestFailure::new("bad_input", format!("`{}`: {why}", view.spec.name)))
+            }
+            ConfigureError::Value(ValueError::Storage(_)) => {
+                Box::new(RequestFailure::new("storage", refused.to_string()))
+            }
+            ConfigureError::Control(error) => failure_of(error, view),
+        })?;
+        Ok(ConfigureResult { instance: self.current_status(view)?, required, not_durable })
+    }
+
+    pub(super) async fn call(
+        &self,
+        view: &InstanceView,
+        tool: &str,
+        arguments: Option<Box<RawValue>>,
+        timeout: Option<Duration>,
+    ) -> ActionResult<Box<RawValue>> {
+        if arguments.as_ref().is_some_and(|arguments| !arguments.get().trim_start().starts_with('{')) {
+            return Err(RequestFailure::new("bad_input", "the arguments of a tool must be a JSON object").into());
+        }
+        let result = self.runtime.call(&view.spec.id, tool, arguments, timeout).await;
+        let result = result.map_err(|error| RequestFailure::from(error).with_next_step(&view.spec))?;
+        RawValue::from_string(result.get().to_owned())
+            .map_err(|error| RequestFailure::new("server_error", error.to_string()).into())
+    }
+
+    pub(super) async fn reload(&self, accept: bool) -> ActionResult<ReloadResult> {
+        let (reply, answer) = oneshot::channel();
+        let closing = || Box::new(RequestFailure::from(ControlError::Closing));
+        self.reload.send(ReloadRequest { accept, reply }).await.map_err(|_| closing())?;
+        let AcceptedReload { servers, teams } = answer.await.map_err(|_| closing())?.map_err(|rejected| {
+            let kind = if rejected.error_type == "invalid" { "bad_input" } else { "refused" };
+            RequestFailure::new(kind, rejected.message)
+        })?;
+        Ok(ReloadResult { servers, teams })
+    }
+
+    /// Returns the reason why the runtime's state is not stored. The runtime passes its state to the journal before it
+    /// answers a command.
+    async fn durability_error(&self) -> Option<String> {
+        self.journal.flush_memos().await.err().map(|error| error.to_string())
+    }
+
+    /// Runs a command and emits an event about it.
+    pub(super) async fn record_action<T>(
+        &self,
+        action: &str,
+        who: &Principal,
+        view: Option<&InstanceView>,
+        command: impl Future<Output = ActionResult<T>>,
+    ) -> ActionResult<T> {
+        let done = command.await;
+        let outcome = match &done {
+            Ok(_) => ActionOutcome::Succeeded,
+            Err(failure) if Problem::from((**failure).clone()).is_refusal() => ActionOutcome::Refused,
+            Err(_) => ActionOutcome::Failed,
+        };
+        let reason = done.as_ref().err().map(|failure| failure.message.clone());
+        let target = view.map(|view| Arc::new(EventSubject::from(&*view.spec)));
+        self.runtime.emitter().emit(action_event(action, outcome, who.as_actor(), target, reason, Vec::new()));
+        done
+    }
+}
+
+fn failure_of(error: ControlError, view: &InstanceView) -> Box<RequestFailure> {
+    Box::new(RequestFailure::from(error).with_next_step(&view.spec))
+}

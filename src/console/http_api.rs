@@ -1,0 +1,369 @@
+//! The HTTP API: `/v1`, its description, and the health of the satellite.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_backend::link::BackendStatus;
+use mcp_satellite_console::access::LoginCookie;
+use mcp_satellite_console::principal::Principal;
+use mcp_satellite_console::problem::Problem;
+use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestContext, Routes};
+use mcp_satellite_console::sse;
+use mcp_satellite_console::v1::{
+    CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput, ConfigureInput, InstanceOrder,
+    InstancePage, InstanceQuery, SatelliteReport, TeamStatus,
+};
+use mcp_satellite_gateway::pages::PageConnection;
+use mcp_satellite_store::values::ValueChange;
+
+use super::actions::InstanceCommand;
+use super::api::{
+    ConfigureResult, ConsoleFilter, ControlResult, EventQuery, InstanceSelector, InstanceStatus, MemoryReport,
+    ReconnectResult, ReloadQuery, ReloadResult, RequestFailure, ToolEntry,
+};
+use super::event_stream::{EventFormat, stream_response};
+use super::state::ConsoleState;
+use crate::config::{self, Role};
+use crate::gateway::clients::ClientStatus;
+use crate::journal::JournalState;
+
+const PAGE_DEFAULT: usize = 100;
+const PAGE_MAX: usize = 1000;
+
+/// Time within which all actors must answer, and for which their answer is valid.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+const ANSWER_AGE_MAX: Duration = Duration::from_millis(250);
+
+type Api = Arc<ConsoleState>;
+
+/// Returns the routes of the API.
+pub(crate) fn routes(console: &Api) -> Router {
+    let mut routes = Routes::new(Arc::clone(console));
+    routes.read("/v1/satellite", Role::Viewer, "Status of the satellite", satellite);
+    routes.read("/v1/teams", Role::Viewer, "Teams and their instances", teams);
+    routes.read("/v1/instances", Role::Viewer, "Instances, by pages", instances);
+    routes.read("/v1/instances/{instance}", Role::Viewer, "One instance", instance);
+    routes.read("/v1/instances/{instance}/tools", Role::Viewer, "Tools of an instance", tools);
+    routes.read("/v1/clients", Role::Viewer, "Connected MCP clients", clients);
+    routes.read("/v1/backend", Role::Viewer, "Connection to the backend", backend);
+    routes.read("/v1/machine", Role::Viewer, "Memory of the machine", machine);
+    routes.respond(
+        "/v1/events/stream",
+        Role::Viewer,
+        "Events as they are stored: server-sent events, or JSON lines",
+        &[sse::MEDIA_TYPE, "application/x-ndjson"],
+        events,
+    );
+    let change = |path, role, action, summary| Change { method: "POST", path, role, action, summary };
+    let of_instance = |path, action, summary| change(path, Role::Operator, action, summary);
+    routes.change(of_instance("/v1/instances/{instance}/start", "start", "Starts an instance"), start);
+    routes.change(of_instance("/v1/instances/{instance}/stop", "stop", "Stops an instance"), stop);
+    routes.change(of_instance("/v1/instances/{instance}/restart", "restart", "Restarts an instance"), restart);
+    routes.change(
+        of_instance("/v1/instances/{instance}/reconnect", "reconnect", "Reconnects a remote instance"),
+        reconnect,
+    );
+    routes.change(of_instance("/v1/instances/{instance}/call", "call", "Calls a tool"), call);
+    routes.change(
+        change("/v1/instances/{instance}/configure", Role::Admin, "configure", "Sets values of an instance"),
+        configure,
+    );
+    let uninstall_summary = "Removes an instance until the configuration is applied again";
+    let uninstalled = change("/v1/instances/{instance}", Role::Admin, "uninstall", uninstall_summary);
+    routes.change(Change { method: "DELETE", ..uninstalled }, uninstall);
+    routes.change(change("/v1/configuration/check", Role::Admin, "check", "Checks a configuration"), check);
+    routes.change(change("/v1/reload", Role::Admin, "reload", "Reads the configuration files again"), reload);
+    let (health, readiness) = (Arc::new(HealthProbe::new(console.clone())), console.clone());
+    let probe = health.clone();
+    routes.open("/healthz", get(move |request: Request| async move { answer_probe(&readiness, &request, probe.is_healthy()).await }));
+    let readiness = console.clone();
+    routes.open("/readyz", get(move |request: Request| async move { answer_probe(&readiness, &request, health.is_ready()).await }));
+    routes.finish()
+}
+
+async fn satellite(console: Api, context: RequestContext, _: NoInput) -> Result<SatelliteReport, Problem> {
+    let mut satellite = console.satellite_status();
+    if context.principal.team.is_some() {
+        // Errors of the whole configuration may name servers of other teams.
+        satellite.rejected_configuration = None;
+    }
+    let counts = count_statuses(visible(&console, &context.principal).iter());
+    Ok(SatelliteReport { satellite, instances: counts })
+}
+
+async fn teams(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<TeamStatus>, Problem> {
+    let views = visible(&console, &context.principal);
+    let mut teams: BTreeMap<&str, Vec<&Arc<InstanceView>>> = BTreeMap::new();
+    for view in &views {
+        teams.entry(view.spec.id.team.as_str()).or_default().push(view);
+    }
+    let describe = |(team_id, views): (&str, Vec<&Arc<InstanceView>>)| {
+        let mut users: Vec<String> = views.iter().map(|view| view.spec.user_slug.to_string()).collect();
+        users.sort();
+        users.dedup();
+        TeamStatus {
+            team_id: team_id.to_owned(),
+            slug: views.first().map(|view| view.spec.team_slug.to_string()).unwrap_or_default(),
+            users,
+            instances: count_statuses(views.iter().copied()),
+        }
+    };
+    Ok(teams.into_iter().map(describe).collect())
+}
+
+async fn instances(console: Api, context: RequestContext, query: InstanceQuery) -> Result<InstancePage, Problem> {
+    let filter = ConsoleFilter { team: query.team.clone(), user: query.user.clone() };
+    let snapshot = console.runtime.snapshot();
+    console.members.check(&filter, &snapshot).map_err(problem)?;
+    let statuses: Option<Vec<&str>> = query.status.as_deref().map(|text| text.split(',').map(str::trim).collect());
+    let matches = |view: &&Arc<InstanceView>| {
+        let spec = &view.spec;
+        context.principal.sees(spec)
+            && filter.matches(spec)
+            && query.server.as_ref().is_none_or(|server| spec.server.as_str() == server)
+            && query.q.as_ref().is_none_or(|text| spec.name.contains(text))
+            && statuses.as_ref().is_none_or(|statuses| statuses.contains(&view.status.to_string().as_str()))
+    };
+    let place = |view: &Arc<InstanceView>| -> Place {
+        let key = match query.sort {
+            InstanceOrder::Name => String::new(),
+            InstanceOrder::Status => view.status.to_string(),
+            InstanceOrder::Since => format!("{:020}", view.since.as_millisecond().max(0)),
+            InstanceOrder::Restarts => format!("{:020}", view.restarts),
+            InstanceOrder::Calls => format!("{:020}", view.counters.calls()),
+        };
+        (key, view.spec.name.to_string())
+    };
+    let mut found: Vec<(Place, &Arc<InstanceView>)> =
+        snapshot.iter().filter(matches).map(|view| (place(view), view)).collect();
+    if query.descending {
+        found.sort_by(|(one, _), (other, _)| Reverse(one).cmp(&Reverse(other)));
+    } else {
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+    }
+    let total = found.len();
+    let after = query.cursor.as_deref().map(read_cursor).transpose()?;
+    let is_after = |place: &Place| {
+        after.as_ref().is_none_or(|after| if query.descending { place < after } else { place > after })
+    };
+    let limit = query.limit.unwrap_or(PAGE_DEFAULT);
+    if limit == 0 || limit > PAGE_MAX {
+        return Err(Problem::new("bad_input", format!("`limit` must be between 1 and {PAGE_MAX}")));
+    }
+    let mut rest = found.into_iter().filter(|(place, _)| is_after(place)).peekable();
+    let page: Vec<_> = rest.by_ref().take(limit).collect();
+    let next = page.last().filter(|_| rest.peek().is_some()).map(|((key, name), _)| format!("{key}:{name}"));
+    let now = Instant::now();
+    let items = page.iter().map(|(_, view)| InstanceStatus::from_view(view, None, now)).collect();
+    Ok(InstancePage { total, items, next })
+}
+
+/// Position of an instance in a list: the key of the order, and the name.
+type Place = (String, String);
+
+fn read_cursor(cursor: &str) -> Result<Place, Problem> {
+    let (key, name) = cursor
+        .split_once(':')
+        .ok_or_else(|| Problem::new("bad_input", "`cursor` is not the `next` of a previous page"))?;
+    Ok((key.to_owned(), name.to_owned()))
+}
+
+async fn instance(console: Api, context: RequestContext, _: NoInput) -> Result<InstanceStatus, Problem> {
+    let view = find(&console, &context)?;
+    Ok(InstanceStatus::from_view(&view, None, Instant::now()))
+}
+
+async fn tools(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ToolEntry>, Problem> {
+    Ok(ToolEntry::all_of(&find(&console, &context)?))
+}
+
+async fn clients(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ClientStatus>, Problem> {
+    let team = context.principal.team.map(|team| {
+        let snapshot = console.runtime.snapshot();
+        let slug = snapshot.iter().find(|view| view.spec.id.team.as_str() == team);
+        slug.map_or(team, |view| view.spec.team_slug.to_string())
+    });
+    let clients = console.endpoint.clients();
+    Ok(clients.into_iter().filter(|client| team.as_ref().is_none_or(|team| client.team == *team)).collect())
+}
+
+async fn backend(console: Api, _: RequestContext, _: NoInput) -> Result<Option<BackendStatus>, Problem> {
+    Ok(console.satellite_status().backend)
+}
+
+async fn machine(console: Api, _: RequestContext, _: NoInput) -> Result<Option<MemoryReport>, Problem> {
+    Ok(MemoryReport::from_status(console.runtime.memory()))
+}
+
+async fn events(console: Api, context: RequestContext, mut query: EventQuery) -> Result<Response, Problem> {
+    let RequestContext { principal, headers, .. } = context;
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let is_sse = text(header::ACCEPT).is_some_and(|accepted| accepted.contains(sse::MEDIA_TYPE));
+    // A browser that reconnects repeats the number of the last event.
+    if let Some(last) = text(header::HeaderName::from_static("last-event-id")) {
+        let why = || Problem::new("bad_input", "Last-Event-ID is not the number of an event");
+        query.since = Some(last.parse().map_err(|_| why())?);
+    }
+    if let Some(team) = &principal.team {
+        let asked = query.team.get_or_insert_with(|| team.clone());
+        let snapshot = console.runtime.snapshot();
+        let id = |team: &str| console.members.team_id(team, &snapshot);
+        if id(asked) != id(team) {
+            return Err(Problem::not_found("team", asked));
+        }
+    }
+    query.follow |= is_sse;
+    let format = if is_sse { EventFormat::ServerSent } else { EventFormat::JsonLines };
+    let ending = console.http.ending.clone();
+    Ok(stream_response(console, principal, query, format, ending).await)
+}
+
+async fn start(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
+    console.control(&find(&console, &context)?, InstanceCommand::Start).await.map_err(problem)
+}
+
+async fn stop(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
+    console.control(&find(&console, &context)?, InstanceCommand::Stop).await.map_err(problem)
+}
+
+async fn restart(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
+    console.control(&find(&console, &context)?, InstanceCommand::Restart).await.map_err(problem)
+}
+
+async fn reconnect(console: Api, context: RequestContext, _: NoInput) -> Result<ReconnectResult, Problem> {
+    console.reconnect(&find(&console, &context)?).await.map_err(problem)
+}
+
+async fn call(console: Api, context: RequestContext, input: CallInput) -> Result<CallOutput, Problem> {
+    let view = find(&console, &context)?;
+    if !context.principal.acts_for(&view.spec) {
+        let why = format!(
+            "`{}` is a server of {}/{}; a call in the name of another user needs the grant `act_as`",
+            view.spec.name, view.spec.team_slug, view.spec.user_slug
+        );
+        return Err(Problem::new("forbidden", why));
+    }
+    let since = Instant::now();
+    let timeout = input.timeout_ms.map(Duration::from_millis);
+    let result = console.call(&view, &input.tool, input.arguments, timeout).await.map_err(problem)?;
+    let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(CallOutput { result, duration_ms })
+}
+
+async fn configure(console: Api, context: RequestContext, input: ConfigureInput) -> Result<ConfigureResult, Problem> {
+    let view = find(&console, &context)?;
+    let set = input.set.into_iter().map(|(key, text)| (key, text.into())).collect();
+    console.configure(&view, ValueChange { set, unset: input.unset }).await.map_err(problem)
+}
+
+async fn uninstall(console: Api, context: RequestContext, _: NoInput) -> Result<InstanceStatus, Problem> {
+    let view = find(&console, &context)?;
+    let status = InstanceStatus::from_view(&view, None, Instant::now());
+    console.runtime.uninstall(&view.spec.id).await.map_err(|error| Problem::from(RequestFailure::from(error)))?;
+    console.endpoint.remove_instance(&view.spec.id);
+    Ok(status)
+}
+
+async fn check(_: Api, _: RequestContext, input: ConfigurationInput) -> Result<ConfigurationCheck, Problem> {
+    let checked = tokio::task::spawn_blocking(move || {
+        // References to variables and files are those of the satellite's own machine.
+        config::parse("satellite.toml", &input.text, &|name| std::env::var(name).ok())
+    });
+    let checked = checked.await.map_err(|error| Problem::new("closing", error.to_string()))?;
+    Ok(match checked {
+        Ok(plan) => ConfigurationCheck { valid: true, errors: Vec::new(), warnings: plan.warnings },
+        Err(errors) => {
+            let errors = errors.items().into_iter().map(|item| ConfigurationError {
+                line: item.line,
+                column: item.column,
+                message: item.message,
+                hint: item.hint,
+            });
+            ConfigurationCheck { valid: false, errors: errors.collect(), warnings: Vec::new() }
+        }
+    })
+}
+
+async fn reload(console: Api, _: RequestContext, query: ReloadQuery) -> Result<ReloadResult, Problem> {
+    console.reload(query.accept).await.map_err(problem)
+}
+
+/// Finds the instance that the path names among those of the principal's team.
+fn find(console: &ConsoleState, context: &RequestContext) -> Result<Arc<InstanceView>, Problem> {
+    let selector = InstanceSelector::of_team(context.param("instance"), context.principal.team.clone());
+    console.resolve(&selector).map_err(problem)
+}
+
+fn visible(console: &ConsoleState, principal: &Principal) -> Vec<Arc<InstanceView>> {
+    let sees = |spec: &InstanceSpec| principal.sees(spec);
+    console.runtime.snapshot().iter().filter(|view| sees(&view.spec)).cloned().collect()
+}
+
+fn count_statuses<'a>(views: impl Iterator<Item = &'a Arc<InstanceView>>) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for view in views {
+        *counts.entry(view.status.to_string()).or_default() += 1;
+    }
+    counts
+}
+
+fn problem(failure: Box<RequestFailure>) -> Problem {
+    (*failure).into()
+}
+
+/// Asks the actors whether they answer. Several requests share one answer, so that they cost the actors nothing.
+struct HealthProbe {
+    console: Api,
+    last: tokio::sync::Mutex<Option<(Instant, bool)>>,
+}
+
+impl HealthProbe {
+    fn new(console: Api) -> Self {
+        Self { console, last: tokio::sync::Mutex::default() }
+    }
+
+    async fn is_healthy(&self) -> bool {
+        let mut last = self.last.lock().await;
+        match *last {
+            Some((at, answered)) if at.elapsed() < ANSWER_AGE_MAX => answered,
+            _ => {
+                let answered = self.console.runtime.answers(ANSWER_TIMEOUT).await;
+                *last = Some((Instant::now(), answered));
+                answered
+            }
+        }
+    }
+
+    /// Returns true if the actors answer, a configuration is applied, the endpoint is open, and events can be stored.
+    async fn is_ready(&self) -> bool {
+        let console = &self.console;
+        let is_stored = console.journal.status().state == JournalState::Ok && !console.journal.is_hanging();
+        let is_open = !console.endpoint.is_opening() && !console.http.ending.is_cancelled();
+        is_stored && is_open && self.is_configured().await && self.is_healthy().await
+    }
+
+    /// Returns false if the backend has not yet sent a configuration, or a change takes long.
+    async fn is_configured(&self) -> bool {
+        let applied = tokio::time::timeout(ANSWER_TIMEOUT, self.console.applied.lock()).await;
+        applied.is_ok_and(|applied| applied.files.backend.is_none() || applied.document.is_some())
+    }
+}
+
+async fn answer_probe(console: &ConsoleState, request: &Request, probe: impl Future<Output = bool>) -> Response {
+    let connection = request.extensions().get::<PageConnection>();
+    if !connection.is_some_and(|connection| console.access().is_served(connection)) {
+        return Problem::not_found("path", request.uri().path()).into_response();
+    }
+    let (status, text) =
+        if probe.await { (StatusCode::OK, "ok\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") };
+    (status, [(header::CACHE_CONTROL, "no-store")], text).into_response()
+}

@@ -1,0 +1,142 @@
+//! The listeners of the HTTP API: that of the MCP endpoint, or one of its own.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_console::access::{AccessSettings, ConsoleAccess, OWNER_TOKEN_FILE};
+use mcp_satellite_files::disk::run_with_timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{EndpointAuth, Plan};
+use crate::data_dir::DataDir;
+use crate::endpoint::SatelliteEndpoint;
+use crate::gateway::access::load_or_create_token;
+use crate::gateway::pages::PageListener;
+use crate::gateway::{self, GatewaySettings};
+
+/// Time for responses on a listener that closes. Streams end then.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+pub(crate) struct ConsoleListener {
+    pub(crate) access: ConsoleAccess,
+    /// Cancelled when the satellite begins to end: streams to browsers end.
+    pub(crate) ending: CancellationToken,
+    data_dir: DataDir,
+    open: Mutex<OpenConsole>,
+}
+
+#[derive(Default)]
+struct OpenConsole {
+    routes: Router,
+    own: Option<PageListener>,
+    /// URL without a path; `None` if the console is off.
+    url: Option<String>,
+}
+
+impl ConsoleListener {
+    pub(crate) fn new(data_dir: DataDir) -> io::Result<Self> {
+        Ok(Self { access: ConsoleAccess::new()?, ending: CancellationToken::new(), data_dir, open: Mutex::default() })
+    }
+
+    /// Sets the routes that every listener serves.
+    pub(crate) fn set_routes(&self, routes: Router) {
+        self.open().routes = routes;
+    }
+
+    /// Returns the URL of the console, without a path; `None` if it is off.
+    pub(crate) fn url(&self) -> Option<String> {
+        self.open().url.clone()
+    }
+
+    /// Applies tokens and address of a configuration, after the endpoint has applied it.
+    pub(crate) async fn apply(&self, plan: &Plan, endpoint: &SatelliteEndpoint) {
+        let console = &plan.console;
+        let is_on = console.is_on(&plan.gateway);
+        let owner_token = if is_on { self.owner_token().await } else { None };
+        let users = endpoint.users().unwrap_or_else(|| plan.gateway.users.clone());
+        let moved = self.move_to(console.listen.filter(|_| is_on), plan);
+        self.access.apply(&AccessSettings {
+            is_on,
+            has_own_listener: console.listen.is_some(),
+            allows_anonymous: plan.gateway.auth != EndpointAuth::Bearer,
+            owner_token: owner_token.as_ref(),
+            tokens: &console.tokens,
+            users: &users,
+        });
+        self.open().url = match console.listen {
+            _ if !is_on => None,
+            Some(address) => self.own_url(plan).or_else(|| Some(url(plan, address))),
+            None => endpoint.base_url(),
+        };
+        if let Some(closing) = moved {
+            closing.close(CLOSE_TIMEOUT).await;
+        }
+    }
+
+    /// Opens a listener at `address` and returns the previous one, which must be closed. An address that cannot be used
+    /// leaves the previous listener open.
+    fn move_to(&self, address: Option<SocketAddr>, plan: &Plan) -> Option<PageListener> {
+        let mut open = self.open();
+        let Some(address) = address else { return open.own.take() };
+        if open.own.as_ref().is_some_and(|own| own.address() == address) {
+            return None;
+        }
+        let mut settings = GatewaySettings::new(&plan.name, &plan.gateway, address);
+        settings.guard.loopback = address.ip().is_loopback();
+        let opened =
+            gateway::bind(address).and_then(|listener| PageListener::start(listener, settings, open.routes.clone()));
+        match opened {
+            Ok(listener) => {
+                tracing::info!(url = url(plan, listener.address()), "the console is open");
+                open.own.replace(listener)
+            }
+            Err(error) => {
+                tracing::error!(%address, %error, "cannot open the console; set another address with [console] listen");
+                None
+            }
+        }
+    }
+
+    fn own_url(&self, plan: &Plan) -> Option<String> {
+        self.open().own.as_ref().map(|own| url(plan, own.address()))
+    }
+
+    /// Ends all streams and closes the own listener.
+    pub(crate) async fn close(&self) {
+        self.ending.cancel();
+        let own = self.open().own.take();
+        if let Some(own) = own {
+            own.close(CLOSE_TIMEOUT).await;
+        }
+    }
+
+    /// Returns the owner's token. Without it the owner logs in with a link of `satellite console`.
+    async fn owner_token(&self) -> Option<Secret> {
+        let data_dir = self.data_dir.clone();
+        match run_with_timeout(move || load_or_create_token(&data_dir, OWNER_TOKEN_FILE)).await {
+            Some(Ok(token)) => Some(token),
+            Some(Err(error)) => {
+                tracing::error!(%error, file = OWNER_TOKEN_FILE, "cannot read the owner's token of the console; requests with it are rejected");
+                None
+            }
+            None => {
+                tracing::error!("the disk does not answer; the owner's token of the console is not accepted");
+                None
+            }
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, OpenConsole> {
+        // No lock holder calls code that could panic halfway through a change.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn url(plan: &Plan, address: SocketAddr) -> String {
+    let scheme = if plan.gateway.tls.is_some() { "https" } else { "http" };
+    format!("{scheme}://{address}")
+}

@@ -1,0 +1,70 @@
+//! What the handlers of the control socket and of the HTTP API use.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::event::{Event, EventSubject};
+use mcp_satellite_console::access::ConsoleAccess;
+use mcp_satellite_console::principal::Principal;
+use mcp_satellite_console::routes::ApiServer;
+use mcp_satellite_remote::oauth::Grants;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::api::{InstanceSelector, RejectedConfiguration};
+use super::find::TeamMembers;
+use super::listener::ConsoleListener;
+use crate::active_configuration::{ActiveConfiguration, ReloadRequest};
+use crate::backend::link::BackendLink;
+use crate::connect::stdio::StdioConnector;
+use crate::data_dir::DataDir;
+use crate::delivery::Delivery;
+use crate::endpoint::SatelliteEndpoint;
+use crate::erasures::DataEraser;
+use crate::journal::Journal;
+use crate::values::ValueConfigurer;
+
+pub(crate) struct ConsoleState {
+    pub(crate) runtime: RuntimeHandle,
+    pub(crate) connector: StdioConnector,
+    pub(crate) endpoint: Arc<SatelliteEndpoint>,
+    pub(crate) http: Arc<ConsoleListener>,
+    pub(crate) applied: Arc<tokio::sync::Mutex<ActiveConfiguration>>,
+    pub(crate) link: Option<BackendLink>,
+    pub(crate) journal: Journal,
+    pub(crate) delivery: Option<Arc<Delivery>>,
+    pub(crate) configurer: ValueConfigurer,
+    pub(crate) grants: Grants,
+    pub(crate) eraser: Arc<DataEraser>,
+    pub(crate) reload: mpsc::Sender<ReloadRequest>,
+    pub(crate) name: String,
+    pub(crate) data_dir: DataDir,
+    pub(crate) started: Instant,
+    pub(crate) members: Arc<TeamMembers>,
+    pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
+    pub(crate) shutdown: CancellationToken,
+    /// Cancelled after the runtime has ended: event streams send the remaining events and end.
+    pub(crate) ending: CancellationToken,
+}
+
+impl ConsoleState {
+    pub(super) fn rejected_configuration(&self) -> Option<RejectedConfiguration> {
+        self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl ApiServer for ConsoleState {
+    fn access(&self) -> &ConsoleAccess {
+        &self.http.access
+    }
+
+    fn record(&self, event: Event) {
+        self.runtime.emitter().emit(event);
+    }
+
+    fn target(&self, principal: &Principal, name: &str) -> Option<Arc<EventSubject>> {
+        let view = self.resolve(&InstanceSelector::of_team(name, principal.team.clone())).ok()?;
+        Some(Arc::new(EventSubject::from(&*view.spec)))
+    }
+}
