@@ -11,12 +11,12 @@ use mcp_satellite_console::access::{AccessSettings, ConsoleAccess, OWNER_TOKEN_F
 use mcp_satellite_files::disk::run_with_timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{EndpointAuth, Plan};
+use crate::config::{ConsolePlan, EndpointAuth, GatewayPlan};
 use crate::data_dir::DataDir;
 use crate::endpoint::SatelliteEndpoint;
 use crate::gateway::access::load_or_create_token;
 use crate::gateway::pages::PageListener;
-use crate::gateway::{self, GatewaySettings};
+use crate::gateway::{GatewaySettings, bind};
 
 /// Time for responses on a listener that closes. Streams end then.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -53,23 +53,28 @@ impl ConsoleListener {
     }
 
     /// Applies tokens and address of a configuration, after the endpoint has applied it.
-    pub(crate) async fn apply(&self, plan: &Plan, endpoint: &SatelliteEndpoint) {
-        let console = &plan.console;
-        let is_on = console.is_on(&plan.gateway);
+    pub(crate) async fn apply(
+        &self,
+        name: &str,
+        console: &ConsolePlan,
+        gateway: &GatewayPlan,
+        endpoint: &SatelliteEndpoint,
+    ) {
+        let is_on = console.is_on(gateway);
         let owner_token = if is_on { self.owner_token().await } else { None };
-        let users = endpoint.users().unwrap_or_else(|| plan.gateway.users.clone());
-        let moved = self.move_to(console.listen.filter(|_| is_on), plan);
+        let users = endpoint.users().unwrap_or_else(|| gateway.users.clone());
+        let moved = self.move_to(console.listen.filter(|_| is_on), name, gateway);
         self.access.apply(&AccessSettings {
             is_on,
             has_own_listener: console.listen.is_some(),
-            allows_anonymous: plan.gateway.auth != EndpointAuth::Bearer,
+            allows_anonymous: gateway.auth != EndpointAuth::Bearer,
             owner_token: owner_token.as_ref(),
             tokens: &console.tokens,
             users: &users,
         });
         self.open().url = match console.listen {
             _ if !is_on => None,
-            Some(address) => self.own_url(plan).or_else(|| Some(url(plan, address))),
+            Some(address) => self.own_url(gateway).or_else(|| Some(url(gateway, address))),
             None => endpoint.base_url(),
         };
         if let Some(closing) = moved {
@@ -79,19 +84,19 @@ impl ConsoleListener {
 
     /// Opens a listener at `address` and returns the previous one, which must be closed. An address that cannot be used
     /// leaves the previous listener open.
-    fn move_to(&self, address: Option<SocketAddr>, plan: &Plan) -> Option<PageListener> {
+    fn move_to(&self, address: Option<SocketAddr>, name: &str, gateway: &GatewayPlan) -> Option<PageListener> {
         let mut open = self.open();
         let Some(address) = address else { return open.own.take() };
         if open.own.as_ref().is_some_and(|own| own.address() == address) {
             return None;
         }
-        let mut settings = GatewaySettings::new(&plan.name, &plan.gateway, address);
+        let mut settings = GatewaySettings::new(name, gateway, address);
         settings.guard.loopback = address.ip().is_loopback();
         let opened =
-            gateway::bind(address).and_then(|listener| PageListener::start(listener, settings, open.routes.clone()));
+            bind(address).and_then(|listener| PageListener::start(listener, settings, open.routes.clone()));
         match opened {
             Ok(listener) => {
-                tracing::info!(url = url(plan, listener.address()), "the console is open");
+                tracing::info!(url = url(gateway, listener.address()), "the console is open");
                 open.own.replace(listener)
             }
             Err(error) => {
@@ -101,8 +106,8 @@ impl ConsoleListener {
         }
     }
 
-    fn own_url(&self, plan: &Plan) -> Option<String> {
-        self.open().own.as_ref().map(|own| url(plan, own.address()))
+    fn own_url(&self, gateway: &GatewayPlan) -> Option<String> {
+        self.open().own.as_ref().map(|own| url(gateway, own.address()))
     }
 
     /// Ends all streams and closes the own listener.
@@ -136,7 +141,7 @@ impl ConsoleListener {
     }
 }
 
-fn url(plan: &Plan, address: SocketAddr) -> String {
-    let scheme = if plan.gateway.tls.is_some() { "https" } else { "http" };
+fn url(gateway: &GatewayPlan, address: SocketAddr) -> String {
+    let scheme = if gateway.tls.is_some() { "https" } else { "http" };
     format!("{scheme}://{address}")
 }

@@ -124,7 +124,7 @@ impl RunningSatellite {
         // tokens.
         applied.generation += 1;
         self.endpoint.apply(plan.gateway.clone(), &self.runtime).await;
-        self.http.apply(&plan, &self.endpoint).await;
+        self.http.apply(&plan.name, &plan.console, &plan.gateway, &self.endpoint).await;
         self.install(plan, applied, change).await
     }
 

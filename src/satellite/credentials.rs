@@ -77,7 +77,10 @@ impl RunningSatellite {
                 Err(error) => tracing::error!(instance = %view.spec.name, %error, "cannot renew credentials"),
             }
         }
-        if self.endpoint.apply_users(plan.gateway).await {
+        let gateway = plan.gateway.clone();
+        let is_changed = self.endpoint.apply_users(plan.gateway).await;
+        self.http.apply(&plan.name, &plan.console, &gateway, &self.endpoint).await;
+        if is_changed {
             tracing::info!(files, "tokens of clients renewed");
         } else if servers == 0 {
             tracing::info!(files, "no remote server uses the changed file; a reload (SIGHUP) applies it");

@@ -135,16 +135,17 @@ impl RunningSatellite {
             _watchers: watchers,
             storage,
         };
-        satellite.open_control_socket(&plan.name, reload)?;
+        let name = plan.name.clone();
+        satellite.open_control_socket(&name, reload)?;
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
-        let configured = plan.clone();
+        let (console, gateway) = (plan.console.clone(), plan.gateway.clone());
         satellite.install(plan, applied, ChangeOrigin { since: Instant::now(), hash: None }).await;
         // All instances are installed now; clients that connected earlier have waited.
         if let Some(reserved) = reserved_endpoint {
             satellite.endpoint.open(reserved, &satellite.runtime)?;
         }
-        satellite.http.apply(&configured, &satellite.endpoint).await;
+        satellite.http.apply(&name, &console, &gateway, &satellite.endpoint).await;
         Ok(satellite)
     }
 
