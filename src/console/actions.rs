@@ -19,7 +19,7 @@ use super::api::{
     RequestFailure, SatelliteStatus,
 };
 use super::find::find;
-use super::server::ConsoleState;
+use super::state::ConsoleState;
 use crate::active_configuration::{AcceptedReload, ReloadRequest};
 use crate::remedy::next_step;
 use crate::values::ConfigureError;

@@ -166,7 +166,11 @@ async fn stream_events(console: &ConsoleState, query: EventQuery, output: &Event
                     if filter.matches(&envelope) && may_read(&output.who, &envelope) {
                         // An event that a reader has received must keep its number after a restart.
                         console.journal.wait_stored(envelope.seq).await;
-                        output.lines.send(output.format.frame(&envelope)).await.map_err(|_| EventStreamEnd::Disconnected)?;
+                        output
+                            .lines
+                            .send(output.format.frame(&envelope))
+                            .await
+                            .map_err(|_| EventStreamEnd::Disconnected)?;
                     }
                 }
                 // The reader was too slow; the journal has the missed events.

@@ -5,15 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
+use axum::{Extension, Router};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_backend::link::BackendStatus;
-use mcp_satellite_console::access::LoginCookie;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestContext, Routes};
@@ -82,11 +80,9 @@ pub(crate) fn routes(console: &Api) -> Router {
     routes.change(Change { method: "DELETE", ..uninstalled }, uninstall);
     routes.change(change("/v1/configuration/check", Role::Admin, "check", "Checks a configuration"), check);
     routes.change(change("/v1/reload", Role::Admin, "reload", "Reads the configuration files again"), reload);
-    let (health, readiness) = (Arc::new(HealthProbe::new(console.clone())), console.clone());
-    let probe = health.clone();
-    routes.open("/healthz", get(move |request: Request| async move { answer_probe(&readiness, &request, probe.is_healthy()).await }));
-    let readiness = console.clone();
-    routes.open("/readyz", get(move |request: Request| async move { answer_probe(&readiness, &request, health.is_ready()).await }));
+    let probe = Arc::new(HealthProbe { console: Arc::clone(console), last: tokio::sync::Mutex::default() });
+    routes.open("/healthz", probe.clone().route(Probe::Health));
+    routes.open("/readyz", probe.route(Probe::Readiness));
     routes.finish()
 }
 
@@ -152,9 +148,8 @@ async fn instances(console: Api, context: RequestContext, query: InstanceQuery) 
     }
     let total = found.len();
     let after = query.cursor.as_deref().map(read_cursor).transpose()?;
-    let is_after = |place: &Place| {
-        after.as_ref().is_none_or(|after| if query.descending { place < after } else { place > after })
-    };
+    let is_after =
+        |place: &Place| after.as_ref().is_none_or(|after| if query.descending { place < after } else { place > after });
     let limit = query.limit.unwrap_or(PAGE_DEFAULT);
     if limit == 0 || limit > PAGE_MAX {
         return Err(Problem::new("bad_input", format!("`limit` must be between 1 and {PAGE_MAX}")));
@@ -183,7 +178,7 @@ async fn instance(console: Api, context: RequestContext, _: NoInput) -> Result<I
 }
 
 async fn tools(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ToolEntry>, Problem> {
-    Ok(ToolEntry::all_of(&find(&console, &context)?))
+    Ok(ToolEntry::all_of(&*find(&console, &context)?))
 }
 
 async fn clients(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ClientStatus>, Problem> {
@@ -228,19 +223,19 @@ async fn events(console: Api, context: RequestContext, mut query: EventQuery) ->
 }
 
 async fn start(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
-    console.control(&find(&console, &context)?, InstanceCommand::Start).await.map_err(problem)
+    console.control(&*find(&console, &context)?, InstanceCommand::Start).await.map_err(problem)
 }
 
 async fn stop(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
-    console.control(&find(&console, &context)?, InstanceCommand::Stop).await.map_err(problem)
+    console.control(&*find(&console, &context)?, InstanceCommand::Stop).await.map_err(problem)
 }
 
 async fn restart(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
-    console.control(&find(&console, &context)?, InstanceCommand::Restart).await.map_err(problem)
+    console.control(&*find(&console, &context)?, InstanceCommand::Restart).await.map_err(problem)
 }
 
 async fn reconnect(console: Api, context: RequestContext, _: NoInput) -> Result<ReconnectResult, Problem> {
-    console.reconnect(&find(&console, &context)?).await.map_err(problem)
+    console.reconnect(&*find(&console, &context)?).await.map_err(problem)
 }
 
 async fn call(console: Api, context: RequestContext, input: CallInput) -> Result<CallOutput, Problem> {
@@ -326,9 +321,30 @@ struct HealthProbe {
     last: tokio::sync::Mutex<Option<(Instant, bool)>>,
 }
 
+#[derive(Debug, Clone, Copy)]
+enum Probe {
+    Health,
+    Readiness,
+}
+
 impl HealthProbe {
-    fn new(console: Api) -> Self {
-        Self { console, last: tokio::sync::Mutex::default() }
+    /// Returns the route of a probe, which needs no token and reveals no details.
+    fn route(self: Arc<Self>, kind: Probe) -> MethodRouter {
+        get(move |connection: Extension<PageConnection>, uri: Uri| {
+            let probe = Arc::clone(&self);
+            async move {
+                if !probe.console.access().is_served(&connection) {
+                    return Problem::not_found("path", uri.path()).into_response();
+                }
+                let holds = match kind {
+                    Probe::Health => probe.is_healthy().await,
+                    Probe::Readiness => probe.is_ready().await,
+                };
+                let (status, text) =
+                    if holds { (StatusCode::OK, "ok\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") };
+                (status, [(header::CACHE_CONTROL, "no-store")], text).into_response()
+            }
+        })
     }
 
     async fn is_healthy(&self) -> bool {
@@ -356,14 +372,4 @@ impl HealthProbe {
         let applied = tokio::time::timeout(ANSWER_TIMEOUT, self.console.applied.lock()).await;
         applied.is_ok_and(|applied| applied.files.backend.is_none() || applied.document.is_some())
     }
-}
-
-async fn answer_probe(console: &ConsoleState, request: &Request, probe: impl Future<Output = bool>) -> Response {
-    let connection = request.extensions().get::<PageConnection>();
-    if !connection.is_some_and(|connection| console.access().is_served(connection)) {
-        return Problem::not_found("path", request.uri().path()).into_response();
-    }
-    let (status, text) =
-        if probe.await { (StatusCode::OK, "ok\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") };
-    (status, [(header::CACHE_CONTROL, "no-store")], text).into_response()
 }

@@ -92,8 +92,7 @@ impl ConsoleListener {
         }
         let mut settings = GatewaySettings::new(name, gateway, address);
         settings.guard.loopback = address.ip().is_loopback();
-        let opened =
-            bind(address).and_then(|listener| PageListener::start(listener, settings, open.routes.clone()));
+        let opened = bind(address).and_then(|listener| PageListener::start(listener, settings, open.routes.clone()));
         match opened {
             Ok(listener) => {
                 tracing::info!(url = url(gateway, listener.address()), "the console is open");

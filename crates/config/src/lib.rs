@@ -14,11 +14,11 @@
 mod backend;
 mod check;
 mod client_server;
+mod console;
 mod document;
 mod env_file;
 pub mod errors;
 mod file;
-mod console;
 mod gateway;
 mod json;
 mod mcp_json;
@@ -42,9 +42,9 @@ use mcp_satellite_model::secret::Secret;
 
 pub use backend::{BackendPlan, PollIntervals};
 pub use client_server::{DraftContext, ServerDraft, UserValueDraft, draft_server, normalize_id, workspace_of};
+pub use console::{CONTROL_SERVER, ConsolePlan, ConsoleToken, Role, RoleAccess};
 pub use document::BackendDocument;
 pub use errors::{ConfigErrorItem, ConfigErrors};
-pub use console::{CONTROL_SERVER, ConsolePlan, ConsoleToken, Role, RoleAccess};
 pub use gateway::listen_address;
 pub use gateway::{
     EndpointAuth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, ListenSetting, ResponseStyle, TlsFiles, TokenHash,

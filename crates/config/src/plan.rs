@@ -12,8 +12,8 @@ use mcp_satellite_model::spec::{InstanceConfig, ServerTarget};
 use mcp_satellite_model::variables::{VariableScope, WithheldReason};
 
 use super::backend::BackendPlan;
-use super::errors::ConfigErrors;
 use super::console::ConsolePlan;
+use super::errors::ConfigErrors;
 use super::gateway::{EndpointAuth, GatewayPlan};
 use super::oauth::OAuthPlan;
 use super::origin::ConfigOrigin;

@@ -96,7 +96,8 @@ impl ConsoleAccess {
 
     /// Replaces the tokens. Logins with a removed token end.
     pub fn apply(&self, settings: &AccessSettings<'_>) {
-        let owner = settings.owner_token.map(|token| (TokenHash::from_token(token.expose()), Principal::owner(Entrance::Http)));
+        let owner =
+            settings.owner_token.map(|token| (TokenHash::from_token(token.expose()), Principal::owner(Entrance::Http)));
         let tokens = settings.tokens.iter().map(|token| {
             let ConsoleToken { name, hash, access, team } = token.clone();
             let name = Some(name);
@@ -118,9 +119,9 @@ impl ConsoleAccess {
         let by_token = self.check.table(owner.into_iter().chain(tokens).chain(users));
         let AccessSettings { is_on, has_own_listener, allows_anonymous, .. } = *settings;
         let holders = TokenHolders { is_on, has_own_listener, allows_anonymous, by_token };
-        self.logins().by_id.retain(|_, login| {
-            login.token.is_none_or(|token| self.check.holder(&holders.by_token, &token).is_some())
-        });
+        self.logins()
+            .by_id
+            .retain(|_, login| login.token.is_none_or(|token| self.check.holder(&holders.by_token, &token).is_some()));
         *self.holders.write().unwrap_or_else(PoisonError::into_inner) = holders;
     }
 
@@ -190,7 +191,12 @@ impl ConsoleAccess {
     ///
     /// # Errors
     /// The token or code is not valid, or a page of another origin has sent the request.
-    pub fn log_in(&self, headers: &HeaderMap, connection: &PageConnection, token: &str) -> Result<LoginCookie, Problem> {
+    pub fn log_in(
+        &self,
+        headers: &HeaderMap,
+        connection: &PageConnection,
+        token: &str,
+    ) -> Result<LoginCookie, Problem> {
         check_origin(headers, connection)?;
         let (holders, now) = (self.holders(), Instant::now());
         let (token, mut principal) = if self.use_code(token, now) {

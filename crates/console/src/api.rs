@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::ControlError;
+use mcp_satellite_actors::model::catalogue::Tool;
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::remedy::Remedy;
@@ -740,7 +741,7 @@ impl ToolEntry {
     pub fn all_of(view: &InstanceView) -> Vec<Self> {
         let spec = &view.spec;
         let tools = view.offered_catalogue().into_iter().flat_map(|catalogue| &catalogue.tools);
-        let entry = |tool: &ToolDefinition| Self {
+        let entry = |tool: &Tool| Self {
             instance: spec.name.to_string(),
             server: spec.server.to_string(),
             team: spec.team_slug.to_string(),

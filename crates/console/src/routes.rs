@@ -153,8 +153,7 @@ impl<S: ApiServer> Routes<S> {
     /// Returns the router, which also serves the description at `/openapi.json`.
     pub fn finish(mut self) -> Router {
         let summary = "This description";
-        let operation =
-            Operation { method: &Method::GET, path: "/openapi.json", role: Some(Role::Viewer), summary };
+        let operation = Operation { method: &Method::GET, path: "/openapi.json", role: Some(Role::Viewer), summary };
         let content = self.description.response::<Value>();
         self.description.add(&operation, &Value::Null, None, &content);
         let document: Arc<Value> = Arc::new(std::mem::take(&mut self.description).into_document());
@@ -306,12 +305,14 @@ async fn read_body(parts: &request::Parts, body: axum::body::Body) -> Result<Vec
         return Ok(b"{}".to_vec());
     }
     let is_json = parts.headers.get(header::CONTENT_TYPE).is_some_and(|content_type| {
-        content_type.to_str().is_ok_and(|text| text.split(';').next().is_some_and(|text| text.trim() == "application/json"))
+        content_type
+            .to_str()
+            .is_ok_and(|text| text.split(';').next().is_some_and(|text| text.trim() == "application/json"))
     });
     // Another media type can be sent by a form of another site.
-    is_json.then(|| body.to_vec()).ok_or_else(|| {
-        Problem::new("bad_input", "the request body needs the header Content-Type: application/json")
-    })
+    is_json
+        .then(|| body.to_vec())
+        .ok_or_else(|| Problem::new("bad_input", "the request body needs the header Content-Type: application/json"))
 }
 
 /// Returns the keys of `set` and `unset`: the event of a change names the values, never their content.

@@ -250,7 +250,12 @@ impl Access {
             if !is_local(headers, peer) {
                 return Err(AccessDenied::NotLocal);
             }
-            return Ok(Permission { user: Arc::clone(user), token: None, is_acting: false, generation: table.generation });
+            return Ok(Permission {
+                user: Arc::clone(user),
+                token: None,
+                is_acting: false,
+                generation: table.generation,
+            });
         }
         let (token, user) = self.check.admit(&table.by_token, headers)?;
         Ok(Permission { user: Arc::clone(user), token: Some(token), is_acting: false, generation: table.generation })
@@ -263,9 +268,7 @@ impl Access {
             return true;
         }
         match &permission.token {
-            Some(token) => {
-                self.check.holder(&table.by_token, token).is_some_and(|user| user.is_same(&permission.user))
-            }
+            Some(token) => self.check.holder(&table.by_token, token).is_some_and(|user| user.is_same(&permission.user)),
             None if permission.is_acting => {
                 let User { team, user, .. } = &*permission.user;
                 table.users.contains_key(&(team.clone(), user.clone()))
@@ -293,7 +296,8 @@ fn parse_bearer_token(header: &str) -> Option<&str> {
 
 impl User {
     fn new(typed: &GatewayUser, limits: &GatewayLimits) -> Self {
-        let GatewayUser { team, team_slug, user, slug, flat, tokens: _, has_stored_token: _, access: _ } = typed.clone();
+        let GatewayUser { team, team_slug, user, slug, flat, tokens: _, has_stored_token: _, access: _ } =
+            typed.clone();
         Self { team, team_slug, user, slug, flat, allowance: UserLimits::new(limits) }
     }
 
@@ -585,7 +589,10 @@ mod tests {
             assert!(refused.to_string().contains("remove the file"), "{refused}");
         }
         data_dir.remove(TOKEN_FILE).unwrap();
-        assert_eq!(load_or_create_token(&data_dir, TOKEN_FILE).unwrap(), load_or_create_token(&data_dir, TOKEN_FILE).unwrap());
+        assert_eq!(
+            load_or_create_token(&data_dir, TOKEN_FILE).unwrap(),
+            load_or_create_token(&data_dir, TOKEN_FILE).unwrap()
+        );
     }
 
     #[test]

@@ -286,11 +286,7 @@ impl EndpointService {
         self.answer_mcp(HttpRequest { settings: &settings, permission: &permission, path, parts }, body).await
     }
 
-    async fn answer_mcp(
-        self: &Arc<Self>,
-        request: HttpRequest<'_>,
-        body: &mut BodyDataStream,
-    ) -> Checked<Response> {
+    async fn answer_mcp(self: &Arc<Self>, request: HttpRequest<'_>, body: &mut BodyDataStream) -> Checked<Response> {
         match request.parts.method {
             Method::POST => self.post(request, body).await,
             Method::GET => self.get(request),
@@ -304,11 +300,7 @@ impl EndpointService {
         allowed.map(drop).map_err(|ErrorResponse(response)| *response)
     }
 
-    fn check_host_and_origin<'a>(
-        settings: &GatewaySettings,
-        headers: &'a HeaderMap,
-        uri: &Uri,
-    ) -> Checked<&'a str> {
+    fn check_host_and_origin<'a>(settings: &GatewaySettings, headers: &'a HeaderMap, uri: &Uri) -> Checked<&'a str> {
         let forbidden = |why: &str| error_response(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
         let (host, several) = first_value(headers, &header::HOST);
         settings.guard.check_host(host, several).map_err(forbidden)?;

@@ -81,7 +81,11 @@ impl EndpointListener {
         Self::open(listener, terms, move |peer, request| http_requests::handle(endpoint.clone(), peer, request))
     }
 
-    pub(crate) fn reopen_endpoint(&self, endpoint: Arc<EndpointService>, terms: Arc<ListenerTerms>) -> io::Result<Self> {
+    pub(crate) fn reopen_endpoint(
+        &self,
+        endpoint: Arc<EndpointService>,
+        terms: Arc<ListenerTerms>,
+    ) -> io::Result<Self> {
         let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
         Self::open_endpoint(socket.try_clone()?, endpoint, terms)
     }

@@ -11,13 +11,14 @@ use crate::connect::remote::HttpClients;
 use crate::console::api::{
     AuthFinishRequest, AuthFlow, AuthRequest, AuthRevokeResult, InstanceSelector, InstanceStatus,
 };
+use crate::console::auth::{flow_completion, flow_reply, revoke_reply};
 use crate::console::client::{ClientError, ConsoleClient};
 use crate::console::find::find;
 use crate::grants;
 use crate::satellite::lock::{DataDirLock, DataDirLockError};
 use crate::state::StateDb;
 use mcp_satellite_files::known_dirs::DataDirLocation;
-use mcp_satellite_remote::oauth::{FlowCompletion, FlowRequest, Grants, OAuthError};
+use mcp_satellite_remote::oauth::{FlowRequest, Grants, OAuthError};
 use mcp_satellite_store::values::UserValues;
 
 pub(super) enum AuthBackend {
