@@ -7,7 +7,7 @@ use ractor::{Actor, ActorProcessingErr, ActorRef, cast};
 use tokio::sync::{oneshot, watch};
 
 use crate::model::ids::InstanceId;
-use crate::model::snapshot::{InstanceView, Snapshot};
+use crate::model::snapshot::{InstanceView, PublishedView, Snapshot};
 use crate::tasks::ProbeToken;
 
 /// Messages to the registry. `Publish` follows the queued updates, and `Barrier` publishes and then replies. `Panic`
@@ -52,7 +52,7 @@ impl Actor for StatusRegistry {
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         match msg {
             Msg::Put(view) => {
-                state.snapshot.instances.insert(view.spec.id.clone(), view);
+                state.snapshot.instances.insert(view.spec.id.clone(), PublishedView(view));
             }
             Msg::Remove(id) => {
                 state.snapshot.instances.remove(&id);
@@ -90,6 +90,8 @@ impl State {
                 // The last snapshot of a runtime stays.
                 let runs = published.end.is_none();
                 if runs {
+                    // Counts on over a restart of this actor.
+                    self.snapshot.revision = published.revision + 1;
                     *published = Arc::new(self.snapshot.clone());
                 }
                 runs

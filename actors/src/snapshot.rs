@@ -2,8 +2,9 @@
 //! readers never wait for writers. A published snapshot is a message too: nothing modifies it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use imbl::ordmap::DiffItem;
 use jiff::Timestamp;
 
 use crate::calls::{CallPort, InstanceCounters};
@@ -34,8 +35,47 @@ pub struct ProcessContainment {
 /// Instances, ordered by team, user and installation.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    pub(crate) instances: imbl::OrdMap<InstanceId, Arc<InstanceView>>,
+    pub(crate) instances: imbl::OrdMap<InstanceId, PublishedView>,
+    pub(crate) revision: u64,
     pub(crate) end: Option<RuntimeEnd>,
+}
+
+/// Instance in a snapshot. Two are equal if they are the same allocation, so that the comparison of two snapshots reads
+/// no instance.
+#[derive(Debug, Clone)]
+pub(crate) struct PublishedView(pub(crate) Arc<InstanceView>);
+
+impl PartialEq for PublishedView {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// Difference between two snapshots.
+#[derive(Debug, Clone, Default)]
+pub struct SnapshotChanges {
+    /// Instances that are new or were published again, in order.
+    pub changed: Vec<Arc<InstanceView>>,
+    /// Instances that the later snapshot does not contain, in order.
+    pub removed: Vec<InstanceId>,
+}
+
+/// Restart budget of an instance. The instance fails permanently when as many exits as `exits_max` are in the window.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RestartBudget {
+    /// Number of unwanted exits in the window that exhausts the budget.
+    pub exits_max: usize,
+    /// Duration for which an exit counts.
+    pub window: Duration,
+    /// Times since the unwanted exits that count, oldest first. All are shorter than `window`.
+    pub exit_ages: Vec<Duration>,
+}
+
+impl RestartBudget {
+    /// Returns the number of further exits after which the instance fails permanently.
+    pub fn remaining(&self) -> usize {
+        self.exits_max.saturating_sub(self.exit_ages.len())
+    }
 }
 
 /// State of one instance, as last reported by the supervisor of its team.
@@ -99,6 +139,16 @@ impl InstanceView {
         self.history.exits_in_window(&self.spec.policy.restart, now)
     }
 
+    /// Returns the restart budget of the instance and the exits that count against it at `now`.
+    pub fn restart_budget(&self, now: Instant) -> RestartBudget {
+        let policy = &self.spec.policy.restart;
+        RestartBudget {
+            exits_max: policy.max_crashes,
+            window: policy.window,
+            exit_ages: self.history.ages_in_window(policy, now).collect(),
+        }
+    }
+
     /// Returns the instance without its run, which ended with the supervisor of its team.
     pub(crate) fn without_run(&self) -> Self {
         Self {
@@ -126,12 +176,33 @@ impl InstanceView {
 impl Snapshot {
     /// Returns the instance with this identity.
     pub fn get(&self, id: &InstanceId) -> Option<&Arc<InstanceView>> {
-        self.instances.get(id)
+        self.instances.get(id).map(|view| &view.0)
     }
 
     /// Returns the instances, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<InstanceView>> {
-        self.instances.values()
+        self.instances.values().map(|view| &view.0)
+    }
+
+    /// Returns the number of the publication; later snapshots of a runtime have higher numbers. The snapshot before the
+    /// first publication has the number 0.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Returns the differences from `earlier`, a snapshot of the same runtime. The cost grows with the number of
+    /// instances that were published meanwhile, not with their total number.
+    pub fn changes_since(&self, earlier: &Self) -> SnapshotChanges {
+        let mut changes = SnapshotChanges::default();
+        for difference in earlier.instances.diff(&self.instances) {
+            match difference {
+                DiffItem::Add(_, view) | DiffItem::Update { new: (_, view), .. } => {
+                    changes.changed.push(view.0.clone());
+                }
+                DiffItem::Remove(id, _) => changes.removed.push(id.clone()),
+            }
+        }
+        changes
     }
 
     /// Returns the reason why the runtime ended; `None` while it runs. Later snapshots do not differ.
@@ -142,7 +213,7 @@ impl Snapshot {
     /// Returns the last snapshot of a runtime that ended. A shutdown leaves each instance in its last state; otherwise
     /// instances that ran are shown as offline.
     pub(crate) fn with_end(&self, end: &RuntimeEnd) -> Self {
-        let mut last = Self { end: Some(end.clone()), ..self.clone() };
+        let mut last = Self { end: Some(end.clone()), revision: self.revision + 1, ..self.clone() };
         if matches!(end, RuntimeEnd::ShutDown { .. }) {
             return last;
         }
@@ -161,7 +232,7 @@ impl Snapshot {
                 attempt: None,
                 ..view.without_run()
             };
-            last.instances.insert(view.spec.id.clone(), Arc::new(view));
+            last.instances.insert(view.spec.id.clone(), PublishedView(Arc::new(view)));
         }
         last
     }
@@ -180,7 +251,7 @@ impl Snapshot {
     pub fn team(&self, team: &TeamId) -> impl Iterator<Item = &Arc<InstanceView>> {
         let first = InstanceId::lower_bound(team);
         let team = team.clone();
-        self.instances.range(first..).map(|(_, view)| view).take_while(move |view| view.spec.id.team == team)
+        self.instances.range(first..).map(|(_, view)| &view.0).take_while(move |view| view.spec.id.team == team)
     }
 
     /// Returns the instances of a user.
@@ -188,12 +259,14 @@ impl Snapshot {
         let first = InstanceId::new(team.clone(), user.clone(), InstallationId::from(""));
         let (team, user) = (team.clone(), user.clone());
         let is_of_user = move |view: &&Arc<InstanceView>| view.spec.id.team == team && view.spec.id.user == user;
-        self.instances.range(first..).map(|(_, view)| view).take_while(is_of_user)
+        self.instances.range(first..).map(|(_, view)| &view.0).take_while(is_of_user)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::{Strategy, prop_assert, prop_assert_eq, prop_oneof, proptest};
+
     use super::*;
     use crate::model::spec::{ConfigTier, InstanceConfig, InstanceInputs, ProcessLifetime, ServerTarget, UpdateMethod};
 
@@ -257,13 +330,92 @@ mod tests {
             [("b", "u", "1"), ("a", "u", "2"), ("ab", "u", "1"), ("a", "uv", "1"), ("a", "u", "1")]
         {
             let view = view(team, user, installation, Status::Online);
-            snapshot.instances.insert(view.spec.id.clone(), view);
+            snapshot.instances.insert(view.spec.id.clone(), PublishedView(view));
         }
         assert_eq!(names(snapshot.iter()), ["a/u/1", "a/u/2", "a/uv/1", "ab/u/1", "b/u/1"]);
         assert_eq!(names(snapshot.team(&"a".into())), ["a/u/1", "a/u/2", "a/uv/1"]);
         assert_eq!(names(snapshot.user(&"a".into(), &"u".into())), ["a/u/1", "a/u/2"]);
         assert_eq!(names(snapshot.user(&"a".into(), &"v".into())), Vec::<String>::new());
         assert_eq!(names(snapshot.team(&"".into())), Vec::<String>::new());
+    }
+
+    #[derive(Debug, Clone)]
+    enum Change {
+        Put(usize),
+        PutAgain(usize),
+        Remove(usize),
+    }
+
+    fn a_change() -> impl Strategy<Value = Change> {
+        let nth = 0..300_usize;
+        prop_oneof![
+            3 => nth.clone().prop_map(Change::Put),
+            1 => nth.clone().prop_map(Change::PutAgain),
+            1 => nth.prop_map(Change::Remove),
+        ]
+    }
+
+    fn apply(snapshot: &mut Snapshot, changes: &[Change]) {
+        for change in changes {
+            let id = |nth: usize| InstanceId::new(format!("t{}", nth % 3).into(), "u".into(), format!("{nth}").into());
+            match *change {
+                Change::Put(nth) => {
+                    let view = view(&format!("t{}", nth % 3), "u", &format!("{nth}"), Status::Online);
+                    snapshot.instances.insert(view.spec.id.clone(), PublishedView(view));
+                }
+                Change::PutAgain(nth) => {
+                    if let Some(same) = snapshot.instances.get(&id(nth)).cloned() {
+                        snapshot.instances.insert(id(nth), same);
+                    }
+                }
+                Change::Remove(nth) => {
+                    snapshot.instances.remove(&id(nth));
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn changes_since_lists_exactly_the_changed_instances(
+            first in proptest::collection::vec(a_change(), 0..300),
+            then in proptest::collection::vec(a_change(), 0..60),
+        ) {
+            let mut earlier = Snapshot::default();
+            apply(&mut earlier, &first);
+            let mut later = earlier.clone();
+            apply(&mut later, &then);
+            let changed = later.iter().filter(|view| {
+                earlier.get(&view.spec.id).is_none_or(|before| !Arc::ptr_eq(before, view))
+            });
+            let removed = earlier.iter().filter(|view| later.get(&view.spec.id).is_none());
+            let changes = later.changes_since(&earlier);
+            prop_assert_eq!(names(changes.changed.iter()), names(changed));
+            prop_assert!(changes.changed.iter().all(|view| Arc::ptr_eq(view, later.get(&view.spec.id).unwrap())));
+            let ids: Vec<String> = changes.removed.iter().map(ToString::to_string).collect();
+            prop_assert_eq!(ids, names(removed));
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_runtime_is_a_revision_that_contains_the_changed_instances() {
+        let mut snapshot = Snapshot { revision: 7, ..Snapshot::default() };
+        apply(&mut snapshot, &[Change::Put(1), Change::Put(2)]);
+        let last = snapshot.with_end(&RuntimeEnd::Killed);
+        assert_eq!((last.revision(), last.changes_since(&snapshot).changed.len()), (8, 2));
+        let last = snapshot.with_end(&RuntimeEnd::ShutDown { events_lost: 0, in_time: true });
+        assert_eq!((last.revision(), last.changes_since(&snapshot).changed.len()), (8, 0));
+    }
+
+    #[test]
+    fn a_restart_budget_lists_the_ages_of_the_exits_in_its_window() {
+        let now = Instant::now();
+        let ages = [400, 299, 12].map(Duration::from_secs);
+        let mut view = Arc::unwrap_or_clone(view("a", "u", "1", Status::Online));
+        view.history = ExitHistory::from_exits(ages.map(|age| (now - age, true)), 0);
+        let budget = view.restart_budget(now);
+        assert_eq!((budget.exits_max, budget.window, budget.remaining()), (3, Duration::from_secs(300), 1));
+        assert_eq!(budget.exit_ages, ages[1..]);
     }
 
     #[test]

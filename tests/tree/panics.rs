@@ -306,6 +306,41 @@ async fn snapshot_receivers_stay_valid_over_a_panic_of_the_registry() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_revision_increases_with_every_publication() {
+    let fleet = Fleet::start().await;
+    let id = fleet.online(Server::new("a")).await;
+    let other = fleet.online(Server::new("b")).await;
+    let mut watch = fleet.runtime.watch();
+    let mut last = watch.borrow_and_update().clone();
+    assert!(last.revision() > 0);
+    for round in 0..3 {
+        let pid = fleet.pid(&id);
+        if round == 1 {
+            panic(&fleet.runtime, RuntimePart::Registry).await;
+        }
+        fleet.runtime.restart(&id).await.unwrap();
+        // Follows each publication until the instance runs again.
+        loop {
+            timeout(LONG, watch.changed()).await.unwrap().unwrap();
+            let next = watch.borrow_and_update().clone();
+            assert!(next.revision() > last.revision(), "{} after {}", next.revision(), last.revision());
+            let changes = next.changes_since(&last);
+            assert!(changes.removed.is_empty());
+            assert!(round != 2 || changes.changed.iter().all(|view| view.spec.id != other), "the other did not change");
+            last = next;
+            let view = last.get(&id).unwrap();
+            if view.status == Status::Online && view.pid != pid {
+                break;
+            }
+        }
+    }
+    let before = last.revision();
+    fleet.finish().await;
+    let end = watch.borrow_and_update().clone();
+    assert!(end.end().is_some() && end.revision() > before);
+}
+
+#[tokio::test(start_paused = true)]
 async fn changes_during_a_panic_of_the_registry_are_not_lost() {
     let fleet = Fleet::start().await;
     let stays = fleet.online(Server::new("stays")).await;

@@ -67,7 +67,13 @@ impl ExitHistory {
 
     /// Returns the number of unwanted exits in the window at `now`.
     pub fn exits_in_window(&self, policy: &RestartPolicy, now: Instant) -> usize {
-        self.charges.iter().filter(|charge| is_in_window(policy, now, charge)).count()
+        self.ages_in_window(policy, now).count()
+    }
+
+    /// Returns the times since the unwanted exits in the window at `now`, oldest first.
+    pub fn ages_in_window(&self, policy: &RestartPolicy, now: Instant) -> impl Iterator<Item = Duration> {
+        let counted = self.charges.iter().filter(move |charge| is_in_window(policy, now, charge));
+        counted.map(move |charge| now.duration_since(charge.at))
     }
 
     /// Restores a stored history from its exits, oldest first, each with its time and true for a crash, and the number
