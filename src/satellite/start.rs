@@ -46,6 +46,7 @@ use crate::values::ValueConfigurer;
 use mcp_satellite_files::known_dirs::DataDirLocation;
 use mcp_satellite_process::memory_limit;
 use mcp_satellite_process::reaper::ReaperLink;
+use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_remote::oauth::Grants;
 use mcp_satellite_store::catalogue_cache::CatalogueCache;
 use mcp_satellite_store::memos::MemoStore;
@@ -118,7 +119,8 @@ impl RunningSatellite {
         let mut watchers = watch_machine(&runtime, link.as_ref());
         let applied = Arc::default();
         let users = UserData::open(&database, grants, &connector, &runtime, &applied).await?;
-        watchers.extend([watch(users.eraser.clone().watch()), watch(users.grants.clone().run())]);
+        let usage = UsageSampler::new(runtime.clone(), connector.clone());
+        watchers.extend([watch(users.eraser.clone().watch()), watch(users.grants.clone().run()), watch(usage.run())]);
         let settings = StartupSettings::from_plan(&plan);
         let (installed, (console, reload)) = (Mutex::default(), ControlSocket::new());
         let satellite = Self {
