@@ -17,18 +17,21 @@ use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
-    CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput, ConfigureInput, InstanceOrder,
-    InstancePage, InstanceQuery, SatelliteReport, TeamStatus,
+    BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput, ConfigureInput,
+    InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, ProcessEntry, ProcessReport, SatelliteReport, TeamStatus,
+    UsageReport, UsageSpan,
 };
 use mcp_satellite_gateway::pages::PageConnection;
+use mcp_satellite_process::process::TreeProcess;
+use mcp_satellite_process::usage::{USAGE_POINT_SPAN, UsagePoint};
 use mcp_satellite_store::values::ValueChange;
 
 use super::actions::InstanceCommand;
 use super::api::{
-    ConfigureResult, ConsoleFilter, ControlResult, EventQuery, InstanceSelector, InstanceStatus, MemoryReport,
+    ConfigureResult, ConsoleFilter, ControlResult, InstanceSelector, InstanceStatus, MemoryReport,
     ReconnectResult, ReloadQuery, ReloadResult, RequestFailure, ToolEntry,
 };
-use super::event_stream::{EventFormat, stream_response};
+use super::records;
 use super::state::ConsoleState;
 use crate::config::{self, Role};
 use crate::gateway::clients::ClientStatus;
@@ -41,7 +44,7 @@ const PAGE_MAX: usize = 1000;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const ANSWER_AGE_MAX: Duration = Duration::from_millis(250);
 
-type Api = Arc<ConsoleState>;
+pub(super) type Api = Arc<ConsoleState>;
 
 /// Returns the routes of the API.
 pub(crate) fn routes(console: &Api) -> Router {
@@ -54,13 +57,17 @@ pub(crate) fn routes(console: &Api) -> Router {
     routes.read("/v1/clients", Role::Viewer, "Connected MCP clients", clients);
     routes.read("/v1/backend", Role::Viewer, "Connection to the backend", backend);
     routes.read("/v1/machine", Role::Viewer, "Memory of the machine", machine);
-    routes.respond(
-        "/v1/events/stream",
-        Role::Viewer,
-        "Events as they are stored: server-sent events, or JSON lines",
-        &[sse::MEDIA_TYPE, "application/x-ndjson"],
-        events,
-    );
+    routes.read("/v1/instances/{instance}/usage", Role::Viewer, "Memory and CPU of the last hour", usage);
+    routes.read("/v1/instances/{instance}/processes", Role::Viewer, "Processes of an instance", processes);
+    routes.read("/v1/instances/{instance}/logs", Role::Viewer, "Lines of its log, newest first", records::logs);
+    routes.read("/v1/instances/{instance}/calls", Role::Viewer, "Its calls, newest first", records::calls_of);
+    routes.read("/v1/calls", Role::Viewer, "Calls of all instances, newest first", records::calls);
+    routes.read("/v1/events", Role::Viewer, "Stored events, newest first", records::events);
+    let streams = [sse::MEDIA_TYPE, "application/x-ndjson"];
+    let summary = "Events as they are stored: server-sent events, or JSON lines";
+    routes.respond("/v1/events/stream", Role::Viewer, summary, &streams, records::event_stream);
+    let summary = "New lines of its log, as events";
+    routes.respond("/v1/instances/{instance}/logs/stream", Role::Viewer, summary, &streams, records::log_stream);
     let change = |path, role, action, summary| Change { method: "POST", path, role, action, summary };
     let of_instance = |path, action, summary| change(path, Role::Operator, action, summary);
     routes.change(of_instance("/v1/instances/{instance}/start", "start", "Starts an instance"), start);
@@ -150,16 +157,27 @@ async fn instances(console: Api, context: RequestContext, query: InstanceQuery) 
     let after = query.cursor.as_deref().map(read_cursor).transpose()?;
     let is_after =
         |place: &Place| after.as_ref().is_none_or(|after| if query.descending { place < after } else { place > after });
-    let limit = query.limit.unwrap_or(PAGE_DEFAULT);
-    if limit == 0 || limit > PAGE_MAX {
-        return Err(Problem::new("bad_input", format!("`limit` must be between 1 and {PAGE_MAX}")));
-    }
+    let limit = page_size(query.limit)?;
     let mut rest = found.into_iter().filter(|(place, _)| is_after(place)).peekable();
     let page: Vec<_> = rest.by_ref().take(limit).collect();
     let next = page.last().filter(|_| rest.peek().is_some()).map(|((key, name), _)| format!("{key}:{name}"));
     let now = Instant::now();
-    let items = page.iter().map(|(_, view)| InstanceStatus::from_view(view, None, now)).collect();
+    let items = page.iter().map(|(_, view)| console.instance_status(view, now)).collect();
     Ok(InstancePage { total, items, next })
+}
+
+pub(super) fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
+    let limit = limit.unwrap_or(PAGE_DEFAULT);
+    let why = || Problem::new("bad_input", format!("`limit` must be between 1 and {PAGE_MAX}"));
+    (1..=PAGE_MAX).contains(&limit).then_some(limit).ok_or_else(why)
+}
+
+pub(super) fn header_text<'a>(context: &'a RequestContext, name: &str) -> Option<&'a str> {
+    context.headers.get(name)?.to_str().ok()
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Position of an instance in a list: the key of the order, and the name.
@@ -172,9 +190,53 @@ fn read_cursor(cursor: &str) -> Result<Place, Problem> {
     Ok((key.to_owned(), name.to_owned()))
 }
 
-async fn instance(console: Api, context: RequestContext, _: NoInput) -> Result<InstanceStatus, Problem> {
+async fn instance(console: Api, context: RequestContext, _: NoInput) -> Result<InstanceDetails, Problem> {
+    let (view, now) = (find(&console, &context)?, Instant::now());
+    let snapshot = console.runtime.snapshot();
+    let view = snapshot.get(&view.spec.id).cloned().unwrap_or(view);
+    let budget = view.restart_budget(now);
+    Ok(InstanceDetails {
+        instance: console.instance_status(&view, now),
+        revision: snapshot.revision(),
+        budget: BudgetReport {
+            exits_max: budget.exits_max,
+            window_ms: milliseconds(budget.window),
+            exits_ms_ago: budget.exit_ages.iter().copied().map(milliseconds).collect(),
+            remaining: budget.remaining(),
+        },
+    })
+}
+
+async fn usage(console: Api, context: RequestContext, _: NoInput) -> Result<UsageReport, Problem> {
     let view = find(&console, &context)?;
-    Ok(InstanceStatus::from_view(&view, None, Instant::now()))
+    let span = |point: UsagePoint| UsageSpan { rss_bytes: point.rss_bytes, cpu_percent: point.cpu_percent };
+    let points = console.usage.series(&view.spec.id).into_iter().map(|point| point.map(span)).collect();
+    Ok(UsageReport { point_seconds: USAGE_POINT_SPAN.as_secs(), points })
+}
+
+async fn processes(console: Api, context: RequestContext, _: NoInput) -> Result<Option<ProcessReport>, Problem> {
+    let view = find(&console, &context)?;
+    let Some(pid) = view.pid else { return Ok(None) };
+    let connector = console.connector.clone();
+    // Reads files of the kernel, which would block an async thread.
+    let tree = tokio::task::spawn_blocking(move || connector.process_tree(pid)).await;
+    let tree = tree.map_err(|error| Problem::new("closing", error.to_string()))?;
+    Ok(tree.map(|tree| ProcessReport {
+        contained_by: tree.mechanism.to_owned(),
+        container: tree.cgroup,
+        processes: tree.processes.into_iter().map(process_entry).collect(),
+    }))
+}
+
+fn process_entry(process: TreeProcess) -> ProcessEntry {
+    ProcessEntry {
+        pid: process.pid,
+        parent_pid: process.parent_pid,
+        name: process.name,
+        state: process.state.to_string(),
+        rss_bytes: process.rss_bytes,
+        cpu_seconds: process.cpu_seconds,
+    }
 }
 
 async fn tools(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ToolEntry>, Problem> {
@@ -197,29 +259,6 @@ async fn backend(console: Api, _: RequestContext, _: NoInput) -> Result<Option<B
 
 async fn machine(console: Api, _: RequestContext, _: NoInput) -> Result<Option<MemoryReport>, Problem> {
     Ok(MemoryReport::from_status(console.runtime.memory()))
-}
-
-async fn events(console: Api, context: RequestContext, mut query: EventQuery) -> Result<Response, Problem> {
-    let RequestContext { principal, headers, .. } = context;
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let is_sse = text(header::ACCEPT).is_some_and(|accepted| accepted.contains(sse::MEDIA_TYPE));
-    // A browser that reconnects repeats the number of the last event.
-    if let Some(last) = text(header::HeaderName::from_static("last-event-id")) {
-        let why = || Problem::new("bad_input", "Last-Event-ID is not the number of an event");
-        query.since = Some(last.parse().map_err(|_| why())?);
-    }
-    if let Some(team) = &principal.team {
-        let asked = query.team.get_or_insert_with(|| team.clone());
-        let snapshot = console.runtime.snapshot();
-        let id = |team: &str| console.members.team_id(team, &snapshot);
-        if id(asked) != id(team) {
-            return Err(Problem::not_found("team", asked));
-        }
-    }
-    query.follow |= is_sse;
-    let format = if is_sse { EventFormat::ServerSent } else { EventFormat::JsonLines };
-    let ending = console.http.ending.clone();
-    Ok(stream_response(console, principal, query, format, ending).await)
 }
 
 async fn start(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
@@ -250,8 +289,7 @@ async fn call(console: Api, context: RequestContext, input: CallInput) -> Result
     let since = Instant::now();
     let timeout = input.timeout_ms.map(Duration::from_millis);
     let result = console.call(&view, &input.tool, input.arguments, timeout).await.map_err(problem)?;
-    let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(CallOutput { result, duration_ms })
+    Ok(CallOutput { result, duration_ms: milliseconds(since.elapsed()) })
 }
 
 async fn configure(console: Api, context: RequestContext, input: ConfigureInput) -> Result<ConfigureResult, Problem> {
@@ -293,7 +331,7 @@ async fn reload(console: Api, _: RequestContext, query: ReloadQuery) -> Result<R
 }
 
 /// Finds the instance that the path names among those of the principal's team.
-fn find(console: &ConsoleState, context: &RequestContext) -> Result<Arc<InstanceView>, Problem> {
+pub(super) fn find(console: &ConsoleState, context: &RequestContext) -> Result<Arc<InstanceView>, Problem> {
     let selector = InstanceSelector::of_team(context.param("instance"), context.principal.team.clone());
     console.resolve(&selector).map_err(problem)
 }

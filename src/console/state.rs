@@ -1,18 +1,22 @@
 //! What the handlers of the control socket and of the HTTP API use.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::event::{Event, EventSubject};
+use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::access::ConsoleAccess;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::routes::ApiServer;
+use mcp_satellite_process::process::TreeUsage;
+use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_remote::oauth::Grants;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::api::{InstanceSelector, RejectedConfiguration};
+use super::api::{InstanceSelector, InstanceStatus, RejectedConfiguration};
 use super::find::TeamMembers;
 use super::listener::ConsoleListener;
 use crate::active_configuration::{ActiveConfiguration, ReloadRequest};
@@ -44,11 +48,21 @@ pub(crate) struct ConsoleState {
     pub(crate) members: Arc<TeamMembers>,
     pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     pub(crate) shutdown: CancellationToken,
+    pub(crate) usage: UsageSampler,
+    /// Times of the last events about reads of other users' data.
+    pub(crate) reads: Mutex<HashMap<String, Instant>>,
     /// Cancelled after the runtime has ended: event streams send the remaining events and end.
     pub(crate) ending: CancellationToken,
 }
 
 impl ConsoleState {
+    /// Returns the status of an instance with the last sample of its memory and processor time.
+    pub(super) fn instance_status(&self, view: &InstanceView, now: Instant) -> InstanceStatus {
+        let sample = self.usage.latest(&view.spec.id).filter(|_| view.pid.is_some());
+        let usage = sample.map(|sample| TreeUsage { rss_bytes: sample.rss_bytes, cpu_seconds: sample.cpu_seconds });
+        InstanceStatus::from_view(view, usage, now)
+    }
+
     pub(super) fn rejected_configuration(&self) -> Option<RejectedConfiguration> {
         self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

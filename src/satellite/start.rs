@@ -120,7 +120,7 @@ impl RunningSatellite {
         let applied = Arc::default();
         let users = UserData::open(&database, grants, &connector, &runtime, &applied).await?;
         let usage = UsageSampler::new(runtime.clone(), connector.clone());
-        watchers.extend([watch(users.eraser.clone().watch()), watch(users.grants.clone().run()), watch(usage.run())]);
+        watchers.extend([watch(users.eraser.clone().watch()), watch(users.grants.clone().run()), watch(usage.clone().run())]);
         let settings = StartupSettings::from_plan(&plan);
         let (installed, (console, reload)) = (Mutex::default(), ControlSocket::new());
         let satellite = Self {
@@ -138,7 +138,7 @@ impl RunningSatellite {
             storage,
         };
         let name = plan.name.clone();
-        satellite.open_control_socket(&name, reload)?;
+        satellite.open_control_socket(&name, reload, usage)?;
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
         let (console, gateway) = (plan.console.clone(), plan.gateway.clone());
@@ -151,7 +151,7 @@ impl RunningSatellite {
         Ok(satellite)
     }
 
-    fn open_control_socket(&self, name: &str, reload: mpsc::Sender<ReloadRequest>) -> Result<(), StartError> {
+    fn open_control_socket(&self, name: &str, reload: mpsc::Sender<ReloadRequest>, usage: UsageSampler) -> Result<(), StartError> {
         let data_dir = self.storage.directory.data_dir();
         let listener = server::bind(data_dir).map_err(unusable(data_dir))?;
         let state = ConsoleState {
@@ -177,6 +177,8 @@ impl RunningSatellite {
             started: Instant::now(),
             members: self.console.members.clone(),
             rejected: self.console.rejected.clone(),
+            usage,
+            reads: Mutex::default(),
             shutdown: self.console.shutdown.clone(),
             ending: self.console.ending.clone(),
         };
