@@ -123,7 +123,7 @@ async fn teams(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<
     Ok(teams.into_iter().map(describe).collect())
 }
 
-async fn instances(console: Api, context: RequestContext, query: InstanceQuery) -> Result<InstancePage, Problem> {
+pub(super) async fn instances(console: Api, context: RequestContext, query: InstanceQuery) -> Result<InstancePage, Problem> {
     let filter = ConsoleFilter { team: query.team.clone(), user: query.user.clone() };
     let snapshot = console.runtime.snapshot();
     console.members.check(&filter, &snapshot).map_err(problem)?;
@@ -190,7 +190,7 @@ fn read_cursor(cursor: &str) -> Result<Place, Problem> {
     Ok((key.to_owned(), name.to_owned()))
 }
 
-async fn instance(console: Api, context: RequestContext, _: NoInput) -> Result<InstanceDetails, Problem> {
+pub(super) async fn instance(console: Api, context: RequestContext, _: NoInput) -> Result<InstanceDetails, Problem> {
     let (view, now) = (find(&console, &context)?, Instant::now());
     let snapshot = console.runtime.snapshot();
     let view = snapshot.get(&view.spec.id).cloned().unwrap_or(view);
@@ -269,7 +269,7 @@ async fn stop(console: Api, context: RequestContext, _: NoInput) -> Result<Contr
     console.control(&*find(&console, &context)?, InstanceCommand::Stop).await.map_err(problem)
 }
 
-async fn restart(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
+pub(super) async fn restart(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
     console.control(&*find(&console, &context)?, InstanceCommand::Restart).await.map_err(problem)
 }
 
@@ -292,7 +292,7 @@ async fn call(console: Api, context: RequestContext, input: CallInput) -> Result
     Ok(CallOutput { result, duration_ms: milliseconds(since.elapsed()) })
 }
 
-async fn configure(console: Api, context: RequestContext, input: ConfigureInput) -> Result<ConfigureResult, Problem> {
+pub(super) async fn configure(console: Api, context: RequestContext, input: ConfigureInput) -> Result<ConfigureResult, Problem> {
     let view = find(&console, &context)?;
     let set = input.set.into_iter().map(|(key, text)| (key, text.into())).collect();
     console.configure(&view, ValueChange { set, unset: input.unset }).await.map_err(problem)

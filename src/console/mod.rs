@@ -9,6 +9,7 @@ mod event_stream;
 pub(crate) mod find;
 pub(crate) mod http_api;
 pub(crate) mod listener;
+pub(crate) mod mcp_server;
 mod records;
 pub(crate) mod server;
 pub(crate) mod state;

@@ -30,6 +30,7 @@ use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::connect::{memory, suspend};
 use crate::console::listener::ConsoleListener;
+use crate::console::mcp_server::ControlPlane;
 use crate::console::state::ConsoleState;
 use crate::console::{http_api, server};
 use crate::data_dir::DataDir;
@@ -184,7 +185,7 @@ impl RunningSatellite {
         };
         let state = Arc::new(state);
         let routes = http_api::routes(&state);
-        self.endpoint.set_pages(routes.clone());
+        self.endpoint.set_control(routes.clone(), Arc::new(ControlPlane::new(state.clone())));
         self.http.set_routes(routes);
         let task = tokio::spawn(server::serve(listener, state));
         *self.console.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);

@@ -46,13 +46,20 @@ pub struct NoInput {}
 #[derive(Debug)]
 pub struct RequestContext {
     pub principal: Principal,
-    pub connection: PageConnection,
+    /// Connection of the client; `None` for a request that came over MCP.
+    pub connection: Option<PageConnection>,
     pub uri: Uri,
     pub headers: HeaderMap,
     params: Vec<(String, String)>,
 }
 
 impl RequestContext {
+    /// Returns the context of a request for an instance that did not come over HTTP.
+    pub fn of_instance(principal: Principal, instance: &str) -> Self {
+        let params = vec![("instance".to_owned(), instance.to_owned())];
+        Self { principal, connection: None, uri: Uri::default(), headers: HeaderMap::new(), params }
+    }
+
     /// Returns a parameter of the path, or an empty string.
     pub fn param(&self, name: &str) -> &str {
         self.params.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
@@ -281,7 +288,9 @@ fn authenticate<S: ApiServer>(server: &S, parts: &request::Parts, is_change: boo
     access.authenticate(parts, connection, is_change)
 }
 
-fn check_role(principal: &Principal, needed: Role) -> Result<(), Problem> {
+/// # Errors
+/// The role of the principal is lower.
+pub fn check_role(principal: &Principal, needed: Role) -> Result<(), Problem> {
     let role = principal.access.role;
     let why = || Problem::new("forbidden", format!("this needs the role {needed}; this client has the role {role}"));
     (role >= needed).then_some(()).ok_or_else(why)
@@ -292,7 +301,6 @@ async fn context(parts: &mut request::Parts, principal: Principal) -> Result<Req
     let params = RawPathParams::from_request_parts(parts, &()).await.map_err(bad_path)?;
     let params = params.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
     let connection = parts.extensions.get::<PageConnection>().cloned();
-    let connection = connection.ok_or_else(|| Problem::new("closing", "the request has no connection"))?;
     Ok(RequestContext { principal, connection, uri: parts.uri.clone(), headers: parts.headers.clone(), params })
 }
 
