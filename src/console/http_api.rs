@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::{StatusCode, Uri, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::IntoResponse as _;
 use axum::routing::{MethodRouter, get};
 use axum::{Extension, Router};
 use mcp_satellite_actors::model::snapshot::InstanceView;
@@ -18,8 +18,8 @@ use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestCont
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
     BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput, ConfigureInput,
-    InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, ProcessEntry, ProcessReport, SatelliteReport, TeamStatus,
-    UsageReport, UsageSpan,
+    InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, ProcessEntry, ProcessReport, SatelliteReport,
+    TeamStatus, UsageReport, UsageSpan,
 };
 use mcp_satellite_gateway::pages::PageConnection;
 use mcp_satellite_process::process::TreeProcess;
@@ -28,8 +28,8 @@ use mcp_satellite_store::values::ValueChange;
 
 use super::actions::InstanceCommand;
 use super::api::{
-    ConfigureResult, ConsoleFilter, ControlResult, InstanceSelector, InstanceStatus, MemoryReport,
-    ReconnectResult, ReloadQuery, ReloadResult, RequestFailure, ToolEntry,
+    ConfigureResult, ConsoleFilter, ControlResult, InstanceSelector, InstanceStatus, MemoryReport, ReconnectResult,
+    ReloadQuery, ReloadResult, RequestFailure, ToolEntry,
 };
 use super::records;
 use super::state::ConsoleState;
@@ -123,7 +123,11 @@ async fn teams(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<
     Ok(teams.into_iter().map(describe).collect())
 }
 
-pub(super) async fn instances(console: Api, context: RequestContext, query: InstanceQuery) -> Result<InstancePage, Problem> {
+pub(super) async fn instances(
+    console: Api,
+    context: RequestContext,
+    query: InstanceQuery,
+) -> Result<InstancePage, Problem> {
     let filter = ConsoleFilter { team: query.team.clone(), user: query.user.clone() };
     let snapshot = console.runtime.snapshot();
     console.members.check(&filter, &snapshot).map_err(problem)?;
@@ -292,7 +296,11 @@ async fn call(console: Api, context: RequestContext, input: CallInput) -> Result
     Ok(CallOutput { result, duration_ms: milliseconds(since.elapsed()) })
 }
 
-pub(super) async fn configure(console: Api, context: RequestContext, input: ConfigureInput) -> Result<ConfigureResult, Problem> {
+pub(super) async fn configure(
+    console: Api,
+    context: RequestContext,
+    input: ConfigureInput,
+) -> Result<ConfigureResult, Problem> {
     let view = find(&console, &context)?;
     let set = input.set.into_iter().map(|(key, text)| (key, text.into())).collect();
     console.configure(&view, ValueChange { set, unset: input.unset }).await.map_err(problem)

@@ -5,15 +5,14 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::event::ActionOutcome;
+use mcp_satellite_console::mcp_tools::{InstanceInput, LogsInput, ValuesInput, tool_definition};
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, action_event, check_role};
 use mcp_satellite_console::v1::{ConfigureInput, EventPageQuery, InstanceQuery, LogQuery};
 use mcp_satellite_gateway::control_server::ControlTools;
-use schemars::JsonSchema;
-use schemars::generate::SchemaSettings;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::http_api::{Api, configure, instance, instances, restart};
@@ -23,48 +22,6 @@ use crate::gateway::access::User;
 
 pub(crate) struct ControlPlane {
     console: Api,
-}
-
-/// An instance, by the slug of its server if that is unique, else by its full name.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct InstanceInput {
-    instance: String,
-}
-
-/// Lines of an instance's log, newest first.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct LogsInput {
-    /// Slug of the server if it is unique, else the full name of the instance.
-    instance: String,
-    /// Maximum number of lines to search, 1 to 1000; 100 if absent.
-    limit: Option<usize>,
-    /// Only lines that contain this text.
-    q: Option<String>,
-    /// Only these levels, separated by commas: `debug`, `info`, `warn`, `error`.
-    level: Option<String>,
-}
-
-/// Values to set or remove for an instance.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct ValuesInput {
-    /// Slug of the server if it is unique, else the full name of the instance.
-    instance: String,
-    #[serde(flatten)]
-    #[schemars(flatten)]
-    values: ValueMap,
-}
-
-#[derive(Deserialize, JsonSchema)]
-struct ValueMap {
-    /// Values to set, by key.
-    #[serde(default)]
-    set: std::collections::BTreeMap<String, String>,
-    /// Keys whose values are removed.
-    #[serde(default)]
-    unset: Vec<String>,
 }
 
 impl ControlPlane {
@@ -80,22 +37,25 @@ impl ControlTools for ControlPlane {
 
     fn definitions(&self) -> String {
         let tools = [
-            definition::<InstanceQuery>("list_instances", "Lists the MCP servers of the team with their status", true),
-            definition::<InstanceInput>("get_status", "Returns status, reason and next step of a server", true),
-            definition::<LogsInput>("read_logs", "Returns the newest lines that a server wrote to stderr", true),
-            definition::<EventPageQuery>("read_events", "Returns the newest events of the satellite", true),
-            definition::<InstanceInput>("restart_instance", "Restarts a server and clears its failures", false),
-            definition::<ValuesInput>("configure_instance", "Sets or removes values that a server requires", false),
+            tool_definition::<InstanceQuery>(
+                "list_instances",
+                "Lists the MCP servers of the team with their status",
+                true,
+            ),
+            tool_definition::<InstanceInput>("get_status", "Returns status, reason and next step of a server", true),
+            tool_definition::<LogsInput>("read_logs", "Returns the newest lines that a server wrote to stderr", true),
+            tool_definition::<EventPageQuery>("read_events", "Returns the newest events of the satellite", true),
+            tool_definition::<InstanceInput>("restart_instance", "Restarts a server and clears its failures", false),
+            tool_definition::<ValuesInput>(
+                "configure_instance",
+                "Sets or removes values that a server requires",
+                false,
+            ),
         ];
         json!({ "tools": tools }).to_string()
     }
 
-    fn call(
-        &self,
-        user: Arc<User>,
-        tool: &str,
-        arguments: Value,
-    ) -> Option<BoxFuture<'static, Result<Value, String>>> {
+    fn call(&self, user: Arc<User>, tool: &str, arguments: Value) -> Option<BoxFuture<'static, Result<Value, String>>> {
         let (console, principal) = (self.console.clone(), self.console.access().mcp_user(&user.team, &user.user));
         let Some(who) = principal else {
             return Some(async { Err("your user has no role in [console] any more".to_owned()) }.boxed());
@@ -123,7 +83,7 @@ impl ControlTools for ControlPlane {
             }),
             "configure_instance" => read(arguments, move |input: ValuesInput| {
                 let context = RequestContext::of_instance(who, &input.instance);
-                let ValueMap { set, unset } = input.values;
+                let ValuesInput { set, unset, .. } = input;
                 change(console, context, "configure", Role::Admin, |console, context| {
                     configure(console, context, ConfigureInput { set, unset })
                 })
@@ -132,16 +92,6 @@ impl ControlTools for ControlPlane {
         };
         Some(answered.map(|answered| answered.map_err(|problem| describe(&problem))).boxed())
     }
-}
-
-fn definition<T: JsonSchema>(name: &str, description: &str, is_read_only: bool) -> Value {
-    let settings = SchemaSettings::draft2020_12().for_deserialize().with(|settings| settings.inline_subschemas = true);
-    json!({
-        "name": name,
-        "description": description,
-        "inputSchema": settings.into_generator().into_root_schema_for::<T>(),
-        "annotations": { "readOnlyHint": is_read_only, "destructiveHint": !is_read_only, "openWorldHint": false },
-    })
 }
 
 /// Reads the arguments and runs a handler.

@@ -48,10 +48,13 @@ pub(super) async fn events(console: Api, context: RequestContext, query: EventPa
     Ok(EventPage { events, next: found.searched_to, skipped: found.skipped })
 }
 
-pub(super) async fn event_stream(console: Api, context: RequestContext, query: EventQuery) -> Result<Response, Problem> {
+pub(super) async fn event_stream(
+    console: Api,
+    context: RequestContext,
+    query: EventQuery,
+) -> Result<Response, Problem> {
     let team = team_of(&console, &context.principal, query.team.clone())?;
-    respond(console, context, EventQuery { team, ..query })
-        .await
+    respond(console, context, EventQuery { team, ..query }).await
 }
 
 pub(super) async fn logs(console: Api, context: RequestContext, query: LogQuery) -> Result<LogPage, Problem> {

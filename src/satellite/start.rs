@@ -121,7 +121,11 @@ impl RunningSatellite {
         let applied = Arc::default();
         let users = UserData::open(&database, grants, &connector, &runtime, &applied).await?;
         let usage = UsageSampler::new(runtime.clone(), connector.clone());
-        watchers.extend([watch(users.eraser.clone().watch()), watch(users.grants.clone().run()), watch(usage.clone().run())]);
+        watchers.extend([
+            watch(users.eraser.clone().watch()),
+            watch(users.grants.clone().run()),
+            watch(usage.clone().run()),
+        ]);
         let settings = StartupSettings::from_plan(&plan);
         let (installed, (console, reload)) = (Mutex::default(), ControlSocket::new());
         let satellite = Self {
@@ -152,7 +156,12 @@ impl RunningSatellite {
         Ok(satellite)
     }
 
-    fn open_control_socket(&self, name: &str, reload: mpsc::Sender<ReloadRequest>, usage: UsageSampler) -> Result<(), StartError> {
+    fn open_control_socket(
+        &self,
+        name: &str,
+        reload: mpsc::Sender<ReloadRequest>,
+        usage: UsageSampler,
+    ) -> Result<(), StartError> {
         let data_dir = self.storage.directory.data_dir();
         let listener = server::bind(data_dir).map_err(unusable(data_dir))?;
         let state = ConsoleState {

@@ -23,7 +23,8 @@ fn an_instance_is_stopped_started_and_restarted() {
     assert_eq!(refused["instance_status"], "offline");
     assert!(refused["next_step"].as_str().unwrap().contains("satellite start"), "{refused}");
     operator.post(&path("start"), &json!({})).ok();
-    let before = fixture.home.wait_row("notes", "alice online", |row| row["user"] == "alice" && row["status"] == "online");
+    let before =
+        fixture.home.wait_row("notes", "alice online", |row| row["user"] == "alice" && row["status"] == "online");
     operator.post(&path("restart"), &json!({})).ok();
     fixture.home.wait_row("notes", "another process", |row| {
         row["user"] == "alice" && row["status"] == "online" && row["pid"] != before["pid"]
@@ -96,7 +97,8 @@ fn a_proposed_configuration_is_checked_and_not_applied() {
     assert_eq!(check("[satellite]\nname = \"a-satellite\"\n"), json!({"valid": true, "errors": [], "warnings": []}));
     let wrong = check("[gateway]\nlisten = \"nowhere\"\n[console]\nlistn = \"x\"\n");
     assert_eq!(wrong["valid"], false);
-    let places: Vec<_> = wrong["errors"].as_array().unwrap().iter().map(|error| error["line"].as_u64().unwrap()).collect();
+    let places: Vec<_> =
+        wrong["errors"].as_array().unwrap().iter().map(|error| error["line"].as_u64().unwrap()).collect();
     assert_eq!(places, [2, 4], "{wrong:#}");
     assert!(wrong["errors"][1]["hint"].as_str().unwrap().contains("listen"), "{wrong:#}");
     assert_eq!(admin.get("/v1/instances").ok()["total"], 3);
@@ -108,7 +110,8 @@ fn a_reload_changes_tokens_and_the_listener() {
     let fixture = Fixture::new("");
     let mut satellite = fixture.start();
     let own = format!("127.0.0.1:{}", testkit::port::free_port());
-    let text = config(&fixture.address, &format!("listen = \"{own}\"")).replace("role = \"viewer\"\n\n", "role = \"operator\"\n\n");
+    let text = config(&fixture.address, &format!("listen = \"{own}\""))
+        .replace("role = \"viewer\"\n\n", "role = \"operator\"\n\n");
     fixture.home.write("satellite.toml", &text);
     fixture.home.satellite(&["reload"]).exits(0);
     // The endpoint does not serve the API any more.

@@ -74,8 +74,11 @@ impl ApiClient {
         self.open(method, path, body).read_to_string(&mut text).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {path}: {text:?}"));
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let body =
-            if head.to_ascii_lowercase().contains("transfer-encoding: chunked") { join_chunks(body) } else { body.into() };
+        let body = if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+            join_chunks(body)
+        } else {
+            body.into()
+        };
         ApiResponse { status, head: head.to_owned(), body }
     }
 

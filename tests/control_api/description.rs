@@ -74,7 +74,8 @@ fn every_response_matches_the_description() {
     matches("/v1/instances/{instance}", "delete", admin.send("DELETE", &format!("/v1/instances/{CAROLS}"), None).ok());
     matches("/v1/reload", "post", admin.post("/v1/reload", &json!({})).ok());
     let problem = admin.get("/v1/instances/nobody").problem(404, "not_found");
-    let schema = json!({"$ref": "#/components/schemas/Problem", "components": close_objects(document["components"].clone())});
+    let schema =
+        json!({"$ref": "#/components/schemas/Problem", "components": close_objects(document["components"].clone())});
     assert!(jsonschema::draft202012::new(&schema).unwrap().is_valid(&problem), "{problem:#}");
     // Each change above is one of the described ones, and none is missing.
     let changes = described.iter().filter(|(_, method)| *method != "get").count();
@@ -94,7 +95,10 @@ fn parameters_and_bodies_are_described() {
         assert!(names.contains(&name), "{name}: {names:?}");
     }
     let call = &document["paths"]["/v1/instances/{instance}/call"]["post"];
-    assert_eq!(call["parameters"][0], json!({"name": "instance", "in": "path", "required": true, "schema": {"type": "string"}}));
+    assert_eq!(
+        call["parameters"][0],
+        json!({"name": "instance", "in": "path", "required": true, "schema": {"type": "string"}})
+    );
     let body = &call["requestBody"]["content"]["application/json"]["schema"];
     assert_eq!(body["required"], json!(["tool"]), "{body:#}");
     satellite.terminate().exits(0);

@@ -45,7 +45,9 @@ impl Fixture {
     pub(crate) fn start(&self) -> Satellite<'_> {
         let satellite = self.home.run(&["--config", self.home.path().join("satellite.toml").to_str().unwrap()]);
         let client = self.client();
-        wait_until("readiness", || std::net::TcpStream::connect(&self.address).is_ok() && client.get("/readyz").status == 200);
+        wait_until("readiness", || {
+            std::net::TcpStream::connect(&self.address).is_ok() && client.get("/readyz").status == 200
+        });
         self.home.wait_all_online();
         satellite
     }

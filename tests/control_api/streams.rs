@@ -69,7 +69,8 @@ fn probes_need_no_token_and_reveal_nothing() {
     // A stopped satellite answers no probe.
     satellite.signal(Signal::SIGSTOP);
     let mut stream = std::net::TcpStream::connect(&fixture.address).unwrap();
-    std::io::Write::write_all(&mut stream, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    std::io::Write::write_all(&mut stream, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .unwrap();
     satellite.signal(Signal::SIGCONT);
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();

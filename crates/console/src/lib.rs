@@ -5,6 +5,7 @@
 //! access     tokens, logins and the principal behind a request
 //! api        shapes of requests and responses, shared with the control socket
 //! v1         those that only the HTTP API has
+//! mcp_tools  tools of the control plane's MCP server
 //! ```
 //!
 //! The crate knows no satellite. A server of the API, such as the satellite, implements [`routes::ApiServer`] and
@@ -14,6 +15,7 @@
 
 pub mod access;
 pub mod api;
+pub mod mcp_tools;
 mod openapi;
 pub mod principal;
 pub mod problem;

@@ -31,12 +31,7 @@ pub trait ControlTools: Send + Sync + 'static {
     fn definitions(&self) -> String;
 
     /// Calls a tool; `None` if there is no such tool. An error is the text of the result.
-    fn call(
-        &self,
-        user: Arc<User>,
-        tool: &str,
-        arguments: Value,
-    ) -> Option<BoxFuture<'static, Result<Value, String>>>;
+    fn call(&self, user: Arc<User>, tool: &str, arguments: Value) -> Option<BoxFuture<'static, Result<Value, String>>>;
 }
 
 #[derive(Clone)]
