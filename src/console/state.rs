@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::model::event::{Event, EventSubject};
+use mcp_satellite_actors::model::event::{ActionOutcome, Event, EventSubject};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::access::ConsoleAccess;
 use mcp_satellite_console::principal::Principal;
@@ -49,10 +49,49 @@ pub(crate) struct ConsoleState {
     pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) usage: UsageSampler,
+    pub(crate) refusals: RefusalCounts,
     /// Times of the last events about reads of other users' data.
     pub(crate) reads: Mutex<HashMap<String, Instant>>,
     /// Cancelled after the runtime has ended: event streams send the remaining events and end.
     pub(crate) ending: CancellationToken,
+}
+
+/// Counts refused actions, so that a script that repeats one does not fill the journal.
+#[derive(Default)]
+pub(crate) struct RefusalCounts(Mutex<HashMap<String, RepeatedRefusal>>);
+
+struct RepeatedRefusal {
+    since: Instant,
+    repeated: u64,
+}
+
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of refusals from which on those without a repetition are forgotten.
+const REFUSALS_MAX: usize = 1024;
+
+impl RefusalCounts {
+    /// Returns the event to emit; `None` if it equals a refusal within the last second.
+    fn count(&self, event: Event) -> Option<Event> {
+        let Event::ControlAction { action, outcome: ActionOutcome::Refused, actor, target, reason, keys, .. } = event
+        else {
+            return Some(event);
+        };
+        let now = Instant::now();
+        let key = format!("{action} {} {:?} {:?} {reason:?}", actor.kind, actor.name, actor.address);
+        let mut refusals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if refusals.len() >= REFUSALS_MAX {
+            refusals.retain(|_, last| now.duration_since(last.since) < REFUSAL_INTERVAL);
+        }
+        if let Some(last) = refusals.get_mut(&key)
+            && now.duration_since(last.since) < REFUSAL_INTERVAL
+        {
+            last.repeated += 1;
+            return None;
+        }
+        let before = refusals.insert(key, RepeatedRefusal { since: now, repeated: 0 });
+        let repeated = before.map_or(0, |before| before.repeated);
+        Some(Event::ControlAction { action, outcome: ActionOutcome::Refused, actor, target, reason, keys, repeated })
+    }
 }
 
 impl ConsoleState {
@@ -74,7 +113,9 @@ impl ApiServer for ConsoleState {
     }
 
     fn record(&self, event: Event) {
-        self.runtime.emitter().emit(event);
+        if let Some(event) = self.refusals.count(event) {
+            self.runtime.emitter().emit(event);
+        }
     }
 
     fn target(&self, principal: &Principal, name: &str) -> Option<Arc<EventSubject>> {

@@ -31,7 +31,7 @@ use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::connect::{memory, suspend};
 use crate::console::listener::ConsoleListener;
 use crate::console::mcp_server::ControlPlane;
-use crate::console::state::ConsoleState;
+use crate::console::state::{ConsoleState, RefusalCounts};
 use crate::console::{http_api, server};
 use crate::data_dir::DataDir;
 use crate::delivery::Delivery;
@@ -188,6 +188,7 @@ impl RunningSatellite {
             members: self.console.members.clone(),
             rejected: self.console.rejected.clone(),
             usage,
+            refusals: RefusalCounts::default(),
             reads: Mutex::default(),
             shutdown: self.console.shutdown.clone(),
             ending: self.console.ending.clone(),

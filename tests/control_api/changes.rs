@@ -54,6 +54,33 @@ fn a_refused_change_is_an_event_with_its_actor() {
 }
 
 #[test]
+fn repeated_refusals_are_counted() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let path = format!("/v1/instances/{ALICES}/stop");
+    let send = |client: &super::client::ApiClient| client.post(&path, &json!({})).status;
+    for _ in 0..20 {
+        assert_eq!(send(&fixture.client()), 401);
+        assert_eq!(send(&fixture.with(VIEWER)), 403);
+    }
+    let refused = |kind: &str| -> Vec<u64> {
+        let events = fixture.home.events();
+        let of_kind = events.iter().filter(|event| event["data"]["actor"]["kind"] == kind);
+        of_kind.map(|event| event["data"]["repeated"].as_u64().unwrap_or(0)).collect()
+    };
+    // The number of events depends on the time that the requests take; each refusal is an event or counted.
+    for (kind, client) in [("unknown", fixture.client()), ("token", fixture.with(VIEWER))] {
+        testkit::wait::wait_until("an event that counts the others", || {
+            send(&client);
+            refused(kind).iter().any(|repeated| *repeated > 0)
+        });
+        let events = refused(kind);
+        assert!(events.iter().map(|repeated| repeated + 1).sum::<u64>() >= 20, "{kind}: {events:?}");
+    }
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn values_are_configured_and_appear_nowhere() {
     let fixture = Fixture::new("");
     let satellite = fixture.start();

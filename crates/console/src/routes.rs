@@ -239,7 +239,16 @@ where
     F: Future<Output = Result<R, Problem>>,
 {
     let (mut parts, body) = request.into_parts();
-    let principal = authenticate(&**server, &parts, true)?;
+    let principal = match authenticate(&**server, &parts, true) {
+        Ok(principal) => principal,
+        Err(problem) => {
+            if problem.kind != "not_found" {
+                let (outcome, reason) = (ActionOutcome::Refused, Some(problem.detail.clone()));
+                server.record(action_event(change.action, outcome, unknown_actor(&parts), None, reason, Vec::new()));
+            }
+            return Err(problem);
+        }
+    };
     let context = context(&mut parts, principal).await?;
     let (principal, target) = (context.principal.clone(), context.param("instance").to_owned());
     let target = server.target(&principal, &target);
@@ -275,7 +284,18 @@ pub fn action_event(
     reason: Option<String>,
     keys: Vec<String>,
 ) -> Event {
-    Event::ControlAction { action: action.to_owned(), outcome, actor, target, reason, keys }
+    Event::ControlAction { action: action.to_owned(), outcome, actor, target, reason, keys, repeated: 0 }
+}
+
+fn unknown_actor(parts: &request::Parts) -> ActionActor {
+    let address = parts.extensions.get::<PageConnection>().map(|connection| connection.peer.ip());
+    ActionActor {
+        kind: "unknown".to_owned(),
+        name: None,
+        role: None,
+        via: "http".to_owned(),
+        address: address.map(|address| address.to_canonical().to_string()),
+    }
 }
 
 fn authenticate<S: ApiServer>(server: &S, parts: &request::Parts, is_change: bool) -> Result<Principal, Problem> {
