@@ -1,7 +1,7 @@
 //! Samples of the memory and processor time of servers.
 
 use mcp_satellite::connect::stdio::StdioConnector;
-use mcp_satellite::connect::usage::UsageSampler;
+use mcp_satellite_process::usage::UsageSampler;
 use testkit::wait::with_limit;
 
 use super::support::{Server, run_alone};
