@@ -17,9 +17,9 @@ use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
-    BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput, ConfigureInput,
-    InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, ProcessEntry, ProcessReport, SatelliteReport,
-    TeamStatus, UsageReport, UsageSpan,
+    BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput,
+    ConfigurationValue, ConfigureInput, InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, MachineReport,
+    ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport, UsageSpan,
 };
 use mcp_satellite_gateway::pages::PageConnection;
 use mcp_satellite_process::process::TreeProcess;
@@ -33,7 +33,8 @@ use super::api::{
 };
 use super::records;
 use super::state::ConsoleState;
-use crate::config::{self, Role};
+use crate::config::{self, ConfiguredValue, Role};
+use crate::connect::isolation::SandboxFinding;
 use crate::gateway::clients::ClientStatus;
 use crate::journal::JournalState;
 
@@ -56,7 +57,9 @@ pub(crate) fn routes(console: &Api) -> Router {
     routes.read("/v1/instances/{instance}/tools", Role::Viewer, "Tools of an instance", tools);
     routes.read("/v1/clients", Role::Viewer, "Connected MCP clients", clients);
     routes.read("/v1/backend", Role::Viewer, "Connection to the backend", backend);
-    routes.read("/v1/machine", Role::Viewer, "Memory of the machine", machine);
+    routes.read("/v1/machine", Role::Viewer, "Load and memory of the machine", machine);
+    routes.read("/v1/sandboxes", Role::Admin, "Sandbox programs of the machine", sandboxes);
+    routes.read("/v1/configuration", Role::Admin, "The configuration as applied, without secrets", configuration);
     routes.read("/v1/instances/{instance}/usage", Role::Viewer, "Memory and CPU of the last hour", usage);
     routes.read("/v1/instances/{instance}/processes", Role::Viewer, "Processes of an instance", processes);
     routes.read("/v1/instances/{instance}/logs", Role::Viewer, "Lines of its log, newest first", records::logs);
@@ -261,8 +264,29 @@ async fn backend(console: Api, _: RequestContext, _: NoInput) -> Result<Option<B
     Ok(console.satellite_status().backend)
 }
 
-async fn machine(console: Api, _: RequestContext, _: NoInput) -> Result<Option<MemoryReport>, Problem> {
-    Ok(MemoryReport::from_status(console.runtime.memory()))
+async fn machine(console: Api, _: RequestContext, _: NoInput) -> Result<MachineReport, Problem> {
+    let memory = MemoryReport::from_status(console.runtime.memory());
+    let monitor = console.machine.clone();
+    let load = tokio::task::spawn_blocking(move || monitor.measure()).await;
+    Ok(MachineReport { memory, load: load.map_err(|error| Problem::new("closing", error.to_string()))? })
+}
+
+async fn sandboxes(console: Api, _: RequestContext, _: NoInput) -> Result<Vec<SandboxReport>, Problem> {
+    let report = |SandboxFinding { sandbox, usable }| SandboxReport {
+        name: sandbox.to_owned(),
+        usable: usable.is_ok(),
+        detail: usable.map_or_else(|why| why, |path| path.display().to_string()),
+    };
+    Ok(console.connector.sandboxes().await.into_iter().map(report).collect())
+}
+
+async fn configuration(console: Api, _: RequestContext, _: NoInput) -> Result<Vec<ConfigurationValue>, Problem> {
+    let applied = console.applied.lock().await;
+    let values = applied.files.configured_values(&applied.origin);
+    drop(applied);
+    let value =
+        |ConfiguredValue { path, value, source }| ConfigurationValue { path, value, source: source.to_string() };
+    Ok(values.into_iter().map(value).collect())
 }
 
 async fn start(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {

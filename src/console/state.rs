@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::event::{ActionOutcome, Event, EventSubject};
 use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_backend::link::SystemMonitor;
 use mcp_satellite_console::access::ConsoleAccess;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::routes::ApiServer;
@@ -49,6 +50,7 @@ pub(crate) struct ConsoleState {
     pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) usage: UsageSampler,
+    pub(crate) machine: Arc<SystemMonitor>,
     pub(crate) refusals: RefusalCounts,
     /// Times of the last events about reads of other users' data.
     pub(crate) reads: Mutex<HashMap<String, Instant>>,

@@ -22,7 +22,7 @@ use super::lock::{DataDirLock, DataDirLockError, ORPHAN_PATIENCE, unusable};
 use super::settings::StartupSettings;
 use super::{ControlSocket, RunningSatellite, SatelliteStorage, UserData};
 use crate::active_configuration::{ActiveConfiguration, ReloadRequest};
-use crate::backend::link::BackendLink;
+use crate::backend::link::{BackendLink, SystemMonitor};
 use crate::config::{Plan, Profile, SinkPlan};
 use crate::connect::isolation::OperatingMode;
 use crate::connect::process::{ReclaimedProcesses, raise_descriptor_limit};
@@ -188,6 +188,7 @@ impl RunningSatellite {
             members: self.console.members.clone(),
             rejected: self.console.rejected.clone(),
             usage,
+            machine: SystemMonitor::new(data_dir.path()),
             refusals: RefusalCounts::default(),
             reads: Mutex::default(),
             shutdown: self.console.shutdown.clone(),

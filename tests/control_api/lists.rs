@@ -64,6 +64,25 @@ fn pages_contain_each_instance_once_while_instances_change() {
 }
 
 #[test]
+fn the_configuration_shows_sources_and_no_secret() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let values = fixture.with(super::fixture::ADMIN).get("/v1/configuration").ok();
+    let value = |path: &str| {
+        let found = values.as_array().unwrap().iter().find(|value| value["path"] == path);
+        found.unwrap_or_else(|| panic!("{path}: {values:#}")).clone()
+    };
+    assert_eq!(value("gateway.listen")["value"], fixture.address.as_str());
+    let source = value("gateway.listen")["source"].as_str().unwrap().to_owned();
+    assert!(source.contains("satellite.toml:"), "{source}");
+    assert_eq!(value("satellite.profile")["source"], "default");
+    for token in super::fixture::ALL_TOKENS {
+        assert!(!values.to_string().contains(token));
+    }
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn an_instance_has_details_tools_and_clients() {
     let fixture = Fixture::new("");
     let satellite = fixture.start();

@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 
 use mcp_satellite_actors::model::event::{Envelope, LogLine, RequestLine};
+use mcp_satellite_backend::wire::SystemMetrics;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::api::{InstanceStatus, SatelliteStatus};
+use crate::api::{InstanceStatus, MemoryReport, SatelliteStatus};
 
 /// Status of the satellite.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -315,4 +316,33 @@ pub struct CallEntry {
     pub server: String,
     #[serde(flatten)]
     pub call: RequestLine,
+}
+
+/// A value of the configuration as applied.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct ConfigurationValue {
+    /// Keys from the top of the file, such as `policy.restart.window`.
+    pub path: String,
+    /// The value; a secret is `***`.
+    pub value: String,
+    /// `FILE:LINE`, `command line` or `default`.
+    pub source: String,
+}
+
+/// Load of the machine.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct MachineReport {
+    /// Memory that the satellite may use, and its effect on starts; `null` before the first reading.
+    pub memory: Option<MemoryReport>,
+    /// Use of the whole machine.
+    pub load: SystemMetrics,
+}
+
+/// A sandbox program and whether it can be used.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct SandboxReport {
+    pub name: String,
+    pub usable: bool,
+    /// Path of the program, or the reason why it cannot be used.
+    pub detail: String,
 }
