@@ -9,6 +9,8 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::IntoResponse as _;
 use axum::routing::{MethodRouter, get};
 use axum::{Extension, Router};
+use mcp_satellite_actors::model::actor_tree::ActorReport;
+use mcp_satellite_actors::model::ids::TeamId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_backend::link::BackendStatus;
@@ -58,6 +60,7 @@ pub(crate) fn routes(console: &Api) -> Router {
     routes.read("/v1/clients", Role::Viewer, "Connected MCP clients", clients);
     routes.read("/v1/backend", Role::Viewer, "Connection to the backend", backend);
     routes.read("/v1/machine", Role::Viewer, "Load and memory of the machine", machine);
+    routes.read("/v1/tree", Role::Viewer, "The live tree of actors", tree);
     routes.read("/v1/sandboxes", Role::Admin, "Sandbox programs of the machine", sandboxes);
     routes.read("/v1/configuration", Role::Admin, "The configuration as applied, without secrets", configuration);
     routes.read("/v1/instances/{instance}/usage", Role::Viewer, "Memory and CPU of the last hour", usage);
@@ -269,6 +272,18 @@ async fn machine(console: Api, _: RequestContext, _: NoInput) -> Result<MachineR
     let monitor = console.machine.clone();
     let load = tokio::task::spawn_blocking(move || monitor.measure()).await;
     Ok(MachineReport { memory, load: load.map_err(|error| Problem::new("closing", error.to_string()))? })
+}
+
+async fn tree(console: Api, context: RequestContext, _: NoInput) -> Result<ActorReport, Problem> {
+    let mut root = console.runtime.describe(ANSWER_TIMEOUT).await;
+    if let Some(team) = &context.principal.team {
+        let id = console.members.team_id(team, &console.runtime.snapshot());
+        let is_own = |report: &ActorReport| {
+            report.team_id.as_ref().map(TeamId::as_str) == id.as_deref() || report.team_id.is_none()
+        };
+        root.children.retain(is_own);
+    }
+    Ok(root)
 }
 
 async fn sandboxes(console: Api, _: RequestContext, _: NoInput) -> Result<Vec<SandboxReport>, Problem> {
