@@ -35,7 +35,7 @@ use crate::rules::permits::{PermitPools, StartPriority};
 use crate::rules::restart::{ExitHistory, RestartVerdict};
 use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
-use crate::seam::{Connectors, EventSink, StateStore};
+use crate::seam::{Connectors, EventSink, RuntimeObserver, StateStore};
 use crate::tasks::{ActorTasks, ProbeToken, catch_panic, panic_text};
 use crate::team::{self, TeamSupervisor};
 use crate::team_messages::{self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
@@ -146,6 +146,7 @@ pub(crate) struct Args {
     pub(crate) connectors: Connectors,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
+    pub(crate) observer: Arc<dyn RuntimeObserver>,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) events: EventSender,
     pub(crate) state_store: Arc<dyn StateStore>,
@@ -550,6 +551,7 @@ impl State {
             connectors: self.args.connectors.clone(),
             audience: self.args.audience.clone(),
             server_memory: self.args.server_memory.clone(),
+            observer: self.args.observer.clone(),
             seed: self.args.seed,
             events: self.args.events.clone(),
             root: myself.clone(),

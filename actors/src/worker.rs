@@ -23,7 +23,7 @@ use crate::model::ids::RunNumber;
 use crate::model::spec::InstanceSpec;
 use crate::rules::jitter::JitterRng;
 use crate::rules::slot::{HealthChange, SlotInput};
-use crate::seam::{Connectors, OpenError, ProcessLink};
+use crate::seam::{Connectors, OpenError, ProcessLink, RuntimeObserver};
 use crate::session::{SessionArgs, SessionControl};
 use crate::stdio_worker::ProcessRun;
 use crate::tasks::{ActorTasks, panic_text};
@@ -50,6 +50,7 @@ pub(crate) struct Args {
     pub(crate) connectors: Connectors,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
+    pub(crate) observer: Arc<dyn RuntimeObserver>,
     pub(crate) counters: Arc<InstanceCounters>,
     pub(crate) events: EventSender,
     pub(crate) team: ActorRef<team_messages::Msg>,
@@ -58,7 +59,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn create_port(&self) -> (CallPort, CallPortReceiver) {
-        CallPort::new(self.run, self.spec.clone(), self.counters.clone())
+        CallPort::new(self.run, self.spec.clone(), self.counters.clone(), self.observer.clone())
     }
 
     pub(crate) fn common(
