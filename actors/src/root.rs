@@ -35,7 +35,7 @@ use crate::rules::permits::{PermitPools, StartPriority};
 use crate::rules::restart::{ExitHistory, RestartVerdict};
 use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
-use crate::seam::{Connectors, EventSink, RuntimeObserver, StateStore};
+use crate::seam::{Connectors, EventSink, PermitLoad, RuntimeObserver, StateStore};
 use crate::tasks::{ActorTasks, ProbeToken, catch_panic, panic_text};
 use crate::team::{self, TeamSupervisor};
 use crate::team_messages::{self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
@@ -368,7 +368,10 @@ impl Root {
                 state.permits.request(id, urgency, remote);
                 state.grant_permits();
             }
-            Msg::WithdrawPermit(id) => state.permits.withdraw(&id),
+            Msg::WithdrawPermit(id) => {
+                state.permits.withdraw(&id);
+                state.observe_permits();
+            }
             Msg::ReleasePermit(run) => {
                 state.permits.release(run);
                 state.grant_permits();
@@ -711,6 +714,12 @@ impl State {
             let team = id.team.clone();
             self.send_to_team(&team, team_messages::Msg::Granted(id, run));
         }
+        self.observe_permits();
+    }
+
+    fn observe_permits(&self) {
+        let [processes, connections] = self.permits.load().map(|(held, waiting)| PermitLoad { held, waiting });
+        self.args.observer.permits_changed(processes, connections);
     }
 
     fn on_memory(&mut self, reading: MemoryReading) {

@@ -301,6 +301,9 @@ pub trait RuntimeObserver: Send + Sync + 'static {
     /// Observes the end of a run. `uptime` is the duration of its session; `None` if it had none.
     fn run_ended(&self, _run: &ObservedRun<'_>, _cause: &ExitCause, _uptime: Option<Duration>) {}
 
+    /// Observes the number of start permits held and of instances waiting for one.
+    fn permits_changed(&self, _processes: PermitLoad, _connections: PermitLoad) {}
+
     /// Observes the end of a client's session.
     fn client_session_ended(&self, _version: &str, _took: Duration) {}
 }
@@ -404,6 +407,17 @@ pub enum ToolCallFate {
 }
 
 impl ToolCallFate {
+    /// All fates, in the order of their declaration.
+    pub const ALL: [Self; 7] = [
+        Self::Ok,
+        Self::ToolError,
+        Self::ServerError,
+        Self::Cancelled,
+        Self::NotSent,
+        Self::MaybeExecuted,
+        Self::TimedOut,
+    ];
+
     /// Returns the name used in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -428,6 +442,15 @@ impl From<Option<CallFate>> for ToolCallFate {
             Some(CallFate::TimedOut) => Self::TimedOut,
         }
     }
+}
+
+/// Use of a pool of start permits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PermitLoad {
+    /// Permits in use.
+    pub held: usize,
+    /// Instances that wait for one.
+    pub waiting: usize,
 }
 
 /// Run of an instance.

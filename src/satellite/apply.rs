@@ -184,7 +184,7 @@ impl RunningSatellite {
         }
         if StartupSettings::from_plan(plan) != self.settings {
             tracing::warn!(
-                "[satellite], [backend], [journal], [events], [policy.team], [policy.memory] or \
+                "[satellite], [backend], [journal], [events], [telemetry], [policy.team], [policy.memory] or \
                  [policy.start] has changed; restart the satellite to apply it"
             );
         }

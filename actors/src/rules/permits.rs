@@ -107,6 +107,11 @@ impl PermitPools {
         self.connections.release(run);
     }
 
+    /// Returns the number of permits held and of instances waiting, of processes and of connections.
+    pub fn load(&self) -> [(usize, usize); 2] {
+        [self.processes.load(), self.connections.load()]
+    }
+
     /// Removes the requests and permits of a team whose supervisor has ended.
     pub fn forget_team(&mut self, team: &TeamId) {
         self.processes.forget_team(team);

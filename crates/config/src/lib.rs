@@ -32,6 +32,7 @@ mod secrets;
 mod server;
 mod sink;
 mod teams;
+mod telemetry;
 mod template;
 mod variables;
 
@@ -51,6 +52,8 @@ pub use oauth::OAuthPlan;
 pub use plan::{KEEP, Plan, PlanRestrictions, Profile, RETENTION, ROTATE_BYTES, SinkPlan};
 
 pub use origin::ConfigOrigin;
+pub use telemetry::{SAMPLE, TelemetryPlan};
+
 pub use parse::{parse, parse_mcp_json};
 pub use template::escape as escape_variables;
 

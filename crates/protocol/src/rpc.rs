@@ -200,12 +200,12 @@ impl RpcMessage {
                 (end..end, format!(r#","params":{{"_meta":{{"traceparent":"{trace}"}}}}"#))
             }
             Some(params) => {
-                let meta = unique_member(&self.text[params.clone()], "_meta")?;
+                let meta = unique_member(&self.text[params.clone()], "_meta").ok()?;
                 match meta {
                     None => insertion(&self.text, params, &format!(r#""_meta":{{"traceparent":"{trace}"}}"#)),
                     Some(meta) => {
                         let range = span(&self.text, meta);
-                        match unique_member(meta, meta::TRACEPARENT)? {
+                        match unique_member(meta, meta::TRACEPARENT).ok()? {
                             None => insertion(&self.text, &range, &format!(r#""traceparent":"{trace}""#)),
                             Some(value) if value.starts_with('"') => (span(&self.text, value), format!("\"{trace}\"")),
                             Some(_) => return None,
@@ -288,14 +288,14 @@ fn insertion(text: &str, object: &Range<usize>, member: &str) -> (Range<usize>, 
     (at..at, if is_empty { member.to_owned() } else { format!("{member},") })
 }
 
-/// Returns the value of a member; the outer `None` if it occurs twice, or `json` is no object.
-fn unique_member<'a>(json: &'a str, wanted: &'static str) -> Option<Option<&'a str>> {
+/// Returns the value of a member; an error if it occurs twice, or `json` is no object.
+fn unique_member<'a>(json: &'a str, wanted: &'static str) -> Result<Option<&'a str>, MalformedMessage> {
     let mut found = None;
     let mut look = |name: &str, value: &'a RawValue| {
         if name == wanted { set_once(&mut found, value, wanted) } else { Ok(()) }
     };
-    for_each_member(json, &mut look).ok()?;
-    Some(found.map(RawValue::get))
+    for_each_member(json, &mut look)?;
+    Ok(found.map(RawValue::get))
 }
 
 /// Returns false if an object certainly has no member of this name. Names may be spelled with escapes, so a text that
