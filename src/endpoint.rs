@@ -100,6 +100,11 @@ impl SatelliteEndpoint {
         }
     }
 
+    /// Returns the number of bytes that clients have not read.
+    pub(crate) fn unread_bytes(&self) -> usize {
+        self.sessions.stream_budget().used()
+    }
+
     pub(crate) fn audience(&self) -> Arc<dyn Audience> {
         self.audience.clone()
     }

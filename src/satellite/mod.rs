@@ -36,6 +36,7 @@ use crate::delivery::Delivery;
 use crate::endpoint::SatelliteEndpoint;
 use crate::erasures::DataEraser;
 use crate::journal::Journal;
+use crate::telemetry::SatelliteTelemetry;
 use mcp_satellite_remote::oauth::Grants;
 use mcp_satellite_store::catalogue_cache::CatalogueCache;
 use mcp_satellite_store::memos::MemoStore;
@@ -53,6 +54,7 @@ pub(crate) struct RunningSatellite {
     endpoint: Arc<SatelliteEndpoint>,
     link: Option<BackendLink>,
     console: ControlSocket,
+    telemetry: SatelliteTelemetry,
     _watchers: Vec<AbortOnDropHandle<()>>,
     storage: SatelliteStorage,
 }

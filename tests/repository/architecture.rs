@@ -288,7 +288,7 @@ fn methods_are_defined_only_in_the_protocol_crate() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 18] = [
+const MEMBERS: [(&str, &[&str]); 19] = [
     ("crates/protocol", &[]),
     ("crates/model", &["protocol"]),
     ("crates/session", &["model", "protocol"]),
@@ -306,6 +306,7 @@ const MEMBERS: [(&str, &[&str]); 18] = [
     ("crates/gateway", &["actors", "config", "files", "http", "process", "protocol"]),
     ("crates/backend", &["actors", "config", "files", "http", "protocol", "store"]),
     ("crates/load", &["actors", "config", "gateway", "process", "protocol", "remote", "sim"]),
+    ("crates/telemetry", &["actors", "http", "protocol"]),
     ("crates/testkit", &["actors", "config", "gateway", "sim"]),
 ];
 

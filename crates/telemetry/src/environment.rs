@@ -25,6 +25,8 @@ pub(crate) struct ExportSettings {
     pub(crate) metrics: Option<OtlpTarget>,
     pub(crate) metrics_interval: Duration,
     pub(crate) sampler: Sampler,
+    /// False if `OTEL_SDK_DISABLED` is set: calls are neither counted nor recorded.
+    pub(crate) observes_calls: bool,
     /// Attributes of the satellite.
     pub(crate) resource: Vec<(String, String)>,
     /// Settings that were ignored, with the reason.
@@ -107,6 +109,7 @@ impl ExportSettings {
             metrics,
             metrics_interval: interval.max(METRICS_INTERVAL_MIN),
             sampler,
+            observes_calls: !is_disabled,
             resource,
             warnings: environment.warnings,
         }

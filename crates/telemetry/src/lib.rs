@@ -83,6 +83,7 @@ struct TelemetryState {
     metrics: Metrics,
     spans: Option<SpanRecorder>,
     span_counts: Arc<SpanCounts>,
+    observes_calls: bool,
     permits: Mutex<(PermitLoad, PermitLoad)>,
     facts: OnceLock<FactsSource>,
     scraped: tokio::sync::Mutex<Option<Scrape>>,
@@ -144,6 +145,7 @@ impl Telemetry {
             metrics: Metrics::default(),
             spans,
             span_counts,
+            observes_calls: settings.observes_calls,
             permits: Mutex::default(),
             facts: OnceLock::new(),
             scraped: tokio::sync::Mutex::default(),
@@ -274,6 +276,9 @@ impl Drop for TelemetryExport {
 
 impl RuntimeObserver for Telemetry {
     fn begin_call(&self, call: &ObservedCall<'_>) -> Option<Box<dyn CallSpan>> {
+        if !self.0.observes_calls {
+            return None;
+        }
         let labels = labels_of(call);
         let span = self.0.spans.as_ref().and_then(|spans| spans.begin(call, &labels));
         let operation = self.0.metrics.operation(call, labels);
@@ -289,7 +294,9 @@ impl RuntimeObserver for Telemetry {
     }
 
     fn tool_called(&self, of: &EventSubject, tool: &str, fate: ToolCallFate) {
-        self.0.metrics.calls.add(of.installation_id.as_str(), tool, fate);
+        if self.0.observes_calls {
+            self.0.metrics.calls.add(of.installation_id.as_str(), tool, fate);
+        }
     }
 
     fn run_ready(&self, run: &ObservedRun<'_>, start: RunStart) {

@@ -299,3 +299,59 @@ fn random_id<const N: usize>() -> [u8; N] {
 fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(TEXT_MAX)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(trace: TraceOrigin) -> ObservedCall<'static> {
+        ObservedCall {
+            side: ObservedSide::Client,
+            trace,
+            method: method::TOOLS_CALL,
+            target: Some("echo"),
+            params: None,
+            request_id: &7,
+            version: None,
+            spec: None,
+        }
+    }
+
+    fn begin(recorder: &SpanRecorder, trace: TraceOrigin) -> Option<OpenSpan> {
+        let call = call(trace);
+        recorder.begin(&call, &crate::metrics::labels_of(&call))
+    }
+
+    #[test]
+    fn a_span_without_room_is_dropped_and_counted() {
+        let counts = Arc::<SpanCounts>::default();
+        let sampler = Sampler { ratio: 1.0, follows_parent: true };
+        let (recorder, queue) = SpanRecorder::new(sampler, false, counts.clone());
+        let record = || {
+            let span = begin(&recorder, TraceOrigin::Entry(None)).unwrap();
+            let end = CallEnd::Result("{}");
+            recorder.end(span, &end, &CallOutcome::of(&end, true), Duration::ZERO);
+        };
+        for _ in 0..QUEUE_MAX + 3 {
+            record();
+        }
+        assert_eq!(queue.spans.len(), QUEUE_MAX);
+        assert_eq!(counts.queue_full.load(Ordering::Relaxed), 3);
+        drop(queue);
+        record();
+        assert_eq!(counts.shutdown.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_part_of_a_call_is_recorded_exactly_if_the_whole_call_is() {
+        let sampler = Sampler { ratio: 1.0, follows_parent: true };
+        let (recorder, _queue) = SpanRecorder::new(sampler, false, Arc::default());
+        assert!(begin(&recorder, TraceOrigin::Within(None)).is_none());
+        let parent = TraceParent { trace_id: [1; 16], span_id: [2; 8], flags: SAMPLED };
+        let span = begin(&recorder, TraceOrigin::Within(Some(parent))).unwrap();
+        assert_eq!((span.identity.trace_id, span.parent), (parent.trace_id, Some(parent)));
+        assert_ne!(span.identity.span_id, parent.span_id);
+        let not_recorded = TraceParent { flags: 0, ..parent };
+        assert!(begin(&recorder, TraceOrigin::Entry(Some(not_recorded))).is_none());
+    }
+}
