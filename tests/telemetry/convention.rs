@@ -94,6 +94,7 @@ pub(crate) fn check(place: Place, attributes: &[KeyValue]) {
 }
 
 #[test]
+#[expect(deprecated, reason = "the conventions of MCP have moved to another repository")]
 fn the_names_of_the_crate_are_those_of_the_table() {
     use mcp_satellite_telemetry::names;
     use opentelemetry_semantic_conventions::attribute as published;

@@ -111,7 +111,7 @@ impl Traced {
 
 /// Returns the value of the sample whose line begins like this; 0 if there is none.
 pub(crate) fn sample(text: &str, start: &str) -> f64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(start));
+    let line = text.lines().find_map(|line| line.strip_prefix(start)?.strip_prefix(' '));
     line.map_or(0.0, |rest| rest.split_whitespace().next().unwrap().parse().unwrap())
 }
 

@@ -82,7 +82,7 @@ fn client_gateway_and_server_form_one_trace_in_both_eras() {
         let session = client.initialize();
         let params =
             json!({"name": "echo", "arguments": {"text": "a"}, "_meta": {"traceparent": SENT, "tracestate": "v=1"}});
-        assert_eq!(client.request("tools/call", &params)["result"]["content"][0]["text"], "a");
+        assert_eq!(client.request("tools/call", &params)["result"]["structuredContent"]["text"], "a");
         let spans = receiver.wait_spans("the spans of the session", has_pair("echo"));
         check_spans(&spans);
         check_trace(&traced, &spans, "echo");
@@ -165,7 +165,7 @@ fn a_call_that_is_not_recorded_passes_byte_for_byte() {
 #[test]
 fn log_lines_of_a_recorded_call_carry_its_ids() {
     let receiver = Receiver::start(Answering::Ok);
-    let traced = Traced::new(&recording(&receiver), "").with_env(&[("RUST_LOG", "mcp_satellite_actors=debug")]);
+    let traced = Traced::new(&recording(&receiver), "").with_env(&[("RUST_LOG", "info,mcp_satellite_actors=debug")]);
     let (satellite, mut client) = traced.run();
     client.initialize();
     client.call("echo", &json!({"text": "a"}));
@@ -235,7 +235,7 @@ fn a_useless_receiver_costs_only_spans() {
         client.initialize();
         for nth in 0..20 {
             let text = format!("call {nth}");
-            assert_eq!(client.call("echo", &json!({"text": text}))["result"]["content"][0]["text"], *text);
+            assert_eq!(client.call("echo", &json!({"text": text}))["result"]["structuredContent"]["text"], *text);
         }
         wait_until("the dropped spans", || traced.sample("satellite_spans_total{result=\"export_failed\"}") >= 40.0);
         assert!(traced.sample("satellite_spans_total{result=\"exported\"}") < 1.0);
