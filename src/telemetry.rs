@@ -13,8 +13,8 @@ use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::seam::RuntimeObserver;
 use mcp_satellite_http::server::HttpServer;
 use mcp_satellite_telemetry::{
-    BackendFacts, DeliveryFacts, EndpointFacts, InstanceFacts, JournalFacts, OtlpError, ProcessFacts, ScrapeFacts,
-    Telemetry, TelemetryExport, TelemetryOptions, TreeFacts, WITHHELD_PREFIX,
+    BackendFacts, DeliveryFacts, InstanceFacts, JournalFacts, OtlpError, ProcessFacts, ScrapeFacts, Telemetry,
+    TelemetryExport, TelemetryOptions, TreeFacts, WITHHELD_PREFIX,
 };
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
@@ -99,7 +99,9 @@ fn identity_of(data_dir: &Path) -> String {
     let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
     digest.update(&host);
     digest.update(data_dir.as_os_str().as_encoded_bytes());
-    digest.finish().as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    let digest = digest.finish();
+    let first = digest.as_ref().first_chunk().copied().unwrap_or_default();
+    format!("{:032x}", u128::from_be_bytes(first))
 }
 
 impl FactsOrigin {
@@ -140,17 +142,10 @@ impl FactsOrigin {
                 let seconds = last.map(|last| Timestamp::now().duration_since(last).as_secs_f64().max(0.0));
                 BackendFacts { connected: status.connected, last_contact_seconds: seconds }
             }),
-            endpoint: self.endpoint_facts(),
+            endpoint: self.endpoint.facts(),
             message_memory: (self.memory.used() as u64, self.memory.max() as u64),
             process: process_facts(),
         }
-    }
-
-    fn endpoint_facts(&self) -> Option<EndpointFacts> {
-        let status = self.endpoint.status()?;
-        let open = self.endpoint.clients().iter().map(|client| client.open).sum();
-        let stream_bytes = self.endpoint.unread_bytes();
-        Some(EndpointFacts { sessions: status.sessions, clients: status.clients, open, stream_bytes })
     }
 }
 

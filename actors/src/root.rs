@@ -35,7 +35,7 @@ use crate::rules::permits::{PermitPools, StartPriority};
 use crate::rules::restart::{ExitHistory, RestartVerdict};
 use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
-use crate::seam::{Connectors, EventSink, PermitLoad, RuntimeObserver, StateStore};
+use crate::seam::{Connectors, EventSink, PermitLoad, RuntimeObserver, StartLoad, StateStore};
 use crate::tasks::{ActorTasks, ProbeToken, catch_panic, panic_text};
 use crate::team::{self, TeamSupervisor};
 use crate::team_messages::{self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
@@ -719,7 +719,8 @@ impl State {
 
     fn observe_permits(&self) {
         let [processes, connections] = self.permits.load().map(|(held, waiting)| PermitLoad { held, waiting });
-        self.args.observer.permits_changed(processes, connections);
+        let throttled_teams = self.permits.throttled_teams();
+        self.args.observer.permits_changed(StartLoad { processes, connections, throttled_teams });
     }
 
     fn on_memory(&mut self, reading: MemoryReading) {

@@ -301,8 +301,8 @@ pub trait RuntimeObserver: Send + Sync + 'static {
     /// Observes the end of a run. `uptime` is the duration of its session; `None` if it had none.
     fn run_ended(&self, _run: &ObservedRun<'_>, _cause: &ExitCause, _uptime: Option<Duration>) {}
 
-    /// Observes the number of start permits held and of instances waiting for one.
-    fn permits_changed(&self, _processes: PermitLoad, _connections: PermitLoad) {}
+    /// Observes the use of the start permits.
+    fn permits_changed(&self, _load: StartLoad) {}
 
     /// Observes the end of a client's session.
     fn client_session_ended(&self, _version: &str, _took: Duration) {}
@@ -442,6 +442,17 @@ impl From<Option<CallFate>> for ToolCallFate {
             Some(CallFate::TimedOut) => Self::TimedOut,
         }
     }
+}
+
+/// Use of the start permits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StartLoad {
+    /// Starts of processes.
+    pub processes: PermitLoad,
+    /// Connection attempts to remote servers.
+    pub connections: PermitLoad,
+    /// Teams whose servers start one at a time.
+    pub throttled_teams: usize,
 }
 
 /// Use of a pool of start permits.

@@ -127,7 +127,8 @@ impl Client {
     fn post(&mut self, headers: &str, method: &str, params: &Value) -> HttpResponse {
         self.id += 1;
         let message = json!({"jsonrpc": "2.0", "id": self.id, "method": method, "params": params}).to_string();
-        let session = self.session.iter().map(|session| format!("Mcp-Session-Id: {session}\r\n")).collect::<String>();
+        let session =
+            self.session.as_ref().map_or_else(String::new, |session| format!("Mcp-Session-Id: {session}\r\n"));
         let headers = format!(
             "Authorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n\
              Accept: application/json, text/event-stream\r\n{session}{headers}"

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
-use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use opentelemetry_proto::tonic::trace::v1::{Span, Status};
 use serde_json::{Value, json};
 use testkit::process::has_in_environment;
 use testkit::wait::wait_until;
@@ -22,7 +22,7 @@ fn recording(receiver: &Receiver) -> String {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 fn is_kind(span: &Span, kind: SpanKind) -> bool {
@@ -51,7 +51,7 @@ fn check_spans(spans: &[Span]) {
         let name = target.map_or(method.clone(), |target| format!("{method} {target}"));
         assert_eq!(span.name, name);
         let failed = attribute(&span.attributes, "error.type").is_some();
-        let code = span.status.as_ref().map_or(StatusCode::Unset, |status| status.code());
+        let code = span.status.as_ref().map_or(StatusCode::Unset, Status::code);
         assert_eq!(code == StatusCode::Error, failed, "{span:?}");
     }
 }

@@ -112,6 +112,11 @@ impl PermitPools {
         [self.processes.load(), self.connections.load()]
     }
 
+    /// Returns the number of teams whose instances start one at a time.
+    pub fn throttled_teams(&self) -> usize {
+        self.processes.throttled_teams.len()
+    }
+
     /// Removes the requests and permits of a team whose supervisor has ended.
     pub fn forget_team(&mut self, team: &TeamId) {
         self.processes.forget_team(team);

@@ -776,7 +776,7 @@ mod tests {
     #[test]
     fn an_ambiguous_place_for_a_trace_context_is_left_alone() {
         for params in [
-            r#"[1]"#,
+            "[1]",
             r#"{"_meta":1}"#,
             r#"{"_meta":{},"_meta":{}}"#,
             r#"{"_meta":{"traceparent":1}}"#,

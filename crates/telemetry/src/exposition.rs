@@ -9,7 +9,7 @@ use std::time::Duration;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::memory::MemoryStatus;
 use mcp_satellite_actors::rules::outbox::OutboxStatistics;
-use mcp_satellite_actors::seam::PermitLoad;
+use mcp_satellite_actors::seam::StartLoad;
 
 use crate::metrics::{HistogramFamily, Metrics, TransportHistograms};
 use crate::open_metrics::{MetricKind, MetricsText};
@@ -115,6 +115,10 @@ pub struct EndpointFacts {
     pub open: usize,
     /// Bytes of unread events for clients.
     pub stream_bytes: usize,
+    /// Connections with and without a valid token.
+    pub connections: (usize, usize),
+    /// Stateless calls that wait for a response of their client.
+    pub parked_calls: usize,
 }
 
 /// Facts of the satellite's own process.
@@ -132,7 +136,7 @@ pub struct ProcessFacts {
 pub(crate) struct Counted<'a> {
     pub(crate) metrics: &'a Metrics,
     pub(crate) spans: &'a SpanCounts,
-    pub(crate) permits: (PermitLoad, PermitLoad),
+    pub(crate) starts: StartLoad,
     /// Duration of the last scrape.
     pub(crate) last_scrape: Option<Duration>,
 }
@@ -195,7 +199,7 @@ fn instances(text: &mut MetricsText, instances: &[InstanceFacts]) {
 }
 
 fn runs(text: &mut MetricsText, counted: &Counted<'_>) {
-    let Counted { metrics, permits: (processes, connections), .. } = counted;
+    let Counted { metrics, starts, .. } = counted;
     let mut family = text.family("satellite_starts", MetricKind::Counter, "Starts that succeeded.");
     for ((team, transport), count) in metrics.starts.all() {
         family.sample(&[("team", &team), ("transport", transport)], count);
@@ -218,10 +222,12 @@ fn runs(text: &mut MetricsText, counted: &Counted<'_>) {
     by_transport("satellite_recovery_seconds", help, &metrics.recovery_durations);
     let help = "Start permits in use, and instances that wait for one.";
     let mut family = text.family("satellite_start_permits", MetricKind::Gauge, help);
-    for (pool, load) in [("process", processes), ("connection", connections)] {
+    for (pool, load) in [("process", starts.processes), ("connection", starts.connections)] {
         family.sample(&[("pool", pool), ("state", "held")], load.held);
         family.sample(&[("pool", pool), ("state", "waiting")], load.waiting);
     }
+    let help = "Teams whose servers start one at a time.";
+    text.family("satellite_teams_throttled", MetricKind::Gauge, help).sample(&[], starts.throttled_teams);
 }
 
 fn events(text: &mut MetricsText, facts: &ScrapeFacts) {
@@ -306,7 +312,16 @@ fn endpoint(text: &mut MetricsText, facts: &ScrapeFacts) {
         gauge("satellite_sessions", "Sessions of clients.", endpoint.sessions as u64);
         gauge("satellite_clients", "Connected clients, with and without sessions.", endpoint.clients as u64);
         gauge("satellite_streams", "Open requests and streams of clients.", endpoint.open as u64);
+        gauge(
+            "satellite_parked_calls",
+            "Calls that wait for a response of their client.",
+            endpoint.parked_calls as u64,
+        );
         gauge("satellite_stream_bytes", "Bytes that clients have not read.", endpoint.stream_bytes as u64);
+    }
+    if let Some((authenticated, others)) = facts.endpoint.map(|endpoint| endpoint.connections) {
+        let mut family = text.family("satellite_connections", MetricKind::Gauge, "Connections of clients.");
+        family.sample(&[("state", "authenticated")], authenticated).sample(&[("state", "unauthenticated")], others);
     }
     let (used, max) = facts.message_memory;
     let mut family = text.family("satellite_message_memory_bytes", MetricKind::Gauge, "Memory for messages.");
@@ -427,7 +442,7 @@ mod tests {
         let counted = Counted {
             metrics: &metrics,
             spans: &counts,
-            permits: Default::default(),
+            starts: StartLoad::default(),
             last_scrape: Some(Duration::from_millis(20)),
         };
         // The tables of calls and errors are full, which costs some process trees.
@@ -452,7 +467,7 @@ mod tests {
         let metrics = Metrics::default();
         fill(&metrics);
         let counts = SpanCounts::default();
-        let counted = Counted { metrics: &metrics, spans: &counts, permits: Default::default(), last_scrape: None };
+        let counted = Counted { metrics: &metrics, spans: &counts, starts: StartLoad::default(), last_scrape: None };
         let facts = ScrapeFacts { instances: vec![instance(3, "a")], ..ScrapeFacts::default() };
         let text = expose(&facts, &counted);
         let calls: Vec<_> = text.lines().filter(|line| line.starts_with("satellite_calls_total")).collect();

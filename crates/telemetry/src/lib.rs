@@ -32,7 +32,7 @@ use bytes::Bytes;
 use mcp_satellite_actors::model::event::EventSubject;
 use mcp_satellite_actors::model::exit::ExitCause;
 use mcp_satellite_actors::seam::{
-    CallEnd, CallSpan, ObservedCall, ObservedRun, PermitLoad, RunStart, RuntimeObserver, ToolCallFate, TraceParent,
+    CallEnd, CallSpan, ObservedCall, ObservedRun, RunStart, RuntimeObserver, StartLoad, ToolCallFate, TraceParent,
 };
 use mcp_satellite_http::client::is_loopback;
 use mcp_satellite_http::server::{AdmitAll, HttpServer};
@@ -54,6 +54,8 @@ pub use exposition::{
 pub use open_metrics::CONTENT_TYPE;
 pub use otlp::OtlpError;
 
+/// Maximum time for the last spans at the end of the satellite.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for which a second scraper gets the same text.
 const SCRAPE_AGE_MAX: Duration = Duration::from_secs(1);
 
@@ -84,7 +86,7 @@ struct TelemetryState {
     spans: Option<SpanRecorder>,
     span_counts: Arc<SpanCounts>,
     observes_calls: bool,
-    permits: Mutex<(PermitLoad, PermitLoad)>,
+    starts: Mutex<StartLoad>,
     facts: OnceLock<FactsSource>,
     scraped: tokio::sync::Mutex<Option<Scrape>>,
     started_at: SystemTime,
@@ -146,7 +148,7 @@ impl Telemetry {
             spans,
             span_counts,
             observes_calls: settings.observes_calls,
-            permits: Mutex::default(),
+            starts: Mutex::default(),
             facts: OnceLock::new(),
             scraped: tokio::sync::Mutex::default(),
             started_at: SystemTime::now(),
@@ -249,19 +251,19 @@ impl Telemetry {
 impl TelemetryState {
     fn expose(&self, last_scrape: Option<Duration>) -> String {
         let facts = self.facts.get().map(|facts| facts()).unwrap_or_default();
-        let permits = *self.permits.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = Counted { metrics: &self.metrics, spans: &self.span_counts, permits, last_scrape };
+        let starts = *self.starts.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = Counted { metrics: &self.metrics, spans: &self.span_counts, starts, last_scrape };
         exposition::expose(&facts, &counted)
     }
 }
 
 impl TelemetryExport {
-    /// Exports the last spans, for at most some seconds.
+    /// Exports the last spans, for at most two seconds.
     pub async fn close(mut self) {
         self.closing.notify_one();
-        if let Some(spans) = self.spans.take() {
-            // An error means that the task has panicked; it has ended, too.
-            let _ = spans.await;
+        if let Some(spans) = &mut self.spans {
+            // After the timeout the task is aborted: the satellite does not wait longer for a slow receiver.
+            let _ = tokio::time::timeout(FLUSH_TIMEOUT, spans).await;
         }
     }
 }
@@ -315,8 +317,8 @@ impl RuntimeObserver for Telemetry {
         }
     }
 
-    fn permits_changed(&self, processes: PermitLoad, connections: PermitLoad) {
-        *self.0.permits.lock().unwrap_or_else(PoisonError::into_inner) = (processes, connections);
+    fn permits_changed(&self, load: StartLoad) {
+        *self.0.starts.lock().unwrap_or_else(PoisonError::into_inner) = load;
     }
 
     fn client_session_ended(&self, version: &str, took: Duration) {

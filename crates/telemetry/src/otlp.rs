@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, Request, Response};
@@ -34,8 +34,6 @@ use crate::spans::{BATCH_DELAY, BATCH_MAX, SpanQueue};
 
 /// Maximum length of a receiver's response.
 const RESPONSE_MAX: usize = 64 * 1024;
-/// Maximum time for the last spans at the end of the satellite.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reasons why data cannot be exported.
 #[derive(Debug, thiserror::Error)]
@@ -169,32 +167,26 @@ pub(crate) fn span_exporter(target: &OtlpTarget, resource: &[(String, String)]) 
 
 /// Exports the spans of a queue until it is closed and empty.
 pub(crate) async fn export_spans(mut queue: SpanQueue, exporter: SpanExporter) {
-    let (mut is_open, closing) = (true, queue.closing.clone());
-    while is_open {
-        let mut batch = Vec::with_capacity(BATCH_MAX);
+    let closing = queue.closing.clone();
+    loop {
+        let (mut batch, mut is_open) = (Vec::with_capacity(BATCH_MAX), false);
         tokio::select! {
             // A span that arrives after this is dropped and counted.
-            () = closing.notified() => {
-                queue.spans.close();
-                is_open = false;
-            }
+            () = closing.notified() => queue.spans.close(),
             more = collect(&mut queue, &mut batch) => is_open = more,
         }
         if is_open {
             export_batch(&queue, &exporter, batch).await;
             continue;
         }
-        let rest = async {
-            while let Ok(span) = queue.spans.try_recv() {
-                batch.push(span);
-                if batch.len() == BATCH_MAX {
-                    export_batch(&queue, &exporter, std::mem::take(&mut batch)).await;
-                }
+        while let Ok(span) = queue.spans.try_recv() {
+            batch.push(span);
+            if batch.len() == BATCH_MAX {
+                export_batch(&queue, &exporter, std::mem::take(&mut batch)).await;
             }
-            export_batch(&queue, &exporter, std::mem::take(&mut batch)).await;
-        };
-        // The satellite does not wait longer for a slow receiver.
-        let _ = timeout(FLUSH_TIMEOUT, rest).await;
+        }
+        export_batch(&queue, &exporter, batch).await;
+        return;
     }
 }
 
