@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::Fuse;
 use mcp_satellite_protocol::method;
-use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, join_parts, member, with_members};
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, is_tool_error, join_parts, member, with_members};
 use mcp_satellite_session::{AdmissionError, CallPermit, CallerRequest, ClientRelay, TIMEOUT_MAX};
 use ractor::{Actor, ActorCell, ActorRef, SpawnErr, cast};
 use serde::Deserialize;
@@ -36,7 +36,7 @@ use crate::root::{self, EarlierState, InstallOutcome, Root, RuntimePart, Shutdow
 use crate::rules::memory::{MemoryReading, MemoryStatus};
 use crate::rules::outbox::OutboxStatistics;
 use crate::rules::request_log::{self, LoggedPayload};
-use crate::seam::{Connectors, EventSink, NullStateStore, StateStore};
+use crate::seam::{Connectors, EventSink, NoObserver, NullStateStore, RuntimeObserver, StateStore, ToolCallFate};
 use crate::tasks::spawn_observer;
 use crate::team_messages::{ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
@@ -53,6 +53,8 @@ pub struct RuntimeOptions {
     pub audience: Arc<dyn Audience>,
     /// Memory budgets for data of servers; unlimited by default.
     pub server_memory: ServerMemory,
+    /// Observer of calls, runs and sessions; by default nothing is observed.
+    pub observer: Arc<dyn RuntimeObserver>,
     /// Destination of events.
     pub sink: Arc<dyn EventSink>,
     /// Store of instance state over restarts; by default nothing is stored.
@@ -83,6 +85,7 @@ impl RuntimeOptions {
             connectors: connectors.into(),
             audience: Arc::new(NoAudience),
             server_memory: ServerMemory::default(),
+            observer: Arc::new(NoObserver),
             sink,
             state_store: Arc::new(NullStateStore),
             wall,
@@ -115,6 +118,7 @@ pub struct RuntimeHandle {
     snapshot: watch::Receiver<Arc<Snapshot>>,
     memory: watch::Receiver<MemoryStatus>,
     events: EventSender,
+    observer: Arc<dyn RuntimeObserver>,
     request_payload_max: usize,
 }
 
@@ -151,6 +155,7 @@ struct HandleParts {
     snapshot: watch::Receiver<Arc<Snapshot>>,
     memory: watch::Receiver<MemoryStatus>,
     events: EventSender,
+    observer: Arc<dyn RuntimeObserver>,
     request_payload_max: usize,
     published: watch::Sender<Arc<Snapshot>>,
     end: Arc<OnceLock<RuntimeEnd>>,
@@ -158,7 +163,7 @@ struct HandleParts {
 
 impl HandleParts {
     fn into_handle(self, root: ActorRef<root::Msg>, join: JoinHandle<()>) -> (RuntimeHandle, JoinHandle<RuntimeEnd>) {
-        let Self { snapshot, memory, events, request_payload_max, published, end } = self;
+        let Self { snapshot, memory, events, observer, request_payload_max, published, end } = self;
         let join = spawn_observer(async move {
             // The join fails if the task was aborted with its tokio runtime.
             let _ = join.await;
@@ -166,7 +171,7 @@ impl HandleParts {
             published.send_modify(|snapshot| *snapshot = Arc::new(snapshot.with_end(&end)));
             end
         });
-        (RuntimeHandle { root, snapshot, memory, events, request_payload_max }, join)
+        (RuntimeHandle { root, snapshot, memory, events, observer, request_payload_max }, join)
     }
 }
 
@@ -181,6 +186,7 @@ fn prepare(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnEr
         connectors: options.connectors,
         audience: options.audience,
         server_memory: options.server_memory,
+        observer: options.observer.clone(),
         sink: options.sink,
         events: events.clone(),
         state_store: options.state_store,
@@ -195,7 +201,8 @@ fn prepare(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnEr
         memory_policy: options.memory_policy,
         memory_status,
     };
-    Ok((args, HandleParts { snapshot, memory, events, request_payload_max, published, end }))
+    let observer = options.observer;
+    Ok((args, HandleParts { snapshot, memory, events, observer, request_payload_max, published, end }))
 }
 
 impl fmt::Debug for RuntimeHandle {
@@ -418,6 +425,11 @@ impl RuntimeHandle {
         &self.events
     }
 
+    /// Returns the observer of calls, runs and sessions.
+    pub fn observer(&self) -> &dyn RuntimeObserver {
+        &*self.observer
+    }
+
     /// Returns the statistics of the event batcher.
     pub fn event_statistics(&self) -> OutboxStatistics {
         self.events.statistics()
@@ -504,9 +516,10 @@ impl RuntimeHandle {
             Ok(Some(message)) if message.kind() == MessageKind::Result => response.and_then(tool_error),
             Ok(Some(_)) => {
                 let server_text = format!("server error: {}", response.unwrap_or_default());
-                Some(CallFailure { text: "server error".to_owned(), server_text: Some(server_text) })
+                let text = "server error".to_owned();
+                Some(CallFailure { fate: ToolCallFate::ServerError, text, server_text: Some(server_text) })
             }
-            Ok(None) => Some(CallFailure::new("cancelled by the client")),
+            Ok(None) => Some(CallFailure::cancelled("cancelled by the client")),
             Err(error) => Some(CallFailure::from_error(error)),
         };
         reporter.report(response, failure);
@@ -569,6 +582,7 @@ impl RuntimeHandle {
         let Some(view) = self.status(id).or(view) else { return };
         let EndedToolCall { tool, started, params, response, failure } = called;
         let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
+        self.observer.tool_called(of, tool, failure.as_ref().map_or(ToolCallFate::Ok, |failure| failure.fate));
         let error = failure.map(|failure| failure.into_text(view.spec.request_logging, mask, self.request_payload_max));
         if view.spec.request_logging {
             let at = self.events.wall();
@@ -762,7 +776,7 @@ impl RepeatableRequest for ToolCallRequest<'_> {
         timeout: Duration,
     ) -> Result<Self::Answer, CallError> {
         let (name, arguments) = (self.tool.to_owned(), self.arguments.clone());
-        let request = CallerRequest::Tool { name, arguments, repeatable: self.repeatable };
+        let request = CallerRequest::Tool { name, arguments, repeatable: self.repeatable, trace: None };
         port.request_with_permit(permit, request, timeout).await
     }
 }
@@ -880,27 +894,29 @@ impl CallReporter<'_> {
 
 impl Drop for CallReporter<'_> {
     fn drop(&mut self) {
-        self.report_once(None, Some(CallFailure::new("the caller went away")));
+        self.report_once(None, Some(CallFailure::cancelled("the caller went away")));
     }
 }
 
 /// Error of a call in our own words, and with the server's, which may contain anything.
 struct CallFailure {
+    fate: ToolCallFate,
     text: String,
     server_text: Option<String>,
 }
 
 impl CallFailure {
-    fn new(why: &str) -> Self {
-        Self { text: why.to_owned(), server_text: None }
+    fn cancelled(why: &str) -> Self {
+        Self { fate: ToolCallFate::Cancelled, text: why.to_owned(), server_text: None }
     }
 
     fn from_error(error: &CallError) -> Self {
+        let fate = error.fate().into();
         match error {
             CallError::Server { code, .. } => {
-                Self { text: format!("server error {code}"), server_text: Some(error.to_string()) }
+                Self { fate, text: format!("server error {code}"), server_text: Some(error.to_string()) }
             }
-            error => Self { text: error.to_string(), server_text: None },
+            error => Self { fate, text: error.to_string(), server_text: None },
         }
     }
 
@@ -919,12 +935,10 @@ fn tool_error(result: &str) -> Option<CallFailure> {
     struct TextContent {
         text: String,
     }
-    // Most results are no errors, and some are large, so they are not parsed.
-    memchr::memmem::find(result.as_bytes(), b"\"isError\"")?;
-    member(result, "isError").filter(|is_error| *is_error == "true")?;
+    is_tool_error(result).then_some(())?;
     let content: Option<Vec<&RawValue>> =
         member(result, "content").and_then(|content| serde_json::from_str(content).ok());
     let text = |part: &&RawValue| serde_json::from_str::<TextContent>(part.get()).ok();
     let server_text = content.unwrap_or_default().iter().find_map(text).map(|content| content.text);
-    Some(CallFailure { text: "the tool reports an error".to_owned(), server_text })
+    Some(CallFailure { fate: ToolCallFate::ToolError, text: "the tool reports an error".to_owned(), server_text })
 }

@@ -14,6 +14,7 @@ use mcp_satellite_console::routes::ApiServer;
 use mcp_satellite_process::process::TreeUsage;
 use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_remote::oauth::Grants;
+use mcp_satellite_telemetry::Telemetry;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -50,6 +51,7 @@ pub(crate) struct ConsoleState {
     pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) usage: UsageSampler,
+    pub(crate) metrics: Telemetry,
     pub(crate) machine: Arc<SystemMonitor>,
     pub(crate) refusals: RefusalCounts,
     /// Times of the last events about reads of other users' data.

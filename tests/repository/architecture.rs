@@ -307,6 +307,7 @@ const MEMBERS: [(&str, &[&str]); 19] = [
     ("crates/backend", &["actors", "config", "files", "http", "protocol", "store"]),
     ("crates/console", &["actors", "backend", "config", "gateway", "process", "remote", "store"]),
     ("crates/load", &["actors", "config", "gateway", "process", "protocol", "remote", "sim"]),
+    ("crates/telemetry", &["actors", "http", "protocol"]),
     ("crates/testkit", &["actors", "config", "gateway", "sim"]),
 ];
 

@@ -69,7 +69,8 @@ impl LoggedPayload {
         Self::Cut(text.into())
     }
 
-    fn into_json(self, mask: &SecretMask) -> JsonText {
+    /// Returns the payload with the secrets masked; a payload that was cut is a string.
+    pub fn into_json(self, mask: &SecretMask) -> JsonText {
         let text = match self {
             Self::Cut(text) => return Value::String(text.into()).into(),
             Self::Whole(text) => text,
