@@ -334,7 +334,7 @@ pub struct ObservedCall<'a> {
     pub side: ObservedSide<'a>,
     /// Trace of the request.
     pub trace: TraceOrigin,
-    /// Method.
+    /// Method of the request.
     pub method: &'a str,
     /// Tool or prompt that the method names.
     pub target: Option<&'a str>,
@@ -381,7 +381,7 @@ pub enum CallEnd<'a> {
     Result(&'a str),
     /// A JSON-RPC error.
     Error {
-        /// Code.
+        /// Code of the error.
         code: i64,
         /// Message, with the secrets of the instance masked.
         message: Cow<'a, str>,

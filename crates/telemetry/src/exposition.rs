@@ -48,7 +48,7 @@ pub struct ScrapeFacts {
 /// Facts of one instance.
 #[derive(Debug, Clone)]
 pub struct InstanceFacts {
-    /// Name.
+    /// Name of the instance.
     pub name: Arc<str>,
     /// Id of its installation.
     pub installation: String,
@@ -56,7 +56,7 @@ pub struct InstanceFacts {
     pub team: String,
     /// `stdio`, `http` or `sse`.
     pub transport: &'static str,
-    /// Status.
+    /// Status of the instance.
     pub status: Status,
     /// Unanswered calls.
     pub calls_in_flight: usize,
@@ -107,7 +107,7 @@ pub struct BackendFacts {
 /// Facts of the MCP endpoint.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EndpointFacts {
-    /// Sessions.
+    /// Number of sessions.
     pub sessions: usize,
     /// Connected clients, with and without sessions.
     pub clients: usize,
@@ -133,7 +133,7 @@ pub struct ProcessFacts {
 }
 
 /// Inputs of a scrape besides the facts.
-pub(crate) struct Counted<'a> {
+pub(crate) struct ScrapeCounters<'a> {
     pub(crate) metrics: &'a Metrics,
     pub(crate) spans: &'a SpanCounts,
     pub(crate) starts: StartLoad,
@@ -142,7 +142,7 @@ pub(crate) struct Counted<'a> {
 }
 
 /// Returns the text of a scrape.
-pub(crate) fn expose(facts: &ScrapeFacts, counted: &Counted<'_>) -> String {
+pub(crate) fn expose(facts: &ScrapeFacts, counted: &ScrapeCounters<'_>) -> String {
     forget_removed(facts, counted.metrics);
     let mut text = MetricsText::with_capacity(64 * 1024 + 300 * facts.instances.len());
     let info = [("name", &*facts.name), ("version", env!("CARGO_PKG_VERSION"))];
@@ -198,8 +198,8 @@ fn instances(text: &mut MetricsText, instances: &[InstanceFacts]) {
     }
 }
 
-fn runs(text: &mut MetricsText, counted: &Counted<'_>) {
-    let Counted { metrics, starts, .. } = counted;
+fn runs(text: &mut MetricsText, counted: &ScrapeCounters<'_>) {
+    let ScrapeCounters { metrics, starts, .. } = counted;
     let mut family = text.family("satellite_starts", MetricKind::Counter, "Starts that succeeded.");
     for ((team, transport), count) in metrics.starts.all() {
         family.sample(&[("team", &team), ("transport", transport)], count);
@@ -286,7 +286,7 @@ fn machine(facts: &ScrapeFacts) -> [(&'static str, &'static str, Option<f64>); 3
     ]
 }
 
-fn calls(text: &mut MetricsText, counted: &Counted<'_>) {
+fn calls(text: &mut MetricsText, counted: &ScrapeCounters<'_>) {
     let mut family = text.family("satellite_calls", MetricKind::Counter, "Tool calls by fate.");
     for call in counted.metrics.calls.all() {
         family.sample(&[("server", &call.server), ("tool", &call.tool), ("fate", call.fate)], call.count);
@@ -328,8 +328,8 @@ fn endpoint(text: &mut MetricsText, facts: &ScrapeFacts) {
     family.sample(&[("kind", "used")], used).sample(&[("kind", "max")], max);
 }
 
-fn spans(text: &mut MetricsText, counted: &Counted<'_>) {
-    let Counted { spans, last_scrape, .. } = counted;
+fn spans(text: &mut MetricsText, counted: &ScrapeCounters<'_>) {
+    let ScrapeCounters { spans, last_scrape, .. } = counted;
     let mut family = text.family("satellite_spans", MetricKind::Counter, "Spans by result.");
     let results = [
         ("exported", &spans.exported),
@@ -439,7 +439,7 @@ mod tests {
         let metrics = Metrics::default();
         fill(&metrics);
         let counts = SpanCounts::default();
-        let counted = Counted {
+        let counted = ScrapeCounters {
             metrics: &metrics,
             spans: &counts,
             starts: StartLoad::default(),
@@ -467,7 +467,8 @@ mod tests {
         let metrics = Metrics::default();
         fill(&metrics);
         let counts = SpanCounts::default();
-        let counted = Counted { metrics: &metrics, spans: &counts, starts: StartLoad::default(), last_scrape: None };
+        let counted =
+            ScrapeCounters { metrics: &metrics, spans: &counts, starts: StartLoad::default(), last_scrape: None };
         let facts = ScrapeFacts { instances: vec![instance(3, "a")], ..ScrapeFacts::default() };
         let text = expose(&facts, &counted);
         let calls: Vec<_> = text.lines().filter(|line| line.starts_with("satellite_calls_total")).collect();

@@ -41,11 +41,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use environment::{ConfiguredExport, ExportSettings};
-use exposition::Counted;
+use exposition::ScrapeCounters;
 use metrics::{Metrics, labels_of, record_by_transport};
 use operations::Operation;
 use otlp::{MetricsExport, OtlpConnection, export_spans, span_exporter};
-use spans::{CallOutcome, OpenSpan, SpanCounts, SpanQueue, SpanRecorder};
+use spans::{OpenSpan, OperationOutcome, SpanCounts, SpanQueue, SpanRecorder};
 
 pub use environment::WITHHELD_PREFIX;
 pub use exposition::{
@@ -252,7 +252,7 @@ impl TelemetryState {
     fn expose(&self, last_scrape: Option<Duration>) -> String {
         let facts = self.facts.get().map(|facts| facts()).unwrap_or_default();
         let starts = *self.starts.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = Counted { metrics: &self.metrics, spans: &self.span_counts, starts, last_scrape };
+        let counted = ScrapeCounters { metrics: &self.metrics, spans: &self.span_counts, starts, last_scrape };
         exposition::expose(&facts, &counted)
     }
 }
@@ -343,7 +343,7 @@ impl CallInProgress {
     fn finish(&mut self, end: &CallEnd<'_>) {
         self.is_over = true;
         let took = self.begun.elapsed();
-        let outcome = CallOutcome::of(end, self.is_tool_call);
+        let outcome = OperationOutcome::of(end, self.is_tool_call);
         let exemplar = self.span.as_ref().map(|span| (span.identity, span.started_at + took));
         self.operation.record(outcome.error.as_deref(), took, exemplar);
         if let (Some(spans), Some(span)) = (&self.state.spans, self.span.take()) {

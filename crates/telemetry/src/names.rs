@@ -23,9 +23,9 @@ pub const PROTOCOL_VERSION: &str = "mcp.protocol.version";
 pub const RESOURCE_URI: &str = "mcp.resource.uri";
 /// Public part of the id of a client's session. The whole id is a credential.
 pub const SESSION_ID: &str = "mcp.session.id";
-/// `http`.
+/// Application protocol: `http`.
 pub const NETWORK_PROTOCOL_NAME: &str = "network.protocol.name";
-/// `1.1`.
+/// Version of that protocol: `1.1`.
 pub const NETWORK_PROTOCOL_VERSION: &str = "network.protocol.version";
 /// `pipe` or `tcp`.
 pub const NETWORK_TRANSPORT: &str = "network.transport";

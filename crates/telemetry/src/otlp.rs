@@ -43,7 +43,7 @@ pub enum OtlpError {
     Client {
         /// URL of the receiver.
         url: String,
-        /// Reason.
+        /// Reason of the failure.
         why: String,
     },
     /// The exporter rejects its settings.
@@ -51,7 +51,7 @@ pub enum OtlpError {
     Exporter {
         /// URL of the receiver.
         url: String,
-        /// Reason.
+        /// Reason of the failure.
         source: ExporterBuildError,
     },
 }

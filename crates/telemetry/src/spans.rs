@@ -76,10 +76,10 @@ pub(crate) struct OpenSpan {
 }
 
 /// Outcome of a call in the terms of the convention.
-pub(crate) struct CallOutcome {
-    /// `error.type`.
+pub(crate) struct OperationOutcome {
+    /// Value of `error.type`; `None` after a success.
     pub(crate) error: Option<Cow<'static, str>>,
-    /// `rpc.response.status_code`.
+    /// Value of `rpc.response.status_code`, if the response has an error code.
     pub(crate) code: Option<i64>,
 }
 
@@ -133,7 +133,7 @@ impl SpanRecorder {
     }
 
     /// Ends a span and queues it for the export.
-    pub(crate) fn end(&self, mut span: OpenSpan, end: &CallEnd<'_>, outcome: &CallOutcome, took: Duration) {
+    pub(crate) fn end(&self, mut span: OpenSpan, end: &CallEnd<'_>, outcome: &OperationOutcome, took: Duration) {
         let status = span.describe_end(end, outcome);
         let ended_at = span.started_at + took;
         let dropped = match self.queue.try_send(span.into_data(ended_at, status)) {
@@ -210,7 +210,7 @@ impl OpenSpan {
         Some(cut(&self.mask.as_ref()?.apply(&uri)).to_owned())
     }
 
-    fn describe_end(&mut self, end: &CallEnd<'_>, outcome: &CallOutcome) -> Status {
+    fn describe_end(&mut self, end: &CallEnd<'_>, outcome: &OperationOutcome) -> Status {
         if let CallEnd::Result(result) = end
             && self.has_result
         {
@@ -270,7 +270,7 @@ impl OpenSpan {
     }
 }
 
-impl CallOutcome {
+impl OperationOutcome {
     /// Returns the outcome of a call.
     pub(crate) fn of(end: &CallEnd<'_>, is_tool_call: bool) -> Self {
         match end {
@@ -330,7 +330,7 @@ mod tests {
         let record = || {
             let span = begin(&recorder, TraceOrigin::Entry(None)).unwrap();
             let end = CallEnd::Result("{}");
-            recorder.end(span, &end, &CallOutcome::of(&end, true), Duration::ZERO);
+            recorder.end(span, &end, &OperationOutcome::of(&end, true), Duration::ZERO);
         };
         for _ in 0..QUEUE_MAX + 3 {
             record();
