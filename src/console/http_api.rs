@@ -29,6 +29,8 @@ use super::api::{
     ReconnectResult, ReloadQuery, ReloadResult, RequestFailure, ToolEntry,
 };
 use super::event_stream::{EventFormat, stream_response};
+use super::pages;
+use super::rows::check_team;
 use super::state::ConsoleState;
 use crate::config::{self, Role};
 use crate::gateway::clients::ClientStatus;
@@ -41,7 +43,7 @@ const PAGE_MAX: usize = 1000;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const ANSWER_AGE_MAX: Duration = Duration::from_millis(250);
 
-type Api = Arc<ConsoleState>;
+pub(super) type Api = Arc<ConsoleState>;
 
 /// Returns the routes of the API.
 pub(crate) fn routes(console: &Api) -> Router {
@@ -80,6 +82,7 @@ pub(crate) fn routes(console: &Api) -> Router {
     routes.change(Change { method: "DELETE", ..uninstalled }, uninstall);
     routes.change(change("/v1/configuration/check", Role::Admin, "check", "Checks a configuration"), check);
     routes.change(change("/v1/reload", Role::Admin, "reload", "Reads the configuration files again"), reload);
+    pages::add(&mut routes, console);
     let probe = Arc::new(HealthProbe { console: Arc::clone(console), last: tokio::sync::Mutex::default() });
     routes.open("/healthz", probe.clone().route(Probe::Health));
     routes.open("/readyz", probe.route(Probe::Readiness));
@@ -116,7 +119,11 @@ async fn teams(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<
     Ok(teams.into_iter().map(describe).collect())
 }
 
-async fn instances(console: Api, context: RequestContext, query: InstanceQuery) -> Result<InstancePage, Problem> {
+pub(super) async fn instances(
+    console: Api,
+    context: RequestContext,
+    query: InstanceQuery,
+) -> Result<InstancePage, Problem> {
     let filter = ConsoleFilter { team: query.team.clone(), user: query.user.clone() };
     let snapshot = console.runtime.snapshot();
     console.members.check(&filter, &snapshot).map_err(problem)?;
@@ -181,7 +188,7 @@ async fn tools(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<
     Ok(ToolEntry::all_of(&*find(&console, &context)?))
 }
 
-async fn clients(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ClientStatus>, Problem> {
+pub(super) async fn clients(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ClientStatus>, Problem> {
     let team = context.principal.team.map(|team| {
         let snapshot = console.runtime.snapshot();
         let slug = snapshot.iter().find(|view| view.spec.id.team.as_str() == team);
@@ -208,14 +215,7 @@ async fn events(console: Api, context: RequestContext, mut query: EventQuery) ->
         let why = || Problem::new("bad_input", "Last-Event-ID is not the number of an event");
         query.since = Some(last.parse().map_err(|_| why())?);
     }
-    if let Some(team) = &principal.team {
-        let asked = query.team.get_or_insert_with(|| team.clone());
-        let snapshot = console.runtime.snapshot();
-        let id = |team: &str| console.members.team_id(team, &snapshot);
-        if id(asked) != id(team) {
-            return Err(Problem::not_found("team", asked));
-        }
-    }
+    let mut query = check_team(&console, &principal, query)?;
     query.follow |= is_sse;
     let format = if is_sse { EventFormat::ServerSent } else { EventFormat::JsonLines };
     let ending = console.http.ending.clone();
@@ -240,18 +240,23 @@ async fn reconnect(console: Api, context: RequestContext, _: NoInput) -> Result<
 
 async fn call(console: Api, context: RequestContext, input: CallInput) -> Result<CallOutput, Problem> {
     let view = find(&console, &context)?;
-    if !context.principal.acts_for(&view.spec) {
-        let why = format!(
-            "`{}` is a server of {}/{}; a call in the name of another user needs the grant `act_as`",
-            view.spec.name, view.spec.team_slug, view.spec.user_slug
-        );
-        return Err(Problem::new("forbidden", why));
-    }
+    check_acting(&context, &view)?;
     let since = Instant::now();
     let timeout = input.timeout_ms.map(Duration::from_millis);
     let result = console.call(&view, &input.tool, input.arguments, timeout).await.map_err(problem)?;
     let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(CallOutput { result, duration_ms })
+}
+
+/// Checks that the principal may call tools in the name of the instance's user.
+pub(super) fn check_acting(context: &RequestContext, view: &InstanceView) -> Result<(), Problem> {
+    let why = || {
+        format!(
+            "`{}` is a server of {}/{}; a call in the name of another user needs the grant `act_as`",
+            view.spec.name, view.spec.team_slug, view.spec.user_slug
+        )
+    };
+    context.principal.acts_for(&view.spec).then_some(()).ok_or_else(|| Problem::new("forbidden", why()))
 }
 
 async fn configure(console: Api, context: RequestContext, input: ConfigureInput) -> Result<ConfigureResult, Problem> {
@@ -293,7 +298,7 @@ async fn reload(console: Api, _: RequestContext, query: ReloadQuery) -> Result<R
 }
 
 /// Finds the instance that the path names among those of the principal's team.
-fn find(console: &ConsoleState, context: &RequestContext) -> Result<Arc<InstanceView>, Problem> {
+pub(super) fn find(console: &ConsoleState, context: &RequestContext) -> Result<Arc<InstanceView>, Problem> {
     let selector = InstanceSelector::of_team(context.param("instance"), context.principal.team.clone());
     console.resolve(&selector).map_err(problem)
 }

@@ -9,6 +9,8 @@ mod event_stream;
 pub(crate) mod find;
 pub(crate) mod http_api;
 pub(crate) mod listener;
+mod pages;
+mod rows;
 pub(crate) mod server;
 pub(crate) mod state;
 

@@ -4,6 +4,8 @@
 //! routes     a request: path → access → role → query and body → handler → response or problem document
 //! access     tokens, logins and the principal behind a request
 //! api        shapes of requests and responses, shared with the control socket
+//! feed       changes of the instances as a stream
+//! pages      the pages of browsers, with their script and style
 //! v1         those that only the HTTP API has
 //! ```
 //!
@@ -14,7 +16,9 @@
 
 pub mod access;
 pub mod api;
+pub mod feed;
 mod openapi;
+pub mod pages;
 pub mod principal;
 pub mod problem;
 pub mod routes;
