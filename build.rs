@@ -1,6 +1,6 @@
 //! Compresses the debug sections of release builds, and tells the tests which programs and privileges this machine has.
 //! A test whose servers, sandboxes or privileges are missing is reported as ignored, with the command that installs them.
-//! `MCP_REAL_SERVERS`, `MCP_SANDBOX` and `MCP_MOUNTS` set to `required` run the test anyway, and it fails.
+//! `MCP_REAL_SERVERS`, `MCP_SANDBOX`, `MCP_CONSOLE` and `MCP_MOUNTS` set to `required` run the test anyway, and it fails.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,10 @@ fn main() {
     let has_sandboxes =
         ["nsjail", "bwrap"].iter().all(|program| find(program, std::slice::from_ref(&sandboxes)).is_some());
     without("no_sandboxes", "MCP_SANDBOX", has_sandboxes);
+
+    let console = directory("MCP_CONSOLE_DIR", target.join("console-tools"));
+    let has_console = find("chromium", &[]).is_some() && is_there(&console.join(".installed-axe"));
+    without("no_console", "MCP_CONSOLE", has_console);
 
     let is_root = Path::new("/proc/self").metadata().is_ok_and(|process| process.uid() == 0);
     without("no_root", "MCP_MOUNTS", is_root);

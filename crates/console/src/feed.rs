@@ -435,13 +435,14 @@ impl<S: RowSource> FeedTask<S> {
 
     /// Returns the frames that bring a watcher to the current revision.
     fn frames_after(&mut self, last: Option<&FeedPosition>) -> Vec<Bytes> {
+        if last.is_some_and(|last| last.boot == self.boot && last.revision > self.source.revision()) {
+            // A page was rendered from a later revision than that of the last frame.
+            self.publish();
+        }
+        let known = self.base..=self.source.revision();
         let mut missed = Vec::new();
         match last {
-            Some(last) if last.boot == self.boot && last.revision >= self.base => {
-                if last.revision > self.source.revision() {
-                    // A page was rendered from a later revision than the last frame.
-                    self.publish();
-                }
+            Some(last) if last.boot == self.boot && known.contains(&last.revision) => {
                 let later = self.deltas.iter().filter(|(revision, _)| *revision > last.revision);
                 missed.extend(later.map(|(_, delta)| delta.clone()));
             }

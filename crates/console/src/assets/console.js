@@ -50,6 +50,7 @@ async function request(path, options = {}) {
   if (options.method && options.method !== "GET") headers["X-CSRF-Token"] = csrf ?? "";
   const response = await fetch(path, { ...options, headers, credentials: "same-origin" });
   if (response.status === 401) {
+    sessionStorage.setItem("note", "The login has ended: it expired, its token was removed, or the satellite was restarted.");
     location.assign(`${root}login`);
     throw new Error("the login has ended");
   }
@@ -198,7 +199,7 @@ function moved(revision, at) {
 
 /** Another process of the satellite answers: everything on the page may have changed. */
 function restarted(boot) {
-  sessionStorage.setItem("restarted", new Date(Number(boot)).toLocaleTimeString());
+  sessionStorage.setItem("note", `The satellite was restarted at ${new Date(Number(boot)).toLocaleTimeString()}.`);
   location.reload();
 }
 
@@ -847,10 +848,10 @@ function login() {
 
 const theme = localStorage.getItem("theme");
 if (theme) document.documentElement.dataset.theme = theme;
-const restart = sessionStorage.getItem("restarted");
-if (restart) {
-  sessionStorage.removeItem("restarted");
-  notify(`The satellite was restarted at ${restart}.`);
+const note = sessionStorage.getItem("note");
+if (note) {
+  sessionStorage.removeItem("note");
+  notify(note);
 }
 if (byId("age")) {
   showTimes();
@@ -858,3 +859,4 @@ if (byId("age")) {
 }
 const pages = { overview, instance, events, playground, login, instances: polled, clients: polled };
 pages[body.dataset.page]?.();
+performance.mark("usable");

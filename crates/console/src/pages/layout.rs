@@ -86,7 +86,10 @@ pub(super) fn bare_page(root: &str, name: &str, title: &str, content: &Markup) -
         (DOCTYPE)
         html lang="en" {
             (head(root, title, None))
-            body.bare data-page=(name) data-root=(root) { main #main { (content) } }
+            body.bare data-page=(name) data-root=(root) {
+                main #main { (content) }
+                div #notice role="status" {}
+            }
         }
     }
 }
