@@ -41,7 +41,7 @@ fn ten_thousand_instances_are_shown_found_and_kept_up_to_date() {
 
 #[test]
 #[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
-fn eight_tabs_of_one_browser_are_live_in_turn() {
+fn five_tabs_of_one_browser_are_live_at_once() {
     let console = MadeUpConsole::start(100);
     let browser = Browser::start();
     let first = browser.page();

@@ -57,7 +57,7 @@ fn screenshots_of_all_pages() {
         page.open(&format!("{url}{name}"));
         wait_live(&page);
         if name == "instances/notes" {
-            page.wait("the output", "document.querySelectorAll('#output li').length > 5");
+            page.wait("the output", "document.querySelectorAll('#output > *').length > 5");
         }
         if name == "playground/tools" {
             call(&page, "paint", "");

@@ -534,7 +534,7 @@ function eventList(list) {
   function addOutput(event) {
     const atEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
     for (const line of event.data.logs) {
-      output.append(element("li", { class: line.level, title: line.timestamp }, shown(line.message)));
+      output.append(element("div", { class: line.level, title: line.timestamp }, shown(line.message)));
     }
     while (output.children.length > EVENTS_MAX) output.firstChild.remove();
     byId("output-none").hidden = true;

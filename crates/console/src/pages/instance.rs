@@ -53,7 +53,7 @@ pub fn instance_page(shape: &InstanceShape, frame: &PageFrame) -> Markup {
         section aria-labelledby="output-title" {
             h2 #output-title { "Output" }
             @if shape.reads_logs {
-                ol #output.output tabindex="0" role="log" aria-label="Output of the server" {}
+                div #output.output tabindex="0" role="log" aria-label="Output of the server" {}
                 p #output-none { "No output is stored." }
             } @else {
                 p { "Reading the output of another user's server needs the grant " code { "calls:read" } "." }
