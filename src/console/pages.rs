@@ -315,7 +315,7 @@ async fn clients(console: Api, context: RequestContext, streams: Arc<PageStreams
     let shape = ClientsShape {
         tokens: is_admin.then(|| console.access().token_names()),
         url: console.endpoint.status().map(|endpoint| endpoint.url),
-        connectable: Client::iter().map(|client| (client.to_string(), format!("{client:?}"))).collect(),
+        connectable: Client::iter().map(|client| client.to_string()).collect(),
         clients: http_api::clients(console, context, NoInput {}).await?,
     };
     Ok(clients_page(&shape, &frame))

@@ -60,6 +60,12 @@ fn every_page_shows_the_satellite_and_stays_live() {
         item.contains("npxx-no-such-command") && item.contains("`satellite restart typo-acme-alice-typo`"),
         "{item}"
     );
+    // The list stays true also while the focus is in it.
+    page.eval("{ const button = document.querySelector('#attention button'); button.focus(); button.click() }");
+    page.wait("the restarted server", "!document.querySelector('#attention li .permanently_failed')");
+    home.wait_event(0, "control.action", |event| {
+        event["data"]["action"] == "restart" && event["data"]["actor"]["via"] == "console"
+    });
     page.assert_clean();
 
     page.open(&format!("{url}instances/notes"));

@@ -36,6 +36,9 @@ function shown(value) {
   return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, "\ufffd");
 }
 
+/** Returns text and commands, which are in backquotes. */
+const withCommands = (text) => shown(text).split("`").map((part, nth) => (nth % 2 ? element("code", {}, part) : part));
+
 function notify(text) {
   const notice = byId("notice");
   if (!notice) return;
@@ -207,6 +210,7 @@ const feedQuery = () => `position=${encodeURIComponent(`${position.boot}-${posit
 
 // ---- Parts of the page that the server renders again
 
+const FOCUSABLE = "a, button, input, summary, [tabindex]";
 let refreshing = false;
 let refreshAgain = false;
 
@@ -221,10 +225,13 @@ async function refresh() {
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     for (const part of document.querySelectorAll("[data-live]")) {
       const later = fresh.getElementById(part.id);
-      if (!later || later.innerHTML === part.innerHTML || part.contains(document.activeElement)) continue;
+      if (!later || later.innerHTML === part.innerHTML) continue;
+      const focus = [...part.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement);
+      if (document.activeElement.matches("input") && focus >= 0) continue; // Somebody is typing.
       const open = [...part.querySelectorAll("details")].map((details) => details.open);
       part.replaceChildren(...later.childNodes);
       part.querySelectorAll("details").forEach((details, nth) => (details.open = open[nth] ?? details.open));
+      part.querySelectorAll(FOCUSABLE)[focus]?.focus();
     }
     moved(Number(fresh.body.dataset.revision), fresh.body.dataset.at);
     showTimes();
@@ -307,6 +314,7 @@ function overview() {
   function show(row) {
     const classes = `${kind(row)}${row.out ? " out" : ""}${row === active ? " at" : ""}`;
     if (row.cell.className !== classes) row.cell.className = classes;
+    if (hasNames) row.cell.lastChild.textContent = text(kind(row));
   }
 
   function grid(team) {
@@ -326,7 +334,7 @@ function overview() {
     row.cell = before?.cell;
     if (!row.cell) {
       row.cell = element("i", { role: "option" });
-      if (hasNames) row.cell.append(element("b", {}, shown(row.server)), ` ${shown(row.user)}`);
+      if (hasNames) row.cell.append(element("b", {}, shown(row.server)), ` ${shown(row.user)} `, element("small", {}));
       grid(row.team).append(row.cell);
     }
     row.cell.row = row;
@@ -362,8 +370,13 @@ function overview() {
     byId("attention-count").textContent = urgent.length;
     byId("attention-none").hidden = urgent.length > 0;
     byId("attention-more").hidden = urgent.length <= max;
-    if (list.contains(document.activeElement)) return; // Never move what somebody is about to press.
+    const focused = list.contains(document.activeElement) && document.activeElement !== list && document.activeElement;
+    const focusedName = focused && focused.closest("li").dataset.name;
     list.replaceChildren(...urgent.slice(0, max).map(attentionItem));
+    if (focused) {
+      const item = [...list.children].find((item) => item.dataset.name === focusedName);
+      (item?.querySelector(focused.matches("button") ? "button, a.button" : "a") ?? list).focus();
+    }
     showTimes(list);
   }
 
@@ -373,8 +386,8 @@ function overview() {
       element("span", { class: `status ${kind(row)}` }, text(kind(row))), " ",
       link(row, `${row.server} · ${row.team}/${row.user}`), " ",
       element("time", { class: "since", "data-since": row.since }), " ",
-      element("span", { class: "why" }, shown(row.message ?? "")), " ",
-      element("span", { class: "step" }, row.step ? `Next: ${shown(row.step)}` : retryText(row)));
+      element("span", { class: "why" }, shown(row.message ?? ""), " ",
+        element("span", { class: "step" }, ...(row.step ? ["Next: ", ...withCommands(row.step)] : [retryText(row)]))));
     if (action && csrf) item.append(" ", element("button", { type: "button", "data-action": action, "data-instance": row.name }, action));
     else if (row.remedy) item.append(" ", element("a", { class: "button", href: `instances/${encodeURIComponent(row.name)}` }, "open"));
     return item;

@@ -15,7 +15,7 @@ pub struct ClientsShape {
     /// URL of the MCP endpoint, if it is open.
     pub url: Option<String>,
     /// Names of the clients that `satellite connect` can connect.
-    pub connectable: Vec<(String, String)>,
+    pub connectable: Vec<String>,
 }
 
 /// Returns the page.
@@ -52,7 +52,7 @@ pub fn clients_page(shape: &ClientsShape, frame: &PageFrame) -> Markup {
             @if let Some(url) = &shape.url {
                 p { "The MCP endpoint is " code { (shown(url)) } ". These commands write the entry into the client's own configuration, on the satellite's machine:" }
                 ul.commands {
-                    @for (id, name) in &shape.connectable { li { (name) " " (command(&format!("satellite connect {id}"))) } }
+                    @for id in &shape.connectable { li { (command(&format!("satellite connect {id}"))) } }
                 }
                 p { "For any other client, paste this entry. The client starts the bridge, which needs no token in a file:" }
                 (command(r#"{"mcpServers": {"satellite": {"command": "satellite", "args": ["stdio"]}}}"#))

@@ -12,7 +12,7 @@ use mcp_satellite_actors::snapshot::RestartBudget;
 use mcp_satellite_config::Role;
 use serde::Deserialize;
 
-use super::layout::{PageFrame, Section, page, status_label};
+use super::layout::{PageFrame, Section, page, status_label, with_commands};
 use super::{may_operate, segment, shown, shown_lines};
 use crate::api::InstanceStatus;
 
@@ -43,7 +43,8 @@ pub fn instance_page(shape: &InstanceShape, frame: &PageFrame) -> Markup {
     let content = html! {
         h1 { (shown(&status.server)) small { " " (shown(&status.team)) "/" (shown(&status.user)) } }
         p.full-name { code { (shown(name)) } }
-        div #state data-live { (state(shape, frame)) }
+        div #state data-live { (state(shape)) }
+        div #configure data-live { (configure_form(shape, frame)) }
         (actions(shape, frame))
         div.columns {
             section #restarts data-live aria-labelledby="restarts-title" { (restarts(shape)) }
@@ -68,7 +69,7 @@ pub fn instance_page(shape: &InstanceShape, frame: &PageFrame) -> Markup {
     page(frame, Section::Other, "instance", name, &content)
 }
 
-fn state(shape: &InstanceShape, frame: &PageFrame) -> Markup {
+fn state(shape: &InstanceShape) -> Markup {
     let status = &shape.status;
     html! {
         p.state {
@@ -80,9 +81,14 @@ fn state(shape: &InstanceShape, frame: &PageFrame) -> Markup {
             }
         }
         @if let Some(message) = &status.status_message { p.why { (shown(message)) } }
-        @if let Some(step) = &status.next_step { p.step { "Next: " (shown(step)) } }
+        @if let Some(step) = &status.next_step { p.step { "Next: " (with_commands(step)) } }
+    }
+}
+
+fn configure_form(shape: &InstanceShape, frame: &PageFrame) -> Markup {
+    html! {
         @if !shape.missing.is_empty() && frame.csrf_token.is_some() && frame.role >= Role::Admin {
-            form.configure data-instance=(status.instance) {
+            form.configure data-instance=(shape.status.instance) {
                 @for key in &shape.missing { label { (shown(key)) " " input type="password" name=(key) autocomplete="off" required; } }
                 button type="submit" { "Set values" }
             }

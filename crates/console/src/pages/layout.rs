@@ -113,6 +113,14 @@ pub(super) fn instance_link(frame: &PageFrame, name: &str, text: &str) -> Markup
     html! { a href={ (frame.root) "instances/" (segment(name)) } { (shown(text)) } }
 }
 
+/// Text with commands in backquotes.
+pub(super) fn with_commands(text: &str) -> Markup {
+    let text = shown(text);
+    html! {
+        @for (nth, part) in text.split('`').enumerate() { @if nth % 2 == 1 { code { (part) } } @else { (part) } }
+    }
+}
+
 /// A status as a coloured label.
 pub(super) fn status_label(status: &str, is_dormant: bool, is_stopped: bool) -> Markup {
     let text = status_text(status, is_dormant, is_stopped);

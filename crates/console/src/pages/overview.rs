@@ -6,7 +6,7 @@ use maud::{Markup, PreEscaped, html};
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 
-use super::layout::{PageFrame, Section, class_of, instance_link, page, status_label, status_text};
+use super::layout::{PageFrame, Section, class_of, instance_link, page, status_label, status_text, with_commands};
 use super::{escape_script, may_operate, segment, shown};
 use crate::feed::{Attention, DORMANT, FeedRows, InstanceRow, STOPPED};
 
@@ -47,7 +47,7 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
         section aria-labelledby="attention-title" {
             h2 #attention-title { "Needs attention " span #attention-count { (urgent.len()) } }
             p #attention-none hidden[!urgent.is_empty()] { "Nothing needs attention." }
-            ul #attention.attention data-max=(ATTENTION_MAX) {
+            ul #attention.attention tabindex="0" aria-label="Instances that need attention, worst first" data-max=(ATTENTION_MAX) {
                 @for (row, attention) in urgent.iter().take(ATTENTION_MAX) { (attention_item(frame, row, attention)) }
             }
             p #attention-more hidden[urgent.len() <= ATTENTION_MAX] {
@@ -85,7 +85,12 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
 fn cell(row: &InstanceRow, has_name: bool) -> Markup {
     let class = class_of(row.status.as_str(), row.flags & DORMANT != 0, row.flags & STOPPED != 0);
     html! {
-        i.(class) role="option" { @if has_name { b { (row.server) } " " (row.user) } }
+        i.(class) role="option" {
+            @if has_name {
+                b { (row.server) } " " (row.user) " "
+                small { (status_text(row.status.as_str(), row.flags & DORMANT != 0, row.flags & STOPPED != 0)) }
+            }
+        }
     }
 }
 
@@ -117,8 +122,10 @@ fn attention_item(frame: &PageFrame, row: &InstanceRow, attention: &Attention) -
             (status_label(status, row.flags & DORMANT != 0, false))
             " " (instance_link(frame, &row.name, &format!("{} · {}/{}", row.server, row.team, row.user)))
             " " time.since data-since=(row.since) { }
-            " " span.why { (shown(&attention.message)) }
-            " " span.step { @if let Some(step) = &attention.step { "Next: " (shown(step)) } @else { "It recovers by itself." } }
+            " " span.why {
+                (shown(&attention.message)) " "
+                span.step { @if let Some(step) = &attention.step { "Next: " (with_commands(step)) } @else { "It recovers by itself." } }
+            }
             @if let (Some(action), true) = (attention.remedy.and_then(action_of), may_operate(frame)) {
                 " " button type="button" data-action=(action) data-instance=(row.name) { (action) }
             } @else if attention.remedy.is_some() {

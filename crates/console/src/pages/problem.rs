@@ -4,7 +4,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use maud::html;
 
-use super::layout::bare_page;
+use super::layout::{bare_page, with_commands};
 use super::{html_response, root_of, shown};
 use crate::problem::Problem;
 
@@ -21,7 +21,7 @@ pub fn problem_response(problem: &Problem, path: &str) -> Response {
     let content = html! {
         h1 { (problem.title) }
         p { (shown(&problem.detail)) }
-        @if let Some(step) = &problem.next_step { p { "Next step: " (shown(step)) } }
+        @if let Some(step) = &problem.next_step { p { "Next step: " (with_commands(step)) } }
         p { a href={ (root) "./" } { "Overview" } " · " a href={ (root) "login" } { "Log in with another token" } }
     };
     html_response(status, bare_page(root, "problem", &problem.title, &content))
