@@ -20,6 +20,7 @@ use crate::data_dir::DataDir;
 use crate::gateway::access::{Access, TOKEN_FILE, load_or_create_token, new_token};
 use crate::gateway::audience::GatewayAudience;
 use crate::gateway::clients::ClientStatus;
+use crate::gateway::control_server::ControlTools;
 use crate::gateway::dispatch::EndpointDispatcher;
 use crate::gateway::endpoint_id::EndpointId;
 use crate::gateway::sessions::Sessions;
@@ -58,8 +59,8 @@ pub(crate) struct SatelliteEndpoint {
     passed_listener: Option<TcpListener>,
     /// Tokens for clients that have asked over the control socket, by user. They end with the satellite.
     granted_tokens: Mutex<HashMap<(TeamId, UserId), Secret>>,
-    /// Routes for other paths than those of MCP.
-    pages: OnceLock<Router>,
+    /// Routes for other paths than those of MCP, and the tools of the control plane.
+    pages: OnceLock<(Router, Arc<dyn ControlTools>)>,
     /// True if the configuration has an endpoint, which may not be open yet.
     is_expected: AtomicBool,
 }
@@ -131,12 +132,13 @@ impl SatelliteEndpoint {
     pub(crate) fn open(&self, reserved: ReservedEndpoint, runtime: &RuntimeHandle) -> Result<(), EndpointError> {
         let ReservedEndpoint { listener, settings, access, plan } = reserved;
         let address = listener.local_addr().unwrap_or(LISTEN);
-        let dispatcher = Arc::new(EndpointDispatcher::new(runtime, self.audience.clone()));
+        let tools = self.pages.get().map(|(_, tools)| tools.clone());
+        let dispatcher = Arc::new(EndpointDispatcher::new(runtime, self.audience.clone()).with_control(tools));
         let emitter = runtime.emitter().clone();
         let tell = Box::new(move |event| emitter.emit(event));
         let gateway = Gateway::start(listener, settings, access.clone(), dispatcher, self.sessions.clone(), tell);
         let gateway = Arc::new(gateway.map_err(|why| EndpointError { address, why, hint: ADDRESS_HINT })?);
-        if let Some(pages) = self.pages.get() {
+        if let Some((pages, _)) = self.pages.get() {
             gateway.set_pages(pages.clone());
         }
         tracing::info!(url = plan.url(gateway.address()), "the MCP endpoint is open");
@@ -252,10 +254,10 @@ impl SatelliteEndpoint {
         Some(url.trim_end_matches("/mcp").to_owned())
     }
 
-    /// Sets the routes for other paths than those of MCP.
-    pub(crate) fn set_pages(&self, pages: Router) {
+    /// Sets the routes for other paths than those of MCP, and the tools of the control plane.
+    pub(crate) fn set_control(&self, pages: Router, tools: Arc<dyn ControlTools>) {
         // Set once, before the endpoint is opened.
-        let _ = self.pages.set(pages);
+        let _ = self.pages.set((pages, tools));
     }
 
     pub(crate) fn is_opening(&self) -> bool {

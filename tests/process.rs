@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mcp_satellite::connect::isolation::{Isolation, OperatingMode};
-use mcp_satellite::connect::process::raise_descriptor_limit;
+use mcp_satellite::connect::process::{CgroupMode, OrphanCounts, raise_descriptor_limit};
 use mcp_satellite::connect::stdio::{StdioConnector, StdioOptions};
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::policy::Policy;
@@ -522,6 +522,44 @@ async fn a_child_does_not_inherit_a_descriptor_of_the_satellite() {
     assert_eq!(sh(&script).await.line().await, "hidden");
 }
 
+#[tokio::test]
+async fn a_process_tree_lists_each_process_with_its_memory_and_state() {
+    for cgroups in [CgroupMode::Auto, CgroupMode::Off] {
+        let connector = StdioConnector::with_options(StdioOptions { cgroups, ..StdioOptions::default() }).unwrap();
+        let script = "sleep 600 & setsid sleep 600 & exec cat";
+        let mut server = open_with(&connector, config("/bin/sh", &["-c", script], &[], None)).await.unwrap();
+        let other = open_with(&connector, config("/bin/sh", &["-c", "exec cat"], &[], None)).await.unwrap();
+        let pid = server.pid();
+        let names = |pid: u32| {
+            let tree = connector.process_tree(pid).unwrap();
+            let mut names: Vec<String> = tree.processes.into_iter().map(|process| process.name).collect();
+            names.sort_unstable();
+            names
+        };
+        until("three processes run", || names(pid) == ["cat", "sleep", "sleep"]).await;
+        until("the other server runs", || names(other.pid()) == ["cat"]).await;
+        let tree = connector.process_tree(pid).unwrap();
+        for process in &tree.processes {
+            let parent = if process.pid == pid { process.parent_pid } else { pid };
+            assert_eq!((process.parent_pid, process.state), (parent, "sleeping"), "{process:?}");
+            assert!(process.rss_bytes > 0, "{process:?}");
+        }
+        let held_by_cgroup = connector.describe_containment().starts_with("a cgroup");
+        assert_eq!((tree.mechanism == "cgroup", tree.cgroup.is_some()), (held_by_cgroup, held_by_cgroup));
+        assert_eq!(tree.isolation, "none");
+        let usage = connector.usage();
+        assert_eq!(usage.len(), 2);
+        let largest = tree.processes.iter().map(|process| process.rss_bytes).max().unwrap();
+        assert!(usage[&pid].rss_bytes > largest, "{:?} of {tree:?}", usage[&pid]);
+        assert!(usage[&other.pid()].rss_bytes < usage[&pid].rss_bytes);
+        assert_eq!(connector.process_tree(std::process::id()), None);
+        server.link.process.kill();
+        server.gone().await;
+        drop(server);
+        assert_eq!(connector.process_tree(pid), None);
+    }
+}
+
 /// Skipped where the satellite may not use cgroups.
 #[tokio::test]
 async fn a_process_that_leaves_its_cgroup_is_found_by_its_mark() {
@@ -541,9 +579,11 @@ async fn a_process_that_leaves_its_cgroup_is_found_by_its_mark() {
         !fs::read_to_string(format!("/proc/{stray}/cgroup")).unwrap().contains("mcp-satellite-"),
         "it is still in its cgroup"
     );
+    let killed = OrphanCounts::read().killed;
     server.link.process.kill();
     server.gone().await;
     until("the stray process has ended", || !is_alive(stray)).await;
+    assert!(OrphanCounts::read().killed > killed);
 }
 
 /// Lowers the limit of this process so that it can open no further descriptor. Restores the limit when dropped.

@@ -26,10 +26,11 @@ use tokio::time::{Duration, Instant};
 
 use crate::model::event::{Envelope, Event};
 use crate::model::policy::BatchPolicy;
+use crate::probe::{ActorAnswer, ActorProbe};
 use crate::rules::outbox::{Outbox, OutboxStatistics};
 use crate::rules::request_log::LoggedCall;
 use crate::seam::{EventSink, NumberStore, SinkAnswer};
-use crate::tasks::{ActorTasks, ProbeToken, catch_panic};
+use crate::tasks::{ActorTasks, catch_panic};
 
 /// Number of events after which a slow subscriber misses some; it detects the gap in `seq`.
 const SUBSCRIBER_BACKLOG: usize = 16 * 1024;
@@ -47,7 +48,7 @@ pub(crate) enum Msg {
     Reserved(Result<u64, String>),
     FlushNow(oneshot::Sender<()>),
     FlushAndEnd(oneshot::Sender<usize>),
-    Probe(ProbeToken),
+    Probe(ActorProbe),
     Panic,
 }
 
@@ -384,7 +385,10 @@ impl State {
                 self.flushing = Some(reply);
                 self.send_next(myself);
             }
-            Msg::Probe(token) => drop(token),
+            Msg::Probe(probe) => {
+                let backlog = outbox.statistics().queue_size + self.events.0.ring.len();
+                probe.answer(|took| ActorAnswer::Batcher { took, backlog });
+            }
             Msg::Panic => std::panic::panic_any("asked to panic"),
         }
         self.reserve_numbers(myself);

@@ -18,6 +18,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Duration, Instant};
 
+use crate::model::actor_tree::{PermitKind, PermitLoad};
 use crate::model::exit::{CallError, CallFate};
 use crate::model::ids::RunNumber;
 use crate::model::remote::ServerInfo;
@@ -220,6 +221,11 @@ impl CallPort {
     /// Returns the number of unanswered calls.
     pub fn calls_in_flight(&self) -> usize {
         self.0.gate.in_flight()
+    }
+
+    pub(crate) fn load(&self) -> PermitLoad {
+        let (held, max) = (self.calls_in_flight(), Some(self.0.gate.calls_max()));
+        PermitLoad { pool: PermitKind::Calls, held, waiting: 0, max }
     }
 
     /// Returns true while the run admits requests.

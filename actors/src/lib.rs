@@ -16,6 +16,7 @@ pub mod audience;
 mod batcher;
 mod calls;
 mod logs;
+mod probe;
 mod registry;
 mod remote_worker;
 mod root;

@@ -8,7 +8,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::model::ids::InstanceId;
 use crate::model::snapshot::{InstanceView, PublishedView, Snapshot};
-use crate::tasks::ProbeToken;
+use crate::probe::{ActorAnswer, ActorProbe};
 
 /// Messages to the registry. `Publish` follows the queued updates, and `Barrier` publishes and then replies. `Panic`
 /// panics on purpose, for the load harness and the tests.
@@ -17,7 +17,7 @@ pub(crate) enum Msg {
     Remove(InstanceId),
     Publish,
     Barrier(oneshot::Sender<()>),
-    Probe(ProbeToken),
+    Probe(ActorProbe),
     Panic,
 }
 
@@ -67,8 +67,8 @@ impl Actor for StatusRegistry {
                 let _ = reply.send(());
                 return Ok(());
             }
-            Msg::Probe(token) => {
-                drop(token);
+            Msg::Probe(probe) => {
+                probe.answer(|took| ActorAnswer::Registry { took });
                 return Ok(());
             }
             Msg::Panic => std::panic::panic_any("asked to panic"),

@@ -27,6 +27,7 @@ use crate::model::remote::ConnectionState;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::{InstanceSpec, ProcessLifetime};
 use crate::model::status::Status;
+use crate::probe::{ActorAnswer, ActorProbe, PartRestarts, TeamFacts};
 use crate::registry::{self, StatusRegistry};
 use crate::rules::idle;
 use crate::rules::memory::{self, MemoryChange, MemoryGate, MemoryReading, MemoryStatus};
@@ -36,7 +37,7 @@ use crate::rules::restart::{ExitHistory, RestartVerdict};
 use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
 use crate::seam::{Connectors, EventSink, StateStore};
-use crate::tasks::{ActorTasks, ProbeToken, catch_panic, panic_text};
+use crate::tasks::{ActorTasks, catch_panic, panic_text};
 use crate::team::{self, TeamSupervisor};
 use crate::team_messages::{self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
@@ -73,7 +74,7 @@ pub(crate) enum Msg {
     RemoveInstance(InstanceId),
     RespawnTeam(TeamId),
     Barrier(oneshot::Sender<()>),
-    Probe(ProbeToken),
+    Probe(ActorProbe),
     IsInstalled(InstanceId, oneshot::Sender<bool>),
     FlushEvents(oneshot::Sender<()>),
     Died(ActorId, String, ActorRemains),
@@ -180,6 +181,7 @@ pub(crate) struct State {
     supervisors: HashMap<ActorId, TeamId>,
     registry: ActorRef<registry::Msg>,
     batcher: Option<ActorRef<batcher::Msg>>,
+    part_restarts: PartRestarts,
     permits: PermitPools,
     memory: MemoryGate,
     last_run: u64,
@@ -239,6 +241,7 @@ impl DesiredInstance {
 struct TeamEntry {
     supervisor: Option<ActorRef<team_messages::Msg>>,
     deaths: ExitHistory,
+    restarts: u64,
     budget: TeamBudget,
 }
 
@@ -267,6 +270,7 @@ impl Actor for Root {
             supervisors: HashMap::new(),
             registry,
             batcher,
+            part_restarts: PartRestarts::default(),
             permits,
             memory: MemoryGate::default(),
             last_run: 0,
@@ -390,7 +394,7 @@ impl Root {
             Msg::RespawnTeam(team) => state.respawn_team(&team, &myself).await,
             Msg::Died(actor, why, remains) => state.on_death(actor, why, remains, &myself).await?,
             Msg::Barrier(reply) => drop(cast!(state.registry, registry::Msg::Barrier(reply))),
-            Msg::Probe(token) => state.pass_on_probe(&token),
+            Msg::Probe(probe) => state.answer_probe(&probe),
             Msg::IsInstalled(id, reply) => drop(reply.send(state.instances.contains_key(&id))),
             Msg::FlushEvents(reply) => {
                 if let Some(batcher) = &state.batcher {
@@ -587,6 +591,7 @@ impl State {
             snapshot.instances =
                 snapshot.instances.into_iter().filter(|(id, _)| self.instances.contains_key(id)).collect();
             self.registry = spawn_registry(snapshot, &self.args, &myself.get_cell()).await?;
+            self.part_restarts.registry += 1;
             for team in self.teams.values().filter_map(|team| team.supervisor.as_ref()) {
                 let _ = cast!(team, team_messages::Msg::Registry(self.registry.clone()));
             }
@@ -608,6 +613,7 @@ impl State {
                 |outbox| *outbox,
             );
             self.batcher = Some(spawn_batcher(outbox, &self.args, &myself.get_cell()).await?);
+            self.part_restarts.batcher += 1;
             if flushing {
                 self.flush(myself);
             }
@@ -637,6 +643,7 @@ impl State {
         self.remove_uninstalled(team);
         let Some(entry) = self.teams.get_mut(team) else { return };
         entry.supervisor = None;
+        entry.restarts += 1;
         tracing::error!(team_id = %team, why, "a team's supervisor died; starting another with its instances");
         // Same backoff as for a server, but without an end: a team is never abandoned.
         let policy = RestartPolicy { max_crashes: usize::MAX, ..Default::default() };
@@ -764,14 +771,28 @@ impl State {
         }
     }
 
-    fn pass_on_probe(&self, token: &ProbeToken) {
-        let _ = cast!(self.registry, registry::Msg::Probe(token.clone()));
+    fn answer_probe(&self, probe: &ActorProbe) {
+        let _ = cast!(self.registry, registry::Msg::Probe(probe.passed_on()));
         if let Some(batcher) = &self.batcher {
-            let _ = cast!(batcher, batcher::Msg::Probe(token.clone()));
+            let _ = cast!(batcher, batcher::Msg::Probe(probe.passed_on()));
         }
         for team in self.teams.values().filter_map(|team| team.supervisor.as_ref()) {
-            let _ = cast!(team, team_messages::Msg::Probe(token.clone()));
+            let _ = cast!(team, team_messages::Msg::Probe(probe.passed_on()));
         }
+        probe.answer(|took| {
+            let mut loads = self.permits.loads_by_team();
+            let facts = |(team, entry): (&TeamId, &TeamEntry)| TeamFacts {
+                team: team.clone(),
+                name: self
+                    .instances_of_team(team)
+                    .next()
+                    .map_or_else(|| team.to_string(), |desired| desired.spec.team_slug.to_string()),
+                restarts: entry.restarts,
+                permits: loads.remove(team).unwrap_or_default(),
+            };
+            let teams = self.teams.iter().map(facts).collect();
+            ActorAnswer::Root { took, permits: self.permits.loads().to_vec(), restarts: self.part_restarts, teams }
+        });
     }
 
     fn supervisor(&self, team: &TeamId) -> Option<&ActorRef<team_messages::Msg>> {

@@ -13,7 +13,7 @@ use mcp_satellite_session::{AdmissionError, CallPermit, CallerRequest, ClientRel
 use ractor::{Actor, ActorCell, ActorRef, SpawnErr, cast};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -21,6 +21,7 @@ use crate::audience::{Audience, NoAudience};
 use crate::batcher::{EventSender, WallClock};
 use crate::byte_budget::ServerMemory;
 use crate::calls::CallPort;
+use crate::model::actor_tree::ActorReport;
 use crate::model::catalogue::Catalogue;
 use crate::model::event::{Envelope, Event};
 use crate::model::exit::{CallError, CallFate, RuntimeEnd};
@@ -30,6 +31,7 @@ use crate::model::remote::ServerInfo;
 use crate::model::secret::SecretMask;
 use crate::model::snapshot::{InstanceView, Snapshot};
 use crate::model::spec::InstanceSpec;
+use crate::probe::{ActorAnswers, ActorProbe};
 use crate::root::{self, EarlierState, InstallOutcome, Root, RuntimePart, ShutdownReport};
 use crate::rules::memory::{MemoryReading, MemoryStatus};
 use crate::rules::outbox::OutboxStatistics;
@@ -330,10 +332,24 @@ impl RuntimeHandle {
 
     /// Returns true if root, registry, batcher and all team supervisors handle a message `within` this time.
     pub async fn answers(&self, within: Duration) -> bool {
-        let (token, mut handled) = mpsc::channel(1);
+        let (probe, mut handled) = ActorProbe::new(false);
         // An actor that has died drops its messages; Root replaces it.
-        let asked = cast!(self.root, root::Msg::Probe(token)).is_ok();
+        let asked = cast!(self.root, root::Msg::Probe(probe)).is_ok();
         asked && tokio::time::timeout(within, handled.recv()).await.is_ok()
+    }
+
+    /// Returns the tree of all actors, as each one describes itself `within` this time. Actors that do not answer are
+    /// reported as such by the actor above them.
+    pub async fn describe(&self, within: Duration) -> ActorReport {
+        let deadline = Instant::now() + within;
+        let (probe, mut received) = ActorProbe::new(true);
+        // If Root is gone, the cast fails, and there are no answers.
+        let _ = cast!(self.root, root::Msg::Probe(probe));
+        let mut answers = ActorAnswers::default();
+        while let Ok(Some(answer)) = tokio::time::timeout_at(deadline, received.recv()).await {
+            answers.add(answer);
+        }
+        answers.into_tree()
     }
 
     /// Returns the last published snapshot of all instances. Never blocks.

@@ -409,10 +409,11 @@ mod tests {
 
     #[test]
     fn a_restart_budget_lists_the_ages_of_the_exits_in_its_window() {
-        let now = Instant::now();
+        let began = Instant::now();
+        let now = began + Duration::from_secs(400);
         let ages = [400, 299, 12].map(Duration::from_secs);
         let mut view = Arc::unwrap_or_clone(view("a", "u", "1", Status::Online));
-        view.history = ExitHistory::from_exits(ages.map(|age| (now - age, true)), 0);
+        view.history = ExitHistory::from_exits([0, 101, 388].map(|at| (began + Duration::from_secs(at), true)), 0);
         let budget = view.restart_budget(now);
         assert_eq!((budget.exits_max, budget.window, budget.remaining()), (3, Duration::from_secs(300), 1));
         assert_eq!(budget.exit_ages, ages[1..]);

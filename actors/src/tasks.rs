@@ -2,15 +2,10 @@
 //! the host runs in [`guarded`], so that a panic there does not end an actor.
 
 use std::any::Any;
-use std::convert::Infallible;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
-
-/// Part of a message that shows whether actors handle their messages: the receiver ends once all copies are dropped.
-pub(crate) type ProbeToken = mpsc::Sender<Infallible>;
 
 #[derive(Default)]
 pub(crate) struct ActorTasks(JoinSet<()>);

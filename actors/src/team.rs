@@ -22,6 +22,7 @@ use crate::model::policy::TeamBudgetPolicy;
 use crate::model::snapshot::{InstanceView, ProcessContainment};
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
+use crate::probe::{ActorAnswer, ActorProbe, WorkerFacts};
 use crate::remote_worker::RemoteWorker;
 use crate::rules::jitter::JitterRng;
 use crate::rules::permits::StartPriority;
@@ -178,7 +179,7 @@ impl TeamSupervisor {
             Msg::Tick => state.on_tick(now, &myself).await,
             Msg::Registry(registry) => state.publish_all(registry),
             Msg::Shutdown => state.shut_down(now, &myself).await,
-            Msg::Probe(token) => drop(token),
+            Msg::Probe(probe) => state.answer_probe(&probe),
             Msg::Panic(None) | Msg::PanicFor(_) => std::panic::panic_any("asked to panic"),
             Msg::Panic(Some(id)) => {
                 if let Some(instance) = state.instances.get(&id)
@@ -439,6 +440,26 @@ impl State {
             let Some(instance) = self.instances.get(&id) else { continue };
             self.send_to_registry(registry::Msg::Put(Arc::new(instance.view())));
         }
+    }
+
+    fn answer_probe(&self, probe: &ActorProbe) {
+        if !probe.wants_reports() {
+            return;
+        }
+        let mut workers = Vec::new();
+        for instance in self.instances.values() {
+            for worker in &instance.workers {
+                let _ = cast!(worker.actor, worker::Msg::Probe(probe.passed_on(), worker.run));
+                workers.push(WorkerFacts {
+                    run: worker.run,
+                    name: worker.subject.process_id.to_string(),
+                    restarts: instance.slot.record.restarts,
+                    permits: worker.port.as_ref().map(CallPort::load).into_iter().collect(),
+                });
+            }
+        }
+        let backlog = self.instances.values().map(|instance| instance.callers.len()).sum();
+        probe.answer(|took| ActorAnswer::Team { took, team: self.args.team.clone(), backlog, workers });
     }
 
     fn sorted_ids(&self) -> Vec<InstanceId> {

@@ -13,9 +13,9 @@ use crate::model::remedy::Remedy;
 use crate::model::snapshot::ProcessContainment;
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
+use crate::probe::ActorProbe;
 use crate::registry;
 use crate::rules::slot::{SlotInput, SlotMemo};
-use crate::tasks::ProbeToken;
 
 /// Commands for an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub(crate) enum Msg {
     Tick,
     Registry(ActorRef<registry::Msg>),
     Shutdown,
-    Probe(ProbeToken),
+    Probe(ActorProbe),
     Panic(Option<InstanceId>),
     PanicFor(InstanceId),
 }

@@ -21,6 +21,7 @@ use crate::model::event::EventSubject;
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::ids::RunNumber;
 use crate::model::spec::InstanceSpec;
+use crate::probe::{ActorAnswer, ActorProbe};
 use crate::rules::jitter::JitterRng;
 use crate::rules::slot::{HealthChange, SlotInput};
 use crate::seam::{Connectors, OpenError, ProcessLink};
@@ -30,11 +31,12 @@ use crate::tasks::{ActorTasks, panic_text};
 use crate::team_messages::{self, SpawnedRun};
 
 /// Messages to a worker. `Opened` contains the result of starting a process. `SessionEnded` means that the session has ended
-/// and nothing of the run is left. `Panic` panics on purpose, for the load harness and the tests.
+/// and nothing of the run is left. `Probe` contains the run, for the answer. `Panic` panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
     Opened(Result<ProcessLink, OpenError>),
     Control(SessionControl),
     SessionEnded(WorkerExit),
+    Probe(ActorProbe, RunNumber),
     Panic,
 }
 
@@ -160,6 +162,7 @@ impl<T> State<T> {
             // The send fails if the session has already ended.
             Msg::Control(control) => drop(self.control.send(control)),
             Msg::SessionEnded(exit) => self.finish(exit, myself),
+            Msg::Probe(probe, run) => probe.answer(|took| ActorAnswer::Worker { took, run }),
             Msg::Panic => std::panic::panic_any("asked to panic"),
             // A remote worker opens no process.
             Msg::Opened(_) => {}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use mcp_satellite_actors::model::catalogue::CatalogueAspect;
 use mcp_satellite_actors::model::event::{
-    Envelope, Event, EventSubject, LogLevel, LogLine, RequestLine, RestartReason, StopKind,
+    ActionActor, ActionOutcome, Envelope, Event, EventSubject, LogLevel, LogLine, RequestLine, RestartReason, StopKind,
 };
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
@@ -176,7 +176,22 @@ fn next_sample(event: Option<&Event>) -> Option<Event> {
             status_code: Some(503),
             retry_in: Some(60),
         },
-        Some(Event::ConfigError { .. }) => Event::EventsDropped { from_seq: 3, to_seq: 17 },
+        Some(Event::ConfigError { .. }) => Event::ControlAction {
+            action: text("configure"),
+            outcome: ActionOutcome::Refused,
+            actor: ActionActor {
+                kind: text("token"),
+                name: Some(text("grafana")),
+                role: Some(text("viewer")),
+                via: text("http"),
+                address: Some(text("127.0.0.1")),
+            },
+            target: Some(of),
+            reason: Some(text("the role does not permit this")),
+            keys: vec![text("API_KEY")],
+            repeated: 2,
+        },
+        Some(Event::ControlAction { .. }) => Event::EventsDropped { from_seq: 3, to_seq: 17 },
         Some(Event::EventsDropped { .. }) => return None,
     })
 }
@@ -255,7 +270,9 @@ fn every_instance_event_names_its_instance_team_and_user() {
         let value = serde_json::to_value(&envelope).unwrap();
         let of_an_instance = ["mcp.server.", "mcp.tool", "mcp.request."].iter();
         let of_an_instance = of_an_instance.copied().any(|start| envelope.event.kind().starts_with(start));
-        assert_eq!(of_an_instance, envelope.event.subject().is_some(), "{}", envelope.event.kind());
+        // An action can be about an instance, which it names in a member of its own.
+        let has_subject = of_an_instance || envelope.event.kind() == "control.action";
+        assert_eq!(has_subject, envelope.event.subject().is_some(), "{}", envelope.event.kind());
         if of_an_instance {
             for (name, expected) in [
                 ("installation_id", "abc123"),

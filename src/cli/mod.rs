@@ -13,6 +13,7 @@ mod completions;
 mod configure;
 mod confirm;
 mod connect;
+mod console;
 mod control;
 mod demo;
 mod doctor;
@@ -95,6 +96,8 @@ enum CliCommand {
     Connect(Box<connect::ConnectCommand>),
     /// Disconnect an MCP client: remove the entry `satellite` from its configuration
     Disconnect(connect::DisconnectCommand),
+    /// Open the console in a browser, with a link that logs in once
+    Console(console::ConsoleCommand),
     /// Find out what is wrong: satellite, configuration, machine, clients, each server, with the next step
     Doctor(doctor::DoctorCommand),
     /// Call one tool and print its result as JSON
@@ -164,6 +167,7 @@ pub fn main() -> ExitCode {
         CliCommand::Connect(verb) => run_async(verb.run()),
         CliCommand::Disconnect(verb) => verb.run(),
         CliCommand::Doctor(verb) => run_async(verb.run()),
+        CliCommand::Console(verb) => run_async(verb.run()),
         CliCommand::Call(verb) => run_async(verb.run()),
         CliCommand::Tools(verb) => run_async(verb.run()),
         CliCommand::Events(verb) => run_async(verb.run()),

@@ -9,7 +9,7 @@ use mcp_satellite_actors::model::event::{ActionOutcome, EventSubject};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::action_event;
+use mcp_satellite_console::routes::{ApiServer as _, action_event};
 use mcp_satellite_store::values::{ValueChange, ValueError};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
@@ -152,7 +152,7 @@ impl ConsoleState {
         };
         let reason = done.as_ref().err().map(|failure| failure.message.clone());
         let target = view.map(|view| Arc::new(EventSubject::from(&*view.spec)));
-        self.runtime.emitter().emit(action_event(action, outcome, who.as_actor(), target, reason, Vec::new()));
+        self.record(action_event(action, outcome, who.as_actor(), target, reason, Vec::new()));
         done
     }
 }

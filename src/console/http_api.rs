@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::{StatusCode, Uri, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::IntoResponse as _;
 use axum::routing::{MethodRouter, get};
 use axum::{Extension, Router};
+use mcp_satellite_actors::model::actor_tree::ActorReport;
+use mcp_satellite_actors::model::ids::TeamId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_backend::link::BackendStatus;
@@ -17,22 +19,25 @@ use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
-    CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput, ConfigureInput, InstanceOrder,
-    InstancePage, InstanceQuery, SatelliteReport, TeamStatus,
+    BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput,
+    ConfigurationValue, ConfigureInput, InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, MachineReport,
+    ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport, UsageSpan,
 };
 use mcp_satellite_gateway::pages::PageConnection;
+use mcp_satellite_process::process::TreeProcess;
+use mcp_satellite_process::usage::{USAGE_POINT_SPAN, UsagePoint};
 use mcp_satellite_store::values::ValueChange;
 
 use super::actions::InstanceCommand;
 use super::api::{
-    ConfigureResult, ConsoleFilter, ControlResult, EventQuery, InstanceSelector, InstanceStatus, MemoryReport,
-    ReconnectResult, ReloadQuery, ReloadResult, RequestFailure, ToolEntry,
+    ConfigureResult, ConsoleFilter, ControlResult, InstanceSelector, InstanceStatus, MemoryReport, ReconnectResult,
+    ReloadQuery, ReloadResult, RequestFailure, ToolEntry,
 };
-use super::event_stream::{EventFormat, stream_response};
 use super::pages;
-use super::rows::check_team;
+use super::records;
 use super::state::ConsoleState;
-use crate::config::{self, Role};
+use crate::config::{self, ConfiguredValue, Role};
+use crate::connect::isolation::SandboxFinding;
 use crate::gateway::clients::ClientStatus;
 use crate::journal::JournalState;
 
@@ -55,14 +60,21 @@ pub(crate) fn routes(console: &Api) -> Router {
     routes.read("/v1/instances/{instance}/tools", Role::Viewer, "Tools of an instance", tools);
     routes.read("/v1/clients", Role::Viewer, "Connected MCP clients", clients);
     routes.read("/v1/backend", Role::Viewer, "Connection to the backend", backend);
-    routes.read("/v1/machine", Role::Viewer, "Memory of the machine", machine);
-    routes.respond(
-        "/v1/events/stream",
-        Role::Viewer,
-        "Events as they are stored: server-sent events, or JSON lines",
-        &[sse::MEDIA_TYPE, "application/x-ndjson"],
-        events,
-    );
+    routes.read("/v1/machine", Role::Viewer, "Load and memory of the machine", machine);
+    routes.read("/v1/tree", Role::Viewer, "The live tree of actors", tree);
+    routes.read("/v1/sandboxes", Role::Admin, "Sandbox programs of the machine", sandboxes);
+    routes.read("/v1/configuration", Role::Admin, "The configuration as applied, without secrets", configuration);
+    routes.read("/v1/instances/{instance}/usage", Role::Viewer, "Memory and CPU of the last hour", usage);
+    routes.read("/v1/instances/{instance}/processes", Role::Viewer, "Processes of an instance", processes);
+    routes.read("/v1/instances/{instance}/logs", Role::Viewer, "Lines of its log, newest first", records::logs);
+    routes.read("/v1/instances/{instance}/calls", Role::Viewer, "Its calls, newest first", records::calls_of);
+    routes.read("/v1/calls", Role::Viewer, "Calls of all instances, newest first", records::calls);
+    routes.read("/v1/events", Role::Viewer, "Stored events, newest first", records::events);
+    let streams = [sse::MEDIA_TYPE, "application/x-ndjson"];
+    let summary = "Events as they are stored: server-sent events, or JSON lines";
+    routes.respond("/v1/events/stream", Role::Viewer, summary, &streams, records::event_stream);
+    let summary = "New lines of its log, as events";
+    routes.respond("/v1/instances/{instance}/logs/stream", Role::Viewer, summary, &streams, records::log_stream);
     let change = |path, role, action, summary| Change { method: "POST", path, role, action, summary };
     let of_instance = |path, action, summary| change(path, Role::Operator, action, summary);
     routes.change(of_instance("/v1/instances/{instance}/start", "start", "Starts an instance"), start);
@@ -157,16 +169,27 @@ pub(super) async fn instances(
     let after = query.cursor.as_deref().map(read_cursor).transpose()?;
     let is_after =
         |place: &Place| after.as_ref().is_none_or(|after| if query.descending { place < after } else { place > after });
-    let limit = query.limit.unwrap_or(PAGE_DEFAULT);
-    if limit == 0 || limit > PAGE_MAX {
-        return Err(Problem::new("bad_input", format!("`limit` must be between 1 and {PAGE_MAX}")));
-    }
+    let limit = page_size(query.limit)?;
     let mut rest = found.into_iter().filter(|(place, _)| is_after(place)).peekable();
     let page: Vec<_> = rest.by_ref().take(limit).collect();
     let next = page.last().filter(|_| rest.peek().is_some()).map(|((key, name), _)| format!("{key}:{name}"));
     let now = Instant::now();
-    let items = page.iter().map(|(_, view)| InstanceStatus::from_view(view, None, now)).collect();
+    let items = page.iter().map(|(_, view)| console.instance_status(view, now)).collect();
     Ok(InstancePage { total, items, next })
+}
+
+pub(super) fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
+    let limit = limit.unwrap_or(PAGE_DEFAULT);
+    let why = || Problem::new("bad_input", format!("`limit` must be between 1 and {PAGE_MAX}"));
+    (1..=PAGE_MAX).contains(&limit).then_some(limit).ok_or_else(why)
+}
+
+pub(super) fn header_text<'a>(context: &'a RequestContext, name: &str) -> Option<&'a str> {
+    context.headers.get(name)?.to_str().ok()
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Position of an instance in a list: the key of the order, and the name.
@@ -179,9 +202,57 @@ fn read_cursor(cursor: &str) -> Result<Place, Problem> {
     Ok((key.to_owned(), name.to_owned()))
 }
 
-async fn instance(console: Api, context: RequestContext, _: NoInput) -> Result<InstanceStatus, Problem> {
+pub(super) async fn instance(console: Api, context: RequestContext, _: NoInput) -> Result<InstanceDetails, Problem> {
+    let (view, now) = (find(&console, &context)?, Instant::now());
+    let snapshot = console.runtime.snapshot();
+    let view = snapshot.get(&view.spec.id).cloned().unwrap_or(view);
+    let budget = view.restart_budget(now);
+    Ok(InstanceDetails {
+        instance: console.instance_status(&view, now),
+        revision: snapshot.revision(),
+        budget: BudgetReport {
+            exits_max: budget.exits_max,
+            window_ms: milliseconds(budget.window),
+            exits_ms_ago: budget.exit_ages.iter().copied().map(milliseconds).collect(),
+            remaining: budget.remaining(),
+        },
+    })
+}
+
+pub(super) async fn usage(console: Api, context: RequestContext, _: NoInput) -> Result<UsageReport, Problem> {
     let view = find(&console, &context)?;
-    Ok(InstanceStatus::from_view(&view, None, Instant::now()))
+    let span = |point: UsagePoint| UsageSpan { rss_bytes: point.rss_bytes, cpu_percent: point.cpu_percent };
+    let points = console.usage.series(&view.spec.id).into_iter().map(|point| point.map(span)).collect();
+    Ok(UsageReport { point_seconds: USAGE_POINT_SPAN.as_secs(), points })
+}
+
+pub(super) async fn processes(
+    console: Api,
+    context: RequestContext,
+    _: NoInput,
+) -> Result<Option<ProcessReport>, Problem> {
+    let view = find(&console, &context)?;
+    let Some(pid) = view.pid else { return Ok(None) };
+    let connector = console.connector.clone();
+    // Reads files of the kernel, which would block an async thread.
+    let tree = tokio::task::spawn_blocking(move || connector.process_tree(pid)).await;
+    let tree = tree.map_err(|error| Problem::new("closing", error.to_string()))?;
+    Ok(tree.map(|tree| ProcessReport {
+        contained_by: tree.mechanism.to_owned(),
+        container: tree.cgroup,
+        processes: tree.processes.into_iter().map(process_entry).collect(),
+    }))
+}
+
+fn process_entry(process: TreeProcess) -> ProcessEntry {
+    ProcessEntry {
+        pid: process.pid,
+        parent_pid: process.parent_pid,
+        name: process.name,
+        state: process.state.to_string(),
+        rss_bytes: process.rss_bytes,
+        cpu_seconds: process.cpu_seconds,
+    }
 }
 
 async fn tools(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ToolEntry>, Problem> {
@@ -202,24 +273,41 @@ async fn backend(console: Api, _: RequestContext, _: NoInput) -> Result<Option<B
     Ok(console.satellite_status().backend)
 }
 
-async fn machine(console: Api, _: RequestContext, _: NoInput) -> Result<Option<MemoryReport>, Problem> {
-    Ok(MemoryReport::from_status(console.runtime.memory()))
+async fn machine(console: Api, _: RequestContext, _: NoInput) -> Result<MachineReport, Problem> {
+    let memory = MemoryReport::from_status(console.runtime.memory());
+    let monitor = console.machine.clone();
+    let load = tokio::task::spawn_blocking(move || monitor.measure()).await;
+    Ok(MachineReport { memory, load: load.map_err(|error| Problem::new("closing", error.to_string()))? })
 }
 
-async fn events(console: Api, context: RequestContext, mut query: EventQuery) -> Result<Response, Problem> {
-    let RequestContext { principal, headers, .. } = context;
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let is_sse = text(header::ACCEPT).is_some_and(|accepted| accepted.contains(sse::MEDIA_TYPE));
-    // A browser that reconnects repeats the number of the last event.
-    if let Some(last) = text(header::HeaderName::from_static("last-event-id")) {
-        let why = || Problem::new("bad_input", "Last-Event-ID is not the number of an event");
-        query.since = Some(last.parse().map_err(|_| why())?);
+pub(super) async fn tree(console: Api, context: RequestContext, _: NoInput) -> Result<ActorReport, Problem> {
+    let mut root = console.runtime.describe(ANSWER_TIMEOUT).await;
+    if let Some(team) = &context.principal.team {
+        let id = console.members.team_id(team, &console.runtime.snapshot());
+        let is_own = |report: &ActorReport| {
+            report.team_id.as_ref().map(TeamId::as_str) == id.as_deref() || report.team_id.is_none()
+        };
+        root.children.retain(is_own);
     }
-    let mut query = check_team(&console, &principal, query)?;
-    query.follow |= is_sse;
-    let format = if is_sse { EventFormat::ServerSent } else { EventFormat::JsonLines };
-    let ending = console.http.ending.clone();
-    Ok(stream_response(console, principal, query, format, ending).await)
+    Ok(root)
+}
+
+async fn sandboxes(console: Api, _: RequestContext, _: NoInput) -> Result<Vec<SandboxReport>, Problem> {
+    let report = |SandboxFinding { sandbox, usable }| SandboxReport {
+        name: sandbox.to_owned(),
+        usable: usable.is_ok(),
+        detail: usable.map_or_else(|why| why, |path| path.display().to_string()),
+    };
+    Ok(console.connector.sandboxes().await.into_iter().map(report).collect())
+}
+
+async fn configuration(console: Api, _: RequestContext, _: NoInput) -> Result<Vec<ConfigurationValue>, Problem> {
+    let applied = console.applied.lock().await;
+    let values = applied.files.configured_values(&applied.origin);
+    drop(applied);
+    let value =
+        |ConfiguredValue { path, value, source }| ConfigurationValue { path, value, source: source.to_string() };
+    Ok(values.into_iter().map(value).collect())
 }
 
 async fn start(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
@@ -230,7 +318,7 @@ async fn stop(console: Api, context: RequestContext, _: NoInput) -> Result<Contr
     console.control(&*find(&console, &context)?, InstanceCommand::Stop).await.map_err(problem)
 }
 
-async fn restart(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
+pub(super) async fn restart(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
     console.control(&*find(&console, &context)?, InstanceCommand::Restart).await.map_err(problem)
 }
 
@@ -244,8 +332,7 @@ async fn call(console: Api, context: RequestContext, input: CallInput) -> Result
     let since = Instant::now();
     let timeout = input.timeout_ms.map(Duration::from_millis);
     let result = console.call(&view, &input.tool, input.arguments, timeout).await.map_err(problem)?;
-    let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(CallOutput { result, duration_ms })
+    Ok(CallOutput { result, duration_ms: milliseconds(since.elapsed()) })
 }
 
 /// Checks that the principal may call tools in the name of the instance's user.
@@ -259,7 +346,11 @@ pub(super) fn check_acting(context: &RequestContext, view: &InstanceView) -> Res
     context.principal.acts_for(&view.spec).then_some(()).ok_or_else(|| Problem::new("forbidden", why()))
 }
 
-async fn configure(console: Api, context: RequestContext, input: ConfigureInput) -> Result<ConfigureResult, Problem> {
+pub(super) async fn configure(
+    console: Api,
+    context: RequestContext,
+    input: ConfigureInput,
+) -> Result<ConfigureResult, Problem> {
     let view = find(&console, &context)?;
     let set = input.set.into_iter().map(|(key, text)| (key, text.into())).collect();
     console.configure(&view, ValueChange { set, unset: input.unset }).await.map_err(problem)

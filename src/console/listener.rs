@@ -68,6 +68,7 @@ impl ConsoleListener {
             is_on,
             has_own_listener: console.listen.is_some(),
             allows_anonymous: gateway.auth != EndpointAuth::Bearer,
+            has_mcp_server: console.mcp,
             owner_token: owner_token.as_ref(),
             tokens: &console.tokens,
             users: &users,

@@ -12,7 +12,6 @@ use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
 use mcp_satellite_console::feed::{
     FeedPosition, FeedScope, InstanceFeeds, InstanceRow, RowChanges, RowSource, StreamLimits,
 };
-use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::RequestContext;
 use mcp_satellite_console::sse;
@@ -21,6 +20,7 @@ use tokio::sync::watch;
 
 use super::api::{ConsoleFilter, EventQuery};
 use super::event_stream::{EventFormat, event_frames};
+use super::records::team_of;
 use super::state::ConsoleState;
 
 /// The published instances of a scope.
@@ -115,10 +115,9 @@ impl PageStreams {
                     since: query.since,
                     follow: true,
                     types: query.types.filter(|types| !types.is_empty()),
-                    team: query.team.filter(|team| !team.is_empty()),
+                    team: team_of(&console, &principal, query.team.filter(|team| !team.is_empty()))?,
                     instance: query.instance.filter(|name| !name.is_empty()),
                 };
-                let events = check_team(&console, &principal, events)?;
                 let events = event_frames(console, principal, events, EventFormat::ServerSent, ending.clone());
                 // The page notices a missing tick; events alone do not keep a stream open.
                 futures::stream::select(frames, events).boxed()
@@ -131,21 +130,4 @@ impl PageStreams {
         let body = Body::from_stream(sse::keep_alive(frames));
         Ok(([(header::CONTENT_TYPE, sse::MEDIA_TYPE)], body).into_response())
     }
-}
-
-/// Limits a query for events to the team of the principal.
-pub(super) fn check_team(
-    console: &ConsoleState,
-    principal: &Principal,
-    mut query: EventQuery,
-) -> Result<EventQuery, Problem> {
-    if let Some(team) = &principal.team {
-        let asked = query.team.get_or_insert_with(|| team.clone());
-        let snapshot = console.runtime.snapshot();
-        let id = |team: &str| console.members.team_id(team, &snapshot);
-        if id(asked) != id(team) {
-            return Err(Problem::not_found("team", asked));
-        }
-    }
-    Ok(query)
 }

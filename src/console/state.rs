@@ -1,18 +1,23 @@
 //! What the handlers of the control socket and of the HTTP API use.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::model::event::{Event, EventSubject};
+use mcp_satellite_actors::model::event::{ActionOutcome, Event, EventSubject};
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_backend::link::SystemMonitor;
 use mcp_satellite_console::access::ConsoleAccess;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::routes::ApiServer;
+use mcp_satellite_process::process::TreeUsage;
+use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_remote::oauth::Grants;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::api::{InstanceSelector, RejectedConfiguration};
+use super::api::{InstanceSelector, InstanceStatus, RejectedConfiguration};
 use super::find::TeamMembers;
 use super::listener::ConsoleListener;
 use crate::active_configuration::{ActiveConfiguration, ReloadRequest};
@@ -44,11 +49,61 @@ pub(crate) struct ConsoleState {
     pub(crate) members: Arc<TeamMembers>,
     pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     pub(crate) shutdown: CancellationToken,
+    pub(crate) usage: UsageSampler,
+    pub(crate) machine: Arc<SystemMonitor>,
+    pub(crate) refusals: RefusalCounts,
+    /// Times of the last events about reads of other users' data.
+    pub(crate) reads: Mutex<HashMap<String, Instant>>,
     /// Cancelled after the runtime has ended: event streams send the remaining events and end.
     pub(crate) ending: CancellationToken,
 }
 
+/// Counts refused actions, so that a script that repeats one does not fill the journal.
+#[derive(Default)]
+pub(crate) struct RefusalCounts(Mutex<HashMap<String, RepeatedRefusal>>);
+
+struct RepeatedRefusal {
+    since: Instant,
+    repeated: u64,
+}
+
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of refusals from which on those without a repetition are forgotten.
+const REFUSALS_MAX: usize = 1024;
+
+impl RefusalCounts {
+    /// Returns the event to emit; `None` if it equals a refusal within the last second.
+    fn count(&self, event: Event) -> Option<Event> {
+        let Event::ControlAction { action, outcome: ActionOutcome::Refused, actor, target, reason, keys, .. } = event
+        else {
+            return Some(event);
+        };
+        let now = Instant::now();
+        let key = format!("{action} {} {:?} {:?} {reason:?}", actor.kind, actor.name, actor.address);
+        let mut refusals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if refusals.len() >= REFUSALS_MAX {
+            refusals.retain(|_, last| now.duration_since(last.since) < REFUSAL_INTERVAL);
+        }
+        if let Some(last) = refusals.get_mut(&key)
+            && now.duration_since(last.since) < REFUSAL_INTERVAL
+        {
+            last.repeated += 1;
+            return None;
+        }
+        let before = refusals.insert(key, RepeatedRefusal { since: now, repeated: 0 });
+        let repeated = before.map_or(0, |before| before.repeated);
+        Some(Event::ControlAction { action, outcome: ActionOutcome::Refused, actor, target, reason, keys, repeated })
+    }
+}
+
 impl ConsoleState {
+    /// Returns the status of an instance with the last sample of its memory and processor time.
+    pub(super) fn instance_status(&self, view: &InstanceView, now: Instant) -> InstanceStatus {
+        let sample = self.usage.latest(&view.spec.id).filter(|_| view.pid.is_some());
+        let usage = sample.map(|sample| TreeUsage { rss_bytes: sample.rss_bytes, cpu_seconds: sample.cpu_seconds });
+        InstanceStatus::from_view(view, usage, now)
+    }
+
     pub(super) fn rejected_configuration(&self) -> Option<RejectedConfiguration> {
         self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -60,7 +115,9 @@ impl ApiServer for ConsoleState {
     }
 
     fn record(&self, event: Event) {
-        self.runtime.emitter().emit(event);
+        if let Some(event) = self.refusals.count(event) {
+            self.runtime.emitter().emit(event);
+        }
     }
 
     fn target(&self, principal: &Principal, name: &str) -> Option<Arc<EventSubject>> {

@@ -22,7 +22,7 @@ use super::lock::{DataDirLock, DataDirLockError, ORPHAN_PATIENCE, unusable};
 use super::settings::StartupSettings;
 use super::{ControlSocket, RunningSatellite, SatelliteStorage, UserData};
 use crate::active_configuration::{ActiveConfiguration, ReloadRequest};
-use crate::backend::link::BackendLink;
+use crate::backend::link::{BackendLink, SystemMonitor};
 use crate::config::{Plan, Profile, SinkPlan};
 use crate::connect::isolation::OperatingMode;
 use crate::connect::process::{ReclaimedProcesses, raise_descriptor_limit};
@@ -30,7 +30,8 @@ use crate::connect::remote::RemoteConnector;
 use crate::connect::stdio::{StdioConnector, StdioOptions};
 use crate::connect::{memory, suspend};
 use crate::console::listener::ConsoleListener;
-use crate::console::state::ConsoleState;
+use crate::console::mcp_server::ControlPlane;
+use crate::console::state::{ConsoleState, RefusalCounts};
 use crate::console::{http_api, server};
 use crate::data_dir::DataDir;
 use crate::delivery::Delivery;
@@ -46,6 +47,7 @@ use crate::values::ValueConfigurer;
 use mcp_satellite_files::known_dirs::DataDirLocation;
 use mcp_satellite_process::memory_limit;
 use mcp_satellite_process::reaper::ReaperLink;
+use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_remote::oauth::Grants;
 use mcp_satellite_store::catalogue_cache::CatalogueCache;
 use mcp_satellite_store::memos::MemoStore;
@@ -118,7 +120,12 @@ impl RunningSatellite {
         let mut watchers = watch_machine(&runtime, link.as_ref());
         let applied = Arc::default();
         let users = UserData::open(&database, grants, &connector, &runtime, &applied).await?;
-        watchers.extend([watch(users.eraser.clone().watch()), watch(users.grants.clone().run())]);
+        let usage = UsageSampler::new(runtime.clone(), connector.clone());
+        watchers.extend([
+            watch(users.eraser.clone().watch()),
+            watch(users.grants.clone().run()),
+            watch(usage.clone().run()),
+        ]);
         let settings = StartupSettings::from_plan(&plan);
         let (installed, (console, reload)) = (Mutex::default(), ControlSocket::new());
         let satellite = Self {
@@ -136,7 +143,7 @@ impl RunningSatellite {
             storage,
         };
         let name = plan.name.clone();
-        satellite.open_control_socket(&name, reload)?;
+        satellite.open_control_socket(&name, reload, usage)?;
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
         let (console, gateway) = (plan.console.clone(), plan.gateway.clone());
@@ -149,7 +156,12 @@ impl RunningSatellite {
         Ok(satellite)
     }
 
-    fn open_control_socket(&self, name: &str, reload: mpsc::Sender<ReloadRequest>) -> Result<(), StartError> {
+    fn open_control_socket(
+        &self,
+        name: &str,
+        reload: mpsc::Sender<ReloadRequest>,
+        usage: UsageSampler,
+    ) -> Result<(), StartError> {
         let data_dir = self.storage.directory.data_dir();
         let listener = server::bind(data_dir).map_err(unusable(data_dir))?;
         let state = ConsoleState {
@@ -175,12 +187,16 @@ impl RunningSatellite {
             started: Instant::now(),
             members: self.console.members.clone(),
             rejected: self.console.rejected.clone(),
+            usage,
+            machine: SystemMonitor::new(data_dir.path()),
+            refusals: RefusalCounts::default(),
+            reads: Mutex::default(),
             shutdown: self.console.shutdown.clone(),
             ending: self.console.ending.clone(),
         };
         let state = Arc::new(state);
         let routes = http_api::routes(&state);
-        self.endpoint.set_pages(routes.clone());
+        self.endpoint.set_control(routes.clone(), Arc::new(ControlPlane::new(state.clone())));
         self.http.set_routes(routes);
         let task = tokio::spawn(server::serve(listener, state));
         *self.console.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);

@@ -15,3 +15,4 @@ mod output;
 mod servers;
 mod starts;
 mod support;
+mod usage;

@@ -159,15 +159,24 @@ impl TestScope {
 
     /// Starts a satellite.
     pub(crate) async fn satellite(&self) -> Satellite<'_> {
-        let (options, events) = options();
+        self.satellite_with(StdioConnector::new(Vec::new()).unwrap()).await
+    }
+
+    /// Starts a satellite with this connector.
+    pub(crate) async fn satellite_with(&self, connector: StdioConnector) -> Satellite<'_> {
+        let (options, events) = options_with(connector);
         let (handle, _) = mcp_satellite_actors::start(options).await.unwrap();
         Satellite { scope: self, handle, events }
     }
 }
 
 pub(crate) fn options() -> (RuntimeOptions, Events) {
+    options_with(StdioConnector::new(Vec::new()).unwrap())
+}
+
+fn options_with(connector: StdioConnector) -> (RuntimeOptions, Events) {
     let sink = RecordingSink::new();
-    let options = real_time_options(StdioConnector::new(Vec::new()).unwrap(), &sink);
+    let options = real_time_options(connector, &sink);
     (options, Events(sink.watch()))
 }
 

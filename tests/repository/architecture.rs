@@ -288,7 +288,7 @@ fn methods_are_defined_only_in_the_protocol_crate() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 18] = [
+const MEMBERS: [(&str, &[&str]); 19] = [
     ("crates/protocol", &[]),
     ("crates/model", &["protocol"]),
     ("crates/session", &["model", "protocol"]),
@@ -305,6 +305,7 @@ const MEMBERS: [(&str, &[&str]); 18] = [
     ("crates/store", &["actors", "files", "http"]),
     ("crates/gateway", &["actors", "config", "files", "http", "process", "protocol"]),
     ("crates/backend", &["actors", "config", "files", "http", "protocol", "store"]),
+    ("crates/console", &["actors", "backend", "config", "gateway", "process", "remote", "store"]),
     ("crates/load", &["actors", "config", "gateway", "process", "protocol", "remote", "sim"]),
     ("crates/testkit", &["actors", "config", "gateway", "sim"]),
 ];

@@ -8,6 +8,7 @@ use futures::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use mcp_satellite::connect::sim::SimScript;
 use mcp_satellite_actors::audience::{Audience, CallOrigin, ClientQuestion, MessageCause, SessionSource};
+use mcp_satellite_actors::model::actor_tree::{ActorKind, ActorReport};
 use mcp_satellite_actors::model::exit::{CallError, CallFate, RuntimeEnd};
 use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::model::memo::StoredMemo;
@@ -597,6 +598,62 @@ impl StateStore for BlockingStore {
     fn delete(&self, _id: &InstanceId) {}
 }
 
+/// Shows a report and its children: kind, name, restarts, permits, backlog of a team, and `?` without an answer.
+fn shown(report: &ActorReport) -> String {
+    let permits = report.permits.iter().map(|load| {
+        let max = load.max.map_or(String::new(), |max| format!("/{max}"));
+        format!(" {:?} {}+{}{max}", load.pool, load.held, load.waiting)
+    });
+    let backlog = report.backlog.filter(|_| report.kind == ActorKind::Team);
+    let backlog = backlog.map_or(String::new(), |backlog| format!(" backlog {backlog}"));
+    let unanswered = if report.answered_ms.is_none() { "?" } else { "" };
+    let mut lines = format!(
+        "{:?}{unanswered} {} restarts {}{}{backlog}\n",
+        report.kind,
+        report.name,
+        report.restarts,
+        permits.collect::<String>()
+    );
+    for child in &report.children {
+        lines.extend(shown(child).lines().map(|line| format!("  {line}\n")));
+    }
+    lines
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_actors_describe_themselves() {
+    let fleet = Fleet::with(|options| (options.start_permits, options.connect_permits) = (3, 2)).await;
+    let id = fleet.online(Server::new("notes").always_on()).await;
+    let pid = fleet.pid(&id);
+    fleet.server(&id).exit(1);
+    fleet.until_replaced(&id, pid).await;
+    let stuck =
+        fleet.add(Server::new("stuck").script(SimScript { handshake_never: true, ..SimScript::default() })).await;
+    fleet.runtime.panic(RuntimePart::Registry);
+    let (runtime, call_id) = (fleet.runtime.clone(), stuck.clone());
+    let call = tokio::spawn(async move { runtime.call(&call_id, "echo", None, None).await });
+    let tree = loop {
+        let tree = fleet.runtime.describe(seconds(1.0)).await;
+        if tree.children.iter().any(|child| child.backlog == Some(1)) {
+            break tree;
+        }
+        sleep(seconds(0.1)).await;
+    };
+    assert_eq!(
+        shown(&tree),
+        "Root root restarts 0 Processes 1+0/3 Connections 0+0/2\n  \
+           Registry registry restarts 1\n  \
+           Batcher batcher restarts 0\n  \
+           Team acme restarts 0 Processes 1+0 backlog 1\n    \
+             Worker files-acme-alice-notes restarts 1 Calls 0+0/1024\n    \
+             Worker files-acme-alice-stuck restarts 0 Calls 0+0/1024\n"
+    );
+    assert!(tree.children[1].backlog.is_some(), "the queue of the batcher");
+    assert_eq!(tree.children[2].team_id, Some(id.team.clone()));
+    call.abort();
+    fleet.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_probe_is_answered_only_while_every_actor_handles_its_messages() {
     let ((entered, blocked), (release, released)) =
@@ -611,6 +668,8 @@ async fn a_probe_is_answered_only_while_every_actor_handles_its_messages() {
     });
     tokio::task::spawn_blocking(move || blocked.recv().unwrap()).await.unwrap();
     assert!(!fleet.runtime.answers(seconds(0.02)).await);
+    let tree = fleet.runtime.describe(seconds(0.02)).await;
+    assert_eq!(shown(&tree), "Root? root restarts 0\n");
     for _ in 0..8 {
         release.send(()).unwrap();
     }

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use crate::model::actor_tree::{PermitKind, PermitLoad};
 use crate::model::ids::{InstanceId, RunNumber, TeamId};
 
 /// Permits of processes and of connections to remote servers. They are separate, because connections need few local
@@ -130,6 +131,29 @@ impl PermitPools {
         self.processes.load().1
     }
 
+    /// Returns the load of both pools.
+    pub fn loads(&self) -> [PermitLoad; 2] {
+        self.pools().map(|(pool, permits)| {
+            let (held, waiting) = permits.load();
+            PermitLoad { pool, held, waiting, max: Some(permits.limit) }
+        })
+    }
+
+    /// Returns the load of each team that holds or waits for permits, in the pools in which it does.
+    pub fn loads_by_team(&self) -> HashMap<TeamId, Vec<PermitLoad>> {
+        let mut loads: HashMap<TeamId, Vec<PermitLoad>> = HashMap::new();
+        for (pool, permits) in self.pools() {
+            for (team, (held, waiting)) in permits.load_by_team() {
+                loads.entry(team.clone()).or_default().push(PermitLoad { pool, held, waiting, max: None });
+            }
+        }
+        loads
+    }
+
+    fn pools(&self) -> [(PermitKind, &StartPermits); 2] {
+        [(PermitKind::Processes, &self.processes), (PermitKind::Connections, &self.connections)]
+    }
+
     /// Grants the next start, if a permit is free, as the run with this number. To be called until it returns `None`.
     pub fn grant(&mut self, run: RunNumber) -> Option<(InstanceId, RunNumber)> {
         self.processes.grant(|| run).or_else(|| self.connections.grant(|| run))
@@ -226,6 +250,17 @@ impl StartPermits {
     pub fn load(&self) -> (usize, usize) {
         (self.held.len(), self.waiting.len())
     }
+
+    fn load_by_team(&self) -> HashMap<&TeamId, (usize, usize)> {
+        let mut loads: HashMap<&TeamId, (usize, usize)> = HashMap::new();
+        for (team, held) in &self.held_by_team {
+            loads.entry(team).or_default().0 = *held;
+        }
+        for instance in self.waiting.keys() {
+            loads.entry(&instance.team).or_default().1 += 1;
+        }
+        loads
+    }
 }
 
 #[cfg(test)]
@@ -314,6 +349,26 @@ mod tests {
         assert_eq!(permits.0.load(), (1, 0));
         permits.0.request(instance("a", 0), StartPriority::Normal);
         assert_eq!(permits.next().as_deref(), Some("a0"), "a new request after a withdrawal is granted");
+    }
+
+    #[test]
+    fn loads_count_held_and_waiting_permits_of_each_pool_and_team() {
+        let mut pools = PermitPools::new(2, 1);
+        for nth in 0..3 {
+            pools.request(instance("a", nth), StartPriority::Normal, false);
+        }
+        pools.request(instance("b", 0), StartPriority::Normal, true);
+        pools.request(instance("b", 1), StartPriority::Normal, true);
+        for run in 1..=3 {
+            assert!(pools.grant(RunNumber(run)).is_some());
+        }
+        let load = |pool, held, waiting, max| PermitLoad { pool, held, waiting, max };
+        let loads = [load(PermitKind::Processes, 2, 1, Some(2)), load(PermitKind::Connections, 1, 1, Some(1))];
+        assert_eq!(pools.loads(), loads);
+        let by_team = pools.loads_by_team();
+        assert_eq!(by_team.len(), 2);
+        assert_eq!(by_team[&"a".into()], [load(PermitKind::Processes, 2, 1, None)]);
+        assert_eq!(by_team[&"b".into()], [load(PermitKind::Connections, 1, 1, None)]);
     }
 
     #[test]

@@ -90,7 +90,7 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct GatewayLimits {
     /// Maximum size of a request body, in bytes.
     pub body_max: usize,

@@ -27,6 +27,7 @@ mod origin;
 mod parse;
 mod plan;
 mod policy;
+mod provenance;
 pub mod reader;
 mod secret_files;
 mod secrets;
@@ -54,6 +55,7 @@ pub use plan::{KEEP, Plan, PlanRestrictions, Profile, RETENTION, ROTATE_BYTES, S
 
 pub use origin::ConfigOrigin;
 pub use parse::{parse, parse_mcp_json};
+pub use provenance::{ConfiguredValue, ValueSource};
 pub use template::escape as escape_variables;
 
 pub fn load(file: &Path) -> Result<Plan, ConfigErrors> {

@@ -14,6 +14,8 @@ pub struct ConfigOrigin {
     pub(crate) documents: Vec<ConfigDocument>,
     pub(crate) environment: BTreeMap<String, Secret>,
     pub(crate) files: SecretFiles,
+    /// Settings that options of the command line replace, each with its path.
+    pub(crate) overrides: Vec<(&'static str, String)>,
     /// Changes that cannot be used; they are tried again with later changes.
     rejected: Vec<SecretFileChange>,
 }
@@ -49,13 +51,14 @@ impl ConfigOrigin {
         files: SecretFiles,
     ) -> Self {
         let document = ConfigDocument { name: name.to_owned(), text: text.into(), kind };
-        Self { documents: vec![document], environment, files, rejected: Vec::new() }
+        Self { documents: vec![document], environment, files, overrides: Vec::new(), rejected: Vec::new() }
     }
 
     pub(crate) fn merge(&mut self, other: Self) {
         self.documents.extend(other.documents);
         self.environment.extend(other.environment);
         self.files.entries.extend(other.files.entries);
+        self.overrides.extend(other.overrides);
     }
 
     pub fn has_secret_files(&self) -> bool {

@@ -147,7 +147,10 @@ impl Plan {
 
     pub fn with_listen_address(mut self, address: SocketAddr) -> Result<Self, ConfigErrors> {
         match self.gateway.set_listen_address(address) {
-            Ok(()) => Ok(self),
+            Ok(()) => {
+                self.origin.overrides.push(("gateway.listen", address.to_string()));
+                Ok(self)
+            }
             Err((message, hint)) => {
                 let message = format!("the endpoint cannot be served at {address}: {message}");
                 Err(ConfigErrors::without_place("", vec![(message, hint.to_owned())]))

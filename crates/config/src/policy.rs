@@ -27,6 +27,9 @@ macro_rules! section {
         }
 
         impl $name {
+            /// Keys of the table.
+            pub(crate) const KEYS: &'static [&'static str] = &[$(stringify!($field)),+];
+
             pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
                 Self { at: fields.at, $($field: $read(fields, stringify!($field)),)+ }
             }

@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName, header, request};
+use mcp_satellite_actors::model::ids::{TeamId, UserId};
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_config::{ConsoleToken, GatewayUser, Role, RoleAccess, TokenHash};
 use mcp_satellite_gateway::access::{AccessDenied, TokenCheck, TokenTable, is_local, new_token};
@@ -49,6 +50,8 @@ struct TokenHolders {
     has_own_listener: bool,
     allows_anonymous: bool,
     by_token: TokenTable<Principal>,
+    /// Users with a role, if the control plane is an MCP server.
+    users: HashMap<(TeamId, UserId), Principal>,
 }
 
 #[derive(Default)]
@@ -73,6 +76,8 @@ pub struct AccessSettings<'a> {
     pub has_own_listener: bool,
     /// True if clients on this machine are viewers without a token.
     pub allows_anonymous: bool,
+    /// True if the control plane is also an MCP server.
+    pub has_mcp_server: bool,
     pub owner_token: Option<&'a Secret>,
     pub tokens: &'a [ConsoleToken],
     pub users: &'a [GatewayUser],
@@ -105,7 +110,7 @@ impl ConsoleAccess {
                 Principal { kind: PrincipalKind::Token, name, access, team, entrance: Entrance::Http, address: None };
             (hash, principal)
         });
-        let users = settings.users.iter().filter_map(|user| Some((user, user.access?))).flat_map(|(user, access)| {
+        let of_users = settings.users.iter().filter_map(|user| Some((user, user.access?))).map(|(user, access)| {
             let principal = Principal {
                 kind: PrincipalKind::User { team: user.team.clone(), user: user.user.clone() },
                 name: Some(format!("{}/{}", user.team_slug, user.slug)),
@@ -114,11 +119,20 @@ impl ConsoleAccess {
                 entrance: Entrance::Http,
                 address: None,
             };
-            user.tokens.iter().map(move |token| (*token, principal.clone()))
+            (user, principal)
         });
-        let by_token = self.check.table(owner.into_iter().chain(tokens).chain(users));
+        let of_users: Vec<_> = of_users.collect();
+        let user_tokens = of_users
+            .iter()
+            .flat_map(|(user, principal)| user.tokens.iter().map(move |token| (*token, principal.clone())));
+        let by_token = self.check.table(owner.into_iter().chain(tokens).chain(user_tokens));
+        let users = of_users.iter().filter(|_| settings.has_mcp_server && settings.is_on).map(|(user, principal)| {
+            let principal = Principal { entrance: Entrance::Mcp, ..principal.clone() };
+            ((user.team.clone(), user.user.clone()), principal)
+        });
+        let users = users.collect();
         let AccessSettings { is_on, has_own_listener, allows_anonymous, .. } = *settings;
-        let holders = TokenHolders { is_on, has_own_listener, allows_anonymous, by_token };
+        let holders = TokenHolders { is_on, has_own_listener, allows_anonymous, by_token, users };
         self.logins()
             .by_id
             .retain(|_, login| login.token.is_none_or(|token| self.check.holder(&holders.by_token, &token).is_some()));
@@ -141,6 +155,11 @@ impl ConsoleAccess {
         names.sort();
         names.dedup();
         names
+    }
+
+    /// Returns the permissions of a user of the control plane's MCP server; `None` if the user may not use it.
+    pub fn mcp_user(&self, team: &TeamId, user: &UserId) -> Option<Principal> {
+        self.holders().users.get(&(team.clone(), user.clone())).cloned()
     }
 
     /// Returns the number of logged-in browsers.

@@ -7,6 +7,7 @@
 //! feed       changes of the instances as a stream
 //! pages      the pages of browsers, with their script and style
 //! v1         those that only the HTTP API has
+//! mcp_tools  tools of the control plane's MCP server
 //! ```
 //!
 //! The crate knows no satellite. A server of the API, such as the satellite, implements [`routes::ApiServer`] and
@@ -17,6 +18,7 @@
 pub mod access;
 pub mod api;
 pub mod feed;
+pub mod mcp_tools;
 mod openapi;
 pub mod pages;
 pub mod principal;

@@ -45,16 +45,23 @@ pub trait ApiServer: Send + Sync + 'static {
 pub struct NoInput {}
 
 /// A request whose role was checked.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct RequestContext {
     pub principal: Principal,
-    pub connection: PageConnection,
+    /// Connection of the client; `None` for a request that came over MCP.
+    pub connection: Option<PageConnection>,
     pub uri: Uri,
     pub headers: HeaderMap,
     params: Vec<(String, String)>,
 }
 
 impl RequestContext {
+    /// Returns the context of a request for an instance that did not come over HTTP.
+    pub fn of_instance(principal: Principal, instance: &str) -> Self {
+        let params = vec![("instance".to_owned(), instance.to_owned())];
+        Self { principal, connection: None, uri: Uri::default(), headers: HeaderMap::new(), params }
+    }
+
     /// Returns a parameter of the path, or an empty string.
     pub fn param(&self, name: &str) -> &str {
         self.params.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
@@ -290,7 +297,16 @@ where
     F: Future<Output = Result<R, Problem>>,
 {
     let (mut parts, body) = request.into_parts();
-    let principal = authenticate(&**server, &parts, true)?;
+    let principal = match authenticate(&**server, &parts, true) {
+        Ok(principal) => principal,
+        Err(problem) => {
+            if problem.kind != "not_found" {
+                let (outcome, reason) = (ActionOutcome::Refused, Some(problem.detail.clone()));
+                server.record(action_event(change.action, outcome, unknown_actor(&parts), None, reason, Vec::new()));
+            }
+            return Err(problem);
+        }
+    };
     let context = context(&mut parts, principal).await?;
     let (principal, target) = (context.principal.clone(), context.param("instance").to_owned());
     let target = server.target(&principal, &target);
@@ -326,7 +342,18 @@ pub fn action_event(
     reason: Option<String>,
     keys: Vec<String>,
 ) -> Event {
-    Event::ControlAction { action: action.to_owned(), outcome, actor, target, reason, keys }
+    Event::ControlAction { action: action.to_owned(), outcome, actor, target, reason, keys, repeated: 0 }
+}
+
+fn unknown_actor(parts: &request::Parts) -> ActionActor {
+    let address = parts.extensions.get::<PageConnection>().map(|connection| connection.peer.ip());
+    ActionActor {
+        kind: "unknown".to_owned(),
+        name: None,
+        role: None,
+        via: "http".to_owned(),
+        address: address.map(|address| address.to_canonical().to_string()),
+    }
 }
 
 fn authenticate<S: ApiServer>(server: &S, parts: &request::Parts, is_change: bool) -> Result<Principal, Problem> {
@@ -339,7 +366,9 @@ fn authenticate<S: ApiServer>(server: &S, parts: &request::Parts, is_change: boo
     access.authenticate(parts, connection, is_change)
 }
 
-fn check_role(principal: &Principal, needed: Role) -> Result<(), Problem> {
+/// # Errors
+/// The role of the principal is lower.
+pub fn check_role(principal: &Principal, needed: Role) -> Result<(), Problem> {
     let role = principal.access.role;
     let why = || Problem::new("forbidden", format!("this needs the role {needed}; this client has the role {role}"));
     (role >= needed).then_some(()).ok_or_else(why)
@@ -350,7 +379,6 @@ async fn context(parts: &mut request::Parts, principal: Principal) -> Result<Req
     let params = RawPathParams::from_request_parts(parts, &()).await.map_err(bad_path)?;
     let params = params.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
     let connection = parts.extensions.get::<PageConnection>().cloned();
-    let connection = connection.ok_or_else(|| Problem::new("closing", "the request has no connection"))?;
     Ok(RequestContext { principal, connection, uri: parts.uri.clone(), headers: parts.headers.clone(), params })
 }
 

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use mcp_satellite_actors::model::event::{Envelope, LogLine, RequestLine};
+use mcp_satellite_backend::wire::SystemMetrics;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::api::{InstanceStatus, SatelliteStatus};
+use crate::api::{InstanceStatus, MemoryReport, SatelliteStatus};
 
 /// Status of the satellite.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -164,4 +166,209 @@ pub struct ConfigurationError {
     pub message: String,
     /// What to do.
     pub hint: String,
+}
+
+/// An instance with its restart budget.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct InstanceDetails {
+    #[serde(flatten)]
+    pub instance: InstanceStatus,
+    /// Number of the snapshot that contains this status; later ones have higher numbers.
+    pub revision: u64,
+    pub budget: BudgetReport,
+}
+
+/// Restart budget of an instance: it fails permanently when `exits_max` unwanted exits are in the window.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct BudgetReport {
+    pub exits_max: usize,
+    pub window_ms: u64,
+    /// Milliseconds since each unwanted exit that counts, oldest first.
+    pub exits_ms_ago: Vec<u64>,
+    /// Number of further exits after which the instance fails permanently.
+    pub remaining: usize,
+}
+
+/// Memory and processor time of an instance in the last hour.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct UsageReport {
+    /// Duration of one point.
+    pub point_seconds: u64,
+    /// Oldest first; `null` where the instance had no process. The last one is the current span.
+    pub points: Vec<Option<UsageSpan>>,
+}
+
+/// Memory and processor time of a process tree during one span.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
+pub struct UsageSpan {
+    /// Resident memory at the end of the span.
+    pub rss_bytes: u64,
+    /// Average share of one core; above 100 for several cores.
+    pub cpu_percent: Option<f64>,
+}
+
+/// Processes of an instance at the time of the request.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct ProcessReport {
+    /// Mechanism that contains the processes.
+    pub contained_by: String,
+    /// Path of the cgroup, or namespace and group.
+    pub container: Option<String>,
+    pub processes: Vec<ProcessEntry>,
+}
+
+/// A process of an instance.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct ProcessEntry {
+    pub pid: u32,
+    pub parent_pid: u32,
+    pub name: String,
+    /// State letter of the kernel, such as `S` for sleeping or `Z` for a zombie.
+    pub state: String,
+    pub rss_bytes: u64,
+    /// User and system time since the start of the process.
+    pub cpu_seconds: f64,
+}
+
+/// Query for stored events, newest first. All given conditions must hold.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EventPageQuery {
+    /// Only events with a lower number, from `next` of the previous page.
+    pub before: Option<u64>,
+    /// Only events with a higher number.
+    pub since: Option<u64>,
+    /// Only these event types, separated by commas.
+    pub types: Option<String>,
+    /// Only this team (id or slug).
+    pub team: Option<String>,
+    /// Only this user (id).
+    pub user: Option<String>,
+    /// Only the instance with this full name.
+    pub instance: Option<String>,
+    /// Maximum number of events, 1 to 1000; 100 if absent.
+    pub limit: Option<usize>,
+}
+
+/// Stored events, newest first.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct EventPage {
+    pub events: Vec<Envelope>,
+    /// Value of `before` for older events; `null` if there are none. A page can be short because the search is limited
+    /// in time.
+    pub next: Option<u64>,
+    /// Number of unreadable events that were skipped.
+    pub skipped: u64,
+}
+
+/// Query for lines of an instance's log, newest first.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogQuery {
+    /// Only lines from this time on, in RFC 3339.
+    pub since: Option<String>,
+    /// Only lines before this time, in RFC 3339.
+    pub until: Option<String>,
+    /// Only these levels, separated by commas: `debug`, `info`, `warn`, `error`.
+    pub level: Option<String>,
+    /// Only lines that contain this text.
+    pub q: Option<String>,
+    /// Maximum number of lines to search, 1 to 1000; 100 if absent.
+    pub limit: Option<usize>,
+    /// Position of older lines, from `next` of the previous page.
+    pub cursor: Option<String>,
+}
+
+/// Lines of an instance's log, newest first.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct LogPage {
+    pub lines: Vec<LogEntry>,
+    /// Value of `cursor` for older lines; `null` if there are none.
+    pub next: Option<String>,
+    /// Number of the last event that was stored when the lines were read: a stream that starts `since` it has no gap.
+    pub through: u64,
+}
+
+/// A line with the number of its event.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct LogEntry {
+    pub seq: u64,
+    #[serde(flatten)]
+    pub line: LogLine,
+}
+
+/// Query for calls, newest first.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CallQuery {
+    /// Only this team (id or slug).
+    pub team: Option<String>,
+    /// Only this user (id).
+    pub user: Option<String>,
+    /// Only this server (slug).
+    pub server: Option<String>,
+    /// Only the instance with this full name.
+    pub instance: Option<String>,
+    /// Only this tool.
+    pub tool: Option<String>,
+    /// Only calls that succeeded, or only those that failed.
+    pub success: Option<bool>,
+    /// Only calls from this time on, in RFC 3339.
+    pub since: Option<String>,
+    /// Only calls before this time, in RFC 3339.
+    pub until: Option<String>,
+    /// Maximum number of calls, 1 to 1000; 100 if absent.
+    pub limit: Option<usize>,
+    /// Position of older calls, from `next` of the previous page.
+    pub cursor: Option<String>,
+}
+
+/// Calls, newest first. Only calls of servers with request logging are recorded.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct CallPage {
+    pub calls: Vec<CallEntry>,
+    /// Value of `cursor` for older calls; `null` if there are none.
+    pub next: Option<String>,
+}
+
+/// A recorded call.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct CallEntry {
+    pub seq: u64,
+    /// Full name of the instance.
+    pub instance: String,
+    pub team_id: String,
+    pub user_id: String,
+    pub server: String,
+    #[serde(flatten)]
+    pub call: RequestLine,
+}
+
+/// A value of the configuration as applied.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct ConfigurationValue {
+    /// Keys from the top of the file, such as `policy.restart.window`.
+    pub path: String,
+    /// The value; a secret is `***`.
+    pub value: String,
+    /// `FILE:LINE`, `command line` or `default`.
+    pub source: String,
+}
+
+/// Load of the machine.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct MachineReport {
+    /// Memory that the satellite may use, and its effect on starts; `null` before the first reading.
+    pub memory: Option<MemoryReport>,
+    /// Use of the whole machine.
+    pub load: SystemMetrics,
+}
+
+/// A sandbox program and whether it can be used.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct SandboxReport {
+    pub name: String,
+    pub usable: bool,
+    /// Path of the program, or the reason why it cannot be used.
+    pub detail: String,
 }

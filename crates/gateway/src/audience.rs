@@ -328,7 +328,7 @@ impl GatewayAudience {
     fn clients_with_roots(&self, id: &InstanceId) -> impl Iterator<Item = Arc<ClientSession>> {
         let sessions = self.sessions.user_sessions(&id.team, &id.user).into_iter();
         sessions.filter(|session| {
-            !matches!(session.facts.endpoint, EndpointId::Instance(_))
+            matches!(session.facts.endpoint, EndpointId::Tools | EndpointId::Flat)
                 && !session.is_stateless()
                 && session.end_reason().is_none()
                 && session.facts.client.roots

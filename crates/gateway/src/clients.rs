@@ -164,7 +164,7 @@ fn sanitize_name(text: &str) -> String {
 
 fn endpoint_of(opening: &SessionFacts) -> String {
     match &opening.endpoint {
-        EndpointId::Instance(_) => opening.name.to_string(),
+        EndpointId::Instance(_) | EndpointId::Control => opening.name.to_string(),
         EndpointId::Tools => "tools".to_owned(),
         EndpointId::Flat => "flat".to_owned(),
     }

@@ -14,6 +14,7 @@ use super::access::User;
 use super::answer::{CallAnswer, InitializeAnswer, RpcError};
 use super::audience::GatewayAudience;
 use super::client_description::ClientDescription;
+use super::control_server::{ControlServer, ControlTools};
 use super::endpoint_id::EndpointId;
 use super::flat::FlatEndpoint;
 use super::handler::EndpointHandler;
@@ -21,7 +22,7 @@ use super::instance::Instances;
 use super::request::EndpointRequest;
 use super::session::ClientSession;
 use super::subscription::SubscriptionFilter;
-use super::tools::endpoint::handle_notification;
+use super::tools::endpoint::{handle_notification, unknown_method};
 use super::tools::{CallerCache, MetaTools};
 
 #[derive(Debug)]
@@ -30,6 +31,7 @@ pub struct EndpointDispatcher {
     instances: Instances,
     tools: Arc<MetaTools>,
     flat: Arc<FlatEndpoint>,
+    control: Option<ControlServer>,
 }
 
 impl EndpointDispatcher {
@@ -40,13 +42,24 @@ impl EndpointDispatcher {
             instances: Instances::new(runtime.clone(), audience, callers.clone()),
             tools: Arc::new(MetaTools::new(runtime.clone(), callers.clone())),
             flat: Arc::new(FlatEndpoint::new(runtime.clone(), callers)),
+            control: None,
         }
+    }
+
+    /// Adds the control plane as an MCP server.
+    #[must_use]
+    pub fn with_control(self, tools: Option<Arc<dyn ControlTools>>) -> Self {
+        Self { control: tools.map(ControlServer), ..self }
     }
 }
 
 impl EndpointHandler for EndpointDispatcher {
     fn instance(&self, user: &User, name: &str) -> Option<InstanceId> {
         self.instances.find(user, name)
+    }
+
+    fn admits_to_control(&self, user: &User) -> bool {
+        self.control.as_ref().is_some_and(|control| control.0.admits(user))
     }
 
     fn initialize(
@@ -59,6 +72,7 @@ impl EndpointHandler for EndpointDispatcher {
             EndpointId::Instance(id) => self.instances.initialize(id, client),
             EndpointId::Tools => self.tools.initialize(&user, &client),
             EndpointId::Flat => self.flat.initialize(&user, &client),
+            EndpointId::Control => ready(Ok(ControlServer::initialize(&client))).boxed(),
         }
     }
 
@@ -67,6 +81,7 @@ impl EndpointHandler for EndpointDispatcher {
             EndpointId::Instance(id) => return self.instances.discover(id),
             EndpointId::Tools => self.tools.discover(&user),
             EndpointId::Flat => self.flat.discover(&user),
+            EndpointId::Control => ControlServer::discover(),
         };
         ready(Ok(result)).boxed()
     }
@@ -75,7 +90,7 @@ impl EndpointHandler for EndpointDispatcher {
         match endpoint {
             EndpointId::Instance(id) => ready(self.instances.definition(id, tool)).boxed(),
             // No argument of these tools is repeated in a header.
-            EndpointId::Tools => ready(None).boxed(),
+            EndpointId::Tools | EndpointId::Control => ready(None).boxed(),
             EndpointId::Flat => self.flat.definition(user, tool),
         }
     }
@@ -93,6 +108,7 @@ impl EndpointHandler for EndpointDispatcher {
                 ready(Ok(SubscriptionFilter::default())).boxed()
             }
             EndpointId::Flat => self.flat.listen(session, filter),
+            EndpointId::Control => ready(Ok(SubscriptionFilter::default())).boxed(),
         }
     }
 
@@ -101,6 +117,7 @@ impl EndpointHandler for EndpointDispatcher {
             EndpointId::Instance(id) => self.instances.handle_session_start(session, id),
             EndpointId::Tools => self.tools.handle_session_start(session),
             EndpointId::Flat => self.flat.handle_session_start(session),
+            EndpointId::Control => {}
         }
         // The session may have ended before this call (evicted or its user removed), and `handle_session_end` is not called again.
         if session.end_reason().is_some() {
@@ -113,6 +130,10 @@ impl EndpointHandler for EndpointDispatcher {
             EndpointId::Instance(id) => self.instances.handle_request(id.clone(), request),
             EndpointId::Tools => self.tools.handle_request(request),
             EndpointId::Flat => self.flat.handle_request(request),
+            EndpointId::Control => match &self.control {
+                Some(control) => control.handle_request(request),
+                None => ready(unknown_method(request.message.method())).boxed(),
+            },
         }
     }
 
@@ -123,6 +144,7 @@ impl EndpointHandler for EndpointDispatcher {
                 self.instances.announce_roots(session);
             }
             EndpointId::Tools | EndpointId::Flat => handle_notification(&self.runtime, session, &message),
+            EndpointId::Control => {}
         }
     }
 
@@ -131,6 +153,7 @@ impl EndpointHandler for EndpointDispatcher {
             EndpointId::Instance(id) => self.instances.handle_session_end(session, id),
             EndpointId::Tools => self.tools.handle_session_end(session),
             EndpointId::Flat => self.flat.handle_session_end(session),
+            EndpointId::Control => {}
         }
     }
 }

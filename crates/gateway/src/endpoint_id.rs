@@ -11,6 +11,8 @@ pub enum EndpointId {
     Tools,
     /// Path `/mcp?mode=flat`: the tools of all instances of the user.
     Flat,
+    /// Path `/i/satellite/mcp`: the control plane of the satellite.
+    Control,
 }
 
 /// Endpoint that a request path names. Whether there is such an instance is not checked yet.

@@ -20,6 +20,11 @@ pub trait EndpointHandler: Send + Sync + 'static {
     /// Returns the instance that a path names; `None` also if it belongs to another user.
     fn instance(&self, user: &User, name: &str) -> Option<InstanceId>;
 
+    /// Returns true if the user may use the control plane as an MCP server.
+    fn admits_to_control(&self, _user: &User) -> bool {
+        false
+    }
+
     /// Answers `initialize`. The session is created afterwards.
     fn initialize(
         &self,

@@ -19,6 +19,7 @@ use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use mcp_satellite_actors::byte_budget::{ByteBudget, ByteShare};
 use mcp_satellite_actors::model::event::Event;
+use mcp_satellite_config::CONTROL_SERVER;
 use mcp_satellite_http::server::IncomingRequest;
 use mcp_satellite_protocol::rpc::{MalformedMessage, MessageKind, RpcMessage};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
@@ -433,6 +434,9 @@ impl EndpointService {
         Ok(match path {
             EndpointPath::Tools => (EndpointId::Tools, ""),
             EndpointPath::Flat => (EndpointId::Flat, ""),
+            EndpointPath::Instance(name) if name == CONTROL_SERVER && self.handler.admits_to_control(user) => {
+                (EndpointId::Control, name)
+            }
             EndpointPath::Instance(name) => {
                 let unknown = || {
                     error_response(

@@ -22,6 +22,7 @@ pub mod audience;
 pub mod client_description;
 pub mod clients;
 mod connections;
+pub mod control_server;
 pub mod dispatch;
 pub mod endpoint_id;
 mod era;

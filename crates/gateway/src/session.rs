@@ -100,7 +100,7 @@ pub struct SessionFacts {
 impl SessionFacts {
     fn is_at(&self, path: EndpointPath<'_>) -> bool {
         match (path, &self.endpoint) {
-            (EndpointPath::Instance(name), EndpointId::Instance(_)) => *self.name == *name,
+            (EndpointPath::Instance(name), EndpointId::Instance(_) | EndpointId::Control) => *self.name == *name,
             (EndpointPath::Tools, EndpointId::Tools) | (EndpointPath::Flat, EndpointId::Flat) => true,
             (EndpointPath::Instance(_) | EndpointPath::Tools | EndpointPath::Flat, _) => false,
         }

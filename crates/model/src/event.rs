@@ -262,7 +262,7 @@ pub enum ActionOutcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct ActionActor {
-    /// `owner` (control socket or owner's token), `token`, `user`, or `anonymous`.
+    /// `owner` (control socket or owner's token), `token`, `user`, `anonymous` (no authentication), or `unknown`.
     pub kind: String,
     /// Name of the token, or `TEAM/USER`.
     pub name: Option<String>,
@@ -272,6 +272,10 @@ pub struct ActionActor {
     pub via: String,
     /// IP address of the client; none for the control socket.
     pub address: Option<String>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Events that the satellite emits. The host emits the events of clients and configuration reloads. Durations are in
@@ -527,6 +531,9 @@ pub enum Event {
         /// Names of the values that were to be changed, never the values.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         keys: Vec<String>,
+        /// Number of equal refusals before this one that have no event of their own: there is at most one per second.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        repeated: u64,
     },
     /// The queue exceeded its limit: the events from `from_seq` to `to_seq`, both included, were dropped.
     #[serde(rename = "events.dropped")]

@@ -1,5 +1,6 @@
 //! Plain data types of the runtime. Nothing here reads a clock, starts a process or opens a connection.
 
+pub mod actor_tree;
 pub mod backoff;
 pub mod byte_budget;
 pub mod catalogue;

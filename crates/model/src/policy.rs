@@ -103,7 +103,7 @@ impl Default for TeamBudgetPolicy {
 }
 
 /// Limits at which the memory of the machine counts as short, so that starts are delayed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MemoryPolicy {
     /// Memory is short while tasks waited for it in more than this share of the last ten seconds, in percent (PSI,
     /// `some avg10`). 100 disables this limit.

@@ -14,3 +14,4 @@ pub mod reaper;
 pub mod service_manager;
 pub mod stdio;
 pub mod suspend;
+pub mod usage;

@@ -11,7 +11,7 @@ use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
 use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessLink};
 
 use super::isolation::{Isolation, LaunchFactory, OperatingMode, PreparedLaunch, SandboxFinding, UidRange};
-use super::process::{CgroupMode, ProcessLauncher, ReclaimedProcesses, TreeUsage};
+use super::process::{CgroupMode, ProcessLauncher, ProcessTreeView, ReclaimedProcesses, TreeUsage};
 use mcp_satellite_files::data_dir::DataDir;
 
 /// Connector that starts servers as child processes, each with its process tree, in a sandbox if so configured.
@@ -85,6 +85,12 @@ impl StdioConnector {
     /// blocks for some milliseconds.
     pub fn usage(&self) -> HashMap<u32, TreeUsage> {
         self.processes.usage()
+    }
+
+    /// Returns the process tree of the server with this process id; `None` if it has ended. Reads `/proc` once, so it
+    /// blocks for some milliseconds.
+    pub fn process_tree(&self, server_pid: u32) -> Option<ProcessTreeView> {
+        self.processes.tree(server_pid)
     }
 
     /// Returns the process ids of the servers whose ledger rows could not be written yet: if the satellite and its

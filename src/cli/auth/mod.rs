@@ -8,7 +8,8 @@ use mcp_satellite_actors::model::status::Status;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use self::browser::{BrowserResponse, CALLBACK, listen_for_redirect, open_browser, read_pasted};
+pub(super) use self::browser::open_browser;
+use self::browser::{BrowserResponse, CALLBACK, listen_for_redirect, read_pasted};
 use self::executor::AuthBackend;
 use super::check::ConfigSources;
 use super::control::{status_sentence, wait_settled};

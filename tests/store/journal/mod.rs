@@ -8,6 +8,7 @@ mod disk;
 mod numbers;
 mod outbox;
 mod reading;
+mod recent;
 mod retention;
 mod schema;
 mod storing;

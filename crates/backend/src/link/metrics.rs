@@ -8,20 +8,22 @@ use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, Sys
 
 use crate::wire::{SystemInfo, SystemMetrics};
 
-// Processor load is measured since the previous call.
-pub(super) struct SystemMonitor {
+/// Monitor of the machine and the satellite process. Each one measures the processor load since its own previous
+/// measurement, so every reader needs its own.
+pub struct SystemMonitor {
     // `None` if the platform provides no metrics.
     system: Mutex<Option<System>>,
     data_dir: PathBuf,
 }
 
 impl SystemMonitor {
-    pub(super) fn new(data_dir: &Path) -> Arc<Self> {
+    /// Creates a monitor. `data_dir` is on the disk whose usage is measured.
+    pub fn new(data_dir: &Path) -> Arc<Self> {
         Arc::new(Self { system: Mutex::new(System::new().ok()), data_dir: data_dir.to_owned() })
     }
 
-    // Blocks on files of the kernel.
-    pub(super) fn measure(&self) -> SystemMetrics {
+    /// Returns the current usage. Blocks on files of the kernel. The first measurement has no processor load.
+    pub fn measure(&self) -> SystemMetrics {
         // Usable after a panic: every measurement reads all numbers again.
         let mut system = self.system.lock().unwrap_or_else(PoisonError::into_inner);
         let disk = disk_usage(&self.data_dir);

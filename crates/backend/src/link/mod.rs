@@ -50,7 +50,7 @@ use calls::BackendClient;
 use command_log::FallbackCommandLog;
 use contact::BackendReachability;
 use document::AppliedConfig;
-use metrics::SystemMonitor;
+pub use metrics::SystemMonitor;
 use shared::{LinkShared, milliseconds};
 
 pub use self::shared::{LinkHost, SpecsById};

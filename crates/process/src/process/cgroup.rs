@@ -175,6 +175,10 @@ pub(super) struct Cgroup {
 }
 
 impl Cgroup {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(super) fn directory(&self) -> io::Result<File> {
         File::open(&self.path)
     }

@@ -130,7 +130,7 @@ impl Starter {
                     thread::sleep(Duration::from_millis(1));
                 }
             }
-            scanner.sweep(StraySearch { mark: mark.clone(), since: 0 });
+            scanner.sweep(StraySearch::new(mark.clone(), 0));
         }
         if recorded.is_some() && spawned.is_err() {
             trees.ledger.record_end(run);

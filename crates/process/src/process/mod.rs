@@ -68,9 +68,10 @@ use self::limits::StderrMonitor;
 use self::proc_info::reaper_pid;
 pub use self::proc_info::{ProcessCensus, ProcessStat, children_of, set_reaper, spawn_helper_pid};
 use self::process_trees::ProcessTrees;
-pub use self::process_trees::{CgroupMode, TreeUsage};
+pub use self::process_trees::{CgroupMode, ProcessTreeView, TreeProcess, TreeUsage};
 use self::scan::TreeScanner;
 pub use self::spawn_helper::{SPAWN_HELPER_NAME, start_spawn_helper};
+pub use self::tree::OrphanCounts;
 use self::tree::ProcessTree;
 use mcp_satellite_files::data_dir::DataDir;
 
@@ -116,6 +117,10 @@ impl ProcessLauncher {
 
     pub(super) fn usage(&self) -> HashMap<u32, TreeUsage> {
         self.trees.usage()
+    }
+
+    pub(super) fn tree(&self, server_pid: u32) -> Option<ProcessTreeView> {
+        self.trees.view(server_pid)
     }
 
     pub(super) fn unrecorded_pids(&self) -> HashSet<u32> {

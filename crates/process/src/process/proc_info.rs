@@ -48,6 +48,8 @@ pub struct ProcessStat {
     pub(super) cpu_ticks: u64,
     pub(super) rss_pages: u64,
     pub(super) alive: bool,
+    /// State as a letter.
+    pub(super) state: u8,
 }
 
 impl ProcessStat {
@@ -77,8 +79,15 @@ impl ProcessStat {
             cpu_ticks: number(14)? + number(15)? + number(16)? + number(17)?,
             rss_pages: number(24)?,
             alive: !dead,
+            state: fields[0].bytes().next()?,
         })
     }
+}
+
+/// Returns the name of a process, which the process chooses itself. At most 15 bytes, unless it is a thread of the kernel.
+pub(super) fn process_name(pid: u32) -> Option<String> {
+    let name = read(&format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
 }
 
 fn read(path: &str) -> io::Result<Vec<u8>> {
@@ -242,6 +251,7 @@ mod tests {
             cpu_ticks: 5 + 6 + 7 + 8,
             rss_pages: 12,
             alive: true,
+            state: b'S',
         };
         assert_eq!(ProcessStat::parse(7, &stat("sh", "S", 1)), Some(expected));
     }
@@ -269,6 +279,7 @@ mod tests {
             cpu_ticks: 0,
             rss_pages: 0,
             alive: true,
+            state: b'S',
         };
         ProcessCensus::new(processes.iter().map(|process| (process.0, stat(process))).collect())
     }

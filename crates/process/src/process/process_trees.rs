@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use super::cgroup::{Cgroup, CgroupControllers, CgroupLimits, Cgroups};
 use super::leaders::Leaders;
 use super::ledger::{Ledger, LedgerHeader, boot_id, pid_namespace};
-use super::proc_info::{PidfdProcess, ProcessCensus, reaper_pid};
+use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat, process_name, reaper_pid};
 use super::tree::ProcessTree;
 pub use mcp_satellite_actors::model::settings::CgroupMode;
 use mcp_satellite_files::data_dir::DataDir;
@@ -23,6 +23,33 @@ use mcp_satellite_files::data_dir::DataDir;
 pub struct TreeUsage {
     pub rss_bytes: u64,
     pub cpu_seconds: f64,
+}
+
+/// A process of a server's process tree.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TreeProcess {
+    pub pid: u32,
+    pub parent_pid: u32,
+    /// Name that the process has given itself, at most 15 bytes. It may contain any characters.
+    pub name: String,
+    pub rss_bytes: u64,
+    /// User and system time of the process and of the children that it has waited for.
+    pub cpu_seconds: f64,
+    /// `running`, `sleeping`, `waiting for a disk`, `stopped`, `traced`, `idle`, `zombie`, or `unknown`.
+    pub state: &'static str,
+}
+
+/// The process tree of a server at one time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProcessTreeView {
+    /// Live processes, ordered by process id.
+    pub processes: Vec<TreeProcess>,
+    /// Sandbox, or `none`.
+    pub isolation: &'static str,
+    /// Means that holds the processes: `cgroup`, `pid_namespace` or `group`.
+    pub mechanism: &'static str,
+    /// Path of the cgroup, if there is one.
+    pub cgroup: Option<String>,
 }
 
 const PAUSE: Duration = Duration::from_millis(2);
@@ -137,11 +164,39 @@ impl ProcessTrees {
         let Ok(census) = ProcessCensus::take() else { return HashMap::new() };
         let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second() as f64);
         let trees: Vec<Arc<ProcessTree>> = self.trees().values().cloned().collect();
+        let members = ProcessTree::members_of_all(&trees, &self.id, &census);
         let usage = |tree: Arc<ProcessTree>| {
-            let (pages, ticks) = tree.usage(&census);
+            let (pages, ticks) = tree.usage(members.get(&tree.run).map_or(&[], Vec::as_slice));
             (tree.pid(), TreeUsage { rss_bytes: pages * page, cpu_seconds: ticks as f64 / tick })
         };
         trees.into_iter().map(usage).collect()
+    }
+
+    /// Returns the tree of the server with this process id; `None` if there is none or `/proc` cannot be read.
+    pub(super) fn view(&self, server_pid: u32) -> Option<ProcessTreeView> {
+        let tree = self.trees().values().find(|tree| tree.pid() == server_pid).cloned()?;
+        let census = ProcessCensus::take().ok()?;
+        let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second() as f64);
+        let members = tree.members(&census).into_iter().filter(|stat| stat.alive);
+        let process = |stat: ProcessStat| {
+            Some(TreeProcess {
+                pid: stat.pid,
+                parent_pid: stat.parent,
+                // The process may have ended meanwhile.
+                name: process_name(stat.pid)?,
+                rss_bytes: stat.rss_pages * page,
+                cpu_seconds: stat.cpu_ticks as f64 / tick,
+                state: state_name(stat.state),
+            })
+        };
+        let mut processes: Vec<TreeProcess> = members.filter_map(process).collect();
+        processes.sort_unstable_by_key(|process| process.pid);
+        Some(ProcessTreeView {
+            processes,
+            isolation: tree.isolation(),
+            mechanism: tree.containment_mechanism(),
+            cgroup: tree.cgroup_path().map(|path| path.display().to_string()),
+        })
     }
 
     pub(super) fn unrecorded_pids(&self) -> HashSet<u32> {
@@ -198,5 +253,19 @@ impl ProcessTrees {
 
     fn trees(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<ProcessTree>>> {
         self.trees.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the name of a state in `/proc/PID/stat`, see proc(5).
+fn state_name(letter: u8) -> &'static str {
+    match letter {
+        b'R' => "running",
+        b'S' => "sleeping",
+        b'D' => "waiting for a disk",
+        b'T' => "stopped",
+        b't' => "traced",
+        b'I' => "idle",
+        b'Z' | b'X' => "zombie",
+        _ => "unknown",
     }
 }

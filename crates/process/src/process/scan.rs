@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::proc_info::{ProcessCensus, children_of};
 use super::process_trees::ProcessTrees;
 use super::run_mark;
-use super::tree::{ProcessTree, StraySearch};
+use super::tree::{OrphanCounts, ProcessTree, StraySearch};
 
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -175,8 +175,9 @@ impl ScanLoop {
                 && let Some(run) = run_mark::run_in_limit(pid, trees.satellite_id())
                 && !trees.leaders.may_lead(pid, run)
                 && let Some(pid) = Pid::from_raw(pid.cast_signed())
+                && let Ok(Some(_)) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
             {
-                let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+                OrphanCounts::count_reaped();
             }
         }
     }
@@ -223,7 +224,7 @@ impl ScanLoop {
             self.terminating.iter().for_each(|tree| tree.kill_server_ignoring_sigterm(census));
             if sweeps {
                 // Repeated until no process is found: a process may fork while it is being killed.
-                self.to_sweep.retain(|search| search.kill(census));
+                self.to_sweep.retain_mut(|search| search.kill(census));
                 self.sweep_at = self.sweep_at.filter(|_| !self.to_sweep.is_empty());
             }
         }

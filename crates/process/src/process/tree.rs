@@ -8,8 +8,9 @@
 //!
 //! No signal goes to a bare number: each member is held by a pidfd, and then checked once more.
 
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use mcp_satellite_actors::model::exit::{ExceededLimit, LimitedResource};
@@ -48,11 +49,36 @@ struct FinalStats {
     start_time: u64,
 }
 
+/// Numbers of orphans that have ended since this process began. A process can count in both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OrphanCounts {
+    /// Adopted processes whose end was collected.
+    pub reaped: u64,
+    /// Processes that had left the cgroup of their run and were killed after its end.
+    pub killed: u64,
+}
+
+static REAPED: AtomicU64 = AtomicU64::new(0);
+static KILLED: AtomicU64 = AtomicU64::new(0);
+
+impl OrphanCounts {
+    /// Returns the numbers of this process. The reaper ends the remaining orphans after it and counts them itself.
+    pub fn read() -> Self {
+        Self { reaped: REAPED.load(Ordering::Relaxed), killed: KILLED.load(Ordering::Relaxed) }
+    }
+
+    pub(super) fn count_reaped() {
+        REAPED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// A search for processes that have left the cgroup of their run.
 pub(super) struct StraySearch {
     pub(super) mark: RunMark,
     /// Start time of the leader, in clock ticks since boot: no process of the run is older.
     pub(super) since: u64,
+    /// Killed processes, by process id and start time. A process can be found again until it has ended.
+    killed: HashSet<(u32, u64)>,
 }
 
 struct SandboxProcesses {
@@ -91,6 +117,10 @@ impl ProcessTree {
             (None, Some(_)) => "pid_namespace",
             (None, None) => "group",
         }
+    }
+
+    pub(super) fn cgroup_path(&self) -> Option<&Path> {
+        self.cgroup.as_ref().map(Cgroup::path)
     }
 
     pub(super) fn end(&self) -> Option<ProcessEnd> {
@@ -234,15 +264,54 @@ impl ProcessTree {
     /// without a sandbox can do.
     pub(super) fn stray_search(&self) -> Option<StraySearch> {
         let since = self.final_stats.get().map_or(0, |last| last.start_time);
-        (self.cgroup.is_some() && self.confinement.is_none()).then(|| StraySearch { mark: self.mark.clone(), since })
+        (self.cgroup.is_some() && self.confinement.is_none()).then(|| StraySearch::new(self.mark.clone(), since))
+    }
+
+    /// Returns the members of the trees by run, as [`Self::members`] does, in one pass over all processes.
+    pub(super) fn members_of_all(
+        trees: &[Arc<Self>],
+        satellite: &str,
+        census: &ProcessCensus,
+    ) -> HashMap<u64, Vec<ProcessStat>> {
+        let (held, searched): (Vec<_>, Vec<_>) = trees.iter().partition(|tree| tree.cgroup.is_some());
+        let mut members: HashMap<u64, Vec<ProcessStat>> =
+            held.iter().map(|tree| (tree.run, tree.members(census))).collect();
+        if searched.is_empty() {
+            return members;
+        }
+        let leaders: HashMap<u32, u64> =
+            searched.iter().filter_map(|tree| Some((tree.unreaped_leader()?, tree.run))).collect();
+        let since =
+            |tree: &Self| tree.unreaped_leader().and_then(|leader| census.get(leader)).map_or(0, |of| of.start_time);
+        let since: HashMap<u64, u64> = searched.iter().map(|tree| (tree.run, since(tree))).collect();
+        let oldest = since.values().min().copied().unwrap_or_default();
+        let near = census.members_under(&leaders.keys().copied().collect());
+        for stat in census.all().filter(|stat| stat.alive) {
+            let run = match near.get(&stat.pid) {
+                Some(leader) => leaders.get(leader).copied(),
+                // No process of a run is older than its leader, which saves reading the marks of most processes.
+                None if stat.start_time < oldest => None,
+                None => census.marked_run(stat.pid, satellite).flatten(),
+            };
+            if let Some(run) = run
+                && since.get(&run).is_some_and(|since| stat.start_time >= *since)
+            {
+                members.entry(run).or_default().push(*stat);
+            }
+        }
+        members
+    }
+
+    /// Returns the number of the leader. That of a reaped one may belong to another process.
+    fn unreaped_leader(&self) -> Option<u32> {
+        (!self.group.is_reaped()).then(|| self.group.pid())
     }
 
     pub(super) fn members(&self, census: &ProcessCensus) -> Vec<ProcessStat> {
         if let Some(cgroup) = &self.cgroup {
             return cgroup.members().into_iter().filter_map(|pid| census.get(pid).copied()).collect();
         }
-        // The number of a reaped leader may belong to another process.
-        let leader = (!self.group.is_reaped()).then(|| self.group.pid());
+        let leader = self.unreaped_leader();
         let near = census.members_under(&leader.into_iter().collect::<HashSet<u32>>());
         // No process of the run is older than its leader, which saves reading the marks of most processes.
         let since = leader.and_then(|leader| census.get(leader)).map_or(0, |leader| leader.start_time);
@@ -251,9 +320,8 @@ impl ProcessTree {
         census.all().filter(is_member).copied().collect()
     }
 
-    /// Returns resident memory in pages and processor time in clock ticks.
-    pub(super) fn usage(&self, census: &ProcessCensus) -> (u64, u64) {
-        let members = self.members(census);
+    /// Returns resident memory in pages and processor time in clock ticks. `members` are those of this tree.
+    pub(super) fn usage(&self, members: &[ProcessStat]) -> (u64, u64) {
         let pages = members.iter().map(|member| member.rss_pages).sum();
         let ticks = self.cgroup.as_ref().and_then(Cgroup::cpu_micros).map_or_else(
             || members.iter().map(|member| member.cpu_ticks).sum(),
@@ -285,13 +353,20 @@ impl ProcessTree {
 }
 
 impl StraySearch {
+    pub(super) fn new(mark: RunMark, since: u64) -> Self {
+        Self { mark, since, killed: HashSet::new() }
+    }
+
     /// Kills all processes that it finds. Returns false if there are none.
-    pub(super) fn kill(&self, census: &ProcessCensus) -> bool {
+    pub(super) fn kill(&mut self, census: &ProcessCensus) -> bool {
         let is_stray =
             |stat: &&ProcessStat| stat.alive && stat.start_time >= self.since && census.is_marked(stat.pid, &self.mark);
         let strays: Vec<ProcessStat> = census.all().filter(is_stray).copied().collect();
         for stray in &strays {
             signal(*stray, Signal::KILL);
+            if self.killed.insert((stray.pid, stray.start_time)) {
+                KILLED.fetch_add(1, Ordering::Relaxed);
+            }
         }
         !strays.is_empty()
     }

@@ -22,6 +22,7 @@ mod lines;
 mod lost_ranges;
 mod meta;
 pub(crate) mod read;
+mod recent;
 mod salvage;
 pub(crate) mod schema;
 mod seq_file;
@@ -50,6 +51,9 @@ use writer::{JournalJob, JournalWriter};
 
 pub use read::{
     EventFollower, JournalEvents, StoredEventQuery, StoredLine, StoredLines, read, request_logs, server_logs,
+};
+pub use recent::{
+    LinePosition, RecentEvents, RecentLines, StoredCallQuery, StoredLineQuery, recent, recent_calls, recent_logs,
 };
 pub use shared::{
     BatchInFlight, CommandRecord, DeliveryState, JournalClock, JournalError, JournalState, JournalStatus, Memos,

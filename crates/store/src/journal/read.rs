@@ -47,7 +47,7 @@ impl StoredEventQuery {
             && self.matches_facets(&EventFacets::from_event(&envelope.event))
     }
 
-    fn matches_facets(&self, facets: &EventFacets<'_>) -> bool {
+    pub(super) fn matches_facets(&self, facets: &EventFacets<'_>) -> bool {
         let Self { since: _, types, instance, server, team, user } = self;
         let is = |wanted: &Option<String>, found: Option<&str>| wanted.is_none() || wanted.as_deref() == found;
         (types.is_empty() || types.iter().any(|kind| kind == facets.kind))
@@ -243,20 +243,19 @@ pub(super) struct EventText<'a> {
 }
 
 /// Returns the SQL that reads rows of events: number, time, body, block, its first number, and the columns for queries.
-fn select_events(connection: &Connection) -> rusqlite::Result<&'static str> {
+/// `rows` contains its condition, order and limit.
+pub(super) fn select_events(connection: &Connection, rows: &str) -> rusqlite::Result<String> {
     let version = connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
-    Ok(if version < i64::try_from(schema::WITH_BLOCKS).unwrap_or(i64::MAX) {
-        "SELECT seq, at, body, NULL, NULL, type, team, user, instance, server FROM events
-         WHERE seq > ?1 ORDER BY seq LIMIT ?2"
-    } else {
-        "SELECT seq, at, body, block, first, type, team, user, instance, server FROM events
-         WHERE seq > ?1 ORDER BY seq LIMIT ?2"
-    })
+    let block =
+        if version < i64::try_from(schema::WITH_BLOCKS).unwrap_or(i64::MAX) { "NULL, NULL" } else { "block, first" };
+    Ok(format!("SELECT seq, at, body, {block}, type, team, user, instance, server FROM events {rows}"))
 }
+
+const ROWS_AFTER: &str = "WHERE seq > ?1 ORDER BY seq LIMIT ?2";
 
 /// Returns the events of a row: the number of the first one, and their JSON, one in each line. `None` if the row contains
 /// one event.
-fn block_of(row: &Row<'_>) -> rusqlite::Result<Option<(u64, String)>> {
+pub(super) fn block_of(row: &Row<'_>) -> rusqlite::Result<Option<(u64, String)>> {
     let Some(bytes) = row.get_ref(3)?.as_blob_or_null()? else { return Ok(None) };
     let (first, last) = (row.get::<_, i64>(4)?.unsigned_abs(), row.get::<_, i64>(0)?.unsigned_abs());
     match block::decompress(first, last, bytes) {
@@ -275,7 +274,7 @@ pub(super) fn read_chunk(
 ) -> rusqlite::Result<usize> {
     // In one transaction, because a writer may migrate the database after the version was read.
     let _transaction = connection.is_autocommit().then(|| connection.unchecked_transaction()).transpose()?;
-    let mut select = connection.prepare_cached(select_events(connection)?)?;
+    let mut select = connection.prepare_cached(&select_events(connection, ROWS_AFTER)?)?;
     let mut rows = select.query(params![to_i64(after), i64::try_from(max).unwrap_or(i64::MAX)])?;
     let mut count = 0;
     while count < max
@@ -289,29 +288,30 @@ pub(super) fn read_chunk(
                 count += 1;
             }
         } else {
-            let text = |at: usize| match row.get_ref(at) {
-                Ok(ValueRef::Text(text)) => std::str::from_utf8(text).ok(),
-                _ => None,
-            };
-            let facets = EventFacets {
-                kind: text(5).unwrap_or(""),
-                team: text(6),
-                user: text(7),
-                instance: text(8),
-                server: text(9),
-            };
-            let (seq, body) = (row.get::<_, i64>(0)?.unsigned_abs(), row.get_ref(2)?.as_str()?);
-            take(&EventText { seq, at, body, facets: Some(facets) })?;
+            take(&single_event(row)?)?;
             count += 1;
         }
     }
     Ok(count)
 }
 
+/// Returns the event of a row without a block.
+pub(super) fn single_event<'a>(row: &'a Row<'_>) -> rusqlite::Result<EventText<'a>> {
+    let text = |at: usize| match row.get_ref(at) {
+        Ok(ValueRef::Text(text)) => std::str::from_utf8(text).ok(),
+        _ => None,
+    };
+    let facets =
+        EventFacets { kind: text(5).unwrap_or(""), team: text(6), user: text(7), instance: text(8), server: text(9) };
+    let (seq, body) = (row.get::<_, i64>(0)?.unsigned_abs(), row.get_ref(2)?.as_str()?);
+    Ok(EventText { seq, at: row.get(1)?, body, facets: Some(facets) })
+}
+
 /// Returns the first readable event after an unreadable one that follows `after`.
 pub(super) fn next_readable(connection: &Connection, after: u64) -> Option<u64> {
-    let probe = |after: u64| -> Option<u64> {
-        let mut select = connection.prepare_cached(select_events(connection).ok()?).ok()?;
+    nearest_readable(u64::MAX / 2, |step| {
+        let after = after.saturating_add(step);
+        let mut select = connection.prepare_cached(&select_events(connection, ROWS_AFTER).ok()?).ok()?;
         // Reads the body or block too, because part of it may be on another page.
         let found = select.query_row(params![to_i64(after), 1], |row| {
             let seq = row.get::<_, i64>(0)?.unsigned_abs();
@@ -319,17 +319,22 @@ pub(super) fn next_readable(connection: &Connection, after: u64) -> Option<u64> 
             Ok(block_of(row)?.map_or(seq, |(first, _)| first.max(after + 1)))
         });
         found.optional().ok()?
-    };
+    })
+}
+
+/// Returns the result of `probe` for the smallest step, at most `max`, for which there is one. There must be one for all
+/// larger steps, and none for 0.
+pub(super) fn nearest_readable(max: u64, probe: impl Fn(u64) -> Option<u64>) -> Option<u64> {
     let mut step = 1;
     let mut good = loop {
-        match probe(after.saturating_add(step)) {
+        match probe(step) {
             Some(found) => break found,
-            None if step > u64::MAX / 4 => return None,
-            None => step *= 2,
+            None if step >= max => return None,
+            None => step = step.saturating_mul(2).min(max),
         }
     };
     // Invariant: the probe fails at `bad` and returns `good` at `well`.
-    let (mut bad, mut well) = (after + step / 2, after + step);
+    let (mut bad, mut well) = (step / 2, step);
     while well - bad > 1 {
         let middle = bad + (well - bad) / 2;
         match probe(middle) {
@@ -356,18 +361,29 @@ pub struct StoredLines<T> {
     pub skipped: u64,
 }
 
+/// Lines of an event with its instance; `None` if it has none of this kind.
+pub(super) type EventLines<T> = Option<(Arc<EventSubject>, Vec<T>)>;
+
 pub fn server_logs(data_dir: &Path, wanted: impl Fn(&EventSubject) -> bool) -> io::Result<StoredLines<LogLine>> {
-    logs(data_dir, LineTable::ServerLogs, wanted, |event| match event {
+    logs(data_dir, LineTable::ServerLogs, wanted, log_lines_of)
+}
+
+pub(super) fn log_lines_of(event: Event) -> EventLines<LogLine> {
+    match event {
         Event::ServerLogs { of, logs } => Some((of, logs)),
         _ => None,
-    })
+    }
 }
 
 pub fn request_logs(data_dir: &Path, wanted: impl Fn(&EventSubject) -> bool) -> io::Result<StoredLines<RequestLine>> {
-    logs(data_dir, LineTable::RequestLogs, wanted, |event| match event {
+    logs(data_dir, LineTable::RequestLogs, wanted, request_lines_of)
+}
+
+pub(super) fn request_lines_of(event: Event) -> EventLines<RequestLine> {
+    match event {
         Event::RequestLogs { of, requests } => Some((of, requests)),
         _ => None,
-    })
+    }
 }
 
 /// Reads the lines of a table, and those of the later events, which `lines_of` returns.
@@ -375,7 +391,7 @@ fn logs<T: DeserializeOwned>(
     data_dir: &Path,
     table: LineTable,
     wanted: impl Fn(&EventSubject) -> bool,
-    lines_of: impl Fn(Event) -> Option<(Arc<EventSubject>, Vec<T>)>,
+    lines_of: impl Fn(Event) -> EventLines<T>,
 ) -> io::Result<StoredLines<T>> {
     let mut logs = StoredLines { lines: Vec::new(), through: 0, skipped: 0 };
     let Some(connection) = open(data_dir)? else { return Ok(logs) };
@@ -384,20 +400,10 @@ fn logs<T: DeserializeOwned>(
         let transaction = connection.unchecked_transaction()?;
         let last = transaction.query_row("SELECT max(seq) FROM events", [], |row| row.get::<_, Option<i64>>(0))?;
         logs.through = last.map_or(0, i64::unsigned_abs);
-        let mut select = transaction.prepare(&format!(
-            "SELECT seq, team, user, installation, instance, server, body FROM {} ORDER BY n",
-            table.name()
-        ))?;
+        let mut select = transaction.prepare(&format!("SELECT {LINE_COLUMNS} FROM {} ORDER BY n", table.name()))?;
         let mut rows = select.query([])?;
         while let Some(row) = rows.next()? {
-            let text = |at: usize| row.get::<_, String>(at);
-            let subject = EventSubject {
-                installation_id: text(3)?.as_str().into(),
-                team_id: text(1)?.as_str().into(),
-                user_id: text(2)?.as_str().into(),
-                process_id: text(4)?.into(),
-                server_slug: text(5)?.as_str().into(),
-            };
+            let subject = subject_of(row)?;
             if wanted(&subject) {
                 match serde_json::from_str(row.get_ref(6)?.as_str()?) {
                     Ok(line) => {
@@ -449,6 +455,20 @@ fn logs<T: DeserializeOwned>(
     };
     fill().map_err(|error| read_error(&database(data_dir), &error))?;
     Ok(logs)
+}
+
+/// Columns of the tables of lines, as `subject_of` reads them, with the body at 6.
+pub(super) const LINE_COLUMNS: &str = "seq, team, user, installation, instance, server, body";
+
+pub(super) fn subject_of(row: &Row<'_>) -> rusqlite::Result<EventSubject> {
+    let text = |at: usize| row.get::<_, String>(at);
+    Ok(EventSubject {
+        installation_id: text(3)?.as_str().into(),
+        team_id: text(1)?.as_str().into(),
+        user_id: text(2)?.as_str().into(),
+        process_id: text(4)?.into(),
+        server_slug: text(5)?.as_str().into(),
+    })
 }
 
 /// Removes all lines but the last `max` of each instance.
@@ -536,6 +556,6 @@ pub(super) fn to_i64(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn read_error(path: &Path, error: &dyn std::error::Error) -> io::Error {
+pub(super) fn read_error(path: &Path, error: &dyn std::error::Error) -> io::Error {
     io::Error::other(format!("cannot read {}: {error}", path.display()))
 }

@@ -1,0 +1,245 @@
+//! Stored events, log lines and calls, for the HTTP API.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::response::Response;
+use jiff::Timestamp;
+use mcp_satellite_actors::model::event::{ActionOutcome, EventSubject, rfc3339};
+use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_console::principal::{Principal, PrincipalKind};
+use mcp_satellite_console::problem::Problem;
+use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, action_event};
+use mcp_satellite_console::sse;
+use mcp_satellite_console::v1::{
+    CallEntry, CallPage, CallQuery, EventPage, EventPageQuery, LogEntry, LogPage, LogQuery,
+};
+use mcp_satellite_store::journal::{LinePosition, StoredCallQuery, StoredLineQuery, recent, recent_calls, recent_logs};
+
+use super::api::EventQuery;
+use super::event_stream::{EventFormat, may_read, stream_response};
+use super::http_api::{Api, find, header_text, page_size};
+use super::state::ConsoleState;
+use crate::journal::StoredEventQuery;
+
+/// Time limit of one search. A page then contains what was found, and the position to continue from.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval in which a principal's reads of one instance's data are one event.
+const READ_EVENT_INTERVAL: Duration = Duration::from_secs(60);
+
+pub(super) async fn events(console: Api, context: RequestContext, query: EventPageQuery) -> Result<EventPage, Problem> {
+    let limit = page_size(query.limit)?;
+    let who = context.principal;
+    let stored = StoredEventQuery {
+        since: query.since,
+        types: query.types.iter().flat_map(|types| types.split(',')).map(ToOwned::to_owned).collect(),
+        team: team_of(&console, &who, query.team)?,
+        user: query.user,
+        instance: query.instance,
+        ..StoredEventQuery::default()
+    };
+    // Events that were emitted before the request are part of the page. The error is logged.
+    let _ = console.flush_events().await;
+    let before = query.before;
+    let found = search(&console, move |data_dir| recent(data_dir, &stored, limit, before, SEARCH_TIMEOUT)).await?;
+    let events = found.events.into_iter().filter(|envelope| may_read(&who, envelope)).collect();
+    Ok(EventPage { events, next: found.searched_to, skipped: found.skipped })
+}
+
+pub(super) async fn event_stream(
+    console: Api,
+    context: RequestContext,
+    query: EventQuery,
+) -> Result<Response, Problem> {
+    let team = team_of(&console, &context.principal, query.team.clone())?;
+    respond(console, context, EventQuery { team, ..query }).await
+}
+
+pub(super) async fn logs(console: Api, context: RequestContext, query: LogQuery) -> Result<LogPage, Problem> {
+    let view = find(&console, &context)?;
+    check_reader(&console, &context.principal, &view, "read_logs")?;
+    let limit = page_size(query.limit)?;
+    let stored = StoredLineQuery {
+        instance: Some(view.spec.name.to_string()),
+        since: time("since", query.since.as_deref())?,
+        until: time("until", query.until.as_deref())?,
+        ..StoredLineQuery::default()
+    };
+    let before = query.cursor.as_deref().map(read_position).transpose()?;
+    let _ = console.flush_events().await;
+    let found = search(&console, move |data_dir| recent_logs(data_dir, &stored, limit, before, SEARCH_TIMEOUT)).await?;
+    let levels: Option<Vec<&str>> = query.level.as_deref().map(|levels| levels.split(',').collect());
+    let level = |line: &LogEntry| serde_json::to_value(line.line.level).unwrap_or_default();
+    let lines = found.lines.into_iter().map(|stored| LogEntry { seq: stored.seq, line: stored.line }).filter(|entry| {
+        levels.as_ref().is_none_or(|levels| level(entry).as_str().is_some_and(|level| levels.contains(&level)))
+            && query.q.as_ref().is_none_or(|text| entry.line.message.contains(text))
+    });
+    Ok(LogPage { lines: lines.collect(), next: found.next.map(position_text), through: found.through })
+}
+
+pub(super) async fn log_stream(console: Api, context: RequestContext, _: NoInput) -> Result<Response, Problem> {
+    let view = find(&console, &context)?;
+    check_reader(&console, &context.principal, &view, "read_logs")?;
+    let query = EventQuery {
+        types: Some("mcp.server.logs".to_owned()),
+        instance: Some(view.spec.name.to_string()),
+        follow: true,
+        ..EventQuery::default()
+    };
+    respond(console, context, query).await
+}
+
+pub(super) async fn calls(console: Api, context: RequestContext, query: CallQuery) -> Result<CallPage, Problem> {
+    let who = &context.principal;
+    let (team, user) = (team_of(&console, who, query.team)?, query.user);
+    let own = match &who.kind {
+        PrincipalKind::User { user, .. } => Some(user.to_string()),
+        PrincipalKind::Owner | PrincipalKind::Token | PrincipalKind::Anonymous => None,
+    };
+    if !who.access.reads_calls && (own.is_none() || user.as_ref().is_some_and(|user| own.as_ref() != Some(user))) {
+        return Err(Problem::new("forbidden", "reading calls of other users needs the grant `calls:read`"));
+    }
+    let user = if who.access.reads_calls { user } else { own };
+    let stored = StoredCallQuery {
+        lines: StoredLineQuery {
+            instance: query.instance,
+            server: query.server,
+            team,
+            user,
+            since: time("since", query.since.as_deref())?,
+            until: time("until", query.until.as_deref())?,
+        },
+        tool: query.tool,
+        success: query.success,
+    };
+    record_read(&console, who, "read_calls", None);
+    find_calls(&console, stored, query.limit, query.cursor.as_deref()).await
+}
+
+pub(super) async fn calls_of(console: Api, context: RequestContext, query: CallQuery) -> Result<CallPage, Problem> {
+    let view = find(&console, &context)?;
+    check_reader(&console, &context.principal, &view, "read_calls")?;
+    let stored = StoredCallQuery {
+        lines: StoredLineQuery {
+            instance: Some(view.spec.name.to_string()),
+            since: time("since", query.since.as_deref())?,
+            until: time("until", query.until.as_deref())?,
+            ..StoredLineQuery::default()
+        },
+        tool: query.tool,
+        success: query.success,
+    };
+    find_calls(&console, stored, query.limit, query.cursor.as_deref()).await
+}
+
+async fn find_calls(
+    console: &ConsoleState,
+    query: StoredCallQuery,
+    limit: Option<usize>,
+    cursor: Option<&str>,
+) -> Result<CallPage, Problem> {
+    let limit = page_size(limit)?;
+    let before = cursor.map(read_position).transpose()?;
+    let _ = console.flush_events().await;
+    let found = search(console, move |data_dir| recent_calls(data_dir, &query, limit, before, SEARCH_TIMEOUT)).await?;
+    let calls = found.lines.into_iter().map(|stored| CallEntry {
+        seq: stored.seq,
+        instance: stored.subject.process_id.to_string(),
+        team_id: stored.subject.team_id.to_string(),
+        user_id: stored.subject.user_id.to_string(),
+        server: stored.subject.server_slug.to_string(),
+        call: stored.line,
+    });
+    Ok(CallPage { calls: calls.collect(), next: found.next.map(position_text) })
+}
+
+/// Streams events as the request accepts them.
+async fn respond(console: Api, context: RequestContext, mut query: EventQuery) -> Result<Response, Problem> {
+    let is_sse = header_text(&context, "accept").is_some_and(|accepted| accepted.contains(sse::MEDIA_TYPE));
+    // A browser that reconnects repeats the number of the last event.
+    if let Some(last) = header_text(&context, "last-event-id") {
+        let why = "Last-Event-ID is not the number of an event";
+        query.since = Some(last.parse().map_err(|_| Problem::new("bad_input", why))?);
+    }
+    query.follow |= is_sse;
+    let format = if is_sse { EventFormat::ServerSent } else { EventFormat::JsonLines };
+    let ending = console.http.ending.clone();
+    Ok(stream_response(console, context.principal, query, format, ending).await)
+}
+
+/// Returns the id of the team that a query names, or that of the principal's team.
+pub(super) fn team_of(
+    console: &ConsoleState,
+    who: &Principal,
+    named: Option<String>,
+) -> Result<Option<String>, Problem> {
+    let snapshot = console.runtime.snapshot();
+    let id = |team: String| console.members.team_id(&team, &snapshot).unwrap_or(team);
+    let (own, named) = (who.team.clone().map(id), named.map(|team| (id(team.clone()), team)));
+    match (own, named) {
+        (Some(own), Some((id, typed))) if own != id => Err(Problem::not_found("team", &typed)),
+        (own, named) => Ok(named.map(|(id, _)| id).or(own)),
+    }
+}
+
+/// Checks that the principal may read logs and calls of an instance, and records that it did if they are another user's.
+fn check_reader(console: &ConsoleState, who: &Principal, view: &InstanceView, action: &str) -> Result<(), Problem> {
+    if !who.reads_calls_of(&view.spec) {
+        let why = format!(
+            "`{}` is a server of {}/{}; reading its logs and calls needs the grant `calls:read`",
+            view.spec.name, view.spec.team_slug, view.spec.user_slug
+        );
+        return Err(Problem::new("forbidden", why));
+    }
+    record_read(console, who, action, Some(view));
+    Ok(())
+}
+
+/// Emits an event about a read of other users' data, at most one per minute for each principal and instance.
+fn record_read(console: &ConsoleState, who: &Principal, action: &str, view: Option<&InstanceView>) {
+    if view.is_some_and(|view| who.is_user_of(&view.spec)) || (view.is_none() && !who.access.reads_calls) {
+        return;
+    }
+    let target = view.map(|view| Arc::new(EventSubject::from(&*view.spec)));
+    let place = target.as_ref().map(|target| target.process_id.to_string()).unwrap_or_default();
+    let key = format!("{action} {:?} {:?} {place}", who.kind, who.name);
+    let now = Instant::now();
+    let mut reads = console.reads.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    reads.retain(|_, at| now.duration_since(*at) < READ_EVENT_INTERVAL);
+    if reads.contains_key(&key) {
+        return;
+    }
+    reads.insert(key, now);
+    drop(reads);
+    console.record(action_event(action, ActionOutcome::Succeeded, who.as_actor(), target, None, Vec::new()));
+}
+
+async fn search<T: Send + 'static>(
+    console: &ConsoleState,
+    read: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+) -> Result<T, Problem> {
+    let data_dir = console.data_dir.path().to_owned();
+    let reading = tokio::task::spawn_blocking(move || read(&data_dir));
+    let failed = |error: &dyn std::fmt::Display| Problem::new("storage", format!("cannot read the journal: {error}"));
+    tokio::select! {
+        read = reading => read.map_err(|error| failed(&error))?.map_err(|error| failed(&error)),
+        () = console.journal.wait_given_up() => Err(failed(&"the disk does not answer")),
+    }
+}
+
+fn time(name: &str, text: Option<&str>) -> Result<Option<Timestamp>, Problem> {
+    let why = || Problem::new("bad_input", format!("`{name}` is not {}", rfc3339::EXPECTED));
+    text.map(|text| rfc3339::parse(text).ok_or_else(why)).transpose()
+}
+
+fn position_text(LinePosition { seq, returned }: LinePosition) -> String {
+    format!("{seq}.{returned}")
+}
+
+fn read_position(cursor: &str) -> Result<LinePosition, Problem> {
+    let why = || Problem::new("bad_input", "`cursor` is not the `next` of a previous page");
+    let (seq, returned) = cursor.split_once('.').ok_or_else(why)?;
+    Ok(LinePosition { seq: seq.parse().map_err(|_| why())?, returned: returned.parse().map_err(|_| why())? })
+}

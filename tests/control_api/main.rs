@@ -1,0 +1,16 @@
+//! The HTTP API of the built binary: roles, tokens, logins, the description, streams, health.
+
+#![cfg(all(feature = "cli", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod changes;
+mod client;
+mod description;
+mod fixture;
+mod lists;
+mod logins;
+mod roles;
+mod streams;
+
+/// The binary under test.
+const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");

@@ -1,0 +1,175 @@
+//! Who may do what.
+
+use serde_json::{Value, json};
+
+use super::fixture::{
+    ADMIN, ALICE, ALICES, ALL_TOKENS, BLUE, BOB, BOBS, CAROLS, Fixture, OPERATOR, READER, VIEWER, config,
+};
+
+/// The role of each token, with 0 for none.
+fn rank(token: &str) -> usize {
+    match token {
+        VIEWER | READER => 1,
+        OPERATOR | BLUE | ALICE => 2,
+        ADMIN => 3,
+        _ => 0,
+    }
+}
+
+/// Every operation of the description is refused below its role and permitted from its role on.
+#[test]
+fn every_operation_needs_exactly_its_role() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let document = fixture.with(VIEWER).get("/openapi.json").ok();
+    let mut operations = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            operations += 1;
+            let needed = match operation["x-role"].as_str().unwrap() {
+                "viewer" => 1,
+                "operator" => 2,
+                "admin" => 3,
+                other => panic!("{path}: {other}"),
+            };
+            let method = method.to_uppercase();
+            // An instance that nobody has: the operation has no effect, and the role is checked first.
+            let path = path.replace("{instance}", "nobody-has-this");
+            for token in ALL_TOKENS {
+                let client = fixture.with(token);
+                if rank(token) < needed {
+                    let (status, kind) = if rank(token) == 0 { (401, "unauthorized") } else { (403, "forbidden") };
+                    client.send(&method, &path, None).problem(status, kind);
+                } else if method != "GET" {
+                    let answered = client.send(&method, &path, None);
+                    assert!(![401, 403].contains(&answered.status), "{method} {path} {token}: {answered:?}");
+                }
+            }
+            fixture.client().send(&method, &path, None).problem(401, "unauthorized");
+        }
+    }
+    assert!(operations > 15, "{operations}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_token_of_one_team_sees_nothing_of_others() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let blue = fixture.with(BLUE);
+    let page = blue.get("/v1/instances").ok();
+    assert_eq!((&page["total"], &page["items"][0]["instance"]), (&json!(1), &json!(CAROLS)));
+    assert_eq!(blue.get("/v1/teams").ok().as_array().unwrap().len(), 1);
+    assert_eq!(blue.get("/v1/satellite").ok()["instances"], json!({"online": 1}));
+    assert_eq!(blue.get("/v1/instances?team=acme").problem(404, "not_found")["instance"], "/v1/instances");
+    blue.get(&format!("/v1/instances/{ALICES}")).problem(404, "not_found");
+    blue.post(&format!("/v1/instances/{ALICES}/restart"), &json!({})).problem(404, "not_found");
+    blue.get("/v1/events/stream?team=acme").problem(404, "not_found");
+    let events = blue.get("/v1/events/stream").body;
+    assert!(events.contains("team_blue") && !events.contains("team_acme"), "{events}");
+    // The role of a user covers its own team.
+    fixture.with(ALICE).get(&format!("/v1/instances/{CAROLS}")).problem(404, "not_found");
+    fixture.with(ALICE).get(&format!("/v1/instances/{BOBS}")).ok();
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_call_in_the_name_of_another_user_needs_the_grant() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let call = |token: &str, instance: &str| {
+        let body = json!({"tool": "echo", "arguments": {"text": "hi"}});
+        fixture.with(token).post(&format!("/v1/instances/{instance}/call"), &body)
+    };
+    for (token, instance) in [(ALICE, ALICES), (ADMIN, ALICES), (ADMIN, BOBS), (BLUE, CAROLS)] {
+        assert_eq!(call(token, instance).ok()["result"]["structuredContent"], json!({"text": "hi"}));
+    }
+    for (token, instance) in [(ALICE, BOBS), (OPERATOR, ALICES), (OPERATOR, CAROLS)] {
+        let problem = call(token, instance).problem(403, "forbidden");
+        assert!(problem["detail"].as_str().unwrap().contains("act_as"), "{problem}");
+    }
+    let events = fixture.home.events();
+    let actions: Vec<(&str, &Value)> = events
+        .iter()
+        .filter(|event| event["type"] == "control.action" && event["data"]["action"] == "call")
+        .map(|event| (event["data"]["outcome"].as_str().unwrap(), &event["data"]["target"]["process_id"]))
+        .collect();
+    assert_eq!(
+        actions,
+        [
+            ("succeeded", &json!(ALICES)),
+            ("succeeded", &json!(ALICES)),
+            ("succeeded", &json!(BOBS)),
+            ("succeeded", &json!(CAROLS)),
+            ("refused", &json!(BOBS)),
+            ("refused", &json!(ALICES)),
+            ("refused", &json!(CAROLS)),
+        ]
+    );
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn logs_and_requests_of_others_need_the_grant() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let body = json!({"tool": "echo", "arguments": {"text": "argument-of-alice"}});
+    fixture.with(ALICE).post(&format!("/v1/instances/{ALICES}/call"), &body).ok();
+    fixture.home.wait_event(0, "mcp.request.logs", |event| event["data"]["process_id"] == ALICES);
+    fixture.home.wait_event(0, "mcp.server.logs", |event| event["data"]["process_id"] == CAROLS);
+    let seen = |token: &str| fixture.with(token).get("/v1/events/stream").body;
+    for token in [READER, ADMIN] {
+        let events = seen(token);
+        assert!(events.contains("argument-of-alice") && events.contains("line of carol"), "{events}");
+    }
+    for token in [VIEWER, OPERATOR] {
+        let events = seen(token);
+        assert!(!events.contains("argument-of-alice") && !events.contains("line of carol"), "{events}");
+        assert!(events.contains("mcp.tool.executed"));
+    }
+    assert!(seen(ALICE).contains("argument-of-alice"));
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn without_authentication_a_client_of_this_machine_may_look_only() {
+    let fixture = Fixture::new("");
+    let text = config(&fixture.address, "").replace("listen = ", "auth = \"none\"\nas = \"acme/alice\"\nlisten = ");
+    fixture.home.write("satellite.toml", &text.replace("role = \"operator\"\n[[teams", "[[teams"));
+    let satellite = fixture.start();
+    let anyone = fixture.client();
+    assert_eq!(anyone.get("/v1/instances").ok()["total"], 3);
+    let refused = anyone.post(&format!("/v1/instances/{ALICES}/restart"), &json!({})).problem(403, "forbidden");
+    assert!(refused["detail"].as_str().unwrap().contains("operator"), "{refused}");
+    // A proxy passes on requests of other machines.
+    anyone.with_header("X-Forwarded-For", "10.0.0.1").get("/v1/instances").problem(401, "unauthorized");
+    anyone.with_header("Host", "attacker.example").get("/v1/instances");
+    assert_eq!(anyone.with_header("Host", "attacker.example").get("/v1/instances").status, 403);
+    fixture.with(OPERATOR).post(&format!("/v1/instances/{ALICES}/restart"), &json!({})).ok();
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_role_without_authentication_is_an_error() {
+    let fixture = Fixture::new("");
+    let text = config(&fixture.address, "").replace("listen = ", "auth = \"none\"\nas = \"acme/alice\"\nlisten = ");
+    let file = fixture.home.write("satellite.toml", &text);
+    let checked = fixture.home.satellite(&["check", "--config", file.to_str().unwrap()]).exits(2);
+    assert!(checked.stderr.contains("a role needs a token"), "{checked:#?}");
+}
+
+#[test]
+fn the_owner_has_a_token_in_a_private_file() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let file = fixture.home.data_dir().join("console-token");
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(fixture.owner().get("/v1/instances").ok()["total"], 3);
+    // It is no token of the MCP endpoint.
+    assert_eq!(fixture.owner().post("/mcp", &json!({})).status, 401);
+    assert_eq!(fixture.with(ADMIN).post("/mcp", &json!({})).status, 401);
+    let bob = fixture.with(BOB).post("/mcp", &json!({}));
+    assert_ne!(bob.status, 401, "{bob:?}");
+    satellite.terminate().exits(0);
+}
