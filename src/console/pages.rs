@@ -9,34 +9,35 @@ use axum::extract::{Path, Request};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{MethodRouter, get, post};
-use mcp_satellite_actors::model::event::{ActionActor, ActionOutcome, rfc3339};
+use mcp_satellite_actors::model::event::{ActionActor, ActionOutcome, Event, rfc3339};
 use mcp_satellite_clients::Client;
 use mcp_satellite_console::feed::FeedScope;
 use mcp_satellite_console::pages::{
     ClientsShape, EventsShape, InstanceShape, Markup, OverviewShape, PageFrame, PlaygroundShape, answer_asset,
-    clients_page, describe_principal, events_page, html_response, instance_page, instances_page, login_page,
-    overview_page, playground_page, problem_response, read_login_form, root_of,
+    calls_page, clients_page, describe_principal, events_page, html_response, instance_page, instances_page,
+    login_page, overview_page, playground_page, problem_response, read_login_form, root_of, tree_page,
 };
 use mcp_satellite_console::principal::{Entrance, Principal};
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, Routes, action_event};
 use mcp_satellite_console::sse;
-use mcp_satellite_console::v1::InstanceQuery;
+use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
 use mcp_satellite_gateway::pages::PageConnection;
 use serde::Deserialize;
 use strum::IntoEnumIterator as _;
 
 use super::api::{EventQuery, InstanceStatus};
 use super::http_api::{self, Api};
+use super::records;
 use super::rows::PageStreams;
 use super::state::ConsoleState;
 use crate::config::Role;
 use crate::journal::JournalState;
 
-/// Events before the present with which the page of events begins.
-const EVENTS_BEFORE: u64 = 200;
-/// Events before the present among which the page of an instance looks for its own.
-const TIMELINE_BEFORE: u64 = 5_000;
+/// Events with which the page of events begins.
+const EVENTS: usize = 200;
+/// Events with which the page of an instance begins.
+const TIMELINE: usize = 200;
 /// Bytes of a login form.
 const FORM_MAX: usize = 4096;
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,12 +55,20 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api) {
             instances(console, context, query, shared.clone())
         });
         let shared = streams.clone();
-        routes.page("/console/instances/{instance}", Role::Viewer, move |console, context, _: NoInput| {
-            instance(console, context, shared.clone())
+        routes.page("/console/instances/{instance}", Role::Viewer, move |console, context, query| {
+            instance(console, context, query, shared.clone())
         });
         let shared = streams.clone();
         routes.page("/console/events", Role::Viewer, move |console, context, query| {
             events(console, context, query, shared.clone())
+        });
+        let shared = streams.clone();
+        routes.page("/console/calls", Role::Viewer, move |console, context, query| {
+            calls(console, context, query, shared.clone())
+        });
+        let shared = streams.clone();
+        routes.page("/console/tree", Role::Viewer, move |console, context, _: NoInput| {
+            tree(console, context, shared.clone())
         });
         let shared = streams.clone();
         routes.page("/console/clients", Role::Viewer, move |console, context, _: NoInput| {
@@ -243,7 +252,7 @@ async fn instances(
 ) -> Result<Markup, Problem> {
     let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
     // A form sends its empty fields too.
-    let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let given = |text: Option<String>| text.and_then(given);
     let query = InstanceQuery {
         team: given(query.team),
         user: given(query.user),
@@ -257,18 +266,47 @@ async fn instances(
     Ok(instances_page(&found, &query, &frame))
 }
 
-async fn instance(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {
-    let (revision, now) = (console.runtime.snapshot().revision(), Instant::now());
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct InstanceForm {
+    /// True for those parts only that the script replaces: neither events nor output, which the stream brings.
+    live: bool,
+}
+
+async fn instance(
+    console: Api,
+    context: RequestContext,
+    form: InstanceForm,
+    streams: Arc<PageStreams>,
+) -> Result<Markup, Problem> {
     let view = http_api::find(&console, &context)?;
-    let frame = frame(&console, &context, &streams, revision);
+    let name = view.spec.name.to_string();
+    let through = last_event(&console);
+    let mut timeline = EventPage { events: Vec::new(), next: None, skipped: 0 };
+    let mut output = None;
+    if !form.live {
+        let newest = EventPageQuery { instance: Some(name), limit: Some(TIMELINE), ..EventPageQuery::default() };
+        timeline = records::events(console.clone(), context.clone(), newest).await?;
+        if context.principal.reads_calls_of(&view.spec) {
+            output = Some(records::logs(console.clone(), context.clone(), LogQuery::default()).await?);
+        }
+    }
+    let processes = http_api::processes(console.clone(), context.clone(), NoInput {}).await?;
+    let usage = http_api::usage(console.clone(), context.clone(), NoInput {}).await?;
+    // Read last, so that nothing on the page is later than its status.
+    let details = http_api::instance(console.clone(), context.clone(), NoInput {}).await?;
+    let frame = frame(&console, &context, &streams, details.revision);
     let shape = InstanceShape {
-        status: InstanceStatus::from_view(&view, None, now),
-        budget: view.restart_budget(now),
+        details,
+        usage,
+        processes,
         catalogue: view.catalogue.clone(),
         missing: view.spec.missing.clone(),
-        reads_logs: context.principal.reads_calls_of(&view.spec),
+        output,
         calls_tools: context.principal.acts_for(&view.spec),
-        events_since: last_event(&console).saturating_sub(TIMELINE_BEFORE),
+        through: timeline.events.first().map_or(through, |event| event.seq.max(through)),
+        // The output has a list of its own.
+        events: timeline.events.into_iter().filter(|event| !matches!(event.event, Event::ServerLogs { .. })).collect(),
     };
     Ok(instance_page(&shape, &frame))
 }
@@ -281,7 +319,8 @@ fn last_event(console: &ConsoleState) -> u64 {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct EventForm {
-    since: Option<String>,
+    since: String,
+    before: String,
     types: String,
     instance: String,
 }
@@ -292,21 +331,76 @@ async fn events(
     form: EventForm,
     streams: Arc<PageStreams>,
 ) -> Result<Markup, Problem> {
-    let last = last_event(&console);
-    let given = |text: String| Some(text).filter(|text| !text.is_empty());
-    let since = match form.since.and_then(given) {
-        None => last.saturating_sub(EVENTS_BEFORE),
-        Some(since) => since.parse().map_err(|_| Problem::new("bad_input", "`since` is not the number of an event"))?,
+    let through = last_event(&console);
+    let number = |name: &str, text: &str| {
+        let why = || Problem::new("bad_input", format!("`{name}` is not the number of an event"));
+        (!text.is_empty()).then(|| text.parse().map_err(|_| why())).transpose()
     };
-    let query = EventQuery {
-        since: Some(since),
-        follow: true,
-        types: given(form.types),
-        team: None,
+    let (since, before) = (number("since", &form.since)?, number("before", &form.before)?);
+    let query =
+        EventQuery { since, follow: true, types: given(form.types), team: None, instance: given(form.instance) };
+    let mut page = EventPage { events: Vec::new(), next: None, skipped: 0 };
+    // A list that begins after an event is read by the stream, from the oldest event.
+    if since.is_none() {
+        let (types, instance) = (query.types.clone(), query.instance.clone());
+        let newest = EventPageQuery { before, types, instance, limit: Some(EVENTS), ..EventPageQuery::default() };
+        page = records::events(console.clone(), context.clone(), newest).await?;
+    }
+    let through = since.unwrap_or_else(|| page.events.first().map_or(through, |event| event.seq.max(through)));
+    let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
+    let is_old = before.is_some();
+    Ok(events_page(&EventsShape { query, events: page.events, through, older: page.next, is_old }, &frame))
+}
+
+fn given(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+/// The fields of the form on the page of calls, which are empty if they are not used.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct CallForm {
+    instance: String,
+    server: String,
+    tool: String,
+    user: String,
+    team: String,
+    since: String,
+    until: String,
+    success: String,
+    cursor: String,
+}
+
+async fn calls(
+    console: Api,
+    context: RequestContext,
+    form: CallForm,
+    streams: Arc<PageStreams>,
+) -> Result<Markup, Problem> {
+    let query = CallQuery {
+        team: given(form.team),
+        user: given(form.user),
+        server: given(form.server),
         instance: given(form.instance),
+        tool: given(form.tool),
+        success: match form.success.as_str() {
+            "true" => Some(true),
+            "false" => Some(false),
+            _ => None,
+        },
+        since: given(form.since),
+        until: given(form.until),
+        limit: None,
+        cursor: given(form.cursor),
     };
     let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
-    Ok(events_page(&EventsShape { query, last }, &frame))
+    let found = records::calls(console, context, query.clone()).await?;
+    Ok(calls_page(&found, &query, &frame))
+}
+
+async fn tree(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {
+    let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
+    Ok(tree_page(&http_api::tree(console, context, NoInput {}).await?, &frame))
 }
 
 async fn clients(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {

@@ -46,6 +46,8 @@ fn no_page_has_an_accessibility_violation() {
     );
     home.wait_status("typo", "permanently_failed");
     home.wait_online("tools");
+    home.wait_online("notes");
+    home.satellite(&["call", "notes", "add", r#"{"a": 1, "b": 2}"#]).exits(0);
     let browser = Browser::start();
     let page = browser.page();
     page.open(&format!("{url}login"));
@@ -54,6 +56,8 @@ fn no_page_has_an_accessibility_violation() {
     let pages = [
         "",
         "instances",
+        "calls",
+        "tree",
         "instances/tools",
         "instances/typo",
         "instances/notes",

@@ -73,6 +73,8 @@ fn every_page_shows_the_satellite_and_stays_live() {
     page.wait("the output", "document.querySelector('#output')?.textContent.includes('ready to serve')");
     page.wait("the timeline", "document.querySelector('#events')?.textContent.includes('server.started')");
     assert!(page.text("#catalogue").contains("echo"));
+    page.wait("the process", "document.querySelectorAll('#processes tbody tr').length === 1");
+    page.wait("the chart", "document.querySelectorAll('#usage svg path').length === 2");
     assert_eq!(page.text("#state .status"), "online");
     page.eval("window.confirm = () => true");
     page.click("[data-action=stop]");
@@ -87,6 +89,25 @@ fn every_page_shows_the_satellite_and_stays_live() {
     let before = page.eval("Number(document.querySelector('#events li').dataset.seq)").as_u64().unwrap();
     home.satellite(&["restart", "notes"]).exits(0);
     page.wait("the restart", &format!("[...document.querySelectorAll('#events li')].some((item) => item.dataset.seq > {before} && item.textContent.includes('restarted'))"));
+    page.assert_clean();
+
+    page.open(&format!("{url}events?before={before}&instance=notes-acme-alice-notes"));
+    assert!(page.text("#events").contains("server.started") && !page.text("#events").contains("typo"));
+    assert!(page.text("main").contains("Newest events"));
+
+    page.open(&format!("{url}tree"));
+    wait_live(&page);
+    page.wait("the worker", "document.querySelector('#tree').textContent.includes('notes-acme-alice-notes')");
+    assert!(page.text("#tree").contains("answered in"), "{}", page.text("#tree"));
+    page.assert_clean();
+
+    home.satellite(&["call", "notes", "add", r#"{"a": 1, "b": 2}"#]).exits(0);
+    page.open(&format!("{url}calls?tool=add"));
+    assert!(page.text(".calls li").contains("notes-acme-alice-notes"), "{}", page.text("main"));
+    page.eval("window.confirm = (question) => { window.asked = question; return true }");
+    page.click("[data-repeat]");
+    page.wait("the repeated call", "document.querySelector('.after').textContent.includes('same result')");
+    assert!(page.eval("window.asked").as_str().unwrap().contains("add"));
     page.assert_clean();
 
     page.open(&format!("{url}instances?status=online"));

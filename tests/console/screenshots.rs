@@ -48,12 +48,16 @@ fn screenshots_of_all_pages() {
     let (satellite, url) = start(&home, "[policy.restart]\ndelays = [\"20s\"]", &servers);
     home.wait_online("tools");
     home.wait_row("crashy", "a delay", |row| row["next_retry_ms"].is_number());
+    home.wait_online("notes");
+    home.satellite(&["call", "notes", "add", r#"{"a": 1, "b": 2}"#]).exits(0);
     page.open(&format!("{url}login"));
     picture(&page, &into, "login");
     log_in(&page, &home, &url);
     wait_live(&page);
     picture(&page, &into, "overview-real");
-    for name in ["instances", "instances/notes", "instances/crashy", "events", "clients", "playground/tools"] {
+    for name in
+        ["instances", "instances/notes", "instances/crashy", "calls", "tree", "events", "clients", "playground/tools"]
+    {
         page.open(&format!("{url}{name}"));
         wait_live(&page);
         if name == "instances/notes" {

@@ -221,7 +221,9 @@ async function refresh() {
   }
   refreshing = true;
   try {
-    const response = await request(location.href);
+    const address = new URL(location.href);
+    if (body.dataset.page === "instance") address.searchParams.set("live", "true");
+    const response = await request(address);
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     for (const part of document.querySelectorAll("[data-live]")) {
       const later = fresh.getElementById(part.id);
@@ -250,7 +252,9 @@ document.addEventListener("click", async (click) => {
   const button = click.target.closest("button");
   if (!button) return;
   const { action, instance, copy } = button.dataset;
-  if (copy !== undefined) {
+  if (button.dataset.repeat) {
+    await repeat(button);
+  } else if (copy !== undefined) {
     await navigator.clipboard?.writeText(copy).catch(() => {});
     notify("Copied.");
   } else if (action) {
@@ -534,7 +538,9 @@ function eventItem(event, hasInstance) {
 function eventList(list) {
   const instance = list.dataset.instance;
   const output = byId("output");
+  if (output) output.scrollTop = output.scrollHeight;
   let since = Number(list.dataset.since);
+  let outputSince = Number(output?.dataset.through ?? since);
   let queue = [];
 
   function flush() {
@@ -555,14 +561,20 @@ function eventList(list) {
   }
 
   return {
-    query: () => `since=${since}${list.dataset.filter ?? ""}${instance ? `&instance=${encodeURIComponent(instance)}` : ""}`,
+    query: () => `since=${Math.min(since, outputSince)}${list.dataset.filter ?? ""}${instance ? `&instance=${encodeURIComponent(instance)}` : ""}`,
     add(event) {
       if (event.name === "reset" || event.name === "delta" || event.name === "tick") return;
       const envelope = JSON.parse(event.data);
-      if (typeof envelope.seq !== "number" || envelope.seq <= since) return;
-      since = envelope.seq;
-      if (instance && output && envelope.type === "mcp.server.logs") return addOutput(envelope);
-      if (queue.push(envelope) === 1) requestAnimationFrame(flush);
+      if (typeof envelope.seq !== "number") return;
+      const isNew = envelope.seq > since;
+      if (instance && envelope.type === "mcp.server.logs") {
+        if (output && envelope.seq > outputSince) addOutput(envelope);
+      } else if (isNew && queue.push(envelope) === 1) {
+        requestAnimationFrame(flush);
+      }
+      // The list and the output may begin after different events.
+      since = Math.max(since, envelope.seq);
+      outputSince = Math.max(outputSince, envelope.seq);
     },
   };
 }
@@ -570,6 +582,7 @@ function eventList(list) {
 function events() {
   const list = eventList(byId("events"));
   const follow = byId("follow");
+  if (!follow) return polled();
   const stream = keepStream(() => api(`instances/stream?rows=false&events=true&${feedQuery()}&${list.query()}`), (event) => {
     if (follow.getAttribute("aria-pressed") === "true") list.add(event);
   });
@@ -600,7 +613,39 @@ function instance() {
 /** A page whose parts are rendered again every few seconds. */
 function polled() {
   keepStream(() => api(`instances/stream?rows=false&${feedQuery()}`), () => {});
+  if (!document.querySelector("[data-live]")) return;
   setInterval(() => document.hidden || body.classList.contains("stale") || refresh().catch(() => {}), 2000);
+}
+
+// ---- Calls
+
+/** Repeats a stored call after a confirmation, and compares the results. */
+async function repeat(button) {
+  const { repeat: tool, instance, arguments: text } = button.dataset;
+  const path = `instances/${encodeURIComponent(instance)}`;
+  const place = button.parentNode.querySelector(".after");
+  button.disabled = true;
+  try {
+    const tools = await (await request(api(`${path}/tools`))).json();
+    const { readOnlyHint, idempotentHint } = tools.find((entry) => entry.tool.name === tool)?.tool.annotations ?? {};
+    const isSafe = readOnlyHint === true || idempotentHint === true;
+    const question = `Call ${tool} of ${instance} again? The server does not say that a repetition is harmless.`;
+    if (!isSafe && !confirm(question)) return;
+    const { result, duration_ms: took } = await (await post(api(`${path}/call`), { tool, arguments: JSON.parse(text) })).json();
+    let before = button.parentNode.querySelector(".before").textContent;
+    try {
+      before = JSON.stringify(JSON.parse(before));
+    } catch {
+      // A result that was cut when it was stored.
+    }
+    place.replaceChildren(
+      element("h3", {}, before === JSON.stringify(result) ? "The same result" : "Another result", ` after ${took} ms`),
+      element("pre", { tabindex: 0 }, shown(JSON.stringify(result, null, 2))));
+  } catch (error) {
+    place.replaceChildren(element("p", { class: "error" }, shown(error.message)));
+  } finally {
+    button.disabled = false;
+  }
 }
 
 // ---- Playground: an MCP client in the name of the instance's user
@@ -870,6 +915,6 @@ if (byId("age")) {
   showTimes();
   setInterval(showTimes, 1000);
 }
-const pages = { overview, instance, events, playground, login, instances: polled, clients: polled };
+const pages = { overview, instance, events, playground, login, instances: polled, clients: polled, tree: polled, calls: polled };
 pages[body.dataset.page]?.();
 performance.mark("usable");

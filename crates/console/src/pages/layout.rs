@@ -31,17 +31,21 @@ pub struct PageFrame {
 pub(super) enum Section {
     Overview,
     Instances,
+    Calls,
     Events,
     Clients,
+    Tree,
     /// A page that the navigation does not contain.
     Other,
 }
 
-const SECTIONS: [(Section, &str, &str); 4] = [
+const SECTIONS: [(Section, &str, &str); 6] = [
     (Section::Overview, "./", "Overview"),
     (Section::Instances, "instances", "Instances"),
+    (Section::Calls, "calls", "Calls"),
     (Section::Events, "events", "Events"),
     (Section::Clients, "clients", "Clients"),
+    (Section::Tree, "tree", "Tree"),
 ];
 
 pub(super) fn page(frame: &PageFrame, section: Section, name: &str, title: &str, content: &Markup) -> Markup {

@@ -5,6 +5,8 @@
 //! are replaced, by [`shown`]. A page works without its script for reading; the script makes it live.
 
 mod assets;
+mod calls;
+mod chart;
 mod clients;
 mod events;
 mod instance;
@@ -14,6 +16,7 @@ mod login;
 mod overview;
 mod playground;
 mod problem;
+mod tree;
 
 use std::borrow::Cow;
 
@@ -26,6 +29,7 @@ use mcp_satellite_config::Role;
 use serde::Serialize;
 
 pub use assets::{answer_asset, asset_bytes};
+pub use calls::calls_page;
 pub use clients::{ClientsShape, clients_page};
 pub use events::{EventsShape, events_page};
 pub use instance::{InstanceShape, instance_page};
@@ -35,6 +39,7 @@ pub use login::{login_page, read_login_form};
 pub use overview::{OverviewShape, overview_page};
 pub use playground::{PlaygroundShape, playground_page};
 pub use problem::problem_response;
+pub use tree::tree_page;
 
 use crate::principal::Principal;
 
