@@ -7,8 +7,9 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
-use futures::Stream;
+use futures::{Stream, StreamExt as _};
 use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_console::feed::OpenStream;
 use mcp_satellite_console::principal::{Principal, PrincipalKind};
 use mcp_satellite_console::sse;
 use tokio::sync::{broadcast, mpsc};
@@ -64,11 +65,15 @@ pub(super) async fn stream_response(
     query: EventQuery,
     format: EventFormat,
     ending: CancellationToken,
+    open: Option<OpenStream>,
 ) -> Response {
     // A header tells a reader without `follow` whether events are missing; a following reader gets them later.
     let is_whole =
         query.follow || console.flush_events().await.is_ok() && console.journal.status().state == JournalState::Ok;
-    let events = event_frames(console, who, query, format, ending);
+    let events = event_frames(console, who, query, format, ending).inspect(move |_| {
+        // The stream counts as open until it is dropped.
+        let _ = &open;
+    });
     let body = match format {
         EventFormat::JsonLines => Body::from_stream(events),
         EventFormat::ServerSent => Body::from_stream(sse::keep_alive(events)),

@@ -166,7 +166,8 @@ async fn respond(console: Api, context: RequestContext, mut query: EventQuery) -
     query.follow |= is_sse;
     let format = if is_sse { EventFormat::ServerSent } else { EventFormat::JsonLines };
     let ending = console.http.ending.clone();
-    Ok(stream_response(console, context.principal, query, format, ending).await)
+    let open = query.follow.then(|| console.streams.open(&context.principal)).transpose()?;
+    Ok(stream_response(console, context.principal, query, format, ending, open).await)
 }
 
 /// Returns the id of the team that a query names, or that of the principal's team.

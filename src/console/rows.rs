@@ -9,9 +9,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures::StreamExt as _;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
-use mcp_satellite_console::feed::{
-    FeedPosition, FeedScope, InstanceFeeds, InstanceRow, RowChanges, RowSource, StreamLimits,
-};
+use mcp_satellite_console::feed::{FeedPosition, FeedScope, InstanceFeeds, InstanceRow, RowChanges, RowSource};
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::RequestContext;
 use mcp_satellite_console::sse;
@@ -80,7 +78,6 @@ impl RowSource for SnapshotRows {
 /// Streams of the satellite.
 pub(super) struct PageStreams {
     pub(super) feeds: InstanceFeeds<SnapshotRows>,
-    limits: StreamLimits,
 }
 
 impl PageStreams {
@@ -89,7 +86,7 @@ impl PageStreams {
         let boot = jiff::Timestamp::now().as_millisecond().saturating_sub(age);
         let runtime = runtime.clone();
         let open = move |scope: &FeedScope| SnapshotRows::new(&runtime, scope);
-        Self { feeds: InstanceFeeds::new(&boot.to_string(), open), limits: StreamLimits::default() }
+        Self { feeds: InstanceFeeds::new(&boot.to_string(), open) }
     }
 
     /// Streams the instances that a principal sees, as [`feed`](mcp_satellite_console::feed) describes, and events.
@@ -100,7 +97,7 @@ impl PageStreams {
         query: InstanceStreamQuery,
     ) -> Result<Response, Problem> {
         let RequestContext { principal, headers, .. } = context;
-        let open = self.limits.open(&principal)?;
+        let open = console.streams.open(&principal)?;
         let last_id = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
         let position = last_id.or(query.position).and_then(|id| FeedPosition::parse(&id));
         // An empty name selects no instance.

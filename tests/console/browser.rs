@@ -237,7 +237,11 @@ impl Page {
         let size = self.command("Page.getLayoutMetrics", &json!({}))["cssContentSize"].clone();
         let height = size["height"].as_f64().unwrap().min(f64::from(height));
         let clip = json!({"x": 0, "y": 0, "width": size["width"], "height": height, "scale": 1});
-        let shot = json!({"format": "png", "captureBeyondViewport": true, "clip": clip});
+        let mut shot = json!({"format": "png", "captureBeyondViewport": true, "clip": clip});
+        if file.extension().is_some_and(|extension| extension == "webp") {
+            shot["format"] = "webp".into();
+            shot["quality"] = 60.into();
+        }
         let picture = self.command("Page.captureScreenshot", &shot);
         let decoded = Command::new("base64")
             .arg("-d")

@@ -1,6 +1,10 @@
 //! Ten thousand instances on one page.
 
-use std::time::Instant;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::status::Status;
 
@@ -37,6 +41,40 @@ fn ten_thousand_instances_are_shown_found_and_kept_up_to_date() {
     page.wait("the found instances", "document.querySelectorAll('#found a').length > 0");
     assert!(page.text("#found a").starts_with("slack-blue-user-3"));
     page.assert_clean();
+}
+
+/// Reads a stream until the console ends.
+fn watch(url: &str) {
+    let address = url.trim_start_matches("http://").split('/').next().unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /v1/instances/stream HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    let (first, begun) = mpsc::channel();
+    thread::spawn(move || {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(1..) = stream.read(&mut buffer) {
+            let _ = first.send(());
+        }
+    });
+    begun.recv().unwrap();
+}
+
+#[test]
+fn fifty_watchers_of_ten_thousand_instances_cost_less_than_a_core() {
+    let console = MadeUpConsole::start(10_000);
+    for (watchers, limit) in [(1, 0.5), (50, 1.0)] {
+        (0..watchers - usize::from(watchers > 1)).for_each(|_| watch(&console.url));
+        let (since, before) = (Instant::now(), console.cpu_seconds());
+        // A busy fleet: 100 changes in each tenth of a second.
+        for round in 0..30 {
+            let status = if round % 2 == 0 { Status::Connecting } else { Status::Online };
+            console.set_status((0..100).map(|nth| (round * 331 + nth * 97) % 10_000), status);
+            thread::sleep(Duration::from_millis(100));
+        }
+        let share = (console.cpu_seconds() - before) / since.elapsed().as_secs_f64();
+        println!("{watchers} watchers of 1,000 changes/s among 10,000 instances: {:.1} % of a core", share * 100.0);
+        // Processor time does not depend on other tests. This is a debug build.
+        assert!(share < limit, "{watchers} watchers cost {share} of a core");
+    }
 }
 
 #[test]

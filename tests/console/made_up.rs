@@ -1,7 +1,9 @@
 //! A console with made-up instances, which need no processes: as many as a test wants.
 
+use std::fs;
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::routing::get;
 use mcp_satellite_actors::model::event::{Event, EventSubject};
@@ -28,6 +30,7 @@ type MadeUpState = (u64, Vec<(u64, InstanceRow)>);
 /// A console; dropping it ends it.
 pub(crate) struct MadeUpConsole {
     pub(crate) url: String,
+    threads: String,
     state: watch::Sender<MadeUpState>,
     _listener: PageListener,
     // Dropped last: the listener needs it.
@@ -142,7 +145,11 @@ fn instance(nth: usize, count: usize, now: i64) -> InstanceRow {
 
 impl MadeUpConsole {
     pub(crate) fn start(count: usize) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        static CONSOLES: AtomicU64 = AtomicU64::new(0);
+        // At most 15 characters: the kernel cuts longer names of threads.
+        let threads = format!("made-up-{}", CONSOLES.fetch_add(1, Ordering::Relaxed));
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(2).thread_name(&threads).enable_all().build().unwrap();
         let now = i64::try_from(std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
         let rows = (0..count).map(|nth| (1, instance(nth, count, now))).collect();
         let (state, published) = watch::channel((1, rows));
@@ -174,7 +181,18 @@ impl MadeUpConsole {
         let listener = PageListener::start(listener, settings, routes.finish()).unwrap();
         let url = format!("http://{}/console/", listener.address());
         drop(_context);
-        Self { url, state, _listener: listener, _runtime: runtime }
+        Self { url, threads, state, _listener: listener, _runtime: runtime }
+    }
+
+    /// Returns the processor time that the console has used, in seconds.
+    pub(crate) fn cpu_seconds(&self) -> f64 {
+        let ticks = fs::read_dir("/proc/self/task").unwrap().flatten().filter_map(|thread| {
+            let stat = fs::read_to_string(thread.path().join("stat")).ok()?;
+            let (name, rest) = stat.split_once('(')?.1.split_once(')')?;
+            let fields: Vec<&str> = rest.split_whitespace().collect();
+            (name == self.threads).then(|| fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap())
+        });
+        ticks.sum::<f64>() / 100.0
     }
 
     /// Sets the status of some instances in one revision.

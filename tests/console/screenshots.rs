@@ -1,4 +1,5 @@
-//! Pictures of all pages for people to look at: `SCREENSHOTS=DIR cargo test --test console screenshots`.
+//! Pictures of all pages for people to look at: `SCREENSHOTS=DIR cargo test --test console screenshots`, with
+//! `SCREENSHOT_FORMAT=png` for viewers that do not know WebP.
 
 use std::path::PathBuf;
 
@@ -17,7 +18,8 @@ fn picture(page: &Page, into: &std::path::Path, name: &str) {
         for width in [1200, 360] {
             page.set_dark(is_dark);
             page.resize(width, 900);
-            page.screenshot(&into.join(format!("{name}-{theme}-{width}.png")), HEIGHT_MAX);
+            let format = std::env::var("SCREENSHOT_FORMAT").unwrap_or_else(|_| "webp".to_owned());
+            page.screenshot(&into.join(format!("{name}-{theme}-{width}.{format}")), HEIGHT_MAX);
         }
     }
 }
