@@ -342,6 +342,20 @@ impl SatelliteEndpoint {
         self.granted_tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Answers an MCP request for an instance as a request of its user. Returns `None` if the endpoint is closed or the
+    /// user is unknown.
+    pub(crate) async fn answer_as(
+        &self,
+        team: &TeamId,
+        user: &UserId,
+        instance: &str,
+        request: axum::http::Request<axum::body::Body>,
+    ) -> Option<axum::response::Response> {
+        let open = self.state().clone()?;
+        let permission = open.access.act_as(team, user)?;
+        Some(open.gateway.answer_as(&permission, instance, request).await)
+    }
+
     pub(crate) fn clients(&self) -> Vec<ClientStatus> {
         self.state().as_ref().map(|open| open.gateway.clients()).unwrap_or_default()
     }

@@ -7,7 +7,9 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
+use futures::{Stream, StreamExt as _};
 use mcp_satellite_actors::model::event::{Envelope, Event};
+use mcp_satellite_console::feed::OpenStream;
 use mcp_satellite_console::principal::{Principal, PrincipalKind};
 use mcp_satellite_console::sse;
 use tokio::sync::{broadcast, mpsc};
@@ -63,20 +65,15 @@ pub(super) async fn stream_response(
     query: EventQuery,
     format: EventFormat,
     ending: CancellationToken,
+    open: Option<OpenStream>,
 ) -> Response {
-    let (lines, stream) = mpsc::channel(STREAM_BACKLOG);
     // A header tells a reader without `follow` whether events are missing; a following reader gets them later.
     let is_whole =
         query.follow || console.flush_events().await.is_ok() && console.journal.status().state == JournalState::Ok;
-    let output = EventOutput { lines: lines.clone(), format, who, ending };
-    tokio::spawn(async move {
-        let result = stream_events(&console, query, &output).await;
-        if let Err(EventStreamEnd::Unreadable(error)) = result {
-            // The reader must see a broken stream instead of a regular end.
-            let _ = lines.send(Err(error)).await;
-        }
+    let events = event_frames(console, who, query, format, ending).inspect(move |_| {
+        // The stream counts as open until it is dropped.
+        let _ = &open;
     });
-    let events = futures::stream::unfold(stream, |mut stream| async move { Some((stream.recv().await?, stream)) });
     let body = match format {
         EventFormat::JsonLines => Body::from_stream(events),
         EventFormat::ServerSent => Body::from_stream(sse::keep_alive(events)),
@@ -95,6 +92,26 @@ pub(super) fn may_read(who: &Principal, envelope: &Envelope) -> bool {
         || who.access.reads_calls
         || matches!((&who.kind, envelope.event.subject()), (PrincipalKind::User { team, user }, Some(of))
             if of.team_id == *team && of.user_id == *user)
+}
+
+/// Returns the frames of those events that a principal may read.
+pub(super) fn event_frames(
+    console: Arc<ConsoleState>,
+    who: Principal,
+    query: EventQuery,
+    format: EventFormat,
+    ending: CancellationToken,
+) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+    let (lines, stream) = mpsc::channel(STREAM_BACKLOG);
+    let output = EventOutput { lines: lines.clone(), format, who, ending };
+    tokio::spawn(async move {
+        let result = stream_events(&console, query, &output).await;
+        if let Err(EventStreamEnd::Unreadable(error)) = result {
+            // The reader must see a broken stream instead of a regular end.
+            let _ = lines.send(Err(error)).await;
+        }
+    });
+    futures::stream::unfold(stream, |mut stream| async move { Some((stream.recv().await?, stream)) })
 }
 
 enum EventStreamEnd {

@@ -34,6 +34,7 @@ use super::api::{
     ConfigureResult, ConsoleFilter, ControlResult, InstanceSelector, InstanceStatus, MemoryReport, ReconnectResult,
     ReloadQuery, ReloadResult, RequestFailure, ToolEntry,
 };
+use super::pages;
 use super::records;
 use super::state::ConsoleState;
 use crate::config::{self, ConfiguredValue, Role};
@@ -95,6 +96,7 @@ pub(crate) fn routes(console: &Api) -> Router {
     routes.change(Change { method: "DELETE", ..uninstalled }, uninstall);
     routes.change(change("/v1/configuration/check", Role::Admin, "check", "Checks a configuration"), check);
     routes.change(change("/v1/reload", Role::Admin, "reload", "Reads the configuration files again"), reload);
+    pages::add(&mut routes, console);
     let probe = Arc::new(HealthProbe { console: Arc::clone(console), last: tokio::sync::Mutex::default() });
     routes.open("/healthz", probe.clone().route(Probe::Health));
     routes.open("/readyz", probe.route(Probe::Readiness));
@@ -219,14 +221,18 @@ pub(super) async fn instance(console: Api, context: RequestContext, _: NoInput) 
     })
 }
 
-async fn usage(console: Api, context: RequestContext, _: NoInput) -> Result<UsageReport, Problem> {
+pub(super) async fn usage(console: Api, context: RequestContext, _: NoInput) -> Result<UsageReport, Problem> {
     let view = find(&console, &context)?;
     let span = |point: UsagePoint| UsageSpan { rss_bytes: point.rss_bytes, cpu_percent: point.cpu_percent };
     let points = console.usage.series(&view.spec.id).into_iter().map(|point| point.map(span)).collect();
     Ok(UsageReport { point_seconds: USAGE_POINT_SPAN.as_secs(), points })
 }
 
-async fn processes(console: Api, context: RequestContext, _: NoInput) -> Result<Option<ProcessReport>, Problem> {
+pub(super) async fn processes(
+    console: Api,
+    context: RequestContext,
+    _: NoInput,
+) -> Result<Option<ProcessReport>, Problem> {
     let view = find(&console, &context)?;
     let Some(pid) = view.pid else { return Ok(None) };
     let connector = console.connector.clone();
@@ -255,7 +261,7 @@ async fn tools(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<
     Ok(ToolEntry::all_of(&*find(&console, &context)?))
 }
 
-async fn clients(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ClientStatus>, Problem> {
+pub(super) async fn clients(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ClientStatus>, Problem> {
     let team = context.principal.team.map(|team| {
         let snapshot = console.runtime.snapshot();
         let slug = snapshot.iter().find(|view| view.spec.id.team.as_str() == team);
@@ -276,7 +282,7 @@ async fn machine(console: Api, _: RequestContext, _: NoInput) -> Result<MachineR
     Ok(MachineReport { memory, load: load.map_err(|error| Problem::new("closing", error.to_string()))? })
 }
 
-async fn tree(console: Api, context: RequestContext, _: NoInput) -> Result<ActorReport, Problem> {
+pub(super) async fn tree(console: Api, context: RequestContext, _: NoInput) -> Result<ActorReport, Problem> {
     let mut root = console.runtime.describe(ANSWER_TIMEOUT).await;
     if let Some(team) = &context.principal.team {
         let id = console.members.team_id(team, &console.runtime.snapshot());
@@ -332,17 +338,22 @@ async fn reconnect(console: Api, context: RequestContext, _: NoInput) -> Result<
 
 async fn call(console: Api, context: RequestContext, input: CallInput) -> Result<CallOutput, Problem> {
     let view = find(&console, &context)?;
-    if !context.principal.acts_for(&view.spec) {
-        let why = format!(
-            "`{}` is a server of {}/{}; a call in the name of another user needs the grant `act_as`",
-            view.spec.name, view.spec.team_slug, view.spec.user_slug
-        );
-        return Err(Problem::new("forbidden", why));
-    }
+    check_acting(&context, &view)?;
     let since = Instant::now();
     let timeout = input.timeout_ms.map(Duration::from_millis);
     let result = console.call(&view, &input.tool, input.arguments, timeout).await.map_err(problem)?;
     Ok(CallOutput { result, duration_ms: milliseconds(since.elapsed()) })
+}
+
+/// Checks that the principal may call tools in the name of the instance's user.
+pub(super) fn check_acting(context: &RequestContext, view: &InstanceView) -> Result<(), Problem> {
+    let why = || {
+        format!(
+            "`{}` is a server of {}/{}; a call in the name of another user needs the grant `act_as`",
+            view.spec.name, view.spec.team_slug, view.spec.user_slug
+        )
+    };
+    context.principal.acts_for(&view.spec).then_some(()).ok_or_else(|| Problem::new("forbidden", why()))
 }
 
 pub(super) async fn configure(

@@ -10,7 +10,9 @@ pub(crate) mod find;
 pub(crate) mod http_api;
 pub(crate) mod listener;
 pub(crate) mod mcp_server;
+mod pages;
 mod records;
+mod rows;
 pub(crate) mod server;
 pub(crate) mod state;
 

@@ -166,11 +166,16 @@ async fn respond(console: Api, context: RequestContext, mut query: EventQuery) -
     query.follow |= is_sse;
     let format = if is_sse { EventFormat::ServerSent } else { EventFormat::JsonLines };
     let ending = console.http.ending.clone();
-    Ok(stream_response(console, context.principal, query, format, ending).await)
+    let open = query.follow.then(|| console.streams.open(&context.principal)).transpose()?;
+    Ok(stream_response(console, context.principal, query, format, ending, open).await)
 }
 
 /// Returns the id of the team that a query names, or that of the principal's team.
-fn team_of(console: &ConsoleState, who: &Principal, named: Option<String>) -> Result<Option<String>, Problem> {
+pub(super) fn team_of(
+    console: &ConsoleState,
+    who: &Principal,
+    named: Option<String>,
+) -> Result<Option<String>, Problem> {
     let snapshot = console.runtime.snapshot();
     let id = |team: String| console.members.team_id(&team, &snapshot).unwrap_or(team);
     let (own, named) = (who.team.clone().map(id), named.map(|team| (id(team.clone()), team)));

@@ -261,5 +261,5 @@ async fn flush(State(console): State<Arc<ConsoleState>>) -> Json<()> {
 
 async fn events(State(console): State<Arc<ConsoleState>>, Query(query): Query<EventQuery>) -> Response {
     let ending = console.ending.clone();
-    stream_response(console, Principal::owner(Entrance::Socket), query, EventFormat::JsonLines, ending).await
+    stream_response(console, Principal::owner(Entrance::Socket), query, EventFormat::JsonLines, ending, None).await
 }

@@ -9,6 +9,7 @@ use mcp_satellite_actors::model::event::{ActionOutcome, Event, EventSubject};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_backend::link::SystemMonitor;
 use mcp_satellite_console::access::ConsoleAccess;
+use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::routes::ApiServer;
 use mcp_satellite_process::process::TreeUsage;
@@ -54,6 +55,7 @@ pub(crate) struct ConsoleState {
     pub(crate) metrics: Telemetry,
     pub(crate) machine: Arc<SystemMonitor>,
     pub(crate) refusals: RefusalCounts,
+    pub(crate) streams: StreamLimits,
     /// Times of the last events about reads of other users' data.
     pub(crate) reads: Mutex<HashMap<String, Instant>>,
     /// Cancelled after the runtime has ended: event streams send the remaining events and end.

@@ -45,6 +45,7 @@ use crate::sink::stdout::StdoutSink;
 use crate::state::StateDb;
 use crate::telemetry::{FactsOrigin, SatelliteTelemetry};
 use crate::values::ValueConfigurer;
+use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_files::known_dirs::DataDirLocation;
 use mcp_satellite_process::memory_limit;
 use mcp_satellite_process::reaper::ReaperLink;
@@ -210,6 +211,7 @@ impl RunningSatellite {
             metrics: self.telemetry.metrics(),
             machine: SystemMonitor::new(data_dir.path()),
             refusals: RefusalCounts::default(),
+            streams: StreamLimits::default(),
             reads: Mutex::default(),
             shutdown: self.console.shutdown.clone(),
             ending: self.console.ending.clone(),

@@ -77,8 +77,8 @@ fn every_response_matches_the_description() {
     let schema =
         json!({"$ref": "#/components/schemas/Problem", "components": close_objects(document["components"].clone())});
     assert!(jsonschema::draft202012::new(&schema).unwrap().is_valid(&problem), "{problem:#}");
-    // Each change above is one of the described ones, and none is missing.
-    let changes = described.iter().filter(|(_, method)| *method != "get").count();
+    // Each change above is one of the described ones, and none is missing. A session of MCP has other content.
+    let changes = described.iter().filter(|(path, method)| *method != "get" && !path.ends_with("/mcp")).count();
     assert_eq!(changes, 9, "a new change needs a line here: {described:#?}");
     satellite.terminate().exits(0);
 }

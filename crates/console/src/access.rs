@@ -145,6 +145,18 @@ impl ConsoleAccess {
         holders.is_on && holders.has_own_listener == connection.is_own
     }
 
+    /// Returns the name and the role of each token, in order. The owner's token has no name in the configuration.
+    pub fn token_names(&self) -> Vec<(String, String)> {
+        let name =
+            |principal: &Principal| principal.name.clone().unwrap_or_else(|| format!("owner ({OWNER_TOKEN_FILE})"));
+        let holders = self.holders();
+        let mut names: Vec<_> =
+            holders.by_token.holders().map(|holder| (name(holder), holder.access.role.to_string())).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
     /// Returns the permissions of a user of the control plane's MCP server; `None` if the user may not use it.
     pub fn mcp_user(&self, team: &TeamId, user: &UserId) -> Option<Principal> {
         self.holders().users.get(&(team.clone(), user.clone())).cloned()

@@ -4,6 +4,8 @@
 //! routes     a request: path → access → role → query and body → handler → response or problem document
 //! access     tokens, logins and the principal behind a request
 //! api        shapes of requests and responses, shared with the control socket
+//! feed       changes of the instances as a stream
+//! pages      the pages of browsers, with their script and style
 //! v1         those that only the HTTP API has
 //! mcp_tools  tools of the control plane's MCP server
 //! ```
@@ -15,8 +17,10 @@
 
 pub mod access;
 pub mod api;
+pub mod feed;
 pub mod mcp_tools;
 mod openapi;
+pub mod pages;
 pub mod principal;
 pub mod problem;
 pub mod routes;

@@ -8,8 +8,9 @@ use axum::body::to_bytes;
 use axum::extract::{FromRequestParts as _, RawPathParams, Request};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, request};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodFilter, MethodRouter, get, on};
+use axum::routing::{MethodFilter, MethodRouter, any, get, on};
 use axum::{Json, Router};
+use maud::Markup;
 use mcp_satellite_actors::model::event::{ActionActor, ActionOutcome, Event, EventSubject};
 use mcp_satellite_config::Role;
 use mcp_satellite_gateway::pages::PageConnection;
@@ -20,6 +21,7 @@ use serde_json::Value;
 
 use crate::access::ConsoleAccess;
 use crate::openapi::{ApiDescription, Operation};
+use crate::pages::{html_response, problem_response};
 use crate::principal::Principal;
 use crate::problem::Problem;
 
@@ -43,7 +45,7 @@ pub trait ApiServer: Send + Sync + 'static {
 pub struct NoInput {}
 
 /// A request whose role was checked.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct RequestContext {
     pub principal: Principal,
     /// Connection of the client; `None` for a request that came over MCP.
@@ -146,6 +148,62 @@ impl<S: ApiServer> Routes<S> {
                 async move {
                     let path = request.uri().path().to_owned();
                     let answered = run_change(&server, request, change, &handler).await;
+                    answered.unwrap_or_else(|problem| problem.at(&path).into_response())
+                }
+            }),
+        );
+    }
+
+    /// Adds a page: HTML, also for problems. A browser without a login is sent to the login page.
+    pub fn page<Q, H, F>(&mut self, path: &'static str, role: Role, handler: H)
+    where
+        Q: DeserializeOwned + Send + 'static,
+        H: Fn(Arc<S>, RequestContext, Q) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<Markup, Problem>> + Send + 'static,
+    {
+        let server = self.server.clone();
+        let handler = move |server, context, query| {
+            let page = handler(server, context, query);
+            async move { Ok(html_response(StatusCode::OK, page.await?)) }
+        };
+        self.add(
+            path,
+            get(move |request: Request| {
+                let (server, handler) = (server.clone(), handler.clone());
+                async move {
+                    let path = request.uri().path().to_owned();
+                    let answered = run_read(server, request, role, &handler).await;
+                    answered.unwrap_or_else(|problem| problem_response(&problem, &path))
+                }
+            }),
+        );
+    }
+
+    /// Adds a path whose handler gets the whole request, of each method. All but GET are changes.
+    pub fn forward<H, F>(&mut self, path: &'static str, role: Role, summary: &'static str, handler: H)
+    where
+        H: Fn(Arc<S>, RequestContext, Request) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<Response, Problem>> + Send + 'static,
+    {
+        for method in [Method::GET, Method::POST, Method::DELETE] {
+            let operation = Operation { method: &method, path, role: Some(role), summary };
+            self.description.add(&operation, &Value::Null, None, &Value::Object(serde_json::Map::new()));
+        }
+        let server = self.server.clone();
+        self.add(
+            path,
+            any(move |request: Request| {
+                let (server, handler) = (server.clone(), handler.clone());
+                async move {
+                    let path = request.uri().path().to_owned();
+                    let answered = async {
+                        let (mut parts, body) = request.into_parts();
+                        let principal = authenticate(&*server, &parts, parts.method != Method::GET)?;
+                        check_role(&principal, role)?;
+                        let context = context(&mut parts, principal).await?;
+                        handler(server, context, Request::from_parts(parts, body)).await
+                    }
+                    .await;
                     answered.unwrap_or_else(|problem| problem.at(&path).into_response())
                 }
             }),

@@ -66,6 +66,32 @@ pub enum InstanceOrder {
     Calls,
 }
 
+/// Query for a stream of instances and events.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct InstanceStreamQuery {
+    /// Position from which the stream continues: the id of its last `reset`, `delta` or `tick`. The header
+    /// `Last-Event-ID` has the same meaning.
+    pub position: Option<String>,
+    /// False for a stream without instances: it contains `tick` and events only.
+    #[serde(default = "yes")]
+    pub rows: bool,
+    /// Only the instance with this full name.
+    pub instance: Option<String>,
+    /// True to add the events that are stored meanwhile.
+    pub events: bool,
+    /// With `events`: only those after this number, also earlier ones.
+    pub since: Option<u64>,
+    /// With `events`: only these types, separated by commas.
+    pub types: Option<String>,
+    /// With `events`: only those of this team.
+    pub team: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
 /// A page of instances.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct InstancePage {

@@ -62,6 +62,13 @@ impl<T> Default for TokenTable<T> {
     }
 }
 
+impl<T> TokenTable<T> {
+    /// Returns the holder of each token.
+    pub fn holders(&self) -> impl Iterator<Item = &T> {
+        self.0.values().map(|(_, holder)| holder)
+    }
+}
+
 impl TokenCheck {
     /// # Errors
     /// The system provides no random numbers.

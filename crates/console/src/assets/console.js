@@ -1,0 +1,920 @@
+// The script of the console. A page is complete without it; the script keeps the page up to date, sends changes, and
+// makes grids usable by keys.
+//
+// One stream per visible page brings instances (`reset`, `delta`, `tick`) and events. A hidden page closes its stream
+// after a while, because a browser opens only six connections to a server, and continues from its position later.
+
+const body = document.body;
+const root = body.dataset.root ?? "";
+const api = (path) => `${root}../v1/${path}`;
+const byId = (id) => document.getElementById(id);
+const csrf = document.querySelector("meta[name=csrf]")?.content;
+
+const TICK_TIMEOUT = 5000; // Milliseconds without a tick, which comes every 2 s, after which the page is out of date.
+const RETRY_MIN = 500;
+const RETRY_MAX = 5000;
+const HIDDEN_MAX = 15000;
+const TEXT_MAX = 4096;
+const EVENTS_MAX = 1000;
+
+/** Creates an element. Strings become text, never HTML. */
+function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "class") made.className = value;
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** Returns text as it is shown: cut, and without characters that reorder text or end lines. */
+function shown(value) {
+  let text = typeof value === "string" ? value : JSON.stringify(value) ?? "";
+  if (text.length > TEXT_MAX) text = `${text.slice(0, TEXT_MAX)}… (${text.length} characters)`;
+  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, "\ufffd");
+}
+
+/** Returns text and commands, which are in backquotes. */
+const withCommands = (text) => shown(text).split("`").map((part, nth) => (nth % 2 ? element("code", {}, part) : part));
+
+function notify(text) {
+  const notice = byId("notice");
+  if (!notice) return;
+  notice.textContent = shown(text);
+  clearTimeout(notify.timer);
+  notify.timer = setTimeout(() => notice.replaceChildren(), 8000);
+}
+
+/** Sends a request to the API. Throws an Error with the detail and the next step of a problem document. */
+async function request(path, options = {}) {
+  const headers = { ...options.headers };
+  if (options.method && options.method !== "GET") headers["X-CSRF-Token"] = csrf ?? "";
+  const response = await fetch(path, { ...options, headers, credentials: "same-origin" });
+  if (response.status === 401) {
+    sessionStorage.setItem("note", "The login has ended: it expired, its token was removed, or the satellite was restarted.");
+    location.assign(`${root}login`);
+    throw new Error("the login has ended");
+  }
+  if (!response.ok) {
+    const problem = await response.json().catch(() => ({}));
+    const step = problem.next_step ? `; next step: ${problem.next_step}` : "";
+    throw new Error(`${problem.detail ?? problem.error?.message ?? `HTTP ${response.status}`}${step}`);
+  }
+  return response;
+}
+
+const post = (path, value) =>
+  request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(value) });
+
+/** Reads server-sent events from a response until it ends. */
+async function readEvents(response, handle) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let parts = [];
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    parts.push(value);
+    if (!value.includes("\n")) continue;
+    const frames = parts.join("").split(/\r?\n\r?\n/);
+    parts = [frames.pop()];
+    for (const frame of frames) {
+      const event = { name: "message", data: "" };
+      for (const line of frame.split(/\r?\n/)) {
+        const [, field, text] = /^(\w*):? ?(.*)$/s.exec(line) ?? [];
+        if (field === "event") event.name = text;
+        else if (field === "id") event.id = text;
+        else if (field === "data") event.data += (event.data && "\n") + text;
+      }
+      if (event.data) handle(event);
+    }
+  }
+}
+
+// ---- Time and freshness
+
+const offset = Date.parse(body.dataset.at ?? "") - Date.now() || 0; // The clock of the satellite may differ.
+const position = { boot: body.dataset.boot, revision: Number(body.dataset.revision ?? 0), at: Date.parse(body.dataset.at ?? "") };
+
+function duration(milliseconds) {
+  const seconds = Math.max(0, Math.round(milliseconds / 1000));
+  if (seconds < 120) return `${seconds} s`;
+  if (seconds < 7200) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h`;
+  return `${Math.floor(seconds / 86400)} d`;
+}
+
+function showTimes(within = document) {
+  const now = Date.now() + offset;
+  for (const time of within.querySelectorAll("time.since")) {
+    const since = time.dataset.since ? Number(time.dataset.since) : Date.parse(time.dateTime);
+    const text = `${duration(now - since)} ago`;
+    if (time.textContent !== text) time.textContent = text;
+    if (!time.title) time.title = new Date(since).toISOString();
+  }
+  for (const left of within.querySelectorAll(".countdown")) {
+    left.dataset.until ??= now + Number(left.dataset.ms);
+    left.textContent = duration(Number(left.dataset.until) - now);
+  }
+  const age = byId("age");
+  if (age) age.textContent = `as of ${new Date(position.at).toLocaleTimeString()}, ${duration(now - position.at)} old`;
+}
+
+function showLink(state, text) {
+  const link = byId("link");
+  if (!link) return;
+  if (link.textContent !== state) link.textContent = state;
+  link.className = state === "live" ? "live" : "cut";
+  body.classList.toggle("stale", state !== "live");
+  const note = byId("stale");
+  note.hidden = !text;
+  note.textContent = text ?? "";
+}
+
+// ---- The stream
+
+/** Keeps a stream open. `address` returns its URL for the current position; `handle` gets each event. */
+function keepStream(address, handle) {
+  let pause = RETRY_MIN;
+  let current; // AbortController of the open stream
+  let lastTick = 0;
+  let hiddenSince = 0;
+
+  async function open() {
+    const controller = (current = new AbortController());
+    lastTick = Date.now();
+    try {
+      const response = await request(address(), { headers: { Accept: "text/event-stream" }, signal: controller.signal });
+      await readEvents(response, (event) => {
+        if (controller !== current) return;
+        if (event.name === "tick") {
+          lastTick = Date.now();
+          pause = RETRY_MIN;
+          const tick = JSON.parse(event.data);
+          if (tick.boot !== position.boot) return restarted(tick.boot);
+          moved(tick.revision, tick.at);
+          showLink("live");
+        }
+        handle(event);
+      });
+      ended("The satellite has closed the stream.");
+    } catch (error) {
+      if (controller === current) ended(`The stream has ended: ${error.message}.`);
+    }
+  }
+
+  function ended(why) {
+    current = undefined;
+    showLink("not live", `${shown(why)} The page shows the state of ${new Date(position.at).toLocaleTimeString()} and is connecting again.`);
+    pause = Math.min(pause * 2, RETRY_MAX);
+    setTimeout(() => !current && !document.hidden && open(), pause);
+  }
+
+  function cut(why) {
+    current?.abort();
+    current = undefined;
+    ended(why);
+  }
+
+  setInterval(() => {
+    if (current && Date.now() - lastTick > TICK_TIMEOUT) cut("Nothing has arrived for 5 s.");
+    if (current && hiddenSince && Date.now() - hiddenSince > HIDDEN_MAX) {
+      current.abort();
+      current = undefined;
+      showLink("not live", "The page was hidden and is connecting again.");
+    }
+  }, 1000);
+  document.addEventListener("visibilitychange", () => {
+    hiddenSince = document.hidden ? Date.now() : 0;
+    if (!document.hidden && !current) open();
+  });
+  open();
+  return { restart: () => (current?.abort(), open()) };
+}
+
+function moved(revision, at) {
+  position.revision = Math.max(position.revision, revision);
+  position.at = Math.max(position.at, Date.parse(at));
+  const shownRevision = byId("revision");
+  if (shownRevision) shownRevision.textContent = `revision ${position.revision}`;
+}
+
+/** Another process of the satellite answers: everything on the page may have changed. */
+function restarted(boot) {
+  sessionStorage.setItem("note", `The satellite was restarted at ${new Date(Number(boot)).toLocaleTimeString()}.`);
+  location.reload();
+}
+
+const feedQuery = () => `position=${encodeURIComponent(`${position.boot}-${position.revision}`)}`;
+
+// ---- Parts of the page that the server renders again
+
+const FOCUSABLE = "a, button, input, summary, [tabindex]";
+let refreshing = false;
+let refreshAgain = false;
+
+async function refresh() {
+  if (refreshing) {
+    refreshAgain = true;
+    return;
+  }
+  refreshing = true;
+  try {
+    const address = new URL(location.href);
+    if (body.dataset.page === "instance") address.searchParams.set("live", "true");
+    const response = await request(address);
+    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+    for (const part of document.querySelectorAll("[data-live]")) {
+      const later = fresh.getElementById(part.id);
+      if (!later || later.innerHTML === part.innerHTML) continue;
+      const focus = [...part.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement);
+      if (document.activeElement.matches("input") && focus >= 0) continue; // Somebody is typing.
+      const open = [...part.querySelectorAll("details")].map((details) => details.open);
+      part.replaceChildren(...later.childNodes);
+      part.querySelectorAll("details").forEach((details, nth) => (details.open = open[nth] ?? details.open));
+      part.querySelectorAll(FOCUSABLE)[focus]?.focus();
+    }
+    moved(Number(fresh.body.dataset.revision), fresh.body.dataset.at);
+    showTimes();
+  } finally {
+    refreshing = false;
+    if (refreshAgain) {
+      refreshAgain = false;
+      refresh();
+    }
+  }
+}
+
+// ---- Changes
+
+document.addEventListener("click", async (click) => {
+  const button = click.target.closest("button");
+  if (!button) return;
+  const { action, instance, copy } = button.dataset;
+  if (button.dataset.repeat) {
+    await repeat(button);
+  } else if (copy !== undefined) {
+    await navigator.clipboard?.writeText(copy).catch(() => {});
+    notify("Copied.");
+  } else if (action) {
+    if (action === "stop" && !confirm(`Stop ${instance}? Its clients lose their tools.`)) return;
+    button.disabled = true;
+    try {
+      const response = await post(api(`instances/${encodeURIComponent(instance)}/${action}`), {});
+      const result = await response.json();
+      const stored = result.not_durable ? ` The command is not stored: ${result.not_durable}` : "";
+      notify(`${action} ${instance}: ${result.status.replaceAll("_", " ")}.${stored}`);
+    } catch (error) {
+      notify(`Cannot ${action} ${instance}: ${error.message}`);
+    } finally {
+      button.disabled = false;
+    }
+  } else if (button.id === "theme") {
+    const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const theme = (document.documentElement.dataset.theme ?? (isDark ? "dark" : "light")) === "dark" ? "light" : "dark";
+    localStorage.setItem("theme", theme);
+    document.documentElement.dataset.theme = theme;
+  } else if (button.id === "logout") {
+    await request(`${root}logout`, { method: "POST" }).catch((error) => notify(error.message));
+    location.assign(`${root}login`);
+  }
+});
+
+document.addEventListener("submit", async (submit) => {
+  const form = submit.target;
+  if (!form.matches(".configure")) return;
+  submit.preventDefault();
+  try {
+    const set = Object.fromEntries(new FormData(form));
+    await post(api(`instances/${encodeURIComponent(form.dataset.instance)}/configure`), { set });
+    form.reset();
+    document.activeElement?.blur();
+    notify("The values are set.");
+    refresh();
+  } catch (error) {
+    notify(error.message);
+  }
+});
+
+// ---- Overview
+
+const COLUMNS = JSON.parse(byId("rows")?.textContent ?? "{}").columns ?? [];
+
+function overview() {
+  const rows = new Map(); // name → {…columns, cell}
+  const teams = byId("teams");
+  const hasNames = teams.className === "tiles";
+  let active; // the row that the keys have selected
+
+  const read = (values) => Object.fromEntries(COLUMNS.map((column, nth) => [column, values[nth]]));
+  const isDormant = (row) => (row.flags ?? 0) & 1;
+  const isStopped = (row) => (row.flags ?? 0) & 2;
+  const kind = (row) =>
+    row.status === "online" && isDormant(row) ? "asleep" : row.status === "offline" && isStopped(row) ? "stopped" : row.status;
+  const text = (kind) => kind.replaceAll("_", " ");
+  const link = (row, label) => element("a", { href: `instances/${encodeURIComponent(row.name)}` }, shown(label));
+
+  function show(row) {
+    const classes = `${kind(row)}${row.out ? " out" : ""}${row === active ? " at" : ""}`;
+    if (row.cell.className !== classes) row.cell.className = classes;
+    if (hasNames) row.cell.lastChild.textContent = text(kind(row));
+  }
+
+  function grid(team) {
+    const found = [...teams.children].find((section) => section.dataset.team === team);
+    if (found) return found.querySelector(".grid");
+    const made = element("div", { class: "grid", role: "listbox", tabindex: 0, "aria-label": `Instances of ${team}` });
+    const section = element("section", { class: "team", "data-team": team, "aria-label": team },
+      element("h3", {}, `${shown(team)} `, element("span", { class: "count" })), made);
+    const next = [...teams.children].find((other) => other.dataset.team > team);
+    teams.insertBefore(section, next ?? null);
+    return made;
+  }
+
+  function put(values) {
+    const row = read(values);
+    const before = rows.get(row.name);
+    row.cell = before?.cell;
+    if (!row.cell) {
+      row.cell = element("i", { role: "option" });
+      if (hasNames) row.cell.append(element("b", {}, shown(row.server)), ` ${shown(row.user)} `, element("small", {}));
+      grid(row.team).append(row.cell);
+    }
+    row.cell.row = row;
+    rows.set(row.name, row);
+    if (active === before && before) active = row;
+    row.out = filterText && !matches(row);
+    show(row);
+  }
+
+  function remove(name) {
+    const row = rows.get(name);
+    if (!row) return;
+    row.cell.remove();
+    rows.delete(name);
+    const section = [...teams.children].find((section) => section.dataset.team === row.team);
+    if (section && !section.querySelector("i")) section.remove();
+  }
+
+  function showSummary() {
+    const counts = new Map();
+    const urgent = [];
+    for (const row of rows.values()) {
+      counts.set(kind(row), (counts.get(kind(row)) ?? 0) + 1);
+      if (row.urgency) urgent.push(row);
+    }
+    byId("counts").replaceChildren(...[...counts].map(([status, count]) =>
+      element("li", {}, element("span", { class: `dot ${status}` }), element("b", {}, `${count}`), ` ${text(status)}`)));
+    byId("total").textContent = rows.size;
+    for (const section of teams.children) section.querySelector(".count").textContent = section.querySelectorAll("i").length;
+    urgent.sort((one, other) => one.urgency - other.urgency || one.since - other.since);
+    const list = byId("attention");
+    const max = Number(list.dataset.max);
+    byId("attention-count").textContent = urgent.length;
+    byId("attention-none").hidden = urgent.length > 0;
+    byId("attention-more").hidden = urgent.length <= max;
+    const focused = list.contains(document.activeElement) && document.activeElement !== list && document.activeElement;
+    const focusedName = focused && focused.closest("li").dataset.name;
+    list.replaceChildren(...urgent.slice(0, max).map(attentionItem));
+    if (focused) {
+      const item = [...list.children].find((item) => item.dataset.name === focusedName);
+      (item?.querySelector(focused.matches("button") ? "button, a.button" : "a") ?? list).focus();
+    }
+    showTimes(list);
+  }
+
+  function attentionItem(row) {
+    const action = { restart: "restart", start: "start", reconnect: "reconnect" }[row.remedy];
+    const item = element("li", { "data-name": row.name },
+      element("span", { class: `status ${kind(row)}` }, text(kind(row))), " ",
+      link(row, `${row.server} · ${row.team}/${row.user}`), " ",
+      element("time", { class: "since", "data-since": row.since }), " ",
+      element("span", { class: "why" }, shown(row.message ?? ""), " ",
+        element("span", { class: "step" }, ...(row.step ? ["Next: ", ...withCommands(row.step)] : [retryText(row)]))));
+    if (action && csrf) item.append(" ", element("button", { type: "button", "data-action": action, "data-instance": row.name }, action));
+    else if (row.remedy) item.append(" ", element("a", { class: "button", href: `instances/${encodeURIComponent(row.name)}` }, "open"));
+    return item;
+  }
+
+  const retryText = (row) =>
+    row.retry ? `It recovers by itself: next attempt in ${duration(row.retry - Date.now() - offset)}.` : "It recovers by itself.";
+
+  function showDetail(row) {
+    const parts = row
+      ? [link(row, row.name), ` — ${text(kind(row))} for ${duration(Date.now() + offset - row.since)}`,
+         row.restarts ? `, ${row.restarts} restarts` : "", row.message ? `: ${shown(row.message)}` : ""]
+      : ["\u00a0"];
+    byId("detail").replaceChildren(...parts);
+  }
+
+  function activate(row, grid) {
+    const before = active;
+    active = row;
+    if (before) {
+      show(before);
+      before.cell.removeAttribute("id");
+      before.cell.removeAttribute("aria-selected");
+    }
+    if (!row) return;
+    row.cell.id = "active";
+    row.cell.setAttribute("aria-selected", "true");
+    row.cell.setAttribute("aria-label", `${row.server} of ${row.user}: ${text(kind(row))}`);
+    grid.setAttribute("aria-activedescendant", "active");
+    show(row);
+    showDetail(row);
+    row.cell.scrollIntoView({ block: "nearest" });
+  }
+
+  // Cells of the page and rows of its data are in the same order.
+  const initial = JSON.parse(byId("rows").textContent);
+  const cells = new Map([...teams.children].map((section) => [section.dataset.team, section.querySelectorAll("i")]));
+  const next = new Map();
+  let filterText = "";
+  for (const values of initial.rows) {
+    const row = read(values);
+    const nth = next.get(row.team) ?? 0;
+    next.set(row.team, nth + 1);
+    row.cell = cells.get(row.team)[nth];
+    row.cell.row = row;
+    rows.set(row.name, row);
+  }
+  byId("rows").remove();
+  position.revision = initial.revision;
+  showTimes();
+
+  teams.addEventListener("mouseover", (event) => event.target.closest("i") && showDetail(event.target.closest("i").row));
+  teams.addEventListener("click", (event) => {
+    const cell = event.target.closest("i");
+    if (cell) location.assign(`instances/${encodeURIComponent(cell.row.name)}`);
+  });
+  teams.addEventListener("focusin", (event) => {
+    const grid = event.target.closest(".grid");
+    if (grid && active?.cell.parentNode !== grid) activate(grid.querySelector("i")?.row, grid);
+  });
+  teams.addEventListener("keydown", (event) => {
+    const grid = event.target.closest(".grid");
+    if (!grid || !active) return;
+    const all = [...grid.children];
+    const at = all.indexOf(active.cell);
+    const top = active.cell.offsetTop;
+    const perLine = Math.max(1, all.filter((cell) => cell.offsetTop === all[0].offsetTop).length);
+    const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: perLine, ArrowUp: -perLine, Home: -at, End: all.length - 1 - at };
+    if (event.key === "Enter") return location.assign(`instances/${encodeURIComponent(active.name)}`);
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    const target = all[Math.min(all.length - 1, Math.max(0, at + moves[event.key]))];
+    if (target && (target.offsetTop !== top || target !== active.cell)) activate(target.row, grid);
+  });
+
+  const matches = (row) => `${row.name} ${text(kind(row))}`.toLowerCase().includes(filterText);
+  byId("filter").addEventListener("input", (event) => {
+    filterText = event.target.value.trim().toLowerCase();
+    const found = [];
+    for (const row of rows.values()) {
+      row.out = filterText && !matches(row);
+      if (filterText && !row.out) found.push(row);
+      show(row);
+    }
+    byId("found").replaceChildren(...found.slice(0, 30).map((row) => element("li", {}, link(row, row.name), ` ${text(kind(row))}`)));
+    if (found.length > 30) byId("found").append(element("li", {}, `and ${found.length - 30} more`));
+  });
+
+  keepStream(() => api(`instances/stream?${feedQuery()}`), (event) => {
+    if (event.name !== "reset" && event.name !== "delta") return;
+    const data = JSON.parse(event.data);
+    if (event.name === "reset") {
+      if (data.boot !== position.boot) return restarted(data.boot);
+      const names = new Set(data.rows.map(([name]) => name));
+      for (const name of rows.keys()) if (!names.has(name)) remove(name);
+      data.rows.forEach(put);
+    } else {
+      if (data.revision <= position.revision) return;
+      if (data.from > position.revision) {
+        position.revision = 0; // A delta is missing: the next stream begins with all rows.
+        throw new Error("a change is missing");
+      }
+      data.gone.forEach(remove);
+      data.set.forEach(put);
+    }
+    moved(data.revision, data.at);
+    showSummary();
+  });
+}
+
+// ---- Events and output
+
+const IDS = new Set(["installation_id", "team_id", "user_id", "process_id", "server_slug"]);
+
+/** Returns the content of an event as one line. */
+function describe(data) {
+  const parts = [];
+  for (const [name, value] of Object.entries(data)) {
+    if (IDS.has(name) || value === null || value === undefined) continue;
+    if (name === "logs") parts.push(value.map((line) => line.message).join(" ⏎ "));
+    else if (name === "actor") parts.push(`by ${value.kind}${value.name ? ` ${value.name}` : ""} via ${value.via}`);
+    else if (name === "target") parts.push(value.process_id);
+    else parts.push(`${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+  }
+  return parts.join(" · ");
+}
+
+function eventItem(event, hasInstance) {
+  if (event.type === "events.dropped") {
+    const { from_seq: from, to_seq: to } = event.data;
+    return element("li", {}, element("span", { class: "lost" }, `Events ${from}–${to} are lost: too many waited to be stored.`));
+  }
+  const name = event.data.process_id;
+  const item = element("li", { "data-seq": event.seq },
+    element("span", { class: "seq" }, `${event.seq}`),
+    element("time", { datetime: event.timestamp }, event.timestamp.slice(0, 23).replace("T", " ")),
+    element("span", { class: "kind" }, shown(event.type.replace(/^mcp\./, ""))));
+  if (hasInstance && name) item.append(element("a", { href: `${root}instances/${encodeURIComponent(name)}` }, shown(name)), " ");
+  item.append(element("span", {}, shown(describe(event.data))));
+  return item;
+}
+
+/** Shows the events of the stream in a list; the newest is first. */
+function eventList(list) {
+  const instance = list.dataset.instance;
+  const output = byId("output");
+  if (output) output.scrollTop = output.scrollHeight;
+  let since = Number(list.dataset.since);
+  let outputSince = Number(output?.dataset.through ?? since);
+  let queue = [];
+
+  function flush() {
+    const items = queue.reverse().map((event) => eventItem(event, !instance));
+    queue = [];
+    list.prepend(...items);
+    while (list.children.length > EVENTS_MAX) list.lastChild.remove();
+  }
+
+  function addOutput(event) {
+    const atEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
+    for (const line of event.data.logs) {
+      output.append(element("div", { class: line.level, title: line.timestamp }, shown(line.message)));
+    }
+    while (output.children.length > EVENTS_MAX) output.firstChild.remove();
+    byId("output-none").hidden = true;
+    if (atEnd) output.scrollTop = output.scrollHeight;
+  }
+
+  return {
+    query: () => `since=${Math.min(since, outputSince)}${list.dataset.filter ?? ""}${instance ? `&instance=${encodeURIComponent(instance)}` : ""}`,
+    add(event) {
+      if (event.name === "reset" || event.name === "delta" || event.name === "tick") return;
+      const envelope = JSON.parse(event.data);
+      if (typeof envelope.seq !== "number") return;
+      const isNew = envelope.seq > since;
+      if (instance && envelope.type === "mcp.server.logs") {
+        if (output && envelope.seq > outputSince) addOutput(envelope);
+      } else if (isNew && queue.push(envelope) === 1) {
+        requestAnimationFrame(flush);
+      }
+      // The list and the output may begin after different events.
+      since = Math.max(since, envelope.seq);
+      outputSince = Math.max(outputSince, envelope.seq);
+    },
+  };
+}
+
+function events() {
+  const list = eventList(byId("events"));
+  const follow = byId("follow");
+  if (!follow) return polled();
+  const stream = keepStream(() => api(`instances/stream?rows=false&events=true&${feedQuery()}&${list.query()}`), (event) => {
+    if (follow.getAttribute("aria-pressed") === "true") list.add(event);
+  });
+  follow.addEventListener("click", () => {
+    const isOn = follow.getAttribute("aria-pressed") !== "true";
+    follow.setAttribute("aria-pressed", isOn);
+    // The events of the pause are in the journal: the new stream begins after the last shown one.
+    if (isOn) stream.restart();
+  });
+}
+
+function instance() {
+  const list = eventList(byId("events"));
+  const name = byId("events").dataset.instance;
+  keepStream(() => api(`instances/stream?events=true&${feedQuery()}&${list.query()}`), (event) => {
+    list.add(event);
+    if (event.name === "reset" || event.name === "delta") {
+      const data = JSON.parse(event.data);
+      if (event.name === "reset" && data.boot !== position.boot) return restarted(data.boot);
+      if (data.gone?.includes(name)) notify("The instance was removed.");
+      moved(data.revision, data.at);
+      refresh();
+    }
+  });
+  setInterval(() => document.hidden || body.classList.contains("stale") || refresh().catch(() => {}), 5000);
+}
+
+/** A page whose parts are rendered again every few seconds. */
+function polled() {
+  keepStream(() => api(`instances/stream?rows=false&${feedQuery()}`), () => {});
+  if (!document.querySelector("[data-live]")) return;
+  setInterval(() => document.hidden || body.classList.contains("stale") || refresh().catch(() => {}), 2000);
+}
+
+// ---- Calls
+
+/** Repeats a stored call after a confirmation, and compares the results. */
+async function repeat(button) {
+  const { repeat: tool, instance, arguments: text } = button.dataset;
+  const path = `instances/${encodeURIComponent(instance)}`;
+  const place = button.parentNode.querySelector(".after");
+  button.disabled = true;
+  try {
+    const tools = await (await request(api(`${path}/tools`))).json();
+    const { readOnlyHint, idempotentHint } = tools.find((entry) => entry.tool.name === tool)?.tool.annotations ?? {};
+    const isSafe = readOnlyHint === true || idempotentHint === true;
+    const question = `Call ${tool} of ${instance} again? The server does not say that a repetition is harmless.`;
+    if (!isSafe && !confirm(question)) return;
+    const { result, duration_ms: took } = await (await post(api(`${path}/call`), { tool, arguments: JSON.parse(text) })).json();
+    let before = button.parentNode.querySelector(".before").textContent;
+    try {
+      before = JSON.stringify(JSON.parse(before));
+    } catch {
+      // A result that was cut when it was stored.
+    }
+    place.replaceChildren(
+      element("h3", {}, before === JSON.stringify(result) ? "The same result" : "Another result", ` after ${took} ms`),
+      element("pre", { tabindex: 0 }, shown(JSON.stringify(result, null, 2))));
+  } catch (error) {
+    place.replaceChildren(element("p", { class: "error" }, shown(error.message)));
+  } finally {
+    button.disabled = false;
+  }
+}
+
+// ---- Playground: an MCP client in the name of the instance's user
+
+function playground() {
+  const place = byId("playground");
+  const address = api(`instances/${encodeURIComponent(place.dataset.instance)}/mcp`);
+  const tools = JSON.parse(byId("tools").textContent);
+  const [select, form, result, question, bar, progress] = ["tool", "arguments", "result", "question", "bar", "progress"].map(byId);
+  let session, protocol, nextId = 1, running;
+  const answers = new Map(); // id of a request → function that takes its response
+
+  const log = (direction, message) => {
+    const messages = byId("messages");
+    messages.append(element("li", {}, shown(`${direction} ${JSON.stringify(message)}`)));
+    while (messages.children.length > 200) messages.firstChild.remove();
+  };
+
+  async function send(message) {
+    log("→", message);
+    const headers = { "Content-Type": "application/json", Accept: "application/json, text/event-stream" };
+    if (session) headers["Mcp-Session-Id"] = session;
+    if (protocol) headers["Mcp-Protocol-Version"] = protocol;
+    const response = await request(address, { method: "POST", headers, body: JSON.stringify(message) });
+    session ??= response.headers.get("Mcp-Session-Id") ?? undefined;
+    const type = response.headers.get("Content-Type") ?? "";
+    if (type.startsWith("text/event-stream")) await readEvents(response, (event) => receive(JSON.parse(event.data)));
+    else if (type.startsWith("application/json")) receive(await response.json());
+  }
+
+  function call(method, params) {
+    const id = nextId++;
+    const answer = new Promise((resolve, reject) => answers.set(id, { resolve, reject }));
+    send({ jsonrpc: "2.0", id, method, params }).then(
+      () => answers.get(id)?.reject(new Error("the server closed the connection without a response")),
+      (error) => answers.get(id)?.reject(error));
+    return { id, answer: answer.finally(() => answers.delete(id)) };
+  }
+
+  function receive(message) {
+    log("←", message);
+    if (message.method === "notifications/progress") {
+      const { progress: done, total, message: text } = message.params;
+      bar.hidden = false;
+      if (total) Object.assign(bar, { max: total, value: done });
+      else bar.removeAttribute("value");
+      progress.textContent = shown(text ?? `${done}${total ? ` of ${total}` : ""}`);
+    } else if (message.method && message.id !== undefined) {
+      ask(message);
+    } else if (message.id !== undefined) {
+      const waiting = answers.get(message.id);
+      if (message.error) waiting?.reject(new Error(`${message.error.message} (code ${message.error.code})`));
+      else waiting?.resolve(message.result);
+    }
+  }
+
+  const reply = (id, result) => send({ jsonrpc: "2.0", id, result }).catch((error) => notify(error.message));
+
+  /** Shows a request of the server: a question to the user, or a request for a model's answer. */
+  function ask({ id, method, params }) {
+    if (method === "ping") return reply(id, {});
+    const isQuestion = method === "elicitation/create";
+    if (!isQuestion && method !== "sampling/createMessage") {
+      return send({ jsonrpc: "2.0", id, error: { code: -32601, message: "the console does not answer this request" } });
+    }
+    const fields = element("form", {});
+    let read;
+    if (isQuestion) {
+      read = schemaForm(fields, params.requestedSchema ?? {});
+    } else {
+      const texts = (params.messages ?? []).map(({ role, content }) => `${role}: ${content?.text ?? JSON.stringify(content)}`);
+      const box = element("textarea", { "aria-label": "Answer of the model" });
+      fields.append(element("p", { class: "help" }, shown(texts.join("\n"))), box);
+      read = () => box.value;
+    }
+    const accept = element("button", { type: "submit" }, "Answer");
+    const decline = element("button", { type: "button" }, "Decline");
+    fields.append(accept, decline);
+    fields.addEventListener("submit", (submit) => {
+      submit.preventDefault();
+      const value = read();
+      question.replaceChildren();
+      reply(id, isQuestion ? { action: "accept", content: value }
+        : { role: "assistant", model: "person", stopReason: "endTurn", content: { type: "text", text: value } });
+    });
+    decline.addEventListener("click", () => {
+      question.replaceChildren();
+      if (isQuestion) reply(id, { action: "decline" });
+      else send({ jsonrpc: "2.0", id, error: { code: -1, message: "the user declined" } });
+    });
+    const title = isQuestion ? "The server asks" : "The server wants an answer of a model";
+    question.replaceChildren(element("h3", {}, title), element("p", {}, shown(params.message ?? params.systemPrompt ?? "")), fields);
+    fields.querySelector("input, select, textarea")?.focus();
+  }
+
+  async function connect() {
+    if (session) return;
+    const started = call("initialize", {
+      protocolVersion: "2025-11-25",
+      capabilities: { sampling: {}, elicitation: {} },
+      clientInfo: { name: "mcp-satellite console", version: "1" },
+    });
+    protocol = (await started.answer).protocolVersion;
+    await send({ jsonrpc: "2.0", method: "notifications/initialized" });
+    listen();
+  }
+
+  /** Receives requests of the server that belong to no call. */
+  async function listen() {
+    const headers = { Accept: "text/event-stream", "Mcp-Session-Id": session, "Mcp-Protocol-Version": protocol };
+    await request(address, { headers }).then((response) => readEvents(response, (event) => receive(JSON.parse(event.data))), () => {});
+  }
+
+  addEventListener("pagehide", () => {
+    if (!session) return;
+    const headers = { "Mcp-Session-Id": session, "X-CSRF-Token": csrf ?? "" };
+    fetch(address, { method: "DELETE", headers, keepalive: true }).catch(() => {});
+    session = undefined;
+  });
+
+  let readArguments = () => ({});
+  function choose() {
+    const tool = tools[select.value];
+    byId("tool-description").textContent = shown(tool?.description ?? "");
+    form.replaceChildren();
+    readArguments = schemaForm(form, tool?.inputSchema ?? {});
+    byId("call").disabled = !tool || Boolean(running);
+  }
+
+  tools.forEach((tool, nth) => select.append(element("option", { value: nth }, shown(tool.name))));
+  const selected = tools.findIndex((tool) => tool.name === place.dataset.selected);
+  if (selected >= 0) select.value = selected;
+  select.addEventListener("change", choose);
+  choose();
+
+  form.addEventListener("submit", async (submit) => {
+    submit.preventDefault();
+    let values;
+    try {
+      values = readArguments();
+    } catch (error) {
+      return notify(error.message);
+    }
+    byId("call").disabled = true;
+    byId("cancel").disabled = false;
+    progress.textContent = "The call runs.";
+    result.replaceChildren();
+    const since = performance.now();
+    try {
+      await connect();
+      running = call("tools/call", { name: tools[select.value].name, arguments: values, _meta: { progressToken: `call-${nextId}` } });
+      const answer = await running.answer;
+      progress.textContent = `${answer.isError ? "The tool failed" : "Answered"} after ${Math.round(performance.now() - since)} ms.`;
+      showResult(result, answer);
+    } catch (error) {
+      progress.textContent = `The call failed: ${shown(error.message)}`;
+      // The session may have ended with the satellite or the instance.
+      if (/session|404/i.test(error.message)) session = protocol = undefined;
+    }
+    running = undefined;
+    bar.hidden = true;
+    question.replaceChildren();
+    byId("call").disabled = false;
+    byId("cancel").disabled = true;
+  });
+  byId("cancel").addEventListener("click", () => {
+    if (!running) return;
+    const { id } = running;
+    send({ jsonrpc: "2.0", method: "notifications/cancelled", params: { requestId: id, reason: "cancelled in the console" } })
+      .catch((error) => notify(error.message));
+    answers.get(id)?.reject(new Error("cancelled"));
+  });
+  polled();
+}
+
+/** Adds the fields of a JSON schema to a form. Returns a function that reads their values. */
+function schemaForm(form, schema) {
+  const readers = [];
+  const required = new Set(schema.required ?? []);
+  for (const [name, property] of Object.entries(schema.properties ?? {})) {
+    const type = [property.type].flat().find((type) => type !== "null");
+    const options = property.enum ?? property.oneOf?.map((one) => one.const);
+    const needed = required.has(name);
+    let field, read;
+    if (options && type !== "object") {
+      field = element("select", {}, ...(needed ? [] : [element("option", { value: "" }, "–")]),
+        ...options.map((option, nth) => element("option", { value: nth }, shown(property.enumNames?.[nth] ?? property.oneOf?.[nth].title ?? option))));
+      read = () => (field.value === "" ? undefined : options[field.value]);
+      if (options.includes(property.default)) field.value = options.indexOf(property.default);
+    } else if (type === "boolean") {
+      field = element("select", {}, element("option", { value: "" }, "–"), element("option", { value: "true" }, "true"), element("option", { value: "false" }, "false"));
+      read = () => (field.value === "" ? undefined : field.value === "true");
+      if (needed || property.default !== undefined) field.value = String(property.default ?? false);
+    } else if (type === "number" || type === "integer") {
+      field = element("input", { type: "number", step: type === "integer" ? 1 : "any", min: property.minimum, max: property.maximum, required: needed });
+      read = () => (field.value === "" ? undefined : Number(field.value));
+      if (property.default !== undefined) field.value = property.default;
+    } else if (type === "string") {
+      const isLong = (property.maxLength ?? 0) > 200 || /content|text|body|code|query|prompt/i.test(name);
+      field = isLong ? element("textarea", { required: needed }) : element("input", { type: "text", required: needed });
+      read = () => (field.value === "" && !needed ? undefined : field.value);
+      if (property.default !== undefined) field.value = property.default;
+    } else {
+      field = element("textarea", { required: needed, placeholder: type === "array" ? "[…]" : type === "object" ? "{…}" : "JSON" });
+      if (property.default !== undefined) field.value = JSON.stringify(property.default);
+      read = () => {
+        if (field.value.trim() === "") return undefined;
+        try {
+          return JSON.parse(field.value);
+        } catch (error) {
+          throw new Error(`${name} is not valid JSON: ${error.message}`);
+        }
+      };
+    }
+    readers.push([name, read]);
+    form.append(element("label", {}, element("span", {}, shown(property.title ?? name), needed ? " (required)" : ""), field,
+      element("span", { class: "help" }, shown(property.description ?? ""))));
+  }
+  if (!readers.length) form.append(element("p", { class: "help" }, "No arguments."));
+  return () => Object.fromEntries(readers.map(([name, read]) => [name, read()]).filter(([, value]) => value !== undefined));
+}
+
+const IMAGES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
+
+/** Shows the content of a result. Other images than bitmaps can contain scripts and are shown as text. */
+function showResult(place, answer) {
+  for (const item of answer.content ?? []) {
+    if (item.type === "image" && IMAGES.has(item.mimeType) && /^[A-Za-z0-9+/=\s]*$/.test(item.data ?? "")) {
+      place.append(element("img", { src: `data:${item.mimeType};base64,${item.data}`, alt: "Image of the result" }));
+    } else if (item.type === "text") {
+      let text = item.text;
+      try {
+        text = JSON.stringify(JSON.parse(text), null, 2);
+      } catch {
+        // Plain text.
+      }
+      place.append(element("pre", { tabindex: 0 }, shown(text)));
+    } else {
+      place.append(element("pre", { tabindex: 0 }, shown(JSON.stringify(item, null, 2))));
+    }
+  }
+  if (answer.structuredContent) {
+    place.append(element("h3", {}, "Structured"), element("pre", { tabindex: 0 }, shown(JSON.stringify(answer.structuredContent, null, 2))));
+  }
+  if (!place.childNodes.length) place.append(element("p", {}, "The result is empty."));
+}
+
+// ---- Start
+
+function login() {
+  const code = location.hash.slice(1);
+  if (!code) return;
+  // The code must not stay in the history.
+  history.replaceState(null, "", location.pathname);
+  byId("token").value = code;
+  byId("login").submit();
+}
+
+const theme = localStorage.getItem("theme");
+if (theme) document.documentElement.dataset.theme = theme;
+const note = sessionStorage.getItem("note");
+if (note) {
+  sessionStorage.removeItem("note");
+  notify(note);
+}
+if (byId("age")) {
+  showTimes();
+  setInterval(showTimes, 1000);
+}
+const pages = { overview, instance, events, playground, login, instances: polled, clients: polled, tree: polled, calls: polled };
+pages[body.dataset.page]?.();
+performance.mark("usable");

@@ -1,0 +1,81 @@
+//! Calls that are stored in the journal.
+
+use maud::{Markup, html};
+use mcp_satellite_actors::model::event::rfc3339;
+
+use super::layout::{PageFrame, Section, instance_link, page};
+use super::{may_operate, segment, shown, shown_lines};
+use crate::v1::{CallEntry, CallPage, CallQuery};
+
+/// Bytes of arguments up to which a call can be repeated from the page.
+const REPEATABLE_MAX: usize = 64 * 1024;
+
+/// Returns the page.
+pub fn calls_page(found: &CallPage, query: &CallQuery, frame: &PageFrame) -> Markup {
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let content = html! {
+        h1 { "Calls" }
+        form.filters method="get" action={ (frame.root) "calls" } {
+            label { "Instance " input name="instance" value=(text(&query.instance)) placeholder="full name"; }
+            label { "Server " input name="server" value=(text(&query.server)); }
+            label { "Tool " input name="tool" value=(text(&query.tool)); }
+            label { "User id " input name="user" value=(text(&query.user)); }
+            label { "Result "
+                select name="success" {
+                    option value="" { "all" }
+                    option value="true" selected[query.success == Some(true)] { "answered" }
+                    option value="false" selected[query.success == Some(false)] { "failed" }
+                }
+            }
+            button type="submit" { "Show" }
+        }
+        p.help { "Each instance keeps its last calls, and only those of servers with request logging; " code { "[journal]" } " sets how many." }
+        @if found.calls.is_empty() { p { "No stored call matches." } }
+        ol.events.calls aria-label="Calls, newest first" { @for call in &found.calls { (item(call, frame)) } }
+        @if let Some(next) = &found.next { p { a.button href={ (frame.root) "calls?" (next_query(query, next)) } { "Older calls" } } }
+    };
+    page(frame, Section::Calls, "calls", "Calls", &content)
+}
+
+fn item(entry: &CallEntry, frame: &PageFrame) -> Markup {
+    let call = &entry.call;
+    let (arguments, response) = (call.tool_params.as_str(), call.tool_response.as_str());
+    html! {
+        li {
+            time datetime=(rfc3339(call.timestamp)) { (rfc3339(call.timestamp)[..23].replace('T', " ")) }
+            span.kind { (shown(&call.tool_name)) }
+            (instance_link(frame, &entry.instance, &entry.instance))
+            " · " (shown(&entry.user_id)) " · " (call.response_time_ms) " ms · "
+            @if call.success { "answered" } @else { span.error { "failed: " (shown(call.error_message.as_deref().unwrap_or("the tool reported an error"))) } }
+            details {
+                summary { "Arguments and result" }
+                div.columns {
+                    div { h3 { "Arguments" } pre tabindex="0" { (shown_lines(arguments)) } }
+                    div { h3 { "Result" } pre.before tabindex="0" { (shown_lines(response)) } }
+                }
+                @if may_operate(frame) && arguments.len() <= REPEATABLE_MAX {
+                    button type="button" data-repeat=(call.tool_name) data-instance=(entry.instance) data-arguments=(arguments) { "Repeat and compare" }
+                    div.after {}
+                }
+            }
+        }
+    }
+}
+
+fn next_query(query: &CallQuery, cursor: &str) -> String {
+    let success = query.success.map(|success| success.to_string());
+    let given = [
+        ("instance", &query.instance),
+        ("server", &query.server),
+        ("tool", &query.tool),
+        ("user", &query.user),
+        ("team", &query.team),
+        ("since", &query.since),
+        ("until", &query.until),
+        ("success", &success),
+    ];
+    let mut parts: Vec<String> =
+        given.iter().filter_map(|(key, value)| Some(format!("{key}={}", segment(value.as_ref()?)))).collect();
+    parts.push(format!("cursor={}", segment(cursor)));
+    parts.join("&")
+}

@@ -1,0 +1,76 @@
+//! Clients: who is connected, which tokens exist, and how a client is connected.
+
+use maud::{Markup, html};
+use mcp_satellite_gateway::clients::ClientStatus;
+
+use super::layout::{PageFrame, Section, page};
+use super::shown;
+
+/// Contents of the page of clients.
+#[derive(Debug, Clone)]
+pub struct ClientsShape {
+    pub clients: Vec<ClientStatus>,
+    /// Name and role of each console token; `None` if the principal may not see them.
+    pub tokens: Option<Vec<(String, String)>>,
+    /// URL of the MCP endpoint, if it is open.
+    pub url: Option<String>,
+    /// Names of the clients that `satellite connect` can connect.
+    pub connectable: Vec<String>,
+}
+
+/// Returns the page.
+pub fn clients_page(shape: &ClientsShape, frame: &PageFrame) -> Markup {
+    let content = html! {
+        h1 { "Clients" }
+        section #sessions data-live aria-labelledby="sessions-title" {
+            h2 #sessions-title { "Connected " span.count { (shape.clients.len()) } }
+            @if shape.clients.is_empty() { p { "No MCP client is connected." } }
+            @else {
+                div.scroll tabindex="0" role="region" aria-label="Table of clients" { table {
+                    thead { tr {
+                        th scope="col" { "Client" } th scope="col" { "User" } th scope="col" { "Protocol" } th scope="col" { "Endpoint" }
+                        th scope="col" { "Session" } th.number scope="col" { "Open" } th.number scope="col" { "Calls" }
+                        th.number scope="col" { "Connected" } th.number scope="col" { "Idle" }
+                    } }
+                    tbody {
+                        @for client in &shape.clients {
+                            tr {
+                                th scope="row" { (shown(&client.client)) " " (shown(&client.client_version)) }
+                                td { (shown(&client.team)) "/" (shown(&client.user)) }
+                                td { (shown(&client.protocol)) } td { (shown(&client.endpoint)) }
+                                td { code { (shown(client.session_id.as_deref().unwrap_or("none"))) } }
+                                td.number { (client.open) } td.number { (client.tool_calls) }
+                                td.number { (client.connected_seconds) " s" } td.number { (client.idle_seconds) " s" }
+                            }
+                        }
+                    }
+                } }
+            }
+        }
+        section aria-labelledby="connect-title" {
+            h2 #connect-title { "Connect a client" }
+            @if let Some(url) = &shape.url {
+                p { "The MCP endpoint is " code { (shown(url)) } ". These commands write the entry into the client's own configuration, on the satellite's machine:" }
+                ul.commands {
+                    @for id in &shape.connectable { li { (command(&format!("satellite connect {id}"))) } }
+                }
+                p { "For any other client, paste this entry. The client starts the bridge, which needs no token in a file:" }
+                (command(r#"{"mcpServers": {"satellite": {"command": "satellite", "args": ["stdio"]}}}"#))
+                p { "A client on another machine needs the URL and the token of a user:" }
+                (command(&format!(r#"{{"mcpServers": {{"satellite": {{"type": "http", "url": "{url}", "headers": {{"Authorization": "Bearer TOKEN"}}}}}}}}"#)))
+            } @else { p { "The MCP endpoint is off. Add a table " code { "[gateway]" } " to the configuration and run " code { "satellite reload" } "." } }
+        }
+        @if let Some(tokens) = &shape.tokens {
+            section aria-labelledby="tokens-title" {
+                h2 #tokens-title { "Tokens of the console" }
+                p { "A token's value is never shown. " code { "[[console.tokens]]" } " in the configuration adds and removes tokens." }
+                ul { @for (name, role) in tokens { li { (shown(name)) " · " (role) } } }
+            }
+        }
+    };
+    page(frame, Section::Clients, "clients", "Clients", &content)
+}
+
+fn command(text: &str) -> Markup {
+    html! { span.command { code { (text) } button type="button" data-copy=(text) { "Copy" } } }
+}

@@ -1,0 +1,104 @@
+//! Events: the newest first. The script adds new ones.
+
+use maud::{Markup, html};
+use mcp_satellite_actors::model::event::{Envelope, Event, rfc3339};
+use serde_json::Value;
+
+use super::layout::{PageFrame, Section, instance_link, page};
+use super::{segment, shown};
+use crate::api::EventQuery;
+
+/// Contents of the page of events.
+#[derive(Debug, Clone)]
+pub struct EventsShape {
+    /// The filter; `since` if the list begins after an event.
+    pub query: EventQuery,
+    /// Events to begin with, the newest first.
+    pub events: Vec<Envelope>,
+    /// Number of the last event that the list can contain: new events follow it.
+    pub through: u64,
+    /// Number below which older events are; `None` if there are none.
+    pub older: Option<u64>,
+    /// True if the list ends with an event that is not the last one.
+    pub is_old: bool,
+}
+
+/// Returns the page.
+pub fn events_page(shape: &EventsShape, frame: &PageFrame) -> Markup {
+    let EventsShape { query, events, through, older, is_old } = shape;
+    let types = query.types.as_deref().unwrap_or_default();
+    let filter: String = [("types", &query.types), ("team", &query.team), ("instance", &query.instance)]
+        .iter()
+        .filter_map(|(key, value)| {
+            Some(format!("&{key}={}", segment(value.as_deref().filter(|value| !value.is_empty())?)))
+        })
+        .collect();
+    let content = html! {
+        h1 { "Events" }
+        form.filters method="get" action={ (frame.root) "events" } {
+            label { "After number " input name="since" type="number" min="0" value=[query.since]; }
+            label { "Type "
+                select name="types" {
+                    option value="" { "all" }
+                    @for kind in Event::KINDS { option value=(kind) selected[*kind == types] { (kind) } }
+                }
+            }
+            label { "Instance " input name="instance" value=(query.instance.as_deref().unwrap_or_default()) placeholder="full name"; }
+            button type="submit" { "Show" }
+            @if !is_old { button #follow type="button" aria-pressed="true" { "Follow" } }
+            a.button href={ (frame.root) "../v1/events/stream?since=" (query.since.unwrap_or(0)) (filter) } download="events.ndjson" { "Download" }
+        }
+        @if *is_old { p { a href={ (frame.root) "events?" (filter) } { "Newest events" } } }
+        ol #events.events data-since=(through) data-filter=(filter) data-old[*is_old] aria-label="Events, newest first" { (event_items(frame, events, true)) }
+        @if let Some(older) = older { p { a.button href={ (frame.root) "events?before=" (older) (filter) } { "Older events" } } }
+        @if events.is_empty() && *is_old { p { "No older event matches." } }
+    };
+    page(frame, Section::Events, "events", "Events", &content)
+}
+
+/// Returns items of a list of events, like those of the script.
+pub(super) fn event_items(frame: &PageFrame, events: &[Envelope], has_instance: bool) -> Markup {
+    html! {
+        @for envelope in events {
+            li data-seq=(envelope.seq) {
+                @if let Event::EventsDropped { from_seq, to_seq } = &envelope.event {
+                    span.lost { "Events " (from_seq) "–" (to_seq) " are lost: too many waited to be stored." }
+                } @else {
+                    span.seq { (envelope.seq) }
+                    time datetime=(rfc3339(envelope.timestamp)) { (rfc3339(envelope.timestamp)[..23].replace('T', " ")) }
+                    span.kind { (envelope.event.kind().trim_start_matches("mcp.")) }
+                    @if let (true, Some(subject)) = (has_instance, envelope.event.subject()) {
+                        (instance_link(frame, &subject.process_id, &subject.process_id)) " "
+                    }
+                    span { (describe(&envelope.event)) }
+                }
+            }
+        }
+    }
+}
+
+/// Members of all events about an instance.
+const SUBJECT: [&str; 5] = ["installation_id", "team_id", "user_id", "process_id", "server_slug"];
+
+/// Returns the content of an event as one line.
+fn describe(event: &Event) -> String {
+    let value = serde_json::to_value(event).unwrap_or_default();
+    let Some(Value::Object(data)) = value.get("data") else { return String::new() };
+    let mut parts = Vec::new();
+    for (name, value) in data.iter().filter(|(name, value)| !SUBJECT.contains(&name.as_str()) && !value.is_null()) {
+        let text = |name: &str| value[name].as_str().unwrap_or_default();
+        parts.push(match name.as_str() {
+            "logs" => {
+                let lines = value.as_array().into_iter().flatten().filter_map(|line| line["message"].as_str());
+                lines.collect::<Vec<_>>().join(" ⏎ ")
+            }
+            "actor" => format!("by {} {} via {}", text("kind"), text("name"), text("via")).replace("  ", " "),
+            "target" => text("process_id").to_owned(),
+            _ => {
+                let value = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
+                format!("{} {value}", name.replace('_', " "))
+            }
+        });
+    }
+    shown(&parts.join(" · "))
+}

@@ -1,0 +1,130 @@
+//! Instances and events as one stream for a page.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::http::header;
+use axum::response::{IntoResponse as _, Response};
+use futures::StreamExt as _;
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
+use mcp_satellite_console::feed::{FeedPosition, FeedScope, InstanceFeeds, InstanceRow, RowChanges, RowSource};
+use mcp_satellite_console::problem::Problem;
+use mcp_satellite_console::routes::RequestContext;
+use mcp_satellite_console::sse;
+use mcp_satellite_console::v1::InstanceStreamQuery;
+use tokio::sync::watch;
+
+use super::api::{ConsoleFilter, EventQuery};
+use super::event_stream::{EventFormat, event_frames};
+use super::records::team_of;
+use super::state::ConsoleState;
+
+/// The published instances of a scope.
+pub(super) struct SnapshotRows {
+    published: watch::Receiver<Arc<Snapshot>>,
+    position: Arc<Snapshot>,
+    scope: FeedScope,
+}
+
+impl SnapshotRows {
+    fn new(runtime: &RuntimeHandle, scope: &FeedScope) -> Self {
+        let mut published = runtime.watch();
+        let position = published.borrow_and_update().clone();
+        Self { published, position, scope: scope.clone() }
+    }
+
+    fn contains(&self, view: &InstanceView) -> bool {
+        self.scope.instance.as_deref().is_none_or(|name| name == &*view.spec.name)
+            && ConsoleFilter { team: self.scope.team.clone(), user: None }.matches(&view.spec)
+    }
+
+    fn views(&self) -> impl Iterator<Item = &Arc<InstanceView>> {
+        self.position.iter().filter(|view| self.contains(view))
+    }
+}
+
+impl RowSource for SnapshotRows {
+    fn revision(&self) -> u64 {
+        self.position.revision()
+    }
+
+    fn rows(&self) -> Vec<InstanceRow> {
+        let now = Instant::now();
+        self.views().map(|view| InstanceRow::from_view(view, now)).collect()
+    }
+
+    fn take_changes(&mut self) -> RowChanges {
+        let earlier = std::mem::replace(&mut self.position, self.published.borrow_and_update().clone());
+        let (changes, now) = (self.position.changes_since(&earlier), Instant::now());
+        let is_visible = |view: &&Arc<InstanceView>| self.contains(view);
+        let removed = changes.removed.iter().filter_map(|id| earlier.get(id)).filter(is_visible);
+        RowChanges {
+            gone: removed.map(|view| view.spec.name.clone()).collect(),
+            set: changes.changed.iter().filter(is_visible).map(|view| InstanceRow::from_view(view, now)).collect(),
+        }
+    }
+
+    async fn changed(&mut self) -> bool {
+        self.published.changed().await.is_ok()
+    }
+
+    fn calls_in_flight(&self) -> usize {
+        self.views().map(|view| view.calls_in_flight()).sum()
+    }
+}
+
+/// Streams of the satellite.
+pub(super) struct PageStreams {
+    pub(super) feeds: InstanceFeeds<SnapshotRows>,
+}
+
+impl PageStreams {
+    pub(super) fn new(runtime: &RuntimeHandle, started: Instant) -> Self {
+        let age = i64::try_from(started.elapsed().as_millis()).unwrap_or(0);
+        let boot = jiff::Timestamp::now().as_millisecond().saturating_sub(age);
+        let runtime = runtime.clone();
+        let open = move |scope: &FeedScope| SnapshotRows::new(&runtime, scope);
+        Self { feeds: InstanceFeeds::new(&boot.to_string(), open) }
+    }
+
+    /// Streams the instances that a principal sees, as [`feed`](mcp_satellite_console::feed) describes, and events.
+    pub(super) async fn answer(
+        &self,
+        console: Arc<ConsoleState>,
+        context: RequestContext,
+        query: InstanceStreamQuery,
+    ) -> Result<Response, Problem> {
+        let RequestContext { principal, headers, .. } = context;
+        let open = console.streams.open(&principal)?;
+        let last_id = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
+        let position = last_id.or(query.position).and_then(|id| FeedPosition::parse(&id));
+        // An empty name selects no instance.
+        let instance = if query.rows { query.instance.clone() } else { Some(String::new()) };
+        let scope = FeedScope { team: principal.team.clone(), instance };
+        let frames = self.feeds.watch(&scope, position).await?;
+        let ending = console.http.ending.clone();
+        let frames = match query.events {
+            false => frames.boxed(),
+            true => {
+                let events = EventQuery {
+                    since: query.since,
+                    follow: true,
+                    types: query.types.filter(|types| !types.is_empty()),
+                    team: team_of(&console, &principal, query.team.filter(|team| !team.is_empty()))?,
+                    instance: query.instance.filter(|name| !name.is_empty()),
+                };
+                let events = event_frames(console, principal, events, EventFormat::ServerSent, ending.clone());
+                // The page notices a missing tick; events alone do not keep a stream open.
+                futures::stream::select(frames, events).boxed()
+            }
+        };
+        let frames = frames.take_until(ending.cancelled_owned()).inspect(move |_| {
+            // The stream keeps its place among the open ones until it is dropped.
+            let _ = &open;
+        });
+        let body = Body::from_stream(sse::keep_alive(frames));
+        Ok(([(header::CONTENT_TYPE, sse::MEDIA_TYPE)], body).into_response())
+    }
+}

@@ -1,0 +1,96 @@
+//! Ten thousand instances on one page.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mcp_satellite_actors::model::status::Status;
+
+use crate::browser::Browser;
+use crate::made_up::MadeUpConsole;
+use crate::support::wait_live;
+
+#[test]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+fn ten_thousand_instances_are_shown_found_and_kept_up_to_date() {
+    let console = MadeUpConsole::start(10_000);
+    let browser = Browser::start();
+    let page = browser.page();
+    // The first load starts the browser's processes.
+    page.open(&console.url);
+    page.open(&console.url);
+    wait_live(&page);
+    let usable = page.eval("performance.getEntriesByName('usable')[0].startTime").as_f64().unwrap();
+    println!("10,000 instances: usable after {usable:.0} ms");
+    assert_eq!(page.eval("document.querySelectorAll('.grid i').length"), 10_000);
+    assert_eq!(page.text("#total"), "10000");
+
+    let since = Instant::now();
+    console.set_status(0..10_000, Status::Connecting);
+    page.wait("all cells", "document.querySelectorAll('.grid i.connecting').length === 10000");
+    println!("10,000 changes at once were on the page after {:?}", since.elapsed());
+    for nth in 0..100 {
+        console.set_status((0..100).map(|step| (nth * 100 + step) % 10_000), Status::Online);
+    }
+    page.wait("all cells", "document.querySelectorAll('.grid i.online').length === 10000");
+    page.wait("the counts", "document.querySelector('#counts').textContent.includes('10000 online')");
+
+    page.eval("{ const filter = document.querySelector('#filter'); filter.value = 'slack-blue-user-3'; filter.dispatchEvent(new Event('input')) }");
+    page.wait("the found instances", "document.querySelectorAll('#found a').length > 0");
+    assert!(page.text("#found a").starts_with("slack-blue-user-3"));
+    page.assert_clean();
+}
+
+/// Reads a stream until the console ends.
+fn watch(url: &str) {
+    let address = url.trim_start_matches("http://").split('/').next().unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /v1/instances/stream HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    let (first, begun) = mpsc::channel();
+    thread::spawn(move || {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(1..) = stream.read(&mut buffer) {
+            let _ = first.send(());
+        }
+    });
+    begun.recv().unwrap();
+}
+
+#[test]
+fn fifty_watchers_of_ten_thousand_instances_cost_less_than_a_core() {
+    let console = MadeUpConsole::start(10_000);
+    for (watchers, limit) in [(1, 0.5), (50, 1.0)] {
+        (0..watchers - usize::from(watchers > 1)).for_each(|_| watch(&console.url));
+        let (since, before) = (Instant::now(), console.cpu_seconds());
+        // A busy fleet: 100 changes in each tenth of a second.
+        for round in 0..30 {
+            let status = if round % 2 == 0 { Status::Connecting } else { Status::Online };
+            console.set_status((0..100).map(|nth| (round * 331 + nth * 97) % 10_000), status);
+            thread::sleep(Duration::from_millis(100));
+        }
+        let share = (console.cpu_seconds() - before) / since.elapsed().as_secs_f64();
+        println!("{watchers} watchers of 1,000 changes/s among 10,000 instances: {:.1} % of a core", share * 100.0);
+        // Processor time does not depend on other tests. This is a debug build.
+        assert!(share < limit, "{watchers} watchers cost {share} of a core");
+    }
+}
+
+#[test]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+fn five_tabs_of_one_browser_are_live_at_once() {
+    let console = MadeUpConsole::start(100);
+    let browser = Browser::start();
+    let first = browser.page();
+    let mut pages = vec![first.sibling(), first.sibling(), first.sibling(), first.sibling()];
+    pages.push(first);
+    for page in &pages {
+        page.open(&console.url);
+        wait_live(page);
+    }
+    console.set_status(0..100, Status::Error);
+    for page in &pages {
+        page.wait("the change", "document.querySelectorAll('.grid i.error').length === 100");
+    }
+}

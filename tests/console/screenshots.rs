@@ -1,0 +1,75 @@
+//! Pictures of all pages for people to look at: `SCREENSHOTS=DIR cargo test --test console screenshots`, with
+//! `SCREENSHOT_FORMAT=png` for viewers that do not know WebP.
+
+use std::path::PathBuf;
+
+use testkit::home::Home;
+
+use crate::SATELLITE;
+use crate::browser::{Browser, Page};
+use crate::made_up::MadeUpConsole;
+use crate::playground::{call, python_server};
+use crate::support::{log_in, start, wait_live};
+
+const HEIGHT_MAX: u32 = 1400;
+
+fn picture(page: &Page, into: &std::path::Path, name: &str) {
+    for (theme, is_dark) in [("light", false), ("dark", true)] {
+        for width in [1200, 360] {
+            page.set_dark(is_dark);
+            page.resize(width, 900);
+            let format = std::env::var("SCREENSHOT_FORMAT").unwrap_or_else(|_| "webp".to_owned());
+            page.screenshot(&into.join(format!("{name}-{theme}-{width}.{format}")), HEIGHT_MAX);
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+fn screenshots_of_all_pages() {
+    let Some(into) = std::env::var_os("SCREENSHOTS").map(PathBuf::from) else { return };
+    std::fs::create_dir_all(&into).unwrap();
+    let browser = Browser::start();
+    let page = browser.page();
+    for count in [10, 300, 10_000] {
+        let console = MadeUpConsole::start(count);
+        page.open(&console.url);
+        wait_live(&page);
+        picture(&page, &into, &format!("overview-{count}"));
+    }
+    let home = Home::new(SATELLITE);
+    let notes = "SIM \"--all-tools\", \"--resources\", \"3\", \"--prompts\", \"2\", \"--stderr-text\", \"an error occurred\", \
+                 \"--stderr-lines-per-second\", \"3\"";
+    let servers = [
+        ("tools", python_server()),
+        ("typo", "command = \"npxx-no-such-command\"".to_owned()),
+        ("notes", notes.to_owned()),
+        ("crashy", "SIM \"--exit-after\", \"2s\", \"--exit-code\", \"3\"".to_owned()),
+    ];
+    let servers: Vec<(&str, &str)> = servers.iter().map(|(slug, lines)| (*slug, lines.as_str())).collect();
+    let (satellite, url) = start(&home, "[policy.restart]\ndelays = [\"20s\"]", &servers);
+    home.wait_online("tools");
+    home.wait_row("crashy", "a delay", |row| row["next_retry_ms"].is_number());
+    home.wait_online("notes");
+    home.satellite(&["call", "notes", "add", r#"{"a": 1, "b": 2}"#]).exits(0);
+    page.open(&format!("{url}login"));
+    picture(&page, &into, "login");
+    log_in(&page, &home, &url);
+    wait_live(&page);
+    picture(&page, &into, "overview-real");
+    for name in
+        ["instances", "instances/notes", "instances/crashy", "calls", "tree", "events", "clients", "playground/tools"]
+    {
+        page.open(&format!("{url}{name}"));
+        wait_live(&page);
+        if name == "instances/notes" {
+            page.wait("the output", "document.querySelectorAll('#output > *').length > 5");
+        }
+        if name == "playground/tools" {
+            call(&page, "paint", "");
+            page.wait("the result", "document.querySelector('#progress').textContent.includes('Answered')");
+        }
+        picture(&page, &into, &name.replace('/', "-"));
+    }
+    satellite.terminate().exits(0);
+}
