@@ -9,7 +9,7 @@ use futures::FutureExt;
 use futures::future::Fuse;
 use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, is_tool_error, join_parts, member, with_members};
-use mcp_satellite_session::{AdmissionError, CallPermit, CallerRequest, ClientRelay, TIMEOUT_MAX};
+use mcp_satellite_session::{AdmissionError, CallPermit, CallerRequest, ClientFacts, ClientRelay, TIMEOUT_MAX};
 use ractor::{Actor, ActorCell, ActorRef, SpawnErr, cast};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -40,6 +40,8 @@ use crate::seam::{Connectors, EventSink, NoObserver, NullStateStore, RuntimeObse
 use crate::tasks::spawn_observer;
 use crate::team_messages::{ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
+// Maximum characters of a client's name in a logged call.
+const CLIENT_NAME_MAX: usize = 64;
 // Pause between two requests to a team whose supervisor is being replaced.
 const TEAM_RETRY_PAUSE: Duration = Duration::from_millis(50);
 // A supervisor that has not answered after this time keeps failing.
@@ -467,7 +469,8 @@ impl RuntimeHandle {
         let repeatable = known.is_some_and(|tool| tool.repeatable);
         let params = self.logged_payload(view.as_deref(), arguments.as_deref().map(RawValue::get));
         let call = ToolCallRequest { tool, arguments, repeatable };
-        let reporter = CallReporter { runtime: self, id, view: view.clone(), tool: Some(tool), started, params };
+        let reporter =
+            CallReporter { runtime: self, id, view: view.clone(), tool: Some(tool), started, params, client: None };
         let answer = self.request(id, view.as_deref(), call, timeout, repeatable).await;
         match &answer {
             Ok(result) => reporter.report(Some(result.get()), tool_error(result.get())),
@@ -502,8 +505,15 @@ impl RuntimeHandle {
         let arguments = relay.tool.as_ref().and_then(|_| member(relay.message.params()?, "arguments"));
         let params = self.logged_payload(view.as_deref(), arguments);
         let request = RelayedRequest { relay: &relay, withdrawn: withdrawn.fuse() };
-        let reporter =
-            CallReporter { runtime: self, id, view: view.clone(), tool: relay.tool.as_deref(), started, params };
+        let reporter = CallReporter {
+            runtime: self,
+            id,
+            view: view.clone(),
+            tool: relay.tool.as_deref(),
+            started,
+            params,
+            client: Some(&relay.client),
+        };
         let answer = self.request(id, view.as_deref(), request, timeout, relay.repeatable).await;
         let answer = match answer {
             Ok(Some(list)) if relay.message.method() == Some(method::TOOLS_LIST) => {
@@ -580,9 +590,10 @@ impl RuntimeHandle {
     fn report_call(&self, id: &InstanceId, view: Option<Arc<InstanceView>>, called: EndedToolCall<'_>) {
         // Uses the current state: credentials may have changed, and an unknown instance may exist by now.
         let Some(view) = self.status(id).or(view) else { return };
-        let EndedToolCall { tool, started, params, response, failure } = called;
+        let EndedToolCall { tool, started, params, response, failure, client } = called;
         let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
-        self.observer.tool_called(of, tool, failure.as_ref().map_or(ToolCallFate::Ok, |failure| failure.fate));
+        let fate = failure.as_ref().map(|failure| failure.fate);
+        self.observer.tool_called(of, tool, fate.unwrap_or(ToolCallFate::Ok));
         let error = failure.map(|failure| failure.into_text(view.spec.request_logging, mask, self.request_payload_max));
         if view.spec.request_logging {
             let at = self.events.wall();
@@ -594,6 +605,8 @@ impl RuntimeHandle {
                 response: self.logged_payload(Some(&*view), response),
                 duration: took,
                 error: error.clone(),
+                fate: fate.map(ToolCallFate::as_str),
+                client: client.and_then(client_name),
                 at: at.checked_sub(took).unwrap_or(at),
             });
         }
@@ -838,6 +851,13 @@ struct EndedToolCall<'a> {
     params: Option<LoggedPayload>,
     response: Option<&'a str>,
     failure: Option<CallFailure>,
+    client: Option<&'a ClientFacts>,
+}
+
+/// Returns the name that a client gave itself, without control characters.
+fn client_name(client: &ClientFacts) -> Option<String> {
+    let name: String = serde_json::from_str(member(&client.info, "name")?).ok()?;
+    Some(name.chars().filter(|letter| !letter.is_control()).take(CLIENT_NAME_MAX).collect())
 }
 
 /// Tool call in progress. It is reported exactly once; if dropped before, as abandoned by its caller.
@@ -878,6 +898,7 @@ struct CallReporter<'a> {
     tool: Option<&'a str>,
     started: Instant,
     params: Option<LoggedPayload>,
+    client: Option<&'a ClientFacts>,
 }
 
 impl CallReporter<'_> {
@@ -887,8 +908,9 @@ impl CallReporter<'_> {
 
     fn report_once(&mut self, response: Option<&str>, failure: Option<CallFailure>) {
         let Some(tool) = self.tool.take() else { return };
-        let (started, params) = (self.started, self.params.take());
-        self.runtime.report_call(self.id, self.view.take(), EndedToolCall { tool, started, params, response, failure });
+        let (started, params, client) = (self.started, self.params.take(), self.client);
+        let ended = EndedToolCall { tool, started, params, response, failure, client };
+        self.runtime.report_call(self.id, self.view.take(), ended);
     }
 }
 
