@@ -512,7 +512,7 @@ impl RuntimeHandle {
             tool: relay.tool.as_deref(),
             started,
             params,
-            client: Some(&relay.client),
+            client: relay.client.as_deref(),
         };
         let answer = self.request(id, view.as_deref(), request, timeout, relay.repeatable).await;
         let answer = match answer {
