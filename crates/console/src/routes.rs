@@ -221,7 +221,13 @@ impl<S: ApiServer> Routes<S> {
             let response = Json(&*document).into_response();
             async move { Ok(response) }
         });
-        let missing = |uri: Uri| async move { Problem::not_found("path", uri.path()).at(uri.path()) };
+        let missing = |uri: Uri| async move {
+            let problem = Problem::not_found("path", uri.path());
+            match uri.path().starts_with("/console/") {
+                true => problem_response(&problem, uri.path()),
+                false => problem.at(uri.path()).into_response(),
+            }
+        };
         let wrong_method = |method: Method, uri: Uri| async move {
             Problem::new("method_not_allowed", format!("this path does not accept {method}")).at(uri.path())
         };
