@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use axum::Extension;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Path, Request};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{MethodRouter, get, post};
 use mcp_satellite_actors::model::event::{ActionActor, ActionOutcome, Event, rfc3339};
@@ -19,7 +19,7 @@ use mcp_satellite_console::pages::{
 };
 use mcp_satellite_console::principal::{Entrance, Principal};
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, Routes, action_event};
+use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestContext, Routes, action_event};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
 use mcp_satellite_gateway::pages::PageConnection;
@@ -91,12 +91,14 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api) {
             async move { streams.answer(console, context, query).await }
         },
     );
-    routes.forward(
-        "/v1/instances/{instance}/mcp",
-        Role::Operator,
-        "MCP session with an instance, in the name of its user",
-        forward_mcp,
-    );
+    let session = Change {
+        method: "POST",
+        path: "/v1/instances/{instance}/mcp",
+        role: Role::Operator,
+        action: "open_session",
+        summary: "MCP session with an instance, in the name of its user",
+    };
+    routes.forward(session, forward_mcp);
     routes.open("/console", get(|uri: Uri| async move { Redirect::to(root_of(uri.path())) }));
     routes
         .open("/console/assets/{file}", served(console, |Path(file): Path<String>| async move { answer_asset(&file) }));
@@ -448,11 +450,6 @@ async fn playground(
 async fn forward_mcp(console: Api, context: RequestContext, mut request: Request) -> Result<Response, Problem> {
     let view = http_api::find(&console, &context)?;
     http_api::check_acting(&context, &view)?;
-    let opens = request.method() == Method::POST && !request.headers().contains_key("mcp-session-id");
-    if opens {
-        let (actor, target) = (context.principal.as_actor(), Some(view.subject.clone()));
-        console.record(action_event("open_session", ActionOutcome::Succeeded, actor, target, None, Vec::new()));
-    }
     // The login is not for the endpoint.
     request.headers_mut().remove(header::COOKIE);
     request.headers_mut().remove(header::AUTHORIZATION);

@@ -56,10 +56,7 @@ fn every_page_shows_the_satellite_and_stays_live() {
     wait_live(&page);
     page.wait("the failed server", "document.querySelector('#attention li[data-name=typo-acme-alice-typo]')");
     let item = page.text("#attention li");
-    assert!(
-        item.contains("npxx-no-such-command") && item.contains("`satellite restart typo-acme-alice-typo`"),
-        "{item}"
-    );
+    assert!(item.contains("npxx-no-such-command") && item.contains("satellite restart typo-acme-alice-typo"), "{item}");
     // The list stays true also while the focus is in it.
     page.eval("{ const button = document.querySelector('#attention button'); button.focus(); button.click() }");
     page.wait("the restarted server", "!document.querySelector('#attention li .permanently_failed')");
@@ -102,12 +99,17 @@ fn every_page_shows_the_satellite_and_stays_live() {
     page.assert_clean();
 
     home.satellite(&["call", "notes", "add", r#"{"a": 1, "b": 2}"#]).exits(0);
-    page.open(&format!("{url}calls?tool=add"));
+    home.satellite(&["call", "notes", "echo", r#"{"text": "hi"}"#]).exits(0);
+    page.open(&format!("{url}calls"));
     assert!(page.text(".calls li").contains("notes-acme-alice-notes"), "{}", page.text("main"));
-    page.eval("window.confirm = (question) => { window.asked = question; return true }");
-    page.click("[data-repeat]");
-    page.wait("the repeated call", "document.querySelector('.after').textContent.includes('same result')");
-    assert!(page.eval("window.asked").as_str().unwrap().contains("add"));
+    page.eval("window.asked = []; window.confirm = (question) => { asked.push(question); return true }");
+    // `add` says that it is read-only, `echo` does not.
+    for (tool, questions) in [("add", 0), ("echo", 1)] {
+        page.eval(&format!("document.querySelector('[data-repeat={tool}]').click()"));
+        let after = format!("document.querySelector('[data-repeat={tool}]').parentNode.querySelector('.after')");
+        page.wait("the repeated call", &format!("{after}.textContent.includes('same result')"));
+        assert_eq!(page.eval("asked.length"), questions, "{tool}");
+    }
     page.assert_clean();
 
     page.open(&format!("{url}instances?status=online"));
@@ -117,6 +119,7 @@ fn every_page_shows_the_satellite_and_stays_live() {
     assert!(page.text("main").contains("satellite connect claude-code"));
     assert!(page.text("main").contains("owner (console-token)"));
     page.open(&format!("{url}nowhere"));
+    assert!(page.text("main").contains("there is no path"), "{}", page.text("main"));
     page.assert_clean();
     satellite.terminate().exits(0);
 }

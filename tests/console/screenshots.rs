@@ -17,7 +17,7 @@ fn picture(page: &Page, into: &std::path::Path, name: &str) {
     for (theme, is_dark) in [("light", false), ("dark", true)] {
         for width in [1200, 360] {
             page.set_dark(is_dark);
-            page.resize(width, 900);
+            page.resize(width, HEIGHT_MAX);
             let format = std::env::var("SCREENSHOT_FORMAT").unwrap_or_else(|_| "webp".to_owned());
             page.screenshot(&into.join(format!("{name}-{theme}-{width}.{format}")), HEIGHT_MAX);
         }

@@ -179,12 +179,14 @@ impl<S: ApiServer> Routes<S> {
         );
     }
 
-    /// Adds a path whose handler gets the whole request, of each method. All but GET are changes.
-    pub fn forward<H, F>(&mut self, path: &'static str, role: Role, summary: &'static str, handler: H)
+    /// Adds a path that passes MCP requests on. `change` describes the opening of a session; its handler gets the whole
+    /// request.
+    pub fn forward<H, F>(&mut self, change: Change, handler: H)
     where
         H: Fn(Arc<S>, RequestContext, Request) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response, Problem>> + Send + 'static,
     {
+        let Change { path, role, summary, .. } = change;
         for method in [Method::GET, Method::POST, Method::DELETE] {
             let operation = Operation { method: &method, path, role: Some(role), summary };
             self.description.add(&operation, &Value::Null, None, &Value::Object(serde_json::Map::new()));
@@ -196,14 +198,7 @@ impl<S: ApiServer> Routes<S> {
                 let (server, handler) = (server.clone(), handler.clone());
                 async move {
                     let path = request.uri().path().to_owned();
-                    let answered = async {
-                        let (mut parts, body) = request.into_parts();
-                        let principal = authenticate(&*server, &parts, parts.method != Method::GET)?;
-                        check_role(&principal, role)?;
-                        let context = context(&mut parts, principal).await?;
-                        handler(server, context, Request::from_parts(parts, body)).await
-                    }
-                    .await;
+                    let answered = run_forward(&server, request, change, &handler).await;
                     answered.unwrap_or_else(|problem| problem.at(&path).into_response())
                 }
             }),
@@ -226,7 +221,13 @@ impl<S: ApiServer> Routes<S> {
             let response = Json(&*document).into_response();
             async move { Ok(response) }
         });
-        let missing = |uri: Uri| async move { Problem::not_found("path", uri.path()).at(uri.path()) };
+        let missing = |uri: Uri| async move {
+            let problem = Problem::not_found("path", uri.path());
+            match uri.path().starts_with("/console/") {
+                true => problem_response(&problem, uri.path()),
+                false => problem.at(uri.path()).into_response(),
+            }
+        };
         let wrong_method = |method: Method, uri: Uri| async move {
             Problem::new("method_not_allowed", format!("this path does not accept {method}")).at(uri.path())
         };
@@ -297,16 +298,7 @@ where
     F: Future<Output = Result<R, Problem>>,
 {
     let (mut parts, body) = request.into_parts();
-    let principal = match authenticate(&**server, &parts, true) {
-        Ok(principal) => principal,
-        Err(problem) => {
-            if problem.kind != "not_found" {
-                let (outcome, reason) = (ActionOutcome::Refused, Some(problem.detail.clone()));
-                server.record(action_event(change.action, outcome, unknown_actor(&parts), None, reason, Vec::new()));
-            }
-            return Err(problem);
-        }
-    };
+    let principal = authenticate_change(server, &parts, change)?;
     let context = context(&mut parts, principal).await?;
     let (principal, target) = (context.principal.clone(), context.param("instance").to_owned());
     let target = server.target(&principal, &target);
@@ -321,16 +313,67 @@ where
         handler(Arc::clone(server), context, input).await
     }
     .await;
-    let outcome = match &answered {
-        Ok(_) => ActionOutcome::Succeeded,
-        Err(problem) if problem.is_refusal() => ActionOutcome::Refused,
-        Err(_) => ActionOutcome::Failed,
-    };
+    let outcome = outcome_of(&answered);
     let reason = answered.as_ref().err().map(|problem| problem.detail.clone());
     // A rejected key may be a value in the wrong place.
     let keys = if outcome == ActionOutcome::Succeeded { keys } else { Vec::new() };
     server.record(action_event(change.action, outcome, principal.as_actor(), target, reason, keys));
     answered.map(|answer| (StatusCode::OK, [(header::CACHE_CONTROL, "no-store")], Json(answer)).into_response())
+}
+
+async fn run_forward<S, H, F>(
+    server: &Arc<S>,
+    request: Request,
+    change: Change,
+    handler: &H,
+) -> Result<Response, Problem>
+where
+    S: ApiServer,
+    H: Fn(Arc<S>, RequestContext, Request) -> F,
+    F: Future<Output = Result<Response, Problem>>,
+{
+    let (mut parts, body) = request.into_parts();
+    let is_change = parts.method != Method::GET;
+    let principal = match is_change {
+        true => authenticate_change(server, &parts, change)?,
+        false => authenticate(&**server, &parts, false)?,
+    };
+    let context = context(&mut parts, principal).await?;
+    let principal = context.principal.clone();
+    let target = server.target(&principal, context.param("instance"));
+    let opens = parts.method == Method::POST && !parts.headers.contains_key("mcp-session-id");
+    let answered = match check_role(&principal, change.role) {
+        Ok(()) => handler(Arc::clone(server), context, Request::from_parts(parts, body)).await,
+        Err(problem) => Err(problem),
+    };
+    if opens || (is_change && answered.is_err()) {
+        let reason = answered.as_ref().err().map(|problem| problem.detail.clone());
+        let (outcome, actor) = (outcome_of(&answered), principal.as_actor());
+        server.record(action_event(change.action, outcome, actor, target, reason, Vec::new()));
+    }
+    answered
+}
+
+fn outcome_of<T>(answered: &Result<T, Problem>) -> ActionOutcome {
+    match answered {
+        Ok(_) => ActionOutcome::Succeeded,
+        Err(problem) if problem.is_refusal() => ActionOutcome::Refused,
+        Err(_) => ActionOutcome::Failed,
+    }
+}
+
+/// Authenticates whoever requests a change, and records a refusal.
+fn authenticate_change<S: ApiServer>(
+    server: &Arc<S>,
+    parts: &request::Parts,
+    change: Change,
+) -> Result<Principal, Problem> {
+    authenticate(&**server, parts, true).inspect_err(|problem| {
+        if problem.kind != "not_found" {
+            let (outcome, reason) = (ActionOutcome::Refused, Some(problem.detail.clone()));
+            server.record(action_event(change.action, outcome, unknown_actor(parts), None, reason, Vec::new()));
+        }
+    })
 }
 
 /// Returns the event about a requested change.

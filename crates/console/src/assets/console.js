@@ -105,6 +105,8 @@ function duration(milliseconds) {
   return `${Math.floor(seconds / 86400)} d`;
 }
 
+const clock = (time) => new Date(time).toLocaleTimeString("en-GB");
+
 function showTimes(within = document) {
   const now = Date.now() + offset;
   for (const time of within.querySelectorAll("time.since")) {
@@ -118,7 +120,7 @@ function showTimes(within = document) {
     left.textContent = duration(Number(left.dataset.until) - now);
   }
   const age = byId("age");
-  if (age) age.textContent = `as of ${new Date(position.at).toLocaleTimeString()}, ${duration(now - position.at)} old`;
+  if (age) age.textContent = `of ${clock(position.at)}, ${duration(now - position.at)} old`;
 }
 
 function showLink(state, text) {
@@ -166,7 +168,7 @@ function keepStream(address, handle) {
 
   function ended(why) {
     current = undefined;
-    showLink("not live", `${shown(why)} The page shows the state of ${new Date(position.at).toLocaleTimeString()} and is connecting again.`);
+    showLink("not live", `${shown(why)} The page shows the state of ${clock(position.at)} and is connecting again.`);
     pause = Math.min(pause * 2, RETRY_MAX);
     setTimeout(() => !current && !document.hidden && open(), pause);
   }
@@ -202,7 +204,7 @@ function moved(revision, at) {
 
 /** Another process of the satellite answers: everything on the page may have changed. */
 function restarted(boot) {
-  sessionStorage.setItem("note", `The satellite was restarted at ${new Date(Number(boot)).toLocaleTimeString()}.`);
+  sessionStorage.setItem("note", `The satellite was restarted at ${clock(Number(boot))}.`);
   location.reload();
 }
 
@@ -319,6 +321,7 @@ function overview() {
     const classes = `${kind(row)}${row.out ? " out" : ""}${row === active ? " at" : ""}`;
     if (row.cell.className !== classes) row.cell.className = classes;
     if (hasNames) row.cell.lastChild.textContent = text(kind(row));
+    else row.cell.ariaLabel = `${row.server}, ${row.user}: ${text(kind(row))}`;
   }
 
   function grid(team) {
@@ -419,7 +422,6 @@ function overview() {
     if (!row) return;
     row.cell.id = "active";
     row.cell.setAttribute("aria-selected", "true");
-    row.cell.setAttribute("aria-label", `${row.server} of ${row.user}: ${text(kind(row))}`);
     grid.setAttribute("aria-activedescendant", "active");
     show(row);
     showDetail(row);
@@ -438,6 +440,7 @@ function overview() {
     row.cell = cells.get(row.team)[nth];
     row.cell.row = row;
     rows.set(row.name, row);
+    show(row);
   }
   byId("rows").remove();
   position.revision = initial.revision;
@@ -688,7 +691,8 @@ function playground() {
   function receive(message) {
     log("←", message);
     if (message.method === "notifications/progress") {
-      const { progress: done, total, message: text } = message.params;
+      const { progress: done, total, message: text, progressToken } = message.params;
+      if (progressToken !== running?.token) return; // A cancelled call may still report.
       bar.hidden = false;
       if (total) Object.assign(bar, { max: total, value: done });
       else bar.removeAttribute("value");
@@ -796,7 +800,9 @@ function playground() {
     const since = performance.now();
     try {
       await connect();
-      running = call("tools/call", { name: tools[select.value].name, arguments: values, _meta: { progressToken: `call-${nextId}` } });
+      const token = `call-${nextId}`;
+      running = call("tools/call", { name: tools[select.value].name, arguments: values, _meta: { progressToken: token } });
+      running.token = token;
       const answer = await running.answer;
       progress.textContent = `${answer.isError ? "The tool failed" : "Answered"} after ${Math.round(performance.now() - since)} ms.`;
       showResult(result, answer);
@@ -817,6 +823,7 @@ function playground() {
     send({ jsonrpc: "2.0", method: "notifications/cancelled", params: { requestId: id, reason: "cancelled in the console" } })
       .catch((error) => notify(error.message));
     answers.get(id)?.reject(new Error("cancelled"));
+    running = undefined;
   });
   polled();
 }
