@@ -107,7 +107,10 @@ fn every_page_shows_the_satellite_and_stays_live() {
     for (tool, questions) in [("add", 0), ("echo", 1)] {
         page.eval(&format!("document.querySelector('[data-repeat={tool}]').click()"));
         let after = format!("document.querySelector('[data-repeat={tool}]').parentNode.querySelector('.after')");
-        page.wait("the repeated call", &format!("{after}.textContent.includes('same result')"));
+        page.wait("the repeated call", &format!("{after}.textContent"));
+        let shown = page.eval(&format!("{after}.textContent"));
+        let before = page.text(".calls .before");
+        assert!(shown.as_str().unwrap().starts_with("The same result"), "{tool}: {before}, then {shown}");
         assert_eq!(page.eval("asked.length"), questions, "{tool}");
     }
     page.assert_clean();
