@@ -286,7 +286,7 @@ impl RuntimeObserver for Telemetry {
             return None;
         }
         let labels = labels_of(call);
-        let span = self.0.spans.as_ref().and_then(|spans| spans.begin(call, &labels));
+        let span = self.0.spans.as_ref().and_then(|spans| spans.begin(call, &labels)).map(Box::new);
         let operation = self.0.metrics.operation(call, labels);
         let is_tool_call = call.method == method::TOOLS_CALL;
         Some(Box::new(CallInProgress {
@@ -333,7 +333,8 @@ impl RuntimeObserver for Telemetry {
 struct CallInProgress {
     state: Arc<TelemetryState>,
     operation: Arc<Operation>,
-    span: Option<OpenSpan>,
+    // Boxed, because most calls have none.
+    span: Option<Box<OpenSpan>>,
     is_tool_call: bool,
     begun: Instant,
     is_over: bool,
@@ -347,7 +348,7 @@ impl CallInProgress {
         let exemplar = self.span.as_ref().map(|span| (span.identity, span.started_at + took));
         self.operation.record(outcome.error.as_deref(), took, exemplar);
         if let (Some(spans), Some(span)) = (&self.state.spans, self.span.take()) {
-            spans.end(span, end, &outcome, took);
+            spans.end(*span, end, &outcome, took);
         }
     }
 }

@@ -24,7 +24,7 @@ const ERRORS_MAX: usize = 8;
 const ERROR_SERIES_MAX: u64 = 32;
 
 /// Labels of an operation without its error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OperationLabels<'a> {
     pub(crate) method: &'a str,
     /// Tool or prompt.
@@ -54,7 +54,7 @@ pub(crate) struct Operation {
 /// Operations of one side.
 #[derive(Debug, Default)]
 pub(crate) struct OperationTable {
-    // Keyed by a hash of the labels; operations of the same hash are in one list.
+    // Keyed by a hash of target and host; operations of the same hash are in one list.
     operations: RwLock<HashMap<u64, Vec<Arc<Operation>>>>,
     count: AtomicU64,
     error_series: Arc<AtomicU64>,
@@ -148,7 +148,8 @@ impl OperationTable {
     }
 
     fn hash(&self, labels: &OperationLabels<'_>) -> u64 {
-        std::hash::BuildHasher::hash_one(&self.hasher, labels)
+        // The other labels have few values, and hashing them takes longer than comparing a few operations.
+        std::hash::BuildHasher::hash_one(&self.hasher, (labels.target, labels.host))
     }
 
     /// Returns all operations.
