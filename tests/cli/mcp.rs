@@ -69,7 +69,7 @@ impl Client {
         write!(
             stream,
             "POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n\
-             Accept: application/json, text/event-stream\r\n{headers}Content-Length: {}\r\n\r\n{body}",
+             Accept: application/json\r\n{headers}Content-Length: {}\r\n\r\n{body}",
             body.len()
         )?;
         let mut text = String::new();
