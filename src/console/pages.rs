@@ -1,5 +1,6 @@
 //! The pages of browsers: each handler calls the function behind `/v1` and renders its response.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -76,7 +77,7 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api) {
         });
         let shared = streams.clone();
         routes.page("/console/playground/{instance}", Role::Operator, move |console, context, query| {
-            playground(console, context, query, shared.clone())
+            ready(playground(&console, &context, query, &shared))
         });
     };
     add_page(routes);
@@ -423,16 +424,16 @@ struct PlaygroundQuery {
     tool: Option<String>,
 }
 
-async fn playground(
-    console: Api,
-    context: RequestContext,
+fn playground(
+    console: &ConsoleState,
+    context: &RequestContext,
     query: PlaygroundQuery,
-    streams: Arc<PageStreams>,
+    streams: &PageStreams,
 ) -> Result<Markup, Problem> {
     let revision = console.runtime.snapshot().revision();
-    let view = http_api::find(&console, &context)?;
-    http_api::check_acting(&context, &view)?;
-    let frame = frame(&console, &context, &streams, revision);
+    let view = http_api::find(console, context)?;
+    http_api::check_acting(context, &view)?;
+    let frame = frame(console, context, streams, revision);
     let tools = view.offered_catalogue().into_iter().flat_map(|catalogue| &catalogue.tools);
     let shape = PlaygroundShape {
         status: InstanceStatus::from_view(&view, None, Instant::now()),

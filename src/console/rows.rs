@@ -105,20 +105,19 @@ impl PageStreams {
         let scope = FeedScope { team: principal.team.clone(), instance };
         let frames = self.feeds.watch(&scope, position).await?;
         let ending = console.http.ending.clone();
-        let frames = match query.events {
-            false => frames.boxed(),
-            true => {
-                let events = EventQuery {
-                    since: query.since,
-                    follow: true,
-                    types: query.types.filter(|types| !types.is_empty()),
-                    team: team_of(&console, &principal, query.team.filter(|team| !team.is_empty()))?,
-                    instance: query.instance.filter(|name| !name.is_empty()),
-                };
-                let events = event_frames(console, principal, events, EventFormat::ServerSent, ending.clone());
-                // The page notices a missing tick; events alone do not keep a stream open.
-                futures::stream::select(frames, events).boxed()
-            }
+        let frames = if query.events {
+            let events = EventQuery {
+                since: query.since,
+                follow: true,
+                types: query.types.filter(|types| !types.is_empty()),
+                team: team_of(&console, &principal, query.team.filter(|team| !team.is_empty()))?,
+                instance: query.instance.filter(|name| !name.is_empty()),
+            };
+            let events = event_frames(console, principal, events, EventFormat::ServerSent, ending.clone());
+            // The page notices a missing tick; events alone do not keep a stream open.
+            futures::stream::select(frames, events).boxed()
+        } else {
+            frames.boxed()
         };
         let frames = frames.take_until(ending.cancelled_owned()).inspect(move |_| {
             // The stream keeps its place among the open ones until it is dropped.

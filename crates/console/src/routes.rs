@@ -223,9 +223,10 @@ impl<S: ApiServer> Routes<S> {
         });
         let missing = |uri: Uri| async move {
             let problem = Problem::not_found("path", uri.path());
-            match uri.path().starts_with("/console/") {
-                true => problem_response(&problem, uri.path()),
-                false => problem.at(uri.path()).into_response(),
+            if uri.path().starts_with("/console/") {
+                problem_response(&problem, uri.path())
+            } else {
+                problem.at(uri.path()).into_response()
             }
         };
         let wrong_method = |method: Method, uri: Uri| async move {
@@ -334,10 +335,8 @@ where
 {
     let (mut parts, body) = request.into_parts();
     let is_change = parts.method != Method::GET;
-    let principal = match is_change {
-        true => authenticate_change(server, &parts, change)?,
-        false => authenticate(&**server, &parts, false)?,
-    };
+    let principal =
+        if is_change { authenticate_change(server, &parts, change)? } else { authenticate(&**server, &parts, false)? };
     let context = context(&mut parts, principal).await?;
     let principal = context.principal.clone();
     let target = server.target(&principal, context.param("instance"));

@@ -35,10 +35,12 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
     let mut urgent: Vec<(&InstanceRow, &Attention)> =
         rows.iter().filter_map(|row| Some((row, row.attention.as_ref()?))).collect();
     urgent.sort_by_key(|(row, attention)| (attention.urgency, row.since));
-    let size = match rows.len() {
-        0..=TILES_MAX => "tiles",
-        ..SMALL_FROM => "cells",
-        _ => "cells small",
+    let size = if rows.len() <= TILES_MAX {
+        "tiles"
+    } else if rows.len() < SMALL_FROM {
+        "cells"
+    } else {
+        "cells small"
     };
     let content = html! {
         h1 { "Overview" }
