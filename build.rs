@@ -23,8 +23,10 @@ fn main() {
     without("no_sandboxes", "MCP_SANDBOX", has_sandboxes);
 
     let console = directory("MCP_CONSOLE_DIR", target.join("console-tools"));
-    let has_console = find("chromium", &[]).is_some() && is_there(&console.join(".installed-axe"));
-    without("no_console", "MCP_CONSOLE", has_console);
+    let has_console = find("chromium", &[]).is_some()
+        && is_there(&console.join(".installed-axe"))
+        && is_there(&console.join("bin/prometheus"));
+    without("no_console_tools", "MCP_CONSOLE", has_console);
 
     let is_root = Path::new("/proc/self").metadata().is_ok_and(|process| process.uid() == 0);
     without("no_root", "MCP_MOUNTS", is_root);

@@ -266,6 +266,8 @@ fn cost_of_calls() -> f64 {
             response: Some(LoggedPayload::from_json(&response, 4096, &mask)),
             duration: Duration::from_micros(nth % 1000),
             error: None,
+            fate: None,
+            client: Some("claude-code".to_owned()),
             at: Timestamp::now(),
         };
         if let Some(event) = log.add(Instant::now(), logged) {

@@ -26,6 +26,7 @@ use crate::gateway::endpoint_id::EndpointId;
 use crate::gateway::sessions::Sessions;
 use crate::gateway::{self, Gateway, GatewaySettings};
 use mcp_satellite_files::disk::run_with_timeout;
+use mcp_satellite_telemetry::EndpointFacts;
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve the MCP endpoint at {address}: {why}; {hint}")]
@@ -103,6 +104,20 @@ impl SatelliteEndpoint {
             pages: OnceLock::new(),
             is_expected: AtomicBool::new(false),
         }
+    }
+
+    /// Returns the load of the endpoint for the metrics; `None` unless it is open.
+    pub(crate) fn facts(&self) -> Option<EndpointFacts> {
+        let gateway = self.state().as_ref()?.gateway.clone();
+        let clients = gateway.clients();
+        Some(EndpointFacts {
+            sessions: gateway.session_count(),
+            clients: clients.len(),
+            open: clients.iter().map(|client| client.open).sum(),
+            stream_bytes: self.sessions.stream_budget().used(),
+            connections: gateway.connection_counts(),
+            parked_calls: gateway.parked_call_count(),
+        })
     }
 
     pub(crate) fn audience(&self) -> Arc<dyn Audience> {

@@ -30,6 +30,8 @@ pub use mcp_satellite_load as load;
 #[cfg(feature = "cli")]
 mod satellite;
 #[cfg(feature = "cli")]
+mod telemetry;
+#[cfg(feature = "cli")]
 mod values;
 #[cfg(feature = "cli")]
 mod watch;

@@ -1693,3 +1693,27 @@ fn several_teams_without_a_sandbox_cause_a_warning() {
     assert_eq!(warned("profile = \"production\"\nallowed_commands = [\"cat\"]", &two), 0);
     assert_eq!(warned("uid_range = \"200000-200999\"", &two), 0);
 }
+
+#[test]
+fn telemetry_is_read_and_checked() {
+    let plan = |telemetry: &str| parse(&small(&format!("[telemetry]\n{telemetry}"), "command = \"x\""));
+    let default = plan("").unwrap().telemetry;
+    assert_eq!((default.listen, default.endpoint, default.payloads), (None, None, false));
+    assert!((default.sample - config::SAMPLE).abs() < f64::EPSILON);
+    let text = "listen = \"[::1]:9464\"\nendpoint = \"http://collector:4318\"\nsample = 1\npayloads = true";
+    let full = plan(text).unwrap().telemetry;
+    assert_eq!(full.listen, Some("[::1]:9464".parse().unwrap()));
+    assert_eq!(full.endpoint.as_deref(), Some("http://collector:4318/"));
+    assert!((full.sample - 1.0).abs() < f64::EPSILON && full.payloads);
+    for (text, wanted) in [
+        ("listen = \"0.0.0.0:9464\"", "`listen` of [telemetry] is 0.0.0.0:9464, not loopback"),
+        ("endpoint = \"ftp://x\"", "`endpoint` is neither http nor https"),
+        ("endpoint = \"https://me:hunter2@x\"", "`endpoint` contains a user name or a password"),
+        ("endpoint = \"https://x/?api_key=hunter2\"", "the URL of the OTLP receiver seems to contain a secret"),
+        ("sample = 1.5", "`sample` is 1.5, not a share of the traces"),
+    ] {
+        let errors = plan(text).unwrap_err();
+        assert_eq!(messages(&errors), [wanted]);
+        assert!(!errors.render(false).contains("hunter2"), "{}", errors.render(false));
+    }
+}

@@ -2,6 +2,7 @@
 //!
 //! A caller that finds the port closed has sent nothing and asks the slot, which counts as no attempt.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -9,7 +10,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use futures::FutureExt as _;
 use futures::future::Fuse;
 use jiff::Timestamp;
-use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage};
+use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use mcp_satellite_session::{
     AdmissionError, AdmittedRequest, CallGate, CallPermit, CallTicket, CallerRequest, ClientRelay, DiscoverRequest,
     OutboundRequest, ReplyChannel, SessionCommand, TIMEOUT_MAX,
@@ -24,6 +26,7 @@ use crate::model::ids::RunNumber;
 use crate::model::remote::ServerInfo;
 use crate::model::spec::InstanceSpec;
 use crate::rules::idle::RunActivity;
+use crate::seam::{CallEnd, CallSpan, ObservedCall, ObservedSide, RuntimeObserver, TraceOrigin};
 
 /// Live counters of one instance over all its runs, written by its sessions.
 #[derive(Debug, Default)]
@@ -136,6 +139,7 @@ struct CallPortInner {
     gate: Arc<CallGate>,
     spec: Arc<InstanceSpec>,
     counters: Arc<InstanceCounters>,
+    observer: Arc<dyn RuntimeObserver>,
 }
 
 impl fmt::Debug for CallPort {
@@ -157,19 +161,22 @@ struct CallInFlight<'a> {
     method: Option<String>,
     started: Instant,
     answered: bool,
+    // `None` if the call is not observed, or its end was reported.
+    span: Option<Box<dyn CallSpan>>,
 }
 
 impl CallInFlight<'_> {
     async fn wait_for_answer<T>(
         &mut self,
         answer: &mut oneshot::Receiver<Result<T, CallError>>,
-        is_result: impl FnOnce(&T) -> bool,
+        to_end: impl FnOnce(&T) -> CallEnd<'_>,
     ) -> Result<T, CallError> {
         let answer = answer.await.unwrap_or_else(|_| {
             Err(CallError::Terminated { fate: CallFate::MaybeExecuted, reason: "the run ended".to_owned() })
         });
         self.answered = true;
-        let ok = answer.as_ref().is_ok_and(is_result);
+        let end = answer.as_ref().map_or_else(CallEnd::Failed, to_end);
+        let ok = matches!(end, CallEnd::Result(_));
         if !ok {
             self.port.counters.record_error();
         }
@@ -180,6 +187,9 @@ impl CallInFlight<'_> {
             tracing::debug!(
                 instance = %spec.name, request_id = self.id, method, duration_ms, ok, "request"
             );
+        }
+        if let Some(span) = self.span.take() {
+            span.end(end);
         }
         answer
     }
@@ -199,17 +209,58 @@ impl Drop for CallInFlight<'_> {
     }
 }
 
+impl CallPortInner {
+    fn begin_span(&self, id: u64, request: &OutboundRequest) -> Option<Box<dyn CallSpan>> {
+        if !self.observer.observes_calls() {
+            return None;
+        }
+        let (trace, target, params) = match request {
+            OutboundRequest::Relay(relay) => {
+                let tool = relay.tool.as_deref();
+                (TraceOrigin::Within(relay.trace), tool, relay.message.params())
+            }
+            OutboundRequest::Request(CallerRequest::Tool { name, arguments, trace, .. }) => {
+                (TraceOrigin::Entry(*trace), Some(&**name), arguments.as_deref().map(RawValue::get))
+            }
+            // These requests of the gateway belong to no call.
+            OutboundRequest::Request(CallerRequest::Method { .. }) => return None,
+        };
+        self.observer.begin_call(&ObservedCall {
+            side: ObservedSide::Client,
+            trace,
+            method: request.method(),
+            target,
+            params,
+            request_id: &id,
+            version: self.gate.version(),
+            spec: Some(&self.spec),
+        })
+    }
+}
+
+/// Returns the end of a request that got this response.
+pub fn response_end(response: &RpcMessage) -> CallEnd<'_> {
+    let outcome = response.outcome().unwrap_or_default();
+    if response.kind() == MessageKind::Result {
+        return CallEnd::Result(outcome);
+    }
+    let code = member(outcome, "code").and_then(|code| code.parse().ok()).unwrap_or(INTERNAL_ERROR);
+    let message = member(outcome, "message").and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    CallEnd::Error { code, message: Cow::Owned(message) }
+}
+
 impl CallPort {
     pub(crate) fn new(
         run: RunNumber,
         spec: Arc<InstanceSpec>,
         counters: Arc<InstanceCounters>,
+        observer: Arc<dyn RuntimeObserver>,
     ) -> (Self, CallPortReceiver) {
         // The channel is unbounded, but every request in it holds a permit.
         let (commands, end) = mpsc::unbounded_channel();
         let gate = Arc::new(CallGate::new(spec.policy.session.calls_in_flight_max, Instant::now().into_std()));
         let answers = commands.clone();
-        let port = CallPortInner { run, commands, gate: gate.clone(), spec, counters };
+        let port = CallPortInner { run, commands, gate: gate.clone(), spec, counters, observer };
         (Self(Arc::new(port)), CallPortReceiver { commands: end, answers, gate })
     }
 
@@ -290,7 +341,7 @@ impl CallPort {
     ) -> Result<Box<RawValue>, CallError> {
         let (reply, mut answer) = oneshot::channel();
         self.send_request(permit, OutboundRequest::Request(request), timeout, ReplyChannel::Result(reply))
-            .wait_for_answer(&mut answer, |_| true)
+            .wait_for_answer(&mut answer, |result| CallEnd::Result(result.get()))
             .await
     }
 
@@ -309,11 +360,10 @@ impl CallPort {
         let (reply, mut answer) = oneshot::channel();
         let mut asking =
             self.send_request(permit, OutboundRequest::Relay(relay), timeout, ReplyChannel::Message(reply));
-        let is_result = |message: &RpcMessage| message.kind() == MessageKind::Result;
         let message = tokio::select! {
             biased;
             Ok(message) = withdrawn => message,
-            answer = asking.wait_for_answer(&mut answer, is_result) => return answer.map(Some),
+            answer = asking.wait_for_answer(&mut answer, response_end) => return answer.map(Some),
         };
         asking.withdraw(message);
         Ok(None)
@@ -322,12 +372,16 @@ impl CallPort {
     fn send_request(
         &self,
         permit: CallPermit,
-        wanted: OutboundRequest,
+        mut wanted: OutboundRequest,
         timeout: Duration,
         waiter: ReplyChannel,
     ) -> CallInFlight<'_> {
         let port = &*self.0;
         let id = port.gate.draw_id();
+        let span = port.begin_span(id, &wanted);
+        if let Some(trace) = span.as_ref().and_then(|span| span.trace()) {
+            wanted.set_trace(trace);
+        }
         let ticket = CallTicket::new(waiter, permit);
         port.counters.record_call();
         let method = tracing::enabled!(tracing::Level::DEBUG).then(|| wanted.method().to_owned());
@@ -338,7 +392,7 @@ impl CallPort {
         let admitted =
             AdmittedRequest { id, request: wanted, started: started.into_std(), timeout, repeatable, ticket };
         let _ = port.commands.send(Box::new(SessionCommand::Request(admitted)));
-        CallInFlight { port, id, method, started, answered: false }
+        CallInFlight { port, id, method, started, answered: false, span }
     }
 
     pub(crate) async fn discover(
@@ -360,6 +414,11 @@ impl CallPort {
             Ok(answer) => answer.unwrap_or_else(|_| Err(terminated())),
             Err(_elapsed) => Err(late),
         }
+    }
+
+    /// Returns the protocol version that the run has negotiated.
+    pub(crate) fn version(&self) -> Option<&str> {
+        self.0.gate.version()
     }
 
     pub(crate) fn notify(&self, message: RpcMessage) -> Result<(), AdmissionError> {

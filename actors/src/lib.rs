@@ -34,7 +34,7 @@ mod wire;
 mod worker;
 
 pub use batcher::{EventSender, WallClock};
-pub use calls::{CallPort, InstanceCounters, KeepAwakeGuard};
+pub use calls::{CallPort, InstanceCounters, KeepAwakeGuard, response_end};
 pub use mcp_satellite_model::byte_budget;
 pub use mcp_satellite_protocol::rpc;
 pub use mcp_satellite_session::{CallerRequest, ClientFacts, ClientRelay, is_repeatable};

@@ -36,7 +36,7 @@ use crate::rules::permits::{PermitPools, StartPriority};
 use crate::rules::restart::{ExitHistory, RestartVerdict};
 use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
-use crate::seam::{Connectors, EventSink, StateStore};
+use crate::seam::{Connectors, EventSink, PermitUse, RuntimeObserver, StartLoad, StateStore};
 use crate::tasks::{ActorTasks, catch_panic, panic_text};
 use crate::team::{self, TeamSupervisor};
 use crate::team_messages::{self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
@@ -147,6 +147,7 @@ pub(crate) struct Args {
     pub(crate) connectors: Connectors,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
+    pub(crate) observer: Arc<dyn RuntimeObserver>,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) events: EventSender,
     pub(crate) state_store: Arc<dyn StateStore>,
@@ -371,7 +372,10 @@ impl Root {
                 state.permits.request(id, urgency, remote);
                 state.grant_permits();
             }
-            Msg::WithdrawPermit(id) => state.permits.withdraw(&id),
+            Msg::WithdrawPermit(id) => {
+                state.permits.withdraw(&id);
+                state.observe_permits();
+            }
             Msg::ReleasePermit(run) => {
                 state.permits.release(run);
                 state.grant_permits();
@@ -554,6 +558,7 @@ impl State {
             connectors: self.args.connectors.clone(),
             audience: self.args.audience.clone(),
             server_memory: self.args.server_memory.clone(),
+            observer: self.args.observer.clone(),
             seed: self.args.seed,
             events: self.args.events.clone(),
             root: myself.clone(),
@@ -716,6 +721,13 @@ impl State {
             let team = id.team.clone();
             self.send_to_team(&team, team_messages::Msg::Granted(id, run));
         }
+        self.observe_permits();
+    }
+
+    fn observe_permits(&self) {
+        let [processes, connections] = self.permits.load().map(|(held, waiting)| PermitUse { held, waiting });
+        let throttled_teams = self.permits.throttled_teams();
+        self.args.observer.permits_changed(StartLoad { processes, connections, throttled_teams });
     }
 
     fn on_memory(&mut self, reading: MemoryReading) {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::Fuse;
 use mcp_satellite_protocol::method;
-use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, join_parts, member, with_members};
-use mcp_satellite_session::{AdmissionError, CallPermit, CallerRequest, ClientRelay, TIMEOUT_MAX};
+use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, is_tool_error, join_parts, member, with_members};
+use mcp_satellite_session::{AdmissionError, CallPermit, CallerRequest, ClientFacts, ClientRelay, TIMEOUT_MAX};
 use ractor::{Actor, ActorCell, ActorRef, SpawnErr, cast};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -36,10 +36,12 @@ use crate::root::{self, EarlierState, InstallOutcome, Root, RuntimePart, Shutdow
 use crate::rules::memory::{MemoryReading, MemoryStatus};
 use crate::rules::outbox::OutboxStatistics;
 use crate::rules::request_log::{self, LoggedPayload};
-use crate::seam::{Connectors, EventSink, NullStateStore, StateStore};
+use crate::seam::{Connectors, EventSink, NoObserver, NullStateStore, RuntimeObserver, StateStore, ToolCallFate};
 use crate::tasks::spawn_observer;
 use crate::team_messages::{ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
+// Maximum characters of a client's name in a logged call.
+const CLIENT_NAME_MAX: usize = 64;
 // Pause between two requests to a team whose supervisor is being replaced.
 const TEAM_RETRY_PAUSE: Duration = Duration::from_millis(50);
 // A supervisor that has not answered after this time keeps failing.
@@ -53,6 +55,8 @@ pub struct RuntimeOptions {
     pub audience: Arc<dyn Audience>,
     /// Memory budgets for data of servers; unlimited by default.
     pub server_memory: ServerMemory,
+    /// Observer of calls, runs and sessions; by default nothing is observed.
+    pub observer: Arc<dyn RuntimeObserver>,
     /// Destination of events.
     pub sink: Arc<dyn EventSink>,
     /// Store of instance state over restarts; by default nothing is stored.
@@ -83,6 +87,7 @@ impl RuntimeOptions {
             connectors: connectors.into(),
             audience: Arc::new(NoAudience),
             server_memory: ServerMemory::default(),
+            observer: Arc::new(NoObserver),
             sink,
             state_store: Arc::new(NullStateStore),
             wall,
@@ -115,6 +120,7 @@ pub struct RuntimeHandle {
     snapshot: watch::Receiver<Arc<Snapshot>>,
     memory: watch::Receiver<MemoryStatus>,
     events: EventSender,
+    observer: Arc<dyn RuntimeObserver>,
     request_payload_max: usize,
 }
 
@@ -151,6 +157,7 @@ struct HandleParts {
     snapshot: watch::Receiver<Arc<Snapshot>>,
     memory: watch::Receiver<MemoryStatus>,
     events: EventSender,
+    observer: Arc<dyn RuntimeObserver>,
     request_payload_max: usize,
     published: watch::Sender<Arc<Snapshot>>,
     end: Arc<OnceLock<RuntimeEnd>>,
@@ -158,7 +165,7 @@ struct HandleParts {
 
 impl HandleParts {
     fn into_handle(self, root: ActorRef<root::Msg>, join: JoinHandle<()>) -> (RuntimeHandle, JoinHandle<RuntimeEnd>) {
-        let Self { snapshot, memory, events, request_payload_max, published, end } = self;
+        let Self { snapshot, memory, events, observer, request_payload_max, published, end } = self;
         let join = spawn_observer(async move {
             // The join fails if the task was aborted with its tokio runtime.
             let _ = join.await;
@@ -166,7 +173,7 @@ impl HandleParts {
             published.send_modify(|snapshot| *snapshot = Arc::new(snapshot.with_end(&end)));
             end
         });
-        (RuntimeHandle { root, snapshot, memory, events, request_payload_max }, join)
+        (RuntimeHandle { root, snapshot, memory, events, observer, request_payload_max }, join)
     }
 }
 
@@ -181,6 +188,7 @@ fn prepare(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnEr
         connectors: options.connectors,
         audience: options.audience,
         server_memory: options.server_memory,
+        observer: options.observer.clone(),
         sink: options.sink,
         events: events.clone(),
         state_store: options.state_store,
@@ -195,7 +203,8 @@ fn prepare(options: RuntimeOptions) -> Result<(root::Args, HandleParts), SpawnEr
         memory_policy: options.memory_policy,
         memory_status,
     };
-    Ok((args, HandleParts { snapshot, memory, events, request_payload_max, published, end }))
+    let observer = options.observer;
+    Ok((args, HandleParts { snapshot, memory, events, observer, request_payload_max, published, end }))
 }
 
 impl fmt::Debug for RuntimeHandle {
@@ -418,6 +427,11 @@ impl RuntimeHandle {
         &self.events
     }
 
+    /// Returns the observer of calls, runs and sessions.
+    pub fn observer(&self) -> &dyn RuntimeObserver {
+        &*self.observer
+    }
+
     /// Returns the statistics of the event batcher.
     pub fn event_statistics(&self) -> OutboxStatistics {
         self.events.statistics()
@@ -455,7 +469,8 @@ impl RuntimeHandle {
         let repeatable = known.is_some_and(|tool| tool.repeatable);
         let params = self.logged_payload(view.as_deref(), arguments.as_deref().map(RawValue::get));
         let call = ToolCallRequest { tool, arguments, repeatable };
-        let reporter = CallReporter { runtime: self, id, view: view.clone(), tool: Some(tool), started, params };
+        let reporter =
+            CallReporter { runtime: self, id, view: view.clone(), tool: Some(tool), started, params, client: None };
         let answer = self.request(id, view.as_deref(), call, timeout, repeatable).await;
         match &answer {
             Ok(result) => reporter.report(Some(result.get()), tool_error(result.get())),
@@ -490,8 +505,15 @@ impl RuntimeHandle {
         let arguments = relay.tool.as_ref().and_then(|_| member(relay.message.params()?, "arguments"));
         let params = self.logged_payload(view.as_deref(), arguments);
         let request = RelayedRequest { relay: &relay, withdrawn: withdrawn.fuse() };
-        let reporter =
-            CallReporter { runtime: self, id, view: view.clone(), tool: relay.tool.as_deref(), started, params };
+        let reporter = CallReporter {
+            runtime: self,
+            id,
+            view: view.clone(),
+            tool: relay.tool.as_deref(),
+            started,
+            params,
+            client: relay.client.as_deref(),
+        };
         let answer = self.request(id, view.as_deref(), request, timeout, relay.repeatable).await;
         let answer = match answer {
             Ok(Some(list)) if relay.message.method() == Some(method::TOOLS_LIST) => {
@@ -504,9 +526,10 @@ impl RuntimeHandle {
             Ok(Some(message)) if message.kind() == MessageKind::Result => response.and_then(tool_error),
             Ok(Some(_)) => {
                 let server_text = format!("server error: {}", response.unwrap_or_default());
-                Some(CallFailure { text: "server error".to_owned(), server_text: Some(server_text) })
+                let text = "server error".to_owned();
+                Some(CallFailure { fate: ToolCallFate::ServerError, text, server_text: Some(server_text) })
             }
-            Ok(None) => Some(CallFailure::new("cancelled by the client")),
+            Ok(None) => Some(CallFailure::cancelled("cancelled by the client")),
             Err(error) => Some(CallFailure::from_error(error)),
         };
         reporter.report(response, failure);
@@ -567,8 +590,10 @@ impl RuntimeHandle {
     fn report_call(&self, id: &InstanceId, view: Option<Arc<InstanceView>>, called: EndedToolCall<'_>) {
         // Uses the current state: credentials may have changed, and an unknown instance may exist by now.
         let Some(view) = self.status(id).or(view) else { return };
-        let EndedToolCall { tool, started, params, response, failure } = called;
+        let EndedToolCall { tool, started, params, response, failure, client } = called;
         let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
+        let fate = failure.as_ref().map(|failure| failure.fate);
+        self.observer.tool_called(of, tool, fate.unwrap_or(ToolCallFate::Ok));
         let error = failure.map(|failure| failure.into_text(view.spec.request_logging, mask, self.request_payload_max));
         if view.spec.request_logging {
             let at = self.events.wall();
@@ -580,6 +605,8 @@ impl RuntimeHandle {
                 response: self.logged_payload(Some(&*view), response),
                 duration: took,
                 error: error.clone(),
+                fate: fate.map(ToolCallFate::as_str),
+                client: client.and_then(client_name),
                 at: at.checked_sub(took).unwrap_or(at),
             });
         }
@@ -762,7 +789,7 @@ impl RepeatableRequest for ToolCallRequest<'_> {
         timeout: Duration,
     ) -> Result<Self::Answer, CallError> {
         let (name, arguments) = (self.tool.to_owned(), self.arguments.clone());
-        let request = CallerRequest::Tool { name, arguments, repeatable: self.repeatable };
+        let request = CallerRequest::Tool { name, arguments, repeatable: self.repeatable, trace: None };
         port.request_with_permit(permit, request, timeout).await
     }
 }
@@ -824,6 +851,13 @@ struct EndedToolCall<'a> {
     params: Option<LoggedPayload>,
     response: Option<&'a str>,
     failure: Option<CallFailure>,
+    client: Option<&'a ClientFacts>,
+}
+
+/// Returns the name that a client gave itself, without control characters.
+fn client_name(client: &ClientFacts) -> Option<String> {
+    let name: String = serde_json::from_str(member(&client.info, "name")?).ok()?;
+    Some(name.chars().filter(|letter| !letter.is_control()).take(CLIENT_NAME_MAX).collect())
 }
 
 /// Tool call in progress. It is reported exactly once; if dropped before, as abandoned by its caller.
@@ -864,6 +898,7 @@ struct CallReporter<'a> {
     tool: Option<&'a str>,
     started: Instant,
     params: Option<LoggedPayload>,
+    client: Option<&'a ClientFacts>,
 }
 
 impl CallReporter<'_> {
@@ -873,34 +908,37 @@ impl CallReporter<'_> {
 
     fn report_once(&mut self, response: Option<&str>, failure: Option<CallFailure>) {
         let Some(tool) = self.tool.take() else { return };
-        let (started, params) = (self.started, self.params.take());
-        self.runtime.report_call(self.id, self.view.take(), EndedToolCall { tool, started, params, response, failure });
+        let (started, params, client) = (self.started, self.params.take(), self.client);
+        let ended = EndedToolCall { tool, started, params, response, failure, client };
+        self.runtime.report_call(self.id, self.view.take(), ended);
     }
 }
 
 impl Drop for CallReporter<'_> {
     fn drop(&mut self) {
-        self.report_once(None, Some(CallFailure::new("the caller went away")));
+        self.report_once(None, Some(CallFailure::cancelled("the caller went away")));
     }
 }
 
 /// Error of a call in our own words, and with the server's, which may contain anything.
 struct CallFailure {
+    fate: ToolCallFate,
     text: String,
     server_text: Option<String>,
 }
 
 impl CallFailure {
-    fn new(why: &str) -> Self {
-        Self { text: why.to_owned(), server_text: None }
+    fn cancelled(why: &str) -> Self {
+        Self { fate: ToolCallFate::Cancelled, text: why.to_owned(), server_text: None }
     }
 
     fn from_error(error: &CallError) -> Self {
+        let fate = error.fate().into();
         match error {
             CallError::Server { code, .. } => {
-                Self { text: format!("server error {code}"), server_text: Some(error.to_string()) }
+                Self { fate, text: format!("server error {code}"), server_text: Some(error.to_string()) }
             }
-            error => Self { text: error.to_string(), server_text: None },
+            error => Self { fate, text: error.to_string(), server_text: None },
         }
     }
 
@@ -919,12 +957,10 @@ fn tool_error(result: &str) -> Option<CallFailure> {
     struct TextContent {
         text: String,
     }
-    // Most results are no errors, and some are large, so they are not parsed.
-    memchr::memmem::find(result.as_bytes(), b"\"isError\"")?;
-    member(result, "isError").filter(|is_error| *is_error == "true")?;
+    is_tool_error(result).then_some(())?;
     let content: Option<Vec<&RawValue>> =
         member(result, "content").and_then(|content| serde_json::from_str(content).ok());
     let text = |part: &&RawValue| serde_json::from_str::<TextContent>(part.get()).ok();
     let server_text = content.unwrap_or_default().iter().find_map(text).map(|content| content.text);
-    Some(CallFailure { text: "the tool reports an error".to_owned(), server_text })
+    Some(CallFailure { fate: ToolCallFate::ToolError, text: "the tool reports an error".to_owned(), server_text })
 }

@@ -2,7 +2,9 @@
 //! sink receives events. Code behind them may block, fail or misbehave; this crate itself contains only messages and
 //! rules.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -11,12 +13,13 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 pub use mcp_satellite_protocol::header::RequestHeaders;
+pub use mcp_satellite_protocol::trace::TraceParent;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::model::event::Envelope;
-use crate::model::exit::ExceededLimit;
+use crate::model::event::{Envelope, EventSubject};
+use crate::model::exit::{CallError, CallFate, ExceededLimit, ExitCause};
 use crate::model::failure::{ExchangeFailure, FailureKind};
-use crate::model::ids::{InstanceId, RunNumber};
+use crate::model::ids::{InstanceId, RunNumber, TeamId, UserId};
 use crate::model::memo::StoredMemo;
 use crate::model::snapshot::ProcessContainment;
 use crate::model::spec::InstanceSpec;
@@ -279,6 +282,209 @@ impl StateStore for NullStateStore {
     fn save(&self, _spec: &Arc<InstanceSpec>, _memo: StoredMemo) {}
 
     fn delete(&self, _id: &InstanceId) {}
+}
+
+/// Observer of calls, runs and sessions, for metrics and traces. Its methods are called in the path of a call and by
+/// actors, so they must neither block nor panic. By default nothing is observed.
+pub trait RuntimeObserver: Send + Sync + 'static {
+    /// Returns false if calls are not observed, so that nothing is prepared for them.
+    fn observes_calls(&self) -> bool {
+        false
+    }
+
+    /// Observes the begin of a request. Returns `None` if its end is not observed.
+    fn begin_call(&self, _call: &ObservedCall<'_>) -> Option<Box<dyn CallSpan>> {
+        None
+    }
+
+    /// Observes the end of a tool call, after all attempts.
+    fn tool_called(&self, _of: &EventSubject, _tool: &str, _fate: ToolCallFate) {}
+
+    /// Observes that a run takes calls.
+    fn run_ready(&self, _run: &ObservedRun<'_>, _start: RunStart) {}
+
+    /// Observes the end of a run. `uptime` is the duration of its session; `None` if it had none.
+    fn run_ended(&self, _run: &ObservedRun<'_>, _cause: &ExitCause, _uptime: Option<Duration>) {}
+
+    /// Observes the use of the start permits.
+    fn permits_changed(&self, _load: StartLoad) {}
+
+    /// Observes the end of a client's session.
+    fn client_session_ended(&self, _version: &str, _took: Duration) {}
+}
+
+/// Observer that observes nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoObserver;
+
+impl RuntimeObserver for NoObserver {}
+
+/// Request whose end is observed. Dropped without [`CallSpan::end`], it was abandoned by its caller.
+pub trait CallSpan: Send {
+    /// Returns the identity of the span, which the request passes on; `None` if the call is not recorded.
+    fn trace(&self) -> Option<TraceParent>;
+    /// Observes the end.
+    fn end(self: Box<Self>, end: CallEnd<'_>);
+}
+
+/// Request that begins.
+#[derive(Clone, Copy)]
+pub struct ObservedCall<'a> {
+    /// Side of the satellite in the request.
+    pub side: ObservedSide<'a>,
+    /// Trace of the request.
+    pub trace: TraceOrigin,
+    /// Method of the request.
+    pub method: &'a str,
+    /// Tool or prompt that the method names.
+    pub target: Option<&'a str>,
+    /// Params as JSON text, or the arguments of a tool that is called without a message.
+    pub params: Option<&'a str>,
+    /// Id of the request, as JSON text.
+    pub request_id: &'a dyn fmt::Display,
+    /// Negotiated version of the protocol.
+    pub version: Option<&'a str>,
+    /// Instance that the request is for; `None` if the satellite answers it or chooses the instance.
+    pub spec: Option<&'a InstanceSpec>,
+}
+
+/// Side of the satellite in a request.
+#[derive(Clone, Copy)]
+pub enum ObservedSide<'a> {
+    /// A client sent the request.
+    Server {
+        /// Team of the client's user.
+        team: &'a TeamId,
+        /// The user.
+        user: &'a UserId,
+        /// Id of the client's session, without its secret part; `None` for a stateless request.
+        session: Option<&'a str>,
+    },
+    /// The satellite sends the request to a server.
+    Client,
+}
+
+/// Trace that a request belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TraceOrigin {
+    /// The request enters the satellite here, with the trace context of its sender. The observer decides whether to
+    /// record it.
+    Entry(Option<TraceParent>),
+    /// The request belongs to a call that was observed before: its span, or `None` if that is not recorded.
+    Within(Option<TraceParent>),
+}
+
+/// End of a request.
+#[derive(Debug, Clone)]
+pub enum CallEnd<'a> {
+    /// A result, as JSON text.
+    Result(&'a str),
+    /// A JSON-RPC error.
+    Error {
+        /// Code of the error.
+        code: i64,
+        /// Message, with the secrets of the instance masked.
+        message: Cow<'a, str>,
+    },
+    /// No answer.
+    Failed(&'a CallError),
+    /// The caller cancelled the request.
+    Cancelled,
+}
+
+/// Result of a tool call, after all attempts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ToolCallFate {
+    /// A result.
+    Ok,
+    /// A result that reports an error of the tool.
+    ToolError,
+    /// A JSON-RPC error of the server.
+    ServerError,
+    /// The caller cancelled the call, or is gone.
+    Cancelled,
+    /// The call did not reach the server.
+    NotSent,
+    /// The server may have executed the call.
+    MaybeExecuted,
+    /// The deadline passed.
+    TimedOut,
+}
+
+impl ToolCallFate {
+    /// All fates, in the order of their declaration.
+    pub const ALL: [Self; 7] = [
+        Self::Ok,
+        Self::ToolError,
+        Self::ServerError,
+        Self::Cancelled,
+        Self::NotSent,
+        Self::MaybeExecuted,
+        Self::TimedOut,
+    ];
+
+    /// Returns the name used in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::ToolError => "tool_error",
+            Self::ServerError => "server_error",
+            Self::Cancelled => "cancelled",
+            Self::NotSent => "not_sent",
+            Self::MaybeExecuted => "maybe_executed",
+            Self::TimedOut => "timed_out",
+        }
+    }
+}
+
+impl From<Option<CallFate>> for ToolCallFate {
+    /// Returns the fate of a call that failed; `None` means that the server answered with an error.
+    fn from(fate: Option<CallFate>) -> Self {
+        match fate {
+            None => Self::ServerError,
+            Some(CallFate::NotSent) => Self::NotSent,
+            Some(CallFate::MaybeExecuted) => Self::MaybeExecuted,
+            Some(CallFate::TimedOut) => Self::TimedOut,
+        }
+    }
+}
+
+/// Use of the start permits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StartLoad {
+    /// Starts of processes.
+    pub processes: PermitUse,
+    /// Connection attempts to remote servers.
+    pub connections: PermitUse,
+    /// Teams whose servers start one at a time.
+    pub throttled_teams: usize,
+}
+
+/// Use of a pool of start permits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PermitUse {
+    /// Permits in use.
+    pub held: usize,
+    /// Instances that wait for one.
+    pub waiting: usize,
+}
+
+/// Run of an instance.
+#[derive(Clone, Copy)]
+pub struct ObservedRun<'a> {
+    /// The instance.
+    pub spec: &'a InstanceSpec,
+    /// Negotiated version of the protocol; `None` before the handshake.
+    pub version: Option<&'a str>,
+}
+
+/// Duration of a start.
+#[derive(Debug, Clone, Copy)]
+pub struct RunStart {
+    /// Time from the start of the process, or of the connection, until the run takes calls.
+    pub took: Duration,
+    /// Time since the unwanted exit that the run follows, if it follows one.
+    pub recovered_after: Option<Duration>,
 }
 
 /// Batch of events for a sink; never empty.

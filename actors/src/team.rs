@@ -30,7 +30,7 @@ use crate::rules::slot::{
     DownState, HealthChange, RequestedState, Slot, SlotEffect, SlotEvent, SlotInput, SlotMemo, SlotPhase,
 };
 use crate::rules::team_budget::{TeamBudget, ThrottleChange};
-use crate::seam::Connectors;
+use crate::seam::{Connectors, ObservedRun, RunStart, RuntimeObserver};
 use crate::session::SessionControl;
 use crate::stdio_worker::StdioWorker;
 use crate::tasks::{ActorTasks, panic_text};
@@ -55,6 +55,7 @@ pub(crate) struct Args {
     pub(crate) connectors: Connectors,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
+    pub(crate) observer: Arc<dyn RuntimeObserver>,
     pub(crate) seed: u64,
     pub(crate) events: EventSender,
     pub(crate) root: ActorRef<root::Msg>,
@@ -87,6 +88,8 @@ struct TeamInstance {
     reported_status: (Status, Timestamp),
     workers: Vec<RunningWorker>,
     ended_subject: Option<Arc<EventSubject>>,
+    // Time of the first unwanted exit since a run took calls, for the observer.
+    lost_at: Option<std::time::Instant>,
     deadline: Option<std::time::Instant>,
     callers: Vec<oneshot::Sender<Result<CallPort, CallError>>>,
     stop_replies: Vec<ControlReply<()>>,
@@ -96,7 +99,10 @@ struct TeamInstance {
 
 struct RunningWorker {
     run: RunNumber,
+    spec: Arc<InstanceSpec>,
     subject: Arc<EventSubject>,
+    // `None` after the run has taken calls for the first time.
+    starting_since: Option<std::time::Instant>,
     actor: ActorRef<worker::Msg>,
     port: Option<CallPort>,
     containment: Option<Arc<ProcessContainment>>,
@@ -216,6 +222,7 @@ impl State {
             reported_status: since,
             workers: Vec::new(),
             ended_subject: None,
+            lost_at: None,
             deadline: None,
             callers: Vec::new(),
             stop_replies: Vec::new(),
@@ -400,7 +407,12 @@ impl State {
     ) {
         let Some(instance) = self.instances.get_mut(id) else { return };
         let worker = instance.workers.iter().position(|worker| worker.run == run);
-        instance.ended_subject = worker.map(|at| instance.workers.remove(at).subject);
+        instance.ended_subject = worker.map(|at| {
+            let RunningWorker { spec, subject, port, .. } = instance.workers.remove(at);
+            let run = ObservedRun { spec: &spec, version: port.as_ref().and_then(CallPort::version) };
+            self.args.observer.run_ended(&run, &exit.cause, exit.uptime);
+            subject
+        });
         if instance.workers.is_empty() {
             // A dormant instance keeps no memory for workers.
             instance.workers = Vec::new();
@@ -501,7 +513,7 @@ impl State {
                 }
                 SlotEffect::WithdrawPermit => self.send_to_root(root::Msg::WithdrawPermit(id.clone())),
                 SlotEffect::ReleasePermit(run) => self.send_to_root(root::Msg::ReleasePermit(run)),
-                SlotEffect::Spawn { run, spec, discover } => self.spawn_worker(run, spec, discover, myself).await,
+                SlotEffect::Spawn { run, spec, discover } => self.spawn_worker(run, spec, discover, now, myself).await,
                 SlotEffect::Stop(run) => instance.send_to_session(run, SessionControl::Stop),
                 SlotEffect::ShortenGrace(run) => instance.send_to_session(run, SessionControl::ShortenGrace),
                 SlotEffect::Check(run) => instance.send_to_session(run, SessionControl::Check),
@@ -531,12 +543,16 @@ impl State {
                     tracing::warn!(instance = %instance.slot.spec.name, %status, ?cause, "invalid status transition");
                 }
                 SlotEffect::ChargeTeam => {
+                    instance.lost_at.get_or_insert(now);
                     let change = self.budget.charge(&self.args.budget, now);
                     self.send_to_root(root::Msg::ChargeTeam(self.args.team.clone(), now));
                     self.report_throttle(change);
                 }
                 SlotEffect::Emit(event) => instance.report(event, &self.args.events, now),
-                SlotEffect::Admit(run) => instance.admit(run),
+                SlotEffect::Admit(run) => {
+                    instance.observe_ready(run, &*self.args.observer, now);
+                    instance.admit(run);
+                }
                 SlotEffect::RefuseCallers { message, remedy } => {
                     let refused = CallError::Refused { status: instance.slot.status, message, remedy };
                     for caller in std::mem::take(&mut instance.callers) {
@@ -624,7 +640,14 @@ impl State {
         }
     }
 
-    async fn spawn_worker(&mut self, run: RunNumber, spec: Arc<InstanceSpec>, discover: bool, myself: &ActorRef<Msg>) {
+    async fn spawn_worker(
+        &mut self,
+        run: RunNumber,
+        spec: Arc<InstanceSpec>,
+        discover: bool,
+        now: std::time::Instant,
+        myself: &ActorRef<Msg>,
+    ) {
         let id = spec.id.clone();
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let subject = Arc::new(EventSubject::from(&*spec));
@@ -633,13 +656,14 @@ impl State {
         let args = worker::Args {
             run,
             subject: subject.clone(),
-            spec,
+            spec: spec.clone(),
             rng,
             discover,
             era: instance.slot.record.era,
             connectors: self.args.connectors.clone(),
             audience: self.args.audience.clone(),
             server_memory: self.args.server_memory.clone(),
+            observer: self.args.observer.clone(),
             counters: instance.counters.clone(),
             events: self.args.events.clone(),
             team: myself.clone(),
@@ -653,7 +677,9 @@ impl State {
         match spawned {
             Ok((actor, _)) => {
                 self.workers.insert(actor.get_id(), (id, run));
-                instance.workers.push(RunningWorker { run, subject, actor, port: None, containment: None });
+                let starting_since = Some(now);
+                let (port, containment) = (None, None);
+                instance.workers.push(RunningWorker { run, spec, subject, starting_since, actor, port, containment });
             }
             Err(error) => {
                 let exit = WorkerExit::from_cause(ExitCause::Panicked(error.to_string()));
@@ -735,6 +761,17 @@ impl TeamInstance {
 
     fn send_to_session(&self, run: RunNumber, control: SessionControl) {
         self.send_to_worker(run, worker::Msg::Control(control));
+    }
+
+    fn observe_ready(&mut self, run: RunNumber, observer: &dyn RuntimeObserver, now: std::time::Instant) {
+        let Some(worker) = self.workers.iter_mut().find(|worker| worker.run == run) else { return };
+        let Some(since) = worker.starting_since.take() else { return };
+        let start = RunStart {
+            took: now.saturating_duration_since(since),
+            recovered_after: self.lost_at.take().map(|lost_at| now.saturating_duration_since(lost_at)),
+        };
+        let version = worker.port.as_ref().and_then(CallPort::version);
+        observer.run_ready(&ObservedRun { spec: &worker.spec, version }, start);
     }
 
     fn admit(&mut self, run: RunNumber) {

@@ -24,7 +24,7 @@ use crate::model::spec::InstanceSpec;
 use crate::probe::{ActorAnswer, ActorProbe};
 use crate::rules::jitter::JitterRng;
 use crate::rules::slot::{HealthChange, SlotInput};
-use crate::seam::{Connectors, OpenError, ProcessLink};
+use crate::seam::{Connectors, OpenError, ProcessLink, RuntimeObserver};
 use crate::session::{SessionArgs, SessionControl};
 use crate::stdio_worker::ProcessRun;
 use crate::tasks::{ActorTasks, panic_text};
@@ -52,6 +52,7 @@ pub(crate) struct Args {
     pub(crate) connectors: Connectors,
     pub(crate) audience: Arc<dyn Audience>,
     pub(crate) server_memory: ServerMemory,
+    pub(crate) observer: Arc<dyn RuntimeObserver>,
     pub(crate) counters: Arc<InstanceCounters>,
     pub(crate) events: EventSender,
     pub(crate) team: ActorRef<team_messages::Msg>,
@@ -60,7 +61,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn create_port(&self) -> (CallPort, CallPortReceiver) {
-        CallPort::new(self.run, self.spec.clone(), self.counters.clone())
+        CallPort::new(self.run, self.spec.clone(), self.counters.clone(), self.observer.clone())
     }
 
     pub(crate) fn common(

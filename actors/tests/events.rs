@@ -126,6 +126,8 @@ fn next_sample(event: Option<&Event>) -> Option<Event> {
                 response_time_ms: 12,
                 success: true,
                 error_message: None,
+                fate: Some(text("tool_error")),
+                client: Some(text("claude-code")),
                 timestamp: at(),
             }],
         },

@@ -34,6 +34,8 @@ fn request(name: &str, tool: &str) -> LoggedCall {
         response: None,
         duration: Duration::from_millis(7),
         error: None,
+        fate: None,
+        client: None,
         at: Timestamp::UNIX_EPOCH,
     }
 }

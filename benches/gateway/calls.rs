@@ -31,12 +31,13 @@ const PROXY_GOALS: [ProxyGoal; 5] = [
 const GOAL_CLIENTS: usize = 32;
 
 /// Pairs of paths whose ratios are reported.
-const COMPARISONS: [(PathKind, PathKind); 9] = [
+const COMPARISONS: [(PathKind, PathKind); 10] = [
     (PathKind::Instance, PathKind::McpProxy),
     (PathKind::Instance, PathKind::Rmcp),
     (PathKind::Instance, PathKind::Floor),
     (PathKind::McpProxy, PathKind::Floor),
     (PathKind::InstanceWithoutJournal, PathKind::Instance),
+    (PathKind::Traced, PathKind::Unobserved),
     (PathKind::Execute, PathKind::Instance),
     (PathKind::Flat, PathKind::Instance),
     (PathKind::StatelessInstance, PathKind::Instance),
@@ -146,6 +147,10 @@ fn goals(report: &mut BenchReport, (ours, baseline): (PathKind, PathKind), found
             report.goal_at_least(&name("requests/s"), goal.requests_min, "×", found.requests);
             report.goal(&name("CPU per call"), goal.cpu_max, "×", found.cpu);
             report.goal(&name("p99"), goal.p99_max, "×", found.p99);
+        }
+        (PathKind::Traced, PathKind::Unobserved) if clients == GOAL_CLIENTS => {
+            report.goal_at_least(&name("requests/s"), 0.97, "×", found.requests);
+            report.goal(&name("CPU per call"), 1.03, "×", found.cpu);
         }
         (PathKind::Instance, PathKind::Floor) if clients == GOAL_CLIENTS => {
             report.goal(&name("CPU per call"), 3.5, "×", found.cpu);

@@ -1,6 +1,8 @@
 //! The measured paths: a gateway, and the requests of its clients.
 
-use std::net::SocketAddr;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 
 use crate::common::selected;
 use crate::endpoint::http::McpRequest;
@@ -20,6 +22,10 @@ pub(crate) enum PathKind {
     Floor,
     Instance,
     InstanceWithoutJournal,
+    /// Without metrics and traces.
+    Unobserved,
+    /// With a tenth of the traces exported.
+    Traced,
     Execute,
     Flat,
     StatelessInstance,
@@ -29,10 +35,12 @@ pub(crate) enum PathKind {
 }
 
 impl PathKind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 11] = [
         Self::Floor,
         Self::Instance,
         Self::InstanceWithoutJournal,
+        Self::Unobserved,
+        Self::Traced,
         Self::Execute,
         Self::Flat,
         Self::StatelessInstance,
@@ -47,6 +55,8 @@ impl PathKind {
             Self::Floor => "floor",
             Self::Instance => "instance",
             Self::InstanceWithoutJournal => "no-journal",
+            Self::Unobserved => "unobserved",
+            Self::Traced => "traced",
             Self::Execute => "execute",
             Self::Flat => "flat",
             Self::StatelessInstance => "stateless-instance",
@@ -62,6 +72,8 @@ impl PathKind {
             Self::Floor => "floor",
             Self::Instance => "`/i/{server}/mcp`",
             Self::InstanceWithoutJournal => "`/i/{server}/mcp`, no journal",
+            Self::Unobserved => "`/i/{server}/mcp`, no telemetry",
+            Self::Traced => "`/i/{server}/mcp`, 10 % traced",
             Self::Execute => "`execute_mcp_tool`",
             Self::Flat => "flat mode",
             Self::StatelessInstance => "`/i/{server}/mcp`, stateless",
@@ -74,6 +86,11 @@ impl PathKind {
     /// Starts the gateway. Returns `None` if it is not installed.
     fn start(self) -> Option<GatewayProcess> {
         let satellite = |options| Some(processes::satellite(ServerFleet::ONE, options));
+        let with_variable = |name: &str, value: &str| {
+            let mut command = Command::new(processes::SATELLITE);
+            command.env(name, value);
+            Some(processes::satellite_of(command, ServerFleet::ONE, SatelliteOptions::default()))
+        };
         match self {
             Self::Floor => Some(processes::gateway(role(floor::ROLE, &[]))),
             Self::Rmcp => Some(processes::gateway(role(sdk::ROLE, &[]))),
@@ -81,6 +98,8 @@ impl PathKind {
             Self::InstanceWithoutJournal => {
                 satellite(SatelliteOptions { has_journal: false, ..SatelliteOptions::default() })
             }
+            Self::Unobserved => with_variable("OTEL_SDK_DISABLED", "true"),
+            Self::Traced => with_variable("OTEL_EXPORTER_OTLP_ENDPOINT", &start_receiver()),
             Self::Instance | Self::Execute | Self::Flat | Self::StatelessInstance | Self::StatelessExecute => {
                 satellite(SatelliteOptions::default())
             }
@@ -90,7 +109,11 @@ impl PathKind {
     pub(crate) fn target(self, address: SocketAddr) -> LoadTarget {
         let instance = format!("/i/{SERVER}/mcp");
         let path = match self {
-            Self::Instance | Self::InstanceWithoutJournal | Self::StatelessInstance => &instance,
+            Self::Instance
+            | Self::InstanceWithoutJournal
+            | Self::Unobserved
+            | Self::Traced
+            | Self::StatelessInstance => &instance,
             Self::Execute | Self::StatelessExecute | Self::Rmcp => "/mcp",
             Self::Flat => "/mcp?mode=flat",
             Self::Floor | Self::McpProxy => "/",
@@ -135,6 +158,40 @@ impl PathKind {
             r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{{meta}"name":"{name}","arguments":{arguments}}}}}"#
         );
         McpRequest { headers, body }
+    }
+}
+
+/// Starts a receiver of telemetry that discards everything, and returns its URL.
+fn start_receiver() -> String {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || discard(stream));
+        }
+    });
+    url
+}
+
+fn discard(mut stream: TcpStream) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    loop {
+        let (mut length, mut line) = (0, String::new());
+        while reader.read_line(&mut line).unwrap_or_default() > 0 && line != "\r\n" {
+            let header = line.to_ascii_lowercase();
+            if let Some(value) = header.strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            line.clear();
+        }
+        let mut body = vec![0; length];
+        let answered = reader
+            .read_exact(&mut body)
+            .and_then(|()| stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"));
+        // The satellite has closed the connection.
+        if line.is_empty() || answered.is_err() {
+            return;
+        }
     }
 }
 

@@ -340,8 +340,9 @@ fn format_log_line(line: &LogLine) -> String {
 /// Formats a call in one line: `2026-11-21T06:33:01.204Z ok     12 ms  read_file {"path":"/etc/hosts"} →
 /// {"content":[…]}`.
 fn format_request_line(line: &RequestLine) -> String {
-    let RequestLine { tool_name, tool_params, tool_response, response_time_ms, success, error_message, timestamp } =
-        line;
+    let RequestLine {
+        tool_name, tool_params, tool_response, response_time_ms, success, error_message, timestamp, ..
+    } = line;
     let outcome = if *success { "ok" } else { "failed" };
     let answer = error_message.clone().unwrap_or_else(|| tool_response.to_string());
     printable(&format!("{timestamp:.3} {outcome:<6} {response_time_ms:>6} ms  {tool_name} {tool_params} → {answer}"))

@@ -36,6 +36,7 @@ mod stdio;
 mod table;
 mod token;
 mod tools;
+mod top;
 mod up;
 mod worker_threads;
 
@@ -90,6 +91,8 @@ enum CliCommand {
     Import(import::ImportCommand),
     /// Show every server: status, process, tools, restarts
     Status(status::StatusCommand),
+    /// Watch the instances in the terminal: table, filter, output, tree of actors, restart
+    Top(top::TopCommand),
     /// List the clients: those with a session, and those that had a request or stream open within the last minute
     Clients(clients::ClientsCommand),
     /// Connect an MCP client: add one entry `satellite` to its configuration
@@ -163,6 +166,7 @@ pub fn main() -> ExitCode {
         CliCommand::Service(verb) => verb.run(),
         CliCommand::Down(verb) => run_async(verb.run()),
         CliCommand::Status(verb) => run_async(verb.run()),
+        CliCommand::Top(verb) => run_async(verb.run()),
         CliCommand::Clients(verb) => run_async(verb.run()),
         CliCommand::Connect(verb) => run_async(verb.run()),
         CliCommand::Disconnect(verb) => verb.run(),

@@ -48,6 +48,7 @@ impl ConsoleState {
             events: self.runtime.event_statistics().into(),
             endpoint_opening: self.endpoint.is_opening(),
             endpoint: self.endpoint.status(),
+            console_url: self.http.url(),
             backend: self.link.as_ref().map(|link| link.status(backlog())),
             journal: Some(self.journal.status()),
             delivery: self.delivery.as_ref().map(|delivery| delivery.status()),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::{StatusCode, Uri, header};
-use axum::response::IntoResponse as _;
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::{MethodRouter, get};
 use axum::{Extension, Router};
 use mcp_satellite_actors::model::actor_tree::ActorReport;
@@ -27,6 +27,7 @@ use mcp_satellite_gateway::pages::PageConnection;
 use mcp_satellite_process::process::TreeProcess;
 use mcp_satellite_process::usage::{USAGE_POINT_SPAN, UsagePoint};
 use mcp_satellite_store::values::ValueChange;
+use mcp_satellite_telemetry::CONTENT_TYPE;
 
 use super::actions::InstanceCommand;
 use super::api::{
@@ -75,6 +76,7 @@ pub(crate) fn routes(console: &Api) -> Router {
     routes.respond("/v1/events/stream", Role::Viewer, summary, &streams, records::event_stream);
     let summary = "New lines of its log, as events";
     routes.respond("/v1/instances/{instance}/logs/stream", Role::Viewer, summary, &streams, records::log_stream);
+    routes.respond("/metrics", Role::Viewer, "Metrics for Prometheus (OpenMetrics)", &[CONTENT_TYPE], metrics);
     let change = |path, role, action, summary| Change { method: "POST", path, role, action, summary };
     let of_instance = |path, action, summary| change(path, Role::Operator, action, summary);
     routes.change(of_instance("/v1/instances/{instance}/start", "start", "Starts an instance"), start);
@@ -290,6 +292,14 @@ pub(super) async fn tree(console: Api, context: RequestContext, _: NoInput) -> R
         root.children.retain(is_own);
     }
     Ok(root)
+}
+
+async fn metrics(console: Api, context: RequestContext, _: NoInput) -> Result<Response, Problem> {
+    if context.principal.team.is_some() {
+        return Err(Problem::new("forbidden", "the metrics contain all teams; this token has one team"));
+    }
+    let text = console.metrics.scrape().await.map_err(|error| Problem::new("closing", error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }
 
 async fn sandboxes(console: Api, _: RequestContext, _: NoInput) -> Result<Vec<SandboxReport>, Problem> {

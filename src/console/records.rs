@@ -113,6 +113,8 @@ pub(super) async fn calls(console: Api, context: RequestContext, query: CallQuer
         },
         tool: query.tool,
         success: query.success,
+        fate: query.fate,
+        client: query.client,
     };
     record_read(&console, who, "read_calls", None);
     find_calls(&console, stored, query.limit, query.cursor.as_deref()).await
@@ -130,6 +132,8 @@ pub(super) async fn calls_of(console: Api, context: RequestContext, query: CallQ
         },
         tool: query.tool,
         success: query.success,
+        fate: query.fate,
+        client: query.client,
     };
     find_calls(&console, stored, query.limit, query.cursor.as_deref()).await
 }

@@ -15,6 +15,7 @@ use mcp_satellite_console::routes::ApiServer;
 use mcp_satellite_process::process::TreeUsage;
 use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_remote::oauth::Grants;
+use mcp_satellite_telemetry::Telemetry;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -51,6 +52,7 @@ pub(crate) struct ConsoleState {
     pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) usage: UsageSampler,
+    pub(crate) metrics: Telemetry,
     pub(crate) machine: Arc<SystemMonitor>,
     pub(crate) refusals: RefusalCounts,
     pub(crate) streams: StreamLimits,

@@ -20,6 +20,7 @@ use crate::backend::link::rules::InstanceScope;
 use crate::backend::link::{BackendLink, SpecsById};
 use crate::config::{ConfigErrors, Plan};
 use crate::console::api::{RejectedConfiguration, rfc3339};
+use crate::telemetry::withheld_variables;
 use mcp_satellite_store::identity::ConfigHash;
 
 /// Number of instances from which on a configuration that removes more than half of them is rejected as a likely
@@ -138,7 +139,7 @@ impl RunningSatellite {
     ) -> SpecsById {
         self.warn_about(&plan);
         self.console.members.set(&plan.gateway.users);
-        self.connector.withhold(plan.secret_variables);
+        self.connector.withhold(plan.secret_variables.into_iter().chain(withheld_variables()));
         let (requiring, mut specs) = self.users.values.merge(plan.instances);
         let servers: HashSet<_> = specs.iter().map(|spec| (&spec.id.team, &spec.id.installation)).collect();
         let (server_count, teams_count) = (servers.len(), plan.teams);
@@ -185,7 +186,7 @@ impl RunningSatellite {
         }
         if StartupSettings::from_plan(plan) != self.settings {
             tracing::warn!(
-                "[satellite], [backend], [journal], [events], [policy.team], [policy.memory] or \
+                "[satellite], [backend], [journal], [events], [telemetry], [policy.team], [policy.memory] or \
                  [policy.start] has changed; restart the satellite to apply it"
             );
         }

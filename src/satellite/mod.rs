@@ -37,6 +37,7 @@ use crate::delivery::Delivery;
 use crate::endpoint::SatelliteEndpoint;
 use crate::erasures::DataEraser;
 use crate::journal::Journal;
+use crate::telemetry::SatelliteTelemetry;
 use mcp_satellite_remote::oauth::Grants;
 use mcp_satellite_store::catalogue_cache::CatalogueCache;
 use mcp_satellite_store::memos::MemoStore;
@@ -55,6 +56,7 @@ pub(crate) struct RunningSatellite {
     http: Arc<ConsoleListener>,
     link: Option<BackendLink>,
     console: ControlSocket,
+    telemetry: SatelliteTelemetry,
     _watchers: Vec<AbortOnDropHandle<()>>,
     storage: SatelliteStorage,
 }

@@ -2,7 +2,7 @@
 
 use mcp_satellite_actors::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
 
-use crate::config::{BackendPlan, Plan, Profile, SinkPlan};
+use crate::config::{BackendPlan, Plan, Profile, SinkPlan, TelemetryPlan};
 use crate::connect::isolation::{Isolation, UidRange};
 use crate::connect::process::CgroupMode;
 use crate::journal::JournalLimits;
@@ -15,6 +15,7 @@ pub(super) struct StartupSettings {
     journal: JournalLimits,
     sink: SinkPlan,
     pub(super) batch: BatchPolicy,
+    telemetry: TelemetryPlan,
     team_budget: TeamBudgetPolicy,
     memory: MemoryPolicy,
     start_permits: Option<usize>,
@@ -34,6 +35,7 @@ impl StartupSettings {
             journal: plan.journal.clone(),
             sink: plan.sink.clone(),
             batch: plan.batch.clone(),
+            telemetry: plan.telemetry.clone(),
             team_budget: plan.team_budget.clone(),
             memory: plan.memory.clone(),
             start_permits: plan.start_permits,

@@ -24,8 +24,9 @@ impl RunningSatellite {
             delivery.hurry().await;
         }
         let report = self.runtime.shutdown().await;
+        let telemetry = self.telemetry.close();
         // Stored while the servers end, so that a hanging disk is waited for only once.
-        let _ = tokio::time::timeout_at(store_deadline, storing).await;
+        let _ = tokio::join!(tokio::time::timeout_at(store_deadline, storing), telemetry);
         self.users.grants.shut_down().await;
         if let Some(delivery) = &self.storage.delivery {
             let kept = delivery.finish(self.settings.batch.flush_timeout).await;

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use jiff::Timestamp;
-use mcp_satellite_actors::byte_budget::ServerMemory;
+use mcp_satellite_actors::byte_budget::{ByteBudget, ServerMemory};
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::policy::BatchPolicy;
-use mcp_satellite_actors::seam::{Connectors, EventSink};
+use mcp_satellite_actors::seam::{Connectors, EventSink, RuntimeObserver};
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +43,7 @@ use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
 use crate::state::StateDb;
+use crate::telemetry::{FactsOrigin, SatelliteTelemetry};
 use crate::values::ValueConfigurer;
 use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_files::known_dirs::DataDirLocation;
@@ -117,7 +118,9 @@ impl RunningSatellite {
         let server_memory = ServerMemory::from_budget(&memory);
         let (remote, grants) = create_remote_connector(&database, &server_memory).await?;
         let connectors = Connectors::default().with_process(connector.clone()).with_line(remote);
-        let runtime = start_runtime(&plan, next_seq, connectors, server_memory, &storage, &endpoint).await?;
+        let telemetry = SatelliteTelemetry::start(&plan, data_dir.path()).map_err(failed("start the telemetry"))?;
+        let observer = telemetry.observer();
+        let runtime = start_runtime(&plan, next_seq, connectors, server_memory, &storage, &endpoint, observer).await?;
         let mut watchers = watch_machine(&runtime, link.as_ref());
         let applied = Arc::default();
         let users = UserData::open(&database, grants, &connector, &runtime, &applied).await?;
@@ -140,11 +143,13 @@ impl RunningSatellite {
             http: Arc::new(http),
             link,
             console,
+            telemetry,
             _watchers: watchers,
             storage,
         };
         let name = plan.name.clone();
-        satellite.open_control_socket(&name, reload, usage)?;
+        satellite.open_control_socket(&name, reload, usage.clone())?;
+        satellite.open_telemetry(&name, memory, usage)?;
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
         let (console, gateway) = (plan.console.clone(), plan.gateway.clone());
@@ -155,6 +160,20 @@ impl RunningSatellite {
         }
         satellite.http.apply(&name, &console, &gateway, &satellite.endpoint).await;
         Ok(satellite)
+    }
+
+    fn open_telemetry(&self, name: &str, memory: Arc<ByteBudget>, usage: UsageSampler) -> Result<(), StartError> {
+        let origin = FactsOrigin {
+            name: name.to_owned(),
+            runtime: self.runtime.clone(),
+            usage,
+            journal: self.storage.journal.clone(),
+            delivery: self.storage.delivery.clone(),
+            link: self.link.clone(),
+            endpoint: self.endpoint.clone(),
+            memory,
+        };
+        self.telemetry.open(origin).map_err(failed("serve the metrics; check `listen` of [telemetry]"))
     }
 
     fn open_control_socket(
@@ -189,6 +208,7 @@ impl RunningSatellite {
             members: self.console.members.clone(),
             rejected: self.console.rejected.clone(),
             usage,
+            metrics: self.telemetry.metrics(),
             machine: SystemMonitor::new(data_dir.path()),
             refusals: RefusalCounts::default(),
             streams: StreamLimits::default(),
@@ -341,6 +361,7 @@ async fn start_runtime(
     server_memory: ServerMemory,
     storage: &SatelliteStorage,
     endpoint: &SatelliteEndpoint,
+    observer: Arc<dyn RuntimeObserver>,
 ) -> Result<RuntimeHandle, StartError> {
     let direct_sink = storage.delivery.as_ref().map(|delivery| delivery.direct_sink());
     let sink = Arc::new(JournalSink::new(storage.journal.clone(), direct_sink));
@@ -348,6 +369,7 @@ async fn start_runtime(
     options.next_seq = next_seq;
     options.state_store = storage.memos.clone();
     options.audience = endpoint.audience();
+    options.observer = observer;
     options.server_memory = server_memory;
     options.batch = BatchPolicy { batch_max: JOURNAL_BATCH_MAX, ..plan.batch.clone() };
     options.team_budget = plan.team_budget.clone();

@@ -270,3 +270,50 @@ fn control_characters_of_servers_are_removed_and_json_keeps_them_escaped() {
     }
     satellite.terminate().exits(0);
 }
+
+#[test]
+fn top_shows_the_instances_and_restores_the_terminal() {
+    let home = Home::new(SATELLITE);
+    let address = format!("127.0.0.1:{}", testkit::port::free_port());
+    let servers = home.servers("servers.toml", &[("files", &[]), ("notes", &[])]);
+    let text = std::fs::read_to_string(servers).unwrap();
+    let config = home.write("satellite.toml", &format!("[console]\nlisten = \"{address}\"\n{text}"));
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    home.wait_all_online();
+    for ends_by_key in [true, false] {
+        let before = home.row("files").unwrap();
+        let terminal = Terminal::open(120, 20);
+        let mut typed = terminal.master.try_clone().unwrap();
+        let mut command = home.command(&["top"]);
+        command.arg("--data-dir").arg(home.data_dir());
+        let program = terminal.show(command);
+        let shows = |what: &str| wait_for(what, || program.text().contains(what).then_some(()), || program.text());
+        shows("files");
+        shows("online");
+        let mut press = |keys: &str| std::io::Write::write_all(&mut typed, keys.as_bytes()).unwrap();
+        press("r");
+        shows("restart files-acme-alice-files? y/n");
+        press("y");
+        home.wait_row("files", "another process", |row| row["status"] == "online" && row["pid"] != before["pid"]);
+        press("t");
+        shows("batcher");
+        if ends_by_key {
+            press("qq");
+        } else {
+            send(program.child.id().cast_signed(), Signal::SIGTERM);
+        }
+        let (code, text) = program.wait_for_exit();
+        assert_eq!(code, Some(0), "{text}");
+        // The alternate screen is left, and the cursor is shown.
+        let left = text.rfind("\u{1b}[?1049l").unwrap_or_else(|| panic!("{text:?}"));
+        assert!(text[left..].contains("\u{1b}[?25h") || text[..left].ends_with("\u{1b}[?25h"), "{:?}", &text[left..]);
+    }
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn top_without_a_terminal_says_what_to_use() {
+    let home = Home::new(SATELLITE);
+    let outcome = home.satellite(&["top"]).exits(2);
+    assert!(outcome.stderr.contains("satellite status"), "{outcome:#?}");
+}

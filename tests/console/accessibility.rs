@@ -28,7 +28,7 @@ fn check(page: &Page, name: &str, axe: &str) {
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn no_page_has_an_accessibility_violation() {
     let axe = fs::read_to_string(tools().join("node_modules/axe-core/axe.min.js")).unwrap();
     let home = Home::new(SATELLITE);

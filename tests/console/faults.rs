@@ -61,7 +61,7 @@ impl Fault {
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn the_page_shows_what_the_journal_contains_after_each_fault() {
     let count = std::env::var("FAULTS").map_or(50, |count| count.parse().unwrap());
     let seed = std::env::var("FAULT_SEED").map_or(20, |seed| seed.parse().unwrap());
@@ -134,7 +134,7 @@ fn the_page_shows_what_the_journal_contains_after_each_fault() {
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn a_killed_server_is_shown_before_it_is_restarted() {
     let home = Home::new(SATELLITE);
     let (satellite, url) = start(&home, "[policy.restart]\ndelays = [\"5s\"]", &[("notes", "SIM")]);

@@ -13,7 +13,7 @@ use crate::support::{log_in, start, wait_live};
 const EVIL: &str = "<script>alert(1)</script>";
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn hostile_text_of_servers_and_clients_is_shown_harmlessly() {
     let home = Home::new(SATELLITE);
     let crash = "command = \"sh\"\nargs = [\"-c\", \"printf '<script>alert(9)</script>\\\\033[31m\\\\n' >&2; exit 1\"]";

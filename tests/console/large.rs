@@ -13,7 +13,7 @@ use crate::made_up::MadeUpConsole;
 use crate::support::wait_live;
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn ten_thousand_instances_are_shown_found_and_kept_up_to_date() {
     let console = MadeUpConsole::start(10_000);
     let browser = Browser::start();
@@ -79,7 +79,7 @@ fn fifty_watchers_of_ten_thousand_instances_cost_less_than_a_core() {
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn five_tabs_of_one_browser_are_live_at_once() {
     let console = MadeUpConsole::start(100);
     let browser = Browser::start();

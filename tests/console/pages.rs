@@ -16,7 +16,7 @@ const SERVERS: [(&str, &str); 2] = [
 ];
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn a_browser_without_a_login_sees_the_login_page_and_a_wrong_token_is_refused() {
     let home = Home::new(SATELLITE);
     let (satellite, url) = start(&home, "", &SERVERS);
@@ -44,7 +44,7 @@ fn a_browser_without_a_login_sees_the_login_page_and_a_wrong_token_is_refused() 
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn every_page_shows_the_satellite_and_stays_live() {
     let home = Home::new(SATELLITE);
     let (satellite, url) = start(&home, "", &SERVERS);
@@ -128,7 +128,7 @@ fn every_page_shows_the_satellite_and_stays_live() {
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn the_overview_is_usable_with_keys_only() {
     let home = Home::new(SATELLITE);
     let (satellite, url) = start(&home, "", &[("notes", "SIM"), ("files", "SIM")]);

@@ -31,7 +31,7 @@ fn wait_progress(page: &Page, text: &str) {
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn tools_are_called_with_progress_cancel_and_questions() {
     let home = Home::new(SATELLITE);
     let (satellite, url) = start(&home, "", &[("tools", &python_server())]);
@@ -92,7 +92,7 @@ fn tools_are_called_with_progress_cancel_and_questions() {
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn a_login_without_the_grant_cannot_open_the_playground() {
     let home = Home::new(SATELLITE);
     let token = "an-operator-token-that-is-long-enough-1";

@@ -25,7 +25,7 @@ fn picture(page: &Page, into: &std::path::Path, name: &str) {
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn screenshots_of_all_pages() {
     let Some(into) = std::env::var_os("SCREENSHOTS").map(PathBuf::from) else { return };
     std::fs::create_dir_all(&into).unwrap();

@@ -65,7 +65,7 @@ impl Cable {
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn a_page_whose_stream_is_cut_turns_grey_and_continues_without_a_gap() {
     let home = Home::new(SATELLITE);
     let (satellite, url) = start(&home, "", &[("notes", "SIM"), ("files", "SIM")]);
@@ -121,7 +121,7 @@ fn a_page_whose_stream_is_cut_turns_grey_and_continues_without_a_gap() {
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn a_satellite_that_does_not_answer_turns_the_page_grey_although_the_connection_is_open() {
     let home = Home::new(SATELLITE);
     let (satellite, url) = start(&home, "", &[("notes", "SIM")]);
@@ -140,7 +140,7 @@ fn a_satellite_that_does_not_answer_turns_the_page_grey_although_the_connection_
 }
 
 #[test]
-#[cfg_attr(no_console, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn a_page_says_that_the_satellite_was_restarted() {
     let home = Home::new(SATELLITE);
     let (satellite, url) = start(&home, "", &[("notes", "SIM")]);

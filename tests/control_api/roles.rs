@@ -132,6 +132,49 @@ fn logs_and_requests_of_others_need_the_grant() {
 }
 
 #[test]
+fn calls_are_recorded_with_user_client_and_fate() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let mcp = fixture.with(ALICE).with_header("Accept", "application/json, text/event-stream");
+    let opened = mcp.post(
+        "/i/notes/mcp",
+        &json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-11-25",
+            "capabilities": {}, "clientInfo": {"name": "little-client", "version": "1"}}}),
+    );
+    let session = mcp.with_header("Mcp-Session-Id", opened.header("mcp-session-id").unwrap());
+    for tool in ["echo", "no-such-tool"] {
+        let params = json!({"name": tool, "arguments": {"text": "hello"}});
+        let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params});
+        assert_eq!(session.post("/i/notes/mcp", &call).status, 200);
+    }
+    fixture.with(BLUE).post(&format!("/v1/instances/{CAROLS}/call"), &json!({"tool": "echo", "arguments": {}})).ok();
+    let reader = fixture.with(READER);
+    let calls = |query: &str| -> Vec<Value> {
+        reader.get(&format!("/v1/calls{query}")).ok()["calls"].as_array().unwrap().clone()
+    };
+    testkit::wait::wait_until("all calls to be stored", || calls("").len() == 3);
+    let of_client = calls("?client=little-client");
+    assert_eq!(of_client.len(), 2, "{of_client:#?}");
+    assert!(of_client.iter().all(|call| call["instance"] == ALICES && call["user_id"] == "u1"));
+    let failed = calls("?fate=server_error");
+    assert_eq!((failed.len(), &failed[0]["tool_name"]), (1, &json!("no-such-tool")));
+    assert_eq!(calls("?server=files")[0]["client"], Value::Null);
+    assert_eq!(calls("?user=u1&success=true").len(), 1);
+    let first = reader.get("/v1/calls?limit=1").ok();
+    let rest = reader.get(&format!("/v1/calls?limit=2&cursor={}", first["next"].as_str().unwrap())).ok();
+    assert_eq!(rest["calls"].as_array().unwrap().len(), 2);
+    // A user reads the own calls without the grant.
+    let own = fixture.with(ALICE).get("/v1/calls").ok();
+    assert_eq!(own["calls"].as_array().unwrap().len(), 2);
+    fixture.with(VIEWER).get("/v1/calls").problem(403, "forbidden");
+    let read: Vec<Value> =
+        fixture.home.events().into_iter().filter(|event| event["data"]["action"] == "read_calls").collect();
+    assert_eq!(read.len(), 1, "one event for a minute of reads: {read:#?}");
+    assert_eq!(read[0]["data"]["actor"]["name"], "reader");
+    satellite.terminate().exits(0);
+}
+
+#[test]
 fn without_authentication_a_client_of_this_machine_may_look_only() {
     let fixture = Fixture::new("");
     let text = config(&fixture.address, "").replace("listen = ", "auth = \"none\"\nas = \"acme/alice\"\nlisten = ");

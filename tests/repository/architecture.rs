@@ -288,7 +288,7 @@ fn methods_are_defined_only_in_the_protocol_crate() {
 }
 
 /// The members of the workspace and the members that they depend on.
-const MEMBERS: [(&str, &[&str]); 19] = [
+const MEMBERS: [(&str, &[&str]); 20] = [
     ("crates/protocol", &[]),
     ("crates/model", &["protocol"]),
     ("crates/session", &["model", "protocol"]),
@@ -307,6 +307,7 @@ const MEMBERS: [(&str, &[&str]); 19] = [
     ("crates/backend", &["actors", "config", "files", "http", "protocol", "store"]),
     ("crates/console", &["actors", "backend", "config", "gateway", "process", "remote", "store"]),
     ("crates/load", &["actors", "config", "gateway", "process", "protocol", "remote", "sim"]),
+    ("crates/telemetry", &["actors", "http", "protocol"]),
     ("crates/testkit", &["actors", "config", "gateway", "sim"]),
 ];
 

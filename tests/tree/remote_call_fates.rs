@@ -34,7 +34,7 @@ async fn a_call_that_may_have_been_executed_is_never_reported_as_unsent() {
     let remote = fleet.remote(&id);
     // The first attempt breaks off; from the second on, the connection is refused.
     remote.fail_next([FailureKind::Cut]);
-    let add = || CallerRequest::Tool { name: "add".to_owned(), arguments: None, repeatable: true };
+    let add = || CallerRequest::Tool { name: "add".to_owned(), arguments: None, repeatable: true, trace: None };
     let port = fleet.view(&id).port.clone().unwrap();
     let (answer, ()) = futures::join!(port.request(add(), seconds(30.0)), async {
         until_seen(&remote, |remote| remote.tried_at("tools/call").len() == 1).await;

@@ -54,8 +54,15 @@ async fn relay_stateless(fleet: &Fleet, id: &InstanceId, tool: &str) -> Result<V
     let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string();
     let message = RpcMessage::parse(message.into()).unwrap();
     let origin = CallOrigin { client: 1, call: 1 };
-    let relay =
-        ClientRelay { message, origin, repeatable: false, tool: Some(tool.into()), era: Era::Stateless, client: None };
+    let relay = ClientRelay {
+        message,
+        origin,
+        repeatable: false,
+        tool: Some(tool.into()),
+        era: Era::Stateless,
+        client: None,
+        trace: None,
+    };
     let (_withdraw, withdrawn) = oneshot::channel();
     let answer = fleet.runtime.relay(id, relay, None, withdrawn).await?.unwrap();
     Ok(serde_json::from_str(answer.text()).unwrap())

@@ -108,6 +108,16 @@ impl PermitPools {
         self.connections.release(run);
     }
 
+    /// Returns the number of permits held and of instances waiting, of processes and of connections.
+    pub fn load(&self) -> [(usize, usize); 2] {
+        [self.processes.load(), self.connections.load()]
+    }
+
+    /// Returns the number of teams whose instances start one at a time.
+    pub fn throttled_teams(&self) -> usize {
+        self.processes.throttled_teams.len()
+    }
+
     /// Removes the requests and permits of a team whose supervisor has ended.
     pub fn forget_team(&mut self, team: &TeamId) {
         self.processes.forget_team(team);

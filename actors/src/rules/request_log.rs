@@ -33,6 +33,10 @@ pub struct LoggedCall {
     pub duration: Duration,
     /// Error of the call, already masked.
     pub error: Option<String>,
+    /// Reason for a failure.
+    pub fate: Option<&'static str>,
+    /// Name that the client gave itself.
+    pub client: Option<String>,
     /// Time of the request.
     pub at: Timestamp,
 }
@@ -69,7 +73,8 @@ impl LoggedPayload {
         Self::Cut(text.into())
     }
 
-    fn into_json(self, mask: &SecretMask) -> JsonText {
+    /// Returns the payload with the secrets masked; a payload that was cut is a string.
+    pub fn into_json(self, mask: &SecretMask) -> JsonText {
         let text = match self {
             Self::Cut(text) => return Value::String(text.into()).into(),
             Self::Whole(text) => text,
@@ -145,7 +150,7 @@ impl RequestLog {
 
     /// Adds a call. Returns the event of its instance if the maximum number of calls is reached.
     pub fn add(&mut self, now: Instant, request: LoggedCall) -> Option<Event> {
-        let LoggedCall { subject: of, mask, tool, params, response, duration: took, error, at } = request;
+        let LoggedCall { subject: of, mask, tool, params, response, duration: took, error, fate, client, at } = request;
         let shown =
             |payload: Option<LoggedPayload>| payload.map(|payload| payload.into_json(&mask)).unwrap_or_default();
         let line = RequestLine {
@@ -155,6 +160,8 @@ impl RequestLog {
             response_time_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
             success: error.is_none(),
             error_message: error,
+            fate: fate.map(ToOwned::to_owned),
+            client,
             timestamp: at,
         };
         let name = Arc::clone(&of.process_id);

@@ -654,6 +654,7 @@ pub(crate) mod tests {
     use crate::model::secret::SecretMask;
     use crate::model::spec::{ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
     use crate::rules::jitter::JitterRng;
+    use crate::seam::NoObserver;
 
     // Completes the handshake, delivers `answered` responses without waking the session, and fails `gated` requests as
     // unsent at the close.
@@ -725,7 +726,7 @@ pub(crate) mod tests {
     #[test]
     fn a_close_delivers_responses_and_reports_the_fate_of_other_requests() {
         let counters = Arc::new(InstanceCounters::default());
-        let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone());
+        let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone(), Arc::new(NoObserver));
         let (control, controlled) = mpsc::unbounded_channel();
         let line = ScriptedLine::default();
         let arrived = line.arrived.clone();

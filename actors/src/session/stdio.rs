@@ -460,6 +460,7 @@ mod tests {
     use crate::calls::{CallPort, InstanceCounters};
     use crate::model::ids::RunNumber;
     use crate::rules::jitter::JitterRng;
+    use crate::seam::NoObserver;
     use crate::session::remote::tests::spec;
 
     struct ObedientProcess(watch::Sender<bool>);
@@ -491,7 +492,7 @@ mod tests {
     fn a_session_that_drains_ends_when_a_caller_leaves_without_a_request() {
         // A caller that leaves between admission and its request sends no message to the session.
         let counters = Arc::new(InstanceCounters::default());
-        let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone());
+        let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone(), Arc::new(NoObserver));
         let (control, controlled) = mpsc::unbounded_channel();
         let permit = port.try_acquire().ok().unwrap();
         let session = async {

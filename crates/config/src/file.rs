@@ -13,6 +13,7 @@ use super::gateway::GatewayTable;
 use super::oauth::OAuthTable;
 use super::policy::{self, BatchingTable, MemoryTable, TeamBudgetTable};
 use super::reader::{ParsedValue, SpannedText, TableReader};
+use super::telemetry::TelemetryTable;
 
 #[derive(Default)]
 pub(crate) struct ConfigFile {
@@ -29,6 +30,7 @@ pub(crate) struct ConfigFile {
     pub(crate) backend: BackendTable,
     pub(crate) journal: JournalTable,
     pub(crate) events: EventsTable,
+    pub(crate) telemetry: TelemetryTable,
     pub(crate) policy: policy::PolicyTier,
     pub(crate) team_budget: TeamBudgetTable,
     pub(crate) memory: MemoryTable,
@@ -153,6 +155,7 @@ impl ConfigFile {
         file.backend = fields.section("backend", BackendTable::read);
         file.journal = fields.section("journal", JournalTable::read);
         file.events = fields.section("events", EventsTable::read);
+        file.telemetry = fields.section("telemetry", TelemetryTable::read);
         fields.section("policy", |fields| {
             file.policy = policy::PolicyTier::read(fields);
             file.team_budget = fields.section("team", TeamBudgetTable::read);

@@ -34,6 +34,7 @@ mod secrets;
 mod server;
 mod sink;
 mod teams;
+mod telemetry;
 mod template;
 mod variables;
 
@@ -54,6 +55,8 @@ pub use oauth::OAuthPlan;
 pub use plan::{KEEP, Plan, PlanRestrictions, Profile, RETENTION, ROTATE_BYTES, SinkPlan};
 
 pub use origin::ConfigOrigin;
+pub use telemetry::{SAMPLE, TelemetryPlan};
+
 pub use parse::{parse, parse_mcp_json};
 pub use provenance::{ConfiguredValue, ValueSource};
 pub use template::escape as escape_variables;

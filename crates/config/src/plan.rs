@@ -18,6 +18,7 @@ use super::gateway::{EndpointAuth, GatewayPlan};
 use super::oauth::OAuthPlan;
 use super::origin::ConfigOrigin;
 use super::policy::EffectivePolicy;
+use super::telemetry::TelemetryPlan;
 use mcp_satellite_model::settings::CgroupMode;
 use mcp_satellite_model::settings::JournalLimits;
 use mcp_satellite_model::settings::{Isolation, UidRange};
@@ -43,6 +44,7 @@ pub struct Plan {
     /// Destination of events if there is no backend.
     pub sink: SinkPlan,
     pub batch: BatchPolicy,
+    pub telemetry: TelemetryPlan,
     pub team_budget: TeamBudgetPolicy,
     pub memory: MemoryPolicy,
     /// Maximum number of concurrent process starts; `None` is twice the number of cores, at least 4.
@@ -124,6 +126,7 @@ impl Default for Plan {
             journal: JournalLimits::default(),
             sink: SinkPlan::default(),
             batch: BatchPolicy::default(),
+            telemetry: TelemetryPlan::default(),
             team_budget: TeamBudgetPolicy::default(),
             memory: MemoryPolicy::default(),
             start_permits: None,

@@ -90,6 +90,7 @@ pub(crate) fn build(
     plan.journal = check.journal(&file.journal);
     plan.sink = sink;
     plan.batch = batch.into_policy(check.findings);
+    plan.telemetry = file.telemetry.into_plan(&mut check);
 
     let mut templates = BTreeMap::new();
     for (slug, server) in file.servers {

@@ -540,6 +540,9 @@ pub struct SatelliteStatus {
     /// State of the MCP endpoint; `None` if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<EndpointStatus>,
+    /// URL of the console and the HTTP API, without a path; `None` if it is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console_url: Option<String>,
     /// State of the backend link; `None` without a backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<BackendStatus>,

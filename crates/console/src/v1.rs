@@ -313,6 +313,10 @@ pub struct CallQuery {
     pub tool: Option<String>,
     /// Only calls that succeeded, or only those that failed.
     pub success: Option<bool>,
+    /// Only calls that failed for this reason, such as `timed_out`.
+    pub fate: Option<String>,
+    /// Only calls of clients with this name.
+    pub client: Option<String>,
     /// Only calls from this time on, in RFC 3339.
     pub since: Option<String>,
     /// Only calls before this time, in RFC 3339.

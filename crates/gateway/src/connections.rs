@@ -129,6 +129,13 @@ impl Drop for ConnectionPlace {
 }
 
 impl Connections {
+    /// Returns the number of connections with and without a valid token.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let table = self.table();
+        let others = table.unauthenticated.len();
+        (table.open.saturating_sub(others), others)
+    }
+
     pub(crate) fn new(limits: ConnectionLimits) -> Arc<Self> {
         let table = ConnectionTable {
             limits,

@@ -1,14 +1,17 @@
 //! The implementation behind the endpoint: dispatches each request to one instance, to the tools that find tools, or to
 //! the tools of all instances.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
-use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::seam::{CallEnd, CallSpan, ObservedCall, ObservedSide, TraceOrigin, TraceParent};
+use mcp_satellite_actors::{RuntimeHandle, response_end};
 use mcp_satellite_protocol::method;
-use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_protocol::rpc::{RpcMessage, member};
+use tracing::Instrument as _;
 
 use super::access::User;
 use super::answer::{CallAnswer, InitializeAnswer, RpcError};
@@ -20,7 +23,7 @@ use super::flat::FlatEndpoint;
 use super::handler::EndpointHandler;
 use super::instance::Instances;
 use super::request::EndpointRequest;
-use super::session::ClientSession;
+use super::session::{ClientLifetime, ClientSession};
 use super::subscription::SubscriptionFilter;
 use super::tools::endpoint::{handle_notification, unknown_method};
 use super::tools::{CallerCache, MetaTools};
@@ -51,6 +54,47 @@ impl EndpointDispatcher {
     pub fn with_control(self, tools: Option<Arc<dyn ControlTools>>) -> Self {
         Self { control: tools.map(ControlServer), ..self }
     }
+}
+
+impl EndpointDispatcher {
+    /// Returns the span of a client's request; `None` if nothing observes it.
+    fn begin_span(&self, request: &EndpointRequest) -> Option<Box<dyn CallSpan>> {
+        if !self.runtime.observer().observes_calls() {
+            return None;
+        }
+        let EndpointRequest { message, session, .. } = request;
+        let method = message.method().unwrap_or_default();
+        let params = message.params();
+        let target =
+            matches!(method, method::TOOLS_CALL | method::PROMPTS_GET).then(|| member(params?, "name")).flatten();
+        let target = target.and_then(|name| serde_json::from_str::<Cow<'_, str>>(name).ok());
+        let view = match &session.facts.endpoint {
+            EndpointId::Instance(id) => self.runtime.status(id),
+            EndpointId::Tools | EndpointId::Flat | EndpointId::Control => None,
+        };
+        let (user, is_session) = (session.user(), session.facts.lifetime == ClientLifetime::Session);
+        let session_id = is_session.then(|| session.public_id());
+        let (team, user, session_id) = (&user.team, &user.user, session_id.as_deref());
+        self.runtime.observer().begin_call(&ObservedCall {
+            side: ObservedSide::Server { team, user, session: session_id },
+            trace: TraceOrigin::Entry(message.trace_parent()),
+            method,
+            target: target.as_deref(),
+            params,
+            request_id: &message.id().unwrap_or("null"),
+            version: Some(&session.facts.version),
+            spec: view.as_ref().map(|view| &*view.spec),
+        })
+    }
+}
+
+fn end_span(span: Box<dyn CallSpan>, answer: &CallAnswer) {
+    span.end(match answer {
+        CallAnswer::Message(message) => response_end(message),
+        CallAnswer::Result(result) | CallAnswer::CompletedResult(result) => CallEnd::Result(result),
+        CallAnswer::Error(RpcError { code, message, .. }) => CallEnd::Error { code: *code, message: message.into() },
+        CallAnswer::Cancelled => CallEnd::Cancelled,
+    });
 }
 
 impl EndpointHandler for EndpointDispatcher {
@@ -125,8 +169,11 @@ impl EndpointHandler for EndpointDispatcher {
         }
     }
 
-    fn handle_request(&self, request: EndpointRequest) -> BoxFuture<'static, CallAnswer> {
-        match &request.session.facts.endpoint {
+    fn handle_request(&self, mut request: EndpointRequest) -> BoxFuture<'static, CallAnswer> {
+        let span = self.begin_span(&request);
+        request.trace = span.as_ref().and_then(|span| span.trace());
+        let trace = request.trace;
+        let answer = match &request.session.facts.endpoint {
             EndpointId::Instance(id) => self.instances.handle_request(id.clone(), request),
             EndpointId::Tools => self.tools.handle_request(request),
             EndpointId::Flat => self.flat.handle_request(request),
@@ -134,6 +181,25 @@ impl EndpointHandler for EndpointDispatcher {
                 Some(control) => control.handle_request(request),
                 None => ready(unknown_method(request.message.method())).boxed(),
             },
+        };
+        let Some(span) = span else { return answer };
+        let answer = async move {
+            let answer = answer.await;
+            end_span(span, &answer);
+            answer
+        };
+        match trace {
+            None => answer.boxed(),
+            // Log lines of the call contain both ids.
+            Some(TraceParent { trace_id, span_id, .. }) => {
+                let (trace_id, span_id) = (u128::from_be_bytes(trace_id), u64::from_be_bytes(span_id));
+                let fields = tracing::info_span!(
+                    "call",
+                    trace_id = %format_args!("{trace_id:032x}"),
+                    span_id = %format_args!("{span_id:016x}")
+                );
+                answer.instrument(fields).boxed()
+            }
         }
     }
 
@@ -149,6 +215,10 @@ impl EndpointHandler for EndpointDispatcher {
     }
 
     fn handle_session_end(&self, session: &Arc<ClientSession>) {
+        if session.facts.lifetime == ClientLifetime::Session {
+            let took = session.started_at().elapsed();
+            self.runtime.observer().client_session_ended(&session.facts.version, took);
+        }
         match &session.facts.endpoint {
             EndpointId::Instance(id) => self.instances.handle_session_end(session, id),
             EndpointId::Tools => self.tools.handle_session_end(session),

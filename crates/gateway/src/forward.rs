@@ -31,8 +31,9 @@ pub(super) async fn forward(
     tool: Option<Arc<str>>,
 ) -> Result<CallAnswer, CallError> {
     let (origin, client) = (request.origin(), request.client().clone());
-    let EndpointRequest { message, cancellation, timeout, era, .. } = request;
-    let relay = |message, era| ClientRelay { message, origin, repeatable, tool, era, client: Some(client.clone()) };
+    let EndpointRequest { message, cancellation, timeout, era, trace, .. } = request;
+    let relay =
+        |message, era| ClientRelay { message, origin, repeatable, tool, era, client: Some(client.clone()), trace };
     if era == Era::Sessions || is_stateless_supported(runtime, id, timeout).await? {
         let answer = runtime.relay(id, relay(message, era), timeout, cancellation).await?;
         return Ok(answer.map_or(CallAnswer::Cancelled, CallAnswer::Message));

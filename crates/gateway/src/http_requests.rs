@@ -65,7 +65,7 @@ pub(crate) struct EndpointService {
     pub sessions: Arc<Sessions>,
     pub event_sink: ClientEventSink,
     pub access: Arc<Access>,
-    connections: Arc<Connections>,
+    pub(super) connections: Arc<Connections>,
     settings: RwLock<Arc<GatewaySettings>>,
     settings_changed: Notify,
     // Budget for the messages of all clients that are being read or answered.

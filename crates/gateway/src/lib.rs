@@ -154,6 +154,16 @@ impl Gateway {
         self.endpoint.sessions.len()
     }
 
+    /// Returns the number of connections with and without a valid token.
+    pub fn connection_counts(&self) -> (usize, usize) {
+        self.endpoint.connections.counts()
+    }
+
+    /// Returns the number of stateless calls that wait for a response of their client.
+    pub fn parked_call_count(&self) -> usize {
+        self.endpoint.parked.len()
+    }
+
     pub fn clients(&self) -> Vec<ClientStatus> {
         self.endpoint.sessions.clients(Instant::now())
     }

@@ -107,6 +107,11 @@ impl<T> ParkedCalls<T> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the number of stored calls.
+    pub(crate) fn len(&self) -> usize {
+        self.table().len()
+    }
+
     /// Stores a call with a body of `bytes`. Returns the `requestState`, or the call if there is no capacity.
     pub(crate) fn put(
         &self,

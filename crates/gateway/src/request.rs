@@ -6,6 +6,7 @@ use mcp_satellite_actors::ClientFacts;
 use mcp_satellite_actors::audience::CallOrigin;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_protocol::trace::TraceParent;
 use tokio::sync::oneshot;
 use tokio::time::Duration;
 
@@ -25,6 +26,8 @@ pub struct EndpointRequest {
     pub timeout: Option<Duration>,
     /// Protocol era of `message`.
     pub era: Era,
+    /// Span of the request, if it is recorded.
+    pub trace: Option<TraceParent>,
 }
 
 impl EndpointRequest {

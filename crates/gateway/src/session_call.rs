@@ -70,7 +70,7 @@ fn start_call(
     }
     let open = OpenCallGuard { session: session.clone(), call };
     let session = session.clone();
-    let request = EndpointRequest { message, session, call, cancellation, timeout, era: Era::Sessions };
+    let request = EndpointRequest { message, session, call, cancellation, timeout, era: Era::Sessions, trace: None };
     let answer = handler.handle_request(request);
     Ok(StartedCall { open, id, answer })
 }

@@ -80,6 +80,7 @@ impl StatelessCall {
             cancellation,
             timeout,
             era: Era::Stateless,
+            trace: None,
         };
         let answer = session_guard.http.handler.handle_request(request);
         Self { answer, session_guard, message, _cancel: cancel, _resources: Box::new((admission, memory)) }

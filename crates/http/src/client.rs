@@ -27,11 +27,19 @@ pub fn is_loopback(url: &Url) -> bool {
 
 /// Creates a client for this URL's origin. Redirects are returned, never followed: their targets were not configured.
 pub fn client(url: &Url) -> reqwest::Result<reqwest::Client> {
+    client_with_certificates(url, None)
+}
+
+/// Creates a client like [`client`] that also accepts certificates of the authorities in `pem`.
+pub fn client_with_certificates(url: &Url, pem: Option<&[u8]>) -> reqwest::Result<reqwest::Client> {
     install_tls_provider();
     let mut builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).user_agent(USER_AGENT);
     if url.scheme() == "http" {
         // Without CA certificates, so that a machine that has none can still send to a plain HTTP server.
         builder = builder.tls_certs_only([]);
+    }
+    if let Some(pem) = pem {
+        builder = builder.tls_certs_merge(reqwest::Certificate::from_pem_bundle(pem)?);
     }
     if is_loopback(url) {
         builder = builder.no_proxy();

@@ -239,6 +239,12 @@ pub struct RequestLine {
     pub success: bool,
     /// Error of the call.
     pub error_message: Option<String>,
+    /// Reason for a failure: `tool_error`, `server_error`, `cancelled`, `not_sent`, `maybe_executed` or `timed_out`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fate: Option<String>,
+    /// Name that the client gave itself; none for a call of the control socket or the HTTP API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
     /// Time of the request.
     #[serde(with = "rfc3339")]
     #[cfg_attr(feature = "schemas", schemars(with = "String", extend("format" = "date-time")))]

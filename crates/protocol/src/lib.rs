@@ -25,3 +25,4 @@ pub mod meta;
 pub mod method;
 pub mod rpc;
 pub mod sse;
+pub mod trace;

@@ -12,3 +12,5 @@ pub const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
 pub const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 /// Id of the `subscriptions/listen` request to whose stream a notification belongs.
 pub const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
+/// Trace context of a request (W3C Trace Context).
+pub const TRACEPARENT: &str = "traceparent";

@@ -11,7 +11,8 @@ use serde::Deserializer as _;
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::method;
+use crate::trace::TraceParent;
+use crate::{meta, method};
 
 /// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,6 +179,44 @@ impl RpcMessage {
         self.with_replaced([(self.id.as_ref(), id), (self.token.as_ref(), token)])
     }
 
+    /// Returns the request like [`with_id_and_token`](Self::with_id_and_token), with the trace context of a span.
+    pub fn with_id_token_and_trace<'a>(&'a self, id: &'a str, token: &'a str, trace: &'a PlacedTrace) -> [&'a str; 7] {
+        self.with_replaced([(self.id.as_ref(), id), (self.token.as_ref(), token), (Some(&trace.place), &trace.text)])
+    }
+
+    /// Returns the trace context that the request carries in `_meta.traceparent`; `None` if there is none or it is not
+    /// valid.
+    pub fn trace_parent(&self) -> Option<TraceParent> {
+        let params = self.params().filter(|params| may_have_member(params, meta::TRACEPARENT))?;
+        TraceParent::parse(&serde_json::from_str::<String>(member(member(params, "_meta")?, meta::TRACEPARENT)?).ok()?)
+    }
+
+    /// Returns the place of a trace context in the request and the text that belongs there. `None` if the request has
+    /// two of them, or a member that should contain it is of another type: two readers would not agree on the result.
+    pub fn place_trace(&self, trace: &TraceParent) -> Option<PlacedTrace> {
+        let (place, text) = match &self.params {
+            None => {
+                let end = self.text.rfind('}')?;
+                (end..end, format!(r#","params":{{"_meta":{{"traceparent":"{trace}"}}}}"#))
+            }
+            Some(params) => {
+                let meta = unique_member(&self.text[params.clone()], "_meta").ok()?;
+                match meta {
+                    None => insertion(&self.text, params, &format!(r#""_meta":{{"traceparent":"{trace}"}}"#)),
+                    Some(meta) => {
+                        let range = span(&self.text, meta);
+                        match unique_member(meta, meta::TRACEPARENT).ok()? {
+                            None => insertion(&self.text, &range, &format!(r#""traceparent":"{trace}""#)),
+                            Some(value) if value.starts_with('"') => (span(&self.text, value), format!("\"{trace}\"")),
+                            Some(_) => return None,
+                        }
+                    }
+                }
+            }
+        };
+        Some(PlacedTrace { place, text })
+    }
+
     /// Returns the request with another id and other params, which must be a JSON object.
     pub fn with_id_and_params(&self, id: &str, params: &str) -> String {
         let (added, at);
@@ -189,7 +228,8 @@ impl RpcMessage {
             (added, at) = (format!(r#","params":{params}"#), end..end);
             (&at, &*added)
         };
-        self.with_replaced([(self.id.as_ref(), id), (Some(place), params)]).concat()
+        let parts: [&str; 5] = self.with_replaced([(self.id.as_ref(), id), (Some(place), params)]);
+        parts.concat()
     }
 
     /// Returns the response with another id. The concatenated parts are the text.
@@ -199,7 +239,8 @@ impl RpcMessage {
 
     /// Returns the notification with other params, which must be a JSON object.
     pub fn with_params(&self, params: &str) -> String {
-        self.with_replaced([(self.params.as_ref(), params), (None, "")]).concat()
+        let parts: [&str; 5] = self.with_replaced([(self.params.as_ref(), params), (None, "")]);
+        parts.concat()
     }
 
     /// Returns the progress notification with another token. The concatenated parts are the text.
@@ -216,17 +257,52 @@ impl RpcMessage {
         range.map(|range| &self.text[range.clone()])
     }
 
-    fn with_replaced<'a>(&'a self, mut places: [(Option<&Range<usize>>, &'a str); 2]) -> [&'a str; 5] {
+    // `PARTS` is `2 * PLACES + 1`.
+    fn with_replaced<'a, const PLACES: usize, const PARTS: usize>(
+        &'a self,
+        mut places: [(Option<&Range<usize>>, &'a str); PLACES],
+    ) -> [&'a str; PARTS] {
         places.sort_unstable_by_key(|(range, _)| range.map(|range| range.start));
-        let (mut parts, mut from) = ([""; 5], 0);
+        let (mut parts, mut from) = ([""; PARTS], 0);
         for (at, (range, instead)) in places.into_iter().enumerate() {
             let Some(range) = range else { continue };
             (parts[2 * at], parts[2 * at + 1]) = (&self.text[from..range.start], instead);
             from = range.end;
         }
-        parts[4] = &self.text[from..];
+        parts[PARTS - 1] = &self.text[from..];
         parts
     }
+}
+
+/// Trace context of a span with its place in a request, see [`RpcMessage::place_trace`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlacedTrace {
+    place: Range<usize>,
+    text: String,
+}
+
+/// Returns the place after the opening brace of an object, and the text of a member that is inserted there.
+fn insertion(text: &str, object: &Range<usize>, member: &str) -> (Range<usize>, String) {
+    let at = object.start + 1;
+    let is_empty = text[at..object.end].trim_start().starts_with('}');
+    (at..at, if is_empty { member.to_owned() } else { format!("{member},") })
+}
+
+/// Returns the value of a member; an error if it occurs twice, or `json` is no object.
+fn unique_member<'a>(json: &'a str, wanted: &'static str) -> Result<Option<&'a str>, MalformedMessage> {
+    let mut found = None;
+    let mut look = |name: &str, value: &'a RawValue| {
+        if name == wanted { set_once(&mut found, value, wanted) } else { Ok(()) }
+    };
+    for_each_member(json, &mut look)?;
+    Ok(found.map(RawValue::get))
+}
+
+/// Returns false if an object certainly has no member of this name. Names may be spelled with escapes, so a text that
+/// contains an escape may have it.
+fn may_have_member(json: &str, name: &str) -> bool {
+    let holds = |part: &str| memchr::memmem::find(json.as_bytes(), part.as_bytes()).is_some();
+    json.starts_with('{') && (holds(name) || holds("\\u"))
 }
 
 /// Converts bytes into text.
@@ -324,6 +400,12 @@ pub fn member<'a>(json: &'a str, wanted: &str) -> Option<&'a str> {
     };
     for_each_member(json, &mut look).ok()?;
     found
+}
+
+/// Returns true if the result of `tools/call` reports an error of the tool.
+pub fn is_tool_error(result: &str) -> bool {
+    // Most results are no errors, and some are large, so they are not parsed.
+    memchr::memmem::find(result.as_bytes(), b"\"isError\"").is_some() && member(result, "isError") == Some("true")
 }
 
 /// Returns the members of an object in order, as written; `None` if `json` is no object.
@@ -440,11 +522,7 @@ fn token_and_cancelled_id<'a>(
     params: &'a str,
 ) -> Result<(Option<&'a RawValue>, Option<&'a RawValue>), MalformedMessage> {
     let (mut token, mut of, mut meta) = (None, None, None);
-    // Names may be spelled with escapes, so a text that contains an escape is searched too.
-    let may_have = |name: &str| {
-        let holds = |part: &str| memchr::memmem::find(params.as_bytes(), part.as_bytes()).is_some();
-        params.starts_with('{') && (holds(name) || holds("\\u"))
-    };
+    let may_have = |name: &str| may_have_member(params, name);
     match (method, kind) {
         (method::PROGRESS, MessageKind::Notification) if may_have("progressToken") => {
             for_each_member(params, &mut |name, value| match name {
@@ -654,7 +732,122 @@ mod tests {
         assert_eq!(&out[..], b"{  \"a\": \"x\\ny\"  }");
     }
 
+    const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    fn traced(text: &str) -> Option<String> {
+        let message = read(text).unwrap();
+        let placed = message.place_trace(&TraceParent::parse(TRACE).unwrap())?;
+        Some(message.with_id_token_and_trace("7", "8", &placed).concat())
+    }
+
+    #[test]
+    fn a_trace_context_replaces_the_value_or_is_inserted() {
+        let cases = [
+            (
+                r#"{"jsonrpc":"2.0","id":1,"method":"m"}"#,
+                r#"{"jsonrpc":"2.0","id":7,"method":"m","params":{"_meta":{"traceparent":"T"}}}"#,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"method":"m","params":{}}"#,
+                r#"{"jsonrpc":"2.0","id":7,"method":"m","params":{"_meta":{"traceparent":"T"}}}"#,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","params":{ "a":1e999},"id":1,"method":"m"}"#,
+                r#"{"jsonrpc":"2.0","params":{"_meta":{"traceparent":"T"}, "a":1e999},"id":7,"method":"m"}"#,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":{ }}}"#,
+                r#"{"jsonrpc":"2.0","id":7,"method":"m","params":{"_meta":{"traceparent":"T" }}}"#,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":{"progressToken":5,"tracestate":"x"}}}"#,
+                r#"{"jsonrpc":"2.0","id":7,"method":"m","params":{"_meta":{"traceparent":"T","progressToken":8,"tracestate":"x"}}}"#,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"\u005fmeta":{"trace\u0070arent":"invalid","progressToken":5}}}"#,
+                r#"{"jsonrpc":"2.0","id":7,"method":"m","params":{"\u005fmeta":{"trace\u0070arent":"T","progressToken":8}}}"#,
+            ),
+        ];
+        for (before, after) in cases {
+            assert_eq!(traced(before).as_deref(), Some(&*after.replace("\"T\"", &format!("\"{TRACE}\""))), "{before}");
+        }
+    }
+
+    #[test]
+    fn an_ambiguous_place_for_a_trace_context_is_left_alone() {
+        for params in [
+            "[1]",
+            r#"{"_meta":1}"#,
+            r#"{"_meta":{},"_meta":{}}"#,
+            r#"{"_meta":{"traceparent":1}}"#,
+            r#"{"_meta":{"traceparent":"a","traceparent":"b"}}"#,
+        ] {
+            assert_eq!(
+                traced(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{params}}}"#)),
+                None,
+                "{params}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_trace_context_is_read_from_meta_only() {
+        let of = |params: &str| {
+            read(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"m","params":{params}}}"#)).unwrap().trace_parent()
+        };
+        assert_eq!(of(&format!(r#"{{"_meta":{{"traceparent":"{TRACE}"}}}}"#)), TraceParent::parse(TRACE));
+        assert_eq!(of(&format!(r#"{{"traceparent":"{TRACE}"}}"#)), None);
+        assert_eq!(of(r#"{"_meta":{"traceparent":"x"}}"#), None);
+        assert_eq!(of("[]"), None);
+    }
+
+    fn json_value() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<bool>().prop_map(Into::into),
+            any::<i64>().prop_map(Into::into),
+            ".{0,8}".prop_map(Into::into),
+        ];
+        let name = prop_oneof![
+            Just("_meta".to_owned()),
+            Just("traceparent".to_owned()),
+            Just("progressToken".to_owned()),
+            ".{0,4}"
+        ];
+        leaf.prop_recursive(4, 24, 4, move |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..4).prop_map(Into::into),
+                proptest::collection::btree_map(name.clone(), inner, 0..4)
+                    .prop_map(|members| serde_json::Value::Object(members.into_iter().collect())),
+            ]
+        })
+    }
+
     proptest! {
+        #[test]
+        fn a_trace_context_changes_nothing_else(params in json_value(), spaces in "[ \n]{0,2}") {
+            let text = format!(r#"{{"jsonrpc":"2.0","id":1,"params":{spaces}{params},"method":"m"{spaces}}}"#);
+            let message = read(&text).unwrap();
+            let trace = TraceParent::parse(TRACE).unwrap();
+            if let Some(placed) = message.place_trace(&trace) {
+                // All bytes around the place are those of the message.
+                let id = message.id().unwrap();
+                let token = message.token().unwrap_or_default();
+                let changed = message.with_id_token_and_trace(id, token, &placed).concat();
+                prop_assert_eq!(&text[..placed.place.start], &changed[..placed.place.start]);
+                prop_assert!(changed.ends_with(&text[placed.place.end..]));
+                prop_assert_eq!(changed.len(), text.len() - placed.place.len() + placed.text.len());
+                prop_assert_eq!(read(&changed).unwrap().trace_parent(), Some(trace));
+                // All members but this one have the same values.
+                let mut expected = params.clone();
+                expected["_meta"]["traceparent"] = TRACE.into();
+                prop_assert_eq!(serde_json::from_str::<serde_json::Value>(read(&changed).unwrap().params().unwrap()).unwrap(), expected);
+            } else {
+                let meta = params.get("_meta");
+                prop_assert!(!params.is_object() || meta.is_some_and(|meta| meta.get("traceparent").map_or(!meta.is_object(), |value| !value.is_string())));
+            }
+        }
+
         #[test]
         fn arbitrary_bytes_are_parsed_or_rejected(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = RpcMessage::parse(Bytes::from(bytes));

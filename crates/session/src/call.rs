@@ -14,6 +14,7 @@ use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
 use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, normalize_escapes};
+use mcp_satellite_protocol::trace::TraceParent;
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -36,6 +37,8 @@ pub enum CallerRequest {
         arguments: Option<Box<RawValue>>,
         /// True if the tool is annotated as read-only or idempotent.
         repeatable: bool,
+        /// Span of the call, if it is recorded.
+        trace: Option<TraceParent>,
     },
     /// Any other method; its params are passed on unchanged.
     Method {
@@ -64,6 +67,8 @@ pub struct ClientRelay {
     /// Identity and capabilities of a session's client, passed to a stateless server. `None`: the satellite's own are
     /// used.
     pub client: Option<Arc<ClientFacts>>,
+    /// Span of the call, if it is recorded: that of the client's request, and from the call port on that of this attempt.
+    pub trace: Option<TraceParent>,
 }
 
 /// Identity and capabilities from the `initialize` request of a session's client, as JSON text.
@@ -92,6 +97,16 @@ impl OutboundRequest {
                 *repeatable
             }
             Self::Request(CallerRequest::Method { method, .. }) => is_repeatable(method),
+        }
+    }
+
+    /// Sets the span that the server receives as the parent of its own. Requests of other methods carry none.
+    pub fn set_trace(&mut self, span: TraceParent) {
+        match self {
+            Self::Request(CallerRequest::Tool { trace, .. }) | Self::Relay(ClientRelay { trace, .. }) => {
+                *trace = Some(span);
+            }
+            Self::Request(CallerRequest::Method { .. }) => {}
         }
     }
 

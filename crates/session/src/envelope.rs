@@ -6,9 +6,10 @@ use std::sync::LazyLock;
 use mcp_satellite_protocol::era::STATELESS_VERSION;
 use mcp_satellite_protocol::header::{RequestHeaders, name_member};
 use mcp_satellite_protocol::header_params::HeaderParam;
-use mcp_satellite_protocol::meta::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, VERSION};
+use mcp_satellite_protocol::meta::{CAPABILITIES, CLIENT_INFO, LOG_LEVEL, TRACEPARENT, VERSION};
 use mcp_satellite_protocol::method;
 use mcp_satellite_protocol::rpc::{member, with_members};
+use mcp_satellite_protocol::trace::TraceParent;
 
 use crate::call::{CallerRequest, ClientFacts};
 use crate::handshake::{satellite_capabilities, satellite_info};
@@ -27,18 +28,19 @@ pub(crate) enum RequestIdentity<'a> {
     Client(Option<&'a ClientFacts>),
 }
 
-/// Additions to the params of a request: the client, the progress token and the minimum log level as JSON text, and
-/// `inputResponses` and `requestState` of a request that is sent again.
+/// Additions to the params of a request: the client, the progress token and the minimum log level as JSON text,
+/// `inputResponses` and `requestState` of a request that is sent again, and the span of a recorded call.
 pub(crate) struct RequestMeta<'a> {
     pub(crate) identity: RequestIdentity<'a>,
     pub(crate) token: Option<&'a str>,
     pub(crate) level: Option<&'a str>,
     pub(crate) input: &'a [(&'a str, &'a str)],
+    pub(crate) trace: Option<TraceParent>,
 }
 
 impl<'a> RequestMeta<'a> {
     pub(crate) fn new(identity: RequestIdentity<'a>) -> Self {
-        Self { identity, token: None, level: None, input: &[] }
+        Self { identity, token: None, level: None, input: &[], trace: None }
     }
 
     pub(crate) fn wrap_params(&self, params: Option<&str>) -> String {
@@ -54,6 +56,8 @@ impl<'a> RequestMeta<'a> {
         let mut meta_members = vec![(VERSION, &*version), (CAPABILITIES, capabilities), (CLIENT_INFO, info)];
         meta_members.extend(self.token.map(|token| ("progressToken", token)));
         meta_members.extend(self.level.map(|level| (LOG_LEVEL, level)));
+        let trace = self.trace.map(|trace| format!("\"{trace}\""));
+        meta_members.extend(trace.as_deref().map(|trace| (TRACEPARENT, trace)));
         let meta = with_members(member(params, "_meta").unwrap_or("{}"), &meta_members);
         let mut members = vec![("_meta", &*meta)];
         members.extend(self.input);
@@ -63,7 +67,7 @@ impl<'a> RequestMeta<'a> {
 
 pub(crate) fn method_and_params(request: &CallerRequest) -> (&str, Option<String>) {
     match request {
-        CallerRequest::Tool { name, arguments, repeatable: _ } => {
+        CallerRequest::Tool { name, arguments, repeatable: _, trace: _ } => {
             let name = serde_json::Value::from(name.as_str()).to_string();
             let arguments = arguments.as_deref().map_or("{}", serde_json::value::RawValue::get);
             (method::TOOLS_CALL, Some(with_members("{}", &[("name", &name), ("arguments", arguments)])))

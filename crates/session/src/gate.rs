@@ -4,7 +4,7 @@
 //! it.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use mcp_satellite_model::remote::ServerInfo;
@@ -28,6 +28,7 @@ pub struct CallGate {
     active_at: AtomicU64,
     /// `None` while the session has to be asked.
     stateless_support: RwLock<Option<StatelessSupport>>,
+    version: OnceLock<Box<str>>,
 }
 
 const CLOSED: usize = 1 << (usize::BITS - 1);
@@ -46,7 +47,18 @@ impl CallGate {
             began_at: now,
             active_at,
             stateless_support: RwLock::default(),
+            version: OnceLock::new(),
         }
+    }
+
+    /// Returns the protocol version that the handshake of the run has negotiated; `None` before it.
+    pub fn version(&self) -> Option<&str> {
+        self.version.get().map(|version| &**version)
+    }
+
+    pub(crate) fn set_version(&self, version: &str) {
+        // A run has one handshake.
+        let _ = self.version.set(version.into());
     }
 
     /// Returns the support of the stateless era if it is certain, so that no request has to wait for the session.

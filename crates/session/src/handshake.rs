@@ -217,6 +217,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             self.outlet.send_initialized(protocol, &[words]);
         }
         let server = Arc::new(server);
+        self.gate.set_version(&server.protocol);
         self.initialized_at = Some(now);
         self.lists.offers = offers;
         self.host.on_server_proved();

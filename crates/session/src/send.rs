@@ -4,6 +4,8 @@ use std::time::Instant;
 
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::header::RequestHeaders;
+use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_protocol::trace::TraceParent;
 use serde_json::value::RawValue;
 
 use crate::call::{CallerRequest, ClientRelay, OutboundRequest};
@@ -30,16 +32,12 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                     let rounds = pending.rounds.as_ref().map(|rounds| rounds.input_members());
                     self.send_stateless(id, &wanted, &rounds.unwrap_or_default());
                 }
-                OutboundRequest::Relay(ClientRelay { message, .. }) => {
-                    self.outlet.request(
-                        id,
-                        RequestPhase::InSession,
-                        None,
-                        &message.with_id_and_token(&number, &number),
-                    );
+                OutboundRequest::Relay(ClientRelay { message, trace, .. }) => {
+                    relay_request(&mut self.outlet, id, None, message, trace.as_ref());
                 }
-                OutboundRequest::Request(CallerRequest::Tool { name, arguments, repeatable: _ }) => {
+                OutboundRequest::Request(CallerRequest::Tool { name, arguments, repeatable: _, trace }) => {
                     let name = serde_json::Value::from(name.as_str()).to_string();
+                    let trace = trace.map(|trace| format!(r#","traceparent":"{trace}""#)).unwrap_or_default();
                     let arguments = arguments.as_deref().map_or("{}", RawValue::get);
                     let parts = [
                         r#"{"jsonrpc":"2.0","id":"#,
@@ -50,6 +48,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                         arguments,
                         r#","_meta":{"progressToken":"#,
                         &number,
+                        &trace,
                         "}}}",
                     ];
                     self.outlet.request(id, RequestPhase::InSession, None, &parts);
@@ -73,15 +72,15 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         let number = id.to_string();
         let input: Vec<(&str, &str)> = input.iter().map(|(name, value)| (*name, &**value)).collect();
         match wanted {
-            OutboundRequest::Relay(ClientRelay { message, era: Era::Stateless, .. }) => {
+            OutboundRequest::Relay(ClientRelay { message, era: Era::Stateless, trace, .. }) => {
                 let routing = self.routing_headers(message.method().unwrap_or_default(), message.params());
-                self.outlet.request(id, RequestPhase::InSession, routing, &message.with_id_and_token(&number, &number));
+                relay_request(&mut self.outlet, id, routing, message, trace.as_ref());
             }
-            OutboundRequest::Relay(ClientRelay { message, client, .. }) => {
+            OutboundRequest::Relay(ClientRelay { message, client, trace, .. }) => {
                 let token = message.token().map(|_| &*number);
                 let identity = RequestIdentity::Client(client.as_deref());
-                let params = RequestMeta { identity, token, level: self.log_level(), input: &input }
-                    .wrap_params(message.params());
+                let meta = RequestMeta { identity, token, level: self.log_level(), input: &input, trace: *trace };
+                let params = meta.wrap_params(message.params());
                 let routing = self.routing_headers(message.method().unwrap_or_default(), Some(&params));
                 self.outlet.request(
                     id,
@@ -92,8 +91,12 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             }
             OutboundRequest::Request(request) => {
                 let (method, params) = envelope::method_and_params(request);
-                let token = matches!(request, CallerRequest::Tool { .. }).then_some(&*number);
-                let envelope = RequestMeta { identity: RequestIdentity::Caller, token, level: None, input: &input };
+                let (token, trace) = match request {
+                    CallerRequest::Tool { trace, .. } => (Some(&*number), *trace),
+                    CallerRequest::Method { .. } => (None, None),
+                };
+                let identity = RequestIdentity::Caller;
+                let envelope = RequestMeta { identity, token, level: None, input: &input, trace };
                 let params = envelope.wrap_params(params.as_deref());
                 let routing = self.routing_headers(method, Some(&params));
                 put_request(&mut self.outlet, id, RequestPhase::InSession, routing, method, Some(&params));
@@ -164,6 +167,25 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         // Over HTTP the end of the exchange cancels a stateless request; no notification is needed.
         if !(O::REPEATS && (self.era == Era::Stateless || pending.is_sessionless())) {
             self.outlet.notify(words);
+        }
+    }
+}
+
+fn relay_request(
+    outlet: &mut impl Outlet,
+    id: u64,
+    routing: Option<Box<RequestHeaders>>,
+    message: &RpcMessage,
+    trace: Option<&TraceParent>,
+) {
+    let number = id.to_string();
+    match trace.and_then(|trace| message.place_trace(trace)) {
+        Some(placed) => {
+            let parts = message.with_id_token_and_trace(&number, &number, &placed);
+            outlet.request(id, RequestPhase::InSession, routing, &parts);
+        }
+        None => {
+            outlet.request(id, RequestPhase::InSession, routing, &message.with_id_and_token(&number, &number));
         }
     }
 }

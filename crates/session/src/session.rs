@@ -707,7 +707,7 @@ mod tests {
         let (reply, answer) = oneshot::channel();
         let ticket = CallTicket::new(ReplyChannel::Result(reply), session.gate.try_acquire().ok().unwrap());
         let id = session.gate.draw_id();
-        let request = CallerRequest::Tool { name: "t".to_owned(), arguments: None, repeatable: false };
+        let request = CallerRequest::Tool { name: "t".to_owned(), arguments: None, repeatable: false, trace: None };
         let request = OutboundRequest::Request(request);
         let admitted = AdmittedRequest { id, request, started: now, timeout, repeatable: false, ticket };
         session.on_command(SessionCommand::Request(admitted), now);

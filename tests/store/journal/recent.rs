@@ -31,13 +31,16 @@ fn pages(home: &Home, query: &StoredEventQuery, limit: usize, within: Duration) 
 fn an_event(seq: u64, nth: u64) -> Envelope {
     let (team, user) = (["acme", "globex"][(nth % 2) as usize], ["alice", "bob \"b\"", "carol"][(nth % 3) as usize]);
     let mut envelope = event_at(seq, now());
-    if nth % 5 == 0 {
+    if nth.is_multiple_of(5) {
         envelope.event = Event::Disconnected { of: subject(team, user), was_intentional: true };
     } else if let Event::ToolExecuted { of, tool_name, .. } = &mut envelope.event {
         *of = subject(team, user);
         // Some are too large for a block, and some names look like a condition.
-        *tool_name =
-            if nth % 11 == 0 { random_text(nth, 2_000) } else { "\"carol\" \"mcp.server.disconnected\"".into() };
+        *tool_name = if nth.is_multiple_of(11) {
+            random_text(nth, 2_000)
+        } else {
+            "\"carol\" \"mcp.server.disconnected\"".into()
+        };
     }
     envelope
 }

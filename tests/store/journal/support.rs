@@ -100,6 +100,8 @@ pub(crate) fn request_logs(seq: u64, user: &str, calls: RangeInclusive<u64>) -> 
         response_time_ms: call,
         success: true,
         error_message: None,
+        fate: None,
+        client: None,
         timestamp: event_at(0, now()).timestamp,
     };
     let event = Event::RequestLogs { of: subject("acme", user), requests: calls.map(call).collect() };

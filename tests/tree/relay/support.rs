@@ -281,7 +281,15 @@ impl ScriptedServer {
         let message = RpcMessage::parse(request.to_owned().into()).unwrap();
         let tool = (message.method() == Some("tools/call")).then(|| "work".to_owned());
         let origin = CallOrigin { client, call };
-        let relay = ClientRelay { message, origin, repeatable: false, tool: tool.map(Into::into), era, client: None };
+        let relay = ClientRelay {
+            message,
+            origin,
+            repeatable: false,
+            tool: tool.map(Into::into),
+            era,
+            client: None,
+            trace: None,
+        };
         let (withdraw, withdrawn) = oneshot::channel();
         let (runtime, id) = (self.runtime.clone(), self.id.clone());
         let answer = tokio::spawn(async move { runtime.relay(&id, relay, limit, withdrawn).await });

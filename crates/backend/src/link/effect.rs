@@ -217,7 +217,15 @@ impl CommandExecution<'_> {
             let text = r#"{"jsonrpc":"2.0","id":"credential_validation","method":"tools/list"}"#;
             let message = RpcMessage::parse(text.into()).map_err(|_| "cannot build the request".to_owned())?;
             let origin = CallOrigin { client: u64::MAX, call: 0 };
-            let relay = ClientRelay { message, origin, repeatable: true, tool: None, era: Era::Sessions, client: None };
+            let relay = ClientRelay {
+                message,
+                origin,
+                repeatable: true,
+                tool: None,
+                era: Era::Sessions,
+                client: None,
+                trace: None,
+            };
             // Never cancelled.
             let (_kept, withdrawn) = oneshot::channel();
             let answer = self.runtime.relay(id, relay, Some(VALIDATION_TIMEOUT), withdrawn).await;

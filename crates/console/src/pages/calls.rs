@@ -20,6 +20,8 @@ pub fn calls_page(found: &CallPage, query: &CallQuery, frame: &PageFrame) -> Mar
             label { "Server " input name="server" value=(text(&query.server)); }
             label { "Tool " input name="tool" value=(text(&query.tool)); }
             label { "User id " input name="user" value=(text(&query.user)); }
+            label { "Client " input name="client" value=(text(&query.client)); }
+            label { "Reason " input name="fate" value=(text(&query.fate)) placeholder="timed_out"; }
             label { "Result "
                 select name="success" {
                     option value="" { "all" }
@@ -45,7 +47,10 @@ fn item(entry: &CallEntry, frame: &PageFrame) -> Markup {
             time datetime=(rfc3339(call.timestamp)) { (rfc3339(call.timestamp)[..23].replace('T', " ")) }
             span.kind { (shown(&call.tool_name)) }
             (instance_link(frame, &entry.instance, &entry.instance))
-            " · " (shown(&entry.user_id)) " · " (call.response_time_ms) " ms · "
+            " · " (shown(&entry.user_id)) " · "
+            @if let Some(client) = &call.client { (shown(client)) " · " }
+             (call.response_time_ms) " ms · "
+            @if let Some(fate) = &call.fate { code { (shown(fate)) } " · " }
             @if call.success { "answered" } @else { span.error { "failed: " (shown(call.error_message.as_deref().unwrap_or("the tool reported an error"))) } }
             details {
                 summary { "Arguments and result" }
@@ -69,6 +74,8 @@ fn next_query(query: &CallQuery, cursor: &str) -> String {
         ("server", &query.server),
         ("tool", &query.tool),
         ("user", &query.user),
+        ("client", &query.client),
+        ("fate", &query.fate),
         ("team", &query.team),
         ("since", &query.since),
         ("until", &query.until),

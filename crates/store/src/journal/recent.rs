@@ -285,6 +285,10 @@ pub struct StoredCallQuery {
     pub tool: Option<String>,
     /// Only calls that succeeded, or only those that failed.
     pub success: Option<bool>,
+    /// Only calls that failed for this reason.
+    pub fate: Option<String>,
+    /// Only calls of clients with this name.
+    pub client: Option<String>,
 }
 
 impl StoredCallQuery {
@@ -292,6 +296,8 @@ impl StoredCallQuery {
         self.lines.matches(subject, line.timestamp)
             && self.tool.as_ref().is_none_or(|tool| *tool == line.tool_name)
             && self.success.is_none_or(|success| success == line.success)
+            && self.fate.as_ref().is_none_or(|fate| line.fate.as_ref() == Some(fate))
+            && self.client.as_ref().is_none_or(|client| line.client.as_ref() == Some(client))
     }
 }
 

@@ -1,0 +1,175 @@
+//! Metrics and traces of a satellite: collects the facts for `/metrics`, and withholds the variables with the keys of the
+//! OTLP receiver from servers.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use mcp_satellite_actors::RuntimeHandle;
+use mcp_satellite_actors::byte_budget::ByteBudget;
+use mcp_satellite_actors::seam::RuntimeObserver;
+use mcp_satellite_http::server::HttpServer;
+use mcp_satellite_process::usage::UsageSampler;
+use mcp_satellite_telemetry::{
+    BackendFacts, DeliveryFacts, InstanceFacts, JournalFacts, OtlpError, ProcessFacts, ScrapeFacts, Telemetry,
+    TelemetryExport, TelemetryOptions, TreeFacts, WITHHELD_PREFIX,
+};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
+
+use crate::backend::link::BackendLink;
+use crate::config::Plan;
+use crate::delivery::Delivery;
+use crate::endpoint::SatelliteEndpoint;
+use crate::journal::{Journal, JournalState};
+
+/// Metrics and traces of a running satellite.
+pub(crate) struct SatelliteTelemetry {
+    telemetry: Telemetry,
+    export: Mutex<Option<TelemetryExport>>,
+    // Serves `/metrics` without a token, if the configuration says so.
+    server: Mutex<Option<HttpServer>>,
+    listen: Option<SocketAddr>,
+}
+
+/// Parts of a satellite that a scrape reads.
+pub(crate) struct FactsOrigin {
+    pub(crate) name: String,
+    pub(crate) runtime: RuntimeHandle,
+    pub(crate) usage: UsageSampler,
+    pub(crate) journal: Journal,
+    pub(crate) delivery: Option<Arc<Delivery>>,
+    pub(crate) link: Option<BackendLink>,
+    pub(crate) endpoint: Arc<SatelliteEndpoint>,
+    pub(crate) memory: Arc<ByteBudget>,
+}
+
+impl SatelliteTelemetry {
+    /// Starts the exports. `/metrics` is served after [`Self::open`].
+    pub(crate) fn start(plan: &Plan, data_dir: &Path) -> Result<Self, OtlpError> {
+        let options = TelemetryOptions {
+            endpoint: plan.telemetry.endpoint.clone(),
+            sample: plan.telemetry.sample,
+            payloads: plan.telemetry.payloads,
+            name: plan.name.clone(),
+            instance: identity_of(data_dir),
+        };
+        let (telemetry, export) = Telemetry::start(&options, &|name| std::env::var(name).ok())?;
+        let (export, server) = (Mutex::new(Some(export)), Mutex::default());
+        Ok(Self { telemetry, export, server, listen: plan.telemetry.listen })
+    }
+
+    pub(crate) fn metrics(&self) -> Telemetry {
+        self.telemetry.clone()
+    }
+
+    pub(crate) fn observer(&self) -> Arc<dyn RuntimeObserver> {
+        Arc::new(self.telemetry.clone())
+    }
+
+    /// Shows the facts of the satellite from now on, and serves `/metrics` at the configured address.
+    pub(crate) fn open(&self, origin: FactsOrigin) -> io::Result<()> {
+        self.telemetry.set_facts(Box::new(move || origin.read()));
+        if let Some(address) = self.listen {
+            let in_use = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
+            let server = self.telemetry.serve(address).map_err(in_use)?;
+            *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
+        }
+        Ok(())
+    }
+
+    /// Ends the exports after the last spans, which takes a few seconds at most.
+    pub(crate) async fn close(&self) {
+        drop(self.server.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let export = self.export.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(export) = export {
+            export.close().await;
+        }
+    }
+}
+
+/// Returns the names of the environment variables that servers must not receive: they contain keys of the receiver.
+pub(crate) fn withheld_variables() -> impl Iterator<Item = String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    names.filter(|name| name.starts_with(WITHHELD_PREFIX))
+}
+
+/// Returns an identity that is the same after a restart and reveals neither the path nor the machine.
+fn identity_of(data_dir: &Path) -> String {
+    let host = std::fs::read("/etc/machine-id").unwrap_or_default();
+    let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
+    digest.update(&host);
+    digest.update(data_dir.as_os_str().as_encoded_bytes());
+    let digest = digest.finish();
+    let first = digest.as_ref().first_chunk().copied().unwrap_or_default();
+    format!("{:032x}", u128::from_be_bytes(first))
+}
+
+impl FactsOrigin {
+    fn read(&self) -> ScrapeFacts {
+        let now = Instant::now();
+        let snapshot = self.runtime.snapshot();
+        let instances = snapshot.iter().map(|view| {
+            let exits = view.exits_in_window(now);
+            InstanceFacts {
+                name: view.spec.name.clone(),
+                installation: view.spec.id.installation.to_string(),
+                team: view.spec.team_slug.to_string(),
+                transport: view.spec.transport(),
+                status: view.status,
+                calls_in_flight: view.calls_in_flight(),
+                restart_budget: (exits > 0).then(|| view.spec.policy.restart.max_crashes.saturating_sub(exits)),
+                usage: view
+                    .pid
+                    .and_then(|_| self.usage.latest(&view.spec.id))
+                    .map(|sample| TreeFacts { memory_bytes: sample.rss_bytes, cpu_seconds: sample.cpu_seconds }),
+            }
+        });
+        let (journal, delivery) = (self.journal.status(), self.delivery.as_ref().map(|delivery| delivery.status()));
+        let state = if self.journal.is_hanging() { "hanging" } else { state_name(journal.state) };
+        let stored =
+            journal.first_seq.zip(journal.last_seq).map_or(0, |(first, last)| (last + 1).saturating_sub(first));
+        let backlog = delivery.as_ref().map_or(0, |delivery| delivery.backlog);
+        ScrapeFacts {
+            name: self.name.clone(),
+            instances: instances.collect(),
+            events: self.runtime.event_statistics(),
+            memory: self.runtime.memory(),
+            journal: JournalFacts { events: stored, bytes: journal.bytes, state: state.to_owned() },
+            delivery: delivery.map(|delivery| DeliveryFacts { pending: delivery.backlog, failed: delivery.failed }),
+            backend: self.link.as_ref().map(|link| {
+                let status = link.status(backlog);
+                let last = status.last_contact.and_then(|text| text.parse::<Timestamp>().ok());
+                let seconds = last.map(|last| Timestamp::now().duration_since(last).as_secs_f64().max(0.0));
+                BackendFacts { connected: status.connected, last_contact_seconds: seconds }
+            }),
+            endpoint: self.endpoint.facts(),
+            message_memory: (self.memory.used() as u64, self.memory.max() as u64),
+            process: process_facts(),
+        }
+    }
+}
+
+fn state_name(state: JournalState) -> &'static str {
+    match state {
+        JournalState::Ok => "ok",
+        JournalState::Memory => "memory",
+    }
+}
+
+fn process_facts() -> ProcessFacts {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kilobytes =
+        status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse().ok());
+    let seconds =
+        |time: TimeVal| Duration::new(time.tv_sec().unsigned_abs(), 0).as_secs_f64() + time.tv_usec() as f64 / 1e6;
+    let usage = getrusage(UsageWho::RUSAGE_SELF).ok();
+    ProcessFacts {
+        memory_bytes: kilobytes.map(|kilobytes: u64| kilobytes * 1024),
+        cpu_seconds: usage.map(|usage| seconds(usage.user_time()) + seconds(usage.system_time())),
+        open_files: std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count),
+    }
+}

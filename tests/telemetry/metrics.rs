@@ -1,0 +1,122 @@
+//! `/metrics` of the built binary.
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+use testkit::process::send;
+use testkit::wait::wait_until;
+
+use crate::fixture::{Traced, exchange, sample};
+use crate::receiver::{Answering, Receiver};
+
+#[test]
+fn calls_starts_exits_and_recoveries_are_counted() {
+    let traced = Traced::new("", "");
+    let (_satellite, mut client) = traced.run();
+    client.initialize();
+    client.call("echo", &json!({"text": "a"}));
+    client.call("tool_error", &json!({"message": "x"}));
+    client.call("fail", &json!({"message": "x"}));
+    client.call("unknown", &json!({}));
+    let text = traced.scrape();
+    for (start, wanted) in [
+        ("satellite_instances{team=\"acme\",status=\"online\",transport=\"stdio\"}", 1.0),
+        ("satellite_starts_total{team=\"acme\",transport=\"stdio\"}", 1.0),
+        ("satellite_start_seconds_count{transport=\"stdio\"}", 1.0),
+        ("satellite_calls_total{server=\"files\",tool=\"echo\",fate=\"ok\"}", 1.0),
+        ("satellite_calls_total{server=\"files\",tool=\"tool_error\",fate=\"tool_error\"}", 1.0),
+        ("satellite_calls_total{server=\"files\",tool=\"fail\",fate=\"server_error\"}", 1.0),
+        ("satellite_calls_in_flight{team=\"acme\"}", 0.0),
+        ("satellite_start_permits{pool=\"process\",state=\"waiting\"}", 0.0),
+        ("satellite_sessions", 1.0),
+        ("satellite_process_trees_omitted", 0.0),
+    ] {
+        assert!((sample(&text, start) - wanted).abs() < 0.1, "{start}: {}\n{text}", sample(&text, start));
+    }
+    for start in [
+        "satellite_events_total{result=\"emitted\"}",
+        "satellite_journal_bytes",
+        "satellite_process_memory_bytes",
+        "satellite_process_open_files",
+        "satellite_process_tree_memory_bytes{",
+        "mcp_server_operation_duration_seconds_count{",
+        "mcp_client_operation_duration_seconds_count{",
+    ] {
+        assert!(
+            sample(&text, start.trim_end_matches('{')) > 0.0 || text.contains(&format!("\n{start}")),
+            "{start}\n{text}"
+        );
+    }
+    assert!(text.ends_with("# EOF\n"));
+
+    let pid = traced.home.wait_online("files")["pid"].as_i64().unwrap();
+    send(i32::try_from(pid).unwrap(), Signal::SIGKILL);
+    wait_until("the recovery", || traced.sample("satellite_recovery_seconds_count{transport=\"stdio\"}") > 0.0);
+    let text = traced.scrape();
+    assert!(sample(&text, "satellite_exits_total{team=\"acme\",cause=\"exited\"}") > 0.0, "{text}");
+    assert!(text.contains("satellite_restart_budget_remaining{team=\"acme\",instance="), "{text}");
+    client.end_session();
+    wait_until("the end of the session", || traced.scrape().contains("\nmcp_server_session_duration_seconds_count{"));
+}
+
+#[test]
+fn a_second_scraper_gets_the_same_text() {
+    let traced = Traced::new("", "");
+    let (_satellite, _client) = traced.run();
+    // A pause of a loaded machine may separate one pair of scrapes, but not all.
+    wait_until("two equal scrapes", || traced.scrape() == traced.scrape());
+    let first = traced.scrape();
+    wait_until("a later scrape", || traced.scrape() != first);
+}
+
+#[test]
+fn an_exemplar_names_the_trace_of_a_recorded_call() {
+    let receiver = Receiver::start(Answering::Ok);
+    let traced = Traced::new(&format!("endpoint = \"http://{}\"\nsample = 0", receiver.address), "");
+    let (_satellite, mut client) = traced.run();
+    client.initialize();
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    let parent = format!("00-{trace}-b7ad6b7169203331-01");
+    let params = json!({"name": "echo", "arguments": {"text": "a"}, "_meta": {"traceparent": parent}});
+    client.request("tools/call", &params);
+    for _ in 0..3 {
+        client.call("echo", &json!({"text": "not recorded"}));
+    }
+    let text = traced.scrape();
+    for side in ["server", "client"] {
+        let start = format!("mcp_{side}_operation_duration_seconds_bucket{{");
+        let mut lines = text.lines().filter(|line| line.starts_with(&start));
+        assert!(lines.any(|line| line.contains(&format!("# {{trace_id=\"{trace}\",span_id=\""))), "{text}");
+    }
+}
+
+#[test]
+fn only_this_machine_reads_the_metrics() {
+    let traced = Traced::new("", "");
+    let (_satellite, _client) = traced.run();
+    let status = |start: &str, headers: &str| exchange(&traced.metrics_address, start, headers, "").status;
+    assert_eq!(status("GET /metrics", "Host: localhost\r\n"), 200);
+    assert_eq!(status("GET /metrics", "Host: rebound.example\r\n"), 403);
+    assert_eq!(status("GET /", ""), 404);
+    assert_eq!(status("POST /metrics", ""), 405);
+}
+
+#[test]
+fn names_of_tools_do_not_make_the_text_grow() {
+    let traced = Traced::new("", "");
+    let (_satellite, mut client) = traced.run();
+    client.initialize();
+    for nth in 0..200 {
+        client.call(&format!("made-up-{nth}"), &json!({}));
+        client.request(&format!("made/up-{nth}"), &json!({}));
+    }
+    let text = traced.scrape();
+    let count = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
+    assert_eq!(count("satellite_calls_total{"), 51, "{text}");
+    assert!(
+        text.contains("satellite_calls_total{server=\"files\",tool=\"_other\",fate=\"server_error\"} 150"),
+        "{text}"
+    );
+    let operations = count("mcp_server_operation_duration_seconds_count{");
+    assert!((50..=200).contains(&operations), "{operations}");
+    assert!(!text.contains("made/up"), "{text}");
+}
