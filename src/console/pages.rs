@@ -24,6 +24,7 @@ use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestCont
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
 use mcp_satellite_gateway::pages::PageConnection;
+use mcp_satellite_protocol::header::SESSION_ID;
 use serde::Deserialize;
 use strum::IntoEnumIterator as _;
 
@@ -99,7 +100,7 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api) {
         action: "open_session",
         summary: "MCP session with an instance, in the name of its user",
     };
-    routes.forward(session, forward_mcp);
+    routes.forward(session, SESSION_ID, forward_mcp);
     routes.open("/console", get(|uri: Uri| async move { Redirect::to(root_of(uri.path())) }));
     routes
         .open("/console/assets/{file}", served(console, |Path(file): Path<String>| async move { answer_asset(&file) }));

@@ -14,6 +14,7 @@ use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::RequestContext;
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::InstanceStreamQuery;
+use mcp_satellite_protocol::header::LAST_EVENT_ID;
 use tokio::sync::watch;
 
 use super::api::{ConsoleFilter, EventQuery};
@@ -98,7 +99,7 @@ impl PageStreams {
     ) -> Result<Response, Problem> {
         let RequestContext { principal, headers, .. } = context;
         let open = console.streams.open(&principal)?;
-        let last_id = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
+        let last_id = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
         let position = last_id.or(query.position).and_then(|id| FeedPosition::parse(&id));
         // An empty name selects no instance.
         let instance = if query.rows { query.instance.clone() } else { Some(String::new()) };

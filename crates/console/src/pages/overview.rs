@@ -6,7 +6,9 @@ use maud::{Markup, PreEscaped, html};
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 
-use super::layout::{PageFrame, Section, class_of, instance_link, page, status_label, status_text, with_commands};
+use super::layout::{
+    NavigationEntry, PageFrame, class_of, instance_link, page, status_label, status_text, with_commands,
+};
 use super::{escape_script, may_operate, segment, shown};
 use crate::feed::{Attention, DORMANT, FeedRows, InstanceRow, STOPPED};
 
@@ -81,7 +83,7 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
         }
         script #rows type="application/json" { (PreEscaped(escape_script(&String::from_utf8_lossy(&shape.rows.json)))) }
     };
-    page(frame, Section::Overview, "overview", "Overview", &content)
+    page(frame, NavigationEntry::Overview, "overview", "Overview", &content)
 }
 
 fn cell(row: &InstanceRow, has_name: bool) -> Markup {
