@@ -1,5 +1,6 @@
 //! The pages of browsers: each handler calls the function behind `/v1` and renders its response.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,7 @@ use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestCont
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
 use mcp_satellite_gateway::pages::PageConnection;
+use mcp_satellite_protocol::header::SESSION_ID;
 use serde::Deserialize;
 use strum::IntoEnumIterator as _;
 
@@ -76,7 +78,7 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api) {
         });
         let shared = streams.clone();
         routes.page("/console/playground/{instance}", Role::Operator, move |console, context, query| {
-            playground(console, context, query, shared.clone())
+            ready(playground(&console, &context, query, &shared))
         });
     };
     add_page(routes);
@@ -98,7 +100,7 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api) {
         action: "open_session",
         summary: "MCP session with an instance, in the name of its user",
     };
-    routes.forward(session, forward_mcp);
+    routes.forward(session, SESSION_ID, forward_mcp);
     routes.open("/console", get(|uri: Uri| async move { Redirect::to(root_of(uri.path())) }));
     routes
         .open("/console/assets/{file}", served(console, |Path(file): Path<String>| async move { answer_asset(&file) }));
@@ -427,16 +429,16 @@ struct PlaygroundQuery {
     tool: Option<String>,
 }
 
-async fn playground(
-    console: Api,
-    context: RequestContext,
+fn playground(
+    console: &ConsoleState,
+    context: &RequestContext,
     query: PlaygroundQuery,
-    streams: Arc<PageStreams>,
+    streams: &PageStreams,
 ) -> Result<Markup, Problem> {
     let revision = console.runtime.snapshot().revision();
-    let view = http_api::find(&console, &context)?;
-    http_api::check_acting(&context, &view)?;
-    let frame = frame(&console, &context, &streams, revision);
+    let view = http_api::find(console, context)?;
+    http_api::check_acting(context, &view)?;
+    let frame = frame(console, context, streams, revision);
     let tools = view.offered_catalogue().into_iter().flat_map(|catalogue| &catalogue.tools);
     let shape = PlaygroundShape {
         status: InstanceStatus::from_view(&view, None, Instant::now()),

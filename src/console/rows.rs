@@ -14,6 +14,7 @@ use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::RequestContext;
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::InstanceStreamQuery;
+use mcp_satellite_protocol::header::LAST_EVENT_ID;
 use tokio::sync::watch;
 
 use super::api::{ConsoleFilter, EventQuery};
@@ -98,27 +99,26 @@ impl PageStreams {
     ) -> Result<Response, Problem> {
         let RequestContext { principal, headers, .. } = context;
         let open = console.streams.open(&principal)?;
-        let last_id = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
+        let last_id = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
         let position = last_id.or(query.position).and_then(|id| FeedPosition::parse(&id));
         // An empty name selects no instance.
         let instance = if query.rows { query.instance.clone() } else { Some(String::new()) };
         let scope = FeedScope { team: principal.team.clone(), instance };
         let frames = self.feeds.watch(&scope, position).await?;
         let ending = console.http.ending.clone();
-        let frames = match query.events {
-            false => frames.boxed(),
-            true => {
-                let events = EventQuery {
-                    since: query.since,
-                    follow: true,
-                    types: query.types.filter(|types| !types.is_empty()),
-                    team: team_of(&console, &principal, query.team.filter(|team| !team.is_empty()))?,
-                    instance: query.instance.filter(|name| !name.is_empty()),
-                };
-                let events = event_frames(console, principal, events, EventFormat::ServerSent, ending.clone());
-                // The page notices a missing tick; events alone do not keep a stream open.
-                futures::stream::select(frames, events).boxed()
-            }
+        let frames = if query.events {
+            let events = EventQuery {
+                since: query.since,
+                follow: true,
+                types: query.types.filter(|types| !types.is_empty()),
+                team: team_of(&console, &principal, query.team.filter(|team| !team.is_empty()))?,
+                instance: query.instance.filter(|name| !name.is_empty()),
+            };
+            let events = event_frames(console, principal, events, EventFormat::ServerSent, ending.clone());
+            // The page notices a missing tick; events alone do not keep a stream open.
+            futures::stream::select(frames, events).boxed()
+        } else {
+            frames.boxed()
         };
         let frames = frames.take_until(ending.cancelled_owned()).inspect(move |_| {
             // The stream keeps its place among the open ones until it is dropped.

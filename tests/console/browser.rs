@@ -1,4 +1,4 @@
-//! A headless Chromium, controlled over a pipe by the DevTools protocol.
+//! A headless Chromium, controlled over a pipe by the `DevTools` protocol.
 
 use std::collections::HashMap;
 use std::fs;
@@ -54,7 +54,7 @@ impl Browser {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("cannot start chromium; install it with .ci/install-console-tools");
+            .unwrap_or_else(|error| panic!("cannot start chromium: {error}; run .ci/install-console-tools"));
         let output = BufReader::new(process.stdout.take().unwrap());
         let commands = Mutex::new(process.stdin.take().unwrap());
         let inbox = Arc::<Inbox>::default();

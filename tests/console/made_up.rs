@@ -177,10 +177,10 @@ impl MadeUpConsole {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let settings = GatewaySettings::new("made-up", &plan.gateway, listener.local_addr().unwrap());
-        let _context = runtime.enter();
+        let context = runtime.enter();
         let listener = PageListener::start(listener, settings, routes.finish()).unwrap();
         let url = format!("http://{}/console/", listener.address());
-        drop(_context);
+        drop(context);
         Self { url, threads, state, _listener: listener, _runtime: runtime }
     }
 

@@ -4,6 +4,7 @@
 
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "measured times are for people")]
 
 mod accessibility;
 mod browser;

@@ -105,7 +105,7 @@ impl InstanceRow {
             user: line(spec.user_slug.as_str()),
             status: view.status,
             since: view.since.as_millisecond(),
-            flags: u8::from(view.dormant) * DORMANT | u8::from(is_stopped) * STOPPED,
+            flags: (u8::from(view.dormant) * DORMANT) | (u8::from(is_stopped) * STOPPED),
             restarts: view.restarts,
             retry: retry_in.map(|pause| jiff::Timestamp::now().as_millisecond().saturating_add(pause)),
             attention: Attention::of(view, now),

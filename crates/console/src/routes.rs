@@ -179,9 +179,9 @@ impl<S: ApiServer> Routes<S> {
         );
     }
 
-    /// Adds a path that passes MCP requests on. `change` describes the opening of a session; its handler gets the whole
-    /// request.
-    pub fn forward<H, F>(&mut self, change: Change, handler: H)
+    /// Adds a path that passes MCP requests on. `change` describes the opening of a session: a POST request without
+    /// `session_header`. The handler gets the whole request.
+    pub fn forward<H, F>(&mut self, change: Change, session_header: &'static str, handler: H)
     where
         H: Fn(Arc<S>, RequestContext, Request) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response, Problem>> + Send + 'static,
@@ -198,7 +198,7 @@ impl<S: ApiServer> Routes<S> {
                 let (server, handler) = (server.clone(), handler.clone());
                 async move {
                     let path = request.uri().path().to_owned();
-                    let answered = run_forward(&server, request, change, &handler).await;
+                    let answered = run_forward(&server, request, change, session_header, &handler).await;
                     answered.unwrap_or_else(|problem| problem.at(&path).into_response())
                 }
             }),
@@ -223,9 +223,10 @@ impl<S: ApiServer> Routes<S> {
         });
         let missing = |uri: Uri| async move {
             let problem = Problem::not_found("path", uri.path());
-            match uri.path().starts_with("/console/") {
-                true => problem_response(&problem, uri.path()),
-                false => problem.at(uri.path()).into_response(),
+            if uri.path().starts_with("/console/") {
+                problem_response(&problem, uri.path())
+            } else {
+                problem.at(uri.path()).into_response()
             }
         };
         let wrong_method = |method: Method, uri: Uri| async move {
@@ -325,6 +326,7 @@ async fn run_forward<S, H, F>(
     server: &Arc<S>,
     request: Request,
     change: Change,
+    session_header: &'static str,
     handler: &H,
 ) -> Result<Response, Problem>
 where
@@ -334,14 +336,12 @@ where
 {
     let (mut parts, body) = request.into_parts();
     let is_change = parts.method != Method::GET;
-    let principal = match is_change {
-        true => authenticate_change(server, &parts, change)?,
-        false => authenticate(&**server, &parts, false)?,
-    };
+    let principal =
+        if is_change { authenticate_change(server, &parts, change)? } else { authenticate(&**server, &parts, false)? };
     let context = context(&mut parts, principal).await?;
     let principal = context.principal.clone();
     let target = server.target(&principal, context.param("instance"));
-    let opens = parts.method == Method::POST && !parts.headers.contains_key("mcp-session-id");
+    let opens = parts.method == Method::POST && !parts.headers.contains_key(session_header);
     let answered = match check_role(&principal, change.role) {
         Ok(()) => handler(Arc::clone(server), context, Request::from_parts(parts, body)).await,
         Err(problem) => Err(problem),

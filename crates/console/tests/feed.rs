@@ -64,12 +64,12 @@ fn row(name: &str, version: u64) -> InstanceRow {
     }
 }
 
-struct Satellite {
+struct WatchedSatellite {
     state: watch::Sender<State>,
     feeds: InstanceFeeds<MadeUpRows>,
 }
 
-impl Satellite {
+impl WatchedSatellite {
     fn new(boot: &str) -> Self {
         let (state, published) = watch::channel((1, BTreeMap::new()));
         let open = move |_: &FeedScope| {
@@ -146,10 +146,10 @@ impl Watcher {
     }
 
     /// Applies frames until the watcher has the present revision.
-    async fn follow(&mut self, satellite: &Satellite) {
+    async fn follow(&mut self, satellite: &WatchedSatellite) {
         let (revision, rows) = satellite.expected();
         while self.revision() < revision {
-            let frame = self.frames.next().await.expect("the stream has ended").unwrap();
+            let frame = self.frames.next().await.unwrap().unwrap();
             self.apply(&frame);
         }
         assert_eq!((self.revision(), &self.rows), (revision, &rows));
@@ -183,7 +183,7 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let satellite = Satellite::new("17");
+            let satellite = WatchedSatellite::new("17");
             let mut watcher = satellite.watch(None).await;
             for step in steps {
                 match step {
@@ -210,7 +210,7 @@ proptest! {
 
 #[tokio::test(start_paused = true)]
 async fn a_watcher_that_missed_few_changes_gets_only_those() {
-    let satellite = Satellite::new("17");
+    let satellite = WatchedSatellite::new("17");
     satellite.put(1, 1);
     let mut first = satellite.watch(None).await;
     first.follow(&satellite).await;
@@ -227,7 +227,7 @@ async fn a_watcher_that_missed_few_changes_gets_only_those() {
 
 #[tokio::test(start_paused = true)]
 async fn a_watcher_of_another_process_of_too_long_ago_or_of_the_future_gets_all_rows() {
-    let satellite = Satellite::new("17");
+    let satellite = WatchedSatellite::new("17");
     let mut first = satellite.watch(None).await;
     first.follow(&satellite).await;
     let old = first.position.clone();
@@ -244,7 +244,7 @@ async fn a_watcher_of_another_process_of_too_long_ago_or_of_the_future_gets_all_
 
 #[tokio::test(start_paused = true)]
 async fn changes_within_a_tenth_of_a_second_are_one_frame_and_all_watchers_share_it() {
-    let satellite = Satellite::new("17");
+    let satellite = WatchedSatellite::new("17");
     let mut watchers = [satellite.watch(None).await, satellite.watch(None).await];
     for watcher in &mut watchers {
         watcher.follow(&satellite).await;
@@ -269,7 +269,7 @@ async fn changes_within_a_tenth_of_a_second_are_one_frame_and_all_watchers_share
 
 #[tokio::test(start_paused = true)]
 async fn a_page_is_rendered_from_the_revision_from_which_its_stream_continues() {
-    let satellite = Satellite::new("17");
+    let satellite = WatchedSatellite::new("17");
     satellite.put(1, 1);
     let page = satellite.feeds.rows(&FeedScope::default()).await.unwrap();
     satellite.put(2, 1);
@@ -284,7 +284,7 @@ async fn a_page_is_rendered_from_the_revision_from_which_its_stream_continues() 
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_computed_while_nobody_watches() {
-    let satellite = Satellite::new("17");
+    let satellite = WatchedSatellite::new("17");
     let mut watcher = satellite.watch(None).await;
     watcher.follow(&satellite).await;
     // The test and the task of the scope hold a receiver each.

@@ -47,8 +47,8 @@ static NAMES: LazyLock<[String; 3]> = LazyLock::new(|| {
     [SCRIPT, STYLE, ICON].map(|index| {
         let Asset { stem, extension, content, .. } = &ASSETS[index];
         let hash = digest::digest(&digest::SHA256, content);
-        let hash: String = hash.as_ref()[..6].iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("{stem}-{hash}.{extension}")
+        let hash = hash.as_ref()[..6].iter().fold(0_u64, |hash, byte| (hash << 8) | u64::from(*byte));
+        format!("{stem}-{hash:012x}.{extension}")
     })
 });
 

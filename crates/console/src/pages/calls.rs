@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use mcp_satellite_actors::model::event::rfc3339;
 
-use super::layout::{PageFrame, Section, instance_link, page};
+use super::layout::{NavigationEntry, PageFrame, instance_link, page};
 use super::{may_operate, segment, shown, shown_lines};
 use crate::v1::{CallEntry, CallPage, CallQuery};
 
@@ -36,7 +36,7 @@ pub fn calls_page(found: &CallPage, query: &CallQuery, frame: &PageFrame) -> Mar
         ol.events.calls aria-label="Calls, newest first" { @for call in &found.calls { (item(call, frame)) } }
         @if let Some(next) = &found.next { p { a.button href={ (frame.root) "calls?" (next_query(query, next)) } { "Older calls" } } }
     };
-    page(frame, Section::Calls, "calls", "Calls", &content)
+    page(frame, NavigationEntry::Calls, "calls", "Calls", &content)
 }
 
 fn item(entry: &CallEntry, frame: &PageFrame) -> Markup {

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use mcp_satellite_gateway::clients::ClientStatus;
 
-use super::layout::{PageFrame, Section, page};
+use super::layout::{NavigationEntry, PageFrame, page};
 use super::shown;
 
 /// Contents of the page of clients.
@@ -68,7 +68,7 @@ pub fn clients_page(shape: &ClientsShape, frame: &PageFrame) -> Markup {
             }
         }
     };
-    page(frame, Section::Clients, "clients", "Clients", &content)
+    page(frame, NavigationEntry::Clients, "clients", "Clients", &content)
 }
 
 fn command(text: &str) -> Markup {

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use mcp_satellite_actors::model::event::{Envelope, Event, rfc3339};
 use serde_json::Value;
 
-use super::layout::{PageFrame, Section, instance_link, page};
+use super::layout::{NavigationEntry, PageFrame, instance_link, page};
 use super::{segment, shown};
 use crate::api::EventQuery;
 
@@ -53,7 +53,7 @@ pub fn events_page(shape: &EventsShape, frame: &PageFrame) -> Markup {
         @if let Some(older) = older { p { a.button href={ (frame.root) "events?before=" (older) (filter) } { "Older events" } } }
         @if events.is_empty() && *is_old { p { "No older event matches." } }
     };
-    page(frame, Section::Events, "events", "Events", &content)
+    page(frame, NavigationEntry::Events, "events", "Events", &content)
 }
 
 /// Returns items of a list of events, like those of the script.

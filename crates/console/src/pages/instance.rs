@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::chart::usage_chart;
 use super::events::event_items;
-use super::layout::{PageFrame, Section, page, status_label, with_commands};
+use super::layout::{NavigationEntry, PageFrame, page, status_label, with_commands};
 use super::{may_operate, segment, shown, shown_lines};
 use crate::api::InstanceStatus;
 use crate::v1::{BudgetReport, InstanceDetails, LogPage, ProcessReport, UsageReport};
@@ -82,7 +82,7 @@ pub fn instance_page(shape: &InstanceShape, frame: &PageFrame) -> Markup {
             ol #events.events data-since=(shape.through) data-instance=(name) aria-label="Events, newest first" { (event_items(frame, &shape.events, false)) }
         }
     };
-    page(frame, Section::Other, "instance", name, &content)
+    page(frame, NavigationEntry::Other, "instance", name, &content)
 }
 
 fn state(shape: &InstanceShape) -> Markup {

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::RequestedState;
 
-use super::layout::{PageFrame, Section, instance_link, page, status_label};
+use super::layout::{NavigationEntry, PageFrame, instance_link, page, status_label};
 use super::{segment, shown};
 use crate::v1::{InstanceOrder, InstancePage, InstanceQuery};
 
@@ -66,7 +66,7 @@ pub fn instances_page(found: &InstancePage, query: &InstanceQuery, frame: &PageF
             p { a.button href={ (frame.root) "instances?" (next_query(query, order, next)) } { "Next page" } }
         }
     };
-    page(frame, Section::Instances, "instances", "Instances", &content)
+    page(frame, NavigationEntry::Instances, "instances", "Instances", &content)
 }
 
 fn next_query(query: &InstanceQuery, order: &str, cursor: &str) -> String {

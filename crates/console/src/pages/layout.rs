@@ -28,7 +28,7 @@ pub struct PageFrame {
 
 /// Entries of the navigation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Section {
+pub(super) enum NavigationEntry {
     Overview,
     Instances,
     Calls,
@@ -39,16 +39,16 @@ pub(super) enum Section {
     Other,
 }
 
-const SECTIONS: [(Section, &str, &str); 6] = [
-    (Section::Overview, "./", "Overview"),
-    (Section::Instances, "instances", "Instances"),
-    (Section::Calls, "calls", "Calls"),
-    (Section::Events, "events", "Events"),
-    (Section::Clients, "clients", "Clients"),
-    (Section::Tree, "tree", "Tree"),
+const SECTIONS: [(NavigationEntry, &str, &str); 6] = [
+    (NavigationEntry::Overview, "./", "Overview"),
+    (NavigationEntry::Instances, "instances", "Instances"),
+    (NavigationEntry::Calls, "calls", "Calls"),
+    (NavigationEntry::Events, "events", "Events"),
+    (NavigationEntry::Clients, "clients", "Clients"),
+    (NavigationEntry::Tree, "tree", "Tree"),
 ];
 
-pub(super) fn page(frame: &PageFrame, section: Section, name: &str, title: &str, content: &Markup) -> Markup {
+pub(super) fn page(frame: &PageFrame, section: NavigationEntry, name: &str, title: &str, content: &Markup) -> Markup {
     let root = frame.root;
     html! {
         (DOCTYPE)

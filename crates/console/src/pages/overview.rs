@@ -6,7 +6,9 @@ use maud::{Markup, PreEscaped, html};
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 
-use super::layout::{PageFrame, Section, class_of, instance_link, page, status_label, status_text, with_commands};
+use super::layout::{
+    NavigationEntry, PageFrame, class_of, instance_link, page, status_label, status_text, with_commands,
+};
 use super::{escape_script, may_operate, segment, shown};
 use crate::feed::{Attention, DORMANT, FeedRows, InstanceRow, STOPPED};
 
@@ -35,10 +37,12 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
     let mut urgent: Vec<(&InstanceRow, &Attention)> =
         rows.iter().filter_map(|row| Some((row, row.attention.as_ref()?))).collect();
     urgent.sort_by_key(|(row, attention)| (attention.urgency, row.since));
-    let size = match rows.len() {
-        0..=TILES_MAX => "tiles",
-        ..SMALL_FROM => "cells",
-        _ => "cells small",
+    let size = if rows.len() <= TILES_MAX {
+        "tiles"
+    } else if rows.len() < SMALL_FROM {
+        "cells"
+    } else {
+        "cells small"
     };
     let content = html! {
         h1 { "Overview" }
@@ -79,7 +83,7 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
         }
         script #rows type="application/json" { (PreEscaped(escape_script(&String::from_utf8_lossy(&shape.rows.json)))) }
     };
-    page(frame, Section::Overview, "overview", "Overview", &content)
+    page(frame, NavigationEntry::Overview, "overview", "Overview", &content)
 }
 
 fn cell(row: &InstanceRow, has_name: bool) -> Markup {

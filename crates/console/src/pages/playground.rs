@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use serde_json::value::RawValue;
 
-use super::layout::{PageFrame, Section, instance_link, page, status_label};
+use super::layout::{NavigationEntry, PageFrame, instance_link, page, status_label};
 use super::{script_json, shown};
 use crate::api::InstanceStatus;
 
@@ -52,5 +52,5 @@ pub fn playground_page(shape: &PlaygroundShape, frame: &PageFrame) -> Markup {
         }
         script #tools type="application/json" { (script_json(tools)) }
     };
-    page(frame, Section::Other, "playground", "Playground", &content)
+    page(frame, NavigationEntry::Other, "playground", "Playground", &content)
 }

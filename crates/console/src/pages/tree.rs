@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use mcp_satellite_actors::model::actor_tree::{ActorKind, ActorReport, PermitKind, PermitLoad};
 
-use super::layout::{PageFrame, Section, instance_link, page};
+use super::layout::{NavigationEntry, PageFrame, instance_link, page};
 use super::shown;
 
 /// Workers of a team that the page lists.
@@ -16,7 +16,7 @@ pub fn tree_page(root: &ActorReport, frame: &PageFrame) -> Markup {
         p { "An actor that answers late has much to do: the time contains its mailbox. The runtime does not report the lengths of mailboxes." }
         div #tree data-live { ul.tree { (actor(root, frame)) } }
     };
-    page(frame, Section::Tree, "tree", "Tree", &content)
+    page(frame, NavigationEntry::Tree, "tree", "Tree", &content)
 }
 
 fn actor(report: &ActorReport, frame: &PageFrame) -> Markup {
