@@ -141,6 +141,7 @@ pub(super) async fn instances(
     let filter = ConsoleFilter { team: query.team.clone(), user: query.user.clone() };
     let snapshot = console.runtime.snapshot();
     console.members.check(&filter, &snapshot).map_err(problem)?;
+    records::team_of(&console, &context.principal, query.team.clone())?;
     let statuses: Option<Vec<&str>> = query.status.as_deref().map(|text| text.split(',').map(str::trim).collect());
     let matches = |view: &&Arc<InstanceView>| {
         let spec = &view.spec;

@@ -261,6 +261,9 @@ fn a_removed_server_ends_its_sessions() {
 fn a_call_in_flight_at_shutdown_receives_its_result() {
     let home = Home::new(SATELLITE);
     let file = config(&home, "[gateway]\nlisten = \"127.0.0.1:0\"\ndrain_timeout = \"60s\"", &["first"]);
+    // Long enough to be seen in the status on a busy machine.
+    let text = fs::read_to_string(&file).unwrap().replace("300ms", "5s");
+    fs::write(&file, text).unwrap();
     let mut satellite = home.run(&["--config", file.to_str().unwrap()]);
     home.wait_all_online();
     let mut client = Client::new(&endpoint_url(&satellite), Some(&token("first"))).at("/i/notes/mcp");

@@ -16,18 +16,26 @@ fn validator(document: &Value, path: &str, method: &str) -> Validator {
     jsonschema::draft202012::new(&schema).unwrap()
 }
 
-/// Forbids members without a description.
-fn close_objects(mut value: Value) -> Value {
+/// Forbids members without a description. The parts of a combination describe one object together.
+fn close_objects(value: Value) -> Value {
+    close(value, false)
+}
+
+fn close(mut value: Value, is_part: bool) -> Value {
     match &mut value {
         Value::Object(object) => {
-            for (_, member) in object.iter_mut() {
-                *member = close_objects(member.take());
+            for (key, member) in object.iter_mut() {
+                let has_parts = ["oneOf", "anyOf", "allOf"].contains(&key.as_str());
+                *member = match member.take() {
+                    Value::Array(items) => items.into_iter().map(|item| close(item, has_parts)).collect(),
+                    member => close(member, false),
+                };
             }
-            if object.get("type") == Some(&json!("object")) && object.contains_key("properties") {
-                object.entry("additionalProperties").or_insert(json!(false));
+            if !is_part && object.get("type") == Some(&json!("object")) && object.contains_key("properties") {
+                object.entry("unevaluatedProperties").or_insert(json!(false));
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(|item| *item = close_objects(item.take())),
+        Value::Array(items) => items.iter_mut().for_each(|item| *item = close(item.take(), false)),
         _ => {}
     }
     value

@@ -197,7 +197,7 @@ fn a_role_without_authentication_is_an_error() {
     let fixture = Fixture::new("");
     let text = config(&fixture.address, "").replace("listen = ", "auth = \"none\"\nas = \"acme/alice\"\nlisten = ");
     let file = fixture.home.write("satellite.toml", &text);
-    let checked = fixture.home.satellite(&["check", "--config", file.to_str().unwrap()]).exits(2);
+    let checked = fixture.home.bare(&["check", "--config", file.to_str().unwrap()]).exits(2);
     assert!(checked.stderr.contains("a role needs a token"), "{checked:#?}");
 }
 

@@ -280,6 +280,7 @@ pub struct ActionActor {
     pub address: Option<String>,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(count: &u64) -> bool {
     *count == 0
 }
