@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::Args;
 use reqwest::Url;
 
-use super::auth::open_browser;
+use super::open_browser::open_browser;
 use super::{CommandFailure, DONE, DataDirArg, FAILED, print_text};
 use crate::console::api::LoginLink;
 use crate::console::client::ConsoleClient;

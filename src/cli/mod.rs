@@ -26,6 +26,7 @@ mod installed_binary;
 mod load;
 mod log_writer;
 mod man_pages;
+mod open_browser;
 mod print;
 mod run;
 mod service;

@@ -1,5 +1,4 @@
-//! What the control socket, the HTTP API and the control plane's MCP server can do. Each command becomes a call of the
-//! runtime.
+//! Commands of the control socket, the HTTP API and the control plane's MCP server. Each becomes a call of the runtime.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +27,7 @@ pub(super) type ActionResult<T> = Result<T, Box<RequestFailure>>;
 
 /// Commands for one instance.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum InstanceCommand {
+pub(super) enum InstanceAction {
     Start,
     Stop,
     Restart,
@@ -68,12 +67,12 @@ impl ConsoleState {
         Ok(InstanceStatus::from_view(view, None, Instant::now()))
     }
 
-    pub(super) async fn control(&self, view: &InstanceView, command: InstanceCommand) -> ActionResult<ControlResult> {
+    pub(super) async fn control(&self, view: &InstanceView, command: InstanceAction) -> ActionResult<ControlResult> {
         let id = &view.spec.id;
         let done = match command {
-            InstanceCommand::Start => self.runtime.start(id).await,
-            InstanceCommand::Stop => self.runtime.stop(id).await,
-            InstanceCommand::Restart => self.runtime.restart(id).await,
+            InstanceAction::Start => self.runtime.start(id).await,
+            InstanceAction::Stop => self.runtime.stop(id).await,
+            InstanceAction::Restart => self.runtime.restart(id).await,
         };
         done.map_err(|error| failure_of(error, view))?;
         let not_durable = self.durability_error().await;

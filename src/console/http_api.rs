@@ -16,7 +16,7 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_backend::link::BackendStatus;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestContext, Routes};
+use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
     BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput,
@@ -29,27 +29,23 @@ use mcp_satellite_process::usage::{USAGE_POINT_SPAN, UsagePoint};
 use mcp_satellite_store::values::ValueChange;
 use mcp_satellite_telemetry::CONTENT_TYPE;
 
-use super::actions::InstanceCommand;
+use super::actions::InstanceAction;
 use super::api::{
-    ConfigureResult, ConsoleFilter, ControlResult, InstanceSelector, InstanceStatus, MemoryReport, ReconnectResult,
-    ReloadQuery, ReloadResult, RequestFailure, ToolEntry,
+    ConfigureResult, ConsoleFilter, ControlResult, InstanceStatus, MemoryReport, ReconnectResult, ReloadQuery,
+    ReloadResult, RequestFailure, ToolEntry,
 };
 use super::pages;
 use super::records;
+use super::requests::{Api, find, page_size, problem};
 use super::state::ConsoleState;
 use crate::config::{self, ConfiguredValue, Role};
 use crate::connect::isolation::SandboxFinding;
 use crate::gateway::clients::ClientStatus;
 use crate::journal::JournalState;
 
-const PAGE_DEFAULT: usize = 100;
-const PAGE_MAX: usize = 1000;
-
 /// Time within which all actors must answer, and for which their answer is valid.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const ANSWER_AGE_MAX: Duration = Duration::from_millis(250);
-
-pub(super) type Api = Arc<ConsoleState>;
 
 /// Returns the routes of the API.
 pub(crate) fn routes(console: &Api) -> Router {
@@ -77,7 +73,7 @@ pub(crate) fn routes(console: &Api) -> Router {
     let summary = "New lines of its log, as events";
     routes.respond("/v1/instances/{instance}/logs/stream", Role::Viewer, summary, &streams, records::log_stream);
     routes.respond("/metrics", Role::Viewer, "Metrics for Prometheus (OpenMetrics)", &[CONTENT_TYPE], metrics);
-    let change = |path, role, action, summary| Change { method: "POST", path, role, action, summary };
+    let change = |path, role, action, summary| ApiChange { method: "POST", path, role, action, summary };
     let of_instance = |path, action, summary| change(path, Role::Operator, action, summary);
     routes.change(of_instance("/v1/instances/{instance}/start", "start", "Starts an instance"), start);
     routes.change(of_instance("/v1/instances/{instance}/stop", "stop", "Stops an instance"), stop);
@@ -93,7 +89,7 @@ pub(crate) fn routes(console: &Api) -> Router {
     );
     let uninstall_summary = "Removes an instance until the configuration is applied again";
     let uninstalled = change("/v1/instances/{instance}", Role::Admin, "uninstall", uninstall_summary);
-    routes.change(Change { method: "DELETE", ..uninstalled }, uninstall);
+    routes.change(ApiChange { method: "DELETE", ..uninstalled }, uninstall);
     routes.change(change("/v1/configuration/check", Role::Admin, "check", "Checks a configuration"), check);
     routes.change(change("/v1/reload", Role::Admin, "reload", "Reads the configuration files again"), reload);
     pages::add(&mut routes, console);
@@ -179,16 +175,6 @@ pub(super) async fn instances(
     let now = Instant::now();
     let items = page.iter().map(|(_, view)| console.instance_status(view, now)).collect();
     Ok(InstancePage { total, items, next })
-}
-
-pub(super) fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
-    let limit = limit.unwrap_or(PAGE_DEFAULT);
-    let why = || Problem::new("bad_input", format!("`limit` must be between 1 and {PAGE_MAX}"));
-    (1..=PAGE_MAX).contains(&limit).then_some(limit).ok_or_else(why)
-}
-
-pub(super) fn header_text<'a>(context: &'a RequestContext, name: &str) -> Option<&'a str> {
-    context.headers.get(name)?.to_str().ok()
 }
 
 fn milliseconds(duration: Duration) -> u64 {
@@ -322,15 +308,15 @@ async fn configuration(console: Api, _: RequestContext, _: NoInput) -> Result<Ve
 }
 
 async fn start(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
-    console.control(&*find(&console, &context)?, InstanceCommand::Start).await.map_err(problem)
+    console.control(&*find(&console, &context)?, InstanceAction::Start).await.map_err(problem)
 }
 
 async fn stop(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
-    console.control(&*find(&console, &context)?, InstanceCommand::Stop).await.map_err(problem)
+    console.control(&*find(&console, &context)?, InstanceAction::Stop).await.map_err(problem)
 }
 
 pub(super) async fn restart(console: Api, context: RequestContext, _: NoInput) -> Result<ControlResult, Problem> {
-    console.control(&*find(&console, &context)?, InstanceCommand::Restart).await.map_err(problem)
+    console.control(&*find(&console, &context)?, InstanceAction::Restart).await.map_err(problem)
 }
 
 async fn reconnect(console: Api, context: RequestContext, _: NoInput) -> Result<ReconnectResult, Problem> {
@@ -399,12 +385,6 @@ async fn reload(console: Api, _: RequestContext, query: ReloadQuery) -> Result<R
     console.reload(query.accept).await.map_err(problem)
 }
 
-/// Finds the instance that the path names among those of the principal's team.
-pub(super) fn find(console: &ConsoleState, context: &RequestContext) -> Result<Arc<InstanceView>, Problem> {
-    let selector = InstanceSelector::of_team(context.param("instance"), context.principal.team.clone());
-    console.resolve(&selector).map_err(problem)
-}
-
 fn visible(console: &ConsoleState, principal: &Principal) -> Vec<Arc<InstanceView>> {
     let sees = |spec: &InstanceSpec| principal.sees(spec);
     console.runtime.snapshot().iter().filter(|view| sees(&view.spec)).cloned().collect()
@@ -416,10 +396,6 @@ fn count_statuses<'a>(views: impl Iterator<Item = &'a Arc<InstanceView>>) -> BTr
         *counts.entry(view.status.to_string()).or_default() += 1;
     }
     counts
-}
-
-fn problem(failure: Box<RequestFailure>) -> Problem {
-    (*failure).into()
 }
 
 /// Asks the actors whether they answer. Several requests share one answer, so that they cost the actors nothing.

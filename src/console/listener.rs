@@ -15,7 +15,7 @@ use crate::config::{ConsolePlan, EndpointAuth, GatewayPlan};
 use crate::data_dir::DataDir;
 use crate::endpoint::SatelliteEndpoint;
 use crate::gateway::access::load_or_create_token;
-use crate::gateway::pages::PageListener;
+use crate::gateway::page_listener::PageListener;
 use crate::gateway::{GatewaySettings, bind};
 
 /// Time for responses on a listener that closes. Streams end then.

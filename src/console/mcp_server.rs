@@ -15,8 +15,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::http_api::{Api, configure, instance, instances, restart};
+use super::http_api::{configure, instance, instances, restart};
 use super::records::{events, logs};
+use super::requests::Api;
 use crate::config::Role;
 use crate::gateway::access::User;
 

@@ -12,6 +12,7 @@ pub(crate) mod listener;
 pub(crate) mod mcp_server;
 mod pages;
 mod records;
+mod requests;
 mod rows;
 pub(crate) mod server;
 pub(crate) mod state;

@@ -20,7 +20,7 @@ use mcp_satellite_console::pages::{
 };
 use mcp_satellite_console::principal::{Entrance, Principal};
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiServer as _, Change, NoInput, RequestContext, Routes, action_event};
+use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestContext, Routes, action_event};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
 use mcp_satellite_gateway::pages::PageConnection;
@@ -29,8 +29,9 @@ use serde::Deserialize;
 use strum::IntoEnumIterator as _;
 
 use super::api::{EventQuery, InstanceStatus};
-use super::http_api::{self, Api};
+use super::http_api;
 use super::records;
+use super::requests::{Api, find};
 use super::rows::PageStreams;
 use super::state::ConsoleState;
 use crate::config::Role;
@@ -93,7 +94,7 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api) {
             async move { streams.answer(console, context, query).await }
         },
     );
-    let session = Change {
+    let session = ApiChange {
         method: "POST",
         path: "/v1/instances/{instance}/mcp",
         role: Role::Operator,
@@ -283,7 +284,7 @@ async fn instance(
     form: InstanceForm,
     streams: Arc<PageStreams>,
 ) -> Result<Markup, Problem> {
-    let view = http_api::find(&console, &context)?;
+    let view = find(&console, &context)?;
     let name = view.spec.name.to_string();
     let through = last_event(&console);
     let mut timeline = EventPage { events: Vec::new(), next: None, skipped: 0 };
@@ -436,7 +437,7 @@ fn playground(
     streams: &PageStreams,
 ) -> Result<Markup, Problem> {
     let revision = console.runtime.snapshot().revision();
-    let view = http_api::find(console, context)?;
+    let view = find(console, context)?;
     http_api::check_acting(context, &view)?;
     let frame = frame(console, context, streams, revision);
     let tools = view.offered_catalogue().into_iter().flat_map(|catalogue| &catalogue.tools);
@@ -450,7 +451,7 @@ fn playground(
 
 /// Passes a request of MCP to the endpoint, as a request of the instance's user.
 async fn forward_mcp(console: Api, context: RequestContext, mut request: Request) -> Result<Response, Problem> {
-    let view = http_api::find(&console, &context)?;
+    let view = find(&console, &context)?;
     http_api::check_acting(&context, &view)?;
     // The login is not for the endpoint.
     request.headers_mut().remove(header::COOKIE);

@@ -16,11 +16,12 @@ use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
     CallEntry, CallPage, CallQuery, EventPage, EventPageQuery, LogEntry, LogPage, LogQuery,
 };
+use mcp_satellite_protocol::header::LAST_EVENT_ID;
 use mcp_satellite_store::journal::{LinePosition, StoredCallQuery, StoredLineQuery, recent, recent_calls, recent_logs};
 
 use super::api::EventQuery;
 use super::event_stream::{EventFormat, may_read, stream_response};
-use super::http_api::{Api, find, header_text, page_size};
+use super::requests::{Api, find, header_text, page_size};
 use super::state::ConsoleState;
 use crate::journal::StoredEventQuery;
 
@@ -163,7 +164,7 @@ async fn find_calls(
 async fn respond(console: Api, context: RequestContext, mut query: EventQuery) -> Result<Response, Problem> {
     let is_sse = header_text(&context, "accept").is_some_and(|accepted| accepted.contains(sse::MEDIA_TYPE));
     // A browser that reconnects repeats the number of the last event.
-    if let Some(last) = header_text(&context, "last-event-id") {
+    if let Some(last) = header_text(&context, LAST_EVENT_ID) {
         let why = "Last-Event-ID is not the number of an event";
         query.since = Some(last.parse().map_err(|_| Problem::new("bad_input", why))?);
     }

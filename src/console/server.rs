@@ -15,7 +15,7 @@ use mcp_satellite_console::routes::{ApiServer as _, action_event};
 use tokio::net::UnixListener;
 
 use super::SOCKET;
-use super::actions::InstanceCommand;
+use super::actions::InstanceAction;
 use super::api::{
     CallRequest, ConfigureRequest, ConfigureResult, ConsoleFilter, ControlResult, EndpointAccess, EndpointAccessQuery,
     EventQuery, InstanceSelector, InstanceStatus, LoginLink, PruneResult, ReconnectResult, ReloadQuery, ReloadResult,
@@ -171,28 +171,28 @@ async fn start(
     State(console): State<Arc<ConsoleState>>,
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
-    control(&console, &selector, "start", InstanceCommand::Start).await
+    control(&console, &selector, "start", InstanceAction::Start).await
 }
 
 async fn stop(
     State(console): State<Arc<ConsoleState>>,
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
-    control(&console, &selector, "stop", InstanceCommand::Stop).await
+    control(&console, &selector, "stop", InstanceAction::Stop).await
 }
 
 async fn restart(
     State(console): State<Arc<ConsoleState>>,
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
-    control(&console, &selector, "restart", InstanceCommand::Restart).await
+    control(&console, &selector, "restart", InstanceAction::Restart).await
 }
 
 async fn control(
     console: &ConsoleState,
     selector: &InstanceSelector,
     action: &str,
-    command: InstanceCommand,
+    command: InstanceAction,
 ) -> ConsoleResult<ControlResult> {
     let view = console.resolve(selector)?;
     let owner = Principal::owner(Entrance::Socket);

@@ -1,4 +1,4 @@
-//! What the handlers of the control socket and of the HTTP API use.
+//! State of the handlers of the control socket and of the HTTP API.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -20,7 +20,7 @@ use mcp_satellite_console::routes::{ApiServer, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::InstanceStreamQuery;
 use mcp_satellite_gateway::GatewaySettings;
-use mcp_satellite_gateway::pages::PageListener;
+use mcp_satellite_gateway::page_listener::PageListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 

@@ -1,4 +1,4 @@
-//! Who may do what.
+//! Permissions of roles, grants and teams.
 
 use serde_json::{Value, json};
 

@@ -8,6 +8,7 @@ use toml_span::Span;
 use super::check::{ConfigCheck, UniqueNames};
 use super::gateway::{GatewayPlan, TokenHash};
 use super::reader::{ParsedValue, SpannedText, TableReader, nearest};
+use super::role::{Role, RoleAccess};
 
 /// Name of the control plane's MCP server, at `/i/satellite/mcp`.
 pub const CONTROL_SERVER: &str = "satellite";
@@ -35,30 +36,6 @@ pub struct ConsoleToken {
     pub team: Option<String>,
 }
 
-/// The permissions of a token or a user in the HTTP API.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RoleAccess {
-    pub role: Role,
-    /// True to read arguments, results and server logs of other users.
-    pub reads_calls: bool,
-    /// True to call tools in the name of other users.
-    pub acts_as: bool,
-}
-
-/// Roles in the HTTP API. A later role includes the earlier ones.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::Display, strum::IntoStaticStr, strum::VariantArray,
-)]
-#[strum(serialize_all = "snake_case")]
-pub enum Role {
-    /// Reads states, events and metrics.
-    Viewer,
-    /// Starts, stops, restarts and reconnects servers, and calls tools.
-    Operator,
-    /// Changes the configuration.
-    Admin,
-}
-
 impl ConsolePlan {
     /// Returns true if the console is served beside this endpoint.
     pub fn is_on(&self, gateway: &GatewayPlan) -> bool {
@@ -72,20 +49,20 @@ pub(crate) struct ConsoleTable {
     enabled: ParsedValue<bool>,
     listen: ParsedValue<String>,
     mcp: ParsedValue<bool>,
-    tokens: Vec<TokenTable>,
+    tokens: Vec<ConsoleTokenTable>,
 }
 
-struct TokenTable {
+struct ConsoleTokenTable {
     at: Span,
     name: ParsedValue<String>,
     token: ParsedValue<String>,
     team: ParsedValue<String>,
-    access: AccessTable,
+    access: RoleTable,
 }
 
 /// The keys `role` and `grants`, of a token or a user.
 #[derive(Default)]
-pub(crate) struct AccessTable {
+pub(crate) struct RoleTable {
     role: ParsedValue<String>,
     grants: Vec<SpannedText>,
 }
@@ -96,12 +73,12 @@ impl ConsoleTable {
             enabled: fields.flag("enabled"),
             listen: fields.text("listen"),
             mcp: fields.flag("mcp"),
-            tokens: fields.list("tokens", |fields| TokenTable {
+            tokens: fields.list("tokens", |fields| ConsoleTokenTable {
                 at: fields.at,
                 name: fields.text("name"),
                 token: fields.text("token"),
                 team: fields.text("team"),
-                access: AccessTable::read(fields),
+                access: RoleTable::read(fields),
             }),
         }
     }
@@ -175,7 +152,7 @@ impl ConsoleTable {
     }
 }
 
-impl AccessTable {
+impl RoleTable {
     pub(crate) fn read(fields: &mut TableReader<'_, '_>) -> Self {
         Self { role: fields.text("role"), grants: fields.texts("grants").unwrap_or_default() }
     }

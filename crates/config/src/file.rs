@@ -7,7 +7,7 @@ use toml_span::Span;
 use toml_span::value::Value;
 
 use super::backend::BackendTable;
-use super::console::{AccessTable, ConsoleTable};
+use super::console::{ConsoleTable, RoleTable};
 use super::errors::ConfigFindings;
 use super::gateway::GatewayTable;
 use super::oauth::OAuthTable;
@@ -115,7 +115,7 @@ pub(crate) struct UserTable {
     pub(crate) tokens: Vec<SpannedText>,
     pub(crate) has_stored_token: bool,
     pub(crate) mcp_mode: ParsedValue<String>,
-    pub(crate) access: AccessTable,
+    pub(crate) access: RoleTable,
     pub(crate) tiers: Vec<(SpannedText, ServerTierTable)>,
 }
 
@@ -261,7 +261,7 @@ impl UserTable {
             tokens: fields.texts("tokens").unwrap_or_default(),
             has_stored_token: false,
             mcp_mode: fields.text("mcp_mode"),
-            access: AccessTable::read(fields),
+            access: RoleTable::read(fields),
             tiers: fields.named_tables("servers", |installation, fields| (installation, ServerTierTable::read(fields))),
         }
     }

@@ -11,9 +11,9 @@ use mcp_satellite_model::secret::Secret;
 use toml_span::Span;
 
 use super::check::ConfigCheck;
-use super::console::RoleAccess;
 use super::policy::GatewayLimitsTable;
 use super::reader::{ParsedValue, SpannedText, TableReader};
+use super::role::RoleAccess;
 use mcp_satellite_http::tls::{self, CertificateError};
 
 /// Default address of the endpoint.

@@ -29,6 +29,7 @@ mod plan;
 mod policy;
 mod provenance;
 pub mod reader;
+mod role;
 mod secret_files;
 mod secrets;
 mod server;
@@ -44,7 +45,7 @@ use mcp_satellite_model::secret::Secret;
 
 pub use backend::{BackendPlan, PollIntervals};
 pub use client_server::{DraftContext, ServerDraft, UserValueDraft, draft_server, normalize_id, workspace_of};
-pub use console::{CONTROL_SERVER, ConsolePlan, ConsoleToken, Role, RoleAccess};
+pub use console::{CONTROL_SERVER, ConsolePlan, ConsoleToken};
 pub use document::BackendDocument;
 pub use errors::{ConfigErrorItem, ConfigErrors};
 pub use gateway::listen_address;
@@ -53,6 +54,7 @@ pub use gateway::{
 };
 pub use oauth::OAuthPlan;
 pub use plan::{KEEP, Plan, PlanRestrictions, Profile, RETENTION, ROTATE_BYTES, SinkPlan};
+pub use role::{Role, RoleAccess};
 
 pub use origin::ConfigOrigin;
 pub use telemetry::{SAMPLE, TelemetryPlan};

@@ -67,7 +67,7 @@ struct Login {
     token: Option<TokenHash>,
 }
 
-/// Who may use the API, according to the configuration.
+/// Clients of the API, according to the configuration.
 #[derive(Default)]
 pub struct AccessSettings<'a> {
     /// True if the console is on. If it is off, every path is missing.

@@ -76,7 +76,7 @@ pub struct InstanceRow {
     pub restarts: u64,
     /// Time of the next attempt, in milliseconds since 1970.
     pub retry: Option<i64>,
-    /// What an instance needs that does not recover by itself; `None` if it needs nothing.
+    /// Need of an instance that does not recover by itself; `None` if it needs nothing.
     pub attention: Option<Attention>,
 }
 

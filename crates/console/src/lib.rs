@@ -1,4 +1,4 @@
-//! The console: an HTTP API with roles, its description in OpenAPI, the login of browsers, and the pages.
+//! The console: an HTTP API with roles, its description in `OpenAPI`, the login of browsers, and the pages.
 //!
 //! ```text
 //! routes     a request: path → access → role → query and body → handler → response or problem document

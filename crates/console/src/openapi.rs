@@ -1,4 +1,4 @@
-//! The description of the API in OpenAPI 3.1, collected from the types of the handlers.
+//! The description of the API in `OpenAPI` 3.1, collected from the types of the handlers.
 
 use axum::http::Method;
 use mcp_satellite_config::Role;
@@ -18,7 +18,7 @@ pub(crate) struct ApiDescription {
 }
 
 /// One method of one path.
-pub(crate) struct Operation<'a> {
+pub(crate) struct ApiOperation<'a> {
     pub(crate) method: &'a Method,
     pub(crate) path: &'a str,
     /// Lowest role; `None` needs no token.
@@ -53,8 +53,8 @@ impl ApiDescription {
     }
 
     /// Adds an operation. `query` is the schema of an object with a property for each parameter.
-    pub(crate) fn add(&mut self, operation: &Operation<'_>, query: &Value, body: Option<Value>, content: &Value) {
-        let Operation { method, path, role, summary } = operation;
+    pub(crate) fn add(&mut self, operation: &ApiOperation<'_>, query: &Value, body: Option<Value>, content: &Value) {
+        let ApiOperation { method, path, role, summary } = operation;
         let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
         let mut parameters: Vec<Value> = names
             .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }))

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::access::ConsoleAccess;
-use crate::openapi::{ApiDescription, Operation};
+use crate::openapi::{ApiDescription, ApiOperation};
 use crate::pages::{html_response, problem_response};
 use crate::principal::Principal;
 use crate::problem::Problem;
@@ -77,7 +77,7 @@ pub struct Routes<S> {
 
 /// A change, as its event names it.
 #[derive(Debug, Clone, Copy)]
-pub struct Change {
+pub struct ApiChange {
     pub method: &'static str,
     pub path: &'static str,
     pub role: Role,
@@ -126,18 +126,18 @@ impl<S: ApiServer> Routes<S> {
     }
 
     /// Adds a change with a JSON response.
-    pub fn change<B, R, H, F>(&mut self, change: Change, handler: H)
+    pub fn change<B, R, H, F>(&mut self, change: ApiChange, handler: H)
     where
         B: DeserializeOwned + JsonSchema + Send + 'static,
         R: Serialize + JsonSchema + 'static,
         H: Fn(Arc<S>, RequestContext, B) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<R, Problem>> + Send + 'static,
     {
-        let Change { method, path, role, summary, .. } = change;
+        let ApiChange { method, path, role, summary, .. } = change;
         let method = Method::from_bytes(method.as_bytes()).unwrap_or(Method::POST);
         let content = self.description.response::<R>();
         let body = self.description.input::<B>();
-        let operation = Operation { method: &method, path, role: Some(role), summary };
+        let operation = ApiOperation { method: &method, path, role: Some(role), summary };
         self.description.add(&operation, &Value::Null, Some(body), &content);
         let server = self.server.clone();
         let filter = MethodFilter::try_from(method).unwrap_or(MethodFilter::POST);
@@ -181,14 +181,14 @@ impl<S: ApiServer> Routes<S> {
 
     /// Adds a path that passes MCP requests on. `change` describes the opening of a session: a POST request without
     /// `session_header`. The handler gets the whole request.
-    pub fn forward<H, F>(&mut self, change: Change, session_header: &'static str, handler: H)
+    pub fn forward<H, F>(&mut self, change: ApiChange, session_header: &'static str, handler: H)
     where
         H: Fn(Arc<S>, RequestContext, Request) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response, Problem>> + Send + 'static,
     {
-        let Change { path, role, summary, .. } = change;
+        let ApiChange { path, role, summary, .. } = change;
         for method in [Method::GET, Method::POST, Method::DELETE] {
-            let operation = Operation { method: &method, path, role: Some(role), summary };
+            let operation = ApiOperation { method: &method, path, role: Some(role), summary };
             self.description.add(&operation, &Value::Null, None, &Value::Object(serde_json::Map::new()));
         }
         let server = self.server.clone();
@@ -213,7 +213,7 @@ impl<S: ApiServer> Routes<S> {
     /// Returns the router, which also serves the description at `/openapi.json`.
     pub fn finish(mut self) -> Router {
         let summary = "This description";
-        let operation = Operation { method: &Method::GET, path: "/openapi.json", role: Some(Role::Viewer), summary };
+        let operation = ApiOperation { method: &Method::GET, path: "/openapi.json", role: Some(Role::Viewer), summary };
         let content = self.description.response::<Value>();
         self.description.add(&operation, &Value::Null, None, &content);
         let document: Arc<Value> = Arc::new(std::mem::take(&mut self.description).into_document());
@@ -237,7 +237,7 @@ impl<S: ApiServer> Routes<S> {
 
     fn describe_read<Q: JsonSchema>(&mut self, path: &str, role: Role, summary: &str, content: &Value) {
         let query = self.description.input::<Q>();
-        let operation = Operation { method: &Method::GET, path, role: Some(role), summary };
+        let operation = ApiOperation { method: &Method::GET, path, role: Some(role), summary };
         self.description.add(&operation, &query, None, content);
     }
 
@@ -288,7 +288,7 @@ where
 async fn run_change<S, B, R, H, F>(
     server: &Arc<S>,
     request: Request,
-    change: Change,
+    change: ApiChange,
     handler: &H,
 ) -> Result<Response, Problem>
 where
@@ -325,7 +325,7 @@ where
 async fn run_forward<S, H, F>(
     server: &Arc<S>,
     request: Request,
-    change: Change,
+    change: ApiChange,
     session_header: &'static str,
     handler: &H,
 ) -> Result<Response, Problem>
@@ -366,7 +366,7 @@ fn outcome_of<T>(answered: &Result<T, Problem>) -> ActionOutcome {
 fn authenticate_change<S: ApiServer>(
     server: &Arc<S>,
     parts: &request::Parts,
-    change: Change,
+    change: ApiChange,
 ) -> Result<Principal, Problem> {
     authenticate(&**server, parts, true).inspect_err(|problem| {
         if problem.kind != "not_found" {
@@ -449,9 +449,9 @@ fn named_keys(body: &[u8]) -> Vec<String> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct NamedKeys {
-        set: std::collections::BTreeMap<String, serde::de::IgnoredAny>,
+        set: serde_json::Map<String, Value>,
         unset: Vec<String>,
     }
     let NamedKeys { set, unset } = serde_json::from_slice(body).unwrap_or_default();
-    set.into_keys().chain(unset).collect()
+    set.into_iter().map(|(key, _)| key).chain(unset).collect()
 }

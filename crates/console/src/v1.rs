@@ -164,7 +164,7 @@ pub struct ConfigurationError {
     /// Column, from 1; 0 if the error has no place.
     pub column: usize,
     pub message: String,
-    /// What to do.
+    /// The next step.
     pub hint: String,
 }
 

@@ -68,14 +68,14 @@ impl ControlServer {
 
 async fn call(tools: &dyn ControlTools, request: &EndpointRequest) -> CallAnswer {
     #[derive(Deserialize)]
-    struct CallParams {
+    struct ControlCallParams {
         name: String,
         #[serde(default)]
         arguments: Value,
     }
     let invalid = |message: String| CallAnswer::Error(RpcError::new(INVALID_PARAMS, message));
     let params = serde_json::from_str(request.message.params().unwrap_or("{}"));
-    let CallParams { name, arguments } = match params {
+    let ControlCallParams { name, arguments } = match params {
         Ok(params) => params,
         Err(error) => return invalid(format!("the parameters are not valid: {error}")),
     };

@@ -1,6 +1,8 @@
 //! Checks the `Host` and `Origin` headers before any other part of a request. A web page in the user's browser can
 //! reach loopback through its own host name (DNS rebinding), but it cannot forge these headers.
 
+use axum::http::{HeaderMap, HeaderName, Uri, header};
+
 pub type GuardError = &'static str;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +16,19 @@ pub struct OriginGuard {
 }
 
 impl OriginGuard {
+    /// Checks the hosts and the origin of a request. Returns the host.
+    pub fn check<'a>(&self, headers: &'a HeaderMap, uri: &Uri) -> Result<&'a str, GuardError> {
+        let (host, several) = first_value(headers, &header::HOST);
+        self.check_host(host, several)?;
+        // A host in the request line takes precedence over the header (RFC 9112, 3.2.2).
+        if let Some(authority) = uri.authority() {
+            self.check_host(Some(authority.as_str()), false)?;
+        }
+        let (origin, several) = first_value(headers, &header::ORIGIN);
+        self.check_origin(origin, several)?;
+        Ok(host.unwrap_or_default())
+    }
+
     /// `several` is true if the request has more than one `Host` header.
     pub fn check_host(&self, host: Option<&str>, several: bool) -> Result<(), GuardError> {
         let Some(host) = host.filter(|_| !several) else { return Err("a request needs exactly one Host header") };
@@ -50,6 +65,14 @@ impl OriginGuard {
         let is_web = scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https");
         if (self.loopback && is_web && is_loopback(name)) || self.origins.iter().any(listed) { Ok(()) } else { Err(NO) }
     }
+}
+
+/// Returns the first value of a header as text, and true if there are several. A value that is not text becomes NUL,
+/// which no check accepts.
+pub(crate) fn first_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str>, bool) {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next().map(|value| value.to_str().unwrap_or("\u{0}"));
+    (first, values.next().is_some())
 }
 
 fn port_or_default(port: Option<u16>, scheme: &str) -> Option<u16> {

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use axum::Router;
 use axum::body::{Body, BodyDataStream};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, request};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header, request};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -34,6 +34,7 @@ use super::client_description::ClientDescription;
 use super::connections::Connections;
 use super::endpoint_id::{EndpointId, EndpointPath};
 use super::era::PROTOCOL_VERSION;
+use super::guard::first_value;
 use super::handler::EndpointHandler;
 use super::pages::PageConnection;
 use super::parked_calls::{ParkedCalls, ParkedLimits};
@@ -165,14 +166,6 @@ impl<'a> HttpRequest<'a> {
     }
 }
 
-/// Returns the first value of a header as text, and true if there are several. A value that is not text becomes NUL,
-/// which no check accepts.
-fn first_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> (Option<&'a str>, bool) {
-    let mut values = headers.get_all(name).iter();
-    let first = values.next().map(|value| value.to_str().unwrap_or("\u{0}"));
-    (first, values.next().is_some())
-}
-
 impl EndpointService {
     pub(crate) fn new(
         handler: Arc<dyn EndpointHandler>,
@@ -262,7 +255,8 @@ impl EndpointService {
         body: &mut BodyDataStream,
     ) -> Checked<Response> {
         let settings = self.settings();
-        let host = Self::check_host_and_origin(&settings, &parts.headers, &parts.uri)?;
+        let forbidden = |why: &str| error_response(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
+        let host = settings.guard.check(&parts.headers, &parts.uri).map_err(forbidden)?;
         let path = parts.uri.path();
         let Some(path) = parse_path(path) else {
             return Err(not_found());
@@ -294,24 +288,6 @@ impl EndpointService {
             Method::DELETE => self.delete(request),
             _ => Err(method_not_allowed("GET, POST, DELETE")),
         }
-    }
-
-    pub(crate) fn check_guard(settings: &GatewaySettings, request: &Request<Body>) -> Result<(), Response> {
-        let allowed = Self::check_host_and_origin(settings, request.headers(), request.uri());
-        allowed.map(drop).map_err(|ErrorResponse(response)| *response)
-    }
-
-    fn check_host_and_origin<'a>(settings: &GatewaySettings, headers: &'a HeaderMap, uri: &Uri) -> Checked<&'a str> {
-        let forbidden = |why: &str| error_response(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
-        let (host, several) = first_value(headers, &header::HOST);
-        settings.guard.check_host(host, several).map_err(forbidden)?;
-        // A host in the request line takes precedence over the header (RFC 9112, 3.2.2).
-        if let Some(authority) = uri.authority() {
-            settings.guard.check_host(Some(authority.as_str()), false).map_err(forbidden)?;
-        }
-        let (origin, several) = first_value(headers, &header::ORIGIN);
-        settings.guard.check_origin(origin, several).map_err(forbidden)?;
-        Ok(host.unwrap_or_default())
     }
 
     fn authenticate(

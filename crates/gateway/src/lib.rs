@@ -36,6 +36,7 @@ mod instructions;
 mod listen;
 mod metadata;
 pub mod names;
+pub mod page_listener;
 pub mod pages;
 mod parked_calls;
 pub mod refusal;

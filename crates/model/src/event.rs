@@ -256,11 +256,11 @@ pub struct RequestLine {
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ActionOutcome {
-    /// It was carried out.
+    /// The change was carried out.
     Succeeded,
-    /// It was not permitted, or the request was invalid.
+    /// The change was not permitted, or the request was invalid.
     Refused,
-    /// It was permitted and could not be carried out.
+    /// The change was permitted and could not be carried out.
     Failed,
 }
 

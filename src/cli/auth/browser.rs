@@ -1,7 +1,6 @@
 //! Opens the authorization page in a browser and receives its redirect.
 
 use std::io::BufRead;
-use std::process::Stdio;
 
 use axum::http::{StatusCode, Uri};
 use axum::response::{Html, IntoResponse};
@@ -69,16 +68,4 @@ pub(super) fn read_pasted(sender: mpsc::Sender<BrowserResponse>) {
             }
         }
     });
-}
-
-/// Opens the page in a browser if there is a display. Other users may see the address in the process list; it is of no
-/// use without the satellite's secrets.
-pub(in crate::cli) fn open_browser(page: &str) -> bool {
-    let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let has_display = given("DISPLAY").or(given("WAYLAND_DISPLAY")).is_some();
-    let browser = given("BROWSER").or(has_display.then(|| "xdg-open".to_owned()));
-    let Some(browser) = browser else { return false };
-    let mut command = std::process::Command::new(browser);
-    command.arg(page).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().is_ok()
 }

@@ -8,11 +8,11 @@ use mcp_satellite_actors::model::status::Status;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-pub(super) use self::browser::open_browser;
 use self::browser::{BrowserResponse, CALLBACK, listen_for_redirect, read_pasted};
 use self::executor::AuthBackend;
 use super::check::ConfigSources;
 use super::control::{status_sentence, wait_settled};
+use super::open_browser::open_browser;
 use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, InstanceArg, print_error, print_text, printable};
 use crate::console::api::{AuthFinishRequest, AuthFlow, AuthRequest, AuthRevokeResult, InstanceSelector};
 use crate::console::client::ConsoleClient;

@@ -6,6 +6,7 @@ use mcp_satellite_actors::model::actor_tree::ActorReport;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::v1::{LogEntry, LogPage};
+use mcp_satellite_protocol::header::LAST_EVENT_ID;
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -22,7 +23,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(70);
 /// Lines of output that are fetched.
 const OUTPUT_LINES: usize = 500;
 
-/// What the screen shows next.
+/// Changes of the screen.
 #[derive(Debug)]
 pub(super) enum Update {
     /// All instances.
@@ -123,7 +124,7 @@ impl ApiConnection {
         let mut request =
             self.http.get(format!("{}/v1/instances/stream", self.url)).header(ACCEPT, "text/event-stream");
         if let Some(position) = &position {
-            request = request.header("last-event-id", position);
+            request = request.header(LAST_EVENT_ID, position);
         }
         let mut response = check(request.send().await).await?;
         let (mut buffer, mut event, mut id) = (Vec::new(), String::new(), None);
@@ -215,18 +216,13 @@ fn describe(error: &reqwest::Error) -> String {
 
 /// Reads a frame; `None` if the screen does not use it.
 fn read_frame(event: &str, data: &str) -> Result<Option<Update>, String> {
-    #[derive(Deserialize)]
+    #[derive(Default, Deserialize)]
     #[serde(default)]
     struct FrameData {
         rows: Vec<Value>,
         set: Vec<Value>,
         gone: Vec<String>,
         calls_in_flight: u64,
-    }
-    impl Default for FrameData {
-        fn default() -> Self {
-            Self { rows: Vec::new(), set: Vec::new(), gone: Vec::new(), calls_in_flight: 0 }
-        }
     }
     let unknown = || "the satellite has another version, whose stream this program cannot read".to_owned();
     let data: FrameData = serde_json::from_str(data).map_err(|_| unknown())?;

@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use self::connection::{ApiConnection, Update};
-use self::screen::{Request, Screen};
+use self::screen::{Screen, ScreenRequest};
 use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED};
 use crate::console::api::{ConsoleFilter, StatusReply};
 use crate::console::client::ConsoleClient;
@@ -125,22 +125,22 @@ async fn show(
                 while let Ok(update) = received.try_recv() {
                     screen.apply(update);
                 }
-                Request::None
+                ScreenRequest::None
             }
             key = keys.recv() => match key {
                 Some(Event::Key(key)) if key.kind != KeyEventKind::Release => screen.handle_key(key),
-                Some(_) => Request::None,
+                Some(_) => ScreenRequest::None,
                 // The terminal is gone.
                 None => return Ok(()),
             },
-            _ = redraw.tick() => Request::None,
+            _ = redraw.tick() => ScreenRequest::None,
         };
         match request {
-            Request::None => {}
-            Request::Quit => return Ok(()),
-            Request::Restart(instance) => connection.restart(&instance, updates.clone()),
-            Request::Output(instance) => connection.fetch_output(&instance, updates.clone()),
-            Request::Tree => connection.fetch_tree(updates.clone()),
+            ScreenRequest::None => {}
+            ScreenRequest::Quit => return Ok(()),
+            ScreenRequest::Restart(instance) => connection.restart(&instance, updates.clone()),
+            ScreenRequest::Output(instance) => connection.fetch_output(&instance, updates.clone()),
+            ScreenRequest::Tree => connection.fetch_tree(updates.clone()),
         }
     }
 }

@@ -19,9 +19,9 @@ use crate::cli::printable;
 /// Rows that PgUp and PgDn move.
 const PAGE: usize = 20;
 
-/// What a key asks for.
+/// Requests of a key.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum ScreenRequest {
     None,
     Quit,
     Restart(String),
@@ -68,7 +68,9 @@ impl Screen {
             Update::Changes { set, gone } => {
                 self.lost = None;
                 self.rows.extend(set.into_iter().map(|row| (row.name.clone(), row)));
-                gone.iter().for_each(|name| drop(self.rows.remove(name)));
+                for name in &gone {
+                    self.rows.remove(name);
+                }
             }
             Update::Tick { calls_in_flight } => (self.lost, self.calls_in_flight) = (None, calls_in_flight),
             Update::Lost(why) => {
@@ -88,13 +90,13 @@ impl Screen {
         }
     }
 
-    pub(super) fn handle_key(&mut self, key: KeyEvent) -> Request {
+    pub(super) fn handle_key(&mut self, key: KeyEvent) -> ScreenRequest {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
-            return Request::Quit;
+            return ScreenRequest::Quit;
         }
         if let Some(instance) = self.confirmed.take() {
             self.notice.clear();
-            return if key.code == KeyCode::Char('y') { Request::Restart(instance) } else { Request::None };
+            return if key.code == KeyCode::Char('y') { ScreenRequest::Restart(instance) } else { ScreenRequest::None };
         }
         if self.is_typing {
             match key.code {
@@ -105,7 +107,7 @@ impl Screen {
                 _ => {}
             }
             self.table.select(Some(0));
-            return Request::None;
+            return ScreenRequest::None;
         }
         match key.code {
             KeyCode::Up | KeyCode::Char('k') => self.move_by(-1),
@@ -115,8 +117,8 @@ impl Screen {
             KeyCode::Home => self.move_by(isize::MIN),
             KeyCode::End => self.move_by(isize::MAX),
             KeyCode::Char('/') => (self.view, self.is_typing) = (View::Instances, true),
-            KeyCode::Char('t') => return Request::Tree,
-            KeyCode::Enter => return self.selected().map_or(Request::None, Request::Output),
+            KeyCode::Char('t') => return ScreenRequest::Tree,
+            KeyCode::Enter => return self.selected().map_or(ScreenRequest::None, ScreenRequest::Output),
             KeyCode::Char('r') => {
                 if let Some(instance) = self.selected() {
                     self.notice = format!("restart {instance}? y/n");
@@ -125,12 +127,12 @@ impl Screen {
             }
             KeyCode::Char('q') | KeyCode::Esc => match self.view {
                 View::Instances if !self.filter.is_empty() && key.code == KeyCode::Esc => self.filter.clear(),
-                View::Instances => return Request::Quit,
+                View::Instances => return ScreenRequest::Quit,
                 View::Output { .. } | View::Tree(_) => self.view = View::Instances,
             },
             _ => {}
         }
-        Request::None
+        ScreenRequest::None
     }
 
     fn move_by(&mut self, lines: isize) {
@@ -329,7 +331,7 @@ mod tests {
         terminal.backend().to_string()
     }
 
-    fn press(screen: &mut Screen, code: KeyCode) -> Request {
+    fn press(screen: &mut Screen, code: KeyCode) -> ScreenRequest {
         screen.handle_key(KeyEvent::new(code, KeyModifiers::NONE))
     }
 
@@ -348,12 +350,12 @@ mod tests {
     fn a_restart_needs_a_confirmation() {
         let mut screen = Screen::default();
         screen.apply(Update::Reset(vec![row("files", "online"), row("notes", "online")]));
-        assert_eq!(press(&mut screen, KeyCode::Down), Request::None);
-        assert_eq!(press(&mut screen, KeyCode::Char('r')), Request::None);
+        assert_eq!(press(&mut screen, KeyCode::Down), ScreenRequest::None);
+        assert_eq!(press(&mut screen, KeyCode::Char('r')), ScreenRequest::None);
         assert!(picture(&mut screen).contains("restart notes-acme-alice-notes? y/n"));
-        assert_eq!(press(&mut screen, KeyCode::Char('n')), Request::None);
+        assert_eq!(press(&mut screen, KeyCode::Char('n')), ScreenRequest::None);
         press(&mut screen, KeyCode::Char('r'));
-        assert_eq!(press(&mut screen, KeyCode::Char('y')), Request::Restart("notes-acme-alice-notes".to_owned()));
+        assert_eq!(press(&mut screen, KeyCode::Char('y')), ScreenRequest::Restart("notes-acme-alice-notes".to_owned()));
     }
 
     #[test]
@@ -363,10 +365,10 @@ mod tests {
         "/err".chars().for_each(|letter| drop(press(&mut screen, KeyCode::Char(letter))));
         press(&mut screen, KeyCode::Enter);
         assert!(!picture(&mut screen).contains("files"));
-        assert_eq!(press(&mut screen, KeyCode::Enter), Request::Output("notes-acme-alice-notes".to_owned()));
-        assert_eq!(press(&mut screen, KeyCode::Esc), Request::None);
+        assert_eq!(press(&mut screen, KeyCode::Enter), ScreenRequest::Output("notes-acme-alice-notes".to_owned()));
+        assert_eq!(press(&mut screen, KeyCode::Esc), ScreenRequest::None);
         assert!(picture(&mut screen).contains("files"));
-        assert_eq!(press(&mut screen, KeyCode::Esc), Request::Quit);
+        assert_eq!(press(&mut screen, KeyCode::Esc), ScreenRequest::Quit);
     }
 
     #[test]
