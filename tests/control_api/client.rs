@@ -138,7 +138,7 @@ impl EventStream {
             // Sizes of chunks and comments are skipped.
             let line = self.line()?;
             if let Some(text) = line.strip_prefix("id: ") {
-                id = text.to_owned();
+                text.clone_into(&mut id);
             } else if let Some(data) = line.strip_prefix("data: ") {
                 return Some((id, serde_json::from_str(data).unwrap()));
             }

@@ -1,4 +1,4 @@
-//! The description in OpenAPI, and responses that match it.
+//! The description in `OpenAPI`, and responses that match it.
 
 use jsonschema::Validator;
 use serde_json::{Value, json};
