@@ -32,6 +32,9 @@ fn calls_starts_exits_and_recoveries_are_counted() {
     ] {
         assert!((sample(&text, start) - wanted).abs() < 0.1, "{start}: {}\n{text}", sample(&text, start));
     }
+    // The processes are measured every ten seconds.
+    wait_until("a sample of the processes", || traced.scrape().contains("\nsatellite_process_tree_memory_bytes{"));
+    let text = traced.scrape();
     for start in [
         "satellite_events_total{result=\"emitted\"}",
         "satellite_journal_bytes",
