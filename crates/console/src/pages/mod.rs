@@ -2,7 +2,7 @@
 //! can serve it.
 //!
 //! All text passes through the escaping of maud. Text of servers and clients is also cut, and its control characters
-//! are replaced, by [`shown`]. A page works without its script for reading; the script makes it live.
+//! are replaced, by `shown`. A page works without its script for reading; the script makes it live.
 
 mod assets;
 mod calls;
