@@ -9,6 +9,9 @@
                                   that is read meanwhile must be correct
   drive.py flood SECONDS          one server writes 100 MB/s to its stderr: measures the latency of calls to another server,
                                   and the memory of the satellite. Fails only if a call fails
+  drive.py watch INSTANCES SECONDS
+                                  INSTANCES remote instances, of which some restart all the time: measures what watching their
+                                  stream costs with 1 and 50 watchers, the first stream event, and a scrape of /metrics
 
 $SATELLITE_RUN (default: `cargo run --release --quiet --`) starts the satellite. $SATELLITE (default:
 `target/release/satellite`) runs all other commands. Only processes that the satellite or this script started are killed,
@@ -27,6 +30,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 
@@ -548,6 +552,149 @@ def flood(seconds):
     print(f"  memory of the satellite: {rss_before / 1024:.1f} MiB before, {rss_during / 1024:.1f} MiB during")
 
 
+WATCH = '''
+[gateway]
+listen = "127.0.0.1:{port}"
+
+[policy]
+list_interval = "1h"
+
+[telemetry]
+listen = "127.0.0.1:{metrics}"
+'''
+WATCH_INSTALLATIONS = 20
+WATCH_USERS = 5
+# Restarts per second while watchers are measured.
+WATCH_RESTARTS = 100
+
+
+def watch(count, seconds):
+    port, metrics = free_ports(2)
+    each = WATCH_INSTALLATIONS * WATCH_USERS
+    if count % each:
+        fail(f"the number of instances must be a multiple of {each}")
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as ending:
+        server = subprocess.Popen([*ASK, "sim-server", "--http", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+        ending.callback(server.wait)
+        ending.callback(server.kill)
+        url = server.stdout.readline().rsplit(" ", 1)[1].strip()
+        config = os.path.join(directory, "satellite.toml")
+        with open(config, "w") as file:
+            file.write(WATCH.format(port=port, metrics=metrics))
+            for team in range(count // each):
+                users = ", ".join(f'{{ id = "u{user}", slug = "u{user}" }}' for user in range(WATCH_USERS))
+                file.write(f'[[teams]]\nid = "t{team}"\nslug = "t{team}"\nusers = [{users}]\n')
+                for nth in range(WATCH_INSTALLATIONS):
+                    file.write(
+                        f'[[teams.installations]]\nid = "i{team}-{nth}"\nserver = "s{nth}"\n'
+                        f'transport = "http"\nurl = "{url}"\n'
+                    )
+        began = time.monotonic()
+        satellite = ending.enter_context(Satellite(directory, ["run", "--config", config]))
+        wait_until("the console token", lambda: os.path.exists(os.path.join(satellite.data_dir, "console-token")))
+        with open(os.path.join(satellite.data_dir, "console-token")) as token:
+            headers = {"authorization": "Bearer " + token.read().strip()}
+
+        def get(path, to=port):
+            connection = http.client.HTTPConnection("127.0.0.1", to, timeout=PATIENCE)
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                fail(f"GET {path}: {answer.status}: {answer.read()!r}")
+            return connection, answer
+
+        def online():
+            connection, answer = get("/v1/satellite")
+            counts = json.load(answer)["instances"]
+            connection.close()
+            return counts.get("online") == count
+
+        wait_until("the endpoint", lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        wait_until(f"{count} instances online", online, 600)
+        with open(os.path.join(satellite.data_dir, "lock")) as lock:
+            own = int(lock.read())
+        print(f"{count} remote instances online after {time.monotonic() - began:.0f} s; "
+              f"memory of the satellite {of_process(own, 'status', 'VmRSS') / 1024:.0f} MiB")
+
+        def cpu():
+            with open(f"/proc/{own}/stat") as stat:
+                fields = stat.read().rsplit(")", 1)[1].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+        def first_byte(path):
+            since = time.monotonic()
+            connection, answer = get(path)
+            size = len(answer.read())
+            connection.close()
+            return (time.monotonic() - since) * 1000, size
+
+        pages = sorted(first_byte("/console/") for _ in range(5))
+        print(f"page of the overview: median {pages[2][0]:.0f} ms, {pages[2][1]} bytes")
+        scrapes = []
+        for _ in range(5):
+            connection, answer = get("/metrics", metrics)
+            size = len(answer.read())
+            connection.close()
+            text = get("/metrics", metrics)[1].read().decode()
+            own_time = next(line for line in text.splitlines() if line.startswith("satellite_scrape_seconds"))
+            scrapes.append((float(own_time.split()[1]) * 1000, size))
+            time.sleep(1.1)  # A second scrape within a second gets the same text.
+        scrapes.sort()
+        print(f"scrape: median {scrapes[2][0]:.0f} ms, {scrapes[2][1]} bytes (goals: 50 ms, 5 MB)")
+
+        stop, restarted = threading.Event(), [0]
+
+        def restart():
+            chance, control = random.Random(1), http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+            while not stop.is_set():
+                name = f"s{chance.randrange(WATCH_INSTALLATIONS)}"
+                team = chance.randrange(count // each)
+                user = chance.randrange(WATCH_USERS)
+                path = f"/v1/instances/{name}-t{team}-u{user}-i{team}-{name[1:]}/reconnect"
+                control.request("POST", path, "{}", {**headers, "content-type": "application/json"})
+                answer = control.getresponse()
+                text = answer.read()
+                if answer.status != 200:
+                    print(f"POST {path}: {answer.status}: {text!r}", file=sys.stderr)
+                    stop.set()
+                restarted[0] += 1
+                time.sleep(1 / WATCH_RESTARTS)
+
+        def drain(connection, answer):
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError, AttributeError):
+                while answer.read1(1 << 20):
+                    pass
+
+        threads = [threading.Thread(target=restart, daemon=True)]
+        threads[0].start()
+        shares = {}
+        for watchers in [0, 1, 50]:
+            streams = [get("/v1/instances/stream") for _ in range(watchers)]
+            readers = [threading.Thread(target=drain, args=stream, daemon=True) for stream in streams]
+            for reader in readers:
+                reader.start()
+            time.sleep(2)  # The first event contains all instances.
+            since, before, changes = time.monotonic(), cpu(), restarted[0]
+            time.sleep(seconds)
+            lasted = time.monotonic() - since
+            shares[watchers] = (cpu() - before) / lasted
+            print(f"{watchers} watchers: {shares[watchers] * 100:.1f} % of a core, "
+                  f"{(restarted[0] - changes) / lasted:.0f} reconnects per second")
+            for connection, _ in streams:
+                with contextlib.suppress(OSError):
+                    connection.sock and connection.sock.shutdown(socket.SHUT_RDWR)
+            for reader in readers:
+                reader.join(5)
+        stop.set()
+        threads[0].join()
+        for watchers, goal in [(1, 0.10), (50, 1.0)]:
+            cost = shares[watchers] - shares[0]
+            missed = "" if cost <= goal else ", MISSED"
+            print(f"cost of {watchers} watchers: {cost * 100:.1f} % of a core (goal: {goal * 100:.0f} %{missed})")
+        satellite.process.send_signal(signal.SIGTERM)
+        satellite.process.wait(PATIENCE)
+
+
 def main():
     match sys.argv[1:]:
         case ["demo"]:
@@ -560,6 +707,8 @@ def main():
             remotes(servers, int(count), float(seconds), int(os.environ.get("SEED", time.time())))
         case ["flood", seconds]:
             flood(float(seconds))
+        case ["watch", count, seconds]:
+            watch(int(count), float(seconds))
         case _:
             sys.exit(__doc__)
 
