@@ -10,7 +10,7 @@ use axum::extract::{Path, Request};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{MethodRouter, get, post};
-use mcp_satellite_actors::model::event::{ActionActor, ActionOutcome, Event, rfc3339};
+use mcp_satellite_actors::model::event::{ActionActor, Event, rfc3339};
 use mcp_satellite_clients::Client;
 use mcp_satellite_console::feed::FeedScope;
 use mcp_satellite_console::pages::{
@@ -20,7 +20,7 @@ use mcp_satellite_console::pages::{
 };
 use mcp_satellite_console::principal::{Entrance, Principal};
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestContext, Routes, action_event};
+use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
 use mcp_satellite_gateway::pages::PageConnection;
@@ -159,8 +159,7 @@ async fn log_in(console: &ConsoleState, connection: &PageConnection, request: Re
     .await;
     match logged_in {
         Ok(login) => {
-            let actor = login.principal.as_actor();
-            console.record(action_event("login", ActionOutcome::Succeeded, actor, None, None, Vec::new()));
+            console.record_change("login", login.principal.as_actor(), None, Vec::new(), None);
             let mut response = Redirect::to("./").into_response();
             if let Ok(cookie) = HeaderValue::try_from(login.set_cookie) {
                 response.headers_mut().insert(header::SET_COOKIE, cookie);
@@ -176,8 +175,7 @@ async fn log_in(console: &ConsoleState, connection: &PageConnection, request: Re
                 via: via.to_owned(),
                 address: Some(connection.peer.ip().to_canonical().to_string()),
             };
-            let reason = Some(problem.detail.clone());
-            console.record(action_event("login", ActionOutcome::Refused, actor, None, reason, Vec::new()));
+            console.record_change("login", actor, None, Vec::new(), Some(&problem));
             let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNAUTHORIZED);
             html_response(status, login_page(root_of(path), Some(&problem.detail)))
         }
@@ -198,8 +196,7 @@ fn logout_route(console: &Api) -> MethodRouter {
                 Err(problem) => return problem.at(parts.uri.path()).into_response(),
             };
             let cookie = console.access().log_out(&parts.headers);
-            let actor = principal.as_actor();
-            console.record(action_event("logout", ActionOutcome::Succeeded, actor, None, None, Vec::new()));
+            console.record_change("logout", principal.as_actor(), None, Vec::new(), None);
             (StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response()
         }
     })
