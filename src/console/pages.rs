@@ -29,6 +29,7 @@ use serde::Deserialize;
 use strum::IntoEnumIterator as _;
 
 use super::api::{EventQuery, InstanceStatus};
+use super::health::ActorHealth;
 use super::http_api;
 use super::records;
 use super::requests::{Api, find};
@@ -46,8 +47,8 @@ const FORM_MAX: usize = 4096;
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Adds the pages and their streams.
-pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api) {
-    let streams = Arc::new(PageStreams::new(&console.runtime, console.started));
+pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api, health: &Arc<ActorHealth>) {
+    let streams = Arc::new(PageStreams::new(&console.runtime, health, console.started));
     let add_page = |routes: &mut Routes<ConsoleState>| {
         let shared = streams.clone();
         routes.page("/console/", Role::Viewer, move |console, context, _: NoInput| {

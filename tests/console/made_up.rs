@@ -85,6 +85,10 @@ impl RowSource for MadeUpRows {
     fn calls_in_flight(&self) -> usize {
         0
     }
+
+    async fn answers(&self) -> bool {
+        self.answers.load(Ordering::Relaxed)
+    }
 }
 
 const SERVER_NAMES: [&str; 8] = ["files", "github", "notes", "postgres", "browser", "memory", "jira", "slack"];

@@ -47,6 +47,10 @@ impl RowSource for MadeUpRows {
     fn calls_in_flight(&self) -> usize {
         0
     }
+
+    async fn answers(&self) -> bool {
+        self.answers.load(Ordering::Relaxed)
+    }
 }
 
 fn row(name: &str, version: u64) -> InstanceRow {
