@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::http::{StatusCode, Uri, header};
+use axum::Router;
+use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{MethodRouter, get};
-use axum::{Extension, Router};
 use mcp_satellite_actors::model::actor_tree::ActorReport;
 use mcp_satellite_actors::model::ids::TeamId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
@@ -16,14 +15,13 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_backend::link::BackendStatus;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestContext, Routes};
+use mcp_satellite_console::routes::{ApiChange, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
     BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput,
     ConfigurationValue, ConfigureInput, InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, MachineReport,
     ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport, UsageSpan,
 };
-use mcp_satellite_gateway::pages::PageConnection;
 use mcp_satellite_process::process::TreeProcess;
 use mcp_satellite_process::usage::{USAGE_POINT_SPAN, UsagePoint};
 use mcp_satellite_store::values::ValueChange;
@@ -42,7 +40,6 @@ use super::state::ConsoleState;
 use crate::config::{self, ConfiguredValue, Role};
 use crate::connect::isolation::SandboxFinding;
 use crate::gateway::clients::ClientStatus;
-use crate::journal::JournalState;
 
 /// Returns the routes of the API.
 pub(crate) fn routes(console: &Api) -> Router {

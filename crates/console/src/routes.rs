@@ -53,7 +53,15 @@ pub trait ApiServer: Send + Sync + 'static {
         let reason = problem.map(|problem| problem.detail.clone());
         // A rejected key may be a value in the wrong place.
         let keys = if problem.is_none() { keys } else { Vec::new() };
-        self.record(Event::ControlAction { action: action.to_owned(), outcome, actor, target, reason, keys, repeated: 0 });
+        self.record(Event::ControlAction {
+            action: action.to_owned(),
+            outcome,
+            actor,
+            target,
+            reason,
+            keys,
+            repeated: 0,
+        });
     }
 
     /// Returns the instance that a path names; `None` if there is none, or the principal does not see it.
@@ -255,13 +263,8 @@ impl<S: ApiServer> Routes<S> {
     }
 
     /// Adds a handler of whole requests.
-    fn add_handler<H, F>(
-        &mut self,
-        path: &'static str,
-        methods: MethodFilter,
-        render: RenderProblem,
-        handler: H,
-    ) where
+    fn add_handler<H, F>(&mut self, path: &'static str, methods: MethodFilter, render: RenderProblem, handler: H)
+    where
         H: Fn(Arc<S>, Request) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response, Problem>> + Send + 'static,
     {

@@ -135,7 +135,9 @@ impl ApiConnection {
             let chunk = tokio::time::timeout(SILENCE_MAX, response.chunk()).await;
             let chunk = chunk.map_err(|_| "the satellite sends nothing".to_owned())?;
             events.push(chunk.map_err(|error| describe(&error))?.ok_or("the satellite has ended the stream")?);
-            while let Some(SseEvent { kind, data }) = events.next_event().map_err(|SseTooLong| "an event is too long")? {
+            while let Some(SseEvent { kind, data }) =
+                events.next_event().map_err(|SseTooLong| "an event is too long")?
+            {
                 if let Some(update) = read_frame(kind.as_deref().unwrap_or_default(), &data)?
                     && updates.send(update).await.is_err()
                 {
