@@ -109,7 +109,8 @@ impl Browser {
     }
 
     fn page_in(self: &Arc<Self>, context: &str) -> Page {
-        let target = json!({"url": "about:blank", "browserContextId": context});
+        // A tab of its own window stays visible.
+        let target = json!({"url": "about:blank", "browserContextId": context, "newWindow": true});
         let target = self.command(None, "Target.createTarget", &target);
         let target = target["targetId"].as_str().unwrap().to_owned();
         let attach = json!({"targetId": target, "flatten": true});

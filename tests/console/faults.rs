@@ -164,7 +164,7 @@ fn a_killed_server_is_shown_before_it_is_restarted() {
 fn an_instance_between_two_attempts_is_listed_with_its_error_and_starts_at_once_on_request() {
     let home = Home::new(SATELLITE);
     let crashy = "SIM \"--exit-after\", \"500ms\", \"--exit-code\", \"3\"";
-    let far = format!("url = \"http://127.0.0.1:{}/mcp\"", testkit::port::free_port());
+    let far = format!("transport = \"http\"\nurl = \"http://127.0.0.1:{}/mcp\"", testkit::port::free_port());
     let policy = "[policy.restart]\ndelays = [\"1h\"]\nmax_crashes = 9";
     let (satellite, url) = start(&home, policy, &[("crashy", crashy), ("far", &far), ("fine", "SIM")]);
     let browser = Browser::start();

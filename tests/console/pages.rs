@@ -159,7 +159,7 @@ fn the_overview_is_usable_with_keys_only() {
 #[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
 fn every_button_of_an_instance_is_reached_with_keys_and_shows_the_response() {
     let home = Home::new(SATELLITE);
-    let far = format!("url = \"http://127.0.0.1:{}/mcp\"", testkit::port::free_port());
+    let far = format!("transport = \"http\"\nurl = \"http://127.0.0.1:{}/mcp\"", testkit::port::free_port());
     let (satellite, url) = start(&home, "", &[("notes", "SIM"), ("far", &far)]);
     home.wait_online("notes");
     let browser = Browser::start();

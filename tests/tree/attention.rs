@@ -7,6 +7,7 @@ use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_console::feed::{InstanceRow, RECOVERING};
+use serde_json::json;
 use testkit::fleet::{Fleet, LONG, Server, exits};
 use tokio::time::{Instant, timeout};
 
@@ -59,6 +60,8 @@ async fn a_lost_remote_server_is_listed_until_it_is_back_and_a_stopped_one_never
     let (remote, process) = (fleet.online(Server::remote("a")).await, fleet.online(Server::new("b")).await);
     assert_eq!(row(&fleet.view(&remote)).attention, None);
     fleet.remote(&remote).kill(REFUSED);
+    // Over HTTP only a request detects a loss.
+    fleet.call(&remote, "echo", json!({"text": 1})).await.unwrap_err();
     let lost = row(&*fleet.until_view(&remote, waits_for_next_attempt).await);
     let attention = lost.attention.unwrap();
     assert_eq!((attention.urgency, attention.remedy), (RECOVERING + 1, Some(Remedy::Reconnect)), "{attention:?}");

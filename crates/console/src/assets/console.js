@@ -167,7 +167,7 @@ function keepStream(address, handle) {
   let pause = RETRY_MIN;
   let current; // AbortController of the open stream
   let lastTick = 0;
-  let hiddenSince = 0;
+  let hiddenSince = document.hidden ? Date.now() : 0;
 
   async function open() {
     const controller = (current = new AbortController());
