@@ -15,7 +15,7 @@ use crate::config::{ConsolePlan, EndpointAuth, GatewayPlan};
 use crate::data_dir::DataDir;
 use crate::endpoint::SatelliteEndpoint;
 use crate::gateway::access::load_or_create_token;
-use crate::gateway::page_listener::{PageListener, RetiredListener};
+use crate::gateway::page_listener::PageListener;
 use crate::gateway::{GatewaySettings, bind};
 
 /// Time for responses on a listener that closes. Streams end then.
@@ -82,9 +82,9 @@ impl ConsoleListener {
 
     /// Opens a listener at `address`, or applies the settings to the one that is open there. Returns the previous
     /// listener if it must be closed. An address that cannot be used leaves the previous listener open.
-    fn move_to(&self, address: Option<SocketAddr>, name: &str, gateway: &GatewayPlan) -> Option<RetiredListener> {
+    fn move_to(&self, address: Option<SocketAddr>, name: &str, gateway: &GatewayPlan) -> Option<PageListener> {
         let mut open = self.open();
-        let Some(address) = address else { return open.own.take().map(PageListener::retire) };
+        let Some(address) = address else { return open.own.take() };
         let settings = GatewaySettings::new(name, gateway, address);
         if let Some(own) = open.own.as_mut().filter(|own| own.address() == address) {
             return own.apply(settings).unwrap_or_else(|error| {
@@ -96,7 +96,7 @@ impl ConsoleListener {
         match opened {
             Ok(listener) => {
                 tracing::info!(url = url(&listener), "the console is open");
-                open.own.replace(listener).map(PageListener::retire)
+                open.own.replace(listener)
             }
             Err(error) => {
                 tracing::error!(%address, %error, "cannot open the console; set another address with [console] listen");

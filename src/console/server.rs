@@ -221,7 +221,8 @@ async fn configure(
 /// Returns the URL of a login to the console as its owner.
 async fn login_link(State(console): State<Arc<ConsoleState>>) -> ConsoleResult<LoginLink> {
     let Some(url) = console.http.url() else {
-        let why = "the console is off; add a table [console] to the configuration and run `satellite reload`";
+        let why = "the console is not open; add a table [console] to the configuration and run `satellite reload`, or \
+                   read in the satellite's log why its address cannot be used";
         return Err(RequestFailure::new("refused", why).into());
     };
     let code = console.http.access.create_login_code();

@@ -24,10 +24,6 @@ pub struct PageListener {
     service: Arc<PageService>,
 }
 
-/// A listener of earlier settings, whose open connections end when it is closed.
-#[derive(Debug)]
-pub struct RetiredListener(EndpointListener);
-
 #[derive(Debug)]
 struct PageService {
     pages: Router,
@@ -52,7 +48,7 @@ impl PageListener {
     ///
     /// # Errors
     /// The certificate or the socket cannot be used. The previous certificate stays in use; all other settings apply.
-    pub fn apply(&mut self, mut settings: GatewaySettings) -> io::Result<Option<RetiredListener>> {
+    pub fn apply(&mut self, mut settings: GatewaySettings) -> io::Result<Option<Self>> {
         let old = self.service.settings();
         let applied = settings.load_identity().and_then(|identity| {
             let is_switched = settings.tls.is_some() != old.tls.is_some();
@@ -69,7 +65,12 @@ impl PageListener {
             self.terms.set(self.terms.load_identity(), settings.connection_limits());
         }
         *self.service.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
-        Ok(applied?.map(|reopened| RetiredListener(std::mem::replace(&mut self.listener, reopened))))
+        Ok(applied?.map(|reopened| Self {
+            listener: std::mem::replace(&mut self.listener, reopened),
+            address: self.address,
+            terms: self.terms.clone(),
+            service: self.service.clone(),
+        }))
     }
 
     pub fn has_tls(&self) -> bool {
@@ -83,18 +84,6 @@ impl PageListener {
     /// Stops accepting; open connections end after their responses, at the latest after `time_left`.
     pub async fn close(self, time_left: Duration) {
         self.listener.close(time_left).await;
-    }
-
-    /// Returns this listener as one of earlier settings.
-    pub fn retire(self) -> RetiredListener {
-        RetiredListener(self.listener)
-    }
-}
-
-impl RetiredListener {
-    /// Ends the open connections after their responses, at the latest after `time_left`.
-    pub async fn close(self, time_left: Duration) {
-        self.0.close(time_left).await;
     }
 }
 
