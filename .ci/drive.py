@@ -24,6 +24,7 @@ import http.client
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import socket
@@ -79,6 +80,11 @@ class Satellite:
         if error is not None:
             self.log.seek(0)
             print("---- last lines of the satellite's log ----", *self.log.readlines()[-40:], sep="\n", file=sys.stderr)
+
+    def output(self):
+        # The satellite's own descriptor has another position.
+        with open(self.log.name) as log:
+            return log.read()
 
     def ask(self, *arguments):
         return subprocess.run(
@@ -180,6 +186,12 @@ def kill_one(satellite, instance):
 def demo():
     with tempfile.TemporaryDirectory() as directory, Satellite(directory, ["demo"]) as satellite:
         satellite.all_online(6)
+        console = wait_until("the address of the console", lambda: re.search(r"http://(\S+)/console/", satellite.output()))
+        connection = http.client.HTTPConnection(console[1], timeout=PATIENCE)
+        connection.request("GET", "/console/login")
+        if connection.getresponse().status != 200:
+            fail(f"{console[0]} does not answer")
+        print(f"{console[0]} answers")
         kill_one(satellite, "notes-acme-alice-n1")
         print(satellite.call("notes-acme-alice-n1", "echo", {"text": "hello"}))
         satellite.end()

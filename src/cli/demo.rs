@@ -91,7 +91,7 @@ impl DemoCommand {
                 named.resolve().is_ok_and(|found| found.canonicalize().is_ok_and(|it| it == satellite.data_dir()));
             let data_dir = if is_found { named.flag() } else { flag(&location.path) };
             let (runtime, home) = (satellite.runtime().clone(), satellite.data_dir().to_owned());
-            let endpoint = satellite.endpoint();
+            let (endpoint, console) = (satellite.endpoint(), satellite.console_url());
             tokio::spawn(async move {
                 let up = |snapshot: &Arc<Snapshot>| {
                     snapshot.len() == servers && snapshot.iter().all(|view| !view.status.is_transitional())
@@ -102,7 +102,7 @@ impl DemoCommand {
                 let victim = snapshot.iter().find(|view| view.spec.server.as_str() == "notes");
                 let typed = |verb: &str| format!("{command} {verb}{data_dir}");
                 suspend_progress_bar(|| {
-                    print_introduction(&home, servers, typed, victim.map(|view| &**view), endpoint.as_ref());
+                    print_introduction(&home, servers, typed, victim.map(|view| &**view), endpoint.as_ref(), console);
                 });
             });
         })
@@ -135,6 +135,7 @@ fn print_introduction(
     typed: impl Fn(&str) -> String,
     victim: Option<&InstanceView>,
     endpoint: Option<&EndpointStatus>,
+    console: Option<String>,
 ) {
     let data_dir = data_dir.display();
     let pid = victim.and_then(|view| view.pid).map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
@@ -143,6 +144,10 @@ fn print_introduction(
     try_print(&format!(
         "\nThe demo runs {servers} servers of 5 users in 2 teams. In another terminal, in this directory, try:\n"
     ));
+    if let Some(url) = console {
+        let command = typed("console");
+        try_print(&format!("  {command}\n      open the console in a browser: {url}/console/"));
+    }
     for (what, command) in [
         ("show the status of all servers", typed("status --watch")),
         ("call a tool", typed("call notes echo '{\"text\": \"hello\"}' --user alice")),

@@ -39,7 +39,7 @@ impl From<ClientError> for CommandFailure {
             ClientError::Unsafe(_) | ClientError::ConnectionLost(_) => FAILED,
         };
         let (next, step) = match &error {
-            ClientError::Refused(failure) => (failure.next_retry_ms, failure.next_step.as_ref()),
+            ClientError::Refused(failure) => (failure.details.next_retry_ms, failure.details.next_step.as_ref()),
             ClientError::NotRunning { .. } | ClientError::Unsafe(_) | ClientError::ConnectionLost(_) => (None, None),
         };
         let next = next.map(|left| format!("; next attempt in {:.1} s", left as f64 / 1000.0)).unwrap_or_default();

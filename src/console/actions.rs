@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::ControlError;
-use mcp_satellite_actors::model::event::{ActionOutcome, EventSubject};
+use mcp_satellite_actors::model::event::EventSubject;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiServer as _, action_event};
+use mcp_satellite_console::routes::ApiServer as _;
 use mcp_satellite_store::values::{ValueChange, ValueError};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
@@ -145,14 +145,9 @@ impl ConsoleState {
         command: impl Future<Output = ActionResult<T>>,
     ) -> ActionResult<T> {
         let done = command.await;
-        let outcome = match &done {
-            Ok(_) => ActionOutcome::Succeeded,
-            Err(failure) if Problem::from((**failure).clone()).is_refusal() => ActionOutcome::Refused,
-            Err(_) => ActionOutcome::Failed,
-        };
-        let reason = done.as_ref().err().map(|failure| failure.message.clone());
+        let problem = done.as_ref().err().map(|failure| Problem::from((**failure).clone()));
         let target = view.map(|view| Arc::new(EventSubject::from(&*view.spec)));
-        self.record(action_event(action, outcome, who.as_actor(), target, reason, Vec::new()));
+        self.record_change(action, who.as_actor(), target, Vec::new(), problem.as_ref());
         done
     }
 }

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::http::{StatusCode, Uri, header};
+use axum::Router;
+use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{MethodRouter, get};
-use axum::{Extension, Router};
 use mcp_satellite_actors::model::actor_tree::ActorReport;
 use mcp_satellite_actors::model::ids::TeamId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
@@ -16,14 +15,13 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_backend::link::BackendStatus;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestContext, Routes};
+use mcp_satellite_console::routes::{ApiChange, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
     BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput,
     ConfigurationValue, ConfigureInput, InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, MachineReport,
     ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport, UsageSpan,
 };
-use mcp_satellite_gateway::pages::PageConnection;
 use mcp_satellite_process::process::TreeProcess;
 use mcp_satellite_process::usage::{USAGE_POINT_SPAN, UsagePoint};
 use mcp_satellite_store::values::ValueChange;
@@ -34,6 +32,7 @@ use super::api::{
     ConfigureResult, ConsoleFilter, ControlResult, InstanceStatus, MemoryReport, ReconnectResult, ReloadQuery,
     ReloadResult, RequestFailure, ToolEntry,
 };
+use super::health::{ANSWER_TIMEOUT, ActorHealth, Probe};
 use super::pages;
 use super::records;
 use super::requests::{Api, find, page_size, problem};
@@ -41,11 +40,6 @@ use super::state::ConsoleState;
 use crate::config::{self, ConfiguredValue, Role};
 use crate::connect::isolation::SandboxFinding;
 use crate::gateway::clients::ClientStatus;
-use crate::journal::JournalState;
-
-/// Time within which all actors must answer, and for which their answer is valid.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-const ANSWER_AGE_MAX: Duration = Duration::from_millis(250);
 
 /// Returns the routes of the API.
 pub(crate) fn routes(console: &Api) -> Router {
@@ -92,10 +86,10 @@ pub(crate) fn routes(console: &Api) -> Router {
     routes.change(ApiChange { method: "DELETE", ..uninstalled }, uninstall);
     routes.change(change("/v1/configuration/check", Role::Admin, "check", "Checks a configuration"), check);
     routes.change(change("/v1/reload", Role::Admin, "reload", "Reads the configuration files again"), reload);
-    pages::add(&mut routes, console);
-    let probe = Arc::new(HealthProbe { console: Arc::clone(console), last: tokio::sync::Mutex::default() });
-    routes.open("/healthz", probe.clone().route(Probe::Health));
-    routes.open("/readyz", probe.route(Probe::Readiness));
+    let health = Arc::new(ActorHealth::new(console.runtime.clone()));
+    pages::add(&mut routes, console, &health);
+    routes.open("/healthz", Probe::Health.route(console, &health));
+    routes.open("/readyz", Probe::Readiness.route(console, &health));
     routes.finish()
 }
 
@@ -396,63 +390,4 @@ fn count_statuses<'a>(views: impl Iterator<Item = &'a Arc<InstanceView>>) -> BTr
         *counts.entry(view.status.to_string()).or_default() += 1;
     }
     counts
-}
-
-/// Asks the actors whether they answer. Several requests share one answer, so that they cost the actors nothing.
-struct HealthProbe {
-    console: Api,
-    last: tokio::sync::Mutex<Option<(Instant, bool)>>,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Probe {
-    Health,
-    Readiness,
-}
-
-impl HealthProbe {
-    /// Returns the route of a probe, which needs no token and reveals no details.
-    fn route(self: Arc<Self>, kind: Probe) -> MethodRouter {
-        get(move |connection: Extension<PageConnection>, uri: Uri| {
-            let probe = Arc::clone(&self);
-            async move {
-                if !probe.console.access().is_served(&connection) {
-                    return Problem::not_found("path", uri.path()).into_response();
-                }
-                let holds = match kind {
-                    Probe::Health => probe.is_healthy().await,
-                    Probe::Readiness => probe.is_ready().await,
-                };
-                let (status, text) =
-                    if holds { (StatusCode::OK, "ok\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") };
-                (status, [(header::CACHE_CONTROL, "no-store")], text).into_response()
-            }
-        })
-    }
-
-    async fn is_healthy(&self) -> bool {
-        let mut last = self.last.lock().await;
-        match *last {
-            Some((at, answered)) if at.elapsed() < ANSWER_AGE_MAX => answered,
-            _ => {
-                let answered = self.console.runtime.answers(ANSWER_TIMEOUT).await;
-                *last = Some((Instant::now(), answered));
-                answered
-            }
-        }
-    }
-
-    /// Returns true if the actors answer, a configuration is applied, the endpoint is open, and events can be stored.
-    async fn is_ready(&self) -> bool {
-        let console = &self.console;
-        let is_stored = console.journal.status().state == JournalState::Ok && !console.journal.is_hanging();
-        let is_open = !console.endpoint.is_opening() && !console.http.ending.is_cancelled();
-        is_stored && is_open && self.is_configured().await && self.is_healthy().await
-    }
-
-    /// Returns false if the backend has not yet sent a configuration, or a change takes long.
-    async fn is_configured(&self) -> bool {
-        let applied = tokio::time::timeout(ANSWER_TIMEOUT, self.console.applied.lock()).await;
-        applied.is_ok_and(|applied| applied.files.backend.is_none() || applied.document.is_some())
-    }
 }

@@ -73,30 +73,29 @@ impl ConsoleListener {
             tokens: &console.tokens,
             users: &users,
         });
-        self.open().url = match console.listen {
-            _ if !is_on => None,
-            Some(address) => self.own_url(gateway).or_else(|| Some(url(gateway, address))),
-            None => endpoint.base_url(),
-        };
+        let of_endpoint = endpoint.base_url().filter(|_| is_on && console.listen.is_none());
+        self.set_url(of_endpoint);
         if let Some(closing) = moved {
             closing.close(CLOSE_TIMEOUT).await;
         }
     }
 
-    /// Opens a listener at `address` and returns the previous one, which must be closed. An address that cannot be used
-    /// leaves the previous listener open.
+    /// Opens a listener at `address`, or applies the settings to the one that is open there. Returns the previous
+    /// listener if it must be closed. An address that cannot be used leaves the previous listener open.
     fn move_to(&self, address: Option<SocketAddr>, name: &str, gateway: &GatewayPlan) -> Option<PageListener> {
         let mut open = self.open();
         let Some(address) = address else { return open.own.take() };
-        if open.own.as_ref().is_some_and(|own| own.address() == address) {
-            return None;
+        let settings = GatewaySettings::new(name, gateway, address);
+        if let Some(own) = open.own.as_mut().filter(|own| own.address() == address) {
+            return own.apply(settings).unwrap_or_else(|error| {
+                tracing::error!(%address, %error, "cannot change the console's listener; its certificate stays in use");
+                None
+            });
         }
-        let mut settings = GatewaySettings::new(name, gateway, address);
-        settings.guard.loopback = address.ip().is_loopback();
         let opened = bind(address).and_then(|listener| PageListener::start(listener, settings, open.routes.clone()));
         match opened {
             Ok(listener) => {
-                tracing::info!(url = url(gateway, listener.address()), "the console is open");
+                tracing::info!(url = url(&listener), "the console is open");
                 open.own.replace(listener)
             }
             Err(error) => {
@@ -106,8 +105,10 @@ impl ConsoleListener {
         }
     }
 
-    fn own_url(&self, gateway: &GatewayPlan) -> Option<String> {
-        self.open().own.as_ref().map(|own| url(gateway, own.address()))
+    /// Sets the URL of the own listener, or without one that of the endpoint.
+    fn set_url(&self, of_endpoint: Option<String>) {
+        let mut open = self.open();
+        open.url = open.own.as_ref().map(url).or(of_endpoint);
     }
 
     /// Ends all streams and closes the own listener.
@@ -141,7 +142,7 @@ impl ConsoleListener {
     }
 }
 
-fn url(gateway: &GatewayPlan, address: SocketAddr) -> String {
-    let scheme = if gateway.tls.is_some() { "https" } else { "http" };
-    format!("{scheme}://{address}")
+fn url(listener: &PageListener) -> String {
+    let scheme = if listener.has_tls() { "https" } else { "http" };
+    format!("{scheme}://{}", listener.address())
 }

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use mcp_satellite_actors::model::event::ActionOutcome;
 use mcp_satellite_console::mcp_tools::{InstanceInput, LogsInput, ValuesInput, tool_definition};
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, action_event, check_role};
+use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, check_role};
 use mcp_satellite_console::v1::{ConfigureInput, EventPageQuery, InstanceQuery, LogQuery};
 use mcp_satellite_gateway::control_server::ControlTools;
 use serde::Serialize;
@@ -132,18 +131,12 @@ where
         Ok(()) => run(console.clone(), context).await,
         Err(problem) => Err(problem),
     };
-    let outcome = match &done {
-        Ok(_) => ActionOutcome::Succeeded,
-        Err(problem) if problem.is_refusal() => ActionOutcome::Refused,
-        Err(_) => ActionOutcome::Failed,
-    };
-    let reason = done.as_ref().err().map(|problem| problem.detail.clone());
-    console.record(action_event(action, outcome, who.as_actor(), target, reason, Vec::new()));
+    console.record_change(action, who.as_actor(), target, Vec::new(), done.as_ref().err());
     done
 }
 
 fn describe(problem: &Problem) -> String {
-    match &problem.next_step {
+    match &problem.details.next_step {
         Some(next_step) => format!("{}; next step: {next_step}", problem.detail),
         None => problem.detail.clone(),
     }

@@ -7,6 +7,7 @@ pub(crate) mod auth;
 pub mod client;
 mod event_stream;
 pub(crate) mod find;
+mod health;
 pub(crate) mod http_api;
 pub(crate) mod listener;
 pub(crate) mod mcp_server;

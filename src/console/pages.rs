@@ -10,7 +10,7 @@ use axum::extract::{Path, Request};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{MethodRouter, get, post};
-use mcp_satellite_actors::model::event::{ActionActor, ActionOutcome, Event, rfc3339};
+use mcp_satellite_actors::model::event::{ActionActor, Event, rfc3339};
 use mcp_satellite_clients::Client;
 use mcp_satellite_console::feed::FeedScope;
 use mcp_satellite_console::pages::{
@@ -20,7 +20,7 @@ use mcp_satellite_console::pages::{
 };
 use mcp_satellite_console::principal::{Entrance, Principal};
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestContext, Routes, action_event};
+use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
 use mcp_satellite_gateway::pages::PageConnection;
@@ -29,6 +29,7 @@ use serde::Deserialize;
 use strum::IntoEnumIterator as _;
 
 use super::api::{EventQuery, InstanceStatus};
+use super::health::ActorHealth;
 use super::http_api;
 use super::records;
 use super::requests::{Api, find};
@@ -46,8 +47,8 @@ const FORM_MAX: usize = 4096;
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Adds the pages and their streams.
-pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api) {
-    let streams = Arc::new(PageStreams::new(&console.runtime, console.started));
+pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api, health: &Arc<ActorHealth>) {
+    let streams = Arc::new(PageStreams::new(&console.runtime, health, console.started));
     let add_page = |routes: &mut Routes<ConsoleState>| {
         let shared = streams.clone();
         routes.page("/console/", Role::Viewer, move |console, context, _: NoInput| {
@@ -159,8 +160,7 @@ async fn log_in(console: &ConsoleState, connection: &PageConnection, request: Re
     .await;
     match logged_in {
         Ok(login) => {
-            let actor = login.principal.as_actor();
-            console.record(action_event("login", ActionOutcome::Succeeded, actor, None, None, Vec::new()));
+            console.record_change("login", login.principal.as_actor(), None, Vec::new(), None);
             let mut response = Redirect::to("./").into_response();
             if let Ok(cookie) = HeaderValue::try_from(login.set_cookie) {
                 response.headers_mut().insert(header::SET_COOKIE, cookie);
@@ -176,8 +176,7 @@ async fn log_in(console: &ConsoleState, connection: &PageConnection, request: Re
                 via: via.to_owned(),
                 address: Some(connection.peer.ip().to_canonical().to_string()),
             };
-            let reason = Some(problem.detail.clone());
-            console.record(action_event("login", ActionOutcome::Refused, actor, None, reason, Vec::new()));
+            console.record_change("login", actor, None, Vec::new(), Some(&problem));
             let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNAUTHORIZED);
             html_response(status, login_page(root_of(path), Some(&problem.detail)))
         }
@@ -198,8 +197,7 @@ fn logout_route(console: &Api) -> MethodRouter {
                 Err(problem) => return problem.at(parts.uri.path()).into_response(),
             };
             let cookie = console.access().log_out(&parts.headers);
-            let actor = principal.as_actor();
-            console.record(action_event("logout", ActionOutcome::Succeeded, actor, None, None, Vec::new()));
+            console.record_change("logout", principal.as_actor(), None, Vec::new(), None);
             (StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response()
         }
     })

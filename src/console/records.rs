@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use axum::response::Response;
 use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{ActionOutcome, EventSubject, rfc3339};
+use mcp_satellite_actors::model::event::{EventSubject, rfc3339};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::principal::{Principal, PrincipalKind};
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, action_event};
+use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
     CallEntry, CallPage, CallQuery, EventPage, EventPageQuery, LogEntry, LogPage, LogQuery,
@@ -219,7 +219,7 @@ fn record_read(console: &ConsoleState, who: &Principal, action: &str, view: Opti
     }
     reads.insert(key, now);
     drop(reads);
-    console.record(action_event(action, ActionOutcome::Succeeded, who.as_actor(), target, None, Vec::new()));
+    console.record_change(action, who.as_actor(), target, Vec::new(), None);
 }
 
 async fn search<T: Send + 'static>(

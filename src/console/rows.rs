@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 use super::api::{ConsoleFilter, EventQuery};
 use super::event_stream::{EventFormat, event_frames};
+use super::health::ActorHealth;
 use super::records::team_of;
 use super::state::ConsoleState;
 
@@ -27,13 +28,14 @@ pub(super) struct SnapshotRows {
     published: watch::Receiver<Arc<Snapshot>>,
     position: Arc<Snapshot>,
     scope: FeedScope,
+    health: Arc<ActorHealth>,
 }
 
 impl SnapshotRows {
-    fn new(runtime: &RuntimeHandle, scope: &FeedScope) -> Self {
+    fn new(runtime: &RuntimeHandle, health: Arc<ActorHealth>, scope: &FeedScope) -> Self {
         let mut published = runtime.watch();
         let position = published.borrow_and_update().clone();
-        Self { published, position, scope: scope.clone() }
+        Self { published, position, scope: scope.clone(), health }
     }
 
     fn contains(&self, view: &InstanceView) -> bool {
@@ -74,6 +76,10 @@ impl RowSource for SnapshotRows {
     fn calls_in_flight(&self) -> usize {
         self.views().map(|view| view.calls_in_flight()).sum()
     }
+
+    async fn answers(&self) -> bool {
+        self.health.answers().await
+    }
 }
 
 /// Streams of the satellite.
@@ -82,11 +88,11 @@ pub(super) struct PageStreams {
 }
 
 impl PageStreams {
-    pub(super) fn new(runtime: &RuntimeHandle, started: Instant) -> Self {
+    pub(super) fn new(runtime: &RuntimeHandle, health: &Arc<ActorHealth>, started: Instant) -> Self {
         let age = i64::try_from(started.elapsed().as_millis()).unwrap_or(0);
         let boot = jiff::Timestamp::now().as_millisecond().saturating_sub(age);
-        let runtime = runtime.clone();
-        let open = move |scope: &FeedScope| SnapshotRows::new(&runtime, scope);
+        let (runtime, health) = (runtime.clone(), health.clone());
+        let open = move |scope: &FeedScope| SnapshotRows::new(&runtime, health.clone(), scope);
         Self { feeds: InstanceFeeds::new(&boot.to_string(), open) }
     }
 
@@ -104,12 +110,16 @@ impl PageStreams {
         // An empty name selects no instance.
         let instance = if query.rows { query.instance.clone() } else { Some(String::new()) };
         let scope = FeedScope { team: principal.team.clone(), instance };
-        let frames = self.feeds.watch(&scope, position).await?;
+        let frames = self.feeds.watch(&scope, position, query.once).await?;
         let ending = console.http.ending.clone();
         let frames = if query.events {
+            if query.once {
+                // The error is logged; the stored events remain readable.
+                let _ = console.flush_events().await;
+            }
             let events = EventQuery {
                 since: query.since,
-                follow: true,
+                follow: !query.once,
                 types: query.types.filter(|types| !types.is_empty()),
                 team: team_of(&console, &principal, query.team.filter(|team| !team.is_empty()))?,
                 instance: query.instance.filter(|name| !name.is_empty()),

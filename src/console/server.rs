@@ -8,10 +8,9 @@ use axum::extract::{DefaultBodyLimit, Json, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use mcp_satellite_actors::model::event::ActionOutcome;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::principal::{Entrance, Principal};
-use mcp_satellite_console::routes::{ApiServer as _, action_event};
+use mcp_satellite_console::routes::ApiServer as _;
 use tokio::net::UnixListener;
 
 use super::SOCKET;
@@ -131,7 +130,7 @@ async fn status(
 async fn shut_down(State(console): State<Arc<ConsoleState>>) -> Json<ShutdownReply> {
     tracing::info!("`satellite down` was called");
     let actor = Principal::owner(Entrance::Socket).as_actor();
-    console.record(action_event("shut_down", ActionOutcome::Succeeded, actor, None, None, Vec::new()));
+    console.record_change("shut_down", actor, None, Vec::new(), None);
     console.shutdown.cancel();
     Json(ShutdownReply { pid: std::process::id() })
 }
@@ -222,7 +221,8 @@ async fn configure(
 /// Returns the URL of a login to the console as its owner.
 async fn login_link(State(console): State<Arc<ConsoleState>>) -> ConsoleResult<LoginLink> {
     let Some(url) = console.http.url() else {
-        let why = "the console is off; add a table [console] to the configuration and run `satellite reload`";
+        let why = "the console is not open; add a table [console] to the configuration and run `satellite reload`, or \
+                   read in the satellite's log why its address cannot be used";
         return Err(RequestFailure::new("refused", why).into());
     };
     let code = console.http.access.create_login_code();
@@ -249,7 +249,7 @@ async fn reload(
 async fn prune(State(console): State<Arc<ConsoleState>>) -> Json<PruneResult> {
     let erased = console.eraser.erase_now(|_| true).await;
     let actor = Principal::owner(Entrance::Socket).as_actor();
-    console.record(action_event("prune", ActionOutcome::Succeeded, actor, None, None, Vec::new()));
+    console.record_change("prune", actor, None, Vec::new(), None);
     Json(PruneResult { instances: erased.iter().map(ToString::to_string).collect() })
 }
 

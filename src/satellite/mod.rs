@@ -100,6 +100,11 @@ impl RunningSatellite {
         self.endpoint.status()
     }
 
+    /// Returns the URL of the console without a path; `None` if it is off.
+    pub(crate) fn console_url(&self) -> Option<String> {
+        self.http.url()
+    }
+
     pub(crate) async fn wait_data_dir_lost(&self) {
         self.storage.directory.wait_lost().await;
     }

@@ -109,11 +109,13 @@ impl Browser {
     }
 
     fn page_in(self: &Arc<Self>, context: &str) -> Page {
-        let target = json!({"url": "about:blank", "browserContextId": context});
+        // A tab of its own window stays visible.
+        let target = json!({"url": "about:blank", "browserContextId": context, "newWindow": true});
         let target = self.command(None, "Target.createTarget", &target);
-        let attach = json!({"targetId": target["targetId"], "flatten": true});
+        let target = target["targetId"].as_str().unwrap().to_owned();
+        let attach = json!({"targetId": target, "flatten": true});
         let session = self.command(None, "Target.attachToTarget", &attach)["sessionId"].as_str().unwrap().to_owned();
-        let page = Page { browser: self.clone(), session, context: context.to_owned() };
+        let page = Page { browser: self.clone(), session, context: context.to_owned(), target };
         for domain in ["Page", "Runtime", "Log"] {
             page.command(&format!("{domain}.enable"), &json!({}));
         }
@@ -144,9 +146,15 @@ pub(crate) struct Page {
     browser: Arc<Browser>,
     session: String,
     context: String,
+    target: String,
 }
 
 impl Page {
+    /// Closes the tab.
+    pub(crate) fn close(self) {
+        self.browser.command(None, "Target.closeTarget", &json!({"targetId": self.target}));
+    }
+
     #[track_caller]
     pub(crate) fn command(&self, method: &str, params: &Value) -> Value {
         self.browser.command(Some(&self.session), method, params)

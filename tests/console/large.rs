@@ -1,5 +1,6 @@
 //! Ten thousand instances on one page.
 
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::mpsc;
@@ -7,8 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::status::Status;
+use testkit::wait::wait_until;
 
-use crate::browser::Browser;
+use crate::browser::{Browser, Page};
 use crate::made_up::MadeUpConsole;
 use crate::support::wait_live;
 
@@ -78,20 +80,75 @@ fn fifty_watchers_of_ten_thousand_instances_cost_less_than_a_core() {
     }
 }
 
+/// Returns the tabs that have a stream, as the browser names them.
+fn streaming_tabs(page: &Page) -> BTreeSet<String> {
+    let tabs = page.eval(
+        "navigator.locks.query().then(({held}) => \
+         held.filter(({name}) => name.startsWith('satellite-stream')).map(({clientId}) => clientId))",
+    );
+    tabs.as_array().unwrap().iter().map(|tab| tab.as_str().unwrap().to_owned()).collect()
+}
+
 #[test]
 #[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
-fn five_tabs_of_one_browser_are_live_at_once() {
+fn ten_tabs_of_one_browser_share_two_streams() {
     let console = MadeUpConsole::start(100);
     let browser = Browser::start();
     let first = browser.page();
-    let mut pages = vec![first.sibling(), first.sibling(), first.sibling(), first.sibling()];
-    pages.push(first);
+    let mut pages: Vec<Page> = (1..10).map(|_| first.sibling()).collect();
+    pages.insert(0, first);
+    for page in &pages {
+        page.open(&console.url);
+        wait_live(page);
+        page.eval("window.same = true");
+    }
+    wait_until("two streams", || console.open_streams() == 2);
+    let before = streaming_tabs(&pages[9]);
+    assert_eq!(before.len(), 2);
+    console.set_status(0..100, Status::Error);
+    for page in &pages {
+        page.wait("the change", "document.querySelectorAll('.grid i.error').length === 100");
+    }
+    // The first two tabs have the streams.
+    for page in pages.drain(..2) {
+        page.close();
+    }
+    console.set_status(0..100, Status::Connecting);
+    console.set_status(0..50, Status::Online);
+    wait_until("other tabs to take the streams", || {
+        let now = streaming_tabs(&pages[7]);
+        now.len() == 2 && now.is_disjoint(&before)
+    });
+    wait_until("two streams", || console.open_streams() == 2);
+    let fetches = console.fetches();
+    wait_until("the other tabs to fetch what is new", || console.fetches() > fetches + 12);
+    for page in &pages {
+        page.wait("the changes", "document.querySelectorAll('.grid i.connecting').length === 50 && document.querySelectorAll('.grid i.online').length === 50");
+        wait_live(page);
+        assert_eq!(page.eval("window.same"), true, "the page was loaded again");
+        page.assert_clean();
+    }
+}
+
+#[test]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+fn pages_turn_grey_while_the_actors_do_not_answer() {
+    let console = MadeUpConsole::start(10);
+    let browser = Browser::start();
+    let first = browser.page();
+    let pages = [first.sibling(), first.sibling(), first];
     for page in &pages {
         page.open(&console.url);
         wait_live(page);
     }
-    console.set_status(0..100, Status::Error);
+    // Server and connection work, only the actors do not. The third page has no stream.
+    console.set_answers(false);
     for page in &pages {
-        page.wait("the change", "document.querySelectorAll('.grid i.error').length === 100");
+        page.wait("the grey page", "document.body.classList.contains('stale')");
+    }
+    console.set_answers(true);
+    for page in &pages {
+        wait_live(page);
+        page.assert_clean();
     }
 }

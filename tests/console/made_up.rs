@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use axum::routing::get;
 use mcp_satellite_actors::model::event::{Event, EventSubject};
@@ -32,6 +32,10 @@ pub(crate) struct MadeUpConsole {
     pub(crate) url: String,
     threads: String,
     state: watch::Sender<MadeUpState>,
+    /// False for a satellite whose actors do not answer.
+    answers: Arc<AtomicBool>,
+    /// Numbers of the open streams and of the requests for what is new.
+    streams: Arc<MadeUpCounts>,
     _listener: PageListener,
     // Dropped last: the listener needs it.
     _runtime: Runtime,
@@ -40,6 +44,13 @@ pub(crate) struct MadeUpConsole {
 struct MadeUpServer {
     access: ConsoleAccess,
     feeds: InstanceFeeds<MadeUpRows>,
+    streams: Arc<MadeUpCounts>,
+}
+
+#[derive(Default)]
+struct MadeUpCounts {
+    open: AtomicUsize,
+    fetches: AtomicUsize,
 }
 
 impl ApiServer for MadeUpServer {
@@ -54,10 +65,27 @@ impl ApiServer for MadeUpServer {
     }
 }
 
+/// An open stream of a page.
+struct MadeUpStream(Arc<MadeUpCounts>);
+
+impl MadeUpStream {
+    fn new(counts: &Arc<MadeUpCounts>) -> Self {
+        counts.open.fetch_add(1, Ordering::Relaxed);
+        Self(counts.clone())
+    }
+}
+
+impl Drop for MadeUpStream {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 struct MadeUpRows {
     published: watch::Receiver<MadeUpState>,
     revision: u64,
     has_rows: bool,
+    answers: Arc<AtomicBool>,
 }
 
 impl RowSource for MadeUpRows {
@@ -84,6 +112,10 @@ impl RowSource for MadeUpRows {
 
     fn calls_in_flight(&self) -> usize {
         0
+    }
+
+    async fn answers(&self) -> bool {
+        self.answers.load(Ordering::Relaxed)
     }
 }
 
@@ -153,10 +185,12 @@ impl MadeUpConsole {
         let now = i64::try_from(std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
         let rows = (0..count).map(|nth| (1, instance(nth, count, now))).collect();
         let (state, published) = watch::channel((1, rows));
+        let (answers, streams) = (Arc::new(AtomicBool::new(true)), Arc::<MadeUpCounts>::default());
+        let feed_answers = answers.clone();
         let open = move |scope: &FeedScope| {
             let mut published = published.clone();
             let revision = published.borrow_and_update().0;
-            MadeUpRows { published, revision, has_rows: scope.instance.is_none() }
+            MadeUpRows { published, revision, has_rows: scope.instance.is_none(), answers: feed_answers.clone() }
         };
         let access = ConsoleAccess::new().unwrap();
         access.apply(&AccessSettings {
@@ -165,7 +199,7 @@ impl MadeUpConsole {
             allows_anonymous: true,
             ..AccessSettings::default()
         });
-        let server = Arc::new(MadeUpServer { access, feeds: InstanceFeeds::new("1", open) });
+        let server = Arc::new(MadeUpServer { access, feeds: InstanceFeeds::new("1", open), streams: streams.clone() });
         let mut routes = Routes::new(server);
         routes.page("/console/", Role::Viewer, overview);
         routes.respond("/v1/instances/stream", Role::Viewer, "Instances", &[sse::MEDIA_TYPE], stream);
@@ -181,7 +215,21 @@ impl MadeUpConsole {
         let listener = PageListener::start(listener, settings, routes.finish()).unwrap();
         let url = format!("http://{}/console/", listener.address());
         drop(context);
-        Self { url, threads, state, _listener: listener, _runtime: runtime }
+        Self { url, threads, state, answers, streams, _listener: listener, _runtime: runtime }
+    }
+
+    pub(crate) fn set_answers(&self, answers: bool) {
+        self.answers.store(answers, Ordering::Relaxed);
+    }
+
+    /// Returns the number of open streams.
+    pub(crate) fn open_streams(&self) -> usize {
+        self.streams.open.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of requests for what is new.
+    pub(crate) fn fetches(&self) -> usize {
+        self.streams.fetches.load(Ordering::Relaxed)
     }
 
     /// Returns the processor time that the console has used, in seconds.
@@ -237,8 +285,16 @@ async fn stream(
     query: InstanceStreamQuery,
 ) -> Result<axum::response::Response, mcp_satellite_console::problem::Problem> {
     use axum::response::IntoResponse as _;
-    let frames =
-        server.feeds.watch(&FeedScope::default(), query.position.as_deref().and_then(FeedPosition::parse)).await?;
+    let position = query.position.as_deref().and_then(FeedPosition::parse);
+    let frames = server.feeds.watch(&FeedScope::default(), position, query.once).await?;
+    if query.once {
+        server.streams.fetches.fetch_add(1, Ordering::Relaxed);
+    }
+    let open = (!query.once).then(|| MadeUpStream::new(&server.streams));
+    let frames = futures::StreamExt::inspect(frames, move |_| {
+        // The stream counts as open until it is dropped.
+        let _ = &open;
+    });
     let body = axum::body::Body::from_stream(sse::keep_alive(frames));
     Ok(([("content-type", sse::MEDIA_TYPE)], body).into_response())
 }

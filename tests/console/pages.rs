@@ -154,3 +154,54 @@ fn the_overview_is_usable_with_keys_only() {
     page.assert_clean();
     satellite.terminate().exits(0);
 }
+
+#[test]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+fn every_button_of_an_instance_is_reached_with_keys_and_shows_the_response() {
+    let home = Home::new(SATELLITE);
+    let far = format!("transport = \"http\"\nurl = \"http://127.0.0.1:{}/mcp\"", testkit::port::free_port());
+    let (satellite, url) = start(&home, "", &[("notes", "SIM"), ("far", &far)]);
+    home.wait_online("notes");
+    let browser = Browser::start();
+    let page = browser.page();
+    log_in(&page, &home, &url);
+    let press = |action: &str| {
+        page.eval("document.activeElement.blur()");
+        let mut stops = Vec::new();
+        while page.eval("document.activeElement.dataset.action ?? ''") != json!(action) {
+            page.press("Tab");
+            stops.push(page.eval("document.activeElement.outerHTML.slice(0, 60)"));
+            assert!(stops.len() < 60, "{action} is not reached: {stops:?}");
+        }
+        page.press("Enter");
+    };
+    let wait_response =
+        |text: &str| page.wait(text, &format!("document.querySelector('#response').textContent.startsWith({text:?})"));
+    page.open(&format!("{url}instances/far"));
+    wait_live(&page);
+    press("reconnect");
+    wait_response("reconnect far-acme-alice-far: failed; ");
+
+    page.open(&format!("{url}instances/notes"));
+    wait_live(&page);
+    page.eval("window.asked = []; window.confirm = (question) => { asked.push(question); return asked.length !== 1 }");
+    press("stop");
+    page.wait("the question", "asked.length === 1");
+    assert_eq!(home.row("notes").unwrap()["status"], "online", "the person has said no");
+    for (action, response) in [("stop", "offline"), ("start", ""), ("restart", "")] {
+        press(action);
+        wait_response(&format!("{action} notes-acme-alice-notes: {response}"));
+        let shown = if action == "stop" { "stopped" } else { "online" };
+        page.wait(shown, &format!("document.querySelector('#state .status').textContent === {shown:?}"));
+    }
+    press("remove");
+    wait_response("remove notes-acme-alice-notes: removed.");
+    let question = page.eval("asked.at(-1)");
+    assert!(question.as_str().unwrap().contains("until the configuration is applied again"), "{question}");
+    page.wait("the removal", "document.querySelector('#state').textContent.includes('was removed')");
+    assert!(home.row("notes").is_none());
+    home.satellite(&["reload"]).exits(0);
+    page.wait("the return", "document.querySelector('#state .status')?.textContent === 'online'");
+    page.assert_clean();
+    satellite.terminate().exits(0);
+}

@@ -12,8 +12,19 @@ use testkit::process::send;
 use testkit::wait::wait_for;
 
 use crate::SATELLITE;
-use crate::browser::Browser;
+use crate::browser::{Browser, Page};
 use crate::support::{grid, log_in, start, wait_live};
+
+const NOTES: &str = "notes-acme-alice-notes";
+
+/// Asserts that a page of all events shows each of them once.
+#[track_caller]
+fn assert_gapless(page: &Page) {
+    let seqs =
+        page.eval("[...document.querySelectorAll('#events li')].map((item) => Number(item.dataset.seq)).reverse()");
+    let seqs: Vec<u64> = seqs.as_array().unwrap().iter().map(|seq| seq.as_u64().unwrap()).collect();
+    assert!(seqs.iter().copied().eq(1..=*seqs.last().unwrap()), "events are missing or repeated: {seqs:?}");
+}
 
 /// A connection between browser and satellite that the test can cut.
 struct Cable {
@@ -109,10 +120,7 @@ fn a_page_whose_stream_is_cut_turns_grey_and_continues_without_a_gap() {
     }
     let last = home.events().last().unwrap()["seq"].as_u64().unwrap();
     events.wait("the last event", &format!("Number(document.querySelector('#events li').dataset.seq) >= {last}"));
-    let seqs =
-        events.eval("[...document.querySelectorAll('#events li')].map((item) => Number(item.dataset.seq)).reverse()");
-    let seqs: Vec<u64> = seqs.as_array().unwrap().iter().map(|seq| seq.as_u64().unwrap()).collect();
-    assert!(seqs.iter().copied().eq(1..=*seqs.last().unwrap()), "events are missing or repeated: {seqs:?}");
+    assert_gapless(&events);
     for page in [&overview, &events] {
         assert_eq!(page.eval("window.same"), true, "the page was loaded again");
         page.assert_clean();
@@ -160,5 +168,66 @@ fn a_page_says_that_the_satellite_was_restarted() {
     page.wait("the login page", "document.querySelector('#login')");
     log_in(&page, &home, &url);
     wait_live(&page);
+    satellite.terminate().exits(0);
+}
+
+#[test]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+fn eight_pages_of_one_browser_are_live_and_continue_when_pages_are_closed() {
+    let home = Home::new(SATELLITE);
+    let (satellite, url) = start(&home, "", &[("notes", "SIM"), ("files", "SIM")]);
+    home.wait_all_online();
+    let browser = Browser::start();
+    let first = browser.page();
+    log_in(&first, &home, &url);
+    let mut pages = vec![("clients", first)];
+    for name in ["tree", "calls", "instances", "instances/notes", "instances/files", "events?since=0", ""] {
+        pages.push((name, pages[0].1.sibling()));
+    }
+    for (name, page) in &pages {
+        page.open(&format!("{url}{name}"));
+        wait_live(page);
+        page.eval("window.same = true");
+    }
+    // The pages that were opened first have the streams.
+    let mut last = 0;
+    for close in [0, 2] {
+        for (_, page) in pages.drain(..close) {
+            page.close();
+        }
+        home.satellite(&["stop", "notes"]).exits(0);
+        home.satellite(&["restart", "files"]).exits(0);
+        let stopped = home.wait_event(last, "mcp.server.stopped", |event| event["data"]["process_id"] == NOTES);
+        last = stopped["seq"].as_u64().unwrap();
+        for (name, page) in &pages {
+            let shown = match *name {
+                "" => format!(
+                    "[...document.querySelectorAll('.grid i')].some((cell) => cell.row.name === {NOTES:?} && cell.className === 'stopped')"
+                ),
+                "instances/notes" => "document.querySelector('#state .status').textContent === 'stopped'".to_owned(),
+                "instances" => "document.querySelector('#instances').textContent.includes('stopped')".to_owned(),
+                "events?since=0" => format!("document.querySelector('#events li')?.dataset.seq >= {last}"),
+                _ => "true".to_owned(),
+            };
+            page.wait(&format!("the stop on {name}"), &shown);
+            wait_live(page);
+        }
+        home.satellite(&["start", "notes"]).exits(0);
+        home.wait_all_online();
+        for (name, page) in &pages {
+            if *name == "instances/notes" {
+                page.wait("the start", "document.querySelector('#state .status').textContent === 'online'");
+            }
+        }
+    }
+    last = home.events().last().unwrap()["seq"].as_u64().unwrap();
+    for (name, page) in &pages {
+        if *name == "events?since=0" {
+            page.wait("the last event", &format!("document.querySelector('#events li').dataset.seq >= {last}"));
+            assert_gapless(page);
+        }
+        assert_eq!(page.eval("window.same"), true, "{name} was loaded again");
+        page.assert_clean();
+    }
     satellite.terminate().exits(0);
 }

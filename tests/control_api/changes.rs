@@ -1,6 +1,9 @@
 //! Changes of instances and of the configuration, and the events about them.
 
+use std::io::Read as _;
+
 use serde_json::{Value, json};
+use testkit::certificate::write_pair;
 
 use super::fixture::{ADMIN, ALICES, BOBS, CAROLS, Fixture, OPERATOR, VIEWER, config};
 
@@ -152,5 +155,37 @@ fn a_reload_changes_tokens_and_the_listener() {
     fixture.with(ADMIN).get("/v1/instances").problem(404, "not_found");
     fixture.client().get("/healthz").problem(404, "not_found");
     assert!(satellite.process.is_running());
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn a_reload_applies_the_certificate_to_the_own_listener() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let own = format!("127.0.0.1:{}", testkit::port::free_port());
+    let reload = |tls: &str| {
+        let text = config(&fixture.address, &format!("listen = \"{own}\""));
+        fixture.home.write("satellite.toml", &text.replace("[gateway]\n", &format!("[gateway]\n{tls}\n")));
+        fixture.home.satellite(&["reload"]).exits(0);
+    };
+    let plain = super::client::ApiClient::new(&own);
+    reload("");
+    assert_eq!(plain.get("/readyz").status, 200);
+    let mut idle = std::net::TcpStream::connect(&own).unwrap();
+    let tls = "tls = { cert = \"cert.pem\", key = \"key.pem\" }";
+    let first = write_pair(fixture.home.path());
+    reload(tls);
+    assert_eq!(plain.tls_status(&first, "/readyz"), Some(200));
+    // A connection without TLS is over.
+    assert!(matches!(idle.read(&mut [0]), Ok(0) | Err(_)));
+    let printed = fixture.home.satellite(&["console", "--no-browser"]).exits(0).stdout;
+    assert!(printed.starts_with(&format!("https://{own}/console/")), "{printed}");
+    let second = write_pair(fixture.home.path());
+    reload(tls);
+    assert_eq!(plain.tls_status(&second, "/readyz"), Some(200));
+    assert_eq!(plain.tls_status(&first, "/readyz"), None, "the certificate was renewed");
+    reload("");
+    assert_eq!(plain.get("/readyz").status, 200);
+    assert_eq!(plain.tls_status(&second, "/readyz"), None);
     satellite.terminate().exits(0);
 }

@@ -2,7 +2,10 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 
 #[derive(Debug, Clone)]
@@ -94,6 +97,22 @@ impl ApiClient {
         )
         .unwrap();
         stream
+    }
+
+    /// Returns the status of a response over TLS; `None` if the listener has another certificate, or no TLS.
+    pub(crate) fn tls_status(&self, certificate: &CertificateDer<'static>, path: &str) -> Option<u16> {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        let name = ServerName::try_from("localhost").unwrap();
+        let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+        let mut stream = StreamOwned::new(connection, TcpStream::connect(&self.address).unwrap());
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
+        let mut head = String::new();
+        BufReader::new(stream).read_line(&mut head).ok()?;
+        head.split(' ').nth(1)?.parse().ok()
     }
 
     /// Opens a stream of server-sent events.

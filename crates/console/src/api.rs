@@ -76,7 +76,7 @@ pub struct CallRequest {
     pub timeout_ms: Option<u64>,
 }
 
-/// Reason why a request failed. Fields that do not apply are left out.
+/// Reason why a request failed.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct RequestFailure {
     /// Stable error code: `not_found`, `ambiguous`, `refused`, `superseded`, `closing`, `terminated`, `timed_out`,
@@ -84,6 +84,16 @@ pub struct RequestFailure {
     pub kind: String,
     /// Description of the failure and its cause.
     pub message: String,
+    /// Status of the instance, if it is the reason; `reconnecting` if an attempt to reach the server failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<String>,
+    #[serde(flatten)]
+    pub details: FailureDetails,
+}
+
+/// Facts about a failure. Fields that do not apply are left out.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+pub struct FailureDetails {
     /// Name of the next step; `None` if only a retry can help.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<Remedy>,
@@ -93,9 +103,6 @@ pub struct RequestFailure {
     /// Fate of a call that got no response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fate: Option<CallFate>,
-    /// Status of the instance, if it is the reason; `reconnecting` if an attempt to reach the server failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<String>,
     /// The server's JSON-RPC error code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i64>,
@@ -114,7 +121,7 @@ pub struct RequestFailure {
     /// HTTP status of the remote server's error response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http_status: Option<u16>,
-    /// Milliseconds after which the remote server accepts a retry.
+    /// Milliseconds after which a retry is accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
     /// The OAuth scopes that the request needs and the authorization lacks.
@@ -124,31 +131,32 @@ pub struct RequestFailure {
 
 impl From<CallError> for RequestFailure {
     fn from(error: CallError) -> Self {
-        let mut failure =
-            Self { kind: error.kind().to_owned(), message: error.to_string(), fate: error.fate(), ..Self::default() };
+        let mut failure = Self::new(error.kind(), error.to_string());
+        let details = &mut failure.details;
+        details.fate = error.fate();
         match error {
             CallError::Refused { status, remedy, .. } => {
                 failure.status = Some(status.to_string());
-                failure.remedy = remedy;
+                details.remedy = remedy;
             }
             CallError::Reconnecting { last_attempt, next_retry_ms, last_error } => {
                 failure.status = Some(ConnectionState::Reconnecting.to_string());
-                failure.last_attempt = Some(rfc3339(last_attempt));
-                failure.next_retry_ms = next_retry_ms;
-                failure.last_error = Some(last_error);
+                details.last_attempt = Some(rfc3339(last_attempt));
+                details.next_retry_ms = next_retry_ms;
+                details.last_error = Some(last_error);
             }
             CallError::Remote { failure: why, .. } => {
-                failure.http_status = http_status(&why.kind);
-                failure.retry_after_ms = retry_after(&why.kind).map(milliseconds);
+                details.http_status = http_status(&why.kind);
+                details.retry_after_ms = retry_after(&why.kind).map(milliseconds);
                 if let FailureKind::InsufficientScope { scopes } = &why.kind {
-                    failure.remedy = Some(Remedy::Authorize);
-                    failure.scopes =
+                    details.remedy = Some(Remedy::Authorize);
+                    details.scopes =
                         scopes.split(' ').filter(|scope| is_safe_in_a_command(scope)).map(str::to_owned).collect();
                 }
             }
             CallError::Server { code, data, .. } => {
-                failure.code = Some(code);
-                failure.data = data.and_then(|data| serde_json::from_str(&data).ok());
+                details.code = Some(code);
+                details.data = data.and_then(|data| serde_json::from_str(&data).ok());
             }
             CallError::NotFound { .. }
             | CallError::Terminated { .. }
@@ -173,7 +181,9 @@ impl From<ControlError> for RequestFailure {
             ControlError::Refused { remedy, .. } => remedy,
             ControlError::NotFound | ControlError::Superseded | ControlError::Closing => None,
         };
-        Self { remedy, ..Self::new(kind, message) }
+        let mut failure = Self::new(kind, message);
+        failure.details.remedy = remedy;
+        failure
     }
 }
 
@@ -186,7 +196,8 @@ impl RequestFailure {
     /// Adds the command of the next step for this instance.
     #[must_use]
     pub fn with_next_step(mut self, spec: &InstanceSpec) -> Self {
-        self.next_step = self.remedy.map(|remedy| match &self.scopes[..] {
+        let FailureDetails { remedy, scopes, .. } = &self.details;
+        self.details.next_step = remedy.map(|remedy| match &scopes[..] {
             [] => next_step(remedy, spec),
             scopes => format!("`satellite auth {} --scope {}`", spec.name, scopes.join(" --scope ")),
         });

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! A stream begins with `reset` (all rows) or with the deltas that the watcher missed. A `delta` contains the rows that
-//! changed from one revision to a later one. A `tick` follows every [`TICK`], also when nothing changes: a page without
-//! a tick is out of date. Each frame is encoded once, however many browsers watch.
+//! changed from one revision to a later one. A `tick` follows every [`TICK`], also when nothing changes, as long as the
+//! source of the rows answers: a page without a tick is out of date. Each frame is encoded once, however many browsers
+//! watch.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -17,30 +18,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::Stream;
 use mcp_satellite_actors::model::event::rfc3339;
-use mcp_satellite_actors::model::printable::line;
-use mcp_satellite_actors::model::remedy::Remedy;
-use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::slot::RequestedState;
-use mcp_satellite_gateway::remedy::next_step;
-use serde::ser::SerializeTuple as _;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::principal::Principal;
 use crate::problem::Problem;
+pub use crate::row::{Attention, COLUMNS, DORMANT, InstanceRow, RECOVERING, STOPPED};
 use crate::sse;
 
-/// Columns of a row. A row may be shorter; the missing values are absent.
-pub const COLUMNS: [&str; 13] = [
-    "name", "server", "team", "user", "status", "since", "flags", "restarts", "retry", "urgency", "message", "step",
-    "remedy",
-];
-/// Bit of `flags`: the instance sleeps or is being woken.
-pub const DORMANT: u8 = 1;
-/// Bit of `flags`: a person has stopped the instance.
-pub const STOPPED: u8 = 2;
 /// Pause between two ticks.
 pub const TICK: Duration = Duration::from_secs(2);
 
@@ -56,130 +42,8 @@ const DELTA_BYTES_MAX: usize = 4 * 1024 * 1024;
 const BACKLOG: usize = 16;
 /// Ticks without a watcher after which the task of a scope ends: a page that is loaded again finds it running.
 const IDLE_TICKS: u32 = 5;
-/// Characters of a reason in a row; the page of the instance has all of it.
-const MESSAGE_MAX: usize = 200;
 /// Requests that wait for the task of a scope.
 const REQUESTS_MAX: usize = 64;
-
-/// An instance in the grid.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InstanceRow {
-    /// Full name, which identifies the row.
-    pub name: Arc<str>,
-    pub server: String,
-    pub team: String,
-    pub user: String,
-    pub status: Status,
-    /// Time at which the instance entered the status, in milliseconds since 1970.
-    pub since: i64,
-    pub flags: u8,
-    pub restarts: u64,
-    /// Time of the next attempt, in milliseconds since 1970.
-    pub retry: Option<i64>,
-    /// Need of an instance that does not recover by itself; `None` if it needs nothing.
-    pub attention: Option<Attention>,
-}
-
-/// Why an instance needs a person.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attention {
-    /// Order of the list, from 1; the worst is first.
-    pub urgency: u8,
-    pub message: String,
-    /// The next step as a command.
-    pub step: Option<String>,
-    pub remedy: Option<Remedy>,
-}
-
-impl InstanceRow {
-    /// Returns the row of an instance at `now`.
-    pub fn from_view(view: &InstanceView, now: std::time::Instant) -> Self {
-        let spec = &view.spec;
-        let is_stopped = view.requested_state == RequestedState::Stopped;
-        let milliseconds = |until: Duration| i64::try_from(until.as_millis()).unwrap_or(i64::MAX);
-        let retry_in = view.next_retry_at.map(|at| milliseconds(at.saturating_duration_since(now)));
-        Self {
-            name: spec.name.clone(),
-            server: line(spec.server.as_str()),
-            team: line(spec.team_slug.as_str()),
-            user: line(spec.user_slug.as_str()),
-            status: view.status,
-            since: view.since.as_millisecond(),
-            flags: (u8::from(view.dormant) * DORMANT) | (u8::from(is_stopped) * STOPPED),
-            restarts: view.restarts,
-            retry: retry_in.map(|pause| jiff::Timestamp::now().as_millisecond().saturating_add(pause)),
-            attention: Attention::of(view, now),
-        }
-    }
-}
-
-impl Attention {
-    fn of(view: &InstanceView, now: std::time::Instant) -> Option<Self> {
-        let urgency = match view.status {
-            Status::PermanentlyFailed => 1,
-            Status::RequiresReauth => 2,
-            Status::Error => 3,
-            // A person has stopped it.
-            Status::Offline if view.requested_state == RequestedState::Stopped => return None,
-            Status::Offline => 4,
-            Status::AwaitingUserConfig => 5,
-            Status::Provisioning
-            | Status::CommandReceived
-            | Status::Connecting
-            | Status::DiscoveringTools
-            | Status::SyncingTools
-            | Status::Online
-            | Status::Restarting => {
-                let budget = view.restart_budget(now);
-                let is_nearly_spent = !budget.exit_ages.is_empty() && budget.remaining() <= 1;
-                let left = format!("{} unwanted exits; the next one ends the restarts", budget.exit_ages.len());
-                return is_nearly_spent.then_some(Self { urgency: 6, message: left, step: None, remedy: None });
-            }
-        };
-        let message = view.message.as_deref().or(view.last_error.as_deref()).unwrap_or_default();
-        let message = line(message);
-        let end = message.char_indices().nth(MESSAGE_MAX).map_or(message.len(), |(at, _)| at);
-        Some(Self {
-            urgency,
-            message: message[..end].to_owned(),
-            step: view.remedy.map(|remedy| next_step(remedy, &view.spec)),
-            remedy: view.remedy,
-        })
-    }
-}
-
-impl Serialize for InstanceRow {
-    /// Writes an array in the order of [`COLUMNS`], without absent values at its end.
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let length = match self {
-            Self { attention: Some(_), .. } => COLUMNS.len(),
-            Self { retry: Some(_), .. } => 9,
-            Self { flags: 0, restarts: 0, .. } => 6,
-            _ => 8,
-        };
-        let mut row = serializer.serialize_tuple(length)?;
-        row.serialize_element(&self.name)?;
-        row.serialize_element(&self.server)?;
-        row.serialize_element(&self.team)?;
-        row.serialize_element(&self.user)?;
-        row.serialize_element(self.status.as_str())?;
-        row.serialize_element(&self.since)?;
-        if length > 6 {
-            row.serialize_element(&self.flags)?;
-            row.serialize_element(&self.restarts)?;
-        }
-        if length > 8 {
-            row.serialize_element(&self.retry)?;
-        }
-        if let Some(Attention { urgency, message, step, remedy }) = &self.attention {
-            row.serialize_element(urgency)?;
-            row.serialize_element(message)?;
-            row.serialize_element(step)?;
-            row.serialize_element(remedy)?;
-        }
-        row.end()
-    }
-}
 
 /// Changes of rows.
 #[derive(Debug, Clone, Default)]
@@ -206,6 +70,9 @@ pub trait RowSource: Send + 'static {
 
     /// Returns the number of unanswered calls.
     fn calls_in_flight(&self) -> usize;
+
+    /// Returns true if the publisher of the rows answers within about a second, so that later changes will appear.
+    fn answers(&self) -> impl Future<Output = bool> + Send;
 }
 
 /// Instances that a watcher sees.
@@ -303,7 +170,7 @@ impl<S: RowSource> InstanceFeeds<S> {
         self.ask(scope, FeedRequest::Rows).await
     }
 
-    /// Returns the frames of a stream, beginning after `last`.
+    /// Returns the frames of a stream, beginning after `last`. With `once` the stream ends at the present revision.
     ///
     /// # Errors
     /// The satellite is ending.
@@ -311,11 +178,13 @@ impl<S: RowSource> InstanceFeeds<S> {
         &self,
         scope: &FeedScope,
         last: Option<FeedPosition>,
+        once: bool,
     ) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + use<S>, Problem> {
         let (missed, frames) = self.ask(scope, |reply| FeedRequest::Watch(last.clone(), reply)).await?;
-        let later = futures::stream::unfold(frames, |mut frames| async move {
+        let later = futures::stream::unfold((!once).then_some(frames), |frames| async move {
+            let mut frames = frames?;
             // A watcher that is too slow gets the end of its stream, and continues from its position with a new one.
-            frames.recv().await.ok().map(|frame| (Ok(frame), frames))
+            frames.recv().await.ok().map(|frame| (Ok(frame), Some(frames)))
         });
         Ok(futures::StreamExt::chain(futures::stream::iter(missed.into_iter().map(Ok)), later))
     }
@@ -366,6 +235,8 @@ struct FeedTask<S> {
     coalescing: Duration,
     /// The rows at the current revision, once a page or a watcher has needed them.
     reset: Option<FeedRows>,
+    /// Time of the last check whether the source answers, and its result.
+    checked: Option<(Instant, bool)>,
 }
 
 impl<S: RowSource> FeedTask<S> {
@@ -373,7 +244,7 @@ impl<S: RowSource> FeedTask<S> {
         let base = source.revision();
         let frames = broadcast::Sender::new(BACKLOG);
         let (deltas, coalescing) = (VecDeque::new(), COALESCING_MIN);
-        Self { boot, source, frames, deltas, delta_bytes: 0, base, coalescing, reset: None }
+        Self { boot, source, frames, deltas, delta_bytes: 0, base, coalescing, reset: None, checked: None }
     }
 
     async fn run(mut self, mut requests: mpsc::Receiver<FeedRequest>) {
@@ -387,7 +258,7 @@ impl<S: RowSource> FeedTask<S> {
                 request = requests.recv() => match request {
                     Some(request) => {
                         idle_ticks = 0;
-                        self.answer(request);
+                        self.answer(request).await;
                     }
                     None => return,
                 },
@@ -401,19 +272,23 @@ impl<S: RowSource> FeedTask<S> {
                 }
                 _ = ticks.tick() => {
                     idle_ticks = if self.frames.receiver_count() == 0 { idle_ticks + 1 } else { 0 };
-                    // An error means that nobody watches.
-                    let _ = self.frames.send(self.tick());
+                    self.checked = None;
+                    if let Some(tick) = self.tick().await {
+                        // An error means that nobody watches.
+                        let _ = self.frames.send(tick);
+                    }
                 }
             }
         }
     }
 
-    fn answer(&mut self, request: FeedRequest) {
+    async fn answer(&mut self, request: FeedRequest) {
         // An error means that the client has disconnected.
         match request {
             FeedRequest::Rows(reply) => drop(reply.send(self.rows())),
             FeedRequest::Watch(last, reply) => {
-                let missed = self.frames_after(last.as_ref());
+                let mut missed = self.frames_after(last.as_ref());
+                missed.extend(self.tick().await);
                 let _ = reply.send((missed, self.frames.subscribe()));
             }
         }
@@ -451,7 +326,6 @@ impl<S: RowSource> FeedTask<S> {
                 missed.push(sse::frame(Some("reset"), Some(&position.id()), &json));
             }
         }
-        missed.push(self.tick());
         missed
     }
 
@@ -482,10 +356,22 @@ impl<S: RowSource> FeedTask<S> {
         let _ = self.frames.send(frame);
     }
 
-    fn tick(&self) -> Bytes {
+    /// Returns a tick; `None` if the source has not answered within the last [`TICK`].
+    async fn tick(&mut self) -> Option<Bytes> {
+        let answers = match self.checked {
+            Some((at, answers)) if at.elapsed() < TICK => answers,
+            _ => {
+                let answers = self.source.answers().await;
+                self.checked = Some((Instant::now(), answers));
+                answers
+            }
+        };
+        if !answers {
+            return None;
+        }
         let calls_in_flight = self.source.calls_in_flight();
         let data = TickData { boot: &self.boot, revision: self.source.revision(), at: now(), calls_in_flight };
-        sse::frame(Some("tick"), Some(&self.id()), &serde_json::to_vec(&data).unwrap_or_default())
+        Some(sse::frame(Some("tick"), Some(&self.id()), &serde_json::to_vec(&data).unwrap_or_default()))
     }
 
     fn id(&self) -> String {

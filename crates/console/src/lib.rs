@@ -24,5 +24,6 @@ pub mod pages;
 pub mod principal;
 pub mod problem;
 pub mod routes;
+mod row;
 pub mod sse;
 pub mod v1;

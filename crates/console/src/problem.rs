@@ -3,18 +3,16 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use mcp_satellite_actors::model::exit::CallFate;
-use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_gateway::access::AccessDenied;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::api::RequestFailure;
+use crate::api::{FailureDetails, RequestFailure};
 
 const MEDIA_TYPE: &str = "application/problem+json";
 const TYPE_PREFIX: &str = "urn:mcp-satellite:problem:";
 
-/// Reason why a request failed. Fields that do not apply are left out.
+/// Reason why a request failed.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Problem {
     /// `urn:mcp-satellite:problem:` and the kind.
@@ -31,42 +29,11 @@ pub struct Problem {
     pub instance: Option<String>,
     /// Stable error code, as on the control socket, and `unauthorized`, `forbidden`, `method_not_allowed`.
     pub kind: String,
-    /// Name of the next step.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub remedy: Option<Remedy>,
-    /// The next step as a command.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_step: Option<String>,
     /// Status of the server instance, if it is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance_status: Option<String>,
-    /// Fate of a call that got no response.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fate: Option<CallFate>,
-    /// JSON-RPC error code of the server.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub code: Option<i64>,
-    /// JSON-RPC error data of the server.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub data: Option<serde_json::Value>,
-    /// End of the attempt that was made for this call, in RFC 3339.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_attempt: Option<String>,
-    /// Milliseconds until the next automatic attempt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_retry_ms: Option<u64>,
-    /// Reason why the last attempt failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_error: Option<String>,
-    /// HTTP status of the remote server's error response.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub http_status: Option<u16>,
-    /// Milliseconds after which a retry is accepted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retry_after_ms: Option<u64>,
-    /// The OAuth scopes that the request needs and the authorization lacks.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub scopes: Vec<String>,
+    #[serde(flatten)]
+    pub details: FailureDetails,
 }
 
 /// Returns the HTTP status and the title of a kind.
@@ -115,42 +82,17 @@ impl Problem {
 
 impl From<RequestFailure> for Problem {
     fn from(failure: RequestFailure) -> Self {
-        let RequestFailure {
-            kind,
-            message,
-            remedy,
-            next_step,
-            fate,
-            status,
-            code,
-            data,
-            last_attempt,
-            next_retry_ms,
-            last_error,
-            http_status,
-            retry_after_ms,
-            scopes,
-        } = failure;
-        let (http, title) = describe(&kind);
+        let RequestFailure { kind, message, status: instance_status, details } = failure;
+        let (status, title) = describe(&kind);
         Self {
             problem_type: format!("{TYPE_PREFIX}{kind}"),
             title: title.to_owned(),
-            status: http.as_u16(),
+            status: status.as_u16(),
             detail: message,
             instance: None,
             kind,
-            remedy,
-            next_step,
-            instance_status: status,
-            fate,
-            code,
-            data,
-            last_attempt,
-            next_retry_ms,
-            last_error,
-            http_status,
-            retry_after_ms,
-            scopes,
+            instance_status,
+            details,
         }
     }
 }
@@ -166,14 +108,16 @@ impl From<AccessDenied> for Problem {
             AccessDenied::TooManyAttempts(pause) => Some(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
             AccessDenied::NoToken | AccessDenied::WrongToken | AccessDenied::NotLocal => None,
         };
-        RequestFailure { retry_after_ms, ..RequestFailure::new(kind, denied.to_string()) }.into()
+        let mut problem = Self::new(kind, denied.to_string());
+        problem.details.retry_after_ms = retry_after_ms;
+        problem
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let retry_after = self.retry_after_ms.map(|pause| pause.div_ceil(1000));
+        let retry_after = self.details.retry_after_ms.map(|pause| pause.div_ceil(1000));
         let mut response = (status, Json(self)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));

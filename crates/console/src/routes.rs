@@ -8,7 +8,7 @@ use axum::body::to_bytes;
 use axum::extract::{FromRequestParts as _, RawPathParams, Request};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, request};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodFilter, MethodRouter, any, get, on};
+use axum::routing::{MethodFilter, MethodRouter, on};
 use axum::{Json, Router};
 use maud::Markup;
 use mcp_satellite_actors::model::event::{ActionActor, ActionOutcome, Event, EventSubject};
@@ -34,6 +34,35 @@ pub trait ApiServer: Send + Sync + 'static {
     fn access(&self) -> &ConsoleAccess;
 
     fn record(&self, event: Event);
+
+    /// Emits the event about a requested change. `keys` are the names of the values that it sets; `problem` is the
+    /// reason why it was not carried out.
+    fn record_change(
+        &self,
+        action: &str,
+        actor: ActionActor,
+        target: Option<Arc<EventSubject>>,
+        keys: Vec<String>,
+        problem: Option<&Problem>,
+    ) {
+        let outcome = match problem {
+            None => ActionOutcome::Succeeded,
+            Some(problem) if problem.is_refusal() => ActionOutcome::Refused,
+            Some(_) => ActionOutcome::Failed,
+        };
+        let reason = problem.map(|problem| problem.detail.clone());
+        // A rejected key may be a value in the wrong place.
+        let keys = if problem.is_none() { keys } else { Vec::new() };
+        self.record(Event::ControlAction {
+            action: action.to_owned(),
+            outcome,
+            actor,
+            target,
+            reason,
+            keys,
+            repeated: 0,
+        });
+    }
 
     /// Returns the instance that a path names; `None` if there is none, or the principal does not see it.
     fn target(&self, principal: &Principal, name: &str) -> Option<Arc<EventSubject>>;
@@ -66,6 +95,13 @@ impl RequestContext {
     pub fn param(&self, name: &str) -> &str {
         self.params.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
     }
+}
+
+/// Turns a problem into the response to a request for a path.
+type RenderProblem = fn(&Problem, &str) -> Response;
+
+fn problem_document(problem: &Problem, path: &str) -> Response {
+    problem.clone().at(path).into_response()
 }
 
 /// Collects the routes of a server and their description.
@@ -101,7 +137,7 @@ impl<S: ApiServer> Routes<S> {
     {
         let content = self.description.response::<R>();
         self.describe_read::<Q>(path, role, summary, &content);
-        self.add_read(path, role, move |server, context, query| {
+        self.add_read(path, role, problem_document, move |server, context, query| {
             let answer = handler(server, context, query);
             async move { Ok(Json(answer.await?).into_response()) }
         });
@@ -122,7 +158,7 @@ impl<S: ApiServer> Routes<S> {
     {
         let content = media_types.iter().map(|media_type| ((*media_type).to_owned(), serde_json::json!({}))).collect();
         self.describe_read::<Q>(path, role, summary, &Value::Object(content));
-        self.add_read(path, role, handler);
+        self.add_read(path, role, problem_document, handler);
     }
 
     /// Adds a change with a JSON response.
@@ -139,19 +175,11 @@ impl<S: ApiServer> Routes<S> {
         let body = self.description.input::<B>();
         let operation = ApiOperation { method: &method, path, role: Some(role), summary };
         self.description.add(&operation, &Value::Null, Some(body), &content);
-        let server = self.server.clone();
         let filter = MethodFilter::try_from(method).unwrap_or(MethodFilter::POST);
-        self.add(
-            path,
-            on(filter, move |request: Request| {
-                let (server, handler) = (server.clone(), handler.clone());
-                async move {
-                    let path = request.uri().path().to_owned();
-                    let answered = run_change(&server, request, change, &handler).await;
-                    answered.unwrap_or_else(|problem| problem.at(&path).into_response())
-                }
-            }),
-        );
+        self.add_handler(path, filter, problem_document, move |server, request| {
+            let handler = handler.clone();
+            async move { run_change(&server, request, change, &handler).await }
+        });
     }
 
     /// Adds a page: HTML, also for problems. A browser without a login is sent to the login page.
@@ -161,22 +189,10 @@ impl<S: ApiServer> Routes<S> {
         H: Fn(Arc<S>, RequestContext, Q) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Markup, Problem>> + Send + 'static,
     {
-        let server = self.server.clone();
-        let handler = move |server, context, query| {
+        self.add_read(path, role, problem_response, move |server, context, query| {
             let page = handler(server, context, query);
             async move { Ok(html_response(StatusCode::OK, page.await?)) }
-        };
-        self.add(
-            path,
-            get(move |request: Request| {
-                let (server, handler) = (server.clone(), handler.clone());
-                async move {
-                    let path = request.uri().path().to_owned();
-                    let answered = run_read(server, request, role, &handler).await;
-                    answered.unwrap_or_else(|problem| problem_response(&problem, &path))
-                }
-            }),
-        );
+        });
     }
 
     /// Adds a path that passes MCP requests on. `change` describes the opening of a session: a POST request without
@@ -191,18 +207,11 @@ impl<S: ApiServer> Routes<S> {
             let operation = ApiOperation { method: &method, path, role: Some(role), summary };
             self.description.add(&operation, &Value::Null, None, &Value::Object(serde_json::Map::new()));
         }
-        let server = self.server.clone();
-        self.add(
-            path,
-            any(move |request: Request| {
-                let (server, handler) = (server.clone(), handler.clone());
-                async move {
-                    let path = request.uri().path().to_owned();
-                    let answered = run_forward(&server, request, change, session_header, &handler).await;
-                    answered.unwrap_or_else(|problem| problem.at(&path).into_response())
-                }
-            }),
-        );
+        let methods = MethodFilter::GET.or(MethodFilter::POST).or(MethodFilter::DELETE);
+        self.add_handler(path, methods, problem_document, move |server, request| {
+            let handler = handler.clone();
+            async move { run_forward(&server, request, change, session_header, &handler).await }
+        });
     }
 
     /// Adds a path that needs no token and is not part of the description.
@@ -217,7 +226,7 @@ impl<S: ApiServer> Routes<S> {
         let content = self.description.response::<Value>();
         self.description.add(&operation, &Value::Null, None, &content);
         let document: Arc<Value> = Arc::new(std::mem::take(&mut self.description).into_document());
-        self.add_read("/openapi.json", Role::Viewer, move |_, _, NoInput {}| {
+        self.add_read("/openapi.json", Role::Viewer, problem_document, move |_, _, NoInput {}| {
             let response = Json(&*document).into_response();
             async move { Ok(response) }
         });
@@ -226,7 +235,7 @@ impl<S: ApiServer> Routes<S> {
             if uri.path().starts_with("/console/") {
                 problem_response(&problem, uri.path())
             } else {
-                problem.at(uri.path()).into_response()
+                problem_document(&problem, uri.path())
             }
         };
         let wrong_method = |method: Method, uri: Uri| async move {
@@ -241,24 +250,31 @@ impl<S: ApiServer> Routes<S> {
         self.description.add(&operation, &query, None, content);
     }
 
-    fn add_read<Q, H, F>(&mut self, path: &'static str, role: Role, handler: H)
+    fn add_read<Q, H, F>(&mut self, path: &'static str, role: Role, render: RenderProblem, handler: H)
     where
         Q: DeserializeOwned + Send + 'static,
         H: Fn(Arc<S>, RequestContext, Q) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response, Problem>> + Send + 'static,
     {
+        self.add_handler(path, MethodFilter::GET, render, move |server, request| {
+            let handler = handler.clone();
+            async move { run_read(server, request, role, &handler).await }
+        });
+    }
+
+    /// Adds a handler of whole requests.
+    fn add_handler<H, F>(&mut self, path: &'static str, methods: MethodFilter, render: RenderProblem, handler: H)
+    where
+        H: Fn(Arc<S>, Request) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<Response, Problem>> + Send + 'static,
+    {
         let server = self.server.clone();
-        self.add(
-            path,
-            get(move |request: Request| {
-                let (server, handler) = (server.clone(), handler.clone());
-                async move {
-                    let path = request.uri().path().to_owned();
-                    let answered = run_read(server, request, role, &handler).await;
-                    answered.unwrap_or_else(|problem| problem.at(&path).into_response())
-                }
-            }),
-        );
+        let answer = move |request: Request| {
+            let path = request.uri().path().to_owned();
+            let answered = handler(server.clone(), request);
+            async move { answered.await.unwrap_or_else(|problem| render(&problem, &path)) }
+        };
+        self.add(path, on(methods, answer));
     }
 
     fn add(&mut self, path: &'static str, route: MethodRouter) {
@@ -314,11 +330,7 @@ where
         handler(Arc::clone(server), context, input).await
     }
     .await;
-    let outcome = outcome_of(&answered);
-    let reason = answered.as_ref().err().map(|problem| problem.detail.clone());
-    // A rejected key may be a value in the wrong place.
-    let keys = if outcome == ActionOutcome::Succeeded { keys } else { Vec::new() };
-    server.record(action_event(change.action, outcome, principal.as_actor(), target, reason, keys));
+    server.record_change(change.action, principal.as_actor(), target, keys, answered.as_ref().err());
     answered.map(|answer| (StatusCode::OK, [(header::CACHE_CONTROL, "no-store")], Json(answer)).into_response())
 }
 
@@ -347,19 +359,9 @@ where
         Err(problem) => Err(problem),
     };
     if opens || (is_change && answered.is_err()) {
-        let reason = answered.as_ref().err().map(|problem| problem.detail.clone());
-        let (outcome, actor) = (outcome_of(&answered), principal.as_actor());
-        server.record(action_event(change.action, outcome, actor, target, reason, Vec::new()));
+        server.record_change(change.action, principal.as_actor(), target, Vec::new(), answered.as_ref().err());
     }
     answered
-}
-
-fn outcome_of<T>(answered: &Result<T, Problem>) -> ActionOutcome {
-    match answered {
-        Ok(_) => ActionOutcome::Succeeded,
-        Err(problem) if problem.is_refusal() => ActionOutcome::Refused,
-        Err(_) => ActionOutcome::Failed,
-    }
 }
 
 /// Authenticates whoever requests a change, and records a refusal.
@@ -370,22 +372,9 @@ fn authenticate_change<S: ApiServer>(
 ) -> Result<Principal, Problem> {
     authenticate(&**server, parts, true).inspect_err(|problem| {
         if problem.kind != "not_found" {
-            let (outcome, reason) = (ActionOutcome::Refused, Some(problem.detail.clone()));
-            server.record(action_event(change.action, outcome, unknown_actor(parts), None, reason, Vec::new()));
+            server.record_change(change.action, unknown_actor(parts), None, Vec::new(), Some(problem));
         }
     })
-}
-
-/// Returns the event about a requested change.
-pub fn action_event(
-    action: &str,
-    outcome: ActionOutcome,
-    actor: ActionActor,
-    target: Option<Arc<EventSubject>>,
-    reason: Option<String>,
-    keys: Vec<String>,
-) -> Event {
-    Event::ControlAction { action: action.to_owned(), outcome, actor, target, reason, keys, repeated: 0 }
 }
 
 fn unknown_actor(parts: &request::Parts) -> ActionActor {

@@ -86,6 +86,8 @@ pub struct InstanceStreamQuery {
     pub types: Option<String>,
     /// With `events`: only those of this team.
     pub team: Option<String>,
+    /// True for a response that ends when it has reached the present.
+    pub once: bool,
 }
 
 fn yes() -> bool {

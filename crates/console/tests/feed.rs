@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
@@ -22,6 +23,7 @@ type State = (u64, BTreeMap<Arc<str>, InstanceRow>);
 struct MadeUpRows {
     published: watch::Receiver<State>,
     position: State,
+    answers: Arc<AtomicBool>,
 }
 
 impl RowSource for MadeUpRows {
@@ -47,6 +49,10 @@ impl RowSource for MadeUpRows {
     fn calls_in_flight(&self) -> usize {
         0
     }
+
+    async fn answers(&self) -> bool {
+        self.answers.load(Ordering::Relaxed)
+    }
 }
 
 fn row(name: &str, version: u64) -> InstanceRow {
@@ -66,18 +72,21 @@ fn row(name: &str, version: u64) -> InstanceRow {
 
 struct WatchedSatellite {
     state: watch::Sender<State>,
+    answers: Arc<AtomicBool>,
     feeds: InstanceFeeds<MadeUpRows>,
 }
 
 impl WatchedSatellite {
     fn new(boot: &str) -> Self {
         let (state, published) = watch::channel((1, BTreeMap::new()));
+        let answers = Arc::new(AtomicBool::new(true));
+        let feed_answers = answers.clone();
         let open = move |_: &FeedScope| {
             let mut published = published.clone();
             let position = published.borrow_and_update().clone();
-            MadeUpRows { published, position }
+            MadeUpRows { published, position, answers: feed_answers.clone() }
         };
-        Self { state, feeds: InstanceFeeds::new(boot, open) }
+        Self { state, answers, feeds: InstanceFeeds::new(boot, open) }
     }
 
     fn change(&self, change: impl FnOnce(&mut BTreeMap<Arc<str>, InstanceRow>)) {
@@ -98,7 +107,7 @@ impl WatchedSatellite {
     }
 
     async fn watch(&self, last: Option<FeedPosition>) -> Watcher {
-        let frames = self.feeds.watch(&FeedScope::default(), last).await.unwrap();
+        let frames = self.feeds.watch(&FeedScope::default(), last, false).await.unwrap();
         Watcher { frames: Box::pin(frames), rows: BTreeMap::new(), position: None, resets: 0, deltas: 0 }
     }
 }
@@ -280,6 +289,48 @@ async fn a_page_is_rendered_from_the_revision_from_which_its_stream_continues() 
     watcher.position = Some(page.position);
     watcher.follow(&satellite).await;
     assert_eq!(watcher.resets, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_for_what_is_new_ends_at_the_present() {
+    let satellite = WatchedSatellite::new("17");
+    satellite.put(1, 1);
+    let mut watcher = satellite.watch(None).await;
+    watcher.follow(&satellite).await;
+    satellite.put(1, 2);
+    let missed = satellite.feeds.watch(&FeedScope::default(), watcher.position.clone(), true).await.unwrap();
+    let missed: Vec<Bytes> = missed.map(Result::unwrap).collect().await;
+    assert_eq!(missed.len(), 1, "only a tick: changes are collected for a while");
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    let missed = satellite.feeds.watch(&FeedScope::default(), watcher.position.clone(), true).await.unwrap();
+    let missed: Vec<Bytes> = missed.map(Result::unwrap).collect().await;
+    assert!(missed.len() == 2 && missed[0].starts_with(b"event: delta") && missed[1].starts_with(b"event: tick"));
+    watcher.apply(&missed[0]);
+    assert_eq!(watcher.rows, satellite.expected().1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tick_proves_that_the_satellite_answers() {
+    let satellite = WatchedSatellite::new("17");
+    let mut watcher = satellite.watch(None).await;
+    let minute = std::time::Duration::from_secs(60);
+    let ticks = async |watcher: &mut Watcher| {
+        let until = tokio::time::Instant::now() + minute;
+        let mut ticks = 0;
+        while let Ok(frame) = tokio::time::timeout_at(until, watcher.frames.next()).await {
+            ticks += usize::from(frame.unwrap().unwrap().starts_with(b"event: tick"));
+        }
+        ticks
+    };
+    assert!(ticks(&mut watcher).await >= 29);
+    satellite.answers.store(false, Ordering::Relaxed);
+    let last = ticks(&mut watcher).await;
+    assert!(last <= 1, "{last} ticks");
+    // A new watcher gets the rows, and no tick either.
+    let mut second = satellite.watch(None).await;
+    assert_eq!(ticks(&mut second).await, 0);
+    satellite.answers.store(true, Ordering::Relaxed);
+    assert!(ticks(&mut watcher).await >= 29);
 }
 
 #[tokio::test(start_paused = true)]

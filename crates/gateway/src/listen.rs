@@ -81,13 +81,22 @@ impl EndpointListener {
         Self::open(listener, terms, move |peer, request| http_requests::handle(endpoint.clone(), peer, request))
     }
 
+    /// Opens another listener on the same socket.
+    pub(crate) fn reopen<S, F>(&self, terms: Arc<ListenerTerms>, answer: S) -> io::Result<Self>
+    where
+        S: Fn(SocketAddr, IncomingRequest) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response> + Send + 'static,
+    {
+        let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
+        Self::open(socket.try_clone()?, terms, answer)
+    }
+
     pub(crate) fn reopen_endpoint(
         &self,
         endpoint: Arc<EndpointService>,
         terms: Arc<ListenerTerms>,
     ) -> io::Result<Self> {
-        let socket = self.socket.as_ref().ok_or_else(|| io::Error::other("the listener is closed"))?;
-        Self::open_endpoint(socket.try_clone()?, endpoint, terms)
+        self.reopen(terms, move |peer, request| http_requests::handle(endpoint.clone(), peer, request))
     }
 
     /// Stops accepting; open connections end after their responses, at the latest after `left`.

@@ -7,6 +7,7 @@ use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::v1::{LogEntry, LogPage};
 use mcp_satellite_protocol::header::LAST_EVENT_ID;
+use mcp_satellite_protocol::sse::{SseDecoder, SseEvent, SseTooLong};
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -20,6 +21,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Time without a tick of the satellite after which a stream counts as lost.
 const SILENCE_MAX: Duration = Duration::from_secs(6);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(70);
+/// Maximum size of an event: all rows of a satellite.
+const FRAME_MAX: usize = 64 * 1024 * 1024;
 /// Lines of output that are fetched.
 const OUTPUT_LINES: usize = 500;
 
@@ -127,30 +130,21 @@ impl ApiConnection {
             request = request.header(LAST_EVENT_ID, position);
         }
         let mut response = check(request.send().await).await?;
-        let (mut buffer, mut event, mut id) = (Vec::new(), String::new(), None);
+        let mut events = SseDecoder::new(FRAME_MAX);
         loop {
             let chunk = tokio::time::timeout(SILENCE_MAX, response.chunk()).await;
             let chunk = chunk.map_err(|_| "the satellite sends nothing".to_owned())?;
-            let chunk = chunk.map_err(|error| describe(&error))?.ok_or("the satellite has ended the stream")?;
-            buffer.extend_from_slice(&chunk);
-            while let Some(end) = memchr::memchr(b'\n', &buffer) {
-                let rest = buffer.split_off(end + 1);
-                let line = std::mem::replace(&mut buffer, rest);
-                let line = String::from_utf8_lossy(&line);
-                let line = line.trim_end();
-                if let Some(name) = line.strip_prefix("event: ") {
-                    name.clone_into(&mut event);
-                } else if let Some(text) = line.strip_prefix("id: ") {
-                    id = Some(text.to_owned());
-                } else if let Some(data) = line.strip_prefix("data: ") {
-                    if let Some(update) = read_frame(&event, data)?
-                        && updates.send(update).await.is_err()
-                    {
-                        return Ok(());
-                    }
-                    if id.is_some() {
-                        *position = id.take();
-                    }
+            events.push(chunk.map_err(|error| describe(&error))?.ok_or("the satellite has ended the stream")?);
+            while let Some(SseEvent { kind, data }) =
+                events.next_event().map_err(|SseTooLong| "an event is too long")?
+            {
+                if let Some(update) = read_frame(kind.as_deref().unwrap_or_default(), &data)?
+                    && updates.send(update).await.is_err()
+                {
+                    return Ok(());
+                }
+                if let Some(id) = events.last_id() {
+                    *position = Some(String::from_utf8_lossy(id).into_owned());
                 }
             }
         }
@@ -215,7 +209,7 @@ fn describe(error: &reqwest::Error) -> String {
 }
 
 /// Reads a frame; `None` if the screen does not use it.
-fn read_frame(event: &str, data: &str) -> Result<Option<Update>, String> {
+fn read_frame(event: &str, data: &[u8]) -> Result<Option<Update>, String> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct FrameData {
@@ -225,7 +219,7 @@ fn read_frame(event: &str, data: &str) -> Result<Option<Update>, String> {
         calls_in_flight: u64,
     }
     let unknown = || "the satellite has another version, whose stream this program cannot read".to_owned();
-    let data: FrameData = serde_json::from_str(data).map_err(|_| unknown())?;
+    let data: FrameData = serde_json::from_slice(data).map_err(|_| unknown())?;
     let rows = |rows: &[Value]| rows.iter().map(TopRow::parse).collect::<Option<Vec<_>>>().ok_or_else(unknown);
     Ok(match event {
         "reset" => Some(Update::Reset(rows(&data.rows)?)),

@@ -1,8 +1,10 @@
 // The script of the console. A page is complete without it; the script keeps the page up to date, sends changes, and
 // makes grids usable by keys.
 //
-// One stream per visible page brings instances (`reset`, `delta`, `tick`) and events. A hidden page closes its stream
-// after a while, because a browser opens only six connections to a server, and continues from its position later.
+// One stream per visible page brings instances (`reset`, `delta`, `tick`) and events. A browser opens only six
+// connections to a server, and its tabs share them. Therefore two tabs have a stream, and the others fetch what is new
+// every second until one of the two closes. A hidden page ends its stream after a while. Each page continues from its
+// own position.
 
 const body = document.body;
 const root = body.dataset.root ?? "";
@@ -14,6 +16,8 @@ const TICK_TIMEOUT = 5000; // Milliseconds without a tick, which comes every 2 s
 const RETRY_MIN = 500;
 const RETRY_MAX = 5000;
 const HIDDEN_MAX = 15000;
+const STREAMS_MAX = 2; // Streams of all tabs of this browser.
+const FETCH_PAUSE = 1000;
 const TEXT_MAX = 4096;
 const EVENTS_MAX = 1000;
 
@@ -136,18 +140,41 @@ function showLink(state, text) {
 
 // ---- The stream
 
+let freeStream; // Function that gives the stream of this tab to another one
+let taking;
+
+/** Takes one of the streams of this browser for this tab. Returns false if other tabs have them. */
+const takeStream = () => (taking ??= lockStream().finally(() => (taking = undefined)));
+
+async function lockStream() {
+  // Browsers have locks on loopback addresses and over HTTPS only; elsewhere each tab has its own stream.
+  if (!navigator.locks) return true;
+  for (let nth = 0; nth < STREAMS_MAX && !freeStream; nth++) {
+    await new Promise((tried, failed) => {
+      const hold = (lock) => {
+        const held = lock && new Promise((free) => (freeStream = () => ((freeStream = undefined), free())));
+        tried();
+        return held;
+      };
+      navigator.locks.request(`satellite-stream-${nth}`, { ifAvailable: true }, hold).catch(failed);
+    });
+  }
+  return Boolean(freeStream);
+}
+
 /** Keeps a stream open. `address` returns its URL for the current position; `handle` gets each event. */
 function keepStream(address, handle) {
   let pause = RETRY_MIN;
   let current; // AbortController of the open stream
   let lastTick = 0;
-  let hiddenSince = 0;
+  let hiddenSince = document.hidden ? Date.now() : 0;
 
   async function open() {
     const controller = (current = new AbortController());
+    const { signal } = controller;
     lastTick = Date.now();
-    try {
-      const response = await request(address(), { headers: { Accept: "text/event-stream" }, signal: controller.signal });
+    const read = async (more) => {
+      const response = await request(`${address()}${more}`, { headers: { Accept: "text/event-stream" }, signal });
       await readEvents(response, (event) => {
         if (controller !== current) return;
         if (event.name === "tick") {
@@ -160,7 +187,16 @@ function keepStream(address, handle) {
         }
         handle(event);
       });
-      ended("The satellite has closed the stream.");
+    };
+    try {
+      while (!(await takeStream())) {
+        // One tab after the other, so that connections are left for other requests.
+        await navigator.locks.request("satellite-fetch", { signal }, () => read("&once=true"));
+        await new Promise((passed) => setTimeout(passed, FETCH_PAUSE));
+        if (controller !== current) return;
+      }
+      await read("");
+      if (controller === current) ended("The satellite has closed the stream.");
     } catch (error) {
       if (controller === current) ended(`The stream has ended: ${error.message}.`);
     }
@@ -184,6 +220,7 @@ function keepStream(address, handle) {
     if (current && hiddenSince && Date.now() - hiddenSince > HIDDEN_MAX) {
       current.abort();
       current = undefined;
+      freeStream?.();
       showLink("not live", "The page was hidden and is connecting again.");
     }
   }, 1000);
@@ -250,6 +287,25 @@ async function refresh() {
 
 // ---- Changes
 
+const QUESTIONS = {
+  stop: "Its clients lose their tools.",
+  remove: "Its process ends and its clients lose their tools. This lasts until the configuration is applied again, by a reload or a restart of the satellite.",
+};
+
+/** Shows the response to a change: beside the buttons of an instance, elsewhere for a while. */
+function report(text) {
+  const place = byId("response");
+  if (place) place.textContent = shown(text);
+  else notify(text);
+}
+
+function describeResult(action, { success, status, status_message: message, next_step: step, not_durable: notStored }) {
+  const state = status.replaceAll("_", " ");
+  const outcome = action === "remove" ? "removed" : success === false ? `failed; ${state}` : state;
+  const parts = [`${outcome}.`, action !== "remove" && message, step && `Next: ${step}.`, notStored && `The command is not stored: ${notStored}`];
+  return parts.filter(Boolean).join(" ");
+}
+
 document.addEventListener("click", async (click) => {
   const button = click.target.closest("button");
   if (!button) return;
@@ -260,17 +316,18 @@ document.addEventListener("click", async (click) => {
     await navigator.clipboard?.writeText(copy).catch(() => {});
     notify("Copied.");
   } else if (action) {
-    if (action === "stop" && !confirm(`Stop ${instance}? Its clients lose their tools.`)) return;
+    if (QUESTIONS[action] && !confirm(`${action} ${instance}? ${QUESTIONS[action]}`)) return;
     button.disabled = true;
+    report(`${action} ${instance} …`);
     try {
-      const response = await post(api(`instances/${encodeURIComponent(instance)}/${action}`), {});
-      const result = await response.json();
-      const stored = result.not_durable ? ` The command is not stored: ${result.not_durable}` : "";
-      notify(`${action} ${instance}: ${result.status.replaceAll("_", " ")}.${stored}`);
+      const path = api(`instances/${encodeURIComponent(instance)}`);
+      const response = await (action === "remove" ? request(path, { method: "DELETE" }) : post(`${path}/${action}`, {}));
+      report(`${action} ${instance}: ${describeResult(action, await response.json())}`);
     } catch (error) {
-      notify(`Cannot ${action} ${instance}: ${error.message}`);
+      report(`Cannot ${action} ${instance}: ${error.message}`);
     } finally {
       button.disabled = false;
+      if (document.activeElement === body) button.focus(); // A disabled button loses the focus.
     }
   } else if (button.id === "theme") {
     const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -371,9 +428,12 @@ function overview() {
       element("li", {}, element("span", { class: `dot ${status}` }), element("b", {}, `${count}`), ` ${text(status)}`)));
     byId("total").textContent = rows.size;
     for (const section of teams.children) section.querySelector(".count").textContent = section.querySelectorAll("i").length;
-    urgent.sort((one, other) => one.urgency - other.urgency || one.since - other.since);
     const list = byId("attention");
     const max = Number(list.dataset.max);
+    // Instances that recover by themselves keep their places although their status changes often.
+    const since = (row) => (isRecovering(row) ? 0 : row.since);
+    const byName = (one, other) => (one.name < other.name ? -1 : 1);
+    urgent.sort((one, other) => one.urgency - other.urgency || since(one) - since(other) || byName(one, other));
     byId("attention-count").textContent = urgent.length;
     byId("attention-none").hidden = urgent.length > 0;
     byId("attention-more").hidden = urgent.length <= max;
@@ -382,7 +442,7 @@ function overview() {
     list.replaceChildren(...urgent.slice(0, max).map(attentionItem));
     if (focused) {
       const item = [...list.children].find((item) => item.dataset.name === focusedName);
-      (item?.querySelector(focused.matches("button") ? "button, a.button" : "a") ?? list).focus();
+      (item?.querySelector(focused.matches(".buttons *") ? `${focused.localName}, a.button` : "a") ?? list).focus();
     }
     showTimes(list);
   }
@@ -394,14 +454,25 @@ function overview() {
       link(row, `${row.server} · ${row.team}/${row.user}`), " ",
       element("time", { class: "since", "data-since": row.since }), " ",
       element("span", { class: "why" }, shown(row.message ?? ""), " ",
-        element("span", { class: "step" }, ...(row.step ? ["Next: ", ...withCommands(row.step)] : [retryText(row)]))));
-    if (action && csrf) item.append(" ", element("button", { type: "button", "data-action": action, "data-instance": row.name }, action));
-    else if (row.remedy) item.append(" ", element("a", { class: "button", href: `instances/${encodeURIComponent(row.name)}` }, "open"));
+        element("span", { class: "step" }, ...(row.step ? ["Next: ", ...withCommands(row.step)] : recovery(row)))));
+    const buttons = element("span", { class: "buttons" });
+    const label = `${action}${isRecovering(row) ? " now" : ""}`;
+    if (action && "operates" in byId("attention").dataset) buttons.append(element("button", { type: "button", "data-action": action, "data-instance": row.name }, label), " ");
+    const needsInput = row.remedy === "configure" || row.remedy === "authorize";
+    const target = `instances/${encodeURIComponent(row.name)}${needsInput ? "" : "#output-title"}`;
+    buttons.append(element("a", { class: "button", href: target }, needsInput ? "open" : "logs"));
+    item.append(buttons);
     return item;
   }
 
-  const retryText = (row) =>
-    row.retry ? `It recovers by itself: next attempt in ${duration(row.retry - Date.now() - offset)}.` : "It recovers by itself.";
+  const isRecovering = (row) => row.urgency >= Number(byId("attention").dataset.recovering);
+
+  /** Returns the next step of the satellite for an instance that recovers by itself. */
+  function recovery(row) {
+    const verb = row.remedy === "reconnect" ? "Connects again" : "Restarts";
+    if (row.retry) return [`${verb} in `, element("b", { class: "countdown", "data-until": row.retry }), "."];
+    return [row.remedy ? `${verb} now.` : "It recovers by itself."];
+  }
 
   function showDetail(row) {
     const parts = row
@@ -586,31 +657,38 @@ function events() {
   const list = eventList(byId("events"));
   const follow = byId("follow");
   if (!follow) return polled();
-  const stream = keepStream(() => api(`instances/stream?rows=false&events=true&${feedQuery()}&${list.query()}`), (event) => {
-    if (follow.getAttribute("aria-pressed") === "true") list.add(event);
+  const isOn = () => follow.getAttribute("aria-pressed") === "true";
+  const query = () => `rows=false&${feedQuery()}${isOn() ? `&events=true&${list.query()}` : ""}`;
+  const stream = keepStream(() => api(`instances/stream?${query()}`), (event) => {
+    if (isOn()) list.add(event);
   });
   follow.addEventListener("click", () => {
-    const isOn = follow.getAttribute("aria-pressed") !== "true";
-    follow.setAttribute("aria-pressed", isOn);
+    follow.setAttribute("aria-pressed", !isOn());
     // The events of the pause are in the journal: the new stream begins after the last shown one.
-    if (isOn) stream.restart();
+    if (isOn()) stream.restart();
   });
 }
 
 function instance() {
   const list = eventList(byId("events"));
   const name = byId("events").dataset.instance;
+  let isRemoved = false;
   keepStream(() => api(`instances/stream?events=true&${feedQuery()}&${list.query()}`), (event) => {
     list.add(event);
     if (event.name === "reset" || event.name === "delta") {
       const data = JSON.parse(event.data);
       if (event.name === "reset" && data.boot !== position.boot) return restarted(data.boot);
-      if (data.gone?.includes(name)) notify("The instance was removed.");
       moved(data.revision, data.at);
-      refresh();
+      isRemoved = event.name === "reset" ? !data.rows.length : data.gone.includes(name);
+      show();
     }
   });
-  setInterval(() => document.hidden || body.classList.contains("stale") || refresh().catch(() => {}), 5000);
+  const show = () => (isRemoved ? showRemoved() : refresh().catch(() => {}));
+  setInterval(() => document.hidden || body.classList.contains("stale") || show(), 5000);
+}
+
+function showRemoved() {
+  byId("state").replaceChildren(element("p", { class: "state" }, "This instance was removed. It returns when the configuration is applied again."));
 }
 
 /** A page whose parts are rendered again every few seconds. */

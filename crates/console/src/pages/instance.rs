@@ -122,12 +122,14 @@ fn actions(shape: &InstanceShape, frame: &PageFrame) -> Markup {
                     button type="button" data-action=(action) data-instance=(name) { (action) } " "
                 }
                 @if is_remote { button type="button" data-action="reconnect" data-instance=(name) { "reconnect" } " " }
+                @if frame.role >= Role::Admin { button type="button" data-action="remove" data-instance=(name) { "remove" } " " }
             } @else {
                 span { "Changes need a login with the role operator. " }
             }
             @if shape.calls_tools && may_operate(frame) { a.button href={ (frame.root) "playground/" (segment(name)) } { "Call a tool" } }
             @if status.remedy == Some(Remedy::Authorize) { " " code { "satellite auth " (shown(name)) } }
         }
+        p #response role="status" {}
     }
 }
 

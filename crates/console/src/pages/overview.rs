@@ -10,7 +10,7 @@ use super::layout::{
     NavigationEntry, PageFrame, class_of, instance_link, page, status_label, status_text, with_commands,
 };
 use super::{escape_script, may_operate, segment, shown};
-use crate::feed::{Attention, DORMANT, FeedRows, InstanceRow, STOPPED};
+use crate::feed::{Attention, DORMANT, FeedRows, InstanceRow, RECOVERING, STOPPED};
 
 /// Contents of the overview.
 #[derive(Debug, Clone)]
@@ -36,7 +36,7 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
     }
     let mut urgent: Vec<(&InstanceRow, &Attention)> =
         rows.iter().filter_map(|row| Some((row, row.attention.as_ref()?))).collect();
-    urgent.sort_by_key(|(row, attention)| (attention.urgency, row.since));
+    urgent.sort_unstable_by_key(|(row, _)| row.attention_order());
     let size = if rows.len() <= TILES_MAX {
         "tiles"
     } else if rows.len() < SMALL_FROM {
@@ -51,7 +51,7 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
         section aria-labelledby="attention-title" {
             h2 #attention-title { "Needs attention " span #attention-count { (urgent.len()) } }
             p #attention-none hidden[!urgent.is_empty()] { "Nothing needs attention." }
-            ul #attention.attention tabindex="0" aria-label="Instances that need attention, worst first" data-max=(ATTENTION_MAX) {
+            ul #attention.attention tabindex="0" aria-label="Instances that need attention, worst first" data-max=(ATTENTION_MAX) data-recovering=(RECOVERING) data-operates[may_operate(frame)] {
                 @for (row, attention) in urgent.iter().take(ATTENTION_MAX) { (attention_item(frame, row, attention)) }
             }
             p #attention-more hidden[urgent.len() <= ATTENTION_MAX] {
@@ -128,14 +128,32 @@ fn attention_item(frame: &PageFrame, row: &InstanceRow, attention: &Attention) -
             " " time.since data-since=(row.since) { }
             " " span.why {
                 (shown(&attention.message)) " "
-                span.step { @if let Some(step) = &attention.step { "Next: " (with_commands(step)) } @else { "It recovers by itself." } }
+                span.step { @if let Some(step) = &attention.step { "Next: " (with_commands(step)) } @else { (recovery(frame, row, attention)) } }
             }
-            @if let (Some(action), true) = (attention.remedy.and_then(action_of), may_operate(frame)) {
-                " " button type="button" data-action=(action) data-instance=(row.name) { (action) }
-            } @else if attention.remedy.is_some() {
-                " " a.button href={ (frame.root) "instances/" (segment(&row.name)) } { "open" }
+            span.buttons {
+                @if let (Some(action), true) = (attention.remedy.and_then(action_of), may_operate(frame)) {
+                    button type="button" data-action=(action) data-instance=(row.name) {
+                        (action) @if attention.urgency >= RECOVERING { " now" }
+                    }
+                }
+                @if let Some(Remedy::Configure | Remedy::Authorize) = attention.remedy {
+                    " " a.button href={ (frame.root) "instances/" (segment(&row.name)) } { "open" }
+                } @else {
+                    " " a.button href={ (frame.root) "instances/" (segment(&row.name)) "#output-title" } { "logs" }
+                }
             }
         }
+    }
+}
+
+/// The next step of the satellite for an instance that recovers by itself.
+fn recovery(frame: &PageFrame, row: &InstanceRow, attention: &Attention) -> Markup {
+    let verb = if attention.remedy == Some(Remedy::Reconnect) { "Connects again" } else { "Restarts" };
+    let at = frame.at.parse::<jiff::Timestamp>().map_or(0, |at| at.as_millisecond());
+    html! {
+        @if let Some(retry) = row.retry {
+            (verb) " in " b.countdown data-until=(retry) { (retry.saturating_sub(at).max(0) / 1000) " s" } "."
+        } @else if attention.remedy.is_some() { (verb) " now." } @else { "It recovers by itself." }
     }
 }
 

@@ -21,7 +21,7 @@ pub fn problem_response(problem: &Problem, path: &str) -> Response {
     let content = html! {
         h1 { (problem.title) }
         p { (shown(&problem.detail)) }
-        @if let Some(step) = &problem.next_step { p { "Next step: " (with_commands(step)) } }
+        @if let Some(step) = &problem.details.next_step { p { "Next step: " (with_commands(step)) } }
         p { a href={ (root) "./" } { "Overview" } " · " a href={ (root) "login" } { "Log in with another token" } }
     };
     html_response(status, bare_page(root, "problem", &problem.title, &content))
