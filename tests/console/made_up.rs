@@ -178,7 +178,7 @@ impl MadeUpConsole {
         listener.set_nonblocking(true).unwrap();
         let settings = GatewaySettings::new("made-up", &plan.gateway, listener.local_addr().unwrap());
         let context = runtime.enter();
-        let listener = PageListener::start(listener, settings, routes.finish()).unwrap();
+        let listener = PageListener::start(listener, settings, routes.finish(), &Arc::default()).unwrap();
         let url = format!("http://{}/console/", listener.address());
         drop(context);
         Self { url, threads, state, _listener: listener, _runtime: runtime }

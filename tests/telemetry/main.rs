@@ -8,8 +8,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod convention;
+mod exports;
 mod fixture;
 mod metrics;
+mod own_requests;
 mod prometheus;
 mod receiver;
 mod traces;

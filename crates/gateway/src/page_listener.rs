@@ -13,6 +13,7 @@ use super::connections::Connections;
 use super::listen::{EndpointListener, ListenerTerms};
 use super::pages::{PageConnection, answer as answer_page};
 use super::settings::GatewaySettings;
+use super::traffic::{HttpTraffic, RouteKind};
 
 /// A listener for the console only. Dropping it ends it at once.
 #[derive(Debug)]
@@ -24,14 +25,24 @@ pub struct PageListener {
 impl PageListener {
     /// # Errors
     /// The certificate or the listener cannot be used.
-    pub fn start(listener: TcpListener, settings: GatewaySettings, pages: Router) -> io::Result<Self> {
-        let connections = Connections::new(settings.connection_limits());
+    pub fn start(
+        listener: TcpListener,
+        settings: GatewaySettings,
+        pages: Router,
+        traffic: &Arc<HttpTraffic>,
+    ) -> io::Result<Self> {
+        let (connections, traffic) = (Connections::new(settings.connection_limits(), traffic.clone()), traffic.clone());
         let terms = Arc::new(ListenerTerms::new(settings.load_identity()?, connections.clone()));
         let (address, settings) = (listener.local_addr()?, Arc::new(settings));
         let answer = move |peer, request: IncomingRequest| {
             let (pages, connections, settings) = (pages.clone(), connections.clone(), settings.clone());
             let connection = PageConnection::of_own_listener(connections, peer, &settings);
-            async move { answer_page(pages, &settings, connection, request.map(Body::new)).await }
+            let (traffic, route) = (traffic.clone(), RouteKind::of_path(request.uri().path()));
+            async move {
+                let response = answer_page(pages, &settings, connection, request.map(Body::new)).await;
+                traffic.count_request(route, response.status());
+                response
+            }
         };
         Ok(Self { listener: EndpointListener::open(listener, terms, answer)?, address })
     }
