@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::actor_tree::{ActorKind, ActorReport};
+use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::RuntimeObserver;
 use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_http::server::HttpServer;
@@ -173,22 +174,11 @@ impl FactsOrigin {
     fn read(&self) -> ScrapeFacts {
         let now = Instant::now();
         let snapshot = self.runtime.snapshot();
-        let instances = snapshot.iter().map(|view| {
-            let exits = view.exits_in_window(now);
-            InstanceFacts {
-                name: view.spec.name.clone(),
-                installation: view.spec.id.installation.to_string(),
-                team: view.spec.team_slug.to_string(),
-                transport: view.spec.transport(),
-                status: view.status,
-                calls_in_flight: view.calls_in_flight(),
-                restart_budget: (exits > 0).then(|| view.spec.policy.restart.max_crashes.saturating_sub(exits)),
-                usage: view
-                    .pid
-                    .and_then(|_| self.usage.latest(&view.spec.id))
-                    .map(|sample| TreeFacts { memory_bytes: sample.rss_bytes, cpu_seconds: sample.cpu_seconds }),
-            }
-        });
+        let usage = |id: &InstanceId| {
+            let sample = self.usage.latest(id)?;
+            Some(TreeFacts { memory_bytes: sample.rss_bytes, cpu_seconds: sample.cpu_seconds })
+        };
+        let instances = snapshot.iter().map(|view| InstanceFacts::from_view(view, now, usage));
         let (journal, delivery) = (self.journal.status(), self.delivery.as_ref().map(|delivery| delivery.status()));
         let state = if self.journal.is_hanging() { "hanging" } else { state_name(journal.state) };
         let stored =

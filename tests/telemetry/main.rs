@@ -7,6 +7,7 @@
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod allocations;
 mod convention;
 mod exports;
 mod fixture;

@@ -1,8 +1,10 @@
 //! Facts that the satellite reads for each scrape.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use mcp_satellite_actors::model::ids::InstanceId;
+use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::memory::MemoryStatus;
 use mcp_satellite_actors::rules::outbox::OutboxStatistics;
@@ -59,6 +61,24 @@ pub struct InstanceFacts {
     pub restart_budget: Option<usize>,
     /// Usage of its process tree.
     pub usage: Option<TreeFacts>,
+}
+
+impl InstanceFacts {
+    /// Returns the facts of an instance at `now`. `usage` is called if it has a process.
+    pub fn from_view(view: &InstanceView, now: Instant, usage: impl FnOnce(&InstanceId) -> Option<TreeFacts>) -> Self {
+        let spec = &view.spec;
+        let exits = view.exits_in_window(now);
+        Self {
+            name: spec.name.clone(),
+            installation: spec.id.installation.to_string(),
+            team: spec.team_slug.to_string(),
+            transport: spec.transport(),
+            status: view.status,
+            calls_in_flight: view.calls_in_flight(),
+            restart_budget: (exits > 0).then(|| spec.policy.restart.max_crashes.saturating_sub(exits)),
+            usage: view.pid.and_then(|_| usage(&spec.id)),
+        }
+    }
 }
 
 /// Usage of a process tree.

@@ -330,7 +330,108 @@ pub(crate) fn record_by_transport(histograms: &TransportHistograms, transport: &
 
 #[cfg(test)]
 mod tests {
+    use mcp_satellite_actors::model::ids::InstanceId;
+    use mcp_satellite_actors::model::policy::Policy;
+    use mcp_satellite_actors::model::secret::SecretMask;
+    use mcp_satellite_actors::model::spec::{ProcessLifetime, RemoteTransport, UpdateMethod};
+    use mcp_satellite_actors::seam::TraceOrigin;
+
     use super::*;
+
+    fn remote(url: &str) -> InstanceSpec {
+        InstanceSpec {
+            id: InstanceId::new("acme".into(), "alice".into(), "far".into()),
+            name: "far-acme-alice".into(),
+            server: "far".into(),
+            team_slug: "acme".into(),
+            user_slug: "alice".into(),
+            target: ServerTarget::Remote { transport: RemoteTransport::Http, url: url.to_owned(), health_url: None },
+            args: Vec::new(),
+            env: [].into(),
+            headers: [].into(),
+            query: [].into(),
+            missing: Vec::new(),
+            problems: Vec::new(),
+            lifetime: ProcessLifetime::Listed,
+            update_method: UpdateMethod::default(),
+            request_logging: false,
+            mask: SecretMask::default(),
+            policy: Arc::new(Policy::default()),
+        }
+    }
+
+    #[test]
+    fn a_session_is_recorded_with_the_host_of_its_server_and_the_cause_of_its_end() {
+        let (metrics, spec) = (Metrics::default(), remote("https://mcp.example/v1"));
+        let run = ObservedRun { spec: &spec, version: Some("2025-11-25") };
+        for cause in [ExitCause::Requested, ExitCause::Exited] {
+            metrics.record_client_session(&run, &cause, Duration::from_secs(1));
+        }
+        let [_, _, _, sessions] = metrics.families();
+        assert_eq!(sessions.name, names::CLIENT_SESSION_DURATION);
+        let known = [
+            (names::PROTOCOL_VERSION, "2025-11-25"),
+            (names::NETWORK_TRANSPORT, "tcp"),
+            (names::NETWORK_PROTOCOL_NAME, "http"),
+            (names::NETWORK_PROTOCOL_VERSION, "1.1"),
+            (names::SERVER_ADDRESS, "mcp.example"),
+            (names::SERVER_PORT, "443"),
+        ];
+        let of = |labels: &LabelledHistogram| -> Vec<(&str, String)> {
+            labels.labels.iter().map(|(name, value)| (*name, value.to_string())).collect()
+        };
+        let mut wanted: Vec<_> = known.map(|(name, value)| (name, value.to_owned())).into();
+        let all: Vec<_> = sessions.series.iter().map(of).collect();
+        assert!(all.contains(&wanted), "{all:?}");
+        wanted.push((names::ERROR_TYPE, "exited".to_owned()));
+        assert!(all.contains(&wanted) && all.len() == 2, "{all:?}");
+    }
+
+    #[test]
+    fn hosts_of_sessions_are_bounded() {
+        let metrics = Metrics::default();
+        for nth in 0..1_000 {
+            let spec = remote(&format!("https://host-{nth}.example/"));
+            let run = ObservedRun { spec: &spec, version: None };
+            metrics.record_client_session(&run, &ExitCause::Requested, Duration::ZERO);
+        }
+        let [_, _, _, sessions] = metrics.families();
+        assert_eq!(sessions.series.len(), SESSIONS_MAX + 1);
+        assert_eq!(sessions.series.iter().map(|series| series.reading.count()).sum::<u64>(), 1_000);
+    }
+
+    #[test]
+    fn methods_and_versions_that_clients_make_up_are_counted_together() {
+        let call = ObservedCall {
+            side: ObservedSide::Client { attempt: 1 },
+            trace: TraceOrigin::Within(None),
+            method: "made/up",
+            target: None,
+            params: None,
+            request_id: &1,
+            version: Some("made-up"),
+            spec: None,
+        };
+        let labels = labels_of(&call);
+        assert_eq!((labels.method, labels.version), (names::OTHER_ERROR, OTHER));
+    }
+
+    #[test]
+    fn actions_and_bytes_are_counted() {
+        let metrics = Metrics::default();
+        for nth in 0..200 {
+            metrics.count_action(&format!("action-{nth}"), ActionOutcome::Refused);
+        }
+        let actions = metrics.actions.all();
+        assert_eq!(actions.len(), ACTIONS_MAX + 1);
+        assert!(actions.contains(&((OTHER.into(), "refused"), 200 - ACTIONS_MAX as u64)), "{actions:?}");
+        metrics.count_received("sse", 7);
+        metrics.count_sent("sse", 5);
+        let bytes = metrics.server_bytes.each_ref().map(|(transport, bytes)| {
+            (*transport, bytes.received.load(Ordering::Relaxed), bytes.sent.load(Ordering::Relaxed))
+        });
+        assert_eq!(bytes, [("stdio", 0, 0), ("http", 0, 0), ("sse", 7, 5)]);
+    }
 
     #[test]
     fn host_and_port_are_read_from_a_url() {

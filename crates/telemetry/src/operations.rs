@@ -337,4 +337,30 @@ mod tests {
         assert!(errors.len() as u64 <= ERROR_SERIES_MAX + 1, "{}", errors.len());
         assert_eq!(series.iter().map(|(_, reading)| reading.count()).sum::<u64>(), 100_000);
     }
+
+    #[test]
+    fn errors_of_an_operation_beyond_the_limit_are_counted_together() {
+        let table = OperationTable::new(OPERATIONS_MAX);
+        let labels =
+            OperationLabels { method: "ping", target: "", version: "", transport: "pipe", host: "", port: None };
+        for nth in 0..100 {
+            table.get(labels).record(Some(&format!("-{nth}")), Duration::ZERO, None);
+        }
+        let series = table.get(labels).series();
+        assert_eq!(series.len(), ERRORS_MAX + 1);
+        let others = series.iter().find(|(error, _)| error.as_deref() == Some(names::OTHER_ERROR));
+        assert_eq!(others.map(|(_, reading)| reading.count()), Some(100 - ERRORS_MAX as u64));
+    }
+
+    #[test]
+    fn keys_beyond_the_limit_are_counted_together() {
+        let table = CountTable::new(3);
+        for nth in 0..10 {
+            table.add(nth, || 99);
+            table.add(0, || 99);
+        }
+        let mut all = table.all();
+        all.sort_unstable();
+        assert_eq!(all, [(0, 11), (1, 1), (2, 1), (99, 7)]);
+    }
 }

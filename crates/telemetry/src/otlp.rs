@@ -358,3 +358,30 @@ fn nanoseconds(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_keeps_the_time_of_its_begin_until_a_success() {
+        let health = ExportHealth::new("http://127.0.0.1/v1/traces".to_owned());
+        health.record(Some("refused".to_owned()));
+        let first = health.read().problem.map(|problem| problem.since);
+        health.record(Some("HTTP status 500".to_owned()));
+        let state = health.read();
+        let reason = "HTTP status 500".to_owned();
+        assert_eq!(state.problem, first.map(|since| ExportProblem { since, reason }));
+        assert_eq!((state.succeeded, state.failed), (0, 2));
+        health.record(None);
+        let state = health.read();
+        assert_eq!((state.problem, state.succeeded, state.failed), (None, 1, 2));
+    }
+
+    #[test]
+    fn the_port_is_exported_as_a_number() {
+        let value = |name| attribute(name, "443").value.and_then(|value| value.value);
+        assert_eq!(value(crate::names::SERVER_PORT), Some(Value::IntValue(443)));
+        assert_eq!(value(crate::names::ERROR_TYPE), Some(Value::StringValue("443".to_owned())));
+    }
+}

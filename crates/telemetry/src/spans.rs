@@ -374,4 +374,24 @@ mod tests {
         let not_recorded = TraceParent { flags: 0, ..parent };
         assert!(begin(&recorder, TraceOrigin::Entry(Some(not_recorded))).is_none());
     }
+
+    #[test]
+    fn a_span_names_its_peer_or_a_later_attempt() {
+        let sampler = Sampler { ratio: 1.0, follows_parent: true };
+        let (recorder, _queue) = SpanRecorder::new(sampler, false, Arc::default());
+        let attributes = |side| {
+            let call = ObservedCall { side, ..call(TraceOrigin::Entry(None)) };
+            recorder.begin(&call, &crate::metrics::labels_of(&call)).unwrap().attributes
+        };
+        let (team, user) = ("acme".into(), "alice".into());
+        let peer = Some("[::ffff:10.1.2.80]:4711".parse().unwrap());
+        let of_client = attributes(ObservedSide::Server { team: &team, user: &user, session: None, peer });
+        assert!(of_client.contains(&KeyValue::new(names::CLIENT_ADDRESS, "10.1.2.80")), "{of_client:?}");
+        assert!(of_client.contains(&KeyValue::new(names::CLIENT_PORT, 4711)), "{of_client:?}");
+        let attempt = |attempt| {
+            let found = attributes(ObservedSide::Client { attempt });
+            found.into_iter().find(|attribute| attribute.key.as_str() == own::ATTEMPT).map(|attribute| attribute.value)
+        };
+        assert_eq!((attempt(1), attempt(2)), (None, Some(2_i64.into())));
+    }
 }
