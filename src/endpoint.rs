@@ -24,6 +24,7 @@ use crate::gateway::control_server::ControlTools;
 use crate::gateway::dispatch::EndpointDispatcher;
 use crate::gateway::endpoint_id::EndpointId;
 use crate::gateway::sessions::Sessions;
+use crate::gateway::traffic::HttpTraffic;
 use crate::gateway::{self, Gateway, GatewaySettings};
 use mcp_satellite_files::disk::run_with_timeout;
 use mcp_satellite_telemetry::EndpointFacts;
@@ -118,6 +119,11 @@ impl SatelliteEndpoint {
             connections: gateway.connection_counts(),
             parked_calls: gateway.parked_call_count(),
         })
+    }
+
+    /// Returns the counters of HTTP requests and bytes of all listeners.
+    pub(crate) fn traffic(&self) -> &Arc<HttpTraffic> {
+        self.sessions.traffic()
     }
 
     pub(crate) fn audience(&self) -> Arc<dyn Audience> {

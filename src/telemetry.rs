@@ -10,18 +10,25 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::byte_budget::ByteBudget;
+use mcp_satellite_actors::model::actor_tree::{ActorKind, ActorReport};
+use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::RuntimeObserver;
+use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_http::server::HttpServer;
+use mcp_satellite_process::process::OrphanCounts;
 use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_telemetry::{
-    BackendFacts, DeliveryFacts, InstanceFacts, JournalFacts, OtlpError, ProcessFacts, ScrapeFacts, Telemetry,
-    TelemetryExport, TelemetryOptions, TreeFacts, WITHHELD_PREFIX,
+    ActorFacts, BackendFacts, ConsoleFacts, DeliveryFacts, HttpFacts, InstanceFacts, JournalFacts, OrphanFacts,
+    OtlpError, ProcessFacts, ScrapeFacts, Telemetry, TelemetryExport, TelemetryOptions, TimedFacts, TreeFacts,
+    WITHHELD_PREFIX,
 };
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::backend::link::BackendLink;
 use crate::config::Plan;
+use crate::console::listener::ConsoleListener;
 use crate::delivery::Delivery;
 use crate::endpoint::SatelliteEndpoint;
 use crate::journal::{Journal, JournalState};
@@ -45,6 +52,61 @@ pub(crate) struct FactsOrigin {
     pub(crate) link: Option<BackendLink>,
     pub(crate) endpoint: Arc<SatelliteEndpoint>,
     pub(crate) memory: Arc<ByteBudget>,
+    pub(crate) http: Arc<ConsoleListener>,
+    pub(crate) streams: StreamLimits,
+    pub(crate) probes: ActorProbes,
+}
+
+/// Answers of the actors to the last probe. A scrape shows them and starts the next probe, so it waits for no actor.
+#[derive(Default)]
+pub(crate) struct ActorProbes {
+    last: Arc<Mutex<Vec<ActorFacts>>>,
+    running: Mutex<Option<AbortOnDropHandle<()>>>,
+}
+
+/// Time within which an actor must answer a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl ActorProbes {
+    /// Returns the last answers, and starts another probe unless one is under way. Must be called in a Tokio runtime.
+    fn latest(&self, runtime: &RuntimeHandle) -> Vec<ActorFacts> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.as_ref().is_none_or(|task| task.is_finished()) {
+            let (runtime, last) = (runtime.clone(), self.last.clone());
+            *running = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+                let report = runtime.describe(PROBE_TIMEOUT).await;
+                *last.lock().unwrap_or_else(PoisonError::into_inner) = actor_facts(&report);
+            })));
+        }
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Sums up the tree of actors by kind.
+fn actor_facts(report: &ActorReport) -> Vec<ActorFacts> {
+    let mut facts: Vec<ActorFacts> = Vec::new();
+    let mut rest = vec![report];
+    while let Some(actor) = rest.pop() {
+        rest.extend(&actor.children);
+        let kind = match actor.kind {
+            ActorKind::Root => "root",
+            ActorKind::Registry => "registry",
+            ActorKind::Batcher => "batcher",
+            ActorKind::Team => "team",
+            ActorKind::Worker => "worker",
+        };
+        let at = facts.iter().position(|known| known.kind == kind).unwrap_or_else(|| {
+            facts.push(ActorFacts { kind, slowest: None, unanswered: 0, backlog: None });
+            facts.len() - 1
+        });
+        let known = &mut facts[at];
+        let answered = actor.answered_ms.map(|milliseconds| Duration::from_secs_f64(milliseconds.max(0.0) / 1_000.0));
+        known.slowest = known.slowest.max(answered);
+        known.unanswered += usize::from(answered.is_none());
+        known.backlog = known.backlog.map_or(actor.backlog, |sum| Some(sum + actor.backlog.unwrap_or_default()));
+    }
+    facts.sort_unstable_by_key(|actor| actor.kind);
+    facts
 }
 
 impl SatelliteTelemetry {
@@ -112,34 +174,34 @@ impl FactsOrigin {
     fn read(&self) -> ScrapeFacts {
         let now = Instant::now();
         let snapshot = self.runtime.snapshot();
-        let instances = snapshot.iter().map(|view| {
-            let exits = view.exits_in_window(now);
-            InstanceFacts {
-                name: view.spec.name.clone(),
-                installation: view.spec.id.installation.to_string(),
-                team: view.spec.team_slug.to_string(),
-                transport: view.spec.transport(),
-                status: view.status,
-                calls_in_flight: view.calls_in_flight(),
-                restart_budget: (exits > 0).then(|| view.spec.policy.restart.max_crashes.saturating_sub(exits)),
-                usage: view
-                    .pid
-                    .and_then(|_| self.usage.latest(&view.spec.id))
-                    .map(|sample| TreeFacts { memory_bytes: sample.rss_bytes, cpu_seconds: sample.cpu_seconds }),
-            }
-        });
+        let usage = |id: &InstanceId| {
+            let sample = self.usage.latest(id)?;
+            Some(TreeFacts { memory_bytes: sample.rss_bytes, cpu_seconds: sample.cpu_seconds })
+        };
+        let instances = snapshot.iter().map(|view| InstanceFacts::from_view(view, now, usage));
         let (journal, delivery) = (self.journal.status(), self.delivery.as_ref().map(|delivery| delivery.status()));
         let state = if self.journal.is_hanging() { "hanging" } else { state_name(journal.state) };
         let stored =
             journal.first_seq.zip(journal.last_seq).map_or(0, |(first, last)| (last + 1).saturating_sub(first));
         let backlog = delivery.as_ref().map_or(0, |delivery| delivery.backlog);
+        let (traffic, orphans) = (self.endpoint.traffic(), OrphanCounts::read());
+        let (received, sent) = traffic.bytes();
         ScrapeFacts {
             name: self.name.clone(),
             instances: instances.collect(),
             events: self.runtime.event_statistics(),
             memory: self.runtime.memory(),
-            journal: JournalFacts { events: stored, bytes: journal.bytes, state: state.to_owned() },
-            delivery: delivery.map(|delivery| DeliveryFacts { pending: delivery.backlog, failed: delivery.failed }),
+            journal: JournalFacts {
+                events: stored,
+                bytes: journal.bytes,
+                state: state.to_owned(),
+                writes: timed(self.journal.write_times()),
+            },
+            delivery: self.delivery.as_ref().zip(delivery).map(|(delivery, status)| DeliveryFacts {
+                pending: status.backlog,
+                failed: status.failed,
+                attempts: timed(delivery.attempt_times()),
+            }),
             backend: self.link.as_ref().map(|link| {
                 let status = link.status(backlog);
                 let last = status.last_contact.and_then(|text| text.parse::<Timestamp>().ok());
@@ -147,10 +209,18 @@ impl FactsOrigin {
                 BackendFacts { connected: status.connected, last_contact_seconds: seconds }
             }),
             endpoint: self.endpoint.facts(),
+            http: HttpFacts { requests: traffic.requests(), received, sent },
+            console: ConsoleFacts { logins: self.http.access.login_count(), streams: self.streams.open_count() },
+            actors: self.probes.latest(&self.runtime),
+            orphans: OrphanFacts { reaped: orphans.reaped, killed: orphans.killed },
             message_memory: (self.memory.used() as u64, self.memory.max() as u64),
             process: process_facts(),
         }
     }
+}
+
+fn timed((count, total): (u64, Duration)) -> TimedFacts {
+    TimedFacts { count, total }
 }
 
 fn state_name(state: JournalState) -> &'static str {

@@ -210,7 +210,7 @@ impl Drop for CallInFlight<'_> {
 }
 
 impl CallPortInner {
-    fn begin_span(&self, id: u64, request: &OutboundRequest) -> Option<Box<dyn CallSpan>> {
+    fn begin_span(&self, id: u64, request: &OutboundRequest, attempt: u32) -> Option<Box<dyn CallSpan>> {
         if !self.observer.observes_calls() {
             return None;
         }
@@ -226,7 +226,7 @@ impl CallPortInner {
             OutboundRequest::Request(CallerRequest::Method { .. }) => return None,
         };
         self.observer.begin_call(&ObservedCall {
-            side: ObservedSide::Client,
+            side: ObservedSide::Client { attempt },
             trace,
             method: request.method(),
             target,
@@ -324,7 +324,7 @@ impl CallPort {
     /// Returns the server's error, a timeout, or the reason why the request was not admitted or its run ended.
     pub async fn request(&self, request: CallerRequest, timeout: Duration) -> Result<Box<RawValue>, CallError> {
         match self.try_acquire() {
-            Ok(permit) => self.request_with_permit(permit, request, timeout).await,
+            Ok(permit) => self.request_with_permit(permit, request, timeout, 1).await,
             Err(AdmissionError::Full) => Err(self.busy_error()),
             Err(AdmissionError::Closed) => {
                 let reason = "the run accepts no more calls".to_owned();
@@ -338,9 +338,10 @@ impl CallPort {
         permit: CallPermit,
         request: CallerRequest,
         timeout: Duration,
+        attempt: u32,
     ) -> Result<Box<RawValue>, CallError> {
         let (reply, mut answer) = oneshot::channel();
-        self.send_request(permit, OutboundRequest::Request(request), timeout, ReplyChannel::Result(reply))
+        self.send_request(permit, OutboundRequest::Request(request), timeout, ReplyChannel::Result(reply), attempt)
             .wait_for_answer(&mut answer, |result| CallEnd::Result(result.get()))
             .await
     }
@@ -351,6 +352,7 @@ impl CallPort {
         permit: CallPermit,
         relay: ClientRelay,
         timeout: Duration,
+        attempt: u32,
         withdrawn: &mut Fuse<oneshot::Receiver<RpcMessage>>,
     ) -> Result<Option<RpcMessage>, CallError> {
         // The client may have withdrawn the request while it waited for the server.
@@ -359,7 +361,7 @@ impl CallPort {
         }
         let (reply, mut answer) = oneshot::channel();
         let mut asking =
-            self.send_request(permit, OutboundRequest::Relay(relay), timeout, ReplyChannel::Message(reply));
+            self.send_request(permit, OutboundRequest::Relay(relay), timeout, ReplyChannel::Message(reply), attempt);
         let message = tokio::select! {
             biased;
             Ok(message) = withdrawn => message,
@@ -375,10 +377,11 @@ impl CallPort {
         mut wanted: OutboundRequest,
         timeout: Duration,
         waiter: ReplyChannel,
+        attempt: u32,
     ) -> CallInFlight<'_> {
         let port = &*self.0;
         let id = port.gate.draw_id();
-        let span = port.begin_span(id, &wanted);
+        let span = port.begin_span(id, &wanted, attempt);
         if let Some(trace) = span.as_ref().and_then(|span| span.trace()) {
             wanted.set_trace(trace);
         }

@@ -651,7 +651,8 @@ impl RuntimeHandle {
                 Err(AdmissionError::Closed) => continue,
             };
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = request.attempt(&open, permit, left).await;
+            let attempt = if first.is_none() { 1 } else { 2 };
+            let answer = request.attempt(&open, permit, left, attempt).await;
             match answer {
                 Err(error @ CallError::Terminated { fate, .. }) if may_repeat(fate) && first.is_none() => {
                     first = Some(error);
@@ -760,11 +761,13 @@ fn validate(spec: InstanceSpec) -> Result<Arc<InstanceSpec>, ControlError> {
 trait RepeatableRequest: Send {
     type Answer: Send;
 
+    /// Sends the request. `attempt` counts from 1.
     fn attempt(
         &mut self,
         port: &CallPort,
         permit: CallPermit,
         timeout: Duration,
+        attempt: u32,
     ) -> impl Future<Output = Result<Self::Answer, CallError>> + Send;
 
     /// Resolves when the request is withdrawn; never, if it cannot be.
@@ -787,10 +790,11 @@ impl RepeatableRequest for ToolCallRequest<'_> {
         port: &CallPort,
         permit: CallPermit,
         timeout: Duration,
+        attempt: u32,
     ) -> Result<Self::Answer, CallError> {
         let (name, arguments) = (self.tool.to_owned(), self.arguments.clone());
         let request = CallerRequest::Tool { name, arguments, repeatable: self.repeatable, trace: None };
-        port.request_with_permit(permit, request, timeout).await
+        port.request_with_permit(permit, request, timeout, attempt).await
     }
 }
 
@@ -807,8 +811,9 @@ impl RepeatableRequest for RelayedRequest<'_> {
         port: &CallPort,
         permit: CallPermit,
         timeout: Duration,
+        attempt: u32,
     ) -> Result<Self::Answer, CallError> {
-        port.relay_with_permit(permit, self.relay.clone(), timeout, &mut self.withdrawn).await
+        port.relay_with_permit(permit, self.relay.clone(), timeout, attempt, &mut self.withdrawn).await
     }
 
     async fn wait_for_withdrawal(&mut self) -> Self::Answer {
@@ -830,6 +835,7 @@ impl RepeatableRequest for DiscoverAttempt {
         port: &CallPort,
         permit: CallPermit,
         timeout: Duration,
+        _attempt: u32,
     ) -> Result<Self::Answer, CallError> {
         port.discover(permit, timeout).await
     }

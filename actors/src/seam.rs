@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -311,6 +312,12 @@ pub trait RuntimeObserver: Send + Sync + 'static {
 
     /// Observes the end of a client's session.
     fn client_session_ended(&self, _version: &str, _took: Duration) {}
+
+    /// Observes bytes of messages from a server of this [transport](InstanceSpec::transport).
+    fn bytes_received(&self, _transport: &'static str, _bytes: usize) {}
+
+    /// Observes bytes of messages to a server.
+    fn bytes_sent(&self, _transport: &'static str, _bytes: usize) {}
 }
 
 /// Observer that observes nothing.
@@ -357,11 +364,16 @@ pub enum ObservedSide<'a> {
         team: &'a TeamId,
         /// The user.
         user: &'a UserId,
-        /// Id of the client's session, without its secret part; `None` for a stateless request.
+        /// Id of the client's session, without its secret part; `None` for a request outside a session.
         session: Option<&'a str>,
+        /// Address of the client's connection; `None` if the request did not come over one.
+        peer: Option<SocketAddr>,
     },
     /// The satellite sends the request to a server.
-    Client,
+    Client {
+        /// Number of the attempt, from 1. A call is repeated on the next run at most once.
+        attempt: u32,
+    },
 }
 
 /// Trace that a request belongs to.

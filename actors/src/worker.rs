@@ -84,6 +84,7 @@ impl Args {
             report_event: self.event_reporter(),
             stdout_lines: None,
             memory: self.server_memory.clone(),
+            observer: self.observer.clone(),
             audience: AudienceHandle::new(
                 self.audience.clone(),
                 SessionSource { id: self.spec.id.clone(), run: self.run },

@@ -13,7 +13,7 @@ use super::table::{new_table, render_table, status_cell, terminal_size, wrap};
 use super::{
     CommandFailure, DONE, DataDirArg, ListFilterArgs, print_json, print_styled, print_text, printable, to_json,
 };
-use crate::console::api::{ConsoleFilter, InstanceStatus, StatusReply};
+use crate::console::api::{ConsoleFilter, ExportStatus, InstanceStatus, StatusReply, TelemetryStatus};
 use crate::console::client::ConsoleClient;
 use crate::delivery::DeliveryStatus;
 use crate::journal::{JournalState, JournalStatus};
@@ -210,9 +210,10 @@ fn satellite_summary(reply: &StatusReply, verbose: bool) -> String {
     let held_by = satellite.held_by.split(", under `").next().filter(|_| !verbose).unwrap_or(&satellite.held_by);
     let journal = satellite.journal.as_ref().map(journal).unwrap_or_default();
     let delivery = satellite.delivery.as_ref().map(delivery).unwrap_or_default();
+    let exports = satellite.telemetry.as_ref().map(failed_exports).unwrap_or_default();
     format!(
         "{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
-         {sandboxed} in a sandbox · process trees are held by {held_by}{memory}{}{}{}{journal}{delivery}{}",
+         {sandboxed} in a sandbox · process trees are held by {held_by}{memory}{}{}{}{journal}{delivery}{exports}{}",
         reply.instances.len(),
         satellite.name,
         satellite.version,
@@ -257,6 +258,17 @@ fn delivery(delivery: &DeliveryStatus) -> String {
         None if *backlog > 0 => format!("\n{backlog} events are being sent to {to}"),
         None => String::new(),
     }
+}
+
+/// Returns a line for each export that fails.
+fn failed_exports(telemetry: &TelemetryStatus) -> String {
+    let line = |what: &str, export: &Option<ExportStatus>| {
+        let ExportStatus { endpoint, failing_since, last_error } = export.as_ref()?;
+        let (reason, endpoint) = (printable(last_error.as_deref()?), printable(endpoint));
+        let since = failing_since.as_ref().map(|since| format!(" since {since}")).unwrap_or_default();
+        Some(format!("\n{what} are not exported to {endpoint}{since}: {reason}; check the receiver"))
+    };
+    [line("traces", &telemetry.traces), line("metrics", &telemetry.metrics)].into_iter().flatten().collect()
 }
 
 /// Returns the lines of the server table. Columns that do not fit into `width` are left out; each message is below its

@@ -3,19 +3,21 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use mcp_satellite_actors::ControlError;
-use mcp_satellite_actors::model::event::EventSubject;
+use mcp_satellite_actors::model::event::{EventSubject, rfc3339};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::ApiServer as _;
 use mcp_satellite_store::values::{ValueChange, ValueError};
+use mcp_satellite_telemetry::{ExportState, ExportStates};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
 use super::api::{
-    ConfigureResult, ControlResult, InstanceSelector, InstanceStatus, MemoryReport, ReconnectResult, ReloadResult,
-    RequestFailure, SatelliteStatus,
+    ConfigureResult, ControlResult, ExportStatus, InstanceSelector, InstanceStatus, MemoryReport, ReconnectResult,
+    ReloadResult, RequestFailure, SatelliteStatus, TelemetryStatus,
 };
 use super::find::find;
 use super::state::ConsoleState;
@@ -51,6 +53,7 @@ impl ConsoleState {
             backend: self.link.as_ref().map(|link| link.status(backlog())),
             journal: Some(self.journal.status()),
             delivery: self.delivery.as_ref().map(|delivery| delivery.status()),
+            telemetry: telemetry_status(self.metrics.exports()),
             rejected_configuration: self.rejected_configuration(),
         }
     }
@@ -150,6 +153,20 @@ impl ConsoleState {
         self.record_change(action, who.as_actor(), target, Vec::new(), problem.as_ref());
         done
     }
+}
+
+/// Returns the state of the exports; `None` if nothing is exported.
+fn telemetry_status(exports: ExportStates) -> Option<TelemetryStatus> {
+    let status = |state: ExportState| {
+        let (since, last_error) = state.problem.map(|problem| (problem.since, problem.reason)).unzip();
+        // A time that cannot be shown is before 1970 or far in the future.
+        let since = since.and_then(|since| Timestamp::try_from(since).ok());
+        ExportStatus { endpoint: state.endpoint, failing_since: since.map(rfc3339), last_error }
+    };
+    let ExportStates { traces, metrics, spans_exported, spans_dropped } = exports;
+    let (traces, metrics) = (traces.map(status), metrics.map(status));
+    let is_exported = traces.is_some() || metrics.is_some();
+    is_exported.then_some(TelemetryStatus { traces, metrics, spans_exported, spans_dropped })
 }
 
 fn failure_of(error: ControlError, view: &InstanceView) -> Box<RequestFailure> {

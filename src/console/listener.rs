@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -16,6 +16,7 @@ use crate::data_dir::DataDir;
 use crate::endpoint::SatelliteEndpoint;
 use crate::gateway::access::load_or_create_token;
 use crate::gateway::page_listener::PageListener;
+use crate::gateway::traffic::HttpTraffic;
 use crate::gateway::{GatewaySettings, bind};
 
 /// Time for responses on a listener that closes. Streams end then.
@@ -63,7 +64,7 @@ impl ConsoleListener {
         let is_on = console.is_on(gateway);
         let owner_token = if is_on { self.owner_token().await } else { None };
         let users = endpoint.users().unwrap_or_else(|| gateway.users.clone());
-        let moved = self.move_to(console.listen.filter(|_| is_on), name, gateway);
+        let moved = self.move_to(console.listen.filter(|_| is_on), name, gateway, endpoint.traffic());
         self.access.apply(&AccessSettings {
             is_on,
             has_own_listener: console.listen.is_some(),
@@ -82,7 +83,13 @@ impl ConsoleListener {
 
     /// Opens a listener at `address`, or applies the settings to the one that is open there. Returns the previous
     /// listener if it must be closed. An address that cannot be used leaves the previous listener open.
-    fn move_to(&self, address: Option<SocketAddr>, name: &str, gateway: &GatewayPlan) -> Option<PageListener> {
+    fn move_to(
+        &self,
+        address: Option<SocketAddr>,
+        name: &str,
+        gateway: &GatewayPlan,
+        traffic: &Arc<HttpTraffic>,
+    ) -> Option<PageListener> {
         let mut open = self.open();
         let Some(address) = address else { return open.own.take() };
         let settings = GatewaySettings::new(name, gateway, address);
@@ -92,7 +99,8 @@ impl ConsoleListener {
                 None
             });
         }
-        let opened = bind(address).and_then(|listener| PageListener::start(listener, settings, open.routes.clone()));
+        let start = |listener| PageListener::start(listener, settings, open.routes.clone(), traffic);
+        let opened = bind(address).and_then(start);
         match opened {
             Ok(listener) => {
                 tracing::info!(url = url(&listener), "the console is open");

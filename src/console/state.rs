@@ -119,6 +119,9 @@ impl ApiServer for ConsoleState {
     }
 
     fn record(&self, event: Event) {
+        if let Event::ControlAction { action, outcome, .. } = &event {
+            self.metrics.count_action(action, *outcome);
+        }
         if let Some(event) = self.refusals.count(event) {
             self.runtime.emitter().emit(event);
         }

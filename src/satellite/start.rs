@@ -43,7 +43,7 @@ use crate::sink::file::FileSink;
 use crate::sink::http::HttpSink;
 use crate::sink::stdout::StdoutSink;
 use crate::state::StateDb;
-use crate::telemetry::{FactsOrigin, SatelliteTelemetry};
+use crate::telemetry::{ActorProbes, FactsOrigin, SatelliteTelemetry};
 use crate::values::ValueConfigurer;
 use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_files::known_dirs::DataDirLocation;
@@ -131,7 +131,7 @@ impl RunningSatellite {
             watch(usage.clone().run()),
         ]);
         let settings = StartupSettings::from_plan(&plan);
-        let (installed, (console, reload)) = (Mutex::default(), ControlSocket::new());
+        let (installed, (console, reload), streams) = (Mutex::default(), ControlSocket::new(), StreamLimits::default());
         let satellite = Self {
             runtime,
             connector,
@@ -148,8 +148,8 @@ impl RunningSatellite {
             storage,
         };
         let name = plan.name.clone();
-        satellite.open_control_socket(&name, reload, usage.clone())?;
-        satellite.open_telemetry(&name, memory, usage)?;
+        satellite.open_control_socket(&name, reload, usage.clone(), streams.clone())?;
+        satellite.open_telemetry(&name, memory, usage, streams)?;
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
         let (console, gateway) = (plan.console.clone(), plan.gateway.clone());
@@ -162,7 +162,13 @@ impl RunningSatellite {
         Ok(satellite)
     }
 
-    fn open_telemetry(&self, name: &str, memory: Arc<ByteBudget>, usage: UsageSampler) -> Result<(), StartError> {
+    fn open_telemetry(
+        &self,
+        name: &str,
+        memory: Arc<ByteBudget>,
+        usage: UsageSampler,
+        streams: StreamLimits,
+    ) -> Result<(), StartError> {
         let origin = FactsOrigin {
             name: name.to_owned(),
             runtime: self.runtime.clone(),
@@ -172,6 +178,9 @@ impl RunningSatellite {
             link: self.link.clone(),
             endpoint: self.endpoint.clone(),
             memory,
+            http: self.http.clone(),
+            streams,
+            probes: ActorProbes::default(),
         };
         self.telemetry.open(origin).map_err(failed("serve the metrics; check `listen` of [telemetry]"))
     }
@@ -181,6 +190,7 @@ impl RunningSatellite {
         name: &str,
         reload: mpsc::Sender<ReloadRequest>,
         usage: UsageSampler,
+        streams: StreamLimits,
     ) -> Result<(), StartError> {
         let data_dir = self.storage.directory.data_dir();
         let listener = server::bind(data_dir).map_err(unusable(data_dir))?;
@@ -211,7 +221,7 @@ impl RunningSatellite {
             metrics: self.telemetry.metrics(),
             machine: SystemMonitor::new(data_dir.path()),
             refusals: RefusalCounts::default(),
-            streams: StreamLimits::default(),
+            streams,
             reads: Mutex::default(),
             shutdown: self.console.shutdown.clone(),
             ending: self.console.ending.clone(),

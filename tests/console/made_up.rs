@@ -212,7 +212,7 @@ impl MadeUpConsole {
         listener.set_nonblocking(true).unwrap();
         let settings = GatewaySettings::new("made-up", &plan.gateway, listener.local_addr().unwrap());
         let context = runtime.enter();
-        let listener = PageListener::start(listener, settings, routes.finish()).unwrap();
+        let listener = PageListener::start(listener, settings, routes.finish(), &Arc::default()).unwrap();
         let url = format!("http://{}/console/", listener.address());
         drop(context);
         Self { url, threads, state, answers, streams, _listener: listener, _runtime: runtime }

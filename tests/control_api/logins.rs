@@ -23,7 +23,7 @@ impl Fixture {
     }
 
     #[track_caller]
-    fn logged_in(&self, token: &str) -> ApiClient {
+    pub(crate) fn logged_in(&self, token: &str) -> ApiClient {
         let answered = self.log_in(token, &self.own_origin());
         assert_eq!(answered.status, 303, "{answered:?}");
         let cookie = answered.header("set-cookie").unwrap().to_owned();

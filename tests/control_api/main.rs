@@ -5,6 +5,7 @@
 
 mod changes;
 mod client;
+mod counted;
 mod description;
 mod fixture;
 mod lists;

@@ -12,10 +12,9 @@ use mcp_satellite::actors::rpc::RpcMessage;
 use mcp_satellite::config::{GatewayPlan, GatewayUser, ListenSetting, TokenHash};
 use mcp_satellite::gateway::access::{Access, User};
 use mcp_satellite::gateway::answer::{CallAnswer, InitializeAnswer, RpcError};
-use mcp_satellite::gateway::client_description::ClientDescription;
 use mcp_satellite::gateway::endpoint_id::EndpointId;
 use mcp_satellite::gateway::handler::EndpointHandler;
-use mcp_satellite::gateway::request::EndpointRequest;
+use mcp_satellite::gateway::request::{EndpointRequest, OpeningRequest};
 use mcp_satellite::gateway::session::ClientSession;
 use mcp_satellite::gateway::sessions::Sessions;
 use mcp_satellite::gateway::subscription::SubscriptionFilter;
@@ -66,13 +65,8 @@ impl EndpointHandler for FakeHandler {
             .then(|| InstanceId::new(user.team.clone(), user.user.clone(), InstallationId::from(name)))
     }
 
-    fn initialize(
-        &self,
-        _user: Arc<User>,
-        _endpoint: EndpointId,
-        greeting: ClientDescription,
-    ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
-        let version = greeting.version;
+    fn initialize(&self, request: OpeningRequest) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
+        let version = request.client.version;
         let answer = if version == "away" {
             Err(RpcError::new(-32000, "the server is away"))
         } else {
@@ -89,7 +83,7 @@ impl EndpointHandler for FakeHandler {
         .boxed()
     }
 
-    fn discover(&self, _user: Arc<User>, _endpoint: EndpointId) -> BoxFuture<'static, Result<String, RpcError>> {
+    fn discover(&self, _request: OpeningRequest) -> BoxFuture<'static, Result<String, RpcError>> {
         async { Ok(json!({"capabilities": {}}).to_string()) }.boxed()
     }
 

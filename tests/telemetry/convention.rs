@@ -21,7 +21,9 @@ pub(crate) enum Place {
 use Place::{ClientOperation, ClientSession, ClientSpan, ServerOperation, ServerSession, ServerSpan};
 
 /// Name, true if the value is a number, and the places.
-const ATTRIBUTES: [(&str, bool, &[Place]); 17] = [
+const ATTRIBUTES: [(&str, bool, &[Place]); 19] = [
+    ("client.address", false, &[ServerSpan]),
+    ("client.port", true, &[ServerSpan]),
     ("error.type", false, &[ServerSpan, ClientSpan, ServerOperation, ClientOperation, ServerSession, ClientSession]),
     ("gen_ai.operation.name", false, &[ServerSpan, ClientSpan, ServerOperation, ClientOperation]),
     ("gen_ai.prompt.name", false, &[ServerSpan, ClientSpan, ServerOperation, ClientOperation]),
@@ -58,7 +60,8 @@ const ATTRIBUTES: [(&str, bool, &[Place]); 17] = [
 ];
 
 /// Attributes of the satellite itself.
-const OWN: [&str; 4] = ["satellite.fate", "satellite.instance", "satellite.team", "satellite.user"];
+const OWN: [&str; 5] =
+    ["satellite.attempt", "satellite.fate", "satellite.instance", "satellite.team", "satellite.user"];
 
 /// Upper bounds of all histograms, in seconds.
 pub(crate) const BOUNDS: [f64; 14] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
@@ -99,6 +102,8 @@ fn the_names_of_the_crate_are_those_of_the_table() {
     use mcp_satellite_telemetry::names;
     use opentelemetry_semantic_conventions::attribute as published;
     let ours = [
+        names::CLIENT_ADDRESS,
+        names::CLIENT_PORT,
         names::ERROR_TYPE,
         names::OPERATION_NAME,
         names::PROMPT_NAME,
@@ -121,6 +126,8 @@ fn the_names_of_the_crate_are_those_of_the_table() {
     assert_eq!(names::DURATION_BOUNDS.map(f64::to_bits), BOUNDS.map(f64::to_bits));
     // The published crate marks the names of MCP as moved to another repository, and still contains them.
     let theirs = [
+        published::CLIENT_ADDRESS,
+        published::CLIENT_PORT,
         published::ERROR_TYPE,
         published::GEN_AI_OPERATION_NAME,
         published::GEN_AI_PROMPT_NAME,

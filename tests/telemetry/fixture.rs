@@ -19,12 +19,15 @@ pub(crate) struct HttpResponse {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: String,
+    /// Port of the client's end of the connection.
+    pub(crate) port: u16,
 }
 
 /// Sends a request on a connection of its own.
 #[track_caller]
 pub(crate) fn exchange(address: &str, start: &str, headers: &str, body: &str) -> HttpResponse {
     let mut stream = TcpStream::connect(address).unwrap();
+    let port = stream.local_addr().unwrap().port();
     let host = if headers.contains("Host:") { String::new() } else { format!("Host: {address}\r\n") };
     let length = body.len();
     write!(stream, "{start} HTTP/1.1\r\n{host}Connection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}")
@@ -33,7 +36,7 @@ pub(crate) fn exchange(address: &str, start: &str, headers: &str, body: &str) ->
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    HttpResponse { status, head: head.to_owned(), body: body.to_owned() }
+    HttpResponse { status, head: head.to_owned(), body: body.to_owned(), port }
 }
 
 /// A home whose satellite has one server, whose input is copied to a file.
@@ -82,7 +85,7 @@ impl Traced {
         let url = greeted.split("MCP: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
         let address = url.strip_prefix("http://").unwrap().split('/').next().unwrap().to_owned();
         self.home.wait_online("files");
-        (satellite, Client { address, session: None, id: 0 })
+        (satellite, Client { address, session: None, id: 0, port: 0 })
     }
 
     /// Returns the text of `/metrics`.
@@ -117,9 +120,11 @@ pub(crate) fn sample(text: &str, start: &str) -> f64 {
 
 /// A client of the server's own endpoint.
 pub(crate) struct Client {
-    address: String,
+    pub(crate) address: String,
     session: Option<String>,
     id: u64,
+    /// Port of the connection of the last request.
+    pub(crate) port: u16,
 }
 
 impl Client {
@@ -133,7 +138,9 @@ impl Client {
             "Authorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n\
              Accept: application/json, text/event-stream\r\n{session}{headers}"
         );
-        exchange(&self.address, "POST /i/files/mcp", &headers, &message)
+        let response = exchange(&self.address, "POST /i/files/mcp", &headers, &message);
+        self.port = response.port;
+        response
     }
 
     /// Begins a session and returns its id.
@@ -175,6 +182,19 @@ impl Client {
     /// Calls a tool without a session.
     #[track_caller]
     pub(crate) fn call_stateless(&mut self, tool: &str, arguments: &Value, trace: Option<&str>) -> Value {
+        let name = format!("Mcp-Name: {tool}\r\n");
+        self.request_stateless("tools/call", &name, json!({"name": tool, "arguments": arguments}), trace)
+    }
+
+    /// Sends a request without a session. `headers` are further headers of the method.
+    #[track_caller]
+    pub(crate) fn request_stateless(
+        &mut self,
+        method: &str,
+        headers: &str,
+        mut params: Value,
+        trace: Option<&str>,
+    ) -> Value {
         let mut meta = json!({
             "io.modelcontextprotocol/protocolVersion": "2026-07-28",
             "io.modelcontextprotocol/clientInfo": {"name": "small", "version": "1"},
@@ -183,8 +203,9 @@ impl Client {
         if let Some(trace) = trace {
             meta["traceparent"] = trace.into();
         }
-        let headers = format!("Mcp-Protocol-Version: 2026-07-28\r\nMcp-Method: tools/call\r\nMcp-Name: {tool}\r\n");
-        let response = self.post(&headers, "tools/call", &json!({"name": tool, "arguments": arguments, "_meta": meta}));
+        params["_meta"] = meta;
+        let headers = format!("Mcp-Protocol-Version: 2026-07-28\r\nMcp-Method: {method}\r\n{headers}");
+        let response = self.post(&headers, method, &params);
         serde_json::from_str(&response.body).unwrap_or_else(|error| panic!("{error}: {response:?}"))
     }
 }

@@ -7,9 +7,12 @@
 #![cfg(all(feature = "cli", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod allocations;
 mod convention;
+mod exports;
 mod fixture;
 mod metrics;
+mod own_requests;
 mod prometheus;
 mod receiver;
 mod traces;

@@ -1,9 +1,11 @@
 //! `/metrics` of the built binary.
 
+use std::collections::BTreeSet;
+
 use nix::sys::signal::Signal;
 use serde_json::json;
 use testkit::process::send;
-use testkit::wait::wait_until;
+use testkit::wait::{wait_for, wait_until};
 
 use crate::fixture::{Traced, exchange, sample};
 use crate::receiver::{Answering, Receiver};
@@ -122,4 +124,96 @@ fn names_of_tools_do_not_make_the_text_grow() {
     let operations = count("mcp_server_operation_duration_seconds_count{");
     assert!((50..=200).contains(&operations), "{operations}");
     assert!(!text.contains("made/up"), "{text}");
+}
+
+#[test]
+fn requests_and_bytes_of_clients_and_servers_are_counted() {
+    let traced = Traced::new("", "");
+    let (_satellite, mut client) = traced.run();
+    client.initialize();
+    let text = "x".repeat(20_000);
+    client.call("echo", &json!({"text": text}));
+    assert_eq!(exchange(&client.address, "POST /i/files/mcp", "", "{}").status, 401);
+    let of = |route: &str, code: &str| format!("satellite_http_requests_total{{route=\"{route}\",code=\"{code}\"}}");
+    let scraped = traced.scrape();
+    assert!((sample(&scraped, &of("instance", "2xx")) - 2.0).abs() < 0.1, "{scraped}");
+    assert!((sample(&scraped, &of("instance", "4xx")) - 1.0).abs() < 0.1, "{scraped}");
+    for start in [
+        "satellite_http_bytes_total{direction=\"received\"}",
+        "satellite_http_bytes_total{direction=\"sent\"}",
+        "satellite_server_bytes_total{transport=\"stdio\",direction=\"received\"}",
+        "satellite_server_bytes_total{transport=\"stdio\",direction=\"sent\"}",
+    ] {
+        // The tool repeats its text in two members of its result.
+        let bytes = sample(&scraped, start);
+        assert!((20_000.0..100_000.0).contains(&bytes), "{start}: {bytes}\n{scraped}");
+    }
+}
+
+#[test]
+fn actors_and_waiting_work_are_shown_from_the_last_probe() {
+    let traced = Traced::new("", "");
+    let (_satellite, _client) = traced.run();
+    let kinds = ["root", "registry", "batcher", "team", "worker"];
+    let answered = |text: &str| {
+        kinds.iter().all(|kind| sample(text, &format!("satellite_actor_response_seconds{{kind=\"{kind}\"}}")) > 0.0)
+    };
+    // The first scrape starts the first probe.
+    wait_until("the answers", || answered(&traced.scrape()));
+    let text = traced.scrape();
+    for kind in kinds {
+        let start = format!("satellite_actors_unanswered{{kind=\"{kind}\"}} 0");
+        assert!(text.lines().any(|line| line == start), "{start}\n{text}");
+    }
+    assert!(text.lines().any(|line| line == "satellite_calls_waiting 0"), "{text}");
+}
+
+#[test]
+fn an_orphan_is_counted() {
+    let mut traced = Traced::new("", "");
+    let script = format!("(sleep 0.1 &); exec {} sim-server", traced.home.binary.display());
+    traced.append(&format!(
+        "[[teams.installations]]\nid = \"leaves\"\nserver = \"leaves\"\ncommand = \"sh\"\nargs = [\"-c\", \"{script}\"]\n"
+    ));
+    let (_satellite, _client) = traced.run();
+    traced.home.wait_online("leaves");
+    wait_until("the orphan", || traced.sample("satellite_orphans_ended_total{how=\"reaped\"}") > 0.0);
+}
+
+/// Returns the names of the families in the documentation, without the suffixes of samples.
+fn documented() -> BTreeSet<String> {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md")).unwrap();
+    let is_name = |text: &&str| {
+        (text.starts_with("satellite_") || text.starts_with("mcp_"))
+            && text.bytes().all(|letter| letter == b'_' || letter.is_ascii_lowercase())
+    };
+    let family = |name: &str| {
+        let name = name.strip_suffix("_total").or_else(|| name.strip_suffix("_info")).unwrap_or(name);
+        name.to_owned()
+    };
+    text.split('`').filter(is_name).map(family).collect()
+}
+
+#[test]
+fn the_documentation_lists_exactly_the_metrics() {
+    let receiver = Receiver::start(Answering::Ok);
+    let mut traced = Traced::new(&format!("endpoint = \"http://{}\"", receiver.address), "");
+    traced.append("[events]\nsink = \"file\"\n");
+    let (_satellite, _client) = traced.run();
+    // They depend on a backend and on the kernel.
+    let absent = [
+        "satellite_backend_connected",
+        "satellite_backend_last_contact_seconds",
+        "satellite_machine_memory_available_bytes",
+        "satellite_machine_pressure_ratio",
+    ];
+    let documented = documented();
+    let shown = || -> BTreeSet<String> {
+        let text = traced.scrape();
+        let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        families.map(str::to_owned).chain(absent.map(str::to_owned)).collect()
+    };
+    // Some are shown from the second scrape on.
+    let look = || (shown() == documented).then_some(());
+    wait_for("all metrics", look, || format!("{:?}", shown().symmetric_difference(&documented).collect::<Vec<_>>()));
 }

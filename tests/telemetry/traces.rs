@@ -17,15 +17,15 @@ use crate::receiver::{Answering, Receiver, attribute, histogram_points};
 const SENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 /// Lines of `[telemetry]` that record all traces at this receiver.
-fn recording(receiver: &Receiver) -> String {
+pub(crate) fn recording(receiver: &Receiver) -> String {
     format!("endpoint = \"http://{}\"\nsample = 1.0", receiver.address)
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-fn is_kind(span: &Span, kind: SpanKind) -> bool {
+pub(crate) fn is_kind(span: &Span, kind: SpanKind) -> bool {
     span.kind == kind as i32
 }
 
@@ -41,7 +41,7 @@ fn has_pair(tool: &'static str) -> impl Fn(&[Span]) -> bool {
 }
 
 #[track_caller]
-fn check_spans(spans: &[Span]) {
+pub(crate) fn check_spans(spans: &[Span]) {
     for span in spans {
         let place = if is_kind(span, SpanKind::Server) { Place::ServerSpan } else { Place::ClientSpan };
         convention::check(place, &span.attributes);
@@ -54,6 +54,14 @@ fn check_spans(spans: &[Span]) {
         let code = span.status.as_ref().map_or(StatusCode::Unset, Status::code);
         assert_eq!(code == StatusCode::Error, failed, "{span:?}");
     }
+}
+
+/// Checks that the span names the connection of the client's last request.
+#[track_caller]
+pub(crate) fn check_peer(server: &Span, client: &Client) {
+    let of = |name| attribute(&server.attributes, name);
+    let wanted = (Some("127.0.0.1".to_owned()), Some(client.port.to_string()));
+    assert_eq!((of("client.address"), of("client.port")), wanted);
 }
 
 /// The trace context that the server received with its last tool call.
@@ -93,6 +101,7 @@ fn client_gateway_and_server_form_one_trace_in_both_eras() {
         // The rest of the id is a credential.
         assert_eq!(attribute(&server.attributes, "mcp.session.id").as_deref(), Some(&session[..16]));
         assert_eq!(attribute(&server.attributes, "network.transport").as_deref(), Some("tcp"));
+        check_peer(server, &client);
 
         client.end_session();
         let answer = client.call_stateless("add", &json!({"a": 1, "b": 2}), Some(SENT));
@@ -102,6 +111,7 @@ fn client_gateway_and_server_form_one_trace_in_both_eras() {
         check_trace(&traced, &spans, "add");
         let (server, client_span) = pair(&spans, "add").unwrap();
         assert_eq!(attribute(&server.attributes, "mcp.session.id"), None);
+        check_peer(server, &client);
         assert_eq!(attribute(&server.attributes, "mcp.protocol.version").as_deref(), Some("2026-07-28"));
         let version = if is_stateless_server { "2026-07-28" } else { "2025-11-25" };
         assert_eq!(attribute(&client_span.attributes, "mcp.protocol.version").as_deref(), Some(version));

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::rpc::RpcMessage;
 use mcp_satellite_session::{
-    CallGate, CallOrigin, MessageCause, Outlet, SessionCommand, SessionCore, SessionEvent, SessionHost, SessionOptions,
-    masked_excerpt,
+    CallGate, CallOrigin, MessageCause, Outlet, OwnRequest, RequestSpan, SessionCommand, SessionCore, SessionEvent,
+    SessionHost, SessionOptions, masked_excerpt,
 };
+use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::Sleep;
 
@@ -28,6 +29,7 @@ use crate::model::policy::ReconnectPolicy;
 use crate::model::spec::InstanceSpec;
 use crate::rules::jitter::JitterRng;
 use crate::rules::output::excerpt;
+use crate::seam::{CallEnd, CallSpan, ObservedCall, ObservedSide, RuntimeObserver, TraceOrigin, TraceParent};
 
 /// Number of malformed messages logged one by one; after that the session logs each doubling.
 const MALFORMED_LOGGED: u64 = 5;
@@ -68,6 +70,7 @@ pub(crate) struct SessionArgs {
     pub(crate) stdout_lines: Option<mpsc::Sender<String>>,
     pub(crate) memory: ServerMemory,
     pub(crate) audience: AudienceHandle,
+    pub(crate) observer: Arc<dyn RuntimeObserver>,
 }
 
 impl SessionArgs {
@@ -86,8 +89,11 @@ impl SessionArgs {
             stdout_lines,
             memory: ServerMemory { lists: lists_memory, .. },
             audience,
+            observer,
         } = self;
-        let host = WorkerHost { counters, wall, rng, report_event, stdout_lines, audience, answers };
+        let transport = spec.transport();
+        let host =
+            WorkerHost { counters, wall, rng, report_event, stdout_lines, audience, answers, observer, transport };
         let ports = SessionPorts { commands, control, gate: gate.clone(), draining: false };
         let since = since.into_std();
         let options = SessionOptions { spec, gate, since, reads_lists, era, lists_memory };
@@ -129,9 +135,42 @@ struct WorkerHost {
     stdout_lines: Option<mpsc::Sender<String>>,
     audience: AudienceHandle,
     answers: mpsc::UnboundedSender<Box<SessionCommand>>,
+    observer: Arc<dyn RuntimeObserver>,
+    transport: &'static str,
+}
+
+/// Span of a request of the satellite.
+struct ObservedRequest {
+    span: Box<dyn CallSpan>,
+    began: tokio::time::Instant,
+}
+
+impl RequestSpan for ObservedRequest {
+    fn trace(&self) -> Option<TraceParent> {
+        self.span.trace()
+    }
+
+    fn end(self: Box<Self>, answer: Result<&RawValue, &CallError>) {
+        self.span.end(answer.map_or_else(CallEnd::Failed, |result| CallEnd::Result(result.get())));
+    }
+
+    fn time_out(self: Box<Self>, fate: CallFate) {
+        let after = self.began.elapsed();
+        self.span.end(CallEnd::Failed(&CallError::TimedOut { after, fate }));
+    }
 }
 
 impl WorkerHost {
+    /// Counts bytes of messages from the server.
+    fn count_received(&self, bytes: usize) {
+        self.observer.bytes_received(self.transport, bytes);
+    }
+
+    /// Counts bytes of messages to the server.
+    fn count_sent(&self, bytes: usize) {
+        self.observer.bytes_sent(self.transport, bytes);
+    }
+
     fn on_dropped(&self, spec: &InstanceSpec, bytes: usize) {
         // A request that waits for the dropped message times out.
         let before = self.counters.record_malformed();
@@ -200,6 +239,25 @@ impl SessionHost for WorkerHost {
 
     fn on_request_withdrawn(&self, question: u64, message: RpcMessage) {
         self.audience.on_request_withdrawn(question, message);
+    }
+
+    fn observe(&self, request: OwnRequest<'_>) -> Option<Box<dyn RequestSpan>> {
+        if !self.observer.observes_calls() {
+            return None;
+        }
+        let OwnRequest { id, method, spec, version } = request;
+        let span = self.observer.begin_call(&ObservedCall {
+            side: ObservedSide::Client { attempt: 1 },
+            // No call of a client causes the request, so it begins a trace.
+            trace: TraceOrigin::Entry(None),
+            method,
+            target: None,
+            params: None,
+            request_id: &id,
+            version,
+            spec: Some(spec),
+        })?;
+        Some(Box::new(ObservedRequest { span, began: tokio::time::Instant::now() }))
     }
 
     fn on_session_started(&self) {

@@ -50,6 +50,16 @@ struct LineOutlet {
     line: Box<dyn ServerLine>,
     // Applies to the handshake only.
     header_timeout: Duration,
+    // Bytes of messages that are not counted yet.
+    sent: usize,
+}
+
+impl LineOutlet {
+    fn body(&mut self, parts: &[&str]) -> Bytes {
+        let body = join_parts(parts);
+        self.sent += body.len();
+        body
+    }
 }
 
 impl Outlet for LineOutlet {
@@ -58,19 +68,23 @@ impl Outlet for LineOutlet {
     fn request(&mut self, id: u64, of: RequestPhase, routing: Option<Box<RequestHeaders>>, parts: &[&str]) {
         // Requests in a session have their own deadlines.
         let header_timeout = (of == RequestPhase::Handshake).then_some(self.header_timeout);
-        self.line.send(LineOutput::Request { id, body: join_parts(parts), header_timeout, routing });
+        let body = self.body(parts);
+        self.line.send(LineOutput::Request { id, body, header_timeout, routing });
     }
 
     fn notify(&mut self, parts: &[&str]) {
-        self.line.send(LineOutput::Notification { body: join_parts(parts) });
+        let body = self.body(parts);
+        self.line.send(LineOutput::Notification { body });
     }
 
     fn respond(&mut self, parts: &[&str]) {
-        self.line.send(LineOutput::Response { body: join_parts(parts) });
+        let body = self.body(parts);
+        self.line.send(LineOutput::Response { body });
     }
 
     fn send_initialized(&mut self, version: &str, parts: &[&str]) {
-        self.line.send(LineOutput::Initialized { version: version.to_owned(), body: join_parts(parts) });
+        let body = self.body(parts);
+        self.line.send(LineOutput::Initialized { version: version.to_owned(), body });
     }
 
     fn abandon(&mut self, id: u64) {
@@ -110,7 +124,7 @@ struct RemoteSession {
 pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let Args { common, line } = args;
     let header_timeout = common.spec.policy.remote.header_timeout;
-    let (mut core, ports) = common.open(LineOutlet { line, header_timeout });
+    let (mut core, ports) = common.open(LineOutlet { line, header_timeout, sent: 0 });
     core.calls.written = 1;
     let mut this = Box::new(RemoteSession {
         ports,
@@ -131,6 +145,7 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
 impl RemoteSession {
     async fn serve(&mut self) -> RemoteSessionEnd {
         loop {
+            self.core.host.count_sent(std::mem::take(&mut self.core.outlet.sent));
             if self.ports.has_drained() {
                 return RemoteSessionEnd::Requested;
             }
@@ -204,6 +219,7 @@ impl RemoteSession {
         }
         match incoming {
             LineEvent::Message { message, request: of } => {
+                self.core.host.count_received(message.len());
                 let outcome = self.core.on_message(&message, of, now());
                 self.on_outcome(outcome)
             }
@@ -295,6 +311,7 @@ impl RemoteSession {
         let reads_optional_list = self.core.is_reading_optional_list();
         // The call may have been cancelled meanwhile.
         let pending = self.core.calls.pending.get_mut(&id)?;
+        pending.fail_span(|| CallError::Remote { fate: CallFate::NotSent, failure: failure.clone() });
         match &pending.purpose {
             PendingPurpose::Caller { repeatable, .. } => {
                 let repeatable = *repeatable;
@@ -593,6 +610,7 @@ impl RemoteSession {
     }
 
     async fn finish(&mut self, end: RemoteSessionEnd) -> WorkerExit {
+        self.core.host.count_sent(std::mem::take(&mut self.core.outlet.sent));
         let ran = self.core.initialized_at.map(|at| now().saturating_duration_since(at));
         let exit = match end {
             RemoteSessionEnd::Requested => {
@@ -743,6 +761,7 @@ pub(crate) mod tests {
                 rng: JitterRng::new(1, "a"),
                 report_event: Box::new(|_| {}),
                 stdout_lines: None,
+                observer: Arc::new(NoObserver),
                 memory: crate::byte_budget::ServerMemory::default(),
                 audience: AudienceHandle::new(
                     Arc::new(NoAudience),

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use futures::FutureExt;
 use mcp_satellite_protocol::header::RequestHeaders;
 use mcp_satellite_protocol::rpc::put_json;
@@ -245,7 +245,7 @@ impl StdioSession {
                 self.core.host.report(SessionEvent::FirstByte);
                 None
             }
-            ReadOutcome::Line(line) => match self.core.on_message(&line, None, now()) {
+            ReadOutcome::Line(line) => match self.on_line(&line) {
                 MessageOutcome::HandshakeRefused(how) => Some(StdioSessionEnd::Failed(handshake_exit_cause(how))),
                 MessageOutcome::Flooded => {
                     let why = "the server sends requests and does not read the responses".to_owned();
@@ -262,6 +262,7 @@ impl StdioSession {
                 | MessageOutcome::Initialized => None,
             },
             ReadOutcome::Dropped(bytes) => {
+                self.core.host.count_received(bytes);
                 self.core.host.on_dropped(&self.core.spec, bytes);
                 None
             }
@@ -284,6 +285,12 @@ impl StdioSession {
         }
     }
 
+    fn on_line(&mut self, line: &Bytes) -> MessageOutcome {
+        // The newline was read, too.
+        self.core.host.count_received(line.len() + 1);
+        self.core.on_message(line, None, now())
+    }
+
     fn mark_broken(&mut self, why: String) {
         self.broken.get_or_insert((why, now() + BROKEN_PATIENCE));
     }
@@ -291,6 +298,7 @@ impl StdioSession {
     fn on_written(&mut self, written: std::io::Result<usize>) {
         match written {
             Ok(count) => {
+                self.core.host.count_sent(count);
                 self.core.outlet.out.advance(count);
                 self.core.calls.written += count as u64;
                 self.core.send_queued();
@@ -508,6 +516,7 @@ mod tests {
                 rng: JitterRng::new(1, "a"),
                 report_event: Box::new(|_| {}),
                 stdout_lines: None,
+                observer: Arc::new(NoObserver),
                 memory: crate::byte_budget::ServerMemory::default(),
                 audience: AudienceHandle::new(
                     Arc::new(NoAudience),

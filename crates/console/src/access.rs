@@ -164,7 +164,7 @@ impl ConsoleAccess {
 
     /// Returns the number of logged-in browsers.
     pub fn login_count(&self) -> usize {
-        self.logins().by_id.len()
+        self.logins().by_id.values().filter(|login| login.since.elapsed() < LOGIN_AGE_MAX).count()
     }
 
     /// Authenticates a request. `is_change` is false if it only reads.

@@ -557,9 +557,40 @@ pub struct SatelliteStatus {
     /// State of the backend link; `None` without a backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<BackendStatus>,
+    /// Export of traces and metrics over OTLP; `None` if nothing is exported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub telemetry: Option<TelemetryStatus>,
     /// Rejected content of the configuration files; `None` if their current content is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected_configuration: Option<RejectedConfiguration>,
+}
+
+/// Export of traces and metrics over OTLP.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TelemetryStatus {
+    /// Export of spans; `None` if none are exported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traces: Option<ExportStatus>,
+    /// Export of histograms; `None` if none are exported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<ExportStatus>,
+    /// Spans that the receiver accepted.
+    pub spans_exported: u64,
+    /// Spans that were dropped, for any reason.
+    pub spans_dropped: u64,
+}
+
+/// Export of one kind of telemetry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ExportStatus {
+    /// URL of the receiver, without credentials.
+    pub endpoint: String,
+    /// Time of the first of the failed exports in a row, in RFC 3339; `None` if the last export succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing_since: Option<String>,
+    /// Reason why the last export failed; `None` if it succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
 }
 
 /// Configuration files that were rejected. The previous configuration stays in use.

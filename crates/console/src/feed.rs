@@ -414,6 +414,11 @@ impl StreamLimits {
         Ok(OpenStream { limits: self.clone(), principal: key })
     }
 
+    /// Returns the number of open streams.
+    pub fn open_count(&self) -> usize {
+        self.counts().values().sum()
+    }
+
     fn counts(&self) -> MutexGuard<'_, HashMap<String, usize>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

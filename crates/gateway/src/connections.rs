@@ -16,6 +16,8 @@ use tokio::time::{Duration, Instant, timeout};
 use mcp_satellite_config::GatewayLimits;
 use mcp_satellite_process::process::DescriptorReserve;
 
+use super::traffic::HttpTraffic;
+
 // Minimum time between two warnings about closed connections.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
 
@@ -59,6 +61,7 @@ impl ConnectionLimits {
 pub(crate) struct Connections {
     table: Mutex<ConnectionTable>,
     closed: Notify,
+    traffic: Arc<HttpTraffic>,
 }
 
 #[derive(Debug)]
@@ -99,6 +102,10 @@ pub(crate) struct ConnectionPlace {
 }
 
 impl ConnectionPlace {
+    pub(crate) fn traffic(&self) -> &HttpTraffic {
+        &self.connections.traffic
+    }
+
     pub(crate) fn is_authenticated(&self) -> bool {
         self.state.phase.load(Ordering::Acquire) == AUTHENTICATED
     }
@@ -136,7 +143,8 @@ impl Connections {
         (table.open.saturating_sub(others), others)
     }
 
-    pub(crate) fn new(limits: ConnectionLimits) -> Arc<Self> {
+    /// `traffic` counts the bytes of the connections.
+    pub(crate) fn new(limits: ConnectionLimits, traffic: Arc<HttpTraffic>) -> Arc<Self> {
         let table = ConnectionTable {
             limits,
             open: 0,
@@ -148,7 +156,7 @@ impl Connections {
             evicted: 0,
             refused: 0,
         };
-        Arc::new(Self { table: Mutex::new(table), closed: Notify::new() })
+        Arc::new(Self { table: Mutex::new(table), closed: Notify::new(), traffic })
     }
 
     pub(crate) fn set_limits(&self, limits: ConnectionLimits) {
@@ -316,7 +324,7 @@ mod tests {
 
     #[test]
     fn only_the_oldest_unauthenticated_connection_is_evicted() {
-        let (connections, now) = (Connections::new(limits(4, 2, 9)), Instant::now());
+        let (connections, now) = (Connections::new(limits(4, 2, 9), Arc::default()), Instant::now());
         let admit = |port| connections.admit(peer(1, port), LOW, now);
         let known = admit(1).unwrap();
         connections.mark_authenticated(peer(1, 1));
@@ -340,7 +348,7 @@ mod tests {
 
     #[test]
     fn unauthenticated_connections_are_limited_per_address_except_shared_ones() {
-        let (connections, now) = (Connections::new(limits(100, 70, 2)), Instant::now());
+        let (connections, now) = (Connections::new(limits(100, 70, 2), Arc::default()), Instant::now());
         let admit = |peer| connections.admit(peer, LOW, now).unwrap();
         let places: Vec<_> = [1, 2, 3].map(|port| admit(peer(1, port))).into();
         assert_eq!(places.iter().map(is_evicted).collect::<Vec<_>>(), [true, false, false]);
@@ -356,7 +364,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_reserved_for_the_satellite() {
-        let (connections, now) = (Connections::new(limits(5000, 3000, 9000)), Instant::now());
+        let (connections, now) = (Connections::new(limits(5000, 3000, 9000), Arc::default()), Instant::now());
         let first = connections.admit(peer(1, 1), 767, now).unwrap();
         let second = connections.admit(peer(1, 2), 768, now).unwrap();
         assert!(is_evicted(&first) && !is_evicted(&second));
@@ -367,7 +375,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_new_connection_waits_for_the_descriptor_of_the_evicted_one() {
-        let (connections, now) = (Connections::new(limits(2, 2, 9)), Instant::now());
+        let (connections, now) = (Connections::new(limits(2, 2, 9), Arc::default()), Instant::now());
         connections.wait_evicted_closed().await;
         let places: Vec<_> = (1..=4).map(|port| connections.admit(peer(1, port), LOW, now).unwrap()).collect();
         let mut waiting = Box::pin(connections.wait_evicted_closed());

@@ -2,6 +2,7 @@
 //! the tools of all instances.
 
 use std::borrow::Cow;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures::FutureExt as _;
@@ -16,13 +17,12 @@ use tracing::Instrument as _;
 use super::access::User;
 use super::answer::{CallAnswer, InitializeAnswer, RpcError};
 use super::audience::GatewayAudience;
-use super::client_description::ClientDescription;
 use super::control_server::{ControlServer, ControlTools};
 use super::endpoint_id::EndpointId;
 use super::flat::FlatEndpoint;
 use super::handler::EndpointHandler;
 use super::instance::Instances;
-use super::request::EndpointRequest;
+use super::request::{EndpointRequest, OpeningRequest};
 use super::session::{ClientLifetime, ClientSession};
 use super::subscription::SubscriptionFilter;
 use super::tools::endpoint::{handle_notification, unknown_method};
@@ -56,45 +56,103 @@ impl EndpointDispatcher {
     }
 }
 
+/// Request of a client that is observed.
+struct ClientRequest<'a> {
+    message: &'a RpcMessage,
+    user: &'a User,
+    endpoint: &'a EndpointId,
+    session: Option<&'a str>,
+    version: &'a str,
+    peer: Option<SocketAddr>,
+}
+
 impl EndpointDispatcher {
-    /// Returns the span of a client's request; `None` if nothing observes it.
+    /// Returns the span of a request; `None` if nothing observes it.
     fn begin_span(&self, request: &EndpointRequest) -> Option<Box<dyn CallSpan>> {
         if !self.runtime.observer().observes_calls() {
             return None;
         }
-        let EndpointRequest { message, session, .. } = request;
+        let EndpointRequest { message, session, peer, .. } = request;
+        let is_session = session.facts.lifetime == ClientLifetime::Session;
+        let session_id = is_session.then(|| session.public_id());
+        self.begin_span_of(&ClientRequest {
+            message,
+            user: session.user(),
+            endpoint: &session.facts.endpoint,
+            session: session_id.as_deref(),
+            version: &session.facts.version,
+            peer: *peer,
+        })
+    }
+
+    /// Returns the span of a request that opens a session or describes an endpoint.
+    fn begin_opening_span(&self, request: &OpeningRequest) -> Option<Box<dyn CallSpan>> {
+        if !self.runtime.observer().observes_calls() {
+            return None;
+        }
+        let OpeningRequest { user, endpoint, client, message, peer } = request;
+        let (version, session) = (&*client.version, None);
+        self.begin_span_of(&ClientRequest { message, user, endpoint, session, version, peer: *peer })
+    }
+
+    fn begin_span_of(&self, request: &ClientRequest<'_>) -> Option<Box<dyn CallSpan>> {
+        let ClientRequest { message, user, endpoint, session, version, peer } = *request;
         let method = message.method().unwrap_or_default();
         let params = message.params();
         let target =
             matches!(method, method::TOOLS_CALL | method::PROMPTS_GET).then(|| member(params?, "name")).flatten();
         let target = target.and_then(|name| serde_json::from_str::<Cow<'_, str>>(name).ok());
-        let view = match &session.facts.endpoint {
+        let view = match endpoint {
             EndpointId::Instance(id) => self.runtime.status(id),
             EndpointId::Tools | EndpointId::Flat | EndpointId::Control => None,
         };
-        let (user, is_session) = (session.user(), session.facts.lifetime == ClientLifetime::Session);
-        let session_id = is_session.then(|| session.public_id());
-        let (team, user, session_id) = (&user.team, &user.user, session_id.as_deref());
         self.runtime.observer().begin_call(&ObservedCall {
-            side: ObservedSide::Server { team, user, session: session_id },
+            side: ObservedSide::Server { team: &user.team, user: &user.user, session, peer },
             trace: TraceOrigin::Entry(message.trace_parent()),
             method,
             target: target.as_deref(),
             params,
             request_id: &message.id().unwrap_or("null"),
-            version: Some(&session.facts.version),
+            version: Some(version).filter(|version| !version.is_empty()),
             spec: view.as_ref().map(|view| &*view.spec),
         })
     }
 }
 
-fn end_span(span: Box<dyn CallSpan>, answer: &CallAnswer) {
-    span.end(match answer {
+fn end_of_answer(answer: &CallAnswer) -> CallEnd<'_> {
+    match answer {
         CallAnswer::Message(message) => response_end(message),
         CallAnswer::Result(result) | CallAnswer::CompletedResult(result) => CallEnd::Result(result),
-        CallAnswer::Error(RpcError { code, message, .. }) => CallEnd::Error { code: *code, message: message.into() },
+        CallAnswer::Error(error) => end_of_error(error),
         CallAnswer::Cancelled => CallEnd::Cancelled,
-    });
+    }
+}
+
+fn end_of_error(error: &RpcError) -> CallEnd<'_> {
+    CallEnd::Error { code: error.code, message: (&error.message).into() }
+}
+
+/// Ends the span with the answer. Log lines until then contain the ids of a recorded request.
+fn observe<T: Send + 'static>(
+    span: Option<Box<dyn CallSpan>>,
+    answer: BoxFuture<'static, T>,
+    to_end: impl FnOnce(&T) -> CallEnd<'_> + Send + 'static,
+) -> BoxFuture<'static, T> {
+    let Some(span) = span else { return answer };
+    let trace = span.trace();
+    let answer = async move {
+        let answer = answer.await;
+        span.end(to_end(&answer));
+        answer
+    };
+    let Some(TraceParent { trace_id, span_id, .. }) = trace else { return answer.boxed() };
+    let (trace_id, span_id) = (u128::from_be_bytes(trace_id), u64::from_be_bytes(span_id));
+    let fields = tracing::info_span!(
+        "call",
+        trace_id = %format_args!("{trace_id:032x}"),
+        span_id = %format_args!("{span_id:016x}")
+    );
+    answer.instrument(fields).boxed()
 }
 
 impl EndpointHandler for EndpointDispatcher {
@@ -106,28 +164,34 @@ impl EndpointHandler for EndpointDispatcher {
         self.control.as_ref().is_some_and(|control| control.0.admits(user))
     }
 
-    fn initialize(
-        &self,
-        user: Arc<User>,
-        endpoint: EndpointId,
-        client: ClientDescription,
-    ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
-        match endpoint {
+    fn initialize(&self, request: OpeningRequest) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
+        let span = self.begin_opening_span(&request);
+        let OpeningRequest { user, endpoint, client, .. } = request;
+        let answer = match endpoint {
             EndpointId::Instance(id) => self.instances.initialize(id, client),
             EndpointId::Tools => self.tools.initialize(&user, &client),
             EndpointId::Flat => self.flat.initialize(&user, &client),
             EndpointId::Control => ready(Ok(ControlServer::initialize(&client))).boxed(),
-        }
+        };
+        observe(span, answer, |answer| match answer {
+            Ok(answer) => CallEnd::Result(&answer.result),
+            Err(error) => end_of_error(error),
+        })
     }
 
-    fn discover(&self, user: Arc<User>, endpoint: EndpointId) -> BoxFuture<'static, Result<String, RpcError>> {
-        let result = match endpoint {
-            EndpointId::Instance(id) => return self.instances.discover(id),
-            EndpointId::Tools => self.tools.discover(&user),
-            EndpointId::Flat => self.flat.discover(&user),
-            EndpointId::Control => ControlServer::discover(),
+    fn discover(&self, request: OpeningRequest) -> BoxFuture<'static, Result<String, RpcError>> {
+        let span = self.begin_opening_span(&request);
+        let OpeningRequest { user, endpoint, .. } = request;
+        let answer = match endpoint {
+            EndpointId::Instance(id) => self.instances.discover(id),
+            EndpointId::Tools => ready(Ok(self.tools.discover(&user))).boxed(),
+            EndpointId::Flat => ready(Ok(self.flat.discover(&user))).boxed(),
+            EndpointId::Control => ready(Ok(ControlServer::discover())).boxed(),
         };
-        ready(Ok(result)).boxed()
+        observe(span, answer, |answer| match answer {
+            Ok(result) => CallEnd::Result(result),
+            Err(error) => end_of_error(error),
+        })
     }
 
     fn definition(&self, user: Arc<User>, endpoint: &EndpointId, tool: &str) -> BoxFuture<'static, Option<Box<str>>> {
@@ -172,7 +236,6 @@ impl EndpointHandler for EndpointDispatcher {
     fn handle_request(&self, mut request: EndpointRequest) -> BoxFuture<'static, CallAnswer> {
         let span = self.begin_span(&request);
         request.trace = span.as_ref().and_then(|span| span.trace());
-        let trace = request.trace;
         let answer = match &request.session.facts.endpoint {
             EndpointId::Instance(id) => self.instances.handle_request(id.clone(), request),
             EndpointId::Tools => self.tools.handle_request(request),
@@ -182,25 +245,7 @@ impl EndpointHandler for EndpointDispatcher {
                 None => ready(unknown_method(request.message.method())).boxed(),
             },
         };
-        let Some(span) = span else { return answer };
-        let answer = async move {
-            let answer = answer.await;
-            end_span(span, &answer);
-            answer
-        };
-        match trace {
-            None => answer.boxed(),
-            // Log lines of the call contain both ids.
-            Some(TraceParent { trace_id, span_id, .. }) => {
-                let (trace_id, span_id) = (u128::from_be_bytes(trace_id), u64::from_be_bytes(span_id));
-                let fields = tracing::info_span!(
-                    "call",
-                    trace_id = %format_args!("{trace_id:032x}"),
-                    span_id = %format_args!("{span_id:016x}")
-                );
-                answer.instrument(fields).boxed()
-            }
-        }
+        observe(span, answer, end_of_answer)
     }
 
     fn handle_notification(&self, session: &Arc<ClientSession>, message: RpcMessage) {

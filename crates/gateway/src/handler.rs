@@ -10,9 +10,8 @@ use mcp_satellite_protocol::rpc::RpcMessage;
 
 use super::access::User;
 use super::answer::{CallAnswer, InitializeAnswer, RpcError};
-use super::client_description::ClientDescription;
 use super::endpoint_id::EndpointId;
-use super::request::EndpointRequest;
+use super::request::{EndpointRequest, OpeningRequest};
 use super::session::ClientSession;
 use super::subscription::SubscriptionFilter;
 
@@ -26,15 +25,10 @@ pub trait EndpointHandler: Send + Sync + 'static {
     }
 
     /// Answers `initialize`. The session is created afterwards.
-    fn initialize(
-        &self,
-        user: Arc<User>,
-        endpoint: EndpointId,
-        client: ClientDescription,
-    ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>>;
+    fn initialize(&self, request: OpeningRequest) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>>;
 
     /// Returns the result of `server/discover` for a stateless client, as JSON text.
-    fn discover(&self, user: Arc<User>, endpoint: EndpointId) -> BoxFuture<'static, Result<String, RpcError>>;
+    fn discover(&self, request: OpeningRequest) -> BoxFuture<'static, Result<String, RpcError>>;
 
     /// Returns the definition of a tool as `tools/list` returns it to this user. Returns `None` if the tool is unknown or
     /// its definition marks no parameter for a header.

@@ -39,12 +39,14 @@ use super::handler::EndpointHandler;
 use super::pages::PageConnection;
 use super::parked_calls::{ParkedCalls, ParkedLimits};
 use super::reply::{self, SESSION_ID};
+use super::request::OpeningRequest;
 use super::session::{ClientLifetime, ClientSession, SessionEnd, SessionFacts};
 use super::session_call::{self, ResponseFormat, ResponseSettings};
 use super::sessions::{SessionLimitError, Sessions};
 use super::settings::{ClientEventSink, GatewaySettings};
 use super::stateless_call::StatelessCall;
 use super::stream::{self, SESSION_STREAM};
+use super::traffic::RouteKind;
 use super::{era, metadata, pages};
 use stateless::reject_stateless;
 
@@ -137,6 +139,8 @@ struct HttpRequest<'a> {
     permission: &'a Permission,
     path: RequestPath<'a>,
     parts: &'a request::Parts,
+    /// Address of the connection.
+    peer: Option<SocketAddr>,
 }
 
 impl<'a> HttpRequest<'a> {
@@ -278,7 +282,8 @@ impl EndpointService {
             ));
         }
         let permission = self.authenticate(&settings, peer, parts)?;
-        self.answer_mcp(HttpRequest { settings: &settings, permission: &permission, path, parts }, body).await
+        let (settings, permission, peer) = (&*settings, &permission, Some(peer));
+        self.answer_mcp(HttpRequest { settings, permission, path, parts, peer }, body).await
     }
 
     async fn answer_mcp(self: &Arc<Self>, request: HttpRequest<'_>, body: &mut BodyDataStream) -> Checked<Response> {
@@ -395,7 +400,7 @@ impl EndpointService {
         let admission =
             user.acquire_call_permit().map_err(|limited| ErrorResponse::new(reply::limit_exceeded(id, &limited)))?;
         let resources = (admission, self.work.token(), memory);
-        Ok(session_call::answer(&*self.handler, &session, message, response_settings, resources).await)
+        Ok(session_call::answer(&*self.handler, &session, (message, request.peer), response_settings, resources).await)
     }
 
     /// Resolves the endpoint for this user. The instance of another user is reported as missing, with `code` as error
@@ -523,7 +528,7 @@ impl EndpointService {
         let admissions = requests.iter().map(acquire).collect::<Checked<Vec<_>>>()?;
         let _work = self.work.token();
         let timeout = request.settings.limits.request_timeout;
-        Ok(session_call::answer_batch(&*self.handler, &session, requests, timeout, admissions).await)
+        Ok(session_call::answer_batch(&*self.handler, &session, (requests, request.peer), timeout, admissions).await)
     }
 
     async fn initialize(
@@ -540,7 +545,14 @@ impl EndpointService {
             .acquire_call_permit()
             .map_err(|limited| ErrorResponse::new(reply::limit_exceeded(Some(id), &limited)))?;
         let _work = self.work.token();
-        let answer = match self.handler.initialize(user.clone(), endpoint.clone(), client.clone()).await {
+        let opening = OpeningRequest {
+            user: user.clone(),
+            endpoint: endpoint.clone(),
+            client: client.clone(),
+            message: message.clone(),
+            peer: request.peer,
+        };
+        let answer = match self.handler.initialize(opening).await {
             Ok(answer) => answer,
             Err(error) => return Ok(reply::answer(&CallAnswer::Error(error), id)),
         };
@@ -688,17 +700,21 @@ impl<'de> Deserialize<'de> for BatchTexts<'de> {
 
 /// Answers one HTTP request. There are few paths and one function distinguishes them, so no router is needed.
 pub(crate) async fn handle(endpoint: Arc<EndpointService>, peer: SocketAddr, request: IncomingRequest) -> Response {
-    if let Some(pages) = endpoint.pages.get()
+    let route = RouteKind::of_path(request.uri().path());
+    let response = if let Some(pages) = endpoint.pages.get()
         && parse_path(request.uri().path()).is_none()
     {
         let (pages, settings) = (pages.clone(), endpoint.settings());
         let connection = PageConnection::of_endpoint(endpoint.connections.clone(), peer, &settings);
-        return pages::answer(pages, &settings, connection, request.map(Body::new)).await;
-    }
-    let (parts, body) = request.into_parts();
-    let mut body = Body::new(body).into_data_stream();
-    let answered = endpoint.answer(peer, &parts, &mut body).await;
-    finish(answered, &parts, &mut body).await
+        pages::answer(pages, &settings, connection, request.map(Body::new)).await
+    } else {
+        let (parts, body) = request.into_parts();
+        let mut body = Body::new(body).into_data_stream();
+        let answered = endpoint.answer(peer, &parts, &mut body).await;
+        finish(answered, &parts, &mut body).await
+    };
+    endpoint.sessions.traffic().count_request(route, response.status());
+    response
 }
 
 /// Answers a request for an instance with this permission.
@@ -711,7 +727,8 @@ pub(crate) async fn handle_as(
     let (parts, body) = request.into_parts();
     let (settings, mut body) = (endpoint.settings(), body.into_data_stream());
     let path = RequestPath::Instance(instance);
-    let request = HttpRequest { settings: &settings, permission, path, parts: &parts };
+    let peer = parts.extensions.get::<PageConnection>().map(|connection| connection.peer);
+    let request = HttpRequest { settings: &settings, permission, path, parts: &parts, peer };
     let answered = endpoint.answer_mcp(request, &mut body).await;
     finish(answered, &parts, &mut body).await
 }

@@ -294,8 +294,8 @@ async fn subscribe(
     // Held until the answer, because no client cancels this request.
     let (_cancel, cancellation) = oneshot::channel();
     let session = session.clone();
-    let (timeout, era, trace) = (None, Era::Sessions, None);
-    let request = EndpointRequest { message, session, call: 0, cancellation, timeout, era, trace };
+    let (timeout, era, trace, peer) = (None, Era::Sessions, None, None);
+    let request = EndpointRequest { message, session, call: 0, cancellation, timeout, era, trace, peer };
     let is_agreed = match forward_shared_request(runtime, audience, id, &shared, request).await {
         CallAnswer::Result(_) | CallAnswer::CompletedResult(_) => true,
         CallAnswer::Message(answer) => answer.kind() == MessageKind::Result,

@@ -53,6 +53,7 @@ mod stateless_call;
 pub mod stream;
 pub mod subscription;
 pub mod tools;
+pub mod traffic;
 
 use std::fmt;
 use std::io;
@@ -118,7 +119,7 @@ impl Gateway {
         sessions: Arc<Sessions>,
         event_sink: ClientEventSink,
     ) -> io::Result<Self> {
-        let connections = Connections::new(settings.connection_limits());
+        let connections = Connections::new(settings.connection_limits(), sessions.traffic().clone());
         let terms = Arc::new(ListenerTerms::new(settings.load_identity()?, connections.clone()));
         let address = listener.local_addr()?;
         let endpoint = Arc::new(EndpointService::new(handler, sessions, event_sink, access, connections, settings));

@@ -158,6 +158,12 @@ struct Connection {
 }
 
 impl Connection {
+    fn count_written(&self, written: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.entry.traffic().count_sent(*bytes);
+        }
+    }
+
     fn poll_should_close(&mut self, context: &mut Context<'_>) -> bool {
         let Some(deadline) = &mut self.deadline else { return false };
         if self.entry.is_authenticated() {
@@ -178,13 +184,18 @@ impl AsyncRead for Connection {
             // Reports the end of the stream, so an open response is still written.
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut self.stream).poll_read(context, into)
+        let before = into.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, into);
+        self.entry.traffic().count_received(into.filled().len() - before);
+        read
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, from)
+        let written = Pin::new(&mut self.stream).poll_write(context, from);
+        self.count_written(&written);
+        written
     }
 
     fn poll_write_vectored(
@@ -192,7 +203,9 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         from: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, from)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, from);
+        self.count_written(&written);
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

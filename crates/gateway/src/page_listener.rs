@@ -14,6 +14,7 @@ use super::connections::Connections;
 use super::listen::{EndpointListener, ListenerTerms};
 use super::pages::{PageConnection, answer as answer_page};
 use super::settings::GatewaySettings;
+use super::traffic::{HttpTraffic, RouteKind};
 
 /// A listener for the console only. Dropping it ends it at once.
 #[derive(Debug)]
@@ -28,17 +29,23 @@ pub struct PageListener {
 struct PageService {
     pages: Router,
     connections: Arc<Connections>,
+    traffic: Arc<HttpTraffic>,
     settings: RwLock<Arc<GatewaySettings>>,
 }
 
 impl PageListener {
     /// # Errors
     /// The certificate or the listener cannot be used.
-    pub fn start(listener: TcpListener, settings: GatewaySettings, pages: Router) -> io::Result<Self> {
-        let connections = Connections::new(settings.connection_limits());
+    pub fn start(
+        listener: TcpListener,
+        settings: GatewaySettings,
+        pages: Router,
+        traffic: &Arc<HttpTraffic>,
+    ) -> io::Result<Self> {
+        let (connections, traffic) = (Connections::new(settings.connection_limits(), traffic.clone()), traffic.clone());
         let terms = Arc::new(ListenerTerms::new(settings.load_identity()?, connections.clone()));
         let address = listener.local_addr()?;
-        let service = Arc::new(PageService { pages, connections, settings: RwLock::new(Arc::new(settings)) });
+        let service = Arc::new(PageService { pages, connections, traffic, settings: RwLock::new(Arc::new(settings)) });
         let listener = EndpointListener::open(listener, terms.clone(), service.clone().handler())?;
         Ok(Self { listener, address, terms, service })
     }
@@ -100,7 +107,12 @@ impl PageService {
         move |peer, request| {
             let (pages, settings) = (self.pages.clone(), self.settings());
             let connection = PageConnection::of_own_listener(self.connections.clone(), peer, &settings);
-            Box::pin(async move { answer_page(pages, &settings, connection, request.map(Body::new)).await })
+            let (service, route) = (self.clone(), RouteKind::of_path(request.uri().path()));
+            Box::pin(async move {
+                let response = answer_page(pages, &settings, connection, request.map(Body::new)).await;
+                service.traffic.count_request(route, response.status());
+                response
+            })
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The request of a client.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use mcp_satellite_actors::ClientFacts;
@@ -10,6 +11,9 @@ use mcp_satellite_protocol::trace::TraceParent;
 use tokio::sync::oneshot;
 use tokio::time::Duration;
 
+use super::access::User;
+use super::client_description::ClientDescription;
+use super::endpoint_id::EndpointId;
 use super::session::ClientSession;
 
 /// Request of a client with everything that its answer needs. Created once, when the request has a session, and passed
@@ -28,6 +32,19 @@ pub struct EndpointRequest {
     pub era: Era,
     /// Span of the request, if it is recorded.
     pub trace: Option<TraceParent>,
+    /// Address of the client's connection.
+    pub peer: Option<SocketAddr>,
+}
+
+/// Request for the description of an endpoint: `initialize`, or `server/discover` without a session.
+#[derive(Debug, Clone)]
+pub struct OpeningRequest {
+    pub user: Arc<User>,
+    pub endpoint: EndpointId,
+    pub client: ClientDescription,
+    pub message: RpcMessage,
+    /// Address of the client's connection.
+    pub peer: Option<SocketAddr>,
 }
 
 impl EndpointRequest {

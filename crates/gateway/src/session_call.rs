@@ -4,6 +4,7 @@
 
 use mcp_satellite_protocol::error_code::{INVALID_REQUEST, SERVER_ERROR};
 use mcp_satellite_protocol::method;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -59,7 +60,7 @@ struct StartedCall {
 fn start_call(
     handler: &dyn EndpointHandler,
     session: &Arc<ClientSession>,
-    message: RpcMessage,
+    (message, peer): (RpcMessage, Option<SocketAddr>),
     timeout: Option<Duration>,
     streams: bool,
 ) -> Result<StartedCall, Arc<str>> {
@@ -70,7 +71,8 @@ fn start_call(
     }
     let open = OpenCallGuard { session: session.clone(), call };
     let session = session.clone();
-    let request = EndpointRequest { message, session, call, cancellation, timeout, era: Era::Sessions, trace: None };
+    let (era, trace) = (Era::Sessions, None);
+    let request = EndpointRequest { message, session, call, cancellation, timeout, era, trace, peer };
     let answer = handler.handle_request(request);
     Ok(StartedCall { open, id, answer })
 }
@@ -88,10 +90,11 @@ fn session_ended_response(id: &str) -> Response {
 /// work until the client has read it.
 pub(crate) type CallResources<A, W, M> = (A, W, M);
 
+/// Answers a message, which came from the address.
 pub(crate) async fn answer(
     handler: &dyn EndpointHandler,
     session: &Arc<ClientSession>,
-    message: RpcMessage,
+    message: (RpcMessage, Option<SocketAddr>),
     settings: ResponseSettings,
     resources: CallResources<impl Send + 'static, impl Send + 'static, impl Send + 'static>,
 ) -> Response {
@@ -152,13 +155,13 @@ async fn stream_answer(
 pub(crate) async fn answer_batch(
     handler: &dyn EndpointHandler,
     session: &Arc<ClientSession>,
-    requests: Vec<RpcMessage>,
+    (requests, peer): (Vec<RpcMessage>, Option<SocketAddr>),
     timeout: Option<Duration>,
     _resources: impl Send + 'static,
 ) -> Response {
     let mut pending = Vec::with_capacity(requests.len());
     for message in requests {
-        let started = match start_call(handler, session, message, timeout, false) {
+        let started = match start_call(handler, session, (message, peer), timeout, false) {
             Ok(started) => started,
             Err(id) => return id_in_use_response(&id),
         };
@@ -186,8 +189,8 @@ mod tests {
 
     use super::super::access::User;
     use super::super::answer::{InitializeAnswer, RpcError};
-    use super::super::client_description::ClientDescription;
     use super::super::endpoint_id::EndpointId;
+    use super::super::request::OpeningRequest;
     use super::super::sessions::Sessions;
     use super::super::sessions::tests::{session_facts, user};
     use super::super::subscription::SubscriptionFilter;
@@ -202,16 +205,11 @@ mod tests {
             None
         }
 
-        fn initialize(
-            &self,
-            _: Arc<User>,
-            _: EndpointId,
-            _: ClientDescription,
-        ) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
+        fn initialize(&self, _: OpeningRequest) -> BoxFuture<'static, Result<InitializeAnswer, RpcError>> {
             Box::pin(std::future::pending())
         }
 
-        fn discover(&self, _: Arc<User>, _: EndpointId) -> BoxFuture<'static, Result<String, RpcError>> {
+        fn discover(&self, _: OpeningRequest) -> BoxFuture<'static, Result<String, RpcError>> {
             Box::pin(std::future::pending())
         }
 
@@ -259,7 +257,7 @@ mod tests {
         };
         let (admission, work, memory) = (Arc::new(()), Arc::new(()), Arc::new(()));
         let resources = (admission.clone(), work.clone(), memory.clone());
-        let response = super::answer(&handler, &session, message, settings, resources).await;
+        let response = super::answer(&handler, &session, (message, None), settings, resources).await;
         let mut body = response.into_body().into_data_stream();
         assert!(body.next().await.unwrap().unwrap().starts_with(b"id: 1-0"));
         release.send("1".to_owned()).unwrap();

@@ -17,6 +17,7 @@ use super::clients::{self, ClientStatus, StatelessClients};
 use super::endpoint_id::EndpointPath;
 use super::session::{ClientLifetime, ClientSession, SessionEnd, SessionFacts};
 use super::stream::is_crowded;
+use super::traffic::HttpTraffic;
 use mcp_satellite_config::GatewayLimits;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +52,7 @@ pub struct Sessions {
     memory: Arc<ByteBudget>,
     // Part of `memory` for buffered events and unread responses.
     streams: Arc<ByteBudget>,
+    traffic: Arc<HttpTraffic>,
 }
 
 impl Default for Sessions {
@@ -92,11 +94,16 @@ impl Sessions {
 
     pub fn with_memory(memory: Arc<ByteBudget>) -> Self {
         let streams = memory.part(usize::MAX);
-        Self { table: Mutex::default(), random: SystemRandom::new(), memory, streams }
+        Self { table: Mutex::default(), random: SystemRandom::new(), memory, streams, traffic: Arc::default() }
     }
 
     pub fn memory(&self) -> &Arc<ByteBudget> {
         &self.memory
+    }
+
+    /// Returns the counters of HTTP requests and bytes, which outlive the listeners.
+    pub fn traffic(&self) -> &Arc<HttpTraffic> {
+        &self.traffic
     }
 
     pub fn stream_budget(&self) -> &ByteBudget {

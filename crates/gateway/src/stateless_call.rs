@@ -9,6 +9,7 @@
 //! ```
 
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -65,7 +66,7 @@ pub(super) struct StatelessCall {
 impl StatelessCall {
     pub(super) fn begin(
         session_guard: StatelessSessionGuard,
-        message: RpcMessage,
+        (message, peer): (RpcMessage, Option<SocketAddr>),
         timeout: Option<std::time::Duration>,
         admission: impl Send + 'static,
         memory: impl Send + 'static,
@@ -81,6 +82,7 @@ impl StatelessCall {
             timeout,
             era: Era::Stateless,
             trace: None,
+            peer,
         };
         let answer = session_guard.http.handler.handle_request(request);
         Self { answer, session_guard, message, _cancel: cancel, _resources: Box::new((admission, memory)) }

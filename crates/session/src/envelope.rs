@@ -65,6 +65,11 @@ impl<'a> RequestMeta<'a> {
     }
 }
 
+/// Returns the params of a request of the satellite, which have no metadata, with the span of the request.
+pub(crate) fn params_with_trace(params: Option<&str>, trace: &TraceParent) -> String {
+    with_members(params.unwrap_or("{}"), &[("_meta", &format!(r#"{{"{TRACEPARENT}":"{trace}"}}"#))])
+}
+
 pub(crate) fn method_and_params(request: &CallerRequest) -> (&str, Option<String>) {
     match request {
         CallerRequest::Tool { name, arguments, repeatable: _, trace: _ } => {

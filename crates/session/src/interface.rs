@@ -13,6 +13,8 @@ use mcp_satellite_model::spec::InstanceSpec;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::header::RequestHeaders;
 use mcp_satellite_protocol::rpc::RpcMessage;
+use mcp_satellite_protocol::trace::TraceParent;
+use serde_json::value::RawValue;
 
 use crate::gate::CallGate;
 use crate::origin::{CallOrigin, MessageCause};
@@ -58,6 +60,29 @@ pub struct SessionOptions {
     pub lists_memory: Arc<ByteBudget>,
 }
 
+/// Request of the satellite itself, such as `initialize` or `tools/list`.
+#[derive(Clone, Copy)]
+pub struct OwnRequest<'a> {
+    /// Id of the request.
+    pub id: u64,
+    /// Method of the request.
+    pub method: &'a str,
+    /// The instance.
+    pub spec: &'a InstanceSpec,
+    /// Version of the protocol; `None` before the handshake.
+    pub version: Option<&'a str>,
+}
+
+/// Observed request of the satellite. Dropped before its end, it was abandoned.
+pub trait RequestSpan: Send {
+    /// Returns the identity of the span, which the request passes on; `None` if the request is not recorded.
+    fn trace(&self) -> Option<TraceParent>;
+    /// Observes the answer or the failure.
+    fn end(self: Box<Self>, answer: Result<&RawValue, &CallError>);
+    /// Observes that the deadline passed.
+    fn time_out(self: Box<Self>, fate: CallFate);
+}
+
 /// Outgoing side of a transport. It accepts messages without blocking; each is the concatenation of its parts.
 pub trait Outlet {
     /// True if each request has its own exchange (HTTP). Such a request may be sent more than once and may belong to
@@ -101,6 +126,8 @@ pub trait SessionHost {
     fn on_request(&self, cause: MessageCause, question: u64, message: RpcMessage);
     /// Withdraws a question.
     fn on_request_withdrawn(&self, question: u64, message: RpcMessage);
+    /// Begins the observation of a request of the satellite; `None` if nothing observes it.
+    fn observe(&self, request: OwnRequest<'_>) -> Option<Box<dyn RequestSpan>>;
     /// Reports the start of the session to the clients.
     fn on_session_started(&self);
     /// Reports the end of the session and of its questions to the clients.

@@ -33,7 +33,8 @@ pub use call::{
 };
 pub use gate::{AdmissionError, CallGate, CallPermit};
 pub use interface::{
-    MessageOutcome, Outlet, PassedDeadline, RefusedCall, RequestPhase, SessionEvent, SessionHost, SessionOptions,
+    MessageOutcome, Outlet, OwnRequest, PassedDeadline, RefusedCall, RequestPhase, RequestSpan, SessionEvent,
+    SessionHost, SessionOptions,
 };
 pub use origin::{CallOrigin, MessageCause};
 pub use pending::{PendingPurpose, PendingRequest, PendingRequests, RelayedCallOrigin};

@@ -7,6 +7,7 @@ use mcp_satellite_model::exit::{CallError, CallFate};
 use mcp_satellite_model::failure::{ExchangeFailure, FailureKind};
 
 use crate::call::{CallTicket, OutboundRequest};
+use crate::interface::RequestSpan;
 use crate::origin::CallOrigin;
 use crate::state::InputRounds;
 
@@ -61,6 +62,7 @@ pub struct PendingRequest {
     pub attempts: u32,
     pub(crate) request: Option<OutboundRequest>,
     pub(crate) rounds: Option<Box<InputRounds>>,
+    pub(crate) span: Option<Box<dyn RequestSpan>>,
 }
 
 impl PendingRequest {
@@ -74,6 +76,14 @@ impl PendingRequest {
             attempts: 0,
             request: None,
             rounds: None,
+            span: None,
+        }
+    }
+
+    /// Reports the failure of a request of the satellite, if it is observed.
+    pub fn fail_span(&mut self, error: impl FnOnce() -> CallError) {
+        if let Some(span) = self.span.take() {
+            span.end(Err(&error()));
         }
     }
 
@@ -202,15 +212,17 @@ impl PendingRequests {
         // Settled in call order, so that the outcomes of an instance's calls have a deterministic order.
         let mut pending: Vec<_> = self.pending.drain().collect();
         pending.sort_unstable_by_key(|(id, _)| *id);
-        for (_, pending) in pending {
+        for (_, mut pending) in pending {
             let fate = if may_have_reached_server(&pending, self.written) {
                 CallFate::MaybeExecuted
             } else {
                 CallFate::NotSent
             };
+            let error = || CallError::Terminated { fate, reason: reason.to_owned() };
+            pending.fail_span(error);
             if let PendingPurpose::Caller { mut ticket, .. } = pending.purpose {
                 ticket.fate = fate;
-                ticket.fail(CallError::Terminated { fate, reason: reason.to_owned() });
+                ticket.fail(error());
             }
         }
     }

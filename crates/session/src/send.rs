@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::call::{CallerRequest, ClientRelay, OutboundRequest};
 use crate::envelope::{self, RequestIdentity, RequestMeta};
-use crate::interface::{Outlet, RequestPhase, SessionHost};
+use crate::interface::{Outlet, OwnRequest, RequestPhase, SessionHost};
 use crate::pending::{PendingPurpose, PendingRequest};
 use crate::session::SessionCore;
 
@@ -129,19 +129,26 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     ) -> u64 {
         let id = self.gate.draw_id();
         let starts_at = Some(self.outlet.position());
+        // Health checks would hide the other requests of a quiet server, and a stream lasts as long as its session.
+        let is_observed = !matches!(purpose, PendingPurpose::Check | PendingPurpose::Listen);
+        let version = self.gate.version();
+        let span =
+            is_observed.then(|| self.host.observe(OwnRequest { id, method, spec: &self.spec, version })).flatten();
+        let trace = span.as_ref().and_then(|span| span.trace());
         let pending =
-            PendingRequest { output_offset: starts_at, attempts: 1, ..PendingRequest::new(purpose, deadline) };
+            PendingRequest { output_offset: starts_at, attempts: 1, span, ..PendingRequest::new(purpose, deadline) };
         let of = if matches!(pending.purpose, PendingPurpose::Handshake) {
             RequestPhase::Handshake
         } else {
             RequestPhase::InSession
         };
         if self.era == Era::Stateless || pending.is_sessionless() {
-            let params = RequestMeta::new(RequestIdentity::Satellite).wrap_params(params);
+            let params = RequestMeta { trace, ..RequestMeta::new(RequestIdentity::Satellite) }.wrap_params(params);
             let routing = self.routing_headers(method, Some(&params));
             put_request(&mut self.outlet, id, of, routing, method, Some(&params));
         } else {
-            put_request(&mut self.outlet, id, of, None, method, params);
+            let traced = trace.map(|trace| envelope::params_with_trace(params, &trace));
+            put_request(&mut self.outlet, id, of, None, method, traced.as_deref().or(params));
         }
         self.calls.insert(id, pending);
         id

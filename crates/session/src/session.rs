@@ -275,7 +275,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     fn on_response(&mut self, view: &MessageView<'_>, text: &ByteString, now: Instant) -> MessageOutcome {
         // Ignores unknown ids and late responses to requests that timed out.
         let Some(id) = view.id.and_then(|id| id.get().parse().ok()) else { return MessageOutcome::Nothing };
-        let Some(pending) = self.calls.remove(id) else { return MessageOutcome::Nothing };
+        let Some(mut pending) = self.calls.remove(id) else { return MessageOutcome::Nothing };
         // Responses to the satellite's own requests are no activity, so they do not keep an idle server awake.
         if matches!(pending.purpose, PendingPurpose::Caller { .. } | PendingPurpose::Handshake) {
             self.gate.record_activity(now);
@@ -287,6 +287,9 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             Some(result) if is_result => Ok(result),
             error => Err(server_error(error, &spec.mask)),
         };
+        if let Some(span) = pending.span.take() {
+            span.end(answer().as_ref().copied());
+        }
         match pending.purpose {
             PendingPurpose::Caller { .. } => self.on_caller_response(id, pending, view, text, now),
             PendingPurpose::Handshake => self.on_handshake(id, answer(), now),
@@ -466,13 +469,16 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             if self.extend_for_open_question(id, now) {
                 continue;
             }
-            let pending = self.calls.remove(id)?;
+            let mut pending = self.calls.remove(id)?;
             if let PendingPurpose::Caller { .. } | PendingPurpose::List = pending.purpose {
                 self.withdraw_inputs(id);
                 self.cancel(id, &pending, "timed out");
             }
             let fate =
                 if self.calls.may_have_reached_server(&pending) { CallFate::TimedOut } else { CallFate::NotSent };
+            if let Some(span) = pending.span.take() {
+                span.time_out(fate);
+            }
             match pending.purpose {
                 PendingPurpose::Caller { ticket, started, .. } => {
                     self.gate.record_activity(now);
@@ -531,6 +537,7 @@ pub fn masked_excerpt(mask: &SecretMask, text: &str) -> String {
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use std::cell::RefCell;
+    use std::sync::Mutex;
 
     use mcp_satellite_model::byte_budget::ByteBudget;
     use mcp_satellite_model::ids::InstanceId;
@@ -538,11 +545,12 @@ mod tests {
     use mcp_satellite_model::spec::{ProcessLifetime, ServerTarget, UpdateMethod};
     use mcp_satellite_protocol::header::RequestHeaders;
     use mcp_satellite_protocol::rpc::RpcMessage;
+    use mcp_satellite_protocol::trace::TraceParent;
     use tokio::sync::oneshot;
 
     use super::*;
     use crate::call::{CallTicket, CallerRequest, ReplyChannel};
-    use crate::interface::RequestPhase;
+    use crate::interface::{OwnRequest, RequestPhase, RequestSpan};
     use crate::origin::{CallOrigin, MessageCause};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -596,11 +604,50 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Reports(RefCell<Vec<String>>);
+    struct Reports {
+        all: RefCell<Vec<String>>,
+        /// Ends of the spans of the satellite's own requests.
+        ends: Arc<Mutex<Vec<String>>>,
+    }
 
     impl Reports {
         fn add(&self, report: impl Into<String>) {
-            self.0.borrow_mut().push(report.into());
+            self.all.borrow_mut().push(report.into());
+        }
+
+        fn take(&self) -> Vec<String> {
+            self.all.take()
+        }
+
+        fn take_ends(&self) -> Vec<String> {
+            std::mem::take(&mut *self.ends.lock().unwrap())
+        }
+    }
+
+    struct RecordedSpan {
+        method: String,
+        ends: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl RecordedSpan {
+        fn add(&self, how: impl std::fmt::Display) {
+            self.ends.lock().unwrap().push(format!("{}: {how}", self.method));
+        }
+    }
+
+    const TRACE: TraceParent = TraceParent { trace_id: [1; 16], span_id: [2; 8], flags: 1 };
+
+    impl RequestSpan for RecordedSpan {
+        fn trace(&self) -> Option<TraceParent> {
+            Some(TRACE)
+        }
+
+        fn end(self: Box<Self>, answer: Result<&RawValue, &CallError>) {
+            self.add(answer.map_or_else(ToString::to_string, |_| "answered".to_owned()));
+        }
+
+        fn time_out(self: Box<Self>, fate: CallFate) {
+            self.add(format_args!("{fate:?}"));
         }
     }
 
@@ -640,6 +687,10 @@ mod tests {
 
         fn on_request_withdrawn(&self, question: u64, _: RpcMessage) {
             self.add(format!("withdrawn {question}"));
+        }
+
+        fn observe(&self, request: OwnRequest<'_>) -> Option<Box<dyn RequestSpan>> {
+            Some(Box::new(RecordedSpan { method: request.method.to_owned(), ends: self.ends.clone() }))
         }
 
         fn on_session_started(&self) {}
@@ -699,7 +750,7 @@ mod tests {
             (&"notifications/initialized".into(), &"tools/list".into())
         );
         hear(&mut session, r#"{"jsonrpc":"2.0","id":2,"result":{"tools":[{"name":"t"}]}}"#, now);
-        assert_eq!(session.host.0.take(), ["initialized s", "1 tools"]);
+        assert_eq!(session.host.take(), ["initialized s", "1 tools"]);
         session
     }
 
@@ -758,7 +809,33 @@ mod tests {
         let id = session.outlet.take()[0]["id"].clone();
         hear(&mut session, &format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":1,"message":"no"}}}}"#), read_at);
         assert_eq!(session.next_deadline(), Some(read_at + SECOND));
-        assert_eq!(session.host.0.take(), ["NoCall notifications/tools/list_changed", "server error 1: no"]);
+        assert_eq!(session.host.take(), ["NoCall notifications/tools/list_changed", "server error 1: no"]);
+    }
+
+    #[test]
+    fn requests_of_the_satellite_carry_their_spans_and_report_how_they_ended() {
+        let start = Instant::now();
+        let mut session = session(start);
+        let traced = format!(r#"{{"traceparent":"{TRACE}"}}"#);
+        let opening = session.outlet.take();
+        assert_eq!(opening[0]["params"]["_meta"].to_string(), traced);
+        assert_eq!(opening[0]["params"]["protocolVersion"], "2025-11-25", "the other members remain");
+        let result =
+            r#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"}}"#;
+        hear(&mut session, &format!(r#"{{"jsonrpc":"2.0","id":1,"result":{result}}}"#), start);
+        let sent = session.outlet.take();
+        assert_eq!((&sent[1]["method"], sent[1]["params"]["_meta"].to_string()), (&"tools/list".into(), traced));
+        hear(&mut session, r#"{"jsonrpc":"2.0","id":2,"error":{"code":1,"message":"no"}}"#, start);
+        assert_eq!(session.host.take_ends(), ["initialize: answered", "tools/list: server error 1: no"]);
+        session.read_lists(start);
+        let late = session.next_deadline().unwrap();
+        assert!(matches!(session.expire_next(late), Some(PassedDeadline::List)));
+        session.read_lists(late);
+        // A health check is not observed.
+        session.send_own_request(method::PING, None, PendingPurpose::Check, late + SECOND);
+        session.close("gone");
+        let ends = session.host.take_ends();
+        assert_eq!(ends, ["tools/list: NotSent", "tools/list: terminated: gone"]);
     }
 
     #[test]
@@ -769,7 +846,7 @@ mod tests {
         session.calls.written = u64::MAX;
         session.close("gone");
         let fate = answer.try_recv().unwrap().unwrap_err().fate();
-        assert_eq!((fate, session.host.0.take()), (Some(CallFate::MaybeExecuted), vec!["ended".to_owned()]));
+        assert_eq!((fate, session.host.take()), (Some(CallFate::MaybeExecuted), vec!["ended".to_owned()]));
         assert_eq!(session.gate.in_flight(), 0);
     }
 }

@@ -32,6 +32,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout_at};
 
+use crate::durations::DurationTotals;
 use crate::journal::{BatchInFlight, Journal};
 
 const ORDERS_MAX: usize = 16;
@@ -66,6 +67,7 @@ pub struct Delivery {
     status: watch::Receiver<DeliveryStatus>,
     appended: watch::Receiver<u64>,
     task: Mutex<Option<JoinHandle<()>>>,
+    attempts: Arc<DurationTotals>,
 }
 
 enum DeliveryOrder {
@@ -90,7 +92,9 @@ impl Delivery {
         let appended = journal.watch_appended();
         // Two bits less, so that ids stay far below the largest `i64` that readers of JSON or SQL can hold.
         let first_batch = RandomState::new().build_hasher().finish() >> 2;
+        let attempts = Arc::<DurationTotals>::default();
         let courier = DeliveryTask {
+            attempts: attempts.clone(),
             outbox: Outbox::new(policy.clone(), 1, first_batch),
             appended: appended.clone(),
             policy: policy.clone(),
@@ -109,13 +113,18 @@ impl Delivery {
             logged_failure: None,
         };
         let task = Mutex::new(Some(tokio::spawn(courier.run(inbox))));
-        Self { orders, status, appended, task }
+        Self { orders, status, appended, task, attempts }
     }
 
     pub fn status(&self) -> DeliveryStatus {
         let status = self.status.borrow().clone();
         let stored = *self.appended.borrow();
         DeliveryStatus { backlog: stored.saturating_sub(status.settled), ..status }
+    }
+
+    /// Returns the number of attempts to send a batch, and the time until the sink answered, summed up.
+    pub fn attempt_times(&self) -> (u64, Duration) {
+        self.attempts.read()
     }
 
     /// Returns a receiver for status changes. Its `backlog` is always 0, because the backlog changes with every event.
@@ -208,6 +217,7 @@ struct DeliveryTask {
     read_error: Option<String>,
     /// Failure that was logged last: an outage is logged once, not at each attempt.
     logged_failure: Option<String>,
+    attempts: Arc<DurationTotals>,
 }
 
 impl DeliveryTask {
@@ -284,9 +294,11 @@ impl DeliveryTask {
             let Some(batch) = self.outbox.next_batch(Instant::now().into_std(), Timestamp::now()) else { break };
             self.store_batch_progress(Some(&batch)).await;
             self.publish();
+            let began = Instant::now();
             let sending = AssertUnwindSafe(self.sink.send(batch.clone())).catch_unwind();
             let answer =
                 sending.await.unwrap_or_else(|_| SinkAnswer::Unavailable("the event sink panicked".to_owned()));
+            self.attempts.record(began.elapsed());
             let now = (Instant::now().into_std(), Timestamp::now());
             for (event, reason) in self.outbox.apply_answer(now.0, now.1, answer) {
                 tracing::warn!(

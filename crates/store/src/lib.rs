@@ -7,6 +7,8 @@
 pub mod catalogue_cache;
 #[cfg(feature = "journal")]
 pub mod delivery;
+#[cfg(feature = "journal")]
+mod durations;
 #[cfg(feature = "state")]
 pub mod erasures;
 #[cfg(feature = "state")]

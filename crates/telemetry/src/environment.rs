@@ -46,7 +46,17 @@ pub(crate) struct OtlpTarget {
 
 impl fmt::Debug for OtlpTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OtlpTarget").field("url", &self.url.as_str()).finish_non_exhaustive()
+        f.debug_struct("OtlpTarget").field("url", &self.shown_url()).finish_non_exhaustive()
+    }
+}
+
+impl OtlpTarget {
+    /// Returns the URL without its query, which may contain a key.
+    pub(crate) fn shown_url(&self) -> String {
+        let mut url = self.url.clone();
+        url.set_query(None);
+        url.set_fragment(None);
+        url.into()
     }
 }
 
@@ -341,6 +351,9 @@ mod tests {
         assert_eq!(settings.sampler, Sampler { ratio: 0.25, follows_parent: true });
         assert_eq!(settings.warnings.len(), 4, "{:?}", settings.warnings);
         assert!(!format!("{settings:?}").contains("hunter2"));
+        let keyed = read(None, &[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://otel.example/v1?api_key=hunter2#x")]);
+        assert_eq!(keyed.traces.as_ref().unwrap().shown_url(), "https://otel.example/v1");
+        assert!(!format!("{keyed:?}").contains("hunter2"));
         let settings = read(
             Some("http://127.0.0.1:1"),
             &[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")],

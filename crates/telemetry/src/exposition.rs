@@ -2,17 +2,15 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use mcp_satellite_actors::model::status::Status;
-use mcp_satellite_actors::rules::memory::MemoryStatus;
-use mcp_satellite_actors::rules::outbox::OutboxStatistics;
 use mcp_satellite_actors::seam::StartLoad;
 
+use crate::facts::{ActorFacts, HttpFacts, InstanceFacts, ProcessFacts, ScrapeFacts};
 use crate::metrics::{HistogramFamily, Metrics, TransportHistograms};
 use crate::open_metrics::{MetricKind, MetricsText};
+use crate::otlp::ExportState;
 use crate::spans::SpanCounts;
 
 /// Length beyond which process trees are left out, in bytes. The rest stays below 300 KB, so the text below 5 MB.
@@ -20,122 +18,14 @@ const TREES_UNTIL: usize = 4_700_000;
 /// Maximum number of instances whose restart budget is shown.
 const BUDGETS_MAX: usize = 1_000;
 
-/// Facts of a satellite at the time of a scrape.
-#[derive(Debug, Clone, Default)]
-pub struct ScrapeFacts {
-    /// Name of the satellite.
-    pub name: String,
-    /// The instances.
-    pub instances: Vec<InstanceFacts>,
-    /// Statistics of the event queue.
-    pub events: OutboxStatistics,
-    /// Memory of the machine.
-    pub memory: MemoryStatus,
-    /// The journal.
-    pub journal: JournalFacts,
-    /// Delivery of events; `None` if they stay in the journal.
-    pub delivery: Option<DeliveryFacts>,
-    /// Link to the backend, if there is one.
-    pub backend: Option<BackendFacts>,
-    /// The MCP endpoint, if it is open.
-    pub endpoint: Option<EndpointFacts>,
-    /// Memory for messages: bytes in use and the maximum.
-    pub message_memory: (u64, u64),
-    /// The process of the satellite.
-    pub process: ProcessFacts,
-}
-
-/// Facts of one instance.
-#[derive(Debug, Clone)]
-pub struct InstanceFacts {
-    /// Name of the instance.
-    pub name: Arc<str>,
-    /// Id of its installation.
-    pub installation: String,
-    /// Name of its team.
-    pub team: String,
-    /// `stdio`, `http` or `sse`.
-    pub transport: &'static str,
-    /// Status of the instance.
-    pub status: Status,
-    /// Unanswered calls.
-    pub calls_in_flight: usize,
-    /// Remaining unwanted exits before the instance fails permanently; `None` without a charged exit.
-    pub restart_budget: Option<usize>,
-    /// Usage of its process tree.
-    pub usage: Option<TreeFacts>,
-}
-
-/// Usage of a process tree.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TreeFacts {
-    /// Resident memory in bytes.
-    pub memory_bytes: u64,
-    /// Processor time in seconds.
-    pub cpu_seconds: f64,
-}
-
-/// Facts of the journal.
-#[derive(Debug, Clone, Default)]
-pub struct JournalFacts {
-    /// Stored events.
-    pub events: u64,
-    /// Size in bytes.
-    pub bytes: u64,
-    /// State, as `satellite status` shows it.
-    pub state: String,
-}
-
-/// Facts of the delivery of events.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct DeliveryFacts {
-    /// Stored events that are not settled.
-    pub pending: u64,
-    /// Events that the receiver rejected for good.
-    pub failed: u64,
-}
-
-/// Facts of the link to the backend.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct BackendFacts {
-    /// True if the last request succeeded.
-    pub connected: bool,
-    /// Seconds since the last response; `None` before the first one.
-    pub last_contact_seconds: Option<f64>,
-}
-
-/// Facts of the MCP endpoint.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct EndpointFacts {
-    /// Number of sessions.
-    pub sessions: usize,
-    /// Connected clients, with and without sessions.
-    pub clients: usize,
-    /// Open requests and streams of clients.
-    pub open: usize,
-    /// Bytes of unread events for clients.
-    pub stream_bytes: usize,
-    /// Connections with and without a valid token.
-    pub connections: (usize, usize),
-    /// Stateless calls that wait for a response of their client.
-    pub parked_calls: usize,
-}
-
-/// Facts of the satellite's own process.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ProcessFacts {
-    /// Resident memory in bytes.
-    pub memory_bytes: Option<u64>,
-    /// Processor time in seconds.
-    pub cpu_seconds: Option<f64>,
-    /// Open file descriptors.
-    pub open_files: Option<usize>,
-}
-
 /// Inputs of a scrape besides the facts.
 pub(crate) struct ScrapeCounters<'a> {
     pub(crate) metrics: &'a Metrics,
     pub(crate) spans: &'a SpanCounts,
+    /// Spans that wait for their export; `None` if none are exported.
+    pub(crate) spans_queued: Option<usize>,
+    /// Exports by the kind of data.
+    pub(crate) exports: Vec<(&'static str, ExportState)>,
     pub(crate) starts: StartLoad,
     /// Duration of the last scrape.
     pub(crate) last_scrape: Option<Duration>,
@@ -148,7 +38,7 @@ pub(crate) fn expose(facts: &ScrapeFacts, counted: &ScrapeCounters<'_>) -> Strin
     let info = [("name", &*facts.name), ("version", env!("CARGO_PKG_VERSION"))];
     text.family("satellite", MetricKind::Info, "Name and version.").sample(&info, 1_u64);
     instances(&mut text, &facts.instances);
-    runs(&mut text, counted);
+    runs(&mut text, facts, counted);
     events(&mut text, facts);
     for (name, help, value) in machine(facts) {
         if let Some(value) = value {
@@ -160,6 +50,9 @@ pub(crate) fn expose(facts: &ScrapeFacts, counted: &ScrapeCounters<'_>) -> Strin
         histograms(&mut text, &family);
     }
     endpoint(&mut text, facts);
+    traffic(&mut text, facts, counted.metrics);
+    control(&mut text, facts, counted.metrics);
+    actors(&mut text, &facts.actors);
     spans(&mut text, counted);
     process(&mut text, facts);
     // Last, because they fill the rest of the permitted length.
@@ -198,7 +91,7 @@ fn instances(text: &mut MetricsText, instances: &[InstanceFacts]) {
     }
 }
 
-fn runs(text: &mut MetricsText, counted: &ScrapeCounters<'_>) {
+fn runs(text: &mut MetricsText, facts: &ScrapeFacts, counted: &ScrapeCounters<'_>) {
     let ScrapeCounters { metrics, starts, .. } = counted;
     let mut family = text.family("satellite_starts", MetricKind::Counter, "Starts that succeeded.");
     for ((team, transport), count) in metrics.starts.all() {
@@ -226,6 +119,9 @@ fn runs(text: &mut MetricsText, counted: &ScrapeCounters<'_>) {
         family.sample(&[("pool", pool), ("state", "held")], load.held);
         family.sample(&[("pool", pool), ("state", "waiting")], load.waiting);
     }
+    let help = "Processes that servers left behind and that have ended.";
+    let mut family = text.family("satellite_orphans_ended", MetricKind::Counter, help);
+    family.sample(&[("how", "reaped")], facts.orphans.reaped).sample(&[("how", "killed")], facts.orphans.killed);
     let help = "Teams whose servers start one at a time.";
     text.family("satellite_teams_throttled", MetricKind::Gauge, help).sample(&[], starts.throttled_teams);
 }
@@ -248,10 +144,17 @@ fn events(text: &mut MetricsText, facts: &ScrapeFacts) {
     gauge("satellite_event_queue", "Events that wait for the journal.", statistics.queue_size as u64);
     gauge("satellite_journal_events", "Stored events.", facts.journal.events);
     gauge("satellite_journal_bytes", "Size of the journal in bytes.", facts.journal.bytes);
+    let writes = facts.journal.writes;
+    text.family("satellite_journal_write_seconds", MetricKind::Summary, "Duration of writes of events to the journal.")
+        .summary(writes.count, writes.total);
     if let Some(delivery) = facts.delivery {
-        gauge("satellite_delivery_pending", "Stored events that are to be delivered.", delivery.pending);
+        let help = "Stored events that are to be delivered.";
+        text.family("satellite_delivery_pending", MetricKind::Gauge, help).sample(&[], delivery.pending);
         text.family("satellite_delivery_failures", MetricKind::Counter, "Events that the receiver rejected.")
             .sample(&[], delivery.failed);
+        let help = "Duration of attempts to deliver events, until the receiver answers.";
+        text.family("satellite_delivery_seconds", MetricKind::Summary, help)
+            .summary(delivery.attempts.count, delivery.attempts.total);
     }
     text.family("satellite_journal_state", MetricKind::Gauge, "State of the journal.")
         .sample(&[("state", &facts.journal.state)], 1_u64);
@@ -328,8 +231,61 @@ fn endpoint(text: &mut MetricsText, facts: &ScrapeFacts) {
     family.sample(&[("kind", "used")], used).sample(&[("kind", "max")], max);
 }
 
+fn traffic(text: &mut MetricsText, facts: &ScrapeFacts, metrics: &Metrics) {
+    let HttpFacts { requests, received, sent } = &facts.http;
+    let help = "HTTP requests by kind of path and class of status.";
+    let mut family = text.family("satellite_http_requests", MetricKind::Counter, help);
+    for (route, code, count) in requests {
+        family.sample(&[("route", route), ("code", code)], *count);
+    }
+    let mut family = text.family("satellite_http_bytes", MetricKind::Counter, "Bytes of the connections of clients.");
+    family.sample(&[("direction", "received")], *received).sample(&[("direction", "sent")], *sent);
+    let help = "Bytes of messages from and to servers.";
+    let mut family = text.family("satellite_server_bytes", MetricKind::Counter, help);
+    for (transport, bytes) in &metrics.server_bytes {
+        for (direction, count) in [("received", &bytes.received), ("sent", &bytes.sent)] {
+            family.sample(&[("transport", transport), ("direction", direction)], count.load(Ordering::Relaxed));
+        }
+    }
+}
+
+fn control(text: &mut MetricsText, facts: &ScrapeFacts, metrics: &Metrics) {
+    let mut gauge = |name, help, value: usize| {
+        text.family(name, MetricKind::Gauge, help).sample(&[], value);
+    };
+    gauge("satellite_console_logins", "Logged-in browsers.", facts.console.logins);
+    gauge("satellite_console_streams", "Open event streams of the console and the API.", facts.console.streams);
+    let help = "Changes that somebody requested, by outcome.";
+    let mut family = text.family("satellite_control_actions", MetricKind::Counter, help);
+    let mut actions = metrics.actions.all();
+    actions.sort_unstable();
+    for ((action, outcome), count) in actions {
+        family.sample(&[("action", &action), ("outcome", outcome)], count);
+    }
+}
+
+fn actors(text: &mut MetricsText, actors: &[ActorFacts]) {
+    let help = "Time of the slowest answer of an actor to the last probe.";
+    let mut family = text.family("satellite_actor_response_seconds", MetricKind::Gauge, help);
+    for actor in actors {
+        if let Some(slowest) = actor.slowest {
+            family.sample(&[("kind", actor.kind)], slowest.as_secs_f64());
+        }
+    }
+    let help = "Actors that did not answer the last probe.";
+    let mut family = text.family("satellite_actors_unanswered", MetricKind::Gauge, help);
+    for actor in actors {
+        family.sample(&[("kind", actor.kind)], actor.unanswered);
+    }
+    // The batcher's queue is that of the events.
+    if let Some(waiting) = actors.iter().find(|actor| actor.kind == "team").and_then(|teams| teams.backlog) {
+        let help = "Calls that wait until their server takes calls, at the last probe.";
+        text.family("satellite_calls_waiting", MetricKind::Gauge, help).sample(&[], waiting);
+    }
+}
+
 fn spans(text: &mut MetricsText, counted: &ScrapeCounters<'_>) {
-    let ScrapeCounters { spans, last_scrape, .. } = counted;
+    let ScrapeCounters { spans, spans_queued, exports, last_scrape, .. } = counted;
     let mut family = text.family("satellite_spans", MetricKind::Counter, "Spans by result.");
     let results = [
         ("exported", &spans.exported),
@@ -339,6 +295,15 @@ fn spans(text: &mut MetricsText, counted: &ScrapeCounters<'_>) {
     ];
     for (result, count) in results {
         family.sample(&[("result", result)], count.load(Ordering::Relaxed));
+    }
+    if let Some(queued) = spans_queued {
+        let help = "Spans that wait for their export.";
+        text.family("satellite_span_queue", MetricKind::Gauge, help).sample(&[], *queued);
+    }
+    let mut family = text.family("satellite_telemetry_exports", MetricKind::Counter, "Exports over OTLP by result.");
+    for (signal, state) in exports {
+        family.sample(&[("signal", signal), ("result", "succeeded")], state.succeeded);
+        family.sample(&[("signal", signal), ("result", "failed")], state.failed);
     }
     if let Some(took) = last_scrape {
         let help = "Duration of the last scrape.";
@@ -396,7 +361,10 @@ fn process_trees(text: &mut MetricsText, instances: &[InstanceFacts]) {
 
 #[cfg(test)]
 mod tests {
+    use mcp_satellite_actors::model::status::Status;
+
     use super::*;
+    use crate::facts::TreeFacts;
 
     fn instance(nth: usize, name: &str) -> InstanceFacts {
         InstanceFacts {
@@ -434,17 +402,23 @@ mod tests {
         }
     }
 
+    fn counted<'a>(metrics: &'a Metrics, spans: &'a SpanCounts) -> ScrapeCounters<'a> {
+        ScrapeCounters {
+            metrics,
+            spans,
+            spans_queued: None,
+            exports: Vec::new(),
+            starts: StartLoad::default(),
+            last_scrape: Some(Duration::from_millis(20)),
+        }
+    }
+
     #[test]
     fn ten_thousand_instances_and_any_number_of_tools_stay_below_5_mb() {
         let metrics = Metrics::default();
         fill(&metrics);
         let counts = SpanCounts::default();
-        let counted = ScrapeCounters {
-            metrics: &metrics,
-            spans: &counts,
-            starts: StartLoad::default(),
-            last_scrape: Some(Duration::from_millis(20)),
-        };
+        let counted = counted(&metrics, &counts);
         // The tables of calls and errors are full, which costs some process trees.
         for (name, omitted_max) in [("acme-alice-files", 1_500), (&*"a-very-long-name".repeat(20), 9_000)] {
             let facts = ScrapeFacts {
@@ -467,8 +441,7 @@ mod tests {
         let metrics = Metrics::default();
         fill(&metrics);
         let counts = SpanCounts::default();
-        let counted =
-            ScrapeCounters { metrics: &metrics, spans: &counts, starts: StartLoad::default(), last_scrape: None };
+        let counted = counted(&metrics, &counts);
         let facts = ScrapeFacts { instances: vec![instance(3, "a")], ..ScrapeFacts::default() };
         let text = expose(&facts, &counted);
         let calls: Vec<_> = text.lines().filter(|line| line.starts_with("satellite_calls_total")).collect();

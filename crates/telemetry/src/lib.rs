@@ -12,6 +12,7 @@
 
 mod environment;
 mod exposition;
+mod facts;
 mod histogram;
 mod metrics;
 pub mod names;
@@ -22,6 +23,7 @@ mod spans;
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -29,7 +31,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Method, StatusCode, header, request};
 use axum::response::Response;
 use bytes::Bytes;
-use mcp_satellite_actors::model::event::EventSubject;
+use mcp_satellite_actors::model::event::{ActionOutcome, EventSubject};
 use mcp_satellite_actors::model::exit::ExitCause;
 use mcp_satellite_actors::seam::{
     CallEnd, CallSpan, ObservedCall, ObservedRun, RunStart, RuntimeObserver, StartLoad, ToolCallFate, TraceParent,
@@ -44,15 +46,16 @@ use environment::{ConfiguredExport, ExportSettings};
 use exposition::ScrapeCounters;
 use metrics::{Metrics, labels_of, record_by_transport};
 use operations::Operation;
-use otlp::{MetricsExport, OtlpConnection, export_spans, span_exporter};
+use otlp::{ExportHealth, MetricsExport, OtlpConnection, export_spans, span_exporter};
 use spans::{OpenSpan, OperationOutcome, SpanCounts, SpanQueue, SpanRecorder};
 
 pub use environment::WITHHELD_PREFIX;
-pub use exposition::{
-    BackendFacts, DeliveryFacts, EndpointFacts, InstanceFacts, JournalFacts, ProcessFacts, ScrapeFacts, TreeFacts,
+pub use facts::{
+    ActorFacts, BackendFacts, ConsoleFacts, DeliveryFacts, EndpointFacts, HttpFacts, InstanceFacts, JournalFacts,
+    OrphanFacts, ProcessFacts, ScrapeFacts, TimedFacts, TreeFacts,
 };
 pub use open_metrics::CONTENT_TYPE;
-pub use otlp::OtlpError;
+pub use otlp::{ExportProblem, ExportState, OtlpError};
 
 /// Maximum time for the last spans at the end of the satellite.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -84,6 +87,8 @@ pub struct Telemetry(Arc<TelemetryState>);
 struct TelemetryState {
     metrics: Metrics,
     spans: Option<SpanRecorder>,
+    span_export: Option<Arc<ExportHealth>>,
+    metrics_export: Option<Arc<ExportHealth>>,
     span_counts: Arc<SpanCounts>,
     observes_calls: bool,
     starts: Mutex<StartLoad>,
@@ -91,6 +96,19 @@ struct TelemetryState {
     scraped: tokio::sync::Mutex<Option<Scrape>>,
     started_at: SystemTime,
     resource: Vec<(String, String)>,
+}
+
+/// State of the exports over OTLP at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportStates {
+    /// Export of spans; `None` if none are exported.
+    pub traces: Option<ExportState>,
+    /// Export of histograms; `None` if none are exported.
+    pub metrics: Option<ExportState>,
+    /// Spans that the receiver accepted.
+    pub spans_exported: u64,
+    /// Spans that were dropped, for any reason.
+    pub spans_dropped: u64,
 }
 
 struct Scrape {
@@ -135,17 +153,22 @@ impl Telemetry {
         }
         let span_counts = Arc::<SpanCounts>::default();
         let mut export = TelemetryExport { closing: Arc::default(), spans: None, metrics: None };
-        let mut spans = None;
-        if let Some(target) = &settings.traces {
-            let exporter = span_exporter(target, &settings.resource)?;
+        let (mut spans, mut span_export) = (None, None);
+        if let Some(target) = settings.traces {
+            let connection = OtlpConnection::new(target)?;
+            span_export = Some(connection.health().clone());
+            let exporter = span_exporter(connection, &settings.resource)?;
             let (recorder, queue) = SpanRecorder::new(settings.sampler, options.payloads, span_counts.clone());
             let queue = SpanQueue { closing: export.closing.clone(), ..queue };
             export.spans = Some(tokio::spawn(export_spans(queue, exporter)));
             spans = Some(recorder);
         }
+        let metrics_connection = settings.metrics.map(OtlpConnection::new).transpose()?;
         let telemetry = Self(Arc::new(TelemetryState {
             metrics: Metrics::default(),
             spans,
+            span_export,
+            metrics_export: metrics_connection.as_ref().map(|connection| connection.health().clone()),
             span_counts,
             observes_calls: settings.observes_calls,
             starts: Mutex::default(),
@@ -154,8 +177,7 @@ impl Telemetry {
             started_at: SystemTime::now(),
             resource: settings.resource,
         }));
-        if let Some(target) = settings.metrics {
-            let connection = OtlpConnection::new(target)?;
+        if let Some(connection) = metrics_connection {
             let exported = telemetry.clone().export_metrics(connection, settings.metrics_interval);
             export.metrics = Some(tokio::spawn(exported));
         }
@@ -165,6 +187,23 @@ impl Telemetry {
     /// Sets the source of the facts; only the first call has an effect. Before it a scrape shows counters only.
     pub fn set_facts(&self, source: FactsSource) {
         let _ = self.0.facts.set(source);
+    }
+
+    /// Counts a change that somebody requested.
+    pub fn count_action(&self, action: &str, outcome: ActionOutcome) {
+        self.0.metrics.count_action(action, outcome);
+    }
+
+    /// Returns the state of the exports.
+    pub fn exports(&self) -> ExportStates {
+        let state = |health: &Option<Arc<ExportHealth>>| health.as_deref().map(ExportHealth::read);
+        let counts = &self.0.span_counts;
+        ExportStates {
+            traces: state(&self.0.span_export),
+            metrics: state(&self.0.metrics_export),
+            spans_exported: counts.exported.load(Ordering::Relaxed),
+            spans_dropped: counts.dropped(),
+        }
     }
 
     /// Returns the text of `/metrics`, of the type [`CONTENT_TYPE`]. One scrape runs at a time, and its text is used for
@@ -252,7 +291,16 @@ impl TelemetryState {
     fn expose(&self, last_scrape: Option<Duration>) -> String {
         let facts = self.facts.get().map(|facts| facts()).unwrap_or_default();
         let starts = *self.starts.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = ScrapeCounters { metrics: &self.metrics, spans: &self.span_counts, starts, last_scrape };
+        let exports = [("traces", &self.span_export), ("metrics", &self.metrics_export)];
+        let exports = exports.into_iter().filter_map(|(signal, health)| Some((signal, health.as_deref()?.read())));
+        let counted = ScrapeCounters {
+            metrics: &self.metrics,
+            spans: &self.span_counts,
+            spans_queued: self.spans.as_ref().map(SpanRecorder::queued),
+            exports: exports.collect(),
+            starts,
+            last_scrape,
+        };
         exposition::expose(&facts, &counted)
     }
 }
@@ -317,7 +365,7 @@ impl RuntimeObserver for Telemetry {
     fn run_ended(&self, run: &ObservedRun<'_>, cause: &ExitCause, uptime: Option<Duration>) {
         self.0.metrics.count_exit(run.spec, cause);
         if let Some(uptime) = uptime {
-            self.0.metrics.record_client_session(run.spec, run.version, uptime);
+            self.0.metrics.record_client_session(run, cause, uptime);
         }
     }
 
@@ -327,6 +375,14 @@ impl RuntimeObserver for Telemetry {
 
     fn client_session_ended(&self, version: &str, took: Duration) {
         self.0.metrics.record_server_session(version, took);
+    }
+
+    fn bytes_received(&self, transport: &'static str, bytes: usize) {
+        self.0.metrics.count_received(transport, bytes);
+    }
+
+    fn bytes_sent(&self, transport: &'static str, bytes: usize) {
+        self.0.metrics.count_sent(transport, bytes);
     }
 }
 

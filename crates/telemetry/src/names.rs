@@ -1,6 +1,10 @@
 //! Names of attributes and metrics of the MCP semantic conventions (`docs/gen-ai/mcp.md` of
 //! `open-telemetry/semantic-conventions-genai`; status: development). A test compares them with a table.
 
+/// Address of the client's connection.
+pub const CLIENT_ADDRESS: &str = "client.address";
+/// Port of the client's connection.
+pub const CLIENT_PORT: &str = "client.port";
 /// Code of the error, `tool_error`, or the kind of failure.
 pub const ERROR_TYPE: &str = "error.type";
 /// `execute_tool` for a tool call.
@@ -38,6 +42,8 @@ pub const SERVER_PORT: &str = "server.port";
 
 /// Attributes of the satellite itself.
 pub mod own {
+    /// Number of the attempt, from 2: the call is repeated on the next run.
+    pub const ATTEMPT: &str = "satellite.attempt";
     /// Name of the instance.
     pub const INSTANCE: &str = "satellite.instance";
     /// Team of the user.

@@ -2,7 +2,7 @@
 //! counts cannot be read for OTLP, and its tables of series have no limit.
 
 use std::fmt::{self, Write as _};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::histogram::HistogramReading;
 use crate::names::DURATION_BOUNDS;
@@ -17,6 +17,7 @@ pub(crate) enum MetricKind {
     Gauge,
     Histogram,
     Info,
+    Summary,
 }
 
 /// Text under construction.
@@ -51,6 +52,7 @@ impl MetricsText {
             MetricKind::Gauge => "gauge",
             MetricKind::Histogram => "histogram",
             MetricKind::Info => "info",
+            MetricKind::Summary => "summary",
         };
         write(&mut self.text, format_args!("# HELP {name} {help}\n# TYPE {name} {word}\n"));
         Family { text: &mut self.text, name, kind }
@@ -72,7 +74,7 @@ impl Family<'_> {
         let suffix = match self.kind {
             MetricKind::Counter => "_total",
             MetricKind::Info => "_info",
-            MetricKind::Gauge | MetricKind::Histogram => "",
+            MetricKind::Gauge | MetricKind::Histogram | MetricKind::Summary => "",
         };
         self.start(suffix, labels, None);
         write(self.text, format_args!(" {value}\n"));
@@ -106,6 +108,15 @@ impl Family<'_> {
         write(self.text, format_args!(" {}\n", MetricValue::Float(reading.sum)));
         self.start("_count", labels, None);
         write(self.text, format_args!(" {sum_of_counts}\n"));
+        self
+    }
+
+    /// Adds number and sum of durations.
+    pub(crate) fn summary(&mut self, count: u64, sum: Duration) -> &mut Self {
+        self.start("_count", &[], None);
+        write(self.text, format_args!(" {count}\n"));
+        self.start("_sum", &[], None);
+        write(self.text, format_args!(" {}\n", MetricValue::Float(sum.as_secs_f64())));
         self
     }
 
@@ -205,8 +216,6 @@ fn seconds_since_epoch(at: SystemTime) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use mcp_satellite_protocol::trace::TraceParent;
 
     use super::*;
@@ -217,8 +226,10 @@ mod tests {
         let mut text = MetricsText::default();
         text.family("calls", MetricKind::Counter, "Calls.").sample(&[("tool", "a\"b\\c\nd"), ("fate", "ok")], 3_u64);
         text.family("size", MetricKind::Gauge, "Size.").sample(&[], 0.5).sample(&[("kind", "x")], f64::NAN);
+        text.family("wait", MetricKind::Summary, "Wait.").summary(2, Duration::from_millis(1500));
         let wanted = "# HELP calls Calls.\n# TYPE calls counter\ncalls_total{tool=\"a\\\"b\\\\c\\nd\",fate=\"ok\"} 3\n\
-                      # HELP size Size.\n# TYPE size gauge\nsize 0.5\n# EOF\n";
+                      # HELP size Size.\n# TYPE size gauge\nsize 0.5\n\
+                      # HELP wait Wait.\n# TYPE wait summary\nwait_count 2\nwait_sum 1.5\n# EOF\n";
         assert_eq!(text.finish(), wanted);
     }
 

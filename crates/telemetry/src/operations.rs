@@ -23,9 +23,10 @@ const ERRORS_MAX: usize = 8;
 /// Maximum number of error series of one side.
 const ERROR_SERIES_MAX: u64 = 32;
 
-/// Labels of an operation without its error.
+/// Labels of an operation or a session without its error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OperationLabels<'a> {
+    /// Empty for a session.
     pub(crate) method: &'a str,
     /// Tool or prompt.
     pub(crate) target: &'a str,
@@ -51,9 +52,10 @@ pub(crate) struct Operation {
     error_series: Arc<AtomicU64>,
 }
 
-/// Operations of one side.
-#[derive(Debug, Default)]
+/// Operations, or sessions, of one side.
+#[derive(Debug)]
 pub(crate) struct OperationTable {
+    max: usize,
     // Keyed by a hash of target and host; operations of the same hash are in one list.
     operations: RwLock<HashMap<u64, Vec<Arc<Operation>>>>,
     count: AtomicU64,
@@ -103,13 +105,24 @@ impl Operation {
 }
 
 impl OperationTable {
+    /// Creates a table of at most `max` operations with a tool, prompt or host.
+    pub(crate) fn new(max: usize) -> Self {
+        Self {
+            max,
+            operations: RwLock::default(),
+            count: AtomicU64::new(0),
+            error_series: Arc::default(),
+            hasher: std::hash::RandomState::new(),
+        }
+    }
+
     /// Returns the operation with these labels, or one that stands for all beyond the limit.
     pub(crate) fn get(&self, labels: OperationLabels<'_>) -> Arc<Operation> {
         if let Some(known) = self.find(&labels) {
             return known;
         }
         // Operations without a target of their own are bounded by the protocol and the configuration.
-        let is_full = self.count.load(Ordering::Relaxed) >= OPERATIONS_MAX as u64;
+        let is_full = self.count.load(Ordering::Relaxed) >= self.max as u64;
         let is_named = !labels.target.is_empty() || !labels.host.is_empty();
         let labels = if is_full && is_named {
             let target = if labels.target.is_empty() { "" } else { OTHER };
@@ -269,11 +282,11 @@ impl CallTable {
 }
 
 // No holder of a lock calls code that could panic halfway through a change.
-pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -303,7 +316,7 @@ mod tests {
 
     #[test]
     fn operations_beyond_the_limit_are_counted_together() {
-        let table = OperationTable::default();
+        let table = OperationTable::new(OPERATIONS_MAX);
         let names: Vec<String> = (0..100_000).map(|nth| format!("tool-{nth}")).collect();
         for (nth, name) in names.iter().enumerate() {
             let labels = OperationLabels {
@@ -323,5 +336,31 @@ mod tests {
         let errors: std::collections::HashSet<_> = series.iter().filter_map(|(error, _)| error.clone()).collect();
         assert!(errors.len() as u64 <= ERROR_SERIES_MAX + 1, "{}", errors.len());
         assert_eq!(series.iter().map(|(_, reading)| reading.count()).sum::<u64>(), 100_000);
+    }
+
+    #[test]
+    fn errors_of_an_operation_beyond_the_limit_are_counted_together() {
+        let table = OperationTable::new(OPERATIONS_MAX);
+        let labels =
+            OperationLabels { method: "ping", target: "", version: "", transport: "pipe", host: "", port: None };
+        for nth in 0..100 {
+            table.get(labels).record(Some(&format!("-{nth}")), Duration::ZERO, None);
+        }
+        let series = table.get(labels).series();
+        assert_eq!(series.len(), ERRORS_MAX + 1);
+        let others = series.iter().find(|(error, _)| error.as_deref() == Some(names::OTHER_ERROR));
+        assert_eq!(others.map(|(_, reading)| reading.count()), Some(100 - ERRORS_MAX as u64));
+    }
+
+    #[test]
+    fn keys_beyond_the_limit_are_counted_together() {
+        let table = CountTable::new(3);
+        for nth in 0..10 {
+            table.add(nth, || 99);
+            table.add(0, || 99);
+        }
+        let mut all = table.all();
+        all.sort_unstable();
+        assert_eq!(all, [(0, 11), (1, 1), (2, 1), (99, 7)]);
     }
 }

@@ -2,7 +2,7 @@
 //! SDK's data of metrics cannot be created outside it.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -61,8 +61,75 @@ pub enum OtlpError {
 pub(crate) struct OtlpConnection {
     client: reqwest::Client,
     target: OtlpTarget,
-    /// Problem of the last export; `None` after a success.
-    problem: Arc<Mutex<Option<String>>>,
+    health: Arc<ExportHealth>,
+}
+
+/// State of the export of one kind of data.
+#[derive(Debug)]
+pub(crate) struct ExportHealth {
+    /// URL of the receiver without its query.
+    url: String,
+    succeeded: AtomicU64,
+    failed: AtomicU64,
+    /// `None` after a success.
+    problem: Mutex<Option<ExportProblem>>,
+}
+
+/// Failure of the last export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportProblem {
+    /// Time of the first of the failed exports in a row.
+    pub since: SystemTime,
+    /// Reason of the last failure, without credentials.
+    pub reason: String,
+}
+
+/// State of the export of one kind of data at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportState {
+    /// URL of the receiver, without credentials.
+    pub endpoint: String,
+    /// Exports that the receiver accepted.
+    pub succeeded: u64,
+    /// Exports that failed.
+    pub failed: u64,
+    /// The failure, if the last export failed.
+    pub problem: Option<ExportProblem>,
+}
+
+impl ExportHealth {
+    fn new(url: String) -> Self {
+        Self { url, succeeded: AtomicU64::new(0), failed: AtomicU64::new(0), problem: Mutex::default() }
+    }
+
+    pub(crate) fn read(&self) -> ExportState {
+        ExportState {
+            endpoint: self.url.clone(),
+            succeeded: self.succeeded.load(Ordering::Relaxed),
+            failed: self.failed.load(Ordering::Relaxed),
+            problem: self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    /// Records the end of an export. Logs a problem when it occurs first and when it changes, and its end.
+    fn record(&self, problem: Option<String>) {
+        let counter = if problem.is_none() { &self.succeeded } else { &self.failed };
+        counter.fetch_add(1, Ordering::Relaxed);
+        let mut known = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_ref().map(|known| &known.reason) == problem.as_ref() {
+            return;
+        }
+        let url = &*self.url;
+        let Some(reason) = problem else {
+            tracing::info!(url, "telemetry is exported again");
+            *known = None;
+            return;
+        };
+        let hint = "check the receiver and `endpoint` of [telemetry] or OTEL_EXPORTER_OTLP_ENDPOINT";
+        tracing::warn!(url, reason, hint, "cannot export telemetry");
+        let since = known.as_ref().map_or_else(SystemTime::now, |known| known.since);
+        *known = Some(ExportProblem { since, reason });
+    }
 }
 
 impl fmt::Debug for OtlpConnection {
@@ -75,10 +142,15 @@ impl OtlpConnection {
     pub(crate) fn new(target: OtlpTarget) -> Result<Self, OtlpError> {
         let client = client::client_with_certificates(&target.url, target.certificates.as_deref());
         let client = client.map_err(|error| OtlpError::Client {
-            url: target.url.to_string(),
+            url: target.shown_url(),
             why: client::root_cause(&error).unwrap_or_else(|| error.to_string()),
         })?;
-        Ok(Self { client, target, problem: Arc::default() })
+        let health = Arc::new(ExportHealth::new(target.shown_url()));
+        Ok(Self { client, target, health })
+    }
+
+    pub(crate) fn health(&self) -> &Arc<ExportHealth> {
+        &self.health
     }
 
     async fn post(&self, body: Vec<u8>) -> Result<(), ()> {
@@ -106,22 +178,6 @@ impl OtlpConnection {
         (*response.status_mut(), *response.headers_mut()) = (status, headers);
         Ok(response)
     }
-
-    /// Logs a problem when it occurs first and when it changes, and its end.
-    fn record(&self, problem: Option<String>) {
-        let mut known = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
-        if *known == problem {
-            return;
-        }
-        let url = self.target.url.as_str();
-        if let Some(reason) = &problem {
-            let hint = "check the receiver and `endpoint` of [telemetry] or OTEL_EXPORTER_OTLP_ENDPOINT";
-            tracing::warn!(url, reason, hint, "cannot export telemetry");
-        } else {
-            tracing::info!(url, "telemetry is exported again");
-        }
-        *known = problem;
-    }
 }
 
 #[async_trait::async_trait]
@@ -130,7 +186,7 @@ impl HttpClient for OtlpConnection {
         match self.exchange(request).await {
             Ok(response) => {
                 let problem = (!response.status().is_success()).then(|| format!("HTTP status {}", response.status()));
-                self.record(problem);
+                self.health.record(problem);
                 Ok(response)
             }
             Err(error) => {
@@ -140,7 +196,7 @@ impl HttpClient for OtlpConnection {
                 } else {
                     client::root_cause(&error).unwrap_or_else(|| "the exchange failed".to_owned())
                 };
-                self.record(Some(reason.clone()));
+                self.health.record(Some(reason.clone()));
                 Err(reason.into())
             }
         }
@@ -148,18 +204,22 @@ impl HttpClient for OtlpConnection {
 }
 
 /// Creates the exporter of spans.
-pub(crate) fn span_exporter(target: &OtlpTarget, resource: &[(String, String)]) -> Result<SpanExporter, OtlpError> {
+pub(crate) fn span_exporter(
+    connection: OtlpConnection,
+    resource: &[(String, String)],
+) -> Result<SpanExporter, OtlpError> {
+    let target = connection.target.clone();
     let text = |(name, value): &(HeaderName, HeaderValue)| {
         Some((name.to_string(), std::str::from_utf8(value.as_bytes()).ok()?.to_owned()))
     };
     let exporter = SpanExporter::builder()
         .with_http()
-        .with_http_client(OtlpConnection::new(target.clone())?)
+        .with_http_client(connection)
         .with_endpoint(target.url.as_str())
         .with_timeout(target.timeout)
         .with_headers(target.headers.iter().filter_map(text).collect())
         .build();
-    let mut exporter = exporter.map_err(|source| OtlpError::Exporter { url: target.url.to_string(), source })?;
+    let mut exporter = exporter.map_err(|source| OtlpError::Exporter { url: target.shown_url(), source })?;
     let attributes = resource.iter().map(|(name, value)| KeyValue::new(name.clone(), value.clone()));
     exporter.set_resource(&Resource::builder_empty().with_attributes(attributes).build());
     Ok(exporter)
@@ -297,4 +357,31 @@ fn attribute(name: &str, value: &str) -> ProtoKeyValue {
 fn nanoseconds(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_keeps_the_time_of_its_begin_until_a_success() {
+        let health = ExportHealth::new("http://127.0.0.1/v1/traces".to_owned());
+        health.record(Some("refused".to_owned()));
+        let first = health.read().problem.map(|problem| problem.since);
+        health.record(Some("HTTP status 500".to_owned()));
+        let state = health.read();
+        let reason = "HTTP status 500".to_owned();
+        assert_eq!(state.problem, first.map(|since| ExportProblem { since, reason }));
+        assert_eq!((state.succeeded, state.failed), (0, 2));
+        health.record(None);
+        let state = health.read();
+        assert_eq!((state.problem, state.succeeded, state.failed), (None, 1, 2));
+    }
+
+    #[test]
+    fn the_port_is_exported_as_a_number() {
+        let value = |name| attribute(name, "443").value.and_then(|value| value.value);
+        assert_eq!(value(crate::names::SERVER_PORT), Some(Value::IntValue(443)));
+        assert_eq!(value(crate::names::ERROR_TYPE), Some(Value::StringValue("443".to_owned())));
+    }
 }

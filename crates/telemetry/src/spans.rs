@@ -45,6 +45,14 @@ pub(crate) struct SpanCounts {
     pub(crate) shutdown: AtomicU64,
 }
 
+impl SpanCounts {
+    /// Returns the number of spans that did not reach the receiver.
+    pub(crate) fn dropped(&self) -> u64 {
+        let all = [&self.queue_full, &self.export_failed, &self.shutdown];
+        all.into_iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+}
+
 /// Recorder of spans.
 #[derive(Debug)]
 pub(crate) struct SpanRecorder {
@@ -108,7 +116,7 @@ impl SpanRecorder {
         };
         let kind = match call.side {
             ObservedSide::Server { .. } => SpanKind::Server,
-            ObservedSide::Client => SpanKind::Client,
+            ObservedSide::Client { .. } => SpanKind::Client,
         };
         let is_tool_call = call.method == method::TOOLS_CALL;
         let mut span = OpenSpan {
@@ -117,7 +125,7 @@ impl SpanRecorder {
             parent,
             kind,
             name,
-            attributes: Vec::with_capacity(16),
+            attributes: Vec::with_capacity(18),
             has_result: self.payloads && is_tool_call && mask.is_some(),
             mask,
         };
@@ -130,6 +138,11 @@ impl SpanRecorder {
             span.add_payload(names::TOOL_ARGUMENTS, arguments);
         }
         Some(span)
+    }
+
+    /// Returns the number of spans that wait for their export.
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.max_capacity() - self.queue.capacity()
     }
 
     /// Ends a span and queues it for the export.
@@ -178,14 +191,21 @@ impl OpenSpan {
             self.add(names::RESOURCE_URI, uri);
         }
         match call.side {
-            ObservedSide::Server { team, user, session } => {
+            ObservedSide::Server { team, user, session, peer } => {
                 self.add(own::TEAM, team.to_string());
                 self.add(own::USER, user.to_string());
+                if let Some(peer) = peer {
+                    self.add(names::CLIENT_ADDRESS, peer.ip().to_canonical().to_string());
+                    self.add(names::CLIENT_PORT, i64::from(peer.port()));
+                }
                 if let Some(session) = session {
                     self.add(names::SESSION_ID, session.to_owned());
                 }
             }
-            ObservedSide::Client => {
+            ObservedSide::Client { attempt } => {
+                if attempt > 1 {
+                    self.add(own::ATTEMPT, i64::from(attempt));
+                }
                 if let Some(spec) = call.spec {
                     self.add(own::TEAM, spec.id.team.to_string());
                     self.add(own::USER, spec.id.user.to_string());
@@ -306,7 +326,7 @@ mod tests {
 
     fn call(trace: TraceOrigin) -> ObservedCall<'static> {
         ObservedCall {
-            side: ObservedSide::Client,
+            side: ObservedSide::Client { attempt: 1 },
             trace,
             method: method::TOOLS_CALL,
             target: Some("echo"),
@@ -353,5 +373,25 @@ mod tests {
         assert_ne!(span.identity.span_id, parent.span_id);
         let not_recorded = TraceParent { flags: 0, ..parent };
         assert!(begin(&recorder, TraceOrigin::Entry(Some(not_recorded))).is_none());
+    }
+
+    #[test]
+    fn a_span_names_its_peer_or_a_later_attempt() {
+        let sampler = Sampler { ratio: 1.0, follows_parent: true };
+        let (recorder, _queue) = SpanRecorder::new(sampler, false, Arc::default());
+        let attributes = |side| {
+            let call = ObservedCall { side, ..call(TraceOrigin::Entry(None)) };
+            recorder.begin(&call, &crate::metrics::labels_of(&call)).unwrap().attributes
+        };
+        let (team, user) = ("acme".into(), "alice".into());
+        let peer = Some("[::ffff:10.1.2.80]:4711".parse().unwrap());
+        let of_client = attributes(ObservedSide::Server { team: &team, user: &user, session: None, peer });
+        assert!(of_client.contains(&KeyValue::new(names::CLIENT_ADDRESS, "10.1.2.80")), "{of_client:?}");
+        assert!(of_client.contains(&KeyValue::new(names::CLIENT_PORT, 4711)), "{of_client:?}");
+        let attempt = |attempt| {
+            let found = attributes(ObservedSide::Client { attempt });
+            found.into_iter().find(|attribute| attribute.key.as_str() == own::ATTEMPT).map(|attribute| attribute.value)
+        };
+        assert_eq!((attempt(1), attempt(2)), (None, Some(2_i64.into())));
     }
 }

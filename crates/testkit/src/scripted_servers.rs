@@ -247,7 +247,7 @@ pub fn request(
         lifetime: ClientLifetime::Session,
     };
     let session = Arc::new(ClientSession::new(1, [0; 16], facts, Instant::now(), ByteBudget::new(1 << 20)));
-    EndpointRequest { message, session, call: 1, cancellation, timeout, era: Era::Sessions, trace: None }
+    EndpointRequest { message, session, call: 1, cancellation, timeout, era: Era::Sessions, trace: None, peer: None }
 }
 
 /// A runtime with servers of alice in the team acme, and a server `secret` of bob.

@@ -17,6 +17,7 @@ use super::super::era::request_meta::StatelessRequestMeta;
 use super::super::era::{self, StatelessErrorResponse, headers, translation};
 use super::super::parked_calls::ParkedRequestIdentity;
 use super::super::reply::{self, SESSION_ID};
+use super::super::request::OpeningRequest;
 use super::super::session::{ClientLifetime, ClientSession, SESSION_ENDED, SessionEnd, SessionFacts};
 use super::super::session_call::{OpenCallGuard, ResponseFormat, ResponseSettings};
 use super::super::stateless_call::{self, StatelessCall, StatelessSessionGuard};
@@ -85,11 +86,13 @@ impl EndpointService {
         if method == method::DISCOVER {
             let _work = self.work.token();
             self.sessions.record_request(user, &client, Instant::now());
-            let answer = match self.handler.discover(user.clone(), endpoint).await {
+            let (user, peer) = (user.clone(), request.peer);
+            let opening = OpeningRequest { user, endpoint, client, message, peer };
+            let answer = match self.handler.discover(opening).await {
                 Ok(result) => CallAnswer::Result(result),
                 Err(error) => CallAnswer::Error(error),
             };
-            let (status, answer) = stateless_call::to_stateless_answer(answer, method);
+            let (status, answer) = stateless_call::to_stateless_answer(answer, method::DISCOVER);
             return Ok(reply::answer_with_status(status, &answer, &id));
         }
         let is_subscription = method == method::LISTEN;
@@ -114,7 +117,8 @@ impl EndpointService {
         let session_guard = StatelessSessionGuard::new(self.clone(), session);
         // The token may have been revoked between the check and the insertion into the table.
         self.check_permission(request)?;
-        let call = StatelessCall::begin(session_guard, message, response_settings.timeout, admission, memory);
+        let call =
+            StatelessCall::begin(session_guard, (message, request.peer), response_settings.timeout, admission, memory);
         Ok(stateless_call::run_round(call, id, response_settings, self.work.token()).await)
     }
 

@@ -36,6 +36,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, mpsc};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -104,6 +105,11 @@ impl Journal {
 
     pub fn status(&self) -> JournalStatus {
         self.shared.status.borrow().clone()
+    }
+
+    /// Returns the number of writes of batches, successful or not, and the sum of their durations.
+    pub fn write_times(&self) -> (u64, Duration) {
+        self.shared.write_times.read()
     }
 
     pub fn watch_appended(&self) -> watch::Receiver<u64> {

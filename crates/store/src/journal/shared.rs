@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::disk_monitor::DiskMonitor;
+use crate::durations::DurationTotals;
 
 pub(super) const DIRECTORY: &str = "journal";
 pub(super) const DATABASE: &str = "journal.db";
@@ -150,4 +151,5 @@ pub(super) struct JournalShared {
     pub(super) on_memos: Mutex<Option<OnMemos>>,
     pub(super) memos_unread: AtomicBool,
     pub(super) disk_monitor: Arc<DiskMonitor>,
+    pub(super) write_times: DurationTotals,
 }

@@ -41,6 +41,7 @@ use super::shared::{
     JournalStatus, Memos, database,
 };
 use super::store::{JournalDatabase, PruningProgress, PruningStep, StoredState, read_stored_state};
+use crate::durations::DurationTotals;
 use mcp_satellite_files::data_dir::DataDir;
 
 /// Interval between attempts on a disk that does not accept writes. Each job tries earlier.
@@ -138,6 +139,7 @@ impl JournalWriter {
             on_memos: Mutex::default(),
             memos_unread: AtomicBool::new(false),
             disk_monitor: pulse,
+            write_times: DurationTotals::default(),
         });
         let mut writer = Self {
             home,
@@ -256,11 +258,14 @@ impl JournalWriter {
     // ---- jobs ----
 
     pub(super) fn append(&mut self, batch: &SinkBatch) -> SinkAnswer {
+        let began = Instant::now();
         // Older events first, so that events are stored in order.
-        match self.append_delivered() {
+        let answer = match self.append_delivered() {
             SinkAnswer::Accepted => self.append_one(batch),
             answer => answer,
-        }
+        };
+        self.shared.write_times.record(began.elapsed());
+        answer
     }
 
     fn append_one(&mut self, batch: &SinkBatch) -> SinkAnswer {
