@@ -68,7 +68,10 @@ async fn overview(console: Api, context: RequestContext, _: NoInput) -> Result<M
         .map(|name| format!("The satellite {name} is not connected, so its instances are shown as offline"))
         .collect();
     if lost.len() > WARNINGS_MAX {
-        warnings.push(format!("{} more satellites are not connected; the page Fleet lists them", lost.len() - WARNINGS_MAX));
+        warnings.push(format!(
+            "{} more satellites are not connected; the page Fleet lists them",
+            lost.len() - WARNINGS_MAX
+        ));
     }
     let rows = console.feeds.rows(&FeedScope::default()).await?;
     let frame = frame(&console, &context, rows.position.revision);

@@ -27,7 +27,7 @@ const COLLECTING: Duration = Duration::from_millis(100);
 /// Time after which a database that does not answer makes the pages out of date.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
-/// Bytes of an instance's name; a longer one is cut, and its digest is added.
+/// Bytes of an instance's name. A longer one, or one with control characters, is cut, and its digest is added.
 const NAME_MAX: usize = 256;
 /// Characters of other text in a row.
 const TEXT_MAX: usize = 200;
@@ -89,10 +89,11 @@ impl RowsReader {
 /// Returns the name of an instance among those of all satellites.
 pub(super) fn instance_name(satellite: &str, instance: &str) -> String {
     let name = format!("{satellite}:{instance}");
-    if name.len() <= NAME_MAX {
+    if name.len() <= NAME_MAX && line(&name) == name {
         return name;
     }
-    let mut cut = first_chars(&name, NAME_MAX / 4).to_owned();
+    let mut cut = line(first_chars(&name, NAME_MAX / 4));
+    cut.push('~');
     for byte in &digest::digest(&digest::SHA256, name.as_bytes()).as_ref()[..8] {
         // Writing to a String does not fail.
         let _ = write!(cut, "{byte:02x}");
@@ -284,7 +285,8 @@ impl ReportedRow {
 
 /// Returns the need of an instance whose state is not known.
 fn lost_attention(satellite: &str, reported: Option<Status>, is_connected: bool) -> Attention {
-    let reported = reported.map_or_else(|| "an unknown status".to_owned(), |status| status.to_string().replace('_', " "));
+    let reported =
+        reported.map_or_else(|| "an unknown status".to_owned(), |status| status.to_string().replace('_', " "));
     let message = if is_connected {
         format!("reported {reported}")
     } else {

@@ -9,8 +9,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::run::LogArgs;
 use super::{BAD_INPUT, CommandFailure, DONE, FAILED, location, print_error, shell_word, try_print};
-use crate::backend_console;
 use crate::backend::server::{BackendOpenError, BackendServer, BackendSettings};
+use crate::backend_console;
 use crate::config::listen_address;
 
 #[derive(Debug, Args)]

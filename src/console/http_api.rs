@@ -21,8 +21,9 @@ use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestC
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
     BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput,
-    ConfigurationValue, ConfigureInput, FleetMember, FleetReport, InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, MachineReport,
-    ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport, UsageSpan,
+    ConfigurationValue, ConfigureInput, FleetMember, FleetReport, InstanceDetails, InstanceOrder, InstancePage,
+    InstanceQuery, MachineReport, ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport,
+    UsageSpan,
 };
 use mcp_satellite_gateway::pages::PageConnection;
 use mcp_satellite_process::process::TreeProcess;

@@ -309,9 +309,8 @@ pub(super) async fn read_page(
             }
             let has_more = events.len() > limit;
             events.truncate(limit);
-            let last: i64 = db
-                .prepare_cached("SELECT coalesce(max(id), 0) FROM events")?
-                .query_row([], |row| row.get(0))?;
+            let last: i64 =
+                db.prepare_cached("SELECT coalesce(max(id), 0) FROM events")?.query_row([], |row| row.get(0))?;
             let through = match range {
                 EventRange::Before(_) => last,
                 EventRange::After(id) if !has_more => last.max(id),

@@ -325,8 +325,7 @@ fn read_changes(db: &Transaction<'_>, seen: Option<i64>) -> Result<ChangePage, A
     if let Some(seen) = gap_free {
         let mut select =
             db.prepare_cached("SELECT id, removed, body FROM changes WHERE id > ?1 ORDER BY id LIMIT ?2")?;
-        let changes =
-            select.query_map(params![seen, PAGE], StoredChange::from_row)?.collect::<Result<Vec<_>, _>>()?;
+        let changes = select.query_map(params![seen, PAGE], StoredChange::from_row)?.collect::<Result<Vec<_>, _>>()?;
         let through = changes.last().map_or(seen, |change| change.id);
         return Ok(ChangePage { changes, through, reset: false });
     }

@@ -49,15 +49,15 @@ use tokio_util::task::AbortOnDropHandle;
 use tower_service::Service as _;
 
 pub use self::clock::BackendClock;
+use self::database::Database;
+pub use self::database::DatabaseError;
 pub use self::events::{EventRange, StoredEventFilter, StoredEventPage};
 pub use self::handle::BackendHandle;
 pub use self::instances::{InstanceChange, InstanceChanges};
 pub use self::pages::PageService;
+use self::pages::{ClientAddress, is_page_path};
 pub use self::refusal::ApiError;
 pub use self::satellites::SatelliteConnection;
-use self::database::Database;
-pub use self::database::DatabaseError;
-use self::pages::{ClientAddress, is_page_path};
 use self::state::BackendState;
 pub use self::state::{BackendOpenError, BackendSettings, EVENTS_BODY_MAX, EVENTS_MAX};
 use mcp_satellite_config::TokenHash;

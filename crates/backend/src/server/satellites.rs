@@ -84,7 +84,10 @@ pub(super) fn is_connected(
     now: Timestamp,
     last_contacts: &BTreeMap<String, Timestamp>,
 ) -> Result<bool, ApiError> {
-    let row = db.prepare_cached(&format!("{SELECT} WHERE name = ?1"))?.query_row([name], SatelliteRow::from_row).optional()?;
+    let row = db
+        .prepare_cached(&format!("{SELECT} WHERE name = ?1"))?
+        .query_row([name], SatelliteRow::from_row)
+        .optional()?;
     row.map_or(Ok(false), |row| Ok(row.into_view(db, now, last_contacts, false)?.connected))
 }
 

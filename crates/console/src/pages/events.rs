@@ -43,12 +43,13 @@ impl From<Envelope> for EventEntry {
 pub fn events_page(shape: &EventsShape, frame: &PageFrame) -> Markup {
     let EventsShape { query, events, through, older, is_old, satellites, satellite } = shape;
     let types = query.types.as_deref().unwrap_or_default();
-    let filter: String = [("types", &query.types), ("team", &query.team), ("instance", &query.instance), ("satellite", satellite)]
-        .iter()
-        .filter_map(|(key, value)| {
-            Some(format!("&{key}={}", segment(value.as_deref().filter(|value| !value.is_empty())?)))
-        })
-        .collect();
+    let filter: String =
+        [("types", &query.types), ("team", &query.team), ("instance", &query.instance), ("satellite", satellite)]
+            .iter()
+            .filter_map(|(key, value)| {
+                Some(format!("&{key}={}", segment(value.as_deref().filter(|value| !value.is_empty())?)))
+            })
+            .collect();
     let content = html! {
         h1 { "Events" }
         form.filters method="get" action={ (frame.root) "events" } {

@@ -236,10 +236,7 @@ fn heartbeat_facts(heartbeat: &Heartbeat, satellite: &SatelliteView) -> Markup {
             Some(format!("{} of {}", gigabytes(system.memory_used_bytes), gigabytes(system.memory_total_bytes))),
         ),
         ("Disk", disk.map(|(used, total)| format!("{} of {}", gigabytes(used), gigabytes(total)))),
-        (
-            "Memory of the satellite",
-            system.satellite_rss_bytes.map(|bytes| format!("{:.1} MB", bytes as f64 / 1e6)),
-        ),
+        ("Memory of the satellite", system.satellite_rss_bytes.map(|bytes| format!("{:.1} MB", bytes as f64 / 1e6))),
         ("Events to send", Some(heartbeat.events.backlog.to_string())),
     ])
 }
