@@ -79,13 +79,21 @@ pub fn attach(backend: &BackendServer, address: SocketAddr, hosts: Vec<String>) 
     let (streams, refusals) = (StreamLimits::default(), RefusalCounts::default());
     let console = BackendConsole { access, backend: backend_handle, url, rows, feeds, streams, refusals };
     let routes = routes(&Arc::new(console));
-    let origins = hosts.iter().flat_map(|host| [format!("https://{host}"), format!("http://{host}")]).collect();
+    let origins = hosts.iter().flat_map(|host| own_origins(host)).collect();
     let guard = Arc::new(OriginGuard { loopback: address.ip().is_loopback(), hosts, origins });
     backend.set_pages(Arc::new(move |peer, request| {
         let (routes, guard) = (routes.clone(), guard.clone());
         Box::pin(async move { answer(routes, &guard, peer, request).await })
     }));
     Ok(BackendConsoleTask { _updates: AbortOnDropHandle::new(tokio::spawn(updates)) })
+}
+
+/// Returns the origins of pages from a host, which has any port if none is given.
+fn own_origins(host: &str) -> [String; 2] {
+    let has_port =
+        host.rsplit_once(':').is_some_and(|(_, port)| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()));
+    let port = if has_port { "" } else { ":*" };
+    ["https", "http"].map(|scheme| format!("{scheme}://{host}{port}"))
 }
 
 /// Task that keeps the pages of a backend up to date.

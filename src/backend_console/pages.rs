@@ -141,7 +141,7 @@ async fn instance(console: Api, context: RequestContext, form: InstanceForm) -> 
     let ReportedRow { satellite, state, .. } = &*console.find(&context)?;
     let mut page = StoredEventPage { events: Vec::new(), has_more: false, through: 0 };
     if !form.live {
-        let filter = filter(&console, None, None, Some(context.param("instance")));
+        let filter = filter(&console, None, None, Some(context.param("instance")))?;
         let read = console.backend.events(filter, EventRange::Before(i64::MAX), EVENTS).await;
         page = read.map_err(|error| problem(&error))?;
     }
@@ -206,7 +206,7 @@ async fn events(console: Api, context: RequestContext, form: EventForm) -> Resul
     let mut page = StoredEventPage { events: Vec::new(), has_more: false, through: 0 };
     // A list that begins after an event is read by the stream, from the oldest event.
     if since.is_none() {
-        let filter = filter(&console, query.types.as_deref(), satellite.clone(), query.instance.as_deref());
+        let filter = filter(&console, query.types.as_deref(), satellite.clone(), query.instance.as_deref())?;
         let below = before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
         let read = console.backend.events(filter, EventRange::Before(below), EVENTS).await;
         page = read.map_err(|error| problem(&error))?;

@@ -63,7 +63,9 @@ impl RowsReader {
     /// The published instances may be out of date.
     pub(super) fn check(&self) -> Result<(), Problem> {
         let why = "the database of the backend does not answer; the log of the backend contains the reason";
-        self.is_fresh.borrow().then_some(()).ok_or_else(|| Problem::new("closing", why))
+        // An error means that the task has ended.
+        let is_fresh = *self.is_fresh.borrow() && self.is_fresh.has_changed().is_ok();
+        is_fresh.then_some(()).ok_or_else(|| Problem::new("closing", why))
     }
 
     /// Waits until the published instances may be out of date.

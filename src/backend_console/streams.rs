@@ -51,7 +51,7 @@ async fn instance_stream(console: Api, context: RequestContext, query: FleetStre
     let frames = console.feeds.watch(&FeedScope { team: None, instance }, position).await?;
     let (ending, stale) = (console.backend.ending(), console.rows.clone().wait_stale());
     let frames = if query.events {
-        let filter = filter(&console, query.types.as_deref(), query.satellite, query.instance.as_deref());
+        let filter = filter(&console, query.types.as_deref(), query.satellite, query.instance.as_deref())?;
         let events = event_frames(console, filter, query.since, EventFrames::Followed);
         futures::stream::select(frames, events).boxed()
     } else {
@@ -80,7 +80,7 @@ async fn event_stream(console: Api, context: RequestContext, query: FleetEventQu
         (false, false) => EventFrames::StoredLines,
     };
     let ending = console.backend.ending();
-    let filter = filter(&console, query.types.as_deref(), query.satellite, query.instance.as_deref());
+    let filter = filter(&console, query.types.as_deref(), query.satellite, query.instance.as_deref())?;
     let frames = event_frames(console, filter, since, kind).take_until(ending.cancelled_owned());
     let frames = frames.inspect(move |_| {
         let _ = &open;
@@ -98,12 +98,15 @@ fn header_text<'a>(context: &'a RequestContext, name: &str) -> Option<&'a str> {
 }
 
 /// Returns the selection of events of a request, whose fields may be empty.
+///
+/// # Errors
+/// The name of the instance has another form.
 pub(super) fn filter(
     console: &BackendConsole,
     types: Option<&str>,
     satellite: Option<String>,
     instance: Option<&str>,
-) -> StoredEventFilter {
+) -> Result<StoredEventFilter, Problem> {
     let types = types.unwrap_or_default().split(',').map(str::trim).filter(|kind| !kind.is_empty());
     let mut filter = StoredEventFilter {
         satellite: satellite.filter(|name| !name.is_empty()),
@@ -111,18 +114,19 @@ pub(super) fn filter(
         instance: None,
     };
     if let Some(name) = instance.filter(|name| !name.is_empty()) {
-        // The events of a removed instance are still stored. A name without a satellite selects nothing.
+        // The events of a removed instance are still stored.
         let (of, instance) = match console.rows.find(name) {
             Some(found) => (found.satellite.clone(), found.state.instance.clone()),
             None => {
-                let (of, instance) = name.split_once(':').unwrap_or_default();
+                let why = || Problem::new("bad_input", "`instance` must have the form SATELLITE:INSTANCE");
+                let (of, instance) = name.split_once(':').ok_or_else(why)?;
                 (of.to_owned(), instance.to_owned())
             }
         };
         filter.satellite = Some(of);
         filter.instance = Some(instance);
     }
-    filter
+    Ok(filter)
 }
 
 /// Forms of a stream of events.
