@@ -7,6 +7,8 @@ mod active_configuration;
 #[cfg(feature = "cli")]
 pub use mcp_satellite_backend as backend;
 #[cfg(feature = "cli")]
+pub mod backend_console;
+#[cfg(feature = "cli")]
 pub mod cli;
 #[cfg(feature = "cli")]
 pub use mcp_satellite_config as config;

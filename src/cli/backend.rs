@@ -10,12 +10,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::run::LogArgs;
 use super::{BAD_INPUT, CommandFailure, DONE, FAILED, location, print_error, shell_word, try_print};
 use crate::backend::server::{BackendOpenError, BackendServer, BackendSettings};
+use crate::backend_console;
 use crate::config::listen_address;
 
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 DIR contains the reports of satellites, their configuration, and three files for you:
-  admin-token           authorizes requests to /api/admin; to replace it, remove the file and start again
+  admin-token           logs in to the console at /console/ and authorizes requests to /api/admin; to replace it, remove the file and start again
   admin.curl            passes the token to `curl --config DIR/admin.curl`, hidden from the process list
   registration-token    registers one satellite within a day; a used one is replaced at the next start
 
@@ -30,6 +31,9 @@ pub(super) struct BackendCliCommand {
     /// Make satellites poll this often, instead of every 2, 10, 30 or 60 s
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     poll_interval: Option<f64>,
+    /// Host name under which browsers reach the console, such as that of a proxy; repeat it for several
+    #[arg(long, value_name = "HOST")]
+    console_host: Vec<String>,
     #[command(flatten)]
     log: LogArgs,
 }
@@ -60,6 +64,7 @@ impl BackendCliCommand {
         })?;
         let (data_dir, curl, token) =
             (backend.data_dir().to_owned(), backend.curl_file(), backend.registration_token_file());
+        let _console = backend_console::attach(&backend, listener.local_addr()?, self.console_host)?;
         let mut serving = backend.serve(listener)?;
         let address = serving.address();
         if !address.ip().is_loopback() {
@@ -106,13 +111,17 @@ Create a token for another satellite:
 Set the configuration of the satellites (servers and teams, as in a configuration file, as JSON):
   {curl} '{url}/api/admin/config' -X PUT --data-binary @config.json
 
+Open the console in a browser and log in with the token in {}:
+  {url}/console/
+
 Show the satellites, their instances and events:
   {curl} '{url}/api/admin/satellites'
   {curl} '{url}/api/admin/instances'
   {curl} '{url}/api/admin/events?limit=20'
   {curl} -N '{url}/api/admin/instances/stream'
 ",
-        data_dir.display()
+        data_dir.display(),
+        data_dir.join("admin-token").display()
     )
 }
 

@@ -1,6 +1,5 @@
 //! The HTTP API: `/v1`, its description, and the health of the satellite.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,18 +8,21 @@ use axum::Router;
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use mcp_satellite_actors::model::actor_tree::ActorReport;
+use mcp_satellite_actors::model::event::rfc3339;
 use mcp_satellite_actors::model::ids::TeamId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_backend::link::BackendStatus;
+use mcp_satellite_backend::wire::FleetSatellite;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiChange, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
     BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput,
-    ConfigurationValue, ConfigureInput, InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, MachineReport,
-    ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport, UsageSpan,
+    ConfigurationValue, ConfigureInput, FleetMember, FleetReport, InstanceDetails, InstanceOrder, InstancePage,
+    InstanceQuery, MachineReport, ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport,
+    UsageSpan,
 };
 use mcp_satellite_process::process::TreeProcess;
 use mcp_satellite_process::usage::{USAGE_POINT_SPAN, UsagePoint};
@@ -35,7 +37,7 @@ use super::api::{
 use super::health::{ANSWER_TIMEOUT, ActorHealth, Probe};
 use super::pages;
 use super::records;
-use super::requests::{Api, find, page_size, problem};
+use super::requests::{Api, Place, SortedPage, find, problem, sorted_page};
 use super::state::ConsoleState;
 use crate::config::{self, ConfiguredValue, Role};
 use crate::connect::isolation::SandboxFinding;
@@ -51,6 +53,7 @@ pub(crate) fn routes(console: &Api) -> Router {
     routes.read("/v1/instances/{instance}/tools", Role::Viewer, "Tools of an instance", tools);
     routes.read("/v1/clients", Role::Viewer, "Connected MCP clients", clients);
     routes.read("/v1/backend", Role::Viewer, "Connection to the backend", backend);
+    routes.read("/v1/fleet", Role::Viewer, "Satellites registered at the backend", fleet);
     routes.read("/v1/machine", Role::Viewer, "Load and memory of the machine", machine);
     routes.read("/v1/tree", Role::Viewer, "The live tree of actors", tree);
     routes.read("/v1/sandboxes", Role::Admin, "Sandbox programs of the machine", sandboxes);
@@ -151,38 +154,15 @@ pub(super) async fn instances(
         };
         (key, view.spec.name.to_string())
     };
-    let mut found: Vec<(Place, &Arc<InstanceView>)> =
-        snapshot.iter().filter(matches).map(|view| (place(view), view)).collect();
-    if query.descending {
-        found.sort_by(|(one, _), (other, _)| Reverse(one).cmp(&Reverse(other)));
-    } else {
-        found.sort_by(|(one, _), (other, _)| one.cmp(other));
-    }
-    let total = found.len();
-    let after = query.cursor.as_deref().map(read_cursor).transpose()?;
-    let is_after =
-        |place: &Place| after.as_ref().is_none_or(|after| if query.descending { place < after } else { place > after });
-    let limit = page_size(query.limit)?;
-    let mut rest = found.into_iter().filter(|(place, _)| is_after(place)).peekable();
-    let page: Vec<_> = rest.by_ref().take(limit).collect();
-    let next = page.last().filter(|_| rest.peek().is_some()).map(|((key, name), _)| format!("{key}:{name}"));
+    let found = snapshot.iter().filter(matches).map(|view| (place(view), view)).collect();
+    let SortedPage { total, items, next } = sorted_page(found, query.descending, query.cursor.as_deref(), query.limit)?;
     let now = Instant::now();
-    let items = page.iter().map(|(_, view)| console.instance_status(view, now)).collect();
+    let items = items.into_iter().map(|view| console.instance_status(view, now)).collect();
     Ok(InstancePage { total, items, next })
 }
 
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Position of an instance in a list: the key of the order, and the name.
-type Place = (String, String);
-
-fn read_cursor(cursor: &str) -> Result<Place, Problem> {
-    let (key, name) = cursor
-        .split_once(':')
-        .ok_or_else(|| Problem::new("bad_input", "`cursor` is not the `next` of a previous page"))?;
-    Ok((key.to_owned(), name.to_owned()))
 }
 
 pub(super) async fn instance(console: Api, context: RequestContext, _: NoInput) -> Result<InstanceDetails, Problem> {
@@ -254,6 +234,24 @@ pub(super) async fn clients(console: Api, context: RequestContext, _: NoInput) -
 
 async fn backend(console: Api, _: RequestContext, _: NoInput) -> Result<Option<BackendStatus>, Problem> {
     Ok(console.satellite_status().backend)
+}
+
+/// Kind of the problem that the backend causes.
+pub(super) const BACKEND_PROBLEM: &str = "backend";
+
+pub(super) async fn fleet(console: Api, context: RequestContext, _: NoInput) -> Result<FleetReport, Problem> {
+    if context.principal.team.is_some() {
+        return Err(Problem::new("forbidden", "the fleet contains all teams; this token has one team"));
+    }
+    let (mut at, mut satellites) = (None, Vec::new());
+    if let Some(link) = &console.link {
+        let list = link.fleet().await.map_err(|error| Problem::new(BACKEND_PROBLEM, error.to_string()))?;
+        at = Some(rfc3339(list.server_time));
+        let member = |satellite: &FleetSatellite| FleetMember { satellite: satellite.clone(), details: None };
+        satellites = list.satellites.iter().map(member).collect();
+    }
+    let backend = console.link.as_ref().map(|link| link.url().to_owned());
+    Ok(FleetReport { backend, name: Some(console.name.clone()), at, satellites })
 }
 
 async fn machine(console: Api, _: RequestContext, _: NoInput) -> Result<MachineReport, Problem> {

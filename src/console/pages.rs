@@ -2,28 +2,24 @@
 
 use std::future::ready;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use axum::Extension;
-use axum::body::{Body, to_bytes};
-use axum::extract::{Path, Request};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
-use axum::response::{IntoResponse as _, Redirect, Response};
-use axum::routing::{MethodRouter, get, post};
-use mcp_satellite_actors::model::event::{ActionActor, Event, rfc3339};
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::header;
+use axum::response::Response;
+use mcp_satellite_actors::model::event::{Event, rfc3339};
 use mcp_satellite_clients::Client;
 use mcp_satellite_console::feed::FeedScope;
 use mcp_satellite_console::pages::{
-    ClientsShape, EventsShape, InstanceShape, Markup, OverviewShape, PageFrame, PlaygroundShape, answer_asset,
-    calls_page, clients_page, describe_principal, events_page, html_response, instance_page, instances_page,
-    login_page, overview_page, playground_page, problem_response, read_login_form, root_of, tree_page,
+    ClientsShape, ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceShape, Markup, OverviewShape,
+    PageFrame, PlaygroundShape, calls_page, clients_page, describe_principal, events_page, fleet_page, instance_page,
+    instances_page, overview_page, playground_page, root_of, tree_page,
 };
-use mcp_satellite_console::principal::{Entrance, Principal};
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
-use mcp_satellite_gateway::pages::PageConnection;
 use mcp_satellite_protocol::header::SESSION_ID;
 use serde::Deserialize;
 use strum::IntoEnumIterator as _;
@@ -31,6 +27,7 @@ use strum::IntoEnumIterator as _;
 use super::api::{EventQuery, InstanceStatus};
 use super::health::ActorHealth;
 use super::http_api;
+use super::login;
 use super::records;
 use super::requests::{Api, find};
 use super::rows::PageStreams;
@@ -42,9 +39,6 @@ use crate::journal::JournalState;
 const EVENTS: usize = 200;
 /// Events with which the page of an instance begins.
 const TIMELINE: usize = 200;
-/// Bytes of a login form.
-const FORM_MAX: usize = 4096;
-const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Adds the pages and their streams.
 pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api, health: &Arc<ActorHealth>) {
@@ -79,6 +73,10 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api, health: &Arc
             clients(console, context, shared.clone())
         });
         let shared = streams.clone();
+        routes.page("/console/fleet", Role::Viewer, move |console, context, _: NoInput| {
+            fleet(console, context, shared.clone())
+        });
+        let shared = streams.clone();
         routes.page("/console/playground/{instance}", Role::Operator, move |console, context, query| {
             ready(playground(&console, &context, query, &shared))
         });
@@ -103,104 +101,7 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api, health: &Arc
         summary: "MCP session with an instance, in the name of its user",
     };
     routes.forward(session, SESSION_ID, forward_mcp);
-    routes.open("/console", get(|uri: Uri| async move { Redirect::to(root_of(uri.path())) }));
-    routes
-        .open("/console/assets/{file}", served(console, |Path(file): Path<String>| async move { answer_asset(&file) }));
-    routes.open("/console/login", login_routes(console));
-    routes.open("/console/logout", logout_route(console));
-}
-
-/// Returns a route of a file that needs no login.
-fn served<F>(console: &Api, answer: impl Fn(Path<String>) -> F + Clone + Send + Sync + 'static) -> MethodRouter
-where
-    F: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    let console = console.clone();
-    get(move |connection: Extension<PageConnection>, uri: Uri, path: Path<String>| {
-        let (console, answer) = (console.clone(), answer.clone());
-        async move {
-            if !console.access().is_served(&connection) {
-                return Problem::not_found("path", uri.path()).into_response();
-            }
-            answer(path).await.unwrap_or_else(|problem| problem_response(&problem, uri.path()))
-        }
-    })
-}
-
-fn login_routes(console: &Api) -> MethodRouter {
-    let (shown, sent) = (console.clone(), console.clone());
-    let form = get(move |connection: Extension<PageConnection>, uri: Uri| {
-        let console = shown.clone();
-        async move {
-            if !console.access().is_served(&connection) {
-                return Problem::not_found("path", uri.path()).into_response();
-            }
-            html_response(StatusCode::OK, login_page(root_of(uri.path()), None))
-        }
-    });
-    form.post(move |connection: Extension<PageConnection>, request: Request| {
-        let console = sent.clone();
-        async move { log_in(&console, &connection, request).await }
-    })
-}
-
-async fn log_in(console: &ConsoleState, connection: &PageConnection, request: Request) -> Response {
-    let (parts, body) = request.into_parts();
-    let path = parts.uri.path();
-    if !console.access().is_served(connection) {
-        return Problem::not_found("path", path).into_response();
-    }
-    let logged_in = async {
-        let too_late = |_| Problem::new("bad_input", "the form did not arrive in time");
-        let body = tokio::time::timeout(FORM_TIMEOUT, to_bytes(body, FORM_MAX)).await.map_err(too_late)?;
-        let body = body.map_err(|error| Problem::new("bad_input", format!("cannot read the form: {error}")))?;
-        let token = read_login_form(&body)?;
-        console.access().log_in(&parts.headers, connection, token.expose())
-    }
-    .await;
-    match logged_in {
-        Ok(login) => {
-            console.record_change("login", login.principal.as_actor(), None, Vec::new(), None);
-            let mut response = Redirect::to("./").into_response();
-            if let Ok(cookie) = HeaderValue::try_from(login.set_cookie) {
-                response.headers_mut().insert(header::SET_COOKIE, cookie);
-            }
-            response
-        }
-        Err(problem) => {
-            let via: &str = Entrance::Console.into();
-            let actor = ActionActor {
-                kind: "unknown".to_owned(),
-                name: None,
-                role: None,
-                via: via.to_owned(),
-                address: Some(connection.peer.ip().to_canonical().to_string()),
-            };
-            console.record_change("login", actor, None, Vec::new(), Some(&problem));
-            let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNAUTHORIZED);
-            html_response(status, login_page(root_of(path), Some(&problem.detail)))
-        }
-    }
-}
-
-fn logout_route(console: &Api) -> MethodRouter {
-    let console = console.clone();
-    post(move |connection: Extension<PageConnection>, request: Request| {
-        let console = console.clone();
-        async move {
-            let (parts, _) = request.into_parts();
-            if !console.access().is_served(&connection) {
-                return Problem::not_found("path", parts.uri.path()).into_response();
-            }
-            let principal = match console.access().authenticate(&parts, &connection, true) {
-                Ok(principal) => principal,
-                Err(problem) => return problem.at(parts.uri.path()).into_response(),
-            };
-            let cookie = console.access().log_out(&parts.headers);
-            console.record_change("logout", principal.as_actor(), None, Vec::new(), None);
-            (StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response()
-        }
-    })
+    login::add(routes, console, ConsoleSite::Satellite);
 }
 
 /// Returns the frame of a page that shows a revision.
@@ -208,19 +109,15 @@ fn frame(console: &ConsoleState, context: &RequestContext, streams: &PageStreams
     let principal = &context.principal;
     PageFrame {
         root: root_of(context.uri.path()),
+        site: ConsoleSite::Satellite,
         satellite: console.name.clone(),
         principal: describe_principal(principal),
         role: principal.access.role,
-        csrf_token: csrf_token(console, principal, &context.headers),
+        csrf_token: login::csrf_token(console, context),
         boot: streams.feeds.boot().to_owned(),
         revision,
         at: rfc3339(jiff::Timestamp::now()),
     }
-}
-
-/// Returns the token for changes, which a page of somebody without a login does not get.
-fn csrf_token(console: &ConsoleState, principal: &Principal, headers: &HeaderMap) -> Option<String> {
-    (principal.entrance == Entrance::Console).then(|| console.access().csrf_token(headers))?
 }
 
 async fn overview(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {
@@ -266,7 +163,7 @@ async fn instances(
         ..query
     };
     let found = http_api::instances(console, context, query.clone()).await?;
-    Ok(instances_page(&found, &query, &frame))
+    Ok(instances_page(&found.into(), &query, &frame))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -309,7 +206,12 @@ async fn instance(
         calls_tools: context.principal.acts_for(&view.spec),
         through: timeline.events.first().map_or(through, |event| event.seq.max(through)),
         // The output has a list of its own.
-        events: timeline.events.into_iter().filter(|event| !matches!(event.event, Event::ServerLogs { .. })).collect(),
+        events: timeline
+            .events
+            .into_iter()
+            .filter(|event| !matches!(event.event, Event::ServerLogs { .. }))
+            .map(EventEntry::from)
+            .collect(),
     };
     Ok(instance_page(&shape, &frame))
 }
@@ -352,7 +254,16 @@ async fn events(
     let through = since.unwrap_or_else(|| page.events.first().map_or(through, |event| event.seq.max(through)));
     let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
     let is_old = before.is_some();
-    Ok(events_page(&EventsShape { query, events: page.events, through, older: page.next, is_old }, &frame))
+    let shape = EventsShape {
+        query,
+        events: page.events.into_iter().map(EventEntry::from).collect(),
+        through,
+        older: page.next,
+        is_old,
+        satellites: Vec::new(),
+        satellite: None,
+    };
+    Ok(events_page(&shape, &frame))
 }
 
 fn given(text: String) -> Option<String> {
@@ -408,6 +319,17 @@ async fn calls(
 async fn tree(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {
     let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
     Ok(tree_page(&http_api::tree(console, context, NoInput {}).await?, &frame))
+}
+
+async fn fleet(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {
+    let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
+    let report = http_api::fleet(console, context, NoInput {}).await;
+    // The page shows failures of the backend, but nothing to somebody who may not read it.
+    let report = match report {
+        Err(problem) if problem.kind != http_api::BACKEND_PROBLEM => return Err(problem),
+        report => report,
+    };
+    Ok(fleet_page(&FleetPageShape { report }, &frame))
 }
 
 async fn clients(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {

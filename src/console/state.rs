@@ -77,7 +77,7 @@ const REFUSALS_MAX: usize = 1024;
 
 impl RefusalCounts {
     /// Returns the event to emit; `None` if it equals a refusal within the last second.
-    fn count(&self, event: Event) -> Option<Event> {
+    pub(crate) fn count(&self, event: Event) -> Option<Event> {
         let Event::ControlAction { action, outcome: ActionOutcome::Refused, actor, target, reason, keys, .. } = event
         else {
             return Some(event);

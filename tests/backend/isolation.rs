@@ -6,12 +6,13 @@ use serde_json::{Value, json};
 
 use super::support::{Answer, Satellite, TestBackend, heartbeat, numbered};
 
-const SATELLITE_PATHS: [(Method, &str); 5] = [
+const SATELLITE_PATHS: [(Method, &str); 6] = [
     (Method::GET, "commands"),
     (Method::POST, "commands/c1/result"),
     (Method::GET, "config"),
     (Method::POST, "events"),
     (Method::POST, "heartbeat"),
+    (Method::GET, "fleet"),
 ];
 
 const ADMIN_PATHS: [(Method, &str); 18] = [

@@ -5,7 +5,9 @@
 mod bodies;
 mod commands;
 mod config;
+mod console;
 mod events;
+mod fleet;
 mod heartbeat;
 mod instances;
 mod isolation;

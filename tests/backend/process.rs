@@ -146,6 +146,7 @@ async fn the_printed_commands_and_configuration_work() {
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
     let lines = process.stdout.lines().filter(|line| line.trim_start().starts_with("curl ")).collect::<Vec<_>>();
     assert_eq!(lines.len(), 6);
+    assert!(process.stdout.contains(&format!("{}/console/", process.url)));
     // In this mode it is as strict as zsh: a pattern that fits no file is an error.
     let seen =
         Command::new("bash").args(["-O", "failglob", "-c", &lines.join("\n")]).env("PATH", path).output().unwrap();

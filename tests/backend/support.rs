@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, Once};
 use jiff::{SignedDuration, Timestamp};
 use mcp_satellite::backend::server::schema::MessageSchema;
 use mcp_satellite::backend::server::{BackendClock, BackendServer, BackendSettings, RunningBackend};
+use mcp_satellite::backend_console::{BackendConsoleTask, attach};
 use mcp_satellite::data_dir::private_tempdir;
 use reqwest::header::{AUTHORIZATION, HeaderMap};
 use reqwest::{Client, Method, RequestBuilder};
@@ -32,6 +33,7 @@ pub(crate) struct TestBackend {
     events_body_max: usize,
     pub(crate) events_max: usize,
     serving: Option<RunningBackend>,
+    console: Option<BackendConsoleTask>,
     client: Client,
     url: String,
 }
@@ -46,14 +48,17 @@ impl TestBackend {
         let now = Arc::new(Mutex::new("2026-11-21T06:33:00Z".parse().unwrap()));
         let (dir, client, url) = (private_tempdir(), client(), String::new());
         let events_max = BackendSettings::new("").events_max;
-        let mut backend = Self { dir, now, events_body_max, events_max, serving: None, client, url };
+        let mut backend = Self { dir, now, events_body_max, events_max, serving: None, console: None, client, url };
         backend.start().await;
         backend
     }
 
     pub(crate) async fn start(&mut self) {
         let backend = BackendServer::open(self.settings()).await.unwrap();
-        let serving = backend.serve(TcpListener::bind("127.0.0.1:0").unwrap()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let hosts = vec!["fleet.example.com".to_owned()];
+        self.console = Some(attach(&backend, listener.local_addr().unwrap(), hosts).unwrap());
+        let serving = backend.serve(listener).unwrap();
         self.url = format!("http://{}", serving.address());
         self.serving = Some(serving);
     }

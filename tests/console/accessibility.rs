@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::Value;
 use testkit::home::Home;
 
+use crate::backend::Backend;
 use crate::browser::{Browser, Page};
 use crate::made_up::MadeUpConsole;
 use crate::playground::python_server;
@@ -63,6 +64,7 @@ fn no_page_has_an_accessibility_violation() {
         "instances/notes",
         "events",
         "clients",
+        "fleet",
         "playground/tools",
         "nowhere",
     ];
@@ -74,6 +76,29 @@ fn no_page_has_an_accessibility_violation() {
         check(&page, name, &axe);
     }
     satellite.terminate().exits(0);
+    let (home, other_home) = (Home::new(SATELLITE), Home::new(SATELLITE));
+    let backend = Backend::start(&home);
+    backend.configure(&home, &["notes"]);
+    let satellites = [backend.satellite(&home, "satellite-0001"), backend.satellite(&other_home, "satellite-0002")];
+    home.wait_all_online();
+    let url = backend.console();
+    page.open(&format!("{url}login"));
+    check(&page, "login at a backend", &axe);
+    backend.log_in(&page);
+    page.wait("the instances", "document.querySelectorAll('.grid i').length === 2");
+    for name in [
+        "",
+        "instances",
+        "instances/satellite-0001%3Anotes-acme-alice-notes",
+        "events",
+        "fleet",
+        "fleet/satellite-0001",
+    ] {
+        page.open(&format!("{url}{name}"));
+        wait_live(&page);
+        check(&page, &format!("{name} of a backend"), &axe);
+    }
+    drop(satellites);
     let console = MadeUpConsole::start(300);
     page.open(&console.url);
     wait_live(&page);

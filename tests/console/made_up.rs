@@ -14,7 +14,7 @@ use mcp_satellite_console::access::{AccessSettings, ConsoleAccess};
 use mcp_satellite_console::feed::{
     Attention, DORMANT, FeedPosition, FeedScope, InstanceFeeds, InstanceRow, RowChanges, RowSource, STOPPED,
 };
-use mcp_satellite_console::pages::{OverviewShape, PageFrame, answer_asset, overview_page};
+use mcp_satellite_console::pages::{ConsoleSite, OverviewShape, PageFrame, answer_asset, overview_page};
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::routes::{ApiServer, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
@@ -264,6 +264,7 @@ async fn overview(
     let rows = server.feeds.rows(&FeedScope::default()).await?;
     let frame = PageFrame {
         root: "",
+        site: ConsoleSite::Satellite,
         satellite: "mcp-satellite".to_owned(),
         principal: "owner".to_owned(),
         role: context.principal.access.role,

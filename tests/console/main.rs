@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout, reason = "measured times are for people")]
 
 mod accessibility;
+mod backend;
 mod browser;
 mod faults;
 mod hostile;

@@ -80,6 +80,11 @@ fn every_page_shows_the_satellite_and_stays_live() {
     page.wait("the start", "document.querySelector('#state .status').textContent === 'online'");
     page.assert_clean();
 
+    page.open(&format!("{url}fleet"));
+    wait_live(&page);
+    assert!(page.text("#fleet").contains("has no backend"), "{}", page.text("#fleet"));
+    page.assert_clean();
+
     page.open(&format!("{url}events"));
     wait_live(&page);
     page.wait("the events", "document.querySelectorAll('#events li').length > 5");

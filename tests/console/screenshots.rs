@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use testkit::home::Home;
 
 use crate::SATELLITE;
+use crate::backend::Backend;
 use crate::browser::{Browser, Page};
 use crate::made_up::MadeUpConsole;
 use crate::playground::{call, python_server};
@@ -57,9 +58,17 @@ fn screenshots_of_all_pages() {
     log_in(&page, &home, &url);
     wait_live(&page);
     picture(&page, &into, "overview-real");
-    for name in
-        ["instances", "instances/notes", "instances/crashy", "calls", "tree", "events", "clients", "playground/tools"]
-    {
+    for name in [
+        "instances",
+        "instances/notes",
+        "instances/crashy",
+        "calls",
+        "tree",
+        "events",
+        "clients",
+        "fleet",
+        "playground/tools",
+    ] {
         page.open(&format!("{url}{name}"));
         wait_live(&page);
         if name == "instances/notes" {
@@ -72,4 +81,30 @@ fn screenshots_of_all_pages() {
         picture(&page, &into, &name.replace('/', "-"));
     }
     satellite.terminate().exits(0);
+    fleet_of_a_backend(&page, &into);
+}
+
+/// Takes pictures of a backend with three satellites, one of which has ended.
+fn fleet_of_a_backend(page: &Page, into: &std::path::Path) {
+    let homes = [Home::new(SATELLITE), Home::new(SATELLITE), Home::new(SATELLITE)];
+    let backend = Backend::start(&homes[0]);
+    backend.configure(&homes[0], &["notes", "files", "browser"]);
+    let names = ["satellite-berlin-1", "satellite-berlin-2", "satellite-lisbon-1"];
+    let mut satellites: Vec<_> = homes.iter().zip(names).map(|(home, name)| backend.satellite(home, name)).collect();
+    for home in &homes {
+        home.wait_all_online();
+    }
+    let url = backend.console();
+    backend.log_in(page);
+    page.wait("the instances", "document.querySelectorAll('.grid i.online').length === 9");
+    satellites.pop().unwrap().terminate().exits(0);
+    page.wait("the ended satellite", "document.querySelectorAll('.grid i.offline').length === 3");
+    let instance = "instances/satellite-berlin-1%3Anotes-acme-alice-notes";
+    for (path, name) in
+        [("", "overview"), ("fleet", "fleet"), ("fleet/satellite-berlin-1", "satellite"), (instance, "instance")]
+    {
+        page.open(&format!("{url}{path}"));
+        wait_live(page);
+        picture(page, into, &format!("backend-{name}"));
+    }
 }

@@ -41,11 +41,16 @@ pub(crate) fn console_url(satellite: &Satellite<'_>) -> String {
 #[track_caller]
 pub(crate) fn log_in(page: &Page, home: &Home, url: &str) {
     let token = fs::read_to_string(home.data_dir().join("console-token")).unwrap();
+    log_in_with(page, token.trim(), url);
+}
+
+/// Logs in with a token, by the form.
+#[track_caller]
+pub(crate) fn log_in_with(page: &Page, token: &str, url: &str) {
     page.open(url);
     page.wait("the login page", "document.querySelector('#login')");
     page.eval(&format!(
-        "document.querySelector('#token').value = {:?}; document.querySelector('#login').submit()",
-        token.trim()
+        "document.querySelector('#token').value = {token:?}; document.querySelector('#login').submit()"
     ));
     page.wait("the overview", "document.body.dataset.page === 'overview' && document.readyState === 'complete'");
 }

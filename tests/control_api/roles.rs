@@ -64,6 +64,8 @@ fn a_token_of_one_team_sees_nothing_of_others() {
     assert_eq!(blue.get("/v1/instances?team=acme").problem(404, "not_found")["instance"], "/v1/instances");
     blue.get(&format!("/v1/instances/{ALICES}")).problem(404, "not_found");
     blue.post(&format!("/v1/instances/{ALICES}/restart"), &json!({})).problem(404, "not_found");
+    blue.get("/v1/fleet").problem(403, "forbidden");
+    assert_eq!(fixture.with(VIEWER).get("/v1/fleet").ok()["backend"], Value::Null);
     blue.get("/v1/events/stream?team=acme").problem(404, "not_found");
     let events = blue.get("/v1/events/stream").body;
     assert!(events.contains("team_blue") && !events.contains("team_acme"), "{events}");

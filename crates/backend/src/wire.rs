@@ -8,6 +8,7 @@
 //! GET  /api/satellites/{id}/config                                   → SatelliteConfig        ETag, If-None-Match → 304; 404 before one was put
 //! POST /api/satellites/{id}/events                    EventBatch    → EventBatchResult       Idempotency-Key: id of the batch
 //! POST /api/satellites/{id}/heartbeat                 Heartbeat     → EmptyResponse
+//! GET  /api/satellites/{id}/fleet                                    → FleetList              404 from an older backend
 //! ```
 //!
 //! Readers ignore unknown members, so either side may be newer than the other. Timestamps are RFC 3339 in UTC.
@@ -253,6 +254,33 @@ pub enum CommandOutcome {
     Failed,
     /// The command had expired and was not executed.
     Expired,
+}
+
+/// Satellites of the backend, as each of them may see the others. Contains neither keys nor configurations.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct FleetList {
+    /// Time of the list, by the backend's clock.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub server_time: jiff::Timestamp,
+    /// Satellites in order of name.
+    pub satellites: Vec<FleetSatellite>,
+}
+
+/// Registered satellite in a [`FleetList`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct FleetSatellite {
+    /// Name of the satellite for people.
+    pub name: String,
+    /// True if the satellite sent a request within the last 90 s and has not announced that it stops.
+    pub connected: bool,
+    /// Time of the last request since the backend started, otherwise of the last heartbeat.
+    #[serde(default)]
+    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    pub last_contact: Option<jiff::Timestamp>,
+    /// Version of the satellite program.
+    pub version: String,
+    /// Number of instances by status, as last reported.
+    pub instances: BTreeMap<String, usize>,
 }
 
 /// Response without data.

@@ -54,6 +54,7 @@ fn describe(kind: &str) -> (StatusCode, &'static str) {
         "storage" => (StatusCode::SERVICE_UNAVAILABLE, "The change cannot be stored"),
         "terminated" => (StatusCode::BAD_GATEWAY, "The server ended during the call"),
         "remote" => (StatusCode::BAD_GATEWAY, "The remote server failed"),
+        "backend" => (StatusCode::BAD_GATEWAY, "The backend did not answer as expected"),
         "authorization" => (StatusCode::BAD_GATEWAY, "The authorization failed"),
         _ => (StatusCode::BAD_GATEWAY, "The server answered with an error"),
     }

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use mcp_satellite_actors::model::event::{Envelope, LogLine, RequestLine};
-use mcp_satellite_backend::wire::SystemMetrics;
+use mcp_satellite_backend::server::api::CommandStage;
+use mcp_satellite_backend::wire::{FleetSatellite, SystemInfo, SystemMetrics};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -359,6 +360,90 @@ pub struct ConfigurationValue {
     pub value: String,
     /// `FILE:LINE`, `command line` or `default`.
     pub source: String,
+}
+
+/// Satellites that are registered at a backend.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct FleetReport {
+    /// URL of the backend; `null` if the satellite has none.
+    pub backend: Option<String>,
+    /// Name of the satellite that answers; `null` if the backend answers.
+    pub name: Option<String>,
+    /// Time of the list by the backend's clock, in RFC 3339; `null` without a backend.
+    pub at: Option<String>,
+    /// Satellites in order of name.
+    pub satellites: Vec<FleetMember>,
+}
+
+/// A satellite of a backend.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct FleetMember {
+    #[serde(flatten)]
+    pub satellite: FleetSatellite,
+    /// Facts that only the backend shows; `null` if a satellite answers.
+    pub details: Option<FleetMemberDetails>,
+}
+
+/// Facts about a satellite that only its backend shows.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct FleetMemberDetails {
+    pub satellite_id: String,
+    pub machine: SystemInfo,
+    /// True if the satellite runs the configuration that it is to run; `null` before one was put.
+    pub config_is_current: Option<bool>,
+    /// Number of commands without a result.
+    pub commands_waiting: usize,
+    /// Number of stored events.
+    pub events: usize,
+}
+
+/// A command that waits at the backend for its satellite.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct QueuedCommand {
+    /// Id of the command.
+    pub id: String,
+    /// Progress of the command.
+    pub status: CommandStage,
+    /// Name of the satellite.
+    pub satellite: String,
+}
+
+/// Query for a stream of instances and events of a backend.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct FleetStreamQuery {
+    /// Position from which the stream continues: the id of its last `reset`, `delta` or `tick`. The header
+    /// `Last-Event-ID` has the same meaning.
+    pub position: Option<String>,
+    /// False for a stream without instances: it contains `tick` and events only.
+    #[serde(default = "yes")]
+    pub rows: bool,
+    /// Only this instance: `SATELLITE:INSTANCE`.
+    pub instance: Option<String>,
+    /// True to add the events that are stored meanwhile.
+    pub events: bool,
+    /// With `events`: only those after this id of the backend, also earlier ones.
+    pub since: Option<u64>,
+    /// With `events`: only these types, separated by commas.
+    pub types: Option<String>,
+    /// With `events`: only those of the satellite with this id or name.
+    pub satellite: Option<String>,
+}
+
+/// Query for the stored events of a backend.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct FleetEventQuery {
+    /// Only events after this id of the backend.
+    pub since: Option<u64>,
+    /// True to keep the stream open for new events.
+    pub follow: bool,
+    /// Only these types, separated by commas.
+    pub types: Option<String>,
+    /// Only those of the satellite with this id or name.
+    pub satellite: Option<String>,
+    /// Only this instance: `SATELLITE:INSTANCE`.
+    pub instance: Option<String>,
 }
 
 /// Load of the machine.

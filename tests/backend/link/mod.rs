@@ -5,6 +5,7 @@ mod binary;
 mod commands;
 mod configuration;
 mod fixture;
+mod fleet;
 mod peer;
 mod registration;
 mod strange;

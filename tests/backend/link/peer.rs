@@ -118,7 +118,8 @@ impl Peer {
         self.shared.state.lock().unwrap().server_time = Some(server_time.to_owned());
     }
 
-    /// Has one kind of request answered like this: `register`, `commands`, `result`, `config`, `events` or `heartbeat`.
+    /// Has one kind of request answered like this: `register`, `commands`, `result`, `config`, `events`, `heartbeat` or
+    /// `fleet`.
     pub(crate) fn respond(&self, what: &'static str, response: Option<PeerResponse>) {
         let mut state = self.shared.state.lock().unwrap();
         match response {
@@ -171,6 +172,7 @@ async fn answer(
         (&Method::GET, [_, "config"]) => "config",
         (&Method::POST, [_, "events"]) => "events",
         (&Method::POST, [_, "heartbeat"]) => "heartbeat",
+        (&Method::GET, [_, "fleet"]) => "fleet",
         _ => panic!("unexpected request: {method} {path}"),
     };
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap().to_owned());
@@ -231,6 +233,12 @@ async fn answer(
                 return StatusCode::NOT_MODIFIED.into_response();
             }
             ([(header::ETAG, tag)], axum::Json(state.config.clone())).into_response()
+        }
+        "fleet" => {
+            let satellite =
+                json!({"name": "satellite-0001", "connected": true, "version": "0.1.0", "instances": {"online": 2}});
+            axum::Json(json!({"server_time": "2026-11-21T06:33:00Z", "satellites": [satellite], "new": 1}))
+                .into_response()
         }
         "events" => axum::Json(json!({"success": true, "processed": 1, "failed": 0})).into_response(),
         _ => axum::Json(json!({"success": true})).into_response(),

@@ -12,12 +12,14 @@ use serde::de::DeserializeOwned;
 use super::key::SatelliteKey;
 use super::poll_response::PollResponse;
 use crate::wire::{
-    CommandResult, EmptyResponse, ErrorBody, Heartbeat, Registration, RegistrationResponse, SatelliteConfig,
+    CommandResult, EmptyResponse, ErrorBody, FleetList, Heartbeat, Registration, RegistrationResponse, SatelliteConfig,
 };
 use mcp_satellite_http::client::{client, parse_retry_after, root_cause};
 
 // Enough for thousands of servers.
 const CONFIG_MAX: usize = 16 << 20;
+// Enough for ten thousand satellites.
+const FLEET_MAX: usize = 8 << 20;
 // Limit of all other responses.
 const ANSWER_MAX: usize = 1 << 20;
 // Characters of an error text from the backend.
@@ -146,6 +148,10 @@ impl BackendClient {
 
     pub(super) async fn send_heartbeat(&self, key: &SatelliteKey, body: &Heartbeat) -> Result<(), BackendCallError> {
         self.request_empty(self.satellite_request(key, Method::POST, &["heartbeat"]).json(body)).await
+    }
+
+    pub(super) async fn fetch_fleet(&self, key: &SatelliteKey) -> Result<FleetList, BackendCallError> {
+        self.request_json(self.satellite_request(key, Method::GET, &["fleet"]), FLEET_MAX).await
     }
 
     pub(super) fn events_url(&self, key: &SatelliteKey) -> String {

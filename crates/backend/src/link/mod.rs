@@ -7,6 +7,7 @@
 //!                   │                 └──► document ──► LinkHost::apply_config
 //!                   ├────► document      periodically
 //!                   ├────► heartbeat     metrics
+//!                   ├────► fleet         on demand
 //!                   └────► way           events, driven by the delivery
 //! ```
 //!
@@ -20,6 +21,7 @@ mod contact;
 mod document;
 mod effect;
 mod event_sink;
+mod fleet;
 mod heartbeat;
 mod key;
 mod metrics;
@@ -45,6 +47,7 @@ use tokio::time::Instant;
 
 pub use calls::LinkError;
 pub use command_log::{CommandLog, CommandProgress, InMemoryCommandLog};
+pub use fleet::FleetError;
 
 use calls::BackendClient;
 use command_log::FallbackCommandLog;
@@ -55,7 +58,7 @@ use shared::{LinkShared, milliseconds};
 
 pub use self::shared::{LinkHost, SpecsById};
 pub use self::status::BackendStatus;
-use super::wire::PollingMode;
+use super::wire::{FleetList, PollingMode};
 use mcp_satellite_actors::model::event::rfc3339;
 use mcp_satellite_config::{BackendDocument, BackendPlan};
 use mcp_satellite_store::state::StateDb;
@@ -110,6 +113,7 @@ impl BackendLink {
             metrics,
             suspend_count: watch::Sender::new(0),
             refetch_triggers: watch::Sender::new(0),
+            fleet_cache: fleet::FleetCache::default(),
         })))
     }
 
@@ -173,6 +177,19 @@ impl BackendLink {
     /// Returns a sink that sends events to the backend. It is unavailable until the satellite is registered.
     pub fn event_sink(&self) -> Arc<dyn EventSink> {
         event_sink::BackendEventSink::new(self.0.clone())
+    }
+
+    /// Returns the satellites of the backend, at most two seconds old.
+    ///
+    /// # Errors
+    /// The backend does not answer within the request timeout, rejects the request, or does not know it.
+    pub async fn fleet(&self) -> Result<Arc<FleetList>, FleetError> {
+        let key = self.0.key.borrow().clone();
+        self.0.fleet_cache.fetch(&self.0.backend, key).await
+    }
+
+    pub fn url(&self) -> &str {
+        &self.0.plan.url
     }
 
     pub fn status(&self, backlog: u64) -> BackendStatus {

@@ -19,6 +19,7 @@ use super::calls::{BackendCallError, BackendClient};
 use super::command_log::FallbackCommandLog;
 use super::contact::{BackendReachability, RequestPurpose};
 use super::document::AppliedConfig;
+use super::fleet::FleetCache;
 use super::key::SatelliteKey;
 use super::metrics::SystemMonitor;
 use super::rules::InstanceScope;
@@ -75,6 +76,7 @@ pub(super) struct LinkShared {
     pub(super) suspend_count: watch::Sender<u64>,
     // Counts changes after which a rejected document may become valid.
     pub(super) refetch_triggers: watch::Sender<u64>,
+    pub(super) fleet_cache: FleetCache,
 }
 
 impl LinkShared {

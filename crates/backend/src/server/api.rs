@@ -26,6 +26,7 @@ use std::fmt;
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::rfc3339;
+use mcp_satellite_actors::model::remedy::Remedy;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -322,6 +323,9 @@ pub struct InstanceState {
     /// Reason of the status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_message: Option<String>,
+    /// Next step of a person, if waiting does not help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<Remedy>,
     /// Time of the last status change, by the satellite's clock.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub since: Timestamp,

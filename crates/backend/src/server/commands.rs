@@ -199,6 +199,16 @@ pub(super) async fn queue(
     body: Body,
 ) -> Result<(StatusCode, Json<CommandRecordView>), ApiError> {
     let requested: CommandRequest = body::read_validated(body, SMALL_MAX, MessageSchema::CommandRequest).await?;
+    let (command, new) = queue_command(&app, names.get("satellite"), requested).await?;
+    Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(command)))
+}
+
+/// Queues a command for the satellite with this id or name. The boolean is false if the command was known.
+pub(super) async fn queue_command(
+    app: &BackendState,
+    satellite: String,
+    requested: CommandRequest,
+) -> Result<(CommandRecordView, bool), ApiError> {
     check_payload(&requested)?;
     let now = app.now();
     let later =
@@ -223,10 +233,10 @@ pub(super) async fn queue(
         payload: requested.payload,
         expires_at,
     };
-    let (state, new) = app
+    let queued = app
         .database
         .run(move |db| {
-            let satellite = find_id(db, &names.get("satellite"))?;
+            let satellite = find_id(db, &satellite)?;
             if is_given && let Some(stored) = find_command(db, &satellite, &command.id)? {
                 return Ok((stored.into_view(now)?, false));
             }
@@ -237,7 +247,7 @@ pub(super) async fn queue(
         })
         .await?;
     app.notify_command_queued();
-    Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(state)))
+    Ok(queued)
 }
 
 /// Rejects payloads that the satellite would answer with a failure.
@@ -267,17 +277,27 @@ pub(super) async fn list(
     names: PathParams,
     QueryParams(CommandListQuery { limit }): QueryParams<CommandListQuery>,
 ) -> Result<Json<CommandList>, ApiError> {
-    let limit = i64::try_from(limit.unwrap_or(LIST).clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
+    let commands = read_last(&app, names.get("satellite"), limit.unwrap_or(LIST)).await?;
+    Ok(Json(CommandList { commands }))
+}
+
+/// Returns the last commands of the satellite with this id or name, latest first.
+pub(super) async fn read_last(
+    app: &BackendState,
+    satellite: String,
+    limit: usize,
+) -> Result<Vec<CommandRecordView>, ApiError> {
+    let limit = i64::try_from(limit.clamp(1, LIST_MAX)).unwrap_or(i64::MAX);
     let now = app.now();
     let commands = app.database.run(move |db| {
-        let satellite = find_id(db, &names.get("satellite"))?;
+        let satellite = find_id(db, &satellite)?;
         let mut select =
             db.prepare_cached("SELECT * FROM commands WHERE satellite = ?1 ORDER BY number DESC LIMIT ?2")?;
         let found =
             select.query_map(params![satellite, limit], CommandRow::from_row)?.collect::<Result<Vec<_>, _>>()?;
         found.into_iter().map(|command| command.into_view(now)).collect::<Result<_, _>>()
     });
-    Ok(Json(CommandList { commands: commands.await? }))
+    commands.await
 }
 
 pub(super) async fn show(

@@ -15,8 +15,12 @@ use super::refusal::ApiError;
 const QUEUE_MAX: usize = 1024;
 
 // Each entry upgrades the schema by one version. A published version is never changed.
-const MIGRATIONS: [&str; 3] =
-    [include_str!("version_1.sql"), include_str!("version_2.sql"), include_str!("version_3.sql")];
+const MIGRATIONS: [&str; 4] = [
+    include_str!("version_1.sql"),
+    include_str!("version_2.sql"),
+    include_str!("version_3.sql"),
+    include_str!("version_4.sql"),
+];
 
 type DatabaseJob = Box<dyn FnOnce(&mut Connection) + Send>;
 

@@ -9,7 +9,8 @@ use axum::http::{HeaderMap, HeaderName};
 use jiff::Timestamp;
 use mcp_satellite_actors::model::event::Event;
 use ring::digest::{SHA256, digest};
-use rusqlite::{OptionalExtension as _, Transaction, params};
+use rusqlite::types::Value;
+use rusqlite::{OptionalExtension as _, Row, Transaction, params, params_from_iter};
 use serde::Deserialize;
 
 use super::BackendState;
@@ -78,6 +79,9 @@ pub(super) async fn receive(
         .await?;
     if changed {
         app.notify_instances_changed();
+    }
+    if result.processed > 0 {
+        app.event_signal.send_replace(());
     }
     Ok(Json(result))
 }
@@ -201,18 +205,154 @@ pub(super) async fn list(
         let mut rows = select.query(params![listed.after, satellite, listed.since, listed.kind, limit])?;
         let mut events = Vec::new();
         while let Some(row) = rows.next()? {
-            let timestamp: String = row.get(4)?;
-            events.push(StoredEvent {
-                id: row.get::<_, i64>(0)?.to_string(),
-                satellite_id: row.get(1)?,
-                seq: row.get(2)?,
-                kind: row.get(3)?,
-                timestamp: timestamp.parse().unwrap_or_default(),
-                data: serde_json::from_str(&row.get::<_, String>(5)?)?,
-                received_at: timestamp_from_millis(row.get(6)?),
-            });
+            events.push(stored_event(row)?);
         }
         Ok(events)
     });
     Ok(Json(StoredEventList { events: events.await? }))
+}
+
+fn stored_event(row: &Row<'_>) -> Result<StoredEvent, ApiError> {
+    let timestamp: String = row.get(4)?;
+    Ok(StoredEvent {
+        id: row.get::<_, i64>(0)?.to_string(),
+        satellite_id: row.get(1)?,
+        seq: row.get(2)?,
+        kind: row.get(3)?,
+        timestamp: timestamp.parse().unwrap_or_default(),
+        data: serde_json::from_str(&row.get::<_, String>(5)?)?,
+        received_at: timestamp_from_millis(row.get(6)?),
+    })
+}
+
+/// Selection of stored events. All given conditions must hold.
+#[derive(Debug, Clone, Default)]
+pub struct StoredEventFilter {
+    /// Only events of the satellite with this id or name.
+    pub satellite: Option<String>,
+    /// Only these types; all if empty.
+    pub types: Vec<String>,
+    /// Only events about the instance with this name.
+    pub instance: Option<String>,
+}
+
+/// Part of the stored events, by the ids of the backend.
+#[derive(Debug, Clone, Copy)]
+pub enum EventRange {
+    /// Events below an id, newest first.
+    Before(i64),
+    /// Events above an id, oldest first.
+    After(i64),
+}
+
+/// Stored events that a filter selects.
+#[derive(Debug, Clone)]
+pub struct StoredEventPage {
+    /// Each event with the name of its satellite.
+    pub events: Vec<(StoredEvent, String)>,
+    /// True if the range contains more events.
+    pub has_more: bool,
+    /// Id up to which all events of the range were read, or the highest stored id of a range below an id.
+    pub through: i64,
+}
+
+/// Text and parameters of a query, which uses the index of its most selective condition.
+fn select_page(filter: &StoredEventFilter, range: EventRange) -> (String, Vec<Value>) {
+    let (mut terms, mut values) = (Vec::new(), Vec::new());
+    let mut add = |term: String, value: &str| {
+        terms.push(term);
+        values.push(Value::from(value.to_owned()));
+    };
+    if let Some(satellite) = &filter.satellite {
+        add("e.satellite = ?".to_owned(), satellite);
+    }
+    if let Some(instance) = &filter.instance {
+        // The expression must equal that of the index.
+        add("e.data ->> 'process_id' = ?".to_owned(), instance);
+    }
+    if let [first, others @ ..] = &filter.types[..] {
+        terms.push(format!("e.type IN (?{})", ", ?".repeat(others.len())));
+        values.push(Value::from(first.clone()));
+        values.extend(others.iter().cloned().map(Value::from));
+    }
+    let (term, id, order) = match range {
+        EventRange::Before(id) => ("e.id < ?", id, "DESC"),
+        EventRange::After(id) => ("e.id > ?", id, "ASC"),
+    };
+    terms.push(term.to_owned());
+    values.push(Value::from(id));
+    let select = format!(
+        "SELECT e.id, e.satellite, e.seq, e.type, e.timestamp, e.data, e.received_at, s.name FROM events e
+         JOIN satellites s ON s.id = e.satellite WHERE {} ORDER BY e.id {order} LIMIT ?",
+        terms.join(" AND ")
+    );
+    (select, values)
+}
+
+pub(super) async fn read_page(
+    app: &BackendState,
+    mut filter: StoredEventFilter,
+    range: EventRange,
+    limit: usize,
+) -> Result<StoredEventPage, ApiError> {
+    let limit = limit.clamp(1, LIST_MAX);
+    app.database
+        .run(move |db| {
+            filter.satellite = filter.satellite.map(|name| find_id(db, &name)).transpose()?;
+            let (select, mut values) = select_page(&filter, range);
+            values.push(Value::from(i64::try_from(limit + 1).unwrap_or(i64::MAX)));
+            let mut select = db.prepare_cached(&select)?;
+            let mut rows = select.query(params_from_iter(values))?;
+            let mut events = Vec::new();
+            while let Some(row) = rows.next()? {
+                events.push((stored_event(row)?, row.get::<_, String>(7)?));
+            }
+            let has_more = events.len() > limit;
+            events.truncate(limit);
+            let last: i64 =
+                db.prepare_cached("SELECT coalesce(max(id), 0) FROM events")?.query_row([], |row| row.get(0))?;
+            let through = match range {
+                EventRange::Before(_) => last,
+                EventRange::After(id) if !has_more => last.max(id),
+                EventRange::After(id) => events.last().and_then(|(event, _)| event.id.parse().ok()).unwrap_or(id),
+            };
+            Ok(StoredEventPage { events, has_more, through })
+        })
+        .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::database::Database;
+    use super::*;
+
+    #[tokio::test]
+    async fn every_page_of_events_uses_an_index_and_is_not_sorted() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::open(&dir.path().join("backend.db")).unwrap();
+        for (satellite, instance, types, index) in [
+            (None, None, vec![], "PRIMARY KEY"),
+            (Some("s"), None, vec![], "events_satellite"),
+            (None, None, vec!["a.b"], "events_type"),
+            (Some("s"), Some("i"), vec![], "events_instance"),
+        ] {
+            for range in [EventRange::Before(i64::MAX), EventRange::After(0)] {
+                let filter = StoredEventFilter {
+                    satellite: satellite.map(str::to_owned),
+                    instance: instance.map(str::to_owned),
+                    types: types.iter().map(|kind: &&str| (*kind).to_owned()).collect(),
+                };
+                let plan = database.run(move |db| {
+                    let (select, mut values) = select_page(&filter, range);
+                    values.push(Value::from(10));
+                    let mut explain = db.prepare(&format!("EXPLAIN QUERY PLAN {select}"))?;
+                    let steps = explain.query_map(params_from_iter(values), |row| row.get::<_, String>("detail"))?;
+                    Ok(steps.collect::<Result<Vec<_>, _>>()?)
+                });
+                let plan = plan.await.unwrap();
+                assert!(plan[0].starts_with("SEARCH e ") && plan[0].contains(index), "{plan:?}");
+                assert!(!plan.iter().any(|step| step.contains("TEMP B-TREE")), "{plan:?}");
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! last number misses nothing. If those changes were deleted, or the number belongs to another database, a `reset`
 //! event makes the reader discard its state, and the current state follows.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -43,11 +43,14 @@ pub(super) fn apply_event(
     now: Timestamp,
 ) -> Result<bool, ApiError> {
     match event {
-        Event::StatusChanged { of, status, status_message, .. } => {
+        Event::StatusChanged { of, status, status_message, remedy } => {
             if is_old(db, satellite, &of.process_id, seq, at)? {
                 return Ok(false);
             }
-            let instance = instance_state(satellite, of, *status, status_message.clone(), seq, at);
+            let instance = InstanceState {
+                remedy: *remedy,
+                ..instance_state(satellite, of, *status, status_message.clone(), seq, at)
+            };
             let body = serde_json::to_string(&instance)?;
             let change = record_change(db, satellite, &instance.instance, false, &body, now)?;
             db.prepare_cached(
@@ -85,6 +88,7 @@ fn instance_state(
         server_slug: of.server_slug.to_string(),
         status: status.to_string(),
         status_message,
+        remedy: None,
         since,
         seq,
     }
@@ -246,17 +250,17 @@ struct ChangeStream {
     filter: InstanceFilter,
     // Number of the last change that was read; `None` before the current state was sent.
     seen: Option<i64>,
-    waiting: VecDeque<InstanceChange>,
+    waiting: VecDeque<StoredChange>,
     change_signal: watch::Receiver<()>,
 }
 
-struct InstanceChange {
+struct StoredChange {
     id: i64,
     removed: bool,
     body: String,
 }
 
-impl InstanceChange {
+impl StoredChange {
     fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self { id: row.get(0)?, removed: row.get(1)?, body: row.get(2)? })
     }
@@ -304,7 +308,7 @@ impl ChangeStream {
 }
 
 struct ChangePage {
-    changes: Vec<InstanceChange>,
+    changes: Vec<StoredChange>,
     // Number of the last change that these cover.
     through: i64,
     // True if the reader must discard its state.
@@ -321,14 +325,56 @@ fn read_changes(db: &Transaction<'_>, seen: Option<i64>) -> Result<ChangePage, A
     if let Some(seen) = gap_free {
         let mut select =
             db.prepare_cached("SELECT id, removed, body FROM changes WHERE id > ?1 ORDER BY id LIMIT ?2")?;
-        let changes =
-            select.query_map(params![seen, PAGE], InstanceChange::from_row)?.collect::<Result<Vec<_>, _>>()?;
+        let changes = select.query_map(params![seen, PAGE], StoredChange::from_row)?.collect::<Result<Vec<_>, _>>()?;
         let through = changes.last().map_or(seen, |change| change.id);
         return Ok(ChangePage { changes, through, reset: false });
     }
     let mut select = db.prepare_cached("SELECT change, 0, body FROM instances ORDER BY change")?;
-    let changes = select.query_map([], InstanceChange::from_row)?.collect::<Result<Vec<_>, _>>()?;
+    let changes = select.query_map([], StoredChange::from_row)?.collect::<Result<Vec<_>, _>>()?;
     Ok(ChangePage { changes, through: last, reset: seen.is_some() })
+}
+
+/// Change of an instance.
+#[derive(Debug, Clone)]
+pub enum InstanceChange {
+    /// New state, and the name of the satellite.
+    Set(Box<InstanceState>, String),
+    /// The instance was removed from the satellite with this id.
+    Removed { satellite_id: String, instance: String },
+}
+
+/// Changes of instances, in order.
+#[derive(Debug, Clone)]
+pub struct InstanceChanges {
+    /// True if the changes are the complete state and the reader must discard its own.
+    pub is_complete: bool,
+    pub changes: Vec<InstanceChange>,
+    /// Number of the last change that these cover.
+    pub through: i64,
+}
+
+/// Returns a page of the changes after `seen`; empty if there are none.
+pub(super) async fn changes_after(app: &BackendState, seen: Option<i64>) -> Result<InstanceChanges, ApiError> {
+    let (page, names) = app
+        .database
+        .run(move |db| {
+            let mut select = db.prepare_cached("SELECT id, name FROM satellites")?;
+            let names = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let names = names.collect::<Result<HashMap<String, String>, _>>()?;
+            Ok((read_changes(db, seen)?, names))
+        })
+        .await?;
+    // Decoded here, not on the thread of the database.
+    let decode = |StoredChange { removed, body, .. }| -> Result<InstanceChange, ApiError> {
+        let state: InstanceState = serde_json::from_str(&body)?;
+        Ok(match names.get(&state.satellite_id).filter(|_| !removed) {
+            Some(name) => InstanceChange::Set(Box::new(state), name.clone()),
+            // A change of a satellite that was deleted meanwhile precedes the removal of its instances.
+            None => InstanceChange::Removed { satellite_id: state.satellite_id, instance: state.instance },
+        })
+    };
+    let changes = page.changes.into_iter().map(decode).collect::<Result<_, _>>()?;
+    Ok(InstanceChanges { is_complete: page.reset || seen.is_none(), changes, through: page.through })
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! is in one database, and every request is validated as the published schemas demand.
 //!
 //! Routes: [`wire`](super::wire) below `/api/satellites`, [`api`] below `/api/admin`, and `/health` as liveness check.
+//! [`BackendServer::set_pages`] adds a console.
 //! The server has no TLS: use a reverse proxy where others can reach it.
 
 mod access;
@@ -13,10 +14,12 @@ mod config;
 mod database;
 pub mod decode;
 mod events;
+mod handle;
 mod heartbeat;
 mod home;
 mod instances;
 mod keys;
+mod pages;
 mod refusal;
 mod registration;
 mod satellites;
@@ -28,7 +31,7 @@ use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -36,6 +39,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_http::server::IncomingRequest;
 use nix::fcntl::Flock;
 use tokio::sync::{Semaphore, watch};
@@ -47,7 +51,13 @@ use tower_service::Service as _;
 pub use self::clock::BackendClock;
 use self::database::Database;
 pub use self::database::DatabaseError;
-use self::refusal::ApiError;
+pub use self::events::{EventRange, StoredEventFilter, StoredEventPage};
+pub use self::handle::BackendHandle;
+pub use self::instances::{InstanceChange, InstanceChanges};
+pub use self::pages::PageService;
+use self::pages::{ClientAddress, is_page_path};
+pub use self::refusal::ApiError;
+pub use self::satellites::SatelliteConnection;
 use self::state::BackendState;
 pub use self::state::{BackendOpenError, BackendSettings, EVENTS_BODY_MAX, EVENTS_MAX};
 use mcp_satellite_config::TokenHash;
@@ -63,6 +73,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct BackendServer {
     app: Arc<BackendState>,
     data_dir: home::BackendDataDir,
+    admin_token: Secret,
     // Lock on the data directory.
     lock: Flock<File>,
 }
@@ -84,6 +95,8 @@ impl BackendServer {
             admin: TokenHash::from_token(admin.expose()),
             last_contacts: Mutex::default(),
             change_signal: watch::Sender::new(()),
+            event_signal: watch::Sender::new(()),
+            pages: OnceLock::new(),
             request_permits: Semaphore::new(REQUESTS_MAX),
             queue_signal: watch::Sender::new(()),
             hold_permits: Semaphore::new(REQUESTS_MAX / 2),
@@ -91,7 +104,7 @@ impl BackendServer {
             settings,
         };
         home.ensure_registration_token(&app).await?;
-        Ok(Self { app: Arc::new(app), data_dir: home, lock })
+        Ok(Self { app: Arc::new(app), data_dir: home, admin_token: admin, lock })
     }
 
     /// Returns the path of a file for `curl --config` that sends the admin token.
@@ -103,6 +116,20 @@ impl BackendServer {
         self.data_dir.registration_token_file()
     }
 
+    pub fn admin_token(&self) -> &Secret {
+        &self.admin_token
+    }
+
+    /// Returns a handle that reads the data of the backend.
+    pub fn handle(&self) -> BackendHandle {
+        BackendHandle(self.app.clone())
+    }
+
+    /// Serves the paths of the console by `pages`. Only the first call has an effect.
+    pub fn set_pages(&self, pages: PageService) {
+        let _ = self.app.pages.set(pages);
+    }
+
     pub fn data_dir(&self) -> &Path {
         self.data_dir.path()
     }
@@ -111,8 +138,9 @@ impl BackendServer {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let router = router(self.app.clone());
-        let answer = move |_, request: IncomingRequest| {
+        let answer = move |peer, mut request: IncomingRequest| {
             let mut router = router.clone();
+            request.extensions_mut().insert(ClientAddress(peer));
             async move {
                 match router.call(request).await {
                     Ok(answer) => answer,
@@ -166,6 +194,7 @@ fn router(app: Arc<BackendState>) -> Router {
         .route("/{satellite}/commands/{command}/result", post(commands::receive_result))
         .route("/{satellite}/config", get(config::fetch))
         .route("/{satellite}/events", post(events::receive))
+        .route("/{satellite}/fleet", get(satellites::fleet))
         .route("/{satellite}/heartbeat", post(heartbeat::receive));
     let admin = Router::new()
         .route("/registration-tokens", post(registration::make_token))
@@ -183,12 +212,20 @@ fn router(app: Arc<BackendState>) -> Router {
         .route("/health", get(|| async { Json(serde_json::json!({"status": "ok"})) }))
         .nest("/api/satellites", satellites)
         .nest("/api/admin", admin)
-        .fallback(|| async { ApiError::not_found("path") })
+        .fallback(answer_page)
         .method_not_allowed_fallback(|| async {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this HTTP method is not allowed for this path")
         })
         .layer(middleware::from_fn_with_state(app.clone(), limit_requests))
         .with_state(app)
+}
+
+async fn answer_page(State(app): State<Arc<BackendState>>, request: Request) -> Response {
+    let address = request.extensions().get::<ClientAddress>().copied();
+    match (app.pages.get(), address) {
+        (Some(pages), Some(ClientAddress(peer))) if is_page_path(request.uri().path()) => pages(peer, request).await,
+        _ => ApiError::not_found("path").into_response(),
+    }
 }
 
 async fn limit_requests(State(app): State<Arc<BackendState>>, request: Request, next: Next) -> Response {

@@ -8,13 +8,23 @@ use axum::response::{IntoResponse, Response};
 
 use crate::wire::ErrorBody;
 
+/// Error response of the backend.
 #[derive(Debug)]
-pub(super) struct ApiError {
+pub struct ApiError {
     status: StatusCode,
     body: ErrorBody,
 }
 
 impl ApiError {
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// Returns the reason of the error and the next step.
+    pub fn message(&self) -> &str {
+        &self.body.error
+    }
+
     pub(super) fn new(status: StatusCode, why: impl Into<String>) -> Self {
         Self { status, body: ErrorBody { error: why.into(), index: None } }
     }

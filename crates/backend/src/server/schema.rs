@@ -51,6 +51,7 @@ message_schemas! {
     Event, "event", Envelope;
     EventBatchResult, "events-response", wire::EventBatchResult;
     Heartbeat, "heartbeat", wire::Heartbeat;
+    Fleet, "fleet", wire::FleetList;
     Error, "error", wire::ErrorBody;
     TokenRequest, "admin-token-request", api::TokenRequest;
     IssuedToken, "admin-token", api::IssuedToken;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use jiff::Timestamp;
 use tokio::sync::{Semaphore, watch};
@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::clock::BackendClock;
 use super::database::{Database, DatabaseError};
+use super::pages::PageService;
 use mcp_satellite_config::TokenHash;
 
 /// Default limit of a batch of events in bytes. On 413 a satellite sends half of the batch.
@@ -68,6 +69,10 @@ pub(super) struct BackendState {
     pub(super) last_contacts: Mutex<BTreeMap<String, Timestamp>>,
     // Notifies the streams of changed instances.
     pub(super) change_signal: watch::Sender<()>,
+    // Notifies the streams of stored events.
+    pub(super) event_signal: watch::Sender<()>,
+    // Serves the console; empty without one.
+    pub(super) pages: OnceLock<PageService>,
     pub(super) request_permits: Semaphore,
     pub(super) ending: CancellationToken,
     // Notifies the held polls of a new command.

@@ -1006,6 +1006,6 @@ if (byId("age")) {
   showTimes();
   setInterval(showTimes, 1000);
 }
-const pages = { overview, instance, events, playground, login, instances: polled, clients: polled, tree: polled, calls: polled };
+const pages = { overview, instance, events, playground, login, instances: polled, fleet: polled, clients: polled, tree: polled, calls: polled };
 pages[body.dataset.page]?.();
 performance.mark("usable");

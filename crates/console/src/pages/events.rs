@@ -14,25 +14,42 @@ pub struct EventsShape {
     /// The filter; `since` if the list begins after an event.
     pub query: EventQuery,
     /// Events to begin with, the newest first.
-    pub events: Vec<Envelope>,
+    pub events: Vec<EventEntry>,
     /// Number of the last event that the list can contain: new events follow it.
     pub through: u64,
     /// Number below which older events are; `None` if there are none.
     pub older: Option<u64>,
     /// True if the list ends with an event that is not the last one.
     pub is_old: bool,
+    /// Names of the satellites to choose from, and the chosen one; empty at a satellite.
+    pub satellites: Vec<String>,
+    pub satellite: Option<String>,
+}
+
+/// An event with the name of its satellite, if events of several ones are shown.
+#[derive(Debug, Clone)]
+pub struct EventEntry {
+    pub envelope: Envelope,
+    pub satellite: Option<String>,
+}
+
+impl From<Envelope> for EventEntry {
+    fn from(envelope: Envelope) -> Self {
+        Self { envelope, satellite: None }
+    }
 }
 
 /// Returns the page.
 pub fn events_page(shape: &EventsShape, frame: &PageFrame) -> Markup {
-    let EventsShape { query, events, through, older, is_old } = shape;
+    let EventsShape { query, events, through, older, is_old, satellites, satellite } = shape;
     let types = query.types.as_deref().unwrap_or_default();
-    let filter: String = [("types", &query.types), ("team", &query.team), ("instance", &query.instance)]
-        .iter()
-        .filter_map(|(key, value)| {
-            Some(format!("&{key}={}", segment(value.as_deref().filter(|value| !value.is_empty())?)))
-        })
-        .collect();
+    let filter: String =
+        [("types", &query.types), ("team", &query.team), ("instance", &query.instance), ("satellite", satellite)]
+            .iter()
+            .filter_map(|(key, value)| {
+                Some(format!("&{key}={}", segment(value.as_deref().filter(|value| !value.is_empty())?)))
+            })
+            .collect();
     let content = html! {
         h1 { "Events" }
         form.filters method="get" action={ (frame.root) "events" } {
@@ -41,6 +58,14 @@ pub fn events_page(shape: &EventsShape, frame: &PageFrame) -> Markup {
                 select name="types" {
                     option value="" { "all" }
                     @for kind in Event::KINDS { option value=(kind) selected[*kind == types] { (kind) } }
+                }
+            }
+            @if !satellites.is_empty() {
+                label { "Satellite "
+                    select name="satellite" {
+                        option value="" { "all" }
+                        @for name in satellites { option value=(name) selected[satellite.as_ref() == Some(name)] { (shown(name)) } }
+                    }
                 }
             }
             label { "Instance " input name="instance" value=(query.instance.as_deref().unwrap_or_default()) placeholder="full name"; }
@@ -57,12 +82,12 @@ pub fn events_page(shape: &EventsShape, frame: &PageFrame) -> Markup {
 }
 
 /// Returns items of a list of events, like those of the script.
-pub(super) fn event_items(frame: &PageFrame, events: &[Envelope], has_instance: bool) -> Markup {
+pub(super) fn event_items(frame: &PageFrame, events: &[EventEntry], has_instance: bool) -> Markup {
     html! {
-        @for envelope in events {
+        @for EventEntry { envelope, satellite } in events {
             li data-seq=(envelope.seq) {
                 @if let Event::EventsDropped { from_seq, to_seq } = &envelope.event {
-                    span.lost { "Events " (from_seq) "–" (to_seq) " are lost: too many waited to be stored." }
+                    span.lost { "Events " (from_seq) "–" (to_seq) " are lost: too many waited to be stored." @if let Some(name) = satellite { " Satellite " (shown(name)) "." } }
                 } @else {
                     span.seq { (envelope.seq) }
                     time datetime=(rfc3339(envelope.timestamp)) { (rfc3339(envelope.timestamp)[..23].replace('T', " ")) }
@@ -70,7 +95,7 @@ pub(super) fn event_items(frame: &PageFrame, events: &[Envelope], has_instance: 
                     @if let (true, Some(subject)) = (has_instance, envelope.event.subject()) {
                         (instance_link(frame, &subject.process_id, &subject.process_id)) " "
                     }
-                    span { (describe(&envelope.event)) }
+                    span { (describe(&envelope.event, satellite.as_deref())) }
                 }
             }
         }
@@ -81,7 +106,7 @@ pub(super) fn event_items(frame: &PageFrame, events: &[Envelope], has_instance: 
 const SUBJECT: [&str; 5] = ["installation_id", "team_id", "user_id", "process_id", "server_slug"];
 
 /// Returns the content of an event as one line.
-fn describe(event: &Event) -> String {
+fn describe(event: &Event, satellite: Option<&str>) -> String {
     let value = serde_json::to_value(event).unwrap_or_default();
     let Some(Value::Object(data)) = value.get("data") else { return String::new() };
     let mut parts = Vec::new();
@@ -100,5 +125,6 @@ fn describe(event: &Event) -> String {
             }
         });
     }
+    parts.extend(satellite.map(|name| format!("satellite {name}")));
     shown(&parts.join(" · "))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use maud::{Markup, html};
 use mcp_satellite_actors::model::catalogue::{Catalogue, CatalogueEntry};
-use mcp_satellite_actors::model::event::{Envelope, LogLevel, rfc3339};
+use mcp_satellite_actors::model::event::{LogLevel, rfc3339};
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::RequestedState;
@@ -13,7 +13,7 @@ use mcp_satellite_config::Role;
 use serde::Deserialize;
 
 use super::chart::usage_chart;
-use super::events::event_items;
+use super::events::{EventEntry, event_items};
 use super::layout::{NavigationEntry, PageFrame, page, status_label, with_commands};
 use super::{may_operate, segment, shown, shown_lines};
 use crate::api::InstanceStatus;
@@ -35,7 +35,7 @@ pub struct InstanceShape {
     /// True if the principal may call tools in the user's name.
     pub calls_tools: bool,
     /// Events of the instance, the newest first.
-    pub events: Vec<Envelope>,
+    pub events: Vec<EventEntry>,
     /// Number of the last event that `events` can contain.
     pub through: u64,
 }

@@ -4,12 +4,68 @@ use maud::{Markup, html};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::rules::slot::RequestedState;
 
-use super::layout::{NavigationEntry, PageFrame, instance_link, page, status_label};
+use super::layout::{ConsoleSite, NavigationEntry, PageFrame, instance_link, page, status_label};
 use super::{segment, shown};
+use crate::api::InstanceStatus;
 use crate::v1::{InstanceOrder, InstancePage, InstanceQuery};
 
+/// A page of the table.
+#[derive(Debug, Clone)]
+pub struct InstanceTable {
+    /// Number of instances that match the query, on all pages.
+    pub total: usize,
+    pub rows: Vec<InstanceTableRow>,
+    /// Value of `cursor` for the next page.
+    pub next: Option<String>,
+}
+
+/// A row of the table.
+#[derive(Debug, Clone)]
+pub struct InstanceTableRow {
+    /// Full name.
+    pub name: String,
+    pub status: Status,
+    pub is_dormant: bool,
+    pub is_stopped: bool,
+    /// Time at which the instance entered the status, in RFC 3339.
+    pub since: String,
+    pub message: Option<String>,
+    /// `None` at a backend, which does not know them.
+    pub counters: Option<RowCounters>,
+}
+
+/// Counters of an instance.
+#[derive(Debug, Clone, Copy)]
+pub struct RowCounters {
+    pub restarts: u64,
+    pub calls: u64,
+    pub errors: u64,
+    pub tools: usize,
+}
+
+impl From<InstancePage> for InstanceTable {
+    fn from(page: InstancePage) -> Self {
+        Self { total: page.total, rows: page.items.into_iter().map(InstanceTableRow::from).collect(), next: page.next }
+    }
+}
+
+impl From<InstanceStatus> for InstanceTableRow {
+    fn from(status: InstanceStatus) -> Self {
+        let InstanceStatus { restarts, calls, errors, tools, .. } = status;
+        Self {
+            name: status.instance,
+            status: status.status,
+            is_dormant: status.dormant,
+            is_stopped: status.want == RequestedState::Stopped,
+            since: status.since,
+            message: status.status_message,
+            counters: Some(RowCounters { restarts, calls, errors, tools }),
+        }
+    }
+}
+
 /// Returns the page.
-pub fn instances_page(found: &InstancePage, query: &InstanceQuery, frame: &PageFrame) -> Markup {
+pub fn instances_page(found: &InstanceTable, query: &InstanceQuery, frame: &PageFrame) -> Markup {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let orders = [
         (InstanceOrder::Name, "name"),
@@ -18,7 +74,9 @@ pub fn instances_page(found: &InstancePage, query: &InstanceQuery, frame: &PageF
         (InstanceOrder::Restarts, "restarts"),
         (InstanceOrder::Calls, "calls"),
     ];
-    let order = orders.iter().find(|(order, _)| *order == query.sort).map_or("name", |(_, name)| name);
+    let has_counters = frame.site == ConsoleSite::Satellite;
+    let orders = if has_counters { &orders[..] } else { &orders[..3] };
+    let order = orders.iter().find(|(order, _)| *order == query.sort).map_or("name", |(_, name)| *name);
     let content = html! {
         h1 { "Instances " span.count { (found.total) } }
         form.filters method="get" action={ (frame.root) "instances" } {
@@ -36,7 +94,7 @@ pub fn instances_page(found: &InstancePage, query: &InstanceQuery, frame: &PageF
             }
             label { "Order "
                 select name="sort" {
-                    @for (_, name) in orders { option value=(name) selected[*name == *order] { (name) } }
+                    @for (_, name) in orders { option value=(name) selected[*name == order] { (name) } }
                 }
             }
             button type="submit" { "Show" }
@@ -45,23 +103,28 @@ pub fn instances_page(found: &InstancePage, query: &InstanceQuery, frame: &PageF
             table {
                 thead { tr {
                     th scope="col" { "Instance" } th scope="col" { "Status" } th scope="col" { "Since" }
-                    th.number scope="col" { "Restarts" } th.number scope="col" { "Calls" } th.number scope="col" { "Errors" }
-                    th.number scope="col" { "Tools" } th scope="col" { "Reason" }
+                    @if has_counters {
+                        th.number scope="col" { "Restarts" } th.number scope="col" { "Calls" } th.number scope="col" { "Errors" }
+                        th.number scope="col" { "Tools" }
+                    }
+                    th scope="col" { "Reason" }
                 } }
                 tbody #instances data-live {
-                    @for one in &found.items {
+                    @for one in &found.rows {
                         tr {
-                            th scope="row" { (instance_link(frame, &one.instance, &one.instance)) }
-                            td { (status_label(one.status.as_str(), one.dormant, one.want == RequestedState::Stopped)) }
+                            th scope="row" { (instance_link(frame, &one.name, &one.name)) }
+                            td { (status_label(one.status.as_str(), one.is_dormant, one.is_stopped)) }
                             td { time.since datetime=(one.since) { (one.since) } }
-                            td.number { (one.restarts) } td.number { (one.calls) } td.number { (one.errors) } td.number { (one.tools) }
-                            td.why { (shown(one.status_message.as_deref().unwrap_or_default())) }
+                            @if let Some(counters) = &one.counters {
+                                td.number { (counters.restarts) } td.number { (counters.calls) } td.number { (counters.errors) } td.number { (counters.tools) }
+                            }
+                            td.why { (shown(one.message.as_deref().unwrap_or_default())) }
                         }
                     }
                 }
             }
         }
-        @if found.items.is_empty() { p { "No instance matches. " a href={ (frame.root) "instances" } { "Show all" } } }
+        @if found.rows.is_empty() { p { "No instance matches. " a href={ (frame.root) "instances" } { "Show all" } } }
         @if let Some(next) = &found.next {
             p { a.button href={ (frame.root) "instances?" (next_query(query, order, next)) } { "Next page" } }
         }

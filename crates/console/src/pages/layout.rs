@@ -6,12 +6,20 @@ use mcp_satellite_config::Role;
 use super::assets::{icon_name, script_name, style_name};
 use super::{segment, shown};
 
+/// Kinds of servers that serve pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConsoleSite {
+    Satellite,
+    Backend,
+}
+
 /// Facts that every page shows or needs.
 #[derive(Debug, Clone)]
 pub struct PageFrame {
     /// Relative path to `/console/`.
     pub root: &'static str,
-    /// Name of the satellite.
+    pub site: ConsoleSite,
+    /// Name of the satellite or backend.
     pub satellite: String,
     /// Whoever is logged in.
     pub principal: String,
@@ -35,18 +43,27 @@ pub(super) enum NavigationEntry {
     Events,
     Clients,
     Tree,
+    Fleet,
     /// A page that the navigation does not contain.
     Other,
 }
 
-const SECTIONS: [(NavigationEntry, &str, &str); 6] = [
+const SECTIONS: [(NavigationEntry, &str, &str); 7] = [
     (NavigationEntry::Overview, "./", "Overview"),
     (NavigationEntry::Instances, "instances", "Instances"),
     (NavigationEntry::Calls, "calls", "Calls"),
     (NavigationEntry::Events, "events", "Events"),
     (NavigationEntry::Clients, "clients", "Clients"),
     (NavigationEntry::Tree, "tree", "Tree"),
+    (NavigationEntry::Fleet, "fleet", "Fleet"),
 ];
+
+/// Returns true if the site has a page of this section. A backend knows only what satellites report.
+fn has_section(site: ConsoleSite, section: NavigationEntry) -> bool {
+    let at_satellites_only =
+        matches!(section, NavigationEntry::Calls | NavigationEntry::Clients | NavigationEntry::Tree);
+    site == ConsoleSite::Satellite || !at_satellites_only
+}
 
 pub(super) fn page(frame: &PageFrame, section: NavigationEntry, name: &str, title: &str, content: &Markup) -> Markup {
     let root = frame.root;
@@ -59,7 +76,7 @@ pub(super) fn page(frame: &PageFrame, section: NavigationEntry, name: &str, titl
                 header {
                     a.brand href={ (root) "./" } { img src={ (root) "assets/" (icon_name()) } alt="" width="20" height="20"; (shown(&frame.satellite)) }
                     nav aria-label="Pages" {
-                        @for (its, path, label) in SECTIONS {
+                        @for (its, path, label) in SECTIONS.into_iter().filter(|(its, ..)| has_section(frame.site, *its)) {
                             a href={ (root) (path) } aria-current=[(its == section).then_some("page")] { (label) }
                         }
                     }

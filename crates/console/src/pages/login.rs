@@ -4,21 +4,25 @@ use maud::{Markup, html};
 use mcp_satellite_actors::model::secret::Secret;
 use serde::Deserialize;
 
-use super::layout::bare_page;
+use super::layout::{ConsoleSite, bare_page};
 use crate::problem::Problem;
 
 /// Returns the login page, with the reason why the last attempt failed.
-pub fn login_page(root: &str, failure: Option<&str>) -> Markup {
+pub fn login_page(site: ConsoleSite, root: &str, failure: Option<&str>) -> Markup {
     let content = html! {
         h1 { "Log in" }
         @if let Some(failure) = failure { p.error role="alert" { (failure) } }
         form #login method="post" action={ (root) "login" } {
-            label for="token" { "Console token" }
+            label for="token" { @if site == ConsoleSite::Backend { "Admin token" } @else { "Console token" } }
             input #token name="token" type="password" autocomplete="current-password" required autofocus;
             button type="submit" { "Log in" }
         }
-        p { "On the satellite's machine, " code { "satellite console" } " opens this page with a link that logs in by itself." }
-        p { "The owner's token is in the file " code { "console-token" } " of the data directory." }
+        @if site == ConsoleSite::Backend {
+            p { "The token is in the file " code { "admin-token" } " of the backend's data directory." }
+        } @else {
+            p { "On the satellite's machine, " code { "satellite console" } " opens this page with a link that logs in by itself." }
+            p { "The owner's token is in the file " code { "console-token" } " of the data directory." }
+        }
     };
     bare_page(root, "login", "Log in", &content)
 }

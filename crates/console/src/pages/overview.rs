@@ -7,7 +7,7 @@ use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
 
 use super::layout::{
-    NavigationEntry, PageFrame, class_of, instance_link, page, status_label, status_text, with_commands,
+    ConsoleSite, NavigationEntry, PageFrame, class_of, instance_link, page, status_label, status_text, with_commands,
 };
 use super::{escape_script, may_operate, segment, shown};
 use crate::feed::{Attention, DORMANT, FeedRows, InstanceRow, RECOVERING, STOPPED};
@@ -61,7 +61,7 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
         section aria-labelledby="grid-title" {
             h2 #grid-title { "Instances " span #total { (rows.len()) } }
             @if rows.is_empty() {
-                p { "No instance is configured. " code { "satellite connect --list" } " shows the clients whose servers " code { "satellite import" } " takes over." }
+                p { @if frame.site == ConsoleSite::Backend { "No satellite has reported an instance. The page " a href={ (frame.root) "fleet" } { "Fleet" } " shows the satellites." } @else { "No instance is configured. " code { "satellite connect --list" } " shows the clients whose servers " code { "satellite import" } " takes over." } }
             }
             form.filter role="search" action={ (frame.root) "instances" } {
                 label for="filter" { "Find" }

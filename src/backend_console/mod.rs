@@ -1,0 +1,239 @@
+//! The console of `satellite backend`: the pages of the satellite's console with what satellites have reported.
+//!
+//! ```text
+//! rows     instances of all satellites in memory, and their changes for the feed
+//! streams  instances and events for pages; stored events as a download
+//! pages    one handler for each page
+//! ```
+//!
+//! The only login is the admin token. An instance has the name `SATELLITE:INSTANCE`, because satellites with the same
+//! configuration have instances of the same name.
+
+mod pages;
+mod rows;
+mod streams;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use mcp_satellite_actors::model::event::{Event, EventSubject, rfc3339};
+use mcp_satellite_backend::server::api::{CommandRequest, SatelliteView};
+use mcp_satellite_backend::server::{ApiError, BackendHandle, BackendServer};
+use mcp_satellite_backend::wire::{CommandPriority, CommandTarget, FleetSatellite};
+use mcp_satellite_console::access::{AccessSettings, ConsoleAccess};
+use mcp_satellite_console::feed::{InstanceFeeds, StreamLimits};
+use mcp_satellite_console::pages::{ConsoleSite, config_is_current};
+use mcp_satellite_console::principal::Principal;
+use mcp_satellite_console::problem::Problem;
+use mcp_satellite_console::routes::{ApiChange, ApiServer, NoInput, RequestContext, Routes};
+use mcp_satellite_console::v1::{FleetMember, FleetMemberDetails, FleetReport, QueuedCommand};
+use mcp_satellite_gateway::guard::OriginGuard;
+use mcp_satellite_gateway::pages::{PageConnection, serve};
+use serde_json::Value;
+use tokio_util::task::AbortOnDropHandle;
+
+use self::rows::{PublishedRows, ReportedRow, RowsReader};
+use crate::config::Role;
+use crate::console::login;
+use crate::console::state::RefusalCounts;
+
+/// Seconds after which a satellite does not execute a command of the console any more: whoever has pressed a button
+/// does not expect it to work hours later.
+const COMMAND_LIFETIME: u64 = 600;
+
+/// State of the handlers.
+struct BackendConsole {
+    access: ConsoleAccess,
+    backend: BackendHandle,
+    url: String,
+    rows: RowsReader,
+    feeds: InstanceFeeds<PublishedRows>,
+    streams: StreamLimits,
+    refusals: RefusalCounts,
+}
+
+type Api = Arc<BackendConsole>;
+
+/// Serves the console of a backend that will listen at `address`. `hosts` are further host names under which browsers
+/// may reach it, for example that of a proxy. Dropping the result stops the updates of the pages.
+///
+/// # Errors
+/// The system provides no random numbers.
+pub fn attach(backend: &BackendServer, address: SocketAddr, hosts: Vec<String>) -> io::Result<BackendConsoleTask> {
+    let access = ConsoleAccess::new()?;
+    access.apply(&AccessSettings {
+        is_on: true,
+        owner_token: Some(backend.admin_token()),
+        ..AccessSettings::default()
+    });
+    let (rows, updates) = rows::follow(backend.handle());
+    let boot = jiff::Timestamp::now().as_millisecond().to_string();
+    let published = rows.clone();
+    let feeds = InstanceFeeds::new(&boot, move |scope| PublishedRows::new(&published, scope));
+    let (backend_handle, url) = (backend.handle(), format!("http://{address}"));
+    let (streams, refusals) = (StreamLimits::default(), RefusalCounts::default());
+    let console = BackendConsole { access, backend: backend_handle, url, rows, feeds, streams, refusals };
+    let routes = routes(&Arc::new(console));
+    let origins = hosts.iter().flat_map(|host| own_origins(host)).collect();
+    let guard = Arc::new(OriginGuard { loopback: address.ip().is_loopback(), hosts, origins });
+    backend.set_pages(Arc::new(move |peer, request| {
+        let (routes, guard) = (routes.clone(), guard.clone());
+        Box::pin(async move { answer(routes, &guard, peer, request).await })
+    }));
+    Ok(BackendConsoleTask { _updates: AbortOnDropHandle::new(tokio::spawn(updates)) })
+}
+
+/// Returns the origins of pages from a host, which has any port if none is given.
+fn own_origins(host: &str) -> [String; 2] {
+    let has_port =
+        host.rsplit_once(':').is_some_and(|(_, port)| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()));
+    let port = if has_port { "" } else { ":*" };
+    ["https", "http"].map(|scheme| format!("{scheme}://{host}{port}"))
+}
+
+/// Task that keeps the pages of a backend up to date.
+pub struct BackendConsoleTask {
+    _updates: AbortOnDropHandle<()>,
+}
+
+async fn answer(routes: Router, guard: &OriginGuard, peer: SocketAddr, request: Request<Body>) -> Response {
+    if guard.check(request.headers(), request.uri()).is_err() {
+        let why = "this Host or Origin is not allowed; start the backend with `--console-host HOST`";
+        return Problem::new("forbidden", why).at(request.uri().path()).into_response();
+    }
+    serve(routes, PageConnection::unlimited(peer), request).await
+}
+
+fn routes(console: &Api) -> Router {
+    let mut routes = Routes::new(Arc::clone(console));
+    routes.read("/v1/fleet", Role::Viewer, "Satellites registered at this backend", fleet);
+    let change = |path, action, summary| ApiChange { method: "POST", path, role: Role::Operator, action, summary };
+    let summary = "Queues a command at the satellite: start the instance";
+    routes.change(change("/v1/instances/{instance}/start", "start", summary), start);
+    let summary = "Queues a command at the satellite: stop the instance";
+    routes.change(change("/v1/instances/{instance}/stop", "stop", summary), stop);
+    let summary = "Queues a command at the satellite: restart the instance";
+    routes.change(change("/v1/instances/{instance}/restart", "restart", summary), restart);
+    streams::add(&mut routes);
+    pages::add(&mut routes);
+    login::add(&mut routes, console, ConsoleSite::Backend);
+    routes.finish()
+}
+
+impl ApiServer for BackendConsole {
+    fn access(&self) -> &ConsoleAccess {
+        &self.access
+    }
+
+    /// Logs a change: the events of a backend are those of its satellites.
+    fn record(&self, event: Event) {
+        if let Some(Event::ControlAction { action, outcome, actor, target, reason, repeated, .. }) =
+            self.refusals.count(event)
+        {
+            let (instance, address) = (target.as_ref().map(|target| &*target.process_id), actor.address);
+            let (actor, via) = (actor.kind, actor.via);
+            tracing::info!(action, ?outcome, actor, via, address, instance, reason, repeated, "control action");
+        }
+    }
+
+    fn target(&self, _: &Principal, name: &str) -> Option<Arc<EventSubject>> {
+        let found = self.rows.find(name)?;
+        let state = &found.state;
+        Some(Arc::new(EventSubject {
+            installation_id: (&*state.installation_id).into(),
+            team_id: (&*state.team_id).into(),
+            user_id: (&*state.user_id).into(),
+            process_id: found.row.name.clone(),
+            server_slug: (&*state.server_slug).into(),
+        }))
+    }
+}
+
+impl BackendConsole {
+    fn find(&self, context: &RequestContext) -> Result<Arc<ReportedRow>, Problem> {
+        self.rows.check()?;
+        let name = context.param("instance");
+        self.rows.find(name).ok_or_else(|| Problem::not_found("instance", name))
+    }
+}
+
+/// Returns the problem of a failed request to the backend's data.
+fn problem(error: &ApiError) -> Problem {
+    let kind = match error.status() {
+        StatusCode::NOT_FOUND => "not_found",
+        StatusCode::BAD_REQUEST => "bad_input",
+        StatusCode::TOO_MANY_REQUESTS => "busy",
+        _ => "closing",
+    };
+    Problem::new(kind, error.message())
+}
+
+async fn fleet(console: Api, _: RequestContext, _: NoInput) -> Result<FleetReport, Problem> {
+    let satellites = console.backend.satellites().await.map_err(|error| problem(&error))?;
+    Ok(FleetReport {
+        backend: Some(console.url.clone()),
+        name: None,
+        at: Some(rfc3339(console.backend.now())),
+        satellites: satellites.into_iter().map(member).collect(),
+    })
+}
+
+fn member(view: SatelliteView) -> FleetMember {
+    let details = FleetMemberDetails {
+        config_is_current: config_is_current(&view),
+        satellite_id: view.satellite_id,
+        machine: view.system,
+        commands_waiting: view.commands_waiting,
+        events: view.events,
+    };
+    let SatelliteView { name, connected, last_contact, version, instances, .. } = view;
+    FleetMember {
+        satellite: FleetSatellite { name, connected, last_contact, version, instances },
+        details: Some(details),
+    }
+}
+
+async fn start(console: Api, context: RequestContext, _: NoInput) -> Result<QueuedCommand, Problem> {
+    queue(&console, &context, "spawn").await
+}
+
+async fn stop(console: Api, context: RequestContext, _: NoInput) -> Result<QueuedCommand, Problem> {
+    queue(&console, &context, "kill").await
+}
+
+async fn restart(console: Api, context: RequestContext, _: NoInput) -> Result<QueuedCommand, Problem> {
+    queue(&console, &context, "restart").await
+}
+
+/// Queues a command for one instance.
+async fn queue(console: &BackendConsole, context: &RequestContext, kind: &str) -> Result<QueuedCommand, Problem> {
+    let found = console.find(context)?;
+    let payload = match serde_json::to_value(target(&found)) {
+        Ok(Value::Object(payload)) => payload,
+        _ => serde_json::Map::new(),
+    };
+    let request = CommandRequest {
+        id: None,
+        command_type: kind.to_owned(),
+        priority: CommandPriority::Immediate,
+        payload,
+        expires_in_seconds: Some(COMMAND_LIFETIME),
+        expires_at: None,
+    };
+    let queued = console.backend.queue(&found.satellite, request).await.map_err(|error| problem(&error))?;
+    Ok(QueuedCommand { id: queued.command.id, status: queued.state, satellite: found.satellite.clone() })
+}
+
+/// Returns the selection of exactly one instance.
+fn target(found: &ReportedRow) -> CommandTarget {
+    CommandTarget {
+        installation_id: found.state.installation_id.clone(),
+        team_id: Some(found.state.team_id.clone()),
+        user_id: Some(found.state.user_id.clone()),
+    }
+}
