@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{MethodRouter, get};
-use axum::{Extension, Router};
+use axum::Extension;
 use mcp_satellite_actors::model::actor_tree::ActorReport;
 use mcp_satellite_actors::model::ids::TeamId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
@@ -23,7 +23,7 @@ use mcp_satellite_console::v1::{
     ConfigurationValue, ConfigureInput, InstanceDetails, InstanceOrder, InstancePage, InstanceQuery, MachineReport,
     ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport, UsageSpan,
 };
-use mcp_satellite_gateway::pages::PageConnection;
+use mcp_satellite_gateway::pages::{EndpointPages, PageConnection};
 use mcp_satellite_process::process::TreeProcess;
 use mcp_satellite_process::usage::{USAGE_POINT_SPAN, UsagePoint};
 use mcp_satellite_store::values::ValueChange;
@@ -47,8 +47,8 @@ use crate::journal::JournalState;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const ANSWER_AGE_MAX: Duration = Duration::from_millis(250);
 
-/// Returns the routes of the API.
-pub(crate) fn routes(console: &Api) -> Router {
+/// Returns the API and the pages.
+pub(crate) fn endpoint_pages(console: &Api) -> EndpointPages {
     let mut routes = Routes::new(Arc::clone(console));
     routes.read("/v1/satellite", Role::Viewer, "Status of the satellite", satellite);
     routes.read("/v1/teams", Role::Viewer, "Teams and their instances", teams);

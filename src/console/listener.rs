@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::Router;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_console::access::{AccessSettings, ConsoleAccess, OWNER_TOKEN_FILE};
 use mcp_satellite_files::disk::run_with_timeout;
@@ -16,6 +15,7 @@ use crate::data_dir::DataDir;
 use crate::endpoint::SatelliteEndpoint;
 use crate::gateway::access::load_or_create_token;
 use crate::gateway::page_listener::PageListener;
+use crate::gateway::pages::EndpointPages;
 use crate::gateway::{GatewaySettings, bind};
 
 /// Time for responses on a listener that closes. Streams end then.
@@ -31,7 +31,7 @@ pub(crate) struct ConsoleListener {
 
 #[derive(Default)]
 struct OpenConsole {
-    routes: Router,
+    pages: Option<EndpointPages>,
     own: Option<PageListener>,
     /// URL without a path; `None` if the console is off.
     url: Option<String>,
@@ -42,9 +42,9 @@ impl ConsoleListener {
         Ok(Self { access: ConsoleAccess::new()?, ending: CancellationToken::new(), data_dir, open: Mutex::default() })
     }
 
-    /// Sets the routes that every listener serves.
-    pub(crate) fn set_routes(&self, routes: Router) {
-        self.open().routes = routes;
+    /// Sets what every listener serves, before the first one is opened.
+    pub(crate) fn set_pages(&self, pages: EndpointPages) {
+        self.open().pages = Some(pages);
     }
 
     /// Returns the URL of the console, without a path; `None` if it is off.
@@ -87,13 +87,13 @@ impl ConsoleListener {
     /// leaves the previous listener open.
     fn move_to(&self, address: Option<SocketAddr>, name: &str, gateway: &GatewayPlan) -> Option<PageListener> {
         let mut open = self.open();
-        let Some(address) = address else { return open.own.take() };
+        let Some((address, pages)) = address.zip(open.pages.clone()) else { return open.own.take() };
         if open.own.as_ref().is_some_and(|own| own.address() == address) {
             return None;
         }
         let mut settings = GatewaySettings::new(name, gateway, address);
         settings.guard.loopback = address.ip().is_loopback();
-        let opened = bind(address).and_then(|listener| PageListener::start(listener, settings, open.routes.clone()));
+        let opened = bind(address).and_then(|listener| PageListener::start(listener, settings, pages));
         match opened {
             Ok(listener) => {
                 tracing::info!(url = url(gateway, listener.address()), "the console is open");

@@ -11,7 +11,6 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use axum::Router;
 use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header, request};
 use axum::response::Response;
@@ -36,7 +35,7 @@ use super::endpoint_id::{EndpointId, EndpointPath};
 use super::era::PROTOCOL_VERSION;
 use super::guard::first_value;
 use super::handler::EndpointHandler;
-use super::pages::PageConnection;
+use super::pages::{EndpointPages, PageConnection};
 use super::parked_calls::{ParkedCalls, ParkedLimits};
 use super::reply::{self, SESSION_ID};
 use super::session::{ClientLifetime, ClientSession, SessionEnd, SessionFacts};
@@ -76,7 +75,7 @@ pub(crate) struct EndpointService {
     work: TaskTracker,
     pub(super) parked: ParkedCalls<StatelessCall>,
     // Answers requests for other paths.
-    pages: OnceLock<Router>,
+    pages: OnceLock<EndpointPages>,
 }
 
 type Checked<T> = Result<T, ErrorResponse>;
@@ -195,7 +194,7 @@ impl EndpointService {
     }
 
     /// Only the first router is used.
-    pub(crate) fn set_pages(&self, pages: Router) {
+    pub(crate) fn set_pages(&self, pages: EndpointPages) {
         let _ = self.pages.set(pages);
     }
 
@@ -693,7 +692,7 @@ pub(crate) async fn handle(endpoint: Arc<EndpointService>, peer: SocketAddr, req
     {
         let (pages, settings) = (pages.clone(), endpoint.settings());
         let connection = PageConnection::of_endpoint(endpoint.connections.clone(), peer, &settings);
-        return pages::answer(pages, &settings, connection, request.map(Body::new)).await;
+        return pages::answer(&pages, &settings, connection, request.map(Body::new)).await;
     }
     let (parts, body) = request.into_parts();
     let mut body = Body::new(body).into_data_stream();
