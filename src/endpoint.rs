@@ -7,7 +7,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use axum::Router;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::audience::Audience;
 use mcp_satellite_actors::byte_budget::ByteBudget;
@@ -23,6 +22,7 @@ use crate::gateway::clients::ClientStatus;
 use crate::gateway::control_server::ControlTools;
 use crate::gateway::dispatch::EndpointDispatcher;
 use crate::gateway::endpoint_id::EndpointId;
+use crate::gateway::pages::EndpointPages;
 use crate::gateway::sessions::Sessions;
 use crate::gateway::traffic::HttpTraffic;
 use crate::gateway::{self, Gateway, GatewaySettings};
@@ -62,7 +62,7 @@ pub(crate) struct SatelliteEndpoint {
     /// Tokens for clients that have asked over the control socket, by user. They end with the satellite.
     granted_tokens: Mutex<HashMap<(TeamId, UserId), Secret>>,
     /// Routes for other paths than those of MCP, and the tools of the control plane.
-    pages: OnceLock<(Router, Arc<dyn ControlTools>)>,
+    pages: OnceLock<(EndpointPages, Arc<dyn ControlTools>)>,
     /// True if the configuration has an endpoint, which may not be open yet.
     is_expected: AtomicBool,
 }
@@ -276,7 +276,7 @@ impl SatelliteEndpoint {
     }
 
     /// Sets the routes for other paths than those of MCP, and the tools of the control plane.
-    pub(crate) fn set_control(&self, pages: Router, tools: Arc<dyn ControlTools>) {
+    pub(crate) fn set_control(&self, pages: EndpointPages, tools: Arc<dyn ControlTools>) {
         // Set once, before the endpoint is opened.
         let _ = self.pages.set((pages, tools));
     }

@@ -17,9 +17,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::Router;
-use axum::body::Body;
-use axum::http::{Request, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use mcp_satellite_actors::model::event::{Event, EventSubject, rfc3339};
 use mcp_satellite_backend::server::api::{CommandRequest, SatelliteView};
@@ -32,8 +30,8 @@ use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiChange, ApiServer, NoInput, RequestContext, Routes};
 use mcp_satellite_console::v1::{FleetMember, FleetMemberDetails, FleetReport, QueuedCommand};
-use mcp_satellite_gateway::guard::OriginGuard;
-use mcp_satellite_gateway::pages::{PageConnection, serve};
+use mcp_satellite_gateway::guard::{GuardError, OriginGuard};
+use mcp_satellite_gateway::pages::{EndpointPages, PageConnection, answer};
 use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -78,12 +76,12 @@ pub fn attach(backend: &BackendServer, address: SocketAddr, hosts: Vec<String>) 
     let (backend_handle, url) = (backend.handle(), format!("http://{address}"));
     let (streams, refusals) = (StreamLimits::default(), RefusalCounts::default());
     let console = BackendConsole { access, backend: backend_handle, url, rows, feeds, streams, refusals };
-    let routes = routes(&Arc::new(console));
+    let pages = EndpointPages { reject: reject_host, ..endpoint_pages(&Arc::new(console)) };
     let origins = hosts.iter().flat_map(|host| own_origins(host)).collect();
     let guard = Arc::new(OriginGuard { loopback: address.ip().is_loopback(), hosts, origins });
     backend.set_pages(Arc::new(move |peer, request| {
-        let (routes, guard) = (routes.clone(), guard.clone());
-        Box::pin(async move { answer(routes, &guard, peer, request).await })
+        let (pages, guard) = (pages.clone(), guard.clone());
+        Box::pin(async move { answer(&pages, &guard, PageConnection::unlimited(peer), request).await })
     }));
     Ok(BackendConsoleTask { _updates: AbortOnDropHandle::new(tokio::spawn(updates)) })
 }
@@ -101,15 +99,12 @@ pub struct BackendConsoleTask {
     _updates: AbortOnDropHandle<()>,
 }
 
-async fn answer(routes: Router, guard: &OriginGuard, peer: SocketAddr, request: Request<Body>) -> Response {
-    if guard.check(request.headers(), request.uri()).is_err() {
-        let why = "this Host or Origin is not allowed; start the backend with `--console-host HOST`";
-        return Problem::new("forbidden", why).at(request.uri().path()).into_response();
-    }
-    serve(routes, PageConnection::unlimited(peer), request).await
+fn reject_host(_: GuardError, path: &str) -> Response {
+    let why = "this Host or Origin is not allowed; start the backend with `--console-host HOST`";
+    Problem::new("host_not_allowed", why).at(path).into_response()
 }
 
-fn routes(console: &Api) -> Router {
+fn endpoint_pages(console: &Api) -> EndpointPages {
     let mut routes = Routes::new(Arc::clone(console));
     routes.read("/v1/fleet", Role::Viewer, "Satellites registered at this backend", fleet);
     let change = |path, action, summary| ApiChange { method: "POST", path, role: Role::Operator, action, summary };

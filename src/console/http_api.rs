@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use mcp_satellite_actors::model::actor_tree::ActorReport;
@@ -24,6 +23,7 @@ use mcp_satellite_console::v1::{
     InstanceQuery, MachineReport, ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport,
     UsageSpan,
 };
+use mcp_satellite_gateway::pages::EndpointPages;
 use mcp_satellite_process::process::TreeProcess;
 use mcp_satellite_process::usage::{USAGE_POINT_SPAN, UsagePoint};
 use mcp_satellite_store::values::ValueChange;
@@ -43,8 +43,8 @@ use crate::config::{self, ConfiguredValue, Role};
 use crate::connect::isolation::SandboxFinding;
 use crate::gateway::clients::ClientStatus;
 
-/// Returns the routes of the API.
-pub(crate) fn routes(console: &Api) -> Router {
+/// Returns the API and the pages.
+pub(crate) fn endpoint_pages(console: &Api) -> EndpointPages {
     let mut routes = Routes::new(Arc::clone(console));
     routes.read("/v1/satellite", Role::Viewer, "Status of the satellite", satellite);
     routes.read("/v1/teams", Role::Viewer, "Teams and their instances", teams);

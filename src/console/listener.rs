@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::Router;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_console::access::{AccessSettings, ConsoleAccess, OWNER_TOKEN_FILE};
 use mcp_satellite_files::disk::run_with_timeout;
@@ -16,6 +15,7 @@ use crate::data_dir::DataDir;
 use crate::endpoint::SatelliteEndpoint;
 use crate::gateway::access::load_or_create_token;
 use crate::gateway::page_listener::PageListener;
+use crate::gateway::pages::EndpointPages;
 use crate::gateway::traffic::HttpTraffic;
 use crate::gateway::{GatewaySettings, bind};
 
@@ -32,7 +32,7 @@ pub(crate) struct ConsoleListener {
 
 #[derive(Default)]
 struct OpenConsole {
-    routes: Router,
+    pages: Option<EndpointPages>,
     own: Option<PageListener>,
     /// URL without a path; `None` if the console is off.
     url: Option<String>,
@@ -43,9 +43,9 @@ impl ConsoleListener {
         Ok(Self { access: ConsoleAccess::new()?, ending: CancellationToken::new(), data_dir, open: Mutex::default() })
     }
 
-    /// Sets the routes that every listener serves.
-    pub(crate) fn set_routes(&self, routes: Router) {
-        self.open().routes = routes;
+    /// Sets what every listener serves, before the first one is opened.
+    pub(crate) fn set_pages(&self, pages: EndpointPages) {
+        self.open().pages = Some(pages);
     }
 
     /// Returns the URL of the console, without a path; `None` if it is off.
@@ -91,7 +91,7 @@ impl ConsoleListener {
         traffic: &Arc<HttpTraffic>,
     ) -> Option<PageListener> {
         let mut open = self.open();
-        let Some(address) = address else { return open.own.take() };
+        let Some((address, pages)) = address.zip(open.pages.clone()) else { return open.own.take() };
         let settings = GatewaySettings::new(name, gateway, address);
         if let Some(own) = open.own.as_mut().filter(|own| own.address() == address) {
             return own.apply(settings).unwrap_or_else(|error| {
@@ -99,7 +99,7 @@ impl ConsoleListener {
                 None
             });
         }
-        let start = |listener| PageListener::start(listener, settings, open.routes.clone(), traffic);
+        let start = |listener| PageListener::start(listener, settings, pages, traffic);
         let opened = bind(address).and_then(start);
         match opened {
             Ok(listener) => {

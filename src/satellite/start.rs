@@ -227,9 +227,9 @@ impl RunningSatellite {
             ending: self.console.ending.clone(),
         };
         let state = Arc::new(state);
-        let routes = http_api::routes(&state);
-        self.endpoint.set_control(routes.clone(), Arc::new(ControlPlane::new(state.clone())));
-        self.http.set_routes(routes);
+        let pages = http_api::endpoint_pages(&state);
+        self.endpoint.set_control(pages.clone(), Arc::new(ControlPlane::new(state.clone())));
+        self.http.set_pages(pages);
         let task = tokio::spawn(server::serve(listener, state));
         *self.console.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
         Ok(())

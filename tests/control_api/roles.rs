@@ -52,6 +52,22 @@ fn every_operation_needs_exactly_its_role() {
     satellite.terminate().exits(0);
 }
 
+/// A web page could reach the API under its own host name (DNS rebinding), or send requests from its own origin.
+#[test]
+fn other_hosts_and_origins_get_a_problem_and_no_content() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let admin = fixture.with(ADMIN);
+    for path in ["/v1/satellite", "/openapi.json", "/healthz"] {
+        let problem = admin.with_header("Origin", "http://evil.example").get(path).problem(403, "host_not_allowed");
+        assert_eq!(problem["instance"], path);
+    }
+    let page = admin.with_header("Origin", "http://evil.example").get("/console/");
+    assert_eq!((page.status, page.header("content-type")), (403, Some("text/html; charset=utf-8")), "{page:?}");
+    assert!(page.body.contains("this Origin is not allowed"), "{page:?}");
+    satellite.terminate().exits(0);
+}
+
 #[test]
 fn a_token_of_one_team_sees_nothing_of_others() {
     let fixture = Fixture::new("");

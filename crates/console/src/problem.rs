@@ -27,7 +27,8 @@ pub struct Problem {
     /// Path of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
-    /// Stable error code, as on the control socket, and `unauthorized`, `forbidden`, `method_not_allowed`.
+    /// Stable error code, as on the control socket, and `unauthorized`, `forbidden`, `host_not_allowed`,
+    /// `method_not_allowed`.
     pub kind: String,
     /// Status of the server instance, if it is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,6 +42,7 @@ fn describe(kind: &str) -> (StatusCode, &'static str) {
     match kind {
         "unauthorized" => (StatusCode::UNAUTHORIZED, "A valid token or login is required"),
         "forbidden" => (StatusCode::FORBIDDEN, "The role does not permit this"),
+        "host_not_allowed" => (StatusCode::FORBIDDEN, "The host or the origin is not allowed"),
         "not_found" => (StatusCode::NOT_FOUND, "There is nothing with this name"),
         "method_not_allowed" => (StatusCode::METHOD_NOT_ALLOWED, "The path has no such method"),
         "ambiguous" => (StatusCode::BAD_REQUEST, "The name is ambiguous"),

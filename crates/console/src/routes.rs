@@ -13,7 +13,7 @@ use axum::{Json, Router};
 use maud::Markup;
 use mcp_satellite_actors::model::event::{ActionActor, ActionOutcome, Event, EventSubject};
 use mcp_satellite_config::Role;
-use mcp_satellite_gateway::pages::PageConnection;
+use mcp_satellite_gateway::pages::{EndpointPages, PageConnection};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -219,8 +219,8 @@ impl<S: ApiServer> Routes<S> {
         self.add(path, route);
     }
 
-    /// Returns the router, which also serves the description at `/openapi.json`.
-    pub fn finish(mut self) -> Router {
+    /// Returns the pages, with the description at `/openapi.json`.
+    pub fn finish(mut self) -> EndpointPages {
         let summary = "This description";
         let operation = ApiOperation { method: &Method::GET, path: "/openapi.json", role: Some(Role::Viewer), summary };
         let content = self.description.response::<Value>();
@@ -230,18 +230,14 @@ impl<S: ApiServer> Routes<S> {
             let response = Json(&*document).into_response();
             async move { Ok(response) }
         });
-        let missing = |uri: Uri| async move {
-            let problem = Problem::not_found("path", uri.path());
-            if uri.path().starts_with("/console/") {
-                problem_response(&problem, uri.path())
-            } else {
-                problem_document(&problem, uri.path())
-            }
-        };
+        let missing = |uri: Uri| async move { answer_problem(&Problem::not_found("path", uri.path()), uri.path()) };
         let wrong_method = |method: Method, uri: Uri| async move {
             Problem::new("method_not_allowed", format!("this path does not accept {method}")).at(uri.path())
         };
-        self.router.fallback(missing).method_not_allowed_fallback(wrong_method)
+        EndpointPages {
+            router: self.router.fallback(missing).method_not_allowed_fallback(wrong_method),
+            reject: |why, path| answer_problem(&Problem::new("host_not_allowed", why), path),
+        }
     }
 
     fn describe_read<Q: JsonSchema>(&mut self, path: &str, role: Role, summary: &str, content: &Value) {
@@ -280,6 +276,11 @@ impl<S: ApiServer> Routes<S> {
     fn add(&mut self, path: &'static str, route: MethodRouter) {
         self.router = std::mem::take(&mut self.router).route(path, route);
     }
+}
+
+/// Returns the response about a problem: a page below `/console/`, else a problem document.
+fn answer_problem(problem: &Problem, path: &str) -> Response {
+    if path.starts_with("/console/") { problem_response(problem, path) } else { problem_document(problem, path) }
 }
 
 async fn run_read<S, Q, H, F>(server: Arc<S>, request: Request, role: Role, handler: &H) -> Result<Response, Problem>

@@ -11,7 +11,6 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use axum::Router;
 use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header, request};
 use axum::response::Response;
@@ -36,7 +35,7 @@ use super::endpoint_id::{EndpointId, EndpointPath};
 use super::era::PROTOCOL_VERSION;
 use super::guard::first_value;
 use super::handler::EndpointHandler;
-use super::pages::PageConnection;
+use super::pages::{EndpointPages, PageConnection};
 use super::parked_calls::{ParkedCalls, ParkedLimits};
 use super::reply::{self, SESSION_ID};
 use super::request::OpeningRequest;
@@ -78,7 +77,7 @@ pub(crate) struct EndpointService {
     work: TaskTracker,
     pub(super) parked: ParkedCalls<StatelessCall>,
     // Answers requests for other paths.
-    pages: OnceLock<Router>,
+    pages: OnceLock<EndpointPages>,
 }
 
 type Checked<T> = Result<T, ErrorResponse>;
@@ -199,7 +198,7 @@ impl EndpointService {
     }
 
     /// Only the first router is used.
-    pub(crate) fn set_pages(&self, pages: Router) {
+    pub(crate) fn set_pages(&self, pages: EndpointPages) {
         let _ = self.pages.set(pages);
     }
 
@@ -706,7 +705,7 @@ pub(crate) async fn handle(endpoint: Arc<EndpointService>, peer: SocketAddr, req
     {
         let (pages, settings) = (pages.clone(), endpoint.settings());
         let connection = PageConnection::of_endpoint(endpoint.connections.clone(), peer, &settings);
-        pages::answer(pages, &settings, connection, request.map(Body::new)).await
+        pages::answer(&pages, &settings.guard, connection, request.map(Body::new)).await
     } else {
         let (parts, body) = request.into_parts();
         let mut body = Body::new(body).into_data_stream();

@@ -130,7 +130,7 @@ impl Gateway {
     }
 
     /// Serves other paths than those of MCP by `pages`.
-    pub fn set_pages(&self, pages: axum::Router) {
+    pub fn set_pages(&self, pages: pages::EndpointPages) {
         self.endpoint.set_pages(pages);
     }
 

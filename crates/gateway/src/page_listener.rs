@@ -4,7 +4,6 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
 use mcp_satellite_http::server::IncomingRequest;
@@ -12,7 +11,7 @@ use tokio::time::Duration;
 
 use super::connections::Connections;
 use super::listen::{EndpointListener, ListenerTerms};
-use super::pages::{PageConnection, answer as answer_page};
+use super::pages::{EndpointPages, PageConnection, answer as answer_page};
 use super::settings::GatewaySettings;
 use super::traffic::{HttpTraffic, RouteKind};
 
@@ -27,7 +26,7 @@ pub struct PageListener {
 
 #[derive(Debug)]
 struct PageService {
-    pages: Router,
+    pages: EndpointPages,
     connections: Arc<Connections>,
     traffic: Arc<HttpTraffic>,
     settings: RwLock<Arc<GatewaySettings>>,
@@ -39,7 +38,7 @@ impl PageListener {
     pub fn start(
         listener: TcpListener,
         settings: GatewaySettings,
-        pages: Router,
+        pages: EndpointPages,
         traffic: &Arc<HttpTraffic>,
     ) -> io::Result<Self> {
         let (connections, traffic) = (Connections::new(settings.connection_limits(), traffic.clone()), traffic.clone());
@@ -109,7 +108,7 @@ impl PageService {
             let connection = PageConnection::of_own_listener(self.connections.clone(), peer, &settings);
             let (service, route) = (self.clone(), RouteKind::of_path(request.uri().path()));
             Box::pin(async move {
-                let response = answer_page(pages, &settings, connection, request.map(Body::new)).await;
+                let response = answer_page(&pages, &settings.guard, connection, request.map(Body::new)).await;
                 service.traffic.count_request(route, response.status());
                 response
             })

@@ -1,19 +1,33 @@
 //! Requests for paths that are not of MCP: the API and the pages of the console, on the listener of the endpoint or on
 //! one of their own.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Request, StatusCode};
+use axum::http::Request;
 use axum::response::Response;
-use mcp_satellite_protocol::error_code::SERVER_ERROR;
 use tower_service::Service as _;
 
 use super::connections::Connections;
-use super::reply;
+use super::guard::{GuardError, OriginGuard};
 use super::settings::GatewaySettings;
+
+/// The API and the pages of the console.
+#[derive(Clone)]
+pub struct EndpointPages {
+    pub router: Router,
+    /// Returns the response to a request whose host or origin is not allowed. The arguments are the reason and the path.
+    pub reject: fn(GuardError, &str) -> Response,
+}
+
+impl fmt::Debug for EndpointPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointPages").finish_non_exhaustive()
+    }
+}
 
 /// The connection of a request, in its extensions.
 #[derive(Debug, Clone)]
@@ -49,23 +63,19 @@ impl PageConnection {
     }
 }
 
-/// Serves a request whose host and origin were checked.
-pub async fn serve(mut pages: Router, connection: PageConnection, mut request: Request<Body>) -> Response {
+/// Answers a request if its host and origin are allowed.
+pub async fn answer(
+    pages: &EndpointPages,
+    guard: &OriginGuard,
+    connection: PageConnection,
+    mut request: Request<Body>,
+) -> Response {
+    if let Err(why) = guard.check(request.headers(), request.uri()) {
+        return (pages.reject)(why, request.uri().path());
+    }
     request.extensions_mut().insert(connection);
-    match pages.call(request).await {
+    match pages.router.clone().call(request).await {
         Ok(response) => response,
         Err(never) => match never {},
     }
-}
-
-pub(crate) async fn answer(
-    pages: Router,
-    settings: &GatewaySettings,
-    connection: PageConnection,
-    request: Request<Body>,
-) -> Response {
-    if let Err(why) = settings.guard.check(request.headers(), request.uri()) {
-        return reply::error_response(StatusCode::FORBIDDEN, None, SERVER_ERROR, why);
-    }
-    serve(pages, connection, request).await
 }
