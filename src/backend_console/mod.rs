@@ -29,7 +29,7 @@ use mcp_satellite_console::pages::{ConsoleSite, config_is_current};
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiChange, ApiServer, NoInput, RequestContext, Routes};
-use mcp_satellite_console::v1::{FleetMember, FleetMemberDetails, FleetReport, QueuedCommand};
+use mcp_satellite_console::v1::{FleetMember, FleetMemberDetails, FleetReport, QueuedCommandReport};
 use mcp_satellite_gateway::guard::{GuardError, OriginGuard};
 use mcp_satellite_gateway::pages::{EndpointPages, PageConnection, answer};
 use serde_json::Value;
@@ -193,20 +193,20 @@ fn member(view: SatelliteView) -> FleetMember {
     }
 }
 
-async fn start(console: Api, context: RequestContext, _: NoInput) -> Result<QueuedCommand, Problem> {
+async fn start(console: Api, context: RequestContext, _: NoInput) -> Result<QueuedCommandReport, Problem> {
     queue(&console, &context, "spawn").await
 }
 
-async fn stop(console: Api, context: RequestContext, _: NoInput) -> Result<QueuedCommand, Problem> {
+async fn stop(console: Api, context: RequestContext, _: NoInput) -> Result<QueuedCommandReport, Problem> {
     queue(&console, &context, "kill").await
 }
 
-async fn restart(console: Api, context: RequestContext, _: NoInput) -> Result<QueuedCommand, Problem> {
+async fn restart(console: Api, context: RequestContext, _: NoInput) -> Result<QueuedCommandReport, Problem> {
     queue(&console, &context, "restart").await
 }
 
 /// Queues a command for one instance.
-async fn queue(console: &BackendConsole, context: &RequestContext, kind: &str) -> Result<QueuedCommand, Problem> {
+async fn queue(console: &BackendConsole, context: &RequestContext, kind: &str) -> Result<QueuedCommandReport, Problem> {
     let found = console.find(context)?;
     let payload = match serde_json::to_value(target(&found)) {
         Ok(Value::Object(payload)) => payload,
@@ -221,7 +221,7 @@ async fn queue(console: &BackendConsole, context: &RequestContext, kind: &str) -
         expires_at: None,
     };
     let queued = console.backend.queue(&found.satellite, request).await.map_err(|error| problem(&error))?;
-    Ok(QueuedCommand { id: queued.command.id, status: queued.state, satellite: found.satellite.clone() })
+    Ok(QueuedCommandReport { id: queued.command.id, status: queued.state, satellite: found.satellite.clone() })
 }
 
 /// Returns the selection of exactly one instance.

@@ -9,7 +9,7 @@ use mcp_satellite_backend::wire::CommandTarget;
 use mcp_satellite_console::api::EventQuery;
 use mcp_satellite_console::feed::{FeedScope, STOPPED};
 use mcp_satellite_console::pages::{
-    ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceTable, InstanceTableRow, Markup, OverviewShape,
+    ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceListing, InstanceTableRow, Markup, OverviewShape,
     PageFrame, ReportedInstanceShape, SatellitePageShape, describe_principal, events_page, fleet_page, instances_page,
     overview_page, reported_instance_page, root_of, satellite_page,
 };
@@ -115,7 +115,7 @@ async fn instances(console: Api, context: RequestContext, query: InstanceQuery) 
     let found = console.rows.all().into_iter().filter(matches).map(|one| (place(&one), one)).collect();
     let SortedPage { total, items, next } = sorted_page(found, query.descending, query.cursor.as_deref(), query.limit)?;
     let rows = items.iter().map(|one| table_row(one)).collect();
-    Ok(instances_page(&InstanceTable { total, rows, next }, &query, &frame))
+    Ok(instances_page(&InstanceListing { total, rows, next }, &query, &frame))
 }
 
 fn table_row(one: &ReportedRow) -> InstanceTableRow {

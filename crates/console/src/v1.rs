@@ -399,7 +399,7 @@ pub struct FleetMemberDetails {
 
 /// A command that waits at the backend for its satellite.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-pub struct QueuedCommand {
+pub struct QueuedCommandReport {
     /// Id of the command.
     pub id: String,
     /// Progress of the command.

@@ -35,7 +35,7 @@ async fn failures_of_the_backend_are_reported_and_change_nothing() {
     peer.token("token-1");
     fixture.plan.token = Some("token-1".into());
     let linked = fixture.link();
-    until("the backend is known", async || linked.link.fleet().await, Result::is_ok).await;
+    until("the backend is known", async || linked.link.fleet().await, Result::is_ok).await.unwrap();
     let status = |status, body: &str| PeerResponse::Status(status, body.to_owned());
     for (response, text) in [
         (status(404, r#"{"error": "there is no such path"}"#), "a newer `satellite backend`"),
@@ -54,5 +54,5 @@ async fn failures_of_the_backend_are_reported_and_change_nothing() {
     // The connection itself is not affected.
     assert_eq!(linked.wait_until("a contact", |status| status.connected).await.last_error, None);
     peer.respond("fleet", None);
-    until("the backend answers again", async || linked.link.fleet().await, Result::is_ok).await;
+    until("the backend answers again", async || linked.link.fleet().await, Result::is_ok).await.unwrap();
 }

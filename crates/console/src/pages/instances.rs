@@ -11,7 +11,7 @@ use crate::v1::{InstanceOrder, InstancePage, InstanceQuery};
 
 /// A page of the table.
 #[derive(Debug, Clone)]
-pub struct InstanceTable {
+pub struct InstanceListing {
     /// Number of instances that match the query, on all pages.
     pub total: usize,
     pub rows: Vec<InstanceTableRow>,
@@ -43,7 +43,7 @@ pub struct RowCounters {
     pub tools: usize,
 }
 
-impl From<InstancePage> for InstanceTable {
+impl From<InstancePage> for InstanceListing {
     fn from(page: InstancePage) -> Self {
         Self { total: page.total, rows: page.items.into_iter().map(InstanceTableRow::from).collect(), next: page.next }
     }
@@ -65,7 +65,7 @@ impl From<InstanceStatus> for InstanceTableRow {
 }
 
 /// Returns the page.
-pub fn instances_page(found: &InstanceTable, query: &InstanceQuery, frame: &PageFrame) -> Markup {
+pub fn instances_page(found: &InstanceListing, query: &InstanceQuery, frame: &PageFrame) -> Markup {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let orders = [
         (InstanceOrder::Name, "name"),

@@ -36,7 +36,7 @@ pub use clients::{ClientsShape, clients_page};
 pub use events::{EventEntry, EventsShape, events_page};
 pub use fleet::{FleetPageShape, SatellitePageShape, config_is_current, fleet_page, satellite_page};
 pub use instance::{InstanceShape, instance_page};
-pub use instances::{InstanceTable, InstanceTableRow, RowCounters, instances_page};
+pub use instances::{InstanceListing, InstanceTableRow, RowCounters, instances_page};
 pub use layout::{ConsoleSite, PageFrame};
 pub use login::{login_page, read_login_form};
 pub use overview::{OverviewShape, overview_page};
