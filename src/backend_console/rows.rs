@@ -68,12 +68,6 @@ impl RowsReader {
         is_fresh.then_some(()).ok_or_else(|| Problem::new("closing", why))
     }
 
-    /// Waits until the published instances may be out of date.
-    pub(super) async fn wait_stale(mut self) {
-        // An error means that the task has ended.
-        let _ = self.is_fresh.wait_for(|is_fresh| !is_fresh).await;
-    }
-
     pub(super) fn find(&self, name: &str) -> Option<Arc<ReportedRow>> {
         self.published.borrow().by_name.get(name).cloned()
     }
@@ -333,16 +327,16 @@ fn reported_attention(state: &InstanceState, status: Status, is_stopped: bool) -
 
 /// The published instances of a scope.
 pub(super) struct PublishedRows {
-    published: watch::Receiver<Arc<ReportedRows>>,
+    reader: RowsReader,
     position: Arc<ReportedRows>,
     scope: FeedScope,
 }
 
 impl PublishedRows {
     pub(super) fn new(reader: &RowsReader, scope: &FeedScope) -> Self {
-        let mut published = reader.published.clone();
-        let position = published.borrow_and_update().clone();
-        Self { published, position, scope: scope.clone() }
+        let mut reader = reader.clone();
+        let position = reader.published.borrow_and_update().clone();
+        Self { reader, position, scope: scope.clone() }
     }
 
     fn contains(&self, name: &str) -> bool {
@@ -361,7 +355,7 @@ impl RowSource for PublishedRows {
     }
 
     fn take_changes(&mut self) -> RowChanges {
-        let earlier = std::mem::replace(&mut self.position, self.published.borrow_and_update().clone());
+        let earlier = std::mem::replace(&mut self.position, self.reader.published.borrow_and_update().clone());
         let is_new = |(name, now): &(&Arc<str>, &Arc<ReportedRow>)| {
             self.contains(name) && earlier.by_name.get(*name).is_none_or(|before| !Arc::ptr_eq(before, now))
         };
@@ -373,11 +367,15 @@ impl RowSource for PublishedRows {
     }
 
     async fn changed(&mut self) -> bool {
-        self.published.changed().await.is_ok()
+        self.reader.published.changed().await.is_ok()
     }
 
     /// Satellites do not report their calls.
     fn calls_in_flight(&self) -> usize {
         0
+    }
+
+    async fn answers(&self) -> bool {
+        self.reader.check().is_ok()
     }
 }

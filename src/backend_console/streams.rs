@@ -48,17 +48,17 @@ async fn instance_stream(console: Api, context: RequestContext, query: FleetStre
     let position = position.and_then(|id| FeedPosition::parse(&id));
     // An empty name selects no instance.
     let instance = if query.rows { query.instance.clone() } else { Some(String::new()) };
-    let frames = console.feeds.watch(&FeedScope { team: None, instance }, position).await?;
-    let (ending, stale) = (console.backend.ending(), console.rows.clone().wait_stale());
+    let frames = console.feeds.watch(&FeedScope { team: None, instance }, position, query.once).await?;
+    let ending = console.backend.ending();
     let frames = if query.events {
         let filter = filter(&console, query.types.as_deref(), query.satellite, query.instance.as_deref())?;
-        let events = event_frames(console, filter, query.since, EventFrames::Followed);
+        let form = EventForm { is_sse: true, follows: !query.once };
+        let events = event_frames(console, filter, query.since, form);
         futures::stream::select(frames, events).boxed()
     } else {
         frames.boxed()
     };
-    // A page whose stream has ended turns grey. It must do so while the rows may be out of date.
-    let frames = frames.take_until(ending.cancelled_owned()).take_until(stale).inspect(move |_| {
+    let frames = frames.take_until(ending.cancelled_owned()).inspect(move |_| {
         // The stream keeps its place among the open ones until it is dropped.
         let _ = &open;
     });
@@ -73,15 +73,11 @@ async fn event_stream(console: Api, context: RequestContext, query: FleetEventQu
         let why = "Last-Event-ID is not the id of an event";
         since = Some(last.parse().map_err(|_| Problem::new("bad_input", why))?);
     }
-    let open = (query.follow || is_sse).then(|| console.streams.open(&context.principal)).transpose()?;
-    let kind = match (is_sse, query.follow) {
-        (true, _) => EventFrames::Followed,
-        (false, true) => EventFrames::FollowedLines,
-        (false, false) => EventFrames::StoredLines,
-    };
+    let form = EventForm { is_sse, follows: query.follow || is_sse };
+    let open = form.follows.then(|| console.streams.open(&context.principal)).transpose()?;
     let ending = console.backend.ending();
     let filter = filter(&console, query.types.as_deref(), query.satellite, query.instance.as_deref())?;
-    let frames = event_frames(console, filter, since, kind).take_until(ending.cancelled_owned());
+    let frames = event_frames(console, filter, since, form).take_until(ending.cancelled_owned());
     let frames = frames.inspect(move |_| {
         let _ = &open;
     });
@@ -129,39 +125,36 @@ pub(super) fn filter(
     Ok(filter)
 }
 
-/// Forms of a stream of events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum EventFrames {
-    /// Server-sent events, also new ones.
-    Followed,
-    /// Lines of JSON, also of new events.
-    FollowedLines,
-    /// Lines of JSON of the stored events.
-    StoredLines,
+/// Form of a stream of events.
+#[derive(Debug, Clone, Copy)]
+struct EventForm {
+    /// True for server-sent events, false for lines of JSON.
+    is_sse: bool,
+    /// True if new events follow the stored ones.
+    follows: bool,
 }
 
 struct EventReader {
     console: Api,
     filter: StoredEventFilter,
-    kind: EventFrames,
-    /// Id up to which all events were read; `None` before the first query of a stream of new events.
-    last: Option<i64>,
+    form: EventForm,
+    /// Id up to which all events were read.
+    last: i64,
     waiting: VecDeque<Bytes>,
     stored: watch::Receiver<()>,
     has_more: bool,
 }
 
-/// Returns the frames of the events after `since`; without it all stored ones, or the new ones of a followed stream.
+/// Returns the frames of the events after `since`; without it of all.
 fn event_frames(
     console: Api,
     filter: StoredEventFilter,
     since: Option<u64>,
-    kind: EventFrames,
+    form: EventForm,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
-    let since = since.map(|since| i64::try_from(since).unwrap_or(i64::MAX));
-    let last = since.or((kind != EventFrames::Followed).then_some(0));
+    let last = i64::try_from(since.unwrap_or(0)).unwrap_or(i64::MAX);
     let stored = console.backend.watch_events();
-    let reader = EventReader { console, filter, kind, last, waiting: VecDeque::new(), stored, has_more: true };
+    let reader = EventReader { console, filter, form, last, waiting: VecDeque::new(), stored, has_more: true };
     futures::stream::unfold(Some(reader), |reader| async move {
         let mut reader = reader?;
         match reader.next().await {
@@ -180,35 +173,31 @@ impl EventReader {
                 return Ok(Some(frame));
             }
             if !self.has_more {
-                if self.kind == EventFrames::StoredLines || self.stored.changed().await.is_err() {
+                if !self.form.follows || self.stored.changed().await.is_err() {
                     return Ok(None);
                 }
             }
             // Marked as seen before the query, so that an event after it wakes the stream again.
             self.stored.borrow_and_update();
-            let (range, limit) = self.last.map_or((EventRange::Before(0), 1), |last| (EventRange::After(last), BATCH));
-            let read = self.console.backend.events(self.filter.clone(), range, limit).await;
+            let read = self.console.backend.events(self.filter.clone(), EventRange::After(self.last), BATCH).await;
             let page = read.map_err(|error| problem(&error))?;
-            self.last = Some(page.through);
+            self.last = page.through;
             self.has_more = page.has_more;
             for (event, satellite) in page.events {
-                self.waiting.push_back(frame(event, &satellite, self.kind));
+                self.waiting.push_back(frame(event, &satellite, self.form));
             }
         }
     }
 }
 
-fn frame(event: StoredEvent, satellite: &str, kind: EventFrames) -> Bytes {
+fn frame(event: StoredEvent, satellite: &str, form: EventForm) -> Bytes {
     let (id, type_name) = (event.id.clone(), event.kind.clone());
     let at = rfc3339(event.timestamp);
     let mut data = page_data(event.data, satellite);
     data.insert("satellite".to_owned(), satellite.into());
     let seq: u64 = id.parse().unwrap_or_default();
     let json = json!({"seq": seq, "type": type_name, "timestamp": at, "data": data}).to_string();
-    match kind {
-        EventFrames::Followed => sse::frame(Some(&type_name), Some(&id), json.as_bytes()),
-        EventFrames::FollowedLines | EventFrames::StoredLines => format!("{json}\n").into(),
-    }
+    if form.is_sse { sse::frame(Some(&type_name), Some(&id), json.as_bytes()) } else { format!("{json}\n").into() }
 }
 
 /// Returns the data of an event with the name that the instance has on the pages.

@@ -283,6 +283,13 @@ async fn a_stream_continues_with_the_changes_of_all_satellites() {
         .is(200, MessageSchema::EmptyResponse);
     wait_for(&format!("\"gone\":[\"first-satellite:{INSTANCE}\"]")).await;
     report(&backend, &other, &[status(2, INSTANCE, "online")]).await;
+    // One of many tabs fetches what is new instead.
+    let fetched = browser.get("/v1/instances/stream?once=true&events=true&since=2").send().await.unwrap();
+    let fetched = fetched.text().await.unwrap();
+    for part in ["event: reset", "event: tick", "\"seq\":3"] {
+        assert!(fetched.contains(part), "{part}: {fetched}");
+    }
+    assert!(!fetched.contains("\"seq\":2"), "{fetched}");
     let events = wait_for("\"seq\":3").await;
     assert!(events.contains("mcp.server.status_changed") && events.contains("\"satellite\":\"second-satellite\""));
 }

@@ -428,6 +428,8 @@ pub struct FleetStreamQuery {
     pub types: Option<String>,
     /// With `events`: only those of the satellite with this id or name.
     pub satellite: Option<String>,
+    /// True for a response that ends when it has reached the present.
+    pub once: bool,
 }
 
 /// Query for the stored events of a backend.

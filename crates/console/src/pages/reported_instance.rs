@@ -46,6 +46,7 @@ pub fn reported_instance_page(shape: &ReportedInstanceShape, frame: &PageFrame) 
                 span { "Changes need a login with the role operator. " }
             }
         }
+        p #response role="status" {}
         section #commands data-live aria-labelledby="commands-title" {
             h2 #commands-title { "Commands" }
             (command_table(&shape.commands))
