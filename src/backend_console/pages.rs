@@ -138,23 +138,23 @@ struct InstanceForm {
 }
 
 async fn instance(console: Api, context: RequestContext, form: InstanceForm) -> Result<Markup, Problem> {
-    let ReportedRow { satellite, state, .. } = &*console.find(&context)?;
+    let satellite = console.find(&context)?.satellite.clone();
     let mut page = StoredEventPage { events: Vec::new(), has_more: false, through: 0 };
     if !form.live {
         let filter = filter(&console, None, None, Some(context.param("instance")))?;
         let read = console.backend.events(filter, EventRange::Before(i64::MAX), EVENTS).await;
         page = read.map_err(|error| problem(&error))?;
     }
-    let commands = console.backend.commands(satellite, COMMANDS_SEARCHED).await.map_err(|error| problem(&error))?;
+    let commands = console.backend.commands(&satellite, COMMANDS_SEARCHED).await.map_err(|error| problem(&error))?;
     // Read last, so that nothing on the page is later than its status.
     let found = console.find(&context)?;
     let frame = frame(&console, &context, console.rows.revision());
     let wanted = target(&found);
     let commands = commands.into_iter().filter(|command| is_for(command, &wanted)).take(COMMANDS_SHOWN).collect();
     let shape = ReportedInstanceShape {
-        satellite: satellite.clone(),
+        satellite,
         is_connected: found.is_connected,
-        state: if found.state.satellite_id == state.satellite_id { found.state.clone() } else { state.clone() },
+        state: found.state.clone(),
         row: found.row.clone(),
         commands,
         through: u64::try_from(page.through).unwrap_or(0),
