@@ -107,4 +107,8 @@ fn fleet_of_a_backend(page: &Page, into: &std::path::Path) {
         wait_live(page);
         picture(page, into, &format!("backend-{name}"));
     }
+    // The servers of all satellites have the mark of the first home, whose satellite therefore ends last.
+    while let Some(satellite) = satellites.pop() {
+        satellite.terminate().exits(0);
+    }
 }
