@@ -286,7 +286,7 @@ fn lost_attention(satellite: &str, reported: Option<Status>, is_connected: bool)
     let message = if is_connected {
         format!("reported {reported}")
     } else {
-        format!("its satellite `{satellite}` is not connected; last reported: {reported}")
+        format!("its satellite {satellite} is not connected; last reported: {reported}")
     };
     let step = "start the satellite on its machine, or check its network".to_owned();
     Attention { urgency: 4, message, step: Some(step), remedy: None }

@@ -210,6 +210,7 @@ async fn a_satellite_that_is_silent_makes_its_instances_offline() {
     assert!(table.contains("second-satellite:") && !table.contains("first-satellite:"), "{table}");
     assert!(browser.page("").await.contains("The satellite first-satellite is not connected"));
     assert!(browser.page("fleet").await.contains("2 satellites, 1 connected"));
+    assert!(!browser.page("").await.contains(">logs<"), "a backend has no output");
     backend.poll(&one).await;
     browser.page_with(&path, "<span class=\"status online\">").await;
 }

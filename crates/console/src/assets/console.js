@@ -458,7 +458,7 @@ function overview() {
     const buttons = element("span", { class: "buttons" });
     const label = `${action}${isRecovering(row) ? " now" : ""}`;
     if (action && "operates" in byId("attention").dataset) buttons.append(element("button", { type: "button", "data-action": action, "data-instance": row.name }, label), " ");
-    const needsInput = row.remedy === "configure" || row.remedy === "authorize";
+    const needsInput = row.remedy === "configure" || row.remedy === "authorize" || !("logs" in byId("attention").dataset);
     const target = `instances/${encodeURIComponent(row.name)}${needsInput ? "" : "#output-title"}`;
     buttons.append(element("a", { class: "button", href: target }, needsInput ? "open" : "logs"));
     item.append(buttons);

@@ -51,7 +51,7 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
         section aria-labelledby="attention-title" {
             h2 #attention-title { "Needs attention " span #attention-count { (urgent.len()) } }
             p #attention-none hidden[!urgent.is_empty()] { "Nothing needs attention." }
-            ul #attention.attention tabindex="0" aria-label="Instances that need attention, worst first" data-max=(ATTENTION_MAX) data-recovering=(RECOVERING) data-operates[may_operate(frame)] {
+            ul #attention.attention tabindex="0" aria-label="Instances that need attention, worst first" data-max=(ATTENTION_MAX) data-recovering=(RECOVERING) data-logs[frame.site == ConsoleSite::Satellite] data-operates[may_operate(frame)] {
                 @for (row, attention) in urgent.iter().take(ATTENTION_MAX) { (attention_item(frame, row, attention)) }
             }
             p #attention-more hidden[urgent.len() <= ATTENTION_MAX] {
@@ -136,7 +136,8 @@ fn attention_item(frame: &PageFrame, row: &InstanceRow, attention: &Attention) -
                         (action) @if attention.urgency >= RECOVERING { " now" }
                     }
                 }
-                @if let Some(Remedy::Configure | Remedy::Authorize) = attention.remedy {
+                // A backend has no output.
+                @if matches!(attention.remedy, Some(Remedy::Configure | Remedy::Authorize)) || frame.site == ConsoleSite::Backend {
                     " " a.button href={ (frame.root) "instances/" (segment(&row.name)) } { "open" }
                 } @else {
                     " " a.button href={ (frame.root) "instances/" (segment(&row.name)) "#output-title" } { "logs" }
