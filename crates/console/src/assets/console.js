@@ -217,10 +217,11 @@ function keepStream(address, handle) {
 
   setInterval(() => {
     if (current && Date.now() - lastTick > TICK_TIMEOUT) cut("Nothing has arrived for 5 s.");
-    if (current && hiddenSince && Date.now() - hiddenSince > HIDDEN_MAX) {
+    if (hiddenSince && Date.now() - hiddenSince > HIDDEN_MAX) {
+      freeStream?.();
+      if (!current) return;
       current.abort();
       current = undefined;
-      freeStream?.();
       showLink("not live", "The page was hidden and is connecting again.");
     }
   }, 1000);
