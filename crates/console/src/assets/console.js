@@ -217,10 +217,11 @@ function keepStream(address, handle) {
 
   setInterval(() => {
     if (current && Date.now() - lastTick > TICK_TIMEOUT) cut("Nothing has arrived for 5 s.");
-    if (current && hiddenSince && Date.now() - hiddenSince > HIDDEN_MAX) {
+    if (hiddenSince && Date.now() - hiddenSince > HIDDEN_MAX) {
+      freeStream?.();
+      if (!current) return;
       current.abort();
       current = undefined;
-      freeStream?.();
       showLink("not live", "The page was hidden and is connecting again.");
     }
   }, 1000);
@@ -276,6 +277,8 @@ async function refresh() {
     }
     moved(Number(fresh.body.dataset.revision), fresh.body.dataset.at);
     showTimes();
+  } catch {
+    // The head of the page shows whether the satellite answers; a removed instance has no page.
   } finally {
     refreshing = false;
     if (refreshAgain) {
@@ -683,7 +686,7 @@ function instance() {
       show();
     }
   });
-  const show = () => (isRemoved ? showRemoved() : refresh().catch(() => {}));
+  const show = () => (isRemoved ? showRemoved() : refresh());
   setInterval(() => document.hidden || body.classList.contains("stale") || show(), 5000);
 }
 
@@ -695,7 +698,7 @@ function showRemoved() {
 function polled() {
   keepStream(() => api(`instances/stream?rows=false&${feedQuery()}`), () => {});
   if (!document.querySelector("[data-live]")) return;
-  setInterval(() => document.hidden || body.classList.contains("stale") || refresh().catch(() => {}), 2000);
+  setInterval(() => document.hidden || body.classList.contains("stale") || refresh(), 2000);
 }
 
 // ---- Calls
