@@ -93,7 +93,7 @@ fn requests_of_clients_that_open_sessions_are_spans() {
 #[test]
 fn a_repeated_call_has_a_span_for_each_attempt() {
     let receiver = Receiver::start(Answering::Ok);
-    let mut traced = Traced::new(&recording(&receiver), "--exit-on-call 2");
+    let mut traced = Traced::new(&recording(&receiver), "--exit-on-call 2").without_copy();
     traced.append("[policy.restart]\ndelays = [\"10ms\"]\n");
     let (_satellite, mut client) = traced.run();
     client.initialize();
@@ -125,7 +125,7 @@ fn a_repeated_call_has_a_span_for_each_attempt() {
 fn sessions_with_remote_servers_name_their_host() {
     let receiver = Receiver::start(Answering::Ok);
     let mut traced = Traced::new(&recording(&receiver), "").with_env(&[("OTEL_METRIC_EXPORT_INTERVAL", "200")]);
-    let server = traced.home.background(&["sim-server", "--http", "127.0.0.1:0"]);
+    let server = traced.home.shell(&format!("exec {} sim-server --http 127.0.0.1:0", traced.home.binary.display()));
     let listening = server.wait_stdout(|text| text.contains("/mcp"));
     let url = listening.trim().strip_prefix("listening on ").unwrap().to_owned();
     traced.append(&format!("[[teams.installations]]\nid = \"far\"\nserver = \"far\"\nurl = \"{url}\"\n"));
