@@ -125,7 +125,7 @@ fn a_repeated_call_has_a_span_for_each_attempt() {
 fn sessions_with_remote_servers_name_their_host() {
     let receiver = Receiver::start(Answering::Ok);
     let mut traced = Traced::new(&recording(&receiver), "").with_env(&[("OTEL_METRIC_EXPORT_INTERVAL", "200")]);
-    let server = traced.home.shell(&format!("exec {} sim-server --http 127.0.0.1:0", traced.home.binary.display()));
+    let server = traced.home.shell(&format!("{} sim-server --http 127.0.0.1:0", traced.home.binary.display()));
     let listening = server.wait_stdout(|text| text.contains("/mcp"));
     let url = listening.trim().strip_prefix("listening on ").unwrap().to_owned();
     traced.append(&format!("[[teams.installations]]\nid = \"far\"\nserver = \"far\"\nurl = \"{url}\"\n"));
