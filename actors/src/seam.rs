@@ -2,10 +2,11 @@
 //! sink receives events. Code behind them may block, fail or misbehave; this crate itself contains only messages and
 //! rules.
 
+// An address is plain data; `std::net` would also offer sockets.
+use core::net::SocketAddr;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;

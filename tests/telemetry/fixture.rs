@@ -66,6 +66,15 @@ impl Traced {
         Self { home, metrics_address, config }
     }
 
+    /// Does not copy the input of the server, so that its end is that of the whole process.
+    pub(crate) fn without_copy(self) -> Self {
+        let text = std::fs::read_to_string(&self.config).unwrap();
+        let copy = format!("tee -a {}/input | ", self.home.path().display());
+        assert!(text.contains(&copy), "{text}");
+        std::fs::write(&self.config, text.replace(&copy, "")).unwrap();
+        self
+    }
+
     pub(crate) fn with_env(mut self, variables: &[(&str, &str)]) -> Self {
         self.home.env.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
         self

@@ -57,7 +57,7 @@ impl EndpointDispatcher {
 }
 
 /// Request of a client that is observed.
-struct ClientRequest<'a> {
+struct ObservedClientRequest<'a> {
     message: &'a RpcMessage,
     user: &'a User,
     endpoint: &'a EndpointId,
@@ -75,7 +75,7 @@ impl EndpointDispatcher {
         let EndpointRequest { message, session, peer, .. } = request;
         let is_session = session.facts.lifetime == ClientLifetime::Session;
         let session_id = is_session.then(|| session.public_id());
-        self.begin_span_of(&ClientRequest {
+        self.begin_span_of(&ObservedClientRequest {
             message,
             user: session.user(),
             endpoint: &session.facts.endpoint,
@@ -92,11 +92,11 @@ impl EndpointDispatcher {
         }
         let OpeningRequest { user, endpoint, client, message, peer } = request;
         let (version, session) = (&*client.version, None);
-        self.begin_span_of(&ClientRequest { message, user, endpoint, session, version, peer: *peer })
+        self.begin_span_of(&ObservedClientRequest { message, user, endpoint, session, version, peer: *peer })
     }
 
-    fn begin_span_of(&self, request: &ClientRequest<'_>) -> Option<Box<dyn CallSpan>> {
-        let ClientRequest { message, user, endpoint, session, version, peer } = *request;
+    fn begin_span_of(&self, request: &ObservedClientRequest<'_>) -> Option<Box<dyn CallSpan>> {
+        let ObservedClientRequest { message, user, endpoint, session, version, peer } = *request;
         let method = message.method().unwrap_or_default();
         let params = message.params();
         let target =

@@ -9,9 +9,9 @@ use super::metadata;
 /// Kind of a path. Clients choose paths, so they are not counted one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RouteKind {
-    /// `/mcp`.
+    /// Path of all servers of a user, `/mcp`.
     AllServers,
-    /// `/i/{server}/mcp`, whether the server exists or not.
+    /// Path of one server, `/i/{server}/mcp`, whether the server exists or not.
     Instance,
     /// A document for clients without a token.
     Metadata,
