@@ -88,8 +88,9 @@ pub fn attach(backend: &BackendServer, address: SocketAddr, hosts: Vec<String>) 
 
 /// Returns the origins of pages from a host, which has any port if none is given.
 fn own_origins(host: &str) -> [String; 2] {
-    let has_port =
-        host.rsplit_once(':').is_some_and(|(_, port)| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()));
+    let has_port = host
+        .rsplit_once(':')
+        .is_some_and(|(_, port)| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()));
     let port = if has_port { "" } else { ":*" };
     ["https", "http"].map(|scheme| format!("{scheme}://{host}{port}"))
 }
