@@ -57,6 +57,7 @@ pub(crate) struct ReloadRequest {
 pub(crate) struct AcceptedReload {
     pub(crate) servers: usize,
     pub(crate) teams: usize,
+    pub(crate) endpoint_problem: Option<String>,
 }
 
 #[derive(Debug, Clone)]

@@ -65,6 +65,8 @@ pub(crate) struct SatelliteEndpoint {
     pages: OnceLock<(EndpointPages, Arc<dyn ControlTools>)>,
     /// True if the configuration has an endpoint, which may not be open yet.
     is_expected: AtomicBool,
+    /// Part of the last configuration that is not in effect, with the reason.
+    problem: Mutex<Option<String>>,
 }
 
 #[derive(Clone)]
@@ -104,6 +106,7 @@ impl SatelliteEndpoint {
             granted_tokens: Mutex::default(),
             pages: OnceLock::new(),
             is_expected: AtomicBool::new(false),
+            problem: Mutex::default(),
         }
     }
 
@@ -167,13 +170,24 @@ impl SatelliteEndpoint {
         Ok(())
     }
 
+    /// Returns the part of the last configuration that is not in effect, with the reason.
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_problem(&self, problem: Option<String>) {
+        *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+    }
+
     pub(crate) async fn apply(&self, mut plan: GatewayPlan, runtime: &RuntimeHandle) {
+        self.set_problem(None);
         let Some(open) = self.state().clone() else {
             let opened = self
                 .reserve(plan)
                 .and_then(|reserved| reserved.map_or(Ok(()), |reserved| self.open(reserved, runtime)));
             if let Err(error) = opened {
                 tracing::error!(%error, "the MCP endpoint stays closed");
+                self.set_problem(Some(format!("the MCP endpoint stays closed: {error}")));
             }
             return;
         };
@@ -190,6 +204,9 @@ impl SatelliteEndpoint {
             Err(error) => {
                 let (wanted, stays) = (plan.address(), open.gateway.address());
                 tracing::error!(?wanted, %stays, %error, "cannot move the MCP endpoint; its address stays in use");
+                let wanted = wanted.map(|address| address.to_string()).unwrap_or_default();
+                let problem = format!("cannot listen at {wanted}: {error}; the MCP endpoint stays at {stays}");
+                self.set_problem(Some(problem));
                 // The plan's choice of plain HTTP applied to the new address only.
                 plan.tls = plan.tls.or_else(|| open.gateway.tls());
                 None
@@ -205,6 +222,9 @@ impl SatelliteEndpoint {
             Err(error) => {
                 let stays = open.gateway.address();
                 tracing::error!(%stays, %error, "cannot change the MCP endpoint; address and certificate stay in use");
+                let problem =
+                    format!("cannot change the MCP endpoint: {error}; it stays at {stays} with its certificate");
+                self.set_problem(Some(problem));
             }
         }
         // Record the settings in effect, which may differ from those requested.

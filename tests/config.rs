@@ -1717,3 +1717,17 @@ fn telemetry_is_read_and_checked() {
         assert!(!errors.render(false).contains("hunter2"), "{}", errors.render(false));
     }
 }
+
+/// Filters, tokens and events accept the id and the slug of a team.
+#[test]
+fn no_name_means_two_teams() {
+    let two = |first: [&str; 2], second: [&str; 2]| {
+        let team = |[id, slug]: [&str; 2]| format!("[[teams]]\nid = \"{id}\"\nslug = \"{slug}\"\n");
+        parse(&(team(first) + &team(second)))
+    };
+    assert!(two(["a", "a"], ["b", "b"]).is_ok());
+    let slug = two(["alpha", "one"], ["other", "alpha"]).unwrap_err().to_string();
+    assert!(slug.contains("the slug `alpha` of a team is the id of another team"), "{slug}");
+    let id = two(["other", "alpha"], ["alpha", "one"]).unwrap_err().to_string();
+    assert!(id.contains("the id `alpha` of a team is the slug of another team"), "{id}");
+}

@@ -165,8 +165,12 @@ pub(super) struct ReloadCommand {
 impl ReloadCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let request = ReloadQuery { accept: self.accept };
-        let ReloadResult { servers, teams } = self.data_dir.client()?.post("/v1/reload", &request).await?;
+        let ReloadResult { servers, teams, endpoint_problem } =
+            self.data_dir.client()?.post("/v1/reload", &request).await?;
         print_text(&format!("configuration applied; servers: {servers}, teams: {teams}"));
+        if let Some(problem) = endpoint_problem {
+            print_error(&format!("warning: {problem}"));
+        }
         Ok(DONE)
     }
 }

@@ -48,6 +48,7 @@ impl ConsoleState {
             memory: MemoryReport::from_status(self.runtime.memory()),
             events: self.runtime.event_statistics().into(),
             endpoint_opening: self.endpoint.is_opening(),
+            endpoint_problem: self.endpoint.problem(),
             endpoint: self.endpoint.status(),
             console_url: self.http.url(),
             backend: self.link.as_ref().map(|link| link.status(backlog())),
@@ -126,11 +127,12 @@ impl ConsoleState {
         let (reply, answer) = oneshot::channel();
         let closing = || Box::new(RequestFailure::from(ControlError::Closing));
         self.reload.send(ReloadRequest { accept, reply }).await.map_err(|_| closing())?;
-        let AcceptedReload { servers, teams } = answer.await.map_err(|_| closing())?.map_err(|rejected| {
-            let kind = if rejected.error_type == "invalid" { "bad_input" } else { "refused" };
-            RequestFailure::new(kind, rejected.message)
-        })?;
-        Ok(ReloadResult { servers, teams })
+        let AcceptedReload { servers, teams, endpoint_problem } =
+            answer.await.map_err(|_| closing())?.map_err(|rejected| {
+                let kind = if rejected.error_type == "invalid" { "bad_input" } else { "refused" };
+                RequestFailure::new(kind, rejected.message)
+            })?;
+        Ok(ReloadResult { servers, teams, endpoint_problem })
     }
 
     /// Returns the reason why the runtime's state is not stored. The runtime passes its state to the journal before it

@@ -11,6 +11,7 @@ use mcp_satellite_actors::model::event::rfc3339;
 use mcp_satellite_actors::model::ids::TeamId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::InstanceSpec;
+use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_backend::link::BackendStatus;
 use mcp_satellite_backend::wire::FleetSatellite;
 use mcp_satellite_console::principal::Principal;
@@ -131,18 +132,19 @@ pub(super) async fn instances(
     context: RequestContext,
     query: InstanceQuery,
 ) -> Result<InstancePage, Problem> {
-    let filter = ConsoleFilter { team: query.team.clone(), user: query.user.clone() };
     let snapshot = console.runtime.snapshot();
+    // The own team of a principal that has one: an error names no others.
+    let team = records::team_of(&console, &context.principal, query.team.clone())?;
+    let filter = ConsoleFilter { team, user: query.user.clone() };
     console.members.check(&filter, &snapshot).map_err(problem)?;
-    records::team_of(&console, &context.principal, query.team.clone())?;
-    let statuses: Option<Vec<&str>> = query.status.as_deref().map(|text| text.split(',').map(str::trim).collect());
+    let statuses = query.status.as_deref().map(read_statuses).transpose()?;
     let matches = |view: &&Arc<InstanceView>| {
         let spec = &view.spec;
         context.principal.sees(spec)
             && filter.matches(spec)
             && query.server.as_ref().is_none_or(|server| spec.server.as_str() == server)
             && query.q.as_ref().is_none_or(|text| spec.name.contains(text))
-            && statuses.as_ref().is_none_or(|statuses| statuses.contains(&view.status.to_string().as_str()))
+            && statuses.as_ref().is_none_or(|statuses| statuses.contains(&view.status))
     };
     let place = |view: &Arc<InstanceView>| -> Place {
         let key = match query.sort {
@@ -274,14 +276,13 @@ pub(super) async fn tree(console: Api, context: RequestContext, _: NoInput) -> R
 }
 
 async fn metrics(console: Api, context: RequestContext, _: NoInput) -> Result<Response, Problem> {
-    if context.principal.team.is_some() {
-        return Err(Problem::new("forbidden", "the metrics contain all teams; this token has one team"));
-    }
+    check_all_teams(&context)?;
     let text = console.metrics.scrape().await.map_err(|error| Problem::new("closing", error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }
 
-async fn sandboxes(console: Api, _: RequestContext, _: NoInput) -> Result<Vec<SandboxReport>, Problem> {
+async fn sandboxes(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<SandboxReport>, Problem> {
+    check_all_teams(&context)?;
     let report = |SandboxFinding { sandbox, usable }| SandboxReport {
         name: sandbox.to_owned(),
         usable: usable.is_ok(),
@@ -290,7 +291,28 @@ async fn sandboxes(console: Api, _: RequestContext, _: NoInput) -> Result<Vec<Sa
     Ok(console.connector.sandboxes().await.into_iter().map(report).collect())
 }
 
-async fn configuration(console: Api, _: RequestContext, _: NoInput) -> Result<Vec<ConfigurationValue>, Problem> {
+/// Checks that the principal may read and change what concerns all teams.
+fn check_all_teams(context: &RequestContext) -> Result<(), Problem> {
+    match &context.principal.team {
+        None => Ok(()),
+        Some(_) => Err(Problem::new("forbidden", "this concerns all teams; this token or user has one team")),
+    }
+}
+
+/// Reads statuses with commas between them.
+fn read_statuses(text: &str) -> Result<Vec<Status>, Problem> {
+    let read = |name: &str| {
+        Status::ALL.iter().copied().find(|status| status.as_str() == name.trim()).ok_or_else(|| {
+            let known: Vec<&str> = Status::ALL.iter().map(|status| status.as_str()).collect();
+            let why = format!("there is no status `{}`; use {}", name.trim().escape_debug(), known.join(", "));
+            Problem::new("bad_input", why)
+        })
+    };
+    text.split(',').map(read).collect()
+}
+
+async fn configuration(console: Api, context: RequestContext, _: NoInput) -> Result<Vec<ConfigurationValue>, Problem> {
+    check_all_teams(&context)?;
     let applied = console.applied.lock().await;
     let values = applied.files.configured_values(&applied.origin);
     drop(applied);
@@ -353,10 +375,17 @@ async fn uninstall(console: Api, context: RequestContext, _: NoInput) -> Result<
     Ok(status)
 }
 
-async fn check(_: Api, _: RequestContext, input: ConfigurationInput) -> Result<ConfigurationCheck, Problem> {
+async fn check(
+    console: Api,
+    context: RequestContext,
+    input: ConfigurationInput,
+) -> Result<ConfigurationCheck, Problem> {
+    check_all_teams(&context)?;
+    // Paths of the text are relative to the folder of the file in use.
+    let name = console.applied.lock().await.files.origin.main_file().unwrap_or("satellite.toml").to_owned();
     let checked = tokio::task::spawn_blocking(move || {
         // References to variables and files are those of the satellite's own machine.
-        config::parse("satellite.toml", &input.text, &|name| std::env::var(name).ok())
+        config::parse(&name, &input.text, &|name| std::env::var(name).ok())
     });
     let checked = checked.await.map_err(|error| Problem::new("closing", error.to_string()))?;
     Ok(match checked {
@@ -373,7 +402,8 @@ async fn check(_: Api, _: RequestContext, input: ConfigurationInput) -> Result<C
     })
 }
 
-async fn reload(console: Api, _: RequestContext, query: ReloadQuery) -> Result<ReloadResult, Problem> {
+async fn reload(console: Api, context: RequestContext, query: ReloadQuery) -> Result<ReloadResult, Problem> {
+    check_all_teams(&context)?;
     console.reload(query.accept).await.map_err(problem)
 }
 

@@ -83,11 +83,11 @@ impl RunningSatellite {
             return Err(RejectedReload { error_type: "removes_most", message: format!("{message}; {ACCEPT_HINT}") });
         }
         self.commit_files(files, &mut applied);
-        let accepted = AcceptedReload { servers: plan.instances.len(), teams: plan.teams };
+        let (servers, teams) = (plan.instances.len(), plan.teams);
         self.apply_plan(plan, applied, ChangeOrigin { since, hash: None }).await;
         // A document that conflicted with the previous files may fit these.
         self.link.iter().for_each(BackendLink::refetch_config);
-        Ok(accepted)
+        Ok(AcceptedReload { servers, teams, endpoint_problem: self.endpoint.problem() })
     }
 
     /// Returns an error message if the plan removes more than half of at least [`REMOVAL_GUARD_MIN`] instances. Those

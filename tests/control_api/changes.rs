@@ -189,3 +189,40 @@ fn a_reload_applies_the_certificate_to_the_own_listener() {
     assert_eq!(plain.tls_status(&second, "/readyz"), None);
     satellite.terminate().exits(0);
 }
+
+/// The satellite was started in another directory than that of its configuration.
+#[test]
+fn paths_of_a_proposed_configuration_are_relative_to_the_file_in_use() {
+    let fixture = Fixture::new("");
+    fixture.home.write("a-token", "file-token-0123456789abcdef");
+    let satellite = fixture.start();
+    let admin = fixture.with(ADMIN);
+    let user =
+        "[[teams]]\nid = \"t\"\nslug = \"t\"\nusers = [{ id = \"u\", slug = \"u\", tokens = [\"file:FILE\"] }]\n";
+    let check = |file: &str| {
+        let text = user.replace("FILE", file);
+        admin.post("/v1/configuration/check", &json!({"text": text})).ok()
+    };
+    assert_eq!(check("a-token")["valid"], true, "{:#}", check("a-token"));
+    let device = check("/dev/zero");
+    assert!(device.to_string().contains("it is not a regular file"), "{device:#}");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn an_address_that_is_in_use_is_reported() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let admin = fixture.with(ADMIN);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    fixture.home.write("satellite.toml", &config(&address, ""));
+    let applied = admin.post("/v1/reload", &json!({})).ok();
+    let problem = applied["endpoint_problem"].as_str().unwrap();
+    assert!(problem.starts_with(&format!("cannot listen at {address}: ")), "{problem}");
+    assert_eq!(admin.get("/v1/satellite").ok()["endpoint_problem"], problem);
+    assert!(fixture.home.satellite(&["status"]).exits(0).stdout.contains(problem));
+    fixture.home.write("satellite.toml", &config(&fixture.address, ""));
+    assert!(admin.post("/v1/reload", &json!({})).ok()["endpoint_problem"].is_null());
+    satellite.terminate().exits(0);
+}

@@ -234,3 +234,35 @@ fn the_owner_has_a_token_in_a_private_file() {
     assert_ne!(bob.status, 401, "{bob:?}");
     satellite.terminate().exits(0);
 }
+
+/// An admin of one team manages that team, and neither reads nor changes what concerns all teams.
+#[test]
+fn an_admin_of_one_team_is_no_admin_of_the_satellite() {
+    let fixture = Fixture::new("");
+    let team_admin = "[[console.tokens]]\nname = \"team-admin\"\ntoken = \"team-admin-token-0123456789\"\nrole = \"admin\"\nteam = \"blue\"\n";
+    fixture.home.write("satellite.toml", &config(&fixture.address, team_admin));
+    let satellite = fixture.start();
+    let admin = fixture.with("team-admin-token-0123456789");
+    for path in ["/v1/configuration", "/v1/sandboxes", "/metrics"] {
+        admin.get(path).problem(403, "forbidden");
+    }
+    admin.post("/v1/configuration/check", &json!({"text": ""})).problem(403, "forbidden");
+    admin.post("/v1/reload", &json!({})).problem(403, "forbidden");
+    admin.send("DELETE", &format!("/v1/instances/{ALICES}"), None).problem(404, "not_found");
+    admin.send("DELETE", &format!("/v1/instances/{CAROLS}"), None).ok();
+    satellite.terminate().exits(0);
+}
+
+/// An error about a mistyped name lists other names: those of the own team only.
+#[test]
+fn errors_name_nothing_of_other_teams() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let blue = fixture.with(BLUE);
+    for query in ["team=nobody", "user=nobody", "team=acme", "user=alice", "user=bob"] {
+        let problem = blue.get(&format!("/v1/instances?{query}")).problem(404, "not_found");
+        let detail = problem["detail"].as_str().unwrap().replace(query.split_once('=').unwrap().1, "");
+        assert!(!["acme", "alice", "bob"].iter().any(|other| detail.contains(other)), "{query}: {detail}");
+    }
+    satellite.terminate().exits(0);
+}

@@ -22,6 +22,10 @@ impl UniqueNames {
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
 }
 
 pub(crate) struct ConfigCheck<'a, 's> {

@@ -14,6 +14,7 @@ use super::check::ConfigCheck;
 use super::policy::GatewayLimitsTable;
 use super::reader::{ParsedValue, SpannedText, TableReader};
 use super::role::RoleAccess;
+use super::small_file;
 use mcp_satellite_http::tls::{self, CertificateError};
 
 /// Default address of the endpoint.
@@ -439,7 +440,7 @@ impl TlsTable {
             }
             let text = typed.get()?;
             let path = check.secret_sources.folder.join(&text.value);
-            let opened = std::fs::File::open(&path);
+            let opened = small_file::open(&path);
             let is_there = opened.is_ok();
             if let Err(error) = opened {
                 let hint = "give the path of a PEM file; it is relative to the folder of the configuration file";

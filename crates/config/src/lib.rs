@@ -34,6 +34,7 @@ mod secret_files;
 mod secrets;
 mod server;
 mod sink;
+mod small_file;
 mod teams;
 mod telemetry;
 mod template;

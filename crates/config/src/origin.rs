@@ -43,6 +43,11 @@ pub struct SecretFilesUpdate {
 }
 
 impl ConfigOrigin {
+    /// Returns the name of the configuration file in TOML; `None` if there is none.
+    pub fn main_file(&self) -> Option<&str> {
+        self.documents.iter().find(|document| matches!(document.kind, ConfigDocumentKind::Toml)).map(|it| &*it.name)
+    }
+
     pub(crate) fn new(
         name: &str,
         text: &str,

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use mcp_satellite_model::secret::Secret;
 
+use super::small_file;
+
 /// A file that this many consecutive looks found changed is considered to be written continuously.
 const UNSETTLED_MAX: u32 = 3;
 
@@ -133,7 +135,7 @@ impl SecretFiles {
 
 /// Reads a file without the end of its last line, which is not part of a secret.
 fn read_secret_text(path: &Path) -> io::Result<Secret> {
-    let mut text = std::fs::read_to_string(path)?;
+    let mut text = small_file::read(path)?;
     if text.ends_with('\n') {
         text.truncate(text.len() - 1);
         text.truncate(text.len() - usize::from(text.ends_with('\r')));

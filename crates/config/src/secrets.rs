@@ -181,7 +181,7 @@ enum MaskRule {
 }
 
 /// Keys whose strings are not secrets. An unknown key may be a misspelled `token`, so it is masked.
-const PLAIN_KEYS: [&str; 40] = [
+const PLAIN_KEYS: [&str; 46] = [
     "name",
     "profile",
     "listen",
@@ -189,6 +189,12 @@ const PLAIN_KEYS: [&str; 40] = [
     "rotate_at",
     "id",
     "slug",
+    "team",
+    "role",
+    "grants",
+    "isolation",
+    "cgroups",
+    "uid_range",
     "server",
     "transport",
     "protocol",

@@ -176,7 +176,16 @@ struct CheckedUser {
 impl ConfigPlanBuilder<'_, '_> {
     fn add_team(&mut self, typed: file::TeamTable, above: &EffectivePolicy) {
         let id = self.check.id(&typed.id, "a team", "id", typed.at, &mut self.ids);
+        // Filters, tokens and events accept both names of a team, so no name may mean two teams.
+        let id_is_taken = self.slugs.contains(&id);
         let slug = self.check.id(&typed.slug, "a team", "slug", typed.at, &mut self.slugs);
+        let slug_is_taken = slug != id && self.ids.contains(&slug);
+        for (is_taken, key, name, other) in [(id_is_taken, "id", &id, "slug"), (slug_is_taken, "slug", &slug, "id")] {
+            if is_taken {
+                let message = format!("the {key} `{name}` of a team is the {other} of another team");
+                self.check.findings.error(typed.at, message, format!("choose another {key}"));
+            }
+        }
         let held = typed.policy.merge_over(above, self.check.findings);
         let users = self.add_users(&id, &slug, typed.users);
         self.plan.teams += 1;

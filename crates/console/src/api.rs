@@ -273,12 +273,15 @@ pub struct ReloadQuery {
 }
 
 /// Size of the configuration that was applied.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct ReloadResult {
     /// Number of servers, each counted once per user.
     pub servers: usize,
     /// Number of teams.
     pub teams: usize,
+    /// Part of the configuration of the MCP endpoint that is not in effect, with the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint_problem: Option<String>,
 }
 
 /// The result of `prune`.
@@ -548,6 +551,9 @@ pub struct SatelliteStatus {
     /// True while the satellite starts and its MCP endpoint is not open yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub endpoint_opening: bool,
+    /// Part of the configuration of the MCP endpoint that is not in effect, with the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint_problem: Option<String>,
     /// State of the MCP endpoint; `None` if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<EndpointStatus>,
