@@ -53,7 +53,7 @@ pub(crate) struct ReloadRequest {
     pub(crate) reply: oneshot::Sender<Result<AcceptedReload, RejectedReload>>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct AcceptedReload {
     pub(crate) servers: usize,
     pub(crate) teams: usize,
