@@ -15,7 +15,8 @@ use mcp_satellite_actors::model::event::{Envelope, rfc3339};
 use mcp_satellite_backend::server::api::StoredEvent;
 use mcp_satellite_backend::server::decode::decode_event;
 use mcp_satellite_backend::server::{EventRange, StoredEventFilter};
-use mcp_satellite_console::feed::{FeedPosition, FeedScope};
+use mcp_satellite_console::feed::FeedScope;
+use mcp_satellite_console::page_stream::{PagePosition, while_admitted, with_events};
 use mcp_satellite_console::pages::EventEntry;
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{RequestContext, Routes};
@@ -28,6 +29,7 @@ use tokio::sync::watch;
 use super::rows::instance_name;
 use super::{Api, BackendConsole, problem};
 use crate::config::Role;
+use crate::console::requests::header_text;
 
 /// Events in one query of a stream.
 const BATCH: usize = 500;
@@ -43,25 +45,24 @@ pub(super) fn add(routes: &mut Routes<BackendConsole>) {
 
 async fn instance_stream(console: Api, context: RequestContext, query: FleetStreamQuery) -> Result<Response, Problem> {
     console.rows.check()?;
+    let mut position = PagePosition::from_request(header_text(&context, LAST_EVENT_ID), query.position.as_deref())?;
     let open = console.streams.open(&context.principal)?;
-    let position = header_text(&context, LAST_EVENT_ID).map(str::to_owned).or(query.position);
-    let position = position.and_then(|id| FeedPosition::parse(&id));
     // An empty name selects no instance.
     let instance = if query.rows { query.instance.clone() } else { Some(String::new()) };
-    let frames = console.feeds.watch(&FeedScope { team: None, instance }, position, query.once).await?;
+    let frames = console.feeds.watch(&FeedScope { team: None, instance }, position.rows.clone(), query.once).await?;
     let ending = console.backend.ending();
     let frames = if query.events {
         let filter = filter(&console, query.types.as_deref(), query.satellite, query.instance.as_deref())?;
+        let of_header = header_text(&context, LAST_EVENT_ID).and(position.seq);
+        position.seq = of_header.or(query.since).or(position.seq);
         let form = EventForm { is_sse: true, follows: !query.once };
-        let events = event_frames(console, filter, query.since, form);
-        futures::stream::select(frames, events).boxed()
+        let events = event_frames(console.clone(), filter, position.seq, form);
+        with_events(frames, events, position).boxed()
     } else {
         frames.boxed()
     };
-    let frames = frames.take_until(ending.cancelled_owned()).inspect(move |_| {
-        // The stream keeps its place among the open ones until it is dropped.
-        let _ = &open;
-    });
+    let frames = frames.take_until(ending.cancelled_owned());
+    let frames = while_admitted(console, context, Some(open), frames);
     let body = Body::from_stream(sse::keep_alive(frames));
     Ok(([(header::CONTENT_TYPE, sse::MEDIA_TYPE)], body).into_response())
 }
@@ -73,24 +74,18 @@ async fn event_stream(console: Api, context: RequestContext, query: FleetEventQu
         let why = "Last-Event-ID is not the id of an event";
         since = Some(last.parse().map_err(|_| Problem::new("bad_input", why))?);
     }
+    let open = console.streams.open(&context.principal)?;
     let form = EventForm { is_sse, follows: query.follow || is_sse };
-    let open = form.follows.then(|| console.streams.open(&context.principal)).transpose()?;
     let ending = console.backend.ending();
     let filter = filter(&console, query.types.as_deref(), query.satellite, query.instance.as_deref())?;
-    let frames = event_frames(console, filter, since, form).take_until(ending.cancelled_owned());
-    let frames = frames.inspect(move |_| {
-        let _ = &open;
-    });
+    let frames = event_frames(console.clone(), filter, since, form).take_until(ending.cancelled_owned());
+    let frames = while_admitted(console, context, Some(open), frames);
     let (body, media_type) = if is_sse {
         (Body::from_stream(sse::keep_alive(frames)), sse::MEDIA_TYPE)
     } else {
         (Body::from_stream(frames), JSON_LINES)
     };
     Ok(([(header::CONTENT_TYPE, media_type)], body).into_response())
-}
-
-fn header_text<'a>(context: &'a RequestContext, name: &str) -> Option<&'a str> {
-    context.headers.get(name)?.to_str().ok()
 }
 
 /// Returns the selection of events of a request, whose fields may be empty.

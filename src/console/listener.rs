@@ -1,7 +1,7 @@
 //! The listeners of the HTTP API: that of the MCP endpoint, or one of its own.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_console::access::{AccessSettings, ConsoleAccess, OWNER_TOKEN_FILE};
 use mcp_satellite_files::disk::run_with_timeout;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::{ConsolePlan, EndpointAuth, GatewayPlan};
 use crate::data_dir::DataDir;
@@ -21,6 +22,10 @@ use crate::gateway::{GatewaySettings, bind};
 
 /// Time for responses on a listener that closes. Streams end then.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for responses after the console has moved: the reload that has moved it may be one of them.
+const MOVE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause before an address that could not be used is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 pub(crate) struct ConsoleListener {
     pub(crate) access: ConsoleAccess,
@@ -33,7 +38,11 @@ pub(crate) struct ConsoleListener {
 #[derive(Default)]
 struct OpenConsole {
     pages: Option<EndpointPages>,
+    /// Socket that was bound before the first configuration is applied.
+    reserved: Option<TcpListener>,
     own: Option<PageListener>,
+    /// Task that tries to open the own listener, after its address could not be used.
+    retry: Option<AbortOnDropHandle<()>>,
     /// URL without a path; `None` if the console is off.
     url: Option<String>,
 }
@@ -53,9 +62,26 @@ impl ConsoleListener {
         self.open().url.clone()
     }
 
+    /// Binds the own address of a plan, if it has one, and checks its certificate: a start reports every error before
+    /// anything else starts. Connections wait in the backlog until the plan is applied. Blocks on the disk.
+    ///
+    /// # Errors
+    /// The address or the certificate cannot be used.
+    pub(crate) fn reserve(&self, name: &str, console: &ConsolePlan, gateway: &GatewayPlan) -> io::Result<()> {
+        let Some(address) = console.listen.filter(|_| console.is_on(gateway)) else { return Ok(()) };
+        let failed = |hint: &'static str| {
+            move |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}; {hint}"))
+        };
+        let settings = GatewaySettings::new(name, gateway, address);
+        settings.check_certificate().map_err(failed("check the files in [gateway] tls"))?;
+        let hint = "stop the process that uses the address, or set another one with [console] listen";
+        self.open().reserved = Some(bind(address).map_err(failed(hint))?);
+        Ok(())
+    }
+
     /// Applies tokens and address of a configuration, after the endpoint has applied it.
     pub(crate) async fn apply(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         console: &ConsolePlan,
         gateway: &GatewayPlan,
@@ -77,20 +103,25 @@ impl ConsoleListener {
         let of_endpoint = endpoint.base_url().filter(|_| is_on && console.listen.is_none());
         self.set_url(of_endpoint);
         if let Some(closing) = moved {
-            closing.close(CLOSE_TIMEOUT).await;
+            let mut closing = tokio::spawn(closing.close(MOVE_TIMEOUT));
+            // The response to the reload that has moved the listener may follow later.
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, &mut closing).await;
         }
     }
 
     /// Opens a listener at `address`, or applies the settings to the one that is open there. Returns the previous
-    /// listener if it must be closed. An address that cannot be used leaves the previous listener open.
+    /// listener if it must be closed. An address that cannot be used leaves the previous listener open, and is tried
+    /// again.
     fn move_to(
-        &self,
+        self: &Arc<Self>,
         address: Option<SocketAddr>,
         name: &str,
         gateway: &GatewayPlan,
         traffic: &Arc<HttpTraffic>,
     ) -> Option<PageListener> {
         let mut open = self.open();
+        open.retry = None;
+        let reserved = open.reserved.take();
         let Some((address, pages)) = address.zip(open.pages.clone()) else { return open.own.take() };
         let settings = GatewaySettings::new(name, gateway, address);
         if let Some(own) = open.own.as_mut().filter(|own| own.address() == address) {
@@ -99,17 +130,43 @@ impl ConsoleListener {
                 None
             });
         }
-        let start = |listener| PageListener::start(listener, settings, pages, traffic);
-        let opened = bind(address).and_then(start);
-        match opened {
-            Ok(listener) => {
-                tracing::info!(url = url(&listener), "the console is open");
-                open.own.replace(listener)
-            }
+        let bound = reserved.map_or_else(|| bind(address), Ok);
+        match bound.and_then(|socket| PageListener::start(socket, settings.clone(), pages.clone(), traffic)) {
+            Ok(listener) => open.set_own(listener),
             Err(error) => {
-                tracing::error!(%address, %error, "cannot open the console; set another address with [console] listen");
+                let retry_seconds = RETRY_INTERVAL.as_secs();
+                tracing::error!(
+                    %address,
+                    %error,
+                    retry_seconds,
+                    "cannot open the console, trying again; set another address with [console] listen"
+                );
+                let start = {
+                    let traffic = traffic.clone();
+                    move || {
+                        let socket = bind(address)?;
+                        PageListener::start(socket, settings.clone(), pages.clone(), &traffic)
+                    }
+                };
+                open.retry = Some(AbortOnDropHandle::new(tokio::spawn(self.clone().open_later(start))));
                 None
             }
+        }
+    }
+
+    /// Tries to open the own listener until it succeeds.
+    async fn open_later(self: Arc<Self>, start: impl Fn() -> io::Result<PageListener>) {
+        let listener = loop {
+            tokio::time::sleep(RETRY_INTERVAL).await;
+            match start() {
+                Ok(listener) => break listener,
+                Err(error) => tracing::debug!(%error, "cannot open the console yet"),
+            }
+        };
+        let previous = self.open().set_own(listener);
+        self.set_url(None);
+        if let Some(previous) = previous {
+            previous.close(CLOSE_TIMEOUT).await;
         }
     }
 
@@ -122,7 +179,11 @@ impl ConsoleListener {
     /// Ends all streams and closes the own listener.
     pub(crate) async fn close(&self) {
         self.ending.cancel();
-        let own = self.open().own.take();
+        let own = {
+            let mut open = self.open();
+            open.retry = None;
+            open.own.take()
+        };
         if let Some(own) = own {
             own.close(CLOSE_TIMEOUT).await;
         }
@@ -147,6 +208,14 @@ impl ConsoleListener {
     fn open(&self) -> MutexGuard<'_, OpenConsole> {
         // No lock holder calls code that could panic halfway through a change.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OpenConsole {
+    /// Returns the previous listener, which must be closed.
+    fn set_own(&mut self, listener: PageListener) -> Option<PageListener> {
+        tracing::info!(url = url(&listener), "the console is open");
+        self.own.replace(listener)
     }
 }
 

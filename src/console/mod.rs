@@ -9,6 +9,7 @@ mod event_stream;
 pub(crate) mod find;
 mod health;
 pub(crate) mod http_api;
+mod line_filter;
 pub(crate) mod listener;
 pub(crate) mod login;
 pub(crate) mod mcp_server;

@@ -11,6 +11,7 @@ use axum::response::Response;
 use mcp_satellite_actors::model::event::{Event, rfc3339};
 use mcp_satellite_clients::Client;
 use mcp_satellite_console::feed::FeedScope;
+use mcp_satellite_console::page_stream::response_while_admitted;
 use mcp_satellite_console::pages::{
     ClientsShape, ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceShape, Markup, OverviewShape,
     PageFrame, PlaygroundShape, calls_page, clients_page, describe_principal, events_page, fleet_page, instance_page,
@@ -182,7 +183,7 @@ async fn instance(
     let view = find(&console, &context)?;
     let name = view.spec.name.to_string();
     let through = last_event(&console);
-    let mut timeline = EventPage { events: Vec::new(), next: None, skipped: 0 };
+    let mut timeline = EventPage { events: Vec::new(), next: None, skipped: 0, complete: true };
     let mut output = None;
     if !form.live {
         let newest = EventPageQuery { instance: Some(name), limit: Some(TIMELINE), ..EventPageQuery::default() };
@@ -244,7 +245,7 @@ async fn events(
     let (since, before) = (number("since", &form.since)?, number("before", &form.before)?);
     let query =
         EventQuery { since, follow: true, types: given(form.types), team: None, instance: given(form.instance) };
-    let mut page = EventPage { events: Vec::new(), next: None, skipped: 0 };
+    let mut page = EventPage { events: Vec::new(), next: None, skipped: 0, complete: true };
     // A list that begins after an event is read by the stream, from the oldest event.
     if since.is_none() {
         let (types, instance) = (query.types.clone(), query.instance.clone());
@@ -378,9 +379,10 @@ async fn forward_mcp(console: Api, context: RequestContext, mut request: Request
     request.headers_mut().remove(header::AUTHORIZATION);
     let id = &view.spec.id;
     let request = request.map(Body::new);
-    console.endpoint.answer_as(&id.team, &id.user, &view.spec.name, request).await.ok_or_else(|| {
+    let answered = console.endpoint.answer_as(&id.team, &id.user, &view.spec.name, request).await.ok_or_else(|| {
         let why = "the MCP endpoint is off, or the instance's user is not in the configuration; add [gateway] and run \
                    `satellite reload`";
         Problem::new("refused", why)
-    })
+    })?;
+    Ok(response_while_admitted(&console, context, answered))
 }

@@ -11,16 +11,18 @@ use mcp_satellite_actors::model::event::{EventSubject, rfc3339};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::principal::{Principal, PrincipalKind};
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext};
+use mcp_satellite_console::routes::{ApiServer as _, RequestContext};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
-    CallEntry, CallPage, CallQuery, EventPage, EventPageQuery, LogEntry, LogPage, LogQuery,
+    CallEntry, CallPage, CallQuery, EventPage, EventPageQuery, InstanceCallQuery, LogEntry, LogPage, LogQuery,
+    LogStreamQuery,
 };
 use mcp_satellite_protocol::header::LAST_EVENT_ID;
 use mcp_satellite_store::journal::{LinePosition, StoredCallQuery, StoredLineQuery, recent, recent_calls, recent_logs};
 
 use super::api::EventQuery;
-use super::event_stream::{EventFormat, may_read, stream_response};
+use super::event_stream::{EventFormat, EventSelection, event_types, may_read, stream_response};
+use super::line_filter::LineFilter;
 use super::requests::{Api, find, header_text, page_size};
 use super::state::ConsoleState;
 use crate::journal::StoredEventQuery;
@@ -35,18 +37,17 @@ pub(super) async fn events(console: Api, context: RequestContext, query: EventPa
     let who = context.principal;
     let stored = StoredEventQuery {
         since: query.since,
-        types: query.types.iter().flat_map(|types| types.split(',')).map(ToOwned::to_owned).collect(),
+        types: event_types(query.types.as_deref())?,
         team: team_of(&console, &who, query.team)?,
         user: query.user,
         instance: query.instance,
         ..StoredEventQuery::default()
     };
-    // Events that were emitted before the request are part of the page. The error is logged.
-    let _ = console.flush_events().await;
-    let before = query.before;
+    // Events that were emitted before the request are part of the page.
+    let (complete, before) = (console.store_events().await, query.before);
     let found = search(&console, move |data_dir| recent(data_dir, &stored, limit, before, SEARCH_TIMEOUT)).await?;
     let events = found.events.into_iter().filter(|envelope| may_read(&who, envelope)).collect();
-    Ok(EventPage { events, next: found.searched_to, skipped: found.skipped })
+    Ok(EventPage { events, next: found.searched_to, skipped: found.skipped, complete })
 }
 
 pub(super) async fn event_stream(
@@ -55,7 +56,8 @@ pub(super) async fn event_stream(
     query: EventQuery,
 ) -> Result<Response, Problem> {
     let team = team_of(&console, &context.principal, query.team.clone())?;
-    respond(console, context, EventQuery { team, ..query }).await
+    event_types(query.types.as_deref())?;
+    respond(console, context, EventQuery { team, ..query }.into()).await
 }
 
 pub(super) async fn logs(console: Api, context: RequestContext, query: LogQuery) -> Result<LogPage, Problem> {
@@ -69,27 +71,30 @@ pub(super) async fn logs(console: Api, context: RequestContext, query: LogQuery)
         ..StoredLineQuery::default()
     };
     let before = query.cursor.as_deref().map(read_position).transpose()?;
-    let _ = console.flush_events().await;
+    let filter = LineFilter::new(query.level.as_deref(), query.q)?;
+    let complete = console.store_events().await;
     let found = search(&console, move |data_dir| recent_logs(data_dir, &stored, limit, before, SEARCH_TIMEOUT)).await?;
-    let levels: Option<Vec<&str>> = query.level.as_deref().map(|levels| levels.split(',').collect());
-    let level = |line: &LogEntry| serde_json::to_value(line.line.level).unwrap_or_default();
-    let lines = found.lines.into_iter().map(|stored| LogEntry { seq: stored.seq, line: stored.line }).filter(|entry| {
-        levels.as_ref().is_none_or(|levels| level(entry).as_str().is_some_and(|level| levels.contains(&level)))
-            && query.q.as_ref().is_none_or(|text| entry.line.message.contains(text))
-    });
-    Ok(LogPage { lines: lines.collect(), next: found.next.map(position_text), through: found.through })
+    let lines = found.lines.into_iter().filter(|stored| filter.matches(&stored.line));
+    let lines = lines.map(|stored| LogEntry { seq: stored.seq, line: stored.line }).collect();
+    Ok(LogPage { lines, next: found.next.map(position_text), through: found.through, complete })
 }
 
-pub(super) async fn log_stream(console: Api, context: RequestContext, _: NoInput) -> Result<Response, Problem> {
+pub(super) async fn log_stream(
+    console: Api,
+    context: RequestContext,
+    query: LogStreamQuery,
+) -> Result<Response, Problem> {
     let view = find(&console, &context)?;
+    let lines = Some(LineFilter::new(query.level.as_deref(), query.q)?);
     check_reader(&console, &context.principal, &view, "read_logs")?;
     let query = EventQuery {
+        since: query.since,
         types: Some("mcp.server.logs".to_owned()),
         instance: Some(view.spec.name.to_string()),
         follow: true,
         ..EventQuery::default()
     };
-    respond(console, context, query).await
+    respond(console, context, EventSelection { query, is_new_only: true, lines }).await
 }
 
 pub(super) async fn calls(console: Api, context: RequestContext, query: CallQuery) -> Result<CallPage, Problem> {
@@ -121,7 +126,11 @@ pub(super) async fn calls(console: Api, context: RequestContext, query: CallQuer
     find_calls(&console, stored, query.limit, query.cursor.as_deref()).await
 }
 
-pub(super) async fn calls_of(console: Api, context: RequestContext, query: CallQuery) -> Result<CallPage, Problem> {
+pub(super) async fn calls_of(
+    console: Api,
+    context: RequestContext,
+    query: InstanceCallQuery,
+) -> Result<CallPage, Problem> {
     let view = find(&console, &context)?;
     check_reader(&console, &context.principal, &view, "read_calls")?;
     let stored = StoredCallQuery {
@@ -147,7 +156,7 @@ async fn find_calls(
 ) -> Result<CallPage, Problem> {
     let limit = page_size(limit)?;
     let before = cursor.map(read_position).transpose()?;
-    let _ = console.flush_events().await;
+    let complete = console.store_events().await;
     let found = search(console, move |data_dir| recent_calls(data_dir, &query, limit, before, SEARCH_TIMEOUT)).await?;
     let calls = found.lines.into_iter().map(|stored| CallEntry {
         seq: stored.seq,
@@ -157,11 +166,12 @@ async fn find_calls(
         server: stored.subject.server_slug.to_string(),
         call: stored.line,
     });
-    Ok(CallPage { calls: calls.collect(), next: found.next.map(position_text) })
+    Ok(CallPage { calls: calls.collect(), next: found.next.map(position_text), complete })
 }
 
 /// Streams events as the request accepts them.
-async fn respond(console: Api, context: RequestContext, mut query: EventQuery) -> Result<Response, Problem> {
+async fn respond(console: Api, context: RequestContext, mut selection: EventSelection) -> Result<Response, Problem> {
+    let query = &mut selection.query;
     let is_sse = header_text(&context, "accept").is_some_and(|accepted| accepted.contains(sse::MEDIA_TYPE));
     // A browser that reconnects repeats the number of the last event.
     if let Some(last) = header_text(&context, LAST_EVENT_ID) {
@@ -171,8 +181,18 @@ async fn respond(console: Api, context: RequestContext, mut query: EventQuery) -
     query.follow |= is_sse;
     let format = if is_sse { EventFormat::ServerSent } else { EventFormat::JsonLines };
     let ending = console.http.ending.clone();
-    let open = query.follow.then(|| console.streams.open(&context.principal)).transpose()?;
-    Ok(stream_response(console, context.principal, query, format, ending, open).await)
+    let open = console.streams.open(&context.principal)?;
+    if let (Some(since), Some(last)) = (query.since, console.last_event().await)
+        && since > last
+    {
+        let why = format!(
+            "the last event has the number {last}, but the request continues after {since}: the journal was replaced, or \
+             the number is of another satellite; continue with `since={last}`, or with `since=0` for all stored events"
+        );
+        return Err(Problem::new("refused", why));
+    }
+    let who = context.principal.clone();
+    Ok(stream_response(console, who, selection, format, ending, Some((context, open))).await)
 }
 
 /// Returns the id of the team that a query names, or that of the principal's team.

@@ -65,8 +65,9 @@ fn read_cursor(cursor: &str) -> Result<Place, Problem> {
     Ok((key.to_owned(), name.to_owned()))
 }
 
-pub(super) fn header_text<'a>(context: &'a RequestContext, name: &str) -> Option<&'a str> {
-    context.headers.get(name)?.to_str().ok()
+/// Returns the text of a header; `None` if it is absent or empty.
+pub(crate) fn header_text<'a>(context: &'a RequestContext, name: &str) -> Option<&'a str> {
+    context.headers.get(name)?.to_str().ok().filter(|text| !text.is_empty())
 }
 
 pub(super) fn problem(failure: Box<RequestFailure>) -> Problem {

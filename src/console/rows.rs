@@ -9,7 +9,8 @@ use axum::response::{IntoResponse as _, Response};
 use futures::StreamExt as _;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::snapshot::{InstanceView, Snapshot};
-use mcp_satellite_console::feed::{FeedPosition, FeedScope, InstanceFeeds, InstanceRow, RowChanges, RowSource};
+use mcp_satellite_console::feed::{FeedScope, InstanceFeeds, InstanceRow, RowChanges, RowSource};
+use mcp_satellite_console::page_stream::{PagePosition, while_admitted, with_events};
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::RequestContext;
 use mcp_satellite_console::sse;
@@ -18,9 +19,10 @@ use mcp_satellite_protocol::header::LAST_EVENT_ID;
 use tokio::sync::watch;
 
 use super::api::{ConsoleFilter, EventQuery};
-use super::event_stream::{EventFormat, event_frames};
+use super::event_stream::{EventFormat, event_frames, event_types};
 use super::health::ActorHealth;
 use super::records::team_of;
+use super::requests::header_text;
 use super::state::ConsoleState;
 
 /// The published instances of a scope.
@@ -103,37 +105,45 @@ impl PageStreams {
         context: RequestContext,
         query: InstanceStreamQuery,
     ) -> Result<Response, Problem> {
-        let RequestContext { principal, headers, .. } = context;
+        let principal = context.principal.clone();
+        let mut position = PagePosition::from_request(header_text(&context, LAST_EVENT_ID), query.position.as_deref())?;
+        let types = event_types(query.types.as_deref())?;
+        let team = query.team.filter(|team| !team.is_empty());
+        if let Some(name) = &team
+            && console.members.team_id(name, &console.runtime.snapshot()).is_none()
+        {
+            return Err(Problem::not_found("team", name));
+        }
+        let team = team_of(&console, &principal, team)?;
         let open = console.streams.open(&principal)?;
-        let last_id = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
-        let position = last_id.or(query.position).and_then(|id| FeedPosition::parse(&id));
         // An empty name selects no instance.
         let instance = if query.rows { query.instance.clone() } else { Some(String::new()) };
         let scope = FeedScope { team: principal.team.clone(), instance };
-        let frames = self.feeds.watch(&scope, position, query.once).await?;
+        let frames = self.feeds.watch(&scope, position.rows.clone(), query.once).await?;
         let ending = console.http.ending.clone();
         let frames = if query.events {
-            if query.once {
-                // The error is logged; the stored events remain readable.
-                let _ = console.flush_events().await;
+            let of_header = header_text(&context, LAST_EVENT_ID).and(position.seq);
+            position.seq = of_header.or(query.since).or(position.seq);
+            // A number that no event has is of a journal that was replaced. The rows of the new process tell the page.
+            if let (Some(since), Some(last)) = (position.seq, console.last_event().await) {
+                position.seq = Some(since.min(last));
             }
             let events = EventQuery {
-                since: query.since,
+                since: position.seq,
                 follow: !query.once,
-                types: query.types.filter(|types| !types.is_empty()),
-                team: team_of(&console, &principal, query.team.filter(|team| !team.is_empty()))?,
+                types: (!types.is_empty()).then(|| types.join(",")),
+                team,
                 instance: query.instance.filter(|name| !name.is_empty()),
             };
-            let events = event_frames(console, principal, events, EventFormat::ServerSent, ending.clone());
+            let format = EventFormat::ServerSent;
+            let events = event_frames(console.clone(), principal, events.into(), format, ending.clone());
             // The page notices a missing tick; events alone do not keep a stream open.
-            futures::stream::select(frames, events).boxed()
+            with_events(frames, events, position).boxed()
         } else {
             frames.boxed()
         };
-        let frames = frames.take_until(ending.cancelled_owned()).inspect(move |_| {
-            // The stream keeps its place among the open ones until it is dropped.
-            let _ = &open;
-        });
+        let frames = frames.take_until(ending.cancelled_owned());
+        let frames = while_admitted(console, context, Some(open), frames);
         let body = Body::from_stream(sse::keep_alive(frames));
         Ok(([(header::CONTENT_TYPE, sse::MEDIA_TYPE)], body).into_response())
     }

@@ -111,8 +111,9 @@ impl RunningSatellite {
         let data_dir = storage.directory.data_dir().clone();
         let memory = memory_limit::budget();
         let endpoint = Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone(), listener));
-        let http = ConsoleListener::new(data_dir.clone()).map_err(failed("prepare the console"))?;
+        let http = Arc::new(ConsoleListener::new(data_dir.clone()).map_err(failed("prepare the console"))?);
         let reserved_endpoint = reserve_endpoint(&endpoint, &plan).await?;
+        reserve_console(&http, &plan).await?;
         reclaim_processes(&data_dir).await?;
         let connector = create_stdio_connector(&plan, &data_dir)?;
         let server_memory = ServerMemory::from_budget(&memory);
@@ -140,7 +141,7 @@ impl RunningSatellite {
             installed,
             users,
             endpoint,
-            http: Arc::new(http),
+            http,
             link,
             console,
             telemetry,
@@ -322,6 +323,11 @@ async fn reserve_endpoint(
     let (endpoint, gateway) = (endpoint.clone(), plan.gateway.clone());
     let reserved = tokio::task::spawn_blocking(move || endpoint.reserve(gateway)).await;
     Ok(reserved.map_err(failed("reserve the MCP endpoint"))??)
+}
+
+async fn reserve_console(http: &Arc<ConsoleListener>, plan: &Plan) -> Result<(), StartError> {
+    let (http, name, console, gateway) = (http.clone(), plan.name.clone(), plan.console.clone(), plan.gateway.clone());
+    run_blocking("open the console", move || http.reserve(&name, &console, &gateway)).await
 }
 
 /// Ends the processes of the previous satellite, which is dead because this one has locked the data directory.

@@ -2,7 +2,8 @@
 //! writers until it is thawed.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read as _, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -266,5 +267,50 @@ fn a_satellite_started_on_a_full_disk_uses_it_later() {
     home.wait_row("files", "recorded in the ledger", |row| row["unrecorded"] == false);
     satellite.terminate();
     let (satellite, _) = started(&home, &config);
+    satellite.terminate();
+}
+
+#[test]
+fn pages_of_the_api_tell_when_the_newest_events_are_missing() {
+    let mut home = Home::new(SATELLITE);
+    let Some((volume, config)) = on_a_volume(&mut home) else { return };
+    let (address, token) = (format!("127.0.0.1:{}", testkit::port::free_port()), "reader-token-0123456789abcdef");
+    home.env.push(("READER".to_owned(), token.to_owned()));
+    let console = format!(
+        "[console]\nlisten = \"{address}\"\n[[console.tokens]]\nname = \"reader\"\ntoken = \"env:READER\"\nrole = \
+         \"viewer\"\ngrants = [\"calls:read\"]\n"
+    );
+    fs::write(&config, fs::read_to_string(&config).unwrap() + &console).unwrap();
+    let (satellite, _) = started(&home, &config);
+    let get = |path: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        let head = format!("Host: {address}\r\nConnection: close\r\nAuthorization: Bearer {token}");
+        write!(stream, "GET {path} HTTP/1.1\r\n{head}\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let paths = ["/v1/events", "/v1/calls", "/v1/instances/files/logs", "/v1/instances/files/calls"];
+    for path in paths {
+        assert!(get(path).contains("\"complete\":true"), "{}", get(path));
+    }
+    volume.fill();
+    wait_for(
+        "an event that cannot be stored",
+        || {
+            home.satellite(&["stop", "files"]).exits(0);
+            home.satellite(&["start", "files"]).exits(0);
+            get("/v1/events").contains("\"complete\":false").then_some(())
+        },
+        || journal(&home).to_string(),
+    );
+    for path in paths {
+        assert!(get(path).contains("\"complete\":false"), "{}", get(path));
+    }
+    volume.free();
+    wait_journal(&home, "ok");
+    for path in paths {
+        assert!(get(path).contains("\"complete\":true"), "{}", get(path));
+    }
     satellite.terminate();
 }

@@ -8,8 +8,11 @@ mod client;
 mod counted;
 mod description;
 mod fixture;
+mod listener;
 mod lists;
 mod logins;
+mod positions;
+mod revoked;
 mod roles;
 mod streams;
 

@@ -19,7 +19,8 @@ use mcp_satellite_gateway::pages::PageConnection;
 use ring::hmac;
 use ring::rand::SystemRandom;
 use subtle::ConstantTimeEq as _;
-use tokio::time::Instant;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
 
 use crate::principal::{Entrance, Principal, PrincipalKind};
 use crate::problem::Problem;
@@ -33,6 +34,8 @@ const CODE_AGE_MAX: Duration = Duration::from_secs(60);
 const CODES_MAX: usize = 8;
 const LOGIN_AGE_MAX: Duration = Duration::from_secs(12 * 3600);
 const LOGINS_MAX: usize = 256;
+/// Interval in which the login of an open stream is checked for its age.
+const LOGIN_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 const COOKIE_PREFIX: &str = "satellite_session_";
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
@@ -42,6 +45,8 @@ pub struct ConsoleAccess {
     holders: RwLock<TokenHolders>,
     logins: Mutex<Logins>,
     csrf_key: hmac::Key,
+    /// Sends a value after tokens or logins have changed.
+    changes: watch::Sender<()>,
 }
 
 #[derive(Default)]
@@ -96,10 +101,11 @@ impl ConsoleAccess {
     pub fn new() -> io::Result<Self> {
         let no_chance = |_| io::Error::other("the system provides no random numbers");
         let csrf_key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map_err(no_chance)?;
-        Ok(Self { check: TokenCheck::new()?, holders: RwLock::default(), logins: Mutex::default(), csrf_key })
+        let (check, changes) = (TokenCheck::new()?, watch::Sender::default());
+        Ok(Self { check, holders: RwLock::default(), logins: Mutex::default(), csrf_key, changes })
     }
 
-    /// Replaces the tokens. Logins with a removed token end.
+    /// Replaces the tokens. Logins with a removed token end, and so do the streams of clients whose permissions change.
     pub fn apply(&self, settings: &AccessSettings<'_>) {
         let owner =
             settings.owner_token.map(|token| (TokenHash::from_token(token.expose()), Principal::owner(Entrance::Http)));
@@ -137,6 +143,7 @@ impl ConsoleAccess {
             .by_id
             .retain(|_, login| login.token.is_none_or(|token| self.check.holder(&holders.by_token, &token).is_some()));
         *self.holders.write().unwrap_or_else(PoisonError::into_inner) = holders;
+        self.changes.send_replace(());
     }
 
     /// Returns true if the console is on and served on the listener of this connection.
@@ -177,31 +184,32 @@ impl ConsoleAccess {
         connection: &PageConnection,
         is_change: bool,
     ) -> Result<Principal, Problem> {
-        let (holders, headers, address) = (self.holders(), &request.headers, connection.peer.ip());
-        let mut principal = if headers.contains_key(header::AUTHORIZATION) {
-            self.check.admit(&holders.by_token, headers)?.1.clone()
-        } else if let Some(principal) = self.find_login(&holders, headers) {
+        let (holders, headers) = (self.holders(), &request.headers);
+        let Some(principal) = self.find_principal(&holders, headers, connection) else {
+            // Counts a wrong token.
+            return Err(self.check.admit(&holders.by_token, headers).err().unwrap_or(AccessDenied::NoToken).into());
+        };
+        if principal.entrance == Entrance::Console {
             check_fetch_site(headers)?;
             if is_change {
                 check_origin(headers, connection)?;
                 self.check_csrf_token(headers)?;
             }
-            principal
-        } else if holders.allows_anonymous && is_local(headers, address) {
-            Principal {
-                kind: PrincipalKind::Anonymous,
-                name: None,
-                access: RoleAccess { role: Role::Viewer, reads_calls: false, acts_as: false },
-                team: None,
-                entrance: Entrance::Http,
-                address: None,
-            }
-        } else {
-            return Err(AccessDenied::NoToken.into());
-        };
-        principal.address = Some(address);
+        }
         connection.mark_authenticated();
         Ok(principal)
+    }
+
+    /// Waits until a request with these headers would be refused or get other permissions than `admitted` has: its
+    /// token was removed or changed, its login has ended, or the console is switched off.
+    pub(crate) async fn wait_revoked(&self, admitted: &Principal, headers: &HeaderMap, connection: &PageConnection) {
+        let mut changes = self.changes.subscribe();
+        while self.is_served(connection)
+            && self.find_principal(&self.holders(), headers, connection).as_ref() == Some(admitted)
+        {
+            // A login also ends by its age. The sender is part of `self`, so waiting cannot fail.
+            let _ = timeout(LOGIN_CHECK_INTERVAL, changes.changed()).await;
+        }
     }
 
     /// Returns a code for one login as the owner.
@@ -245,6 +253,7 @@ impl ConsoleAccess {
             && let Some(oldest) = logins.by_id.iter().min_by_key(|(_, login)| login.since).map(|(id, _)| *id)
         {
             logins.by_id.remove(&oldest);
+            self.changes.send_replace(());
         }
         logins.by_id.insert(TokenHash::from_token(id.expose()), Login { since: now, token });
         let secure = if connection.is_tls { "; Secure" } else { "" };
@@ -262,6 +271,7 @@ impl ConsoleAccess {
     pub fn log_out(&self, headers: &HeaderMap) -> String {
         if let Some(id) = login_id(headers) {
             self.logins().by_id.remove(&TokenHash::from_token(id));
+            self.changes.send_replace(());
         }
         format!("{}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0", cookie_name(headers))
     }
@@ -281,6 +291,33 @@ impl ConsoleAccess {
         let why = "a change with a login cookie needs the header X-CSRF-Token with the token of the page; a script sends \
                    `Authorization: Bearer TOKEN` instead of a cookie";
         is_equal.then_some(()).ok_or_else(|| Problem::new("forbidden", why))
+    }
+
+    /// Returns the client of a request; `None` if it is unknown.
+    fn find_principal(
+        &self,
+        holders: &TokenHolders,
+        headers: &HeaderMap,
+        connection: &PageConnection,
+    ) -> Option<Principal> {
+        let address = connection.peer.ip();
+        let principal = if headers.contains_key(header::AUTHORIZATION) {
+            self.check.find(&holders.by_token, headers)?.clone()
+        } else if let Some(principal) = self.find_login(holders, headers) {
+            principal
+        } else if holders.allows_anonymous && is_local(headers, address) {
+            Principal {
+                kind: PrincipalKind::Anonymous,
+                name: None,
+                access: RoleAccess { role: Role::Viewer, reads_calls: false, acts_as: false },
+                team: None,
+                entrance: Entrance::Http,
+                address: None,
+            }
+        } else {
+            return None;
+        };
+        Some(Principal { address: Some(address), ..principal })
     }
 
     fn find_login(&self, holders: &TokenHolders, headers: &HeaderMap) -> Option<Principal> {

@@ -98,7 +98,7 @@ impl FeedPosition {
         Some(Self { boot: boot.into(), revision: revision.parse().ok()? })
     }
 
-    fn id(&self) -> String {
+    pub(crate) fn id(&self) -> String {
         format!("{}-{}", self.boot, self.revision)
     }
 }

@@ -4,7 +4,7 @@
 //! routes     a request: path → access → role → query and body → handler → response or problem document
 //! access     tokens, logins and the principal behind a request
 //! api        shapes of requests and responses, shared with the control socket
-//! feed       changes of the instances as a stream
+//! feed       changes of the instances as a stream; page_stream: together with events
 //! pages      the pages of browsers, with their script and style
 //! v1         those that only the HTTP API has
 //! mcp_tools  tools of the control plane's MCP server
@@ -20,10 +20,12 @@ pub mod api;
 pub mod feed;
 pub mod mcp_tools;
 mod openapi;
+pub mod page_stream;
 pub mod pages;
 pub mod principal;
 pub mod problem;
 pub mod routes;
 mod row;
 pub mod sse;
+mod stream_queries;
 pub mod v1;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::api::{InstanceStatus, MemoryReport, SatelliteStatus};
+pub use crate::stream_queries::{FleetEventQuery, FleetStreamQuery, InstanceStreamQuery, LogStreamQuery};
 
 /// Status of the satellite.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -65,34 +66,6 @@ pub enum InstanceOrder {
     Since,
     Restarts,
     Calls,
-}
-
-/// Query for a stream of instances and events.
-#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct InstanceStreamQuery {
-    /// Position from which the stream continues: the id of its last `reset`, `delta` or `tick`. The header
-    /// `Last-Event-ID` has the same meaning.
-    pub position: Option<String>,
-    /// False for a stream without instances: it contains `tick` and events only.
-    #[serde(default = "yes")]
-    pub rows: bool,
-    /// Only the instance with this full name.
-    pub instance: Option<String>,
-    /// True to add the events that are stored meanwhile.
-    pub events: bool,
-    /// With `events`: only those after this number, also earlier ones.
-    pub since: Option<u64>,
-    /// With `events`: only these types, separated by commas.
-    pub types: Option<String>,
-    /// With `events`: only those of this team.
-    pub team: Option<String>,
-    /// True for a response that ends when it has reached the present.
-    pub once: bool,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// A page of instances.
@@ -262,6 +235,8 @@ pub struct EventPage {
     pub next: Option<u64>,
     /// Number of unreadable events that were skipped.
     pub skipped: u64,
+    /// False if the disk accepts no events at present: the newest ones may be missing.
+    pub complete: bool,
 }
 
 /// Query for lines of an instance's log, newest first.
@@ -290,6 +265,8 @@ pub struct LogPage {
     pub next: Option<String>,
     /// Number of the last event that was stored when the lines were read: a stream that starts `since` it has no gap.
     pub through: u64,
+    /// False if the disk accepts no events at present: the newest lines may be missing.
+    pub complete: bool,
 }
 
 /// A line with the number of its event.
@@ -330,12 +307,36 @@ pub struct CallQuery {
     pub cursor: Option<String>,
 }
 
+/// Query for the calls of one instance, newest first.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct InstanceCallQuery {
+    /// Only this tool.
+    pub tool: Option<String>,
+    /// Only calls that succeeded, or only those that failed.
+    pub success: Option<bool>,
+    /// Only calls that failed for this reason, such as `timed_out`.
+    pub fate: Option<String>,
+    /// Only calls of clients with this name.
+    pub client: Option<String>,
+    /// Only calls from this time on, in RFC 3339.
+    pub since: Option<String>,
+    /// Only calls before this time, in RFC 3339.
+    pub until: Option<String>,
+    /// Maximum number of calls, 1 to 1000; 100 if absent.
+    pub limit: Option<usize>,
+    /// Position of older calls, from `next` of the previous page.
+    pub cursor: Option<String>,
+}
+
 /// Calls, newest first. Only calls of servers with request logging are recorded.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct CallPage {
     pub calls: Vec<CallEntry>,
     /// Value of `cursor` for older calls; `null` if there are none.
     pub next: Option<String>,
+    /// False if the disk accepts no events at present: the newest calls may be missing.
+    pub complete: bool,
 }
 
 /// A recorded call.
@@ -406,46 +407,6 @@ pub struct QueuedCommandReport {
     pub status: CommandStage,
     /// Name of the satellite.
     pub satellite: String,
-}
-
-/// Query for a stream of instances and events of a backend.
-#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct FleetStreamQuery {
-    /// Position from which the stream continues: the id of its last `reset`, `delta` or `tick`. The header
-    /// `Last-Event-ID` has the same meaning.
-    pub position: Option<String>,
-    /// False for a stream without instances: it contains `tick` and events only.
-    #[serde(default = "yes")]
-    pub rows: bool,
-    /// Only this instance: `SATELLITE:INSTANCE`.
-    pub instance: Option<String>,
-    /// True to add the events that are stored meanwhile.
-    pub events: bool,
-    /// With `events`: only those after this id of the backend, also earlier ones.
-    pub since: Option<u64>,
-    /// With `events`: only these types, separated by commas.
-    pub types: Option<String>,
-    /// With `events`: only those of the satellite with this id or name.
-    pub satellite: Option<String>,
-    /// True for a response that ends when it has reached the present.
-    pub once: bool,
-}
-
-/// Query for the stored events of a backend.
-#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct FleetEventQuery {
-    /// Only events after this id of the backend.
-    pub since: Option<u64>,
-    /// True to keep the stream open for new events.
-    pub follow: bool,
-    /// Only these types, separated by commas.
-    pub types: Option<String>,
-    /// Only those of the satellite with this id or name.
-    pub satellite: Option<String>,
-    /// Only this instance: `SATELLITE:INSTANCE`.
-    pub instance: Option<String>,
 }
 
 /// Load of the machine.

@@ -91,13 +91,15 @@ impl TokenCheck {
         table: &'t TokenTable<T>,
         headers: &HeaderMap,
     ) -> Result<(TokenHash, &'t T), AccessDenied> {
-        let mut presented = headers.get_all(AUTHORIZATION).iter();
-        match (presented.next(), presented.next()) {
-            (None, _) => Err(AccessDenied::NoToken),
-            // Two tokens are ambiguous.
-            (Some(_), Some(_)) => self.admit_token(table, None),
-            (Some(header), None) => self.admit_token(table, header.to_str().ok().and_then(parse_bearer_token)),
+        if !headers.contains_key(AUTHORIZATION) {
+            return Err(AccessDenied::NoToken);
         }
+        self.admit_token(table, bearer_token(headers))
+    }
+
+    /// Finds the holder of the bearer token in `headers`. A wrong token does not count as an attempt.
+    pub fn find<'t, T>(&self, table: &'t TokenTable<T>, headers: &HeaderMap) -> Option<&'t T> {
+        self.find_token(table, bearer_token(headers)?).map(|(_, holder)| holder)
     }
 
     /// Finds the holder of a token.
@@ -109,17 +111,18 @@ impl TokenCheck {
         table: &'t TokenTable<T>,
         token: Option<&str>,
     ) -> Result<(TokenHash, &'t T), AccessDenied> {
-        let found = token.and_then(|token| {
-            let presented = TokenHash::from_token(token);
-            let found = table.0.get(&self.table_key(&presented));
-            let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
-            let same = bool::from(known.0.ct_eq(&presented.0));
-            found.filter(|_| same).map(|(token, holder)| (*token, holder))
-        });
-        found.ok_or_else(|| match self.failures.check() {
+        token.and_then(|token| self.find_token(table, token)).ok_or_else(|| match self.failures.check() {
             Ok(()) => AccessDenied::WrongToken,
             Err(not_until) => AccessDenied::TooManyAttempts(not_until.wait_time_from(self.failures.clock().now())),
         })
+    }
+
+    fn find_token<'t, T>(&self, table: &'t TokenTable<T>, token: &str) -> Option<(TokenHash, &'t T)> {
+        let presented = TokenHash::from_token(token);
+        let found = table.0.get(&self.table_key(&presented));
+        let known = found.map_or(TokenHash([0; 32]), |(token, _)| *token);
+        let same = bool::from(known.0.ct_eq(&presented.0));
+        found.filter(|_| same).map(|(token, holder)| (*token, holder))
     }
 
     pub fn holder<'t, T>(&self, table: &'t TokenTable<T>, token: &TokenHash) -> Option<&'t T> {
@@ -131,6 +134,13 @@ impl TokenCheck {
         key.copy_from_slice(hmac::sign(&self.key, &token.0).as_ref());
         key
     }
+}
+
+/// Returns the only bearer token: two are ambiguous.
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+    let mut presented = headers.get_all(AUTHORIZATION).iter();
+    let (Some(header), None) = (presented.next(), presented.next()) else { return None };
+    parse_bearer_token(header.to_str().ok()?)
 }
 
 /// Returns true if the client is on this machine and no proxy has passed its request on.

@@ -194,3 +194,27 @@ async fn a_long_read_transaction_blocks_no_writer() {
     assert_eq!(count_events(&sqlite), 10, "the transaction does not see its snapshot");
     assert_same_numbers(home.stored(), range(1..=5_000));
 }
+
+#[tokio::test]
+async fn large_events_are_read_in_parts_without_a_gap() {
+    let home = Home::new();
+    let journal = home.open();
+    let large = |seq| {
+        let mut envelope = event(seq);
+        if let Event::ToolExecuted { error_message, .. } = &mut envelope.event {
+            *error_message = Some("x".repeat(100_000));
+        }
+        envelope
+    };
+    for seq in [1, 11, 21] {
+        assert_eq!(journal.append(batch_of((seq..seq + 10).map(large).collect())).await, SinkAnswer::Accepted);
+    }
+    let all: Vec<u64> = (1..=30).collect();
+    assert_eq!(chosen(home.path(), StoredEventQuery::default()), all);
+    let mut events =
+        journal::read(home.path(), StoredEventQuery { since: Some(4), ..StoredEventQuery::default() }).unwrap();
+    assert_eq!((events.next().unwrap().seq, events.last_read()), (5, Some(5)));
+    assert_eq!(events.by_ref().map(|envelope| envelope.seq).collect::<Vec<_>>(), all[5..]);
+    assert_eq!((events.last_read(), events.skipped()), (Some(30), 0));
+    assert!(events.take_error().is_none());
+}

@@ -21,6 +21,8 @@ use super::shared::{DATABASE, DIRECTORY, JournalHome, database};
 use mcp_satellite_files::data_dir::DataDir;
 
 const CHUNK: usize = 500;
+/// Bytes of matching events after which a reader of events parses no further ones of a chunk.
+const CHUNK_BYTES: usize = 256 * 1024;
 /// Timeout for the writer's lock, which it holds only while it opens the database.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -202,13 +204,19 @@ impl EventFollower {
         let Some((connection, _)) = &self.open else { return Ok(false) };
         let before = self.last_read;
         let (query, read, waiting, skipped) = (&self.query, &mut self.last_read, &mut self.waiting, &mut self.skipped);
+        let mut bytes = 0;
         let outcome = read_chunk(connection, before.unwrap_or(0), CHUNK, |stored| {
+            if bytes >= CHUNK_BYTES {
+                // Ends the chunk; the next one begins with this event.
+                return Err(rusqlite::Error::InvalidQuery);
+            }
             *read = Some(stored.seq);
             if stored.facets.as_ref().is_some_and(|facets| !query.matches_facets(facets)) {
                 return Ok(());
             }
             match serde_json::from_str::<Envelope>(stored.body) {
                 Ok(envelope) if query.matches_facets(&EventFacets::from_event(&envelope.event)) => {
+                    bytes += stored.body.len();
                     waiting.push_back(envelope);
                 }
                 Ok(_) => {}
@@ -218,7 +226,7 @@ impl EventFollower {
         });
         match outcome {
             Ok(count) => Ok(count > 0),
-            // Rows before the damage are returned first.
+            // Rows before the damage, or before the end of the chunk, are returned first.
             Err(_) if self.last_read != before => Ok(true),
             Err(error) if is_damage(&error) => {
                 let after = before.unwrap_or(0);
