@@ -76,8 +76,10 @@ impl ConsoleListener {
         });
         let of_endpoint = endpoint.base_url().filter(|_| is_on && console.listen.is_none());
         self.set_url(of_endpoint);
-        if let Some(closing) = moved {
-            closing.close(CLOSE_TIMEOUT).await;
+        if let Some(mut closing) = moved {
+            closing.stop_accepting().await;
+            // The request that has moved the listener may still wait for its response there.
+            tokio::spawn(closing.close(CLOSE_TIMEOUT));
         }
     }
 

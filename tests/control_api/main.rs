@@ -10,6 +10,7 @@ mod description;
 mod fixture;
 mod lists;
 mod logins;
+mod recorded;
 mod roles;
 mod streams;
 
