@@ -13,10 +13,10 @@ use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::ids::{InstanceId, TeamId, UserId};
 use mcp_satellite_actors::model::secret::Secret;
 
-use crate::config::{EndpointAuth, GatewayPlan, GatewayUser, LISTEN, ListenSetting, TokenHash};
+use crate::config::{EndpointAuth, GatewayLimits, GatewayPlan, GatewayUser, LISTEN, ListenSetting, TokenHash};
 use crate::console::api::{EndpointAccess, EndpointStatus, RequestFailure};
 use crate::data_dir::DataDir;
-use crate::gateway::access::{Access, TOKEN_FILE, load_or_create_token, new_token};
+use crate::gateway::access::{Access, TOKEN_FILE, body_budget_per_user, load_or_create_token, new_token};
 use crate::gateway::audience::GatewayAudience;
 use crate::gateway::clients::ClientStatus;
 use crate::gateway::control_server::ControlTools;
@@ -67,6 +67,8 @@ pub(crate) struct SatelliteEndpoint {
     is_expected: AtomicBool,
     /// Part of the last configuration that is not in effect, with the reason.
     problem: Mutex<Option<String>>,
+    /// Budget for the large bodies of requests to the control API: as much as one user of the endpoint has.
+    page_bodies: Arc<ByteBudget>,
 }
 
 #[derive(Clone)]
@@ -93,6 +95,7 @@ impl SatelliteEndpoint {
         memory: Arc<ByteBudget>,
         passed_listener: Option<TcpListener>,
     ) -> Self {
+        let page_bodies = memory.part(body_budget_per_user(&GatewayLimits::default()));
         let sessions = Arc::new(Sessions::with_memory(memory));
         let audience = Arc::new(GatewayAudience::new(sessions.clone()));
         Self {
@@ -107,6 +110,7 @@ impl SatelliteEndpoint {
             pages: OnceLock::new(),
             is_expected: AtomicBool::new(false),
             problem: Mutex::default(),
+            page_bodies,
         }
     }
 
@@ -129,12 +133,18 @@ impl SatelliteEndpoint {
         self.sessions.traffic()
     }
 
+    /// Returns the budget for the large bodies of requests to the control API.
+    pub(crate) fn page_bodies(&self) -> &Arc<ByteBudget> {
+        &self.page_bodies
+    }
+
     pub(crate) fn audience(&self) -> Arc<dyn Audience> {
         self.audience.clone()
     }
 
     /// Binds the address, if the plan has one. Connections wait in the backlog until the endpoint is opened.
     pub(crate) fn reserve(&self, mut plan: GatewayPlan) -> Result<Option<ReservedEndpoint>, EndpointError> {
+        self.page_bodies.set_max(body_budget_per_user(&plan.limits));
         let address = plan.address();
         self.is_expected.store(address.is_some(), Ordering::Release);
         let Some(address) = address else { return Ok(None) };
@@ -181,6 +191,7 @@ impl SatelliteEndpoint {
 
     pub(crate) async fn apply(&self, mut plan: GatewayPlan, runtime: &RuntimeHandle) {
         self.set_problem(None);
+        self.page_bodies.set_max(body_budget_per_user(&plan.limits));
         let Some(open) = self.state().clone() else {
             let opened = self
                 .reserve(plan)

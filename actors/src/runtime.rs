@@ -592,15 +592,17 @@ impl RuntimeHandle {
         let Some(view) = self.status(id).or(view) else { return };
         let EndedToolCall { tool, started, params, response, failure, client } = called;
         let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
+        // Clients invent names of any length, also such with a secret.
+        let tool = request_log::logged_tool_name(tool, mask);
         let fate = failure.as_ref().map(|failure| failure.fate);
-        self.observer.tool_called(of, tool, fate.unwrap_or(ToolCallFate::Ok));
+        self.observer.tool_called(of, &tool, fate.unwrap_or(ToolCallFate::Ok));
         let error = failure.map(|failure| failure.into_text(view.spec.request_logging, mask, self.request_payload_max));
         if view.spec.request_logging {
             let at = self.events.wall();
             self.events.log_call(request_log::LoggedCall {
                 subject: of.clone(),
                 mask: mask.clone(),
-                tool: tool.to_owned(),
+                tool: tool.clone(),
                 params,
                 response: self.logged_payload(Some(&*view), response),
                 duration: took,
@@ -612,7 +614,7 @@ impl RuntimeHandle {
         }
         self.events.emit(Event::ToolExecuted {
             of: of.clone(),
-            tool_name: tool.to_owned(),
+            tool_name: tool,
             duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
             success: error.is_none(),
             error_message: error,

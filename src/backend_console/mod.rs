@@ -19,16 +19,18 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
+use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::event::{Event, EventSubject, rfc3339};
 use mcp_satellite_backend::server::api::{CommandRequest, SatelliteView};
 use mcp_satellite_backend::server::{ApiError, BackendHandle, BackendServer};
 use mcp_satellite_backend::wire::{CommandPriority, CommandTarget, FleetSatellite};
 use mcp_satellite_console::access::{AccessSettings, ConsoleAccess};
+use mcp_satellite_console::changes::ApiChange;
 use mcp_satellite_console::feed::{InstanceFeeds, StreamLimits};
 use mcp_satellite_console::pages::{ConsoleSite, config_is_current};
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiChange, ApiServer, NoInput, RequestContext, Routes};
+use mcp_satellite_console::routes::{ApiServer, NoInput, RequestContext, Routes};
 use mcp_satellite_console::v1::{FleetMember, FleetMemberDetails, FleetReport, QueuedCommandReport};
 use mcp_satellite_gateway::guard::{GuardError, OriginGuard};
 use mcp_satellite_gateway::pages::{EndpointPages, PageConnection, answer};
@@ -38,7 +40,7 @@ use tokio_util::task::AbortOnDropHandle;
 use self::rows::{PublishedRows, ReportedRow, RowsReader};
 use crate::config::Role;
 use crate::console::login;
-use crate::console::state::RefusalCounts;
+use crate::console::refusals::RefusalCounts;
 
 /// Seconds after which a satellite does not execute a command of the console any more: whoever has pressed a button
 /// does not expect it to work hours later.
@@ -53,6 +55,8 @@ struct BackendConsole {
     feeds: InstanceFeeds<PublishedRows>,
     streams: StreamLimits,
     refusals: RefusalCounts,
+    /// No change has a large body.
+    bodies: Arc<ByteBudget>,
 }
 
 type Api = Arc<BackendConsole>;
@@ -75,7 +79,8 @@ pub fn attach(backend: &BackendServer, address: SocketAddr, hosts: Vec<String>) 
     let feeds = InstanceFeeds::new(&boot, move |scope| PublishedRows::new(&published, scope));
     let (backend_handle, url) = (backend.handle(), format!("http://{address}"));
     let (streams, refusals) = (StreamLimits::default(), RefusalCounts::default());
-    let console = BackendConsole { access, backend: backend_handle, url, rows, feeds, streams, refusals };
+    let bodies = ByteBudget::new(0);
+    let console = BackendConsole { access, backend: backend_handle, url, rows, feeds, streams, refusals, bodies };
     let pages = EndpointPages { reject: reject_host, ..endpoint_pages(&Arc::new(console)) };
     let origins = hosts.iter().flat_map(|host| own_origins(host)).collect();
     let guard = Arc::new(OriginGuard { loopback: address.ip().is_loopback(), hosts, origins });
@@ -108,7 +113,7 @@ fn reject_host(_: GuardError, path: &str) -> Response {
 fn endpoint_pages(console: &Api) -> EndpointPages {
     let mut routes = Routes::new(Arc::clone(console));
     routes.read("/v1/fleet", Role::Viewer, "Satellites registered at this backend", fleet);
-    let change = |path, action, summary| ApiChange { method: "POST", path, role: Role::Operator, action, summary };
+    let change = |path, action, summary| ApiChange::post(path, Role::Operator, action, summary);
     let summary = "Queues a command at the satellite: start the instance";
     routes.change(change("/v1/instances/{instance}/start", "start", summary), start);
     let summary = "Queues a command at the satellite: stop the instance";
@@ -128,13 +133,11 @@ impl ApiServer for BackendConsole {
 
     /// Logs a change: the events of a backend are those of its satellites.
     fn record(&self, event: Event) {
-        if let Some(Event::ControlAction { action, outcome, actor, target, reason, repeated, .. }) =
-            self.refusals.count(event)
-        {
-            let (instance, address) = (target.as_ref().map(|target| &*target.process_id), actor.address);
-            let (actor, via) = (actor.kind, actor.via);
-            tracing::info!(action, ?outcome, actor, via, address, instance, reason, repeated, "control action");
-        }
+        self.refusals.count(event, log_action);
+    }
+
+    fn body_budget(&self) -> &Arc<ByteBudget> {
+        &self.bodies
     }
 
     fn target(&self, _: &Principal, name: &str) -> Option<Arc<EventSubject>> {
@@ -147,6 +150,14 @@ impl ApiServer for BackendConsole {
             process_id: found.row.name.clone(),
             server_slug: (&*state.server_slug).into(),
         }))
+    }
+}
+
+fn log_action(event: Event) {
+    if let Event::ControlAction { action, outcome, actor, target, reason, repeated, .. } = event {
+        let (instance, address) = (target.as_ref().map(|target| &*target.process_id), actor.address);
+        let (actor, via) = (actor.kind, actor.via);
+        tracing::info!(action, ?outcome, actor, via, address, instance, reason, repeated, "control action");
     }
 }
 

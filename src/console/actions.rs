@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use mcp_satellite_actors::ControlError;
 use mcp_satellite_actors::model::event::{EventSubject, rfc3339};
 use mcp_satellite_actors::model::snapshot::InstanceView;
-use mcp_satellite_console::principal::Principal;
+use mcp_satellite_console::changes::{OpenChange, run_to_end};
+use mcp_satellite_console::principal::{Entrance, Principal};
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::ApiServer as _;
 use mcp_satellite_store::values::{ValueChange, ValueError};
@@ -141,19 +142,42 @@ impl ConsoleState {
         self.journal.flush_memos().await.err().map(|error| error.to_string())
     }
 
-    /// Runs a command and emits an event about it.
+    /// Runs a command of the control socket and emits an event about it, also if the client disconnects.
     pub(super) async fn record_action<T>(
         &self,
         action: &str,
-        who: &Principal,
         view: Option<&InstanceView>,
         command: impl Future<Output = ActionResult<T>>,
     ) -> ActionResult<T> {
-        let done = command.await;
-        let problem = done.as_ref().err().map(|failure| Problem::from((**failure).clone()));
+        let actor = Principal::owner(Entrance::Socket).as_actor();
         let target = view.map(|view| Arc::new(EventSubject::from(&*view.spec)));
-        self.record_change(action, who.as_actor(), target, Vec::new(), problem.as_ref());
+        let record = |keys, problem: Option<&Problem>| {
+            self.record_change(action, actor.clone(), target.clone(), keys, problem);
+        };
+        let open = OpenChange::new(record);
+        let done = command.await;
+        open.finish(Vec::new(), done.as_ref().err().map(|failure| Problem::from((**failure).clone())));
         done
+    }
+
+    /// Runs a command for an instance whole and emits an event about it.
+    pub(super) async fn run_action<T, F>(
+        self: Arc<Self>,
+        action: &'static str,
+        selector: &InstanceSelector,
+        command: impl FnOnce(Arc<Self>, Arc<InstanceView>) -> F + Send + 'static,
+    ) -> ActionResult<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = ActionResult<T>> + Send,
+    {
+        let resolved = self.resolve(selector);
+        run_to_end(async move {
+            let view = resolved.as_deref().ok();
+            let command = async { command(Arc::clone(&self), resolved.clone()?).await };
+            self.record_action(action, view, command).await
+        })
+        .await
     }
 }
 

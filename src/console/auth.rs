@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::extract::{Json, State};
 use mcp_satellite_actors::ControlError;
+use mcp_satellite_actors::model::snapshot::InstanceView;
 
 use super::api::{AuthFinishRequest, AuthFlow, AuthRequest, AuthRevokeResult, InstanceSelector, RequestFailure};
 use super::server::ConsoleResult;
@@ -15,42 +16,50 @@ pub(super) async fn begin(
     State(console): State<Arc<ConsoleState>>,
     Json(request): Json<AuthRequest>,
 ) -> ConsoleResult<AuthFlow> {
-    let spec = Arc::clone(&console.resolve(&request.selector)?.spec);
-    let AuthRequest { redirect_uri, device, scopes, .. } = request;
-    let flow_request = FlowRequest { redirect_uri, device, scopes };
-    let started = console.grants.begin_flow(&spec, flow_request).await;
-    let started = started
-        .map_err(|error| RequestFailure::new("authorization", format!("cannot authorize `{}`: {error}", spec.name)))?;
-    console.runtime.sync_snapshot().await;
-    Ok(Json(flow_reply(&spec.name, started)))
+    let AuthRequest { selector, redirect_uri, device, scopes, .. } = request;
+    let begin = move |console: Arc<ConsoleState>, view: Arc<InstanceView>| async move {
+        let spec = &view.spec;
+        let started = console.grants.begin_flow(spec, FlowRequest { redirect_uri, device, scopes }).await;
+        let failed = |error| format!("cannot authorize `{}`: {error}", spec.name);
+        let started = started.map_err(|error| RequestFailure::new("authorization", failed(error)))?;
+        console.runtime.sync_snapshot().await;
+        Ok(flow_reply(&spec.name, started))
+    };
+    Ok(Json(console.run_action("auth_begin", &selector, begin).await?))
 }
 
 pub(super) async fn finish(
     State(console): State<Arc<ConsoleState>>,
     Json(request): Json<AuthFinishRequest>,
 ) -> ConsoleResult<()> {
-    let finished = console.grants.finish_flow(request.flow, flow_completion(request)).await;
-    finished.map_err(|error| RequestFailure::new("authorization", error.to_string()))?;
-    // The new token may have changed the status; the next snapshot must show it.
-    console.runtime.sync_snapshot().await;
-    Ok(Json(()))
+    let finish = async {
+        let finished = console.grants.finish_flow(request.flow, flow_completion(request)).await;
+        finished.map_err(|error| RequestFailure::new("authorization", error.to_string()))?;
+        // The new token may have changed the status; the next snapshot must show it.
+        console.runtime.sync_snapshot().await;
+        Ok(())
+    };
+    Ok(Json(console.record_action("auth_finish", None, finish).await?))
 }
 
 pub(super) async fn revoke(
     State(console): State<Arc<ConsoleState>>,
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<AuthRevokeResult> {
-    let spec = Arc::clone(&console.resolve(&selector)?.spec);
-    let revoked = revoke_reply(&spec.name, console.grants.revoke_grant(&spec.id).await);
-    if revoked.had_grant {
-        // A connection that used the revoked token must end. The reconnect attempt sets the new status.
-        match console.runtime.reconnect(&spec.id).await {
-            // A stopped instance has no connection.
-            Ok(_) | Err(ControlError::Refused { .. } | ControlError::Superseded) => {}
-            Err(error) => return Err(RequestFailure::from(error).into()),
+    let revoke = |console: Arc<ConsoleState>, view: Arc<InstanceView>| async move {
+        let spec = &view.spec;
+        let revoked = revoke_reply(&spec.name, console.grants.revoke_grant(&spec.id).await);
+        if revoked.had_grant {
+            // A connection that used the revoked token must end. The reconnect attempt sets the new status.
+            match console.runtime.reconnect(&spec.id).await {
+                // A stopped instance has no connection.
+                Ok(_) | Err(ControlError::Refused { .. } | ControlError::Superseded) => {}
+                Err(error) => return Err(RequestFailure::from(error).into()),
+            }
         }
-    }
-    Ok(Json(revoked))
+        Ok(revoked)
+    };
+    Ok(Json(console.run_action("auth_revoke", &selector, revoke).await?))
 }
 
 pub(crate) fn flow_reply(instance: &str, started: FlowStart) -> AuthFlow {

@@ -14,9 +14,10 @@ use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_backend::link::BackendStatus;
 use mcp_satellite_backend::wire::FleetSatellite;
+use mcp_satellite_console::changes::ApiChange;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiChange, NoInput, RequestContext, Routes};
+use mcp_satellite_console::routes::{NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
     BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput,
@@ -71,7 +72,7 @@ pub(crate) fn endpoint_pages(console: &Api) -> EndpointPages {
     let summary = "New lines of its log, as events";
     routes.respond("/v1/instances/{instance}/logs/stream", Role::Viewer, summary, &streams, records::log_stream);
     routes.respond("/metrics", Role::Viewer, "Metrics for Prometheus (OpenMetrics)", &[CONTENT_TYPE], metrics);
-    let change = |path, role, action, summary| ApiChange { method: "POST", path, role, action, summary };
+    let change = ApiChange::post;
     let of_instance = |path, action, summary| change(path, Role::Operator, action, summary);
     routes.change(of_instance("/v1/instances/{instance}/start", "start", "Starts an instance"), start);
     routes.change(of_instance("/v1/instances/{instance}/stop", "stop", "Stops an instance"), stop);
@@ -80,20 +81,21 @@ pub(crate) fn endpoint_pages(console: &Api) -> EndpointPages {
         of_instance("/v1/instances/{instance}/reconnect", "reconnect", "Reconnects a remote instance"),
         reconnect,
     );
-    routes.change(of_instance("/v1/instances/{instance}/call", "call", "Calls a tool"), call);
-    routes.change(
-        change("/v1/instances/{instance}/configure", Role::Admin, "configure", "Sets values of an instance"),
-        configure,
-    );
+    let calling = of_instance("/v1/instances/{instance}/call", "call", "Calls a tool");
+    routes.change(ApiChange { has_large_body: true, is_cancellable: true, ..calling }, call);
+    let configuring =
+        change("/v1/instances/{instance}/configure", Role::Admin, "configure", "Sets values of an instance");
+    routes.change(ApiChange { has_large_body: true, ..configuring }, configure);
     let uninstall_summary = "Removes an instance until the configuration is applied again";
     let uninstalled = change("/v1/instances/{instance}", Role::Admin, "uninstall", uninstall_summary);
     routes.change(ApiChange { method: "DELETE", ..uninstalled }, uninstall);
-    routes.change(change("/v1/configuration/check", Role::Admin, "check", "Checks a configuration"), check);
+    let checking = change("/v1/configuration/check", Role::Admin, "check", "Checks a configuration");
+    routes.change(ApiChange { has_large_body: true, ..checking }, check);
     routes.change(change("/v1/reload", Role::Admin, "reload", "Reads the configuration files again"), reload);
     let health = Arc::new(ActorHealth::new(console.runtime.clone()));
     pages::add(&mut routes, console, &health);
-    routes.open("/healthz", Probe::Health.route(console, &health));
-    routes.open("/readyz", Probe::Readiness.route(console, &health));
+    routes.probe("/healthz", "Health of the actors", Probe::Health.route(console, &health));
+    routes.probe("/readyz", "Readiness for clients", Probe::Readiness.route(console, &health));
     routes.finish()
 }
 

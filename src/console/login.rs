@@ -9,7 +9,7 @@ use axum::extract::{Path, Request};
 use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{MethodRouter, get, post};
-use mcp_satellite_actors::model::event::ActionActor;
+use mcp_satellite_console::changes::unknown_actor;
 use mcp_satellite_console::pages::{
     ConsoleSite, answer_asset, html_response, login_page, problem_response, read_login_form, root_of,
 };
@@ -100,14 +100,7 @@ async fn log_in<S: ApiServer>(
             response
         }
         Err(problem) => {
-            let via: &str = Entrance::Console.into();
-            let actor = ActionActor {
-                kind: "unknown".to_owned(),
-                name: None,
-                role: None,
-                via: via.to_owned(),
-                address: Some(connection.peer.ip().to_canonical().to_string()),
-            };
+            let actor = unknown_actor(Entrance::Console.into(), Some(connection));
             console.record_change("login", actor, None, Vec::new(), Some(&problem));
             let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNAUTHORIZED);
             html_response(status, login_page(site, root_of(path), Some(&problem.detail)))
@@ -126,7 +119,11 @@ fn logout_route<S: ApiServer>(console: &Arc<S>) -> MethodRouter {
             }
             let principal = match console.access().authenticate(&parts, &connection, true) {
                 Ok(principal) => principal,
-                Err(problem) => return problem.at(parts.uri.path()).into_response(),
+                Err(problem) => {
+                    let actor = unknown_actor(Entrance::Console.into(), Some(&connection));
+                    console.record_change("logout", actor, None, Vec::new(), Some(&problem));
+                    return problem.at(parts.uri.path()).into_response();
+                }
             };
             let cookie = console.access().log_out(&parts.headers);
             console.record_change("logout", principal.as_actor(), None, Vec::new(), None);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use mcp_satellite_console::changes::{OpenChange, invalid_input, run_to_end};
 use mcp_satellite_console::mcp_tools::{InstanceInput, LogsInput, ValuesInput, tool_definition};
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
@@ -75,19 +76,18 @@ impl ControlTools for ControlPlane {
             "read_events" => read(arguments, move |query: EventPageQuery| {
                 events(console, RequestContext::of_instance(who, ""), query)
             }),
-            "restart_instance" => read(arguments, move |input: InstanceInput| {
-                let context = RequestContext::of_instance(who, &input.instance);
-                change(console, context, "restart", Role::Operator, |console, context| {
+            "restart_instance" => {
+                let change = ToolChange { action: "restart", role: Role::Operator };
+                change.run(console, who, arguments, |console, context, InstanceInput { .. }| {
                     restart(console, context, NoInput {})
                 })
-            }),
-            "configure_instance" => read(arguments, move |input: ValuesInput| {
-                let context = RequestContext::of_instance(who, &input.instance);
-                let ValuesInput { set, unset, .. } = input;
-                change(console, context, "configure", Role::Admin, |console, context| {
+            }
+            "configure_instance" => {
+                let change = ToolChange { action: "configure", role: Role::Admin };
+                change.run(console, who, arguments, |console, context, ValuesInput { set, unset, .. }| {
                     configure(console, context, ConfigureInput { set, unset })
                 })
-            }),
+            }
             _ => return None,
         };
         Some(answered.map(|answered| answered.map_err(|problem| describe(&problem))).boxed())
@@ -95,44 +95,70 @@ impl ControlTools for ControlPlane {
 }
 
 /// Reads the arguments and runs a handler.
-fn read<T, R, F>(arguments: Value, handler: impl FnOnce(T) -> F) -> BoxFuture<'static, Result<Value, Problem>>
+fn read<T, R, F>(
+    arguments: Value,
+    handler: impl FnOnce(T) -> F + Send + 'static,
+) -> BoxFuture<'static, Result<Value, Problem>>
 where
     T: DeserializeOwned,
     R: Serialize,
     F: Future<Output = Result<R, Problem>> + Send + 'static,
 {
-    let invalid = |error: serde_json::Error| Problem::new("bad_input", format!("the arguments are not valid: {error}"));
-    match serde_json::from_value(arguments) {
-        Ok(input) => {
-            let answered = handler(input);
-            async move { serde_json::to_value(answered.await?).map_err(invalid) }.boxed()
-        }
-        Err(error) => {
-            let problem = invalid(error);
-            async move { Err(problem) }.boxed()
-        }
+    async move {
+        let answered = handler(from_value(arguments)?);
+        to_value(answered.await?)
     }
+    .boxed()
 }
 
-/// Runs a change and emits an event about it.
-async fn change<R, F>(
-    console: Api,
-    context: RequestContext,
+fn from_value<T: DeserializeOwned>(arguments: Value) -> Result<T, Problem> {
+    serde_json::from_value(arguments).map_err(|error| invalid_input(&error, &error))
+}
+
+fn to_value(answer: impl Serialize) -> Result<Value, Problem> {
+    serde_json::to_value(answer).map_err(|error| Problem::new("server_error", error.to_string()))
+}
+
+/// A change by a tool.
+struct ToolChange {
     action: &'static str,
     role: Role,
-    run: impl FnOnce(Api, RequestContext) -> F,
-) -> Result<R, Problem>
-where
-    F: Future<Output = Result<R, Problem>>,
-{
-    let who: Principal = context.principal.clone();
-    let target = console.target(&who, context.param("instance"));
-    let done = match check_role(&who, role) {
-        Ok(()) => run(console.clone(), context).await,
-        Err(problem) => Err(problem),
-    };
-    console.record_change(action, who.as_actor(), target, Vec::new(), done.as_ref().err());
-    done
+}
+
+impl ToolChange {
+    /// Reads the arguments, runs a handler, and emits an event about the change.
+    fn run<T, R, F>(
+        self,
+        console: Api,
+        who: Principal,
+        arguments: Value,
+        handler: impl FnOnce(Api, RequestContext, T) -> F + Send + 'static,
+    ) -> BoxFuture<'static, Result<Value, Problem>>
+    where
+        T: DeserializeOwned,
+        R: Serialize,
+        F: Future<Output = Result<R, Problem>> + Send + 'static,
+    {
+        let Self { action, role } = self;
+        let instance = arguments["instance"].as_str().unwrap_or_default().to_owned();
+        let (target, actor) = (console.target(&who, &instance), who.as_actor());
+        let recorder = console.clone();
+        run_to_end(async move {
+            let open = OpenChange::new(move |keys, problem| {
+                recorder.record_change(action, actor.clone(), target.clone(), keys, problem);
+            });
+            let context = RequestContext::of_instance(who.clone(), &instance);
+            let done = async {
+                check_role(&who, role)?;
+                let answered = handler(console, context, from_value(arguments)?);
+                to_value(answered.await?)
+            }
+            .await;
+            open.finish(Vec::new(), done.as_ref().err().cloned());
+            done
+        })
+        .boxed()
+    }
 }
 
 fn describe(problem: &Problem) -> String {

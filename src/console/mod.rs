@@ -15,6 +15,7 @@ pub(crate) mod login;
 pub(crate) mod mcp_server;
 mod pages;
 mod records;
+pub(crate) mod refusals;
 pub(crate) mod requests;
 mod rows;
 pub(crate) mod server;

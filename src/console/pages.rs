@@ -10,6 +10,7 @@ use axum::http::header;
 use axum::response::Response;
 use mcp_satellite_actors::model::event::{Event, rfc3339};
 use mcp_satellite_clients::Client;
+use mcp_satellite_console::changes::ApiChange;
 use mcp_satellite_console::feed::FeedScope;
 use mcp_satellite_console::page_stream::response_while_admitted;
 use mcp_satellite_console::pages::{
@@ -18,10 +19,9 @@ use mcp_satellite_console::pages::{
     instances_page, overview_page, playground_page, root_of, tree_page,
 };
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiChange, ApiServer as _, NoInput, RequestContext, Routes};
+use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
-use mcp_satellite_protocol::header::SESSION_ID;
 use serde::Deserialize;
 use strum::IntoEnumIterator as _;
 
@@ -94,14 +94,9 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api, health: &Arc
             async move { streams.answer(console, context, query).await }
         },
     );
-    let session = ApiChange {
-        method: "POST",
-        path: "/v1/instances/{instance}/mcp",
-        role: Role::Operator,
-        action: "open_session",
-        summary: "MCP session with an instance, in the name of its user",
-    };
-    routes.forward(session, SESSION_ID, forward_mcp);
+    let summary = "MCP session with an instance, in the name of its user";
+    let session = ApiChange::post("/v1/instances/{instance}/mcp", Role::Operator, "open_session", summary);
+    routes.forward(session, forward_mcp);
     login::add(routes, console, ConsoleSite::Satellite);
 }
 

@@ -9,6 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use mcp_satellite_actors::model::snapshot::InstanceView;
+use mcp_satellite_console::changes::run_to_end;
 use mcp_satellite_console::principal::{Entrance, Principal};
 use mcp_satellite_console::routes::ApiServer as _;
 use tokio::net::UnixListener;
@@ -160,9 +161,11 @@ async fn call(
     State(console): State<Arc<ConsoleState>>,
     Json(request): Json<CallRequest>,
 ) -> Result<Response, ConsoleErrorResponse> {
-    let view = console.resolve(&request.selector)?;
+    let resolved = console.resolve(&request.selector);
+    let view = resolved.as_deref().ok();
     let timeout = request.timeout_ms.map(Duration::from_millis);
-    let result = console.call(&view, &request.tool, request.arguments, timeout).await?;
+    let call = async { console.call(&*resolved.clone()?, &request.tool, request.arguments, timeout).await };
+    let result = console.record_action("call", view, call).await?;
     Ok(([(header::CONTENT_TYPE, "application/json")], result.get().to_owned()).into_response())
 }
 
@@ -170,64 +173,66 @@ async fn start(
     State(console): State<Arc<ConsoleState>>,
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
-    control(&console, &selector, "start", InstanceAction::Start).await
+    control(console, &selector, "start", InstanceAction::Start).await
 }
 
 async fn stop(
     State(console): State<Arc<ConsoleState>>,
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
-    control(&console, &selector, "stop", InstanceAction::Stop).await
+    control(console, &selector, "stop", InstanceAction::Stop).await
 }
 
 async fn restart(
     State(console): State<Arc<ConsoleState>>,
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ControlResult> {
-    control(&console, &selector, "restart", InstanceAction::Restart).await
+    control(console, &selector, "restart", InstanceAction::Restart).await
 }
 
 async fn control(
-    console: &ConsoleState,
+    console: Arc<ConsoleState>,
     selector: &InstanceSelector,
-    action: &str,
+    action: &'static str,
     command: InstanceAction,
 ) -> ConsoleResult<ControlResult> {
-    let view = console.resolve(selector)?;
-    let owner = Principal::owner(Entrance::Socket);
-    Ok(Json(console.record_action(action, &owner, Some(&view), console.control(&view, command)).await?))
+    let control =
+        move |console: Arc<ConsoleState>, view: Arc<InstanceView>| async move { console.control(&view, command).await };
+    Ok(Json(console.run_action(action, selector, control).await?))
 }
 
 async fn reconnect(
     State(console): State<Arc<ConsoleState>>,
     Json(selector): Json<InstanceSelector>,
 ) -> ConsoleResult<ReconnectResult> {
-    let view = console.resolve(&selector)?;
-    let owner = Principal::owner(Entrance::Socket);
-    Ok(Json(console.record_action("reconnect", &owner, Some(&view), console.reconnect(&view)).await?))
+    let reconnect = |console: Arc<ConsoleState>, view: Arc<InstanceView>| async move { console.reconnect(&view).await };
+    Ok(Json(console.run_action("reconnect", &selector, reconnect).await?))
 }
 
 async fn configure(
     State(console): State<Arc<ConsoleState>>,
     Json(request): Json<ConfigureRequest>,
 ) -> ConsoleResult<ConfigureResult> {
-    let view = console.resolve(&request.selector)?;
     let set = request.set.into_iter().map(|(key, text)| (key, text.into())).collect();
     let change = ValueChange { set, unset: request.unset };
-    let owner = Principal::owner(Entrance::Socket);
-    Ok(Json(console.record_action("configure", &owner, Some(&view), console.configure(&view, change)).await?))
+    let configure =
+        |console: Arc<ConsoleState>, view: Arc<InstanceView>| async move { console.configure(&view, change).await };
+    Ok(Json(console.run_action("configure", &request.selector, configure).await?))
 }
 
 /// Returns the URL of a login to the console as its owner.
 async fn login_link(State(console): State<Arc<ConsoleState>>) -> ConsoleResult<LoginLink> {
-    let Some(url) = console.http.url() else {
-        let why = "the console is not open; add a table [console] to the configuration and run `satellite reload`, or \
-                   read in the satellite's log why its address cannot be used";
-        return Err(RequestFailure::new("refused", why).into());
+    let created = async {
+        let Some(url) = console.http.url() else {
+            let why = "the console is not open; add a table [console] to the configuration and run `satellite reload`, \
+                       or read in the satellite's log why its address cannot be used";
+            return Err(RequestFailure::new("refused", why).into());
+        };
+        let code = console.http.access.create_login_code();
+        let code = code.map_err(|error| RequestFailure::new("closing", error.to_string()))?;
+        Ok(LoginLink { url: format!("{url}/console/login#{}", code.expose()) })
     };
-    let code = console.http.access.create_login_code();
-    let code = code.map_err(|error| RequestFailure::new("closing", error.to_string()))?;
-    Ok(Json(LoginLink { url: format!("{url}/console/login#{}", code.expose()) }))
+    Ok(Json(console.record_action("create_login_link", None, created).await?))
 }
 
 async fn resolve_name(
@@ -242,15 +247,17 @@ async fn reload(
     State(console): State<Arc<ConsoleState>>,
     Json(request): Json<ReloadQuery>,
 ) -> ConsoleResult<ReloadResult> {
-    let owner = Principal::owner(Entrance::Socket);
-    Ok(Json(console.record_action("reload", &owner, None, console.reload(request.accept)).await?))
+    let reload = async move { console.record_action("reload", None, console.reload(request.accept)).await };
+    Ok(Json(run_to_end(reload).await?))
 }
 
-async fn prune(State(console): State<Arc<ConsoleState>>) -> Json<PruneResult> {
-    let erased = console.eraser.erase_now(|_| true).await;
-    let actor = Principal::owner(Entrance::Socket).as_actor();
-    console.record_change("prune", actor, None, Vec::new(), None);
-    Json(PruneResult { instances: erased.iter().map(ToString::to_string).collect() })
+async fn prune(State(console): State<Arc<ConsoleState>>) -> ConsoleResult<PruneResult> {
+    let erase = async move {
+        let erased = async { Ok(console.eraser.erase_now(|_| true).await) };
+        console.record_action("prune", None, erased).await
+    };
+    let erased = run_to_end(erase).await?;
+    Ok(Json(PruneResult { instances: erased.iter().map(ToString::to_string).collect() }))
 }
 
 async fn flush(State(console): State<Arc<ConsoleState>>) -> Json<()> {

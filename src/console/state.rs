@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mcp_satellite_actors::RuntimeHandle;
-use mcp_satellite_actors::model::event::{ActionOutcome, Event, EventSubject};
+use mcp_satellite_actors::byte_budget::ByteBudget;
+use mcp_satellite_actors::model::event::{Event, EventSubject};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_backend::link::SystemMonitor;
 use mcp_satellite_console::access::ConsoleAccess;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::api::{InstanceSelector, InstanceStatus, RejectedConfiguration};
 use super::find::TeamMembers;
 use super::listener::ConsoleListener;
+use super::refusals::RefusalCounts;
 use crate::active_configuration::{ActiveConfiguration, ReloadRequest};
 use crate::backend::link::BackendLink;
 use crate::connect::stdio::StdioConnector;
@@ -62,44 +64,6 @@ pub(crate) struct ConsoleState {
     pub(crate) ending: CancellationToken,
 }
 
-/// Counts refused actions, so that a script that repeats one does not fill the journal.
-#[derive(Default)]
-pub(crate) struct RefusalCounts(Mutex<HashMap<String, RepeatedRefusal>>);
-
-struct RepeatedRefusal {
-    since: Instant,
-    repeated: u64,
-}
-
-const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of refusals from which on those without a repetition are forgotten.
-const REFUSALS_MAX: usize = 1024;
-
-impl RefusalCounts {
-    /// Returns the event to emit; `None` if it equals a refusal within the last second.
-    pub(crate) fn count(&self, event: Event) -> Option<Event> {
-        let Event::ControlAction { action, outcome: ActionOutcome::Refused, actor, target, reason, keys, .. } = event
-        else {
-            return Some(event);
-        };
-        let now = Instant::now();
-        let key = format!("{action} {} {:?} {:?} {reason:?}", actor.kind, actor.name, actor.address);
-        let mut refusals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if refusals.len() >= REFUSALS_MAX {
-            refusals.retain(|_, last| now.duration_since(last.since) < REFUSAL_INTERVAL);
-        }
-        if let Some(last) = refusals.get_mut(&key)
-            && now.duration_since(last.since) < REFUSAL_INTERVAL
-        {
-            last.repeated += 1;
-            return None;
-        }
-        let before = refusals.insert(key, RepeatedRefusal { since: now, repeated: 0 });
-        let repeated = before.map_or(0, |before| before.repeated);
-        Some(Event::ControlAction { action, outcome: ActionOutcome::Refused, actor, target, reason, keys, repeated })
-    }
-}
-
 impl ConsoleState {
     /// Returns the status of an instance with the last sample of its memory and processor time.
     pub(super) fn instance_status(&self, view: &InstanceView, now: Instant) -> InstanceStatus {
@@ -122,9 +86,12 @@ impl ApiServer for ConsoleState {
         if let Event::ControlAction { action, outcome, .. } = &event {
             self.metrics.count_action(action, *outcome);
         }
-        if let Some(event) = self.refusals.count(event) {
-            self.runtime.emitter().emit(event);
-        }
+        let emitter = self.runtime.emitter().clone();
+        self.refusals.count(event, move |event| emitter.emit(event));
+    }
+
+    fn body_budget(&self) -> &Arc<ByteBudget> {
+        self.endpoint.page_bodies()
     }
 
     fn target(&self, principal: &Principal, name: &str) -> Option<Arc<EventSubject>> {

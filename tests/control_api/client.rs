@@ -86,7 +86,7 @@ impl ApiClient {
     }
 
     /// Sends a request and returns the connection.
-    fn open(&self, method: &str, path: &str, body: Option<&str>) -> TcpStream {
+    pub(crate) fn open(&self, method: &str, path: &str, body: Option<&str>) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let (address, headers, body) = (&self.address, &self.headers, body.unwrap_or_default());
         let host = if headers.contains("Host:") { String::new() } else { format!("Host: {address}\r\n") };

@@ -109,5 +109,25 @@ fn parameters_and_bodies_are_described() {
     );
     let body = &call["requestBody"]["content"]["application/json"]["schema"];
     assert_eq!(body["required"], json!(["tool"]), "{body:#}");
+    for path in ["/healthz", "/readyz"] {
+        let responses = &document["paths"][path]["get"]["responses"];
+        assert!(responses["200"]["content"]["text/plain"]["schema"].is_object(), "{path}: {responses:#}");
+        assert!(responses["503"].is_object(), "{path}: {responses:#}");
+    }
+    let has_header = |operation: &Value, name: &str| {
+        operation["parameters"].as_array().unwrap().iter().any(|one| one["in"] == "header" && one["name"] == name)
+    };
+    for path in ["/v1/events/stream", "/v1/instances/stream", "/v1/instances/{instance}/logs/stream"] {
+        let operation = &document["paths"][path]["get"];
+        assert!(has_header(operation, "last-event-id"), "{path}: {operation:#}");
+        assert!(operation["responses"]["200"]["content"]["text/event-stream"]["schema"].is_object(), "{operation:#}");
+    }
+    let session = &document["paths"]["/v1/instances/{instance}/mcp"];
+    assert!(has_header(&session["post"], "mcp-session-id") && session["post"]["requestBody"].is_object());
+    for method in ["get", "post", "delete"] {
+        let failure = &session[method]["responses"]["default"]["content"];
+        assert!(failure["application/json"].is_object() && failure["application/problem+json"].is_object());
+    }
+    assert_eq!(session["delete"]["responses"]["200"], Value::Null);
     satellite.terminate().exits(0);
 }

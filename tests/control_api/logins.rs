@@ -91,7 +91,7 @@ fn a_change_with_a_cookie_needs_the_token_of_the_page_and_its_origin() {
     // A form of another page can send this media type without asking.
     let form = browser.with_header("Origin", &own).with_header("X-CSRF-Token", &token);
     let form = form.with_header("Content-Type", "text/plain").send("POST", &path, Some("{\"a\": 1}"));
-    form.problem(400, "bad_input");
+    form.problem(415, "unsupported_media_type");
     satellite.terminate().exits(0);
 }
 

@@ -25,6 +25,10 @@ fn every_operation_needs_exactly_its_role() {
     let mut operations = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
         for (method, operation) in methods.as_object().unwrap() {
+            if operation["security"] == json!([]) {
+                assert_eq!(fixture.client().get(path).status, 200, "{path} needs no token");
+                continue;
+            }
             operations += 1;
             let needed = match operation["x-role"].as_str().unwrap() {
                 "viewer" => 1,

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! routes     a request: path → access → role → query and body → handler → response or problem document
+//! changes    requested changes, their bodies, and the events about them
 //! access     tokens, logins and the principal behind a request
 //! api        shapes of requests and responses, shared with the control socket
 //! feed       changes of the instances as a stream; page_stream: together with events
@@ -17,6 +18,7 @@
 
 pub mod access;
 pub mod api;
+pub mod changes;
 pub mod feed;
 pub mod mcp_tools;
 mod openapi;

@@ -2,14 +2,17 @@
 
 use axum::http::Method;
 use mcp_satellite_config::Role;
+use mcp_satellite_gateway::pages::header::{LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use crate::problem::Problem;
+use crate::sse;
 
 const VERSION: &str = "3.1.0";
 const JSON: &str = "application/json";
+const EVENTS: &str = sse::MEDIA_TYPE;
 
 pub(crate) struct ApiDescription {
     paths: Map<String, Value>,
@@ -24,6 +27,12 @@ pub(crate) struct ApiOperation<'a> {
     /// Lowest role; `None` needs no token.
     pub(crate) role: Option<Role>,
     pub(crate) summary: &'a str,
+}
+
+/// Returns the content of a response that is text of one of these media types.
+pub(crate) fn text_content(media_types: &[&str]) -> Value {
+    let content = |media_type: &&str| ((*media_type).to_owned(), json!({ "schema": { "type": "string" } }));
+    Value::Object(media_types.iter().map(content).collect())
 }
 
 impl Default for ApiDescription {
@@ -52,9 +61,60 @@ impl ApiDescription {
         schema
     }
 
+    /// Adds header parameters to an operation.
+    pub(crate) fn add_headers(&mut self, operation: &ApiOperation<'_>, names: &[&str]) {
+        if let Some(parameters) = self.described(operation)["parameters"].as_array_mut() {
+            parameters.extend(
+                names.iter().map(|name| json!({ "name": name, "in": "header", "schema": { "type": "string" } })),
+            );
+        }
+    }
+
+    /// Sets the response of an operation for a status.
+    pub(crate) fn set_response(&mut self, operation: &ApiOperation<'_>, status: &str, summary: &str, content: Value) {
+        let mut response = json!({ "description": summary });
+        if !content.is_null() {
+            response["content"] = content;
+        }
+        self.described(operation)["responses"][status] = response;
+    }
+
+    /// Adds the operations of a path that passes MCP messages on.
+    pub(crate) fn add_mcp(&mut self, path: &str, role: Role, summary: &str) {
+        let message = json!({ "schema": { "type": ["object", "array"] } });
+        for method in [Method::GET, Method::POST, Method::DELETE] {
+            let operation = ApiOperation { method: &method, path, role: Some(role), summary };
+            let body = (method == Method::POST).then(|| message["schema"].clone());
+            let answers = if method == Method::GET {
+                text_content(&[EVENTS])
+            } else {
+                json!({ JSON: message, EVENTS: text_content(&[EVENTS])[EVENTS] })
+            };
+            self.add(&operation, &Value::Null, body, &answers);
+            self.add_headers(&operation, &[SESSION_ID, PROTOCOL_VERSION]);
+            // Errors of the endpoint are messages of JSON-RPC.
+            self.described(&operation)["responses"]["default"]["content"][JSON] = message.clone();
+            match method {
+                Method::GET => self.add_headers(&operation, &[LAST_EVENT_ID]),
+                Method::POST => self.set_response(&operation, "202", "Accepted, without an answer", Value::Null),
+                _ => {
+                    if let Some(responses) = self.described(&operation)["responses"].as_object_mut() {
+                        responses.remove("200");
+                    }
+                    self.set_response(&operation, "204", "The session has ended", Value::Null);
+                }
+            }
+        }
+    }
+
+    fn described(&mut self, operation: &ApiOperation<'_>) -> &mut Value {
+        let methods = self.paths.entry(operation.path.to_owned()).or_insert_with(|| json!({}));
+        &mut methods[operation.method.as_str().to_ascii_lowercase()]
+    }
+
     /// Adds an operation. `query` is the schema of an object with a property for each parameter.
     pub(crate) fn add(&mut self, operation: &ApiOperation<'_>, query: &Value, body: Option<Value>, content: &Value) {
-        let ApiOperation { method, path, role, summary } = operation;
+        let ApiOperation { path, role, summary, .. } = operation;
         let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
         let mut parameters: Vec<Value> = names
             .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }))
@@ -82,8 +142,7 @@ impl ApiDescription {
         if let Some(schema) = body {
             described["requestBody"] = json!({ "content": { JSON: { "schema": schema } } });
         }
-        let methods = self.paths.entry((*path).to_owned()).or_insert_with(|| json!({}));
-        methods[method.as_str().to_ascii_lowercase()] = described;
+        *self.described(operation) = described;
     }
 
     pub(crate) fn into_document(mut self) -> Value {

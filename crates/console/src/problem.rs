@@ -11,6 +11,10 @@ use crate::api::{FailureDetails, RequestFailure};
 
 const MEDIA_TYPE: &str = "application/problem+json";
 const TYPE_PREFIX: &str = "urn:mcp-satellite:problem:";
+/// Characters of a detail: all errors of a configuration, but not a whole request.
+const DETAIL_MAX: usize = 4000;
+/// Seconds after which a client may repeat a request that came too early.
+const RETRY_AFTER: u64 = 1;
 
 /// Reason why a request failed.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -28,25 +32,31 @@ pub struct Problem {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
     /// Stable error code, as on the control socket, and `unauthorized`, `forbidden`, `host_not_allowed`,
-    /// `method_not_allowed`.
+    /// `method_not_allowed`, `body_too_large`, `body_timed_out`, `unsupported_media_type`.
     pub kind: String,
     /// Status of the server instance, if it is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance_status: Option<String>,
     #[serde(flatten)]
     pub details: FailureDetails,
+    /// Reason in the event, if the detail may contain values of the request.
+    #[serde(skip)]
+    event_reason: Option<String>,
 }
 
 /// Returns the HTTP status and the title of a kind.
 fn describe(kind: &str) -> (StatusCode, &'static str) {
     match kind {
         "unauthorized" => (StatusCode::UNAUTHORIZED, "A valid token or login is required"),
-        "forbidden" => (StatusCode::FORBIDDEN, "The role does not permit this"),
+        "forbidden" => (StatusCode::FORBIDDEN, "This client is not permitted to do this"),
         "host_not_allowed" => (StatusCode::FORBIDDEN, "The host or the origin is not allowed"),
         "not_found" => (StatusCode::NOT_FOUND, "There is nothing with this name"),
         "method_not_allowed" => (StatusCode::METHOD_NOT_ALLOWED, "The path has no such method"),
         "ambiguous" => (StatusCode::BAD_REQUEST, "The name is ambiguous"),
         "bad_input" => (StatusCode::BAD_REQUEST, "The request is not valid"),
+        "body_too_large" => (StatusCode::PAYLOAD_TOO_LARGE, "The request body is too large"),
+        "body_timed_out" => (StatusCode::REQUEST_TIMEOUT, "The request body did not arrive in time"),
+        "unsupported_media_type" => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "The media type is not accepted"),
         "refused" => (StatusCode::CONFLICT, "The state does not permit this"),
         "superseded" => (StatusCode::CONFLICT, "A later command replaced this one"),
         "busy" => (StatusCode::TOO_MANY_REQUESTS, "There are too many requests"),
@@ -62,6 +72,15 @@ fn describe(kind: &str) -> (StatusCode, &'static str) {
     }
 }
 
+/// Cuts a text after `max` characters.
+pub(crate) fn shorten(mut text: String, max: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(max) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
 impl Problem {
     pub fn new(kind: &str, detail: impl Into<String>) -> Self {
         RequestFailure::new(kind, detail).into()
@@ -74,6 +93,16 @@ impl Problem {
     /// Returns true if the request was not carried out because it is not permitted or not valid.
     pub fn is_refusal(&self) -> bool {
         self.status < 500
+    }
+
+    /// Sets the reason in the event of a change.
+    #[must_use]
+    pub fn recorded_as(self, reason: String) -> Self {
+        Self { event_reason: Some(reason), ..self }
+    }
+
+    pub(crate) fn event_reason(&self) -> &str {
+        self.event_reason.as_deref().unwrap_or(&self.detail)
     }
 
     #[must_use]
@@ -91,11 +120,12 @@ impl From<RequestFailure> for Problem {
             problem_type: format!("{TYPE_PREFIX}{kind}"),
             title: title.to_owned(),
             status: status.as_u16(),
-            detail: message,
+            detail: shorten(message, DETAIL_MAX),
             instance: None,
             kind,
             instance_status,
             details,
+            event_reason: None,
         }
     }
 }
@@ -127,7 +157,7 @@ impl IntoResponse for Problem {
         if status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if let Some(seconds) = retry_after {
+        if let Some(seconds) = retry_after.or((status == StatusCode::TOO_MANY_REQUESTS).then_some(RETRY_AFTER)) {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
         response

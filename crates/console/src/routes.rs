@@ -2,17 +2,17 @@
 //! runs. Changes are recorded, refused ones too.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use axum::body::to_bytes;
 use axum::extract::{FromRequestParts as _, RawPathParams, Request};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, request};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, on};
 use axum::{Json, Router};
 use maud::Markup;
+use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::event::{ActionActor, ActionOutcome, Event, EventSubject};
 use mcp_satellite_config::Role;
+use mcp_satellite_gateway::pages::header::LAST_EVENT_ID;
 use mcp_satellite_gateway::pages::{EndpointPages, PageConnection};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -20,20 +20,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::access::ConsoleAccess;
-use crate::openapi::{ApiDescription, ApiOperation};
+use crate::changes::{ApiChange, run_change, run_forward};
+use crate::openapi::{ApiDescription, ApiOperation, text_content};
 use crate::pages::{html_response, problem_response};
 use crate::principal::Principal;
-use crate::problem::Problem;
+use crate::problem::{Problem, shorten};
+use crate::sse;
 
-/// Maximum size of a request body: the arguments of a call may be as large as a message of a server.
-const BODY_MAX: usize = 16 * 1024 * 1024;
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Characters of the reason in an event.
+const REASON_MAX: usize = 500;
 
 /// A server of the API.
 pub trait ApiServer: Send + Sync + 'static {
     fn access(&self) -> &ConsoleAccess;
 
     fn record(&self, event: Event);
+
+    /// Budget for the large bodies of requests that are being read.
+    fn body_budget(&self) -> &Arc<ByteBudget>;
 
     /// Emits the event about a requested change. `keys` are the names of the values that it sets; `problem` is the
     /// reason why it was not carried out.
@@ -50,7 +54,7 @@ pub trait ApiServer: Send + Sync + 'static {
             Some(problem) if problem.is_refusal() => ActionOutcome::Refused,
             Some(_) => ActionOutcome::Failed,
         };
-        let reason = problem.map(|problem| problem.detail.clone());
+        let reason = problem.map(|problem| shorten(problem.event_reason().to_owned(), REASON_MAX));
         // A rejected key may be a value in the wrong place.
         let keys = if problem.is_none() { keys } else { Vec::new() };
         self.record(Event::ControlAction {
@@ -111,17 +115,6 @@ pub struct Routes<S> {
     description: ApiDescription,
 }
 
-/// A change, as its event names it.
-#[derive(Debug, Clone, Copy)]
-pub struct ApiChange {
-    pub method: &'static str,
-    pub path: &'static str,
-    pub role: Role,
-    /// Name of the action in the event `control.action`.
-    pub action: &'static str,
-    pub summary: &'static str,
-}
-
 impl<S: ApiServer> Routes<S> {
     pub fn new(server: Arc<S>) -> Self {
         Self { server, router: Router::new(), description: ApiDescription::default() }
@@ -156,8 +149,11 @@ impl<S: ApiServer> Routes<S> {
         H: Fn(Arc<S>, RequestContext, Q) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response, Problem>> + Send + 'static,
     {
-        let content = media_types.iter().map(|media_type| ((*media_type).to_owned(), serde_json::json!({}))).collect();
-        self.describe_read::<Q>(path, role, summary, &Value::Object(content));
+        self.describe_read::<Q>(path, role, summary, &text_content(media_types));
+        if media_types.contains(&sse::MEDIA_TYPE) {
+            let operation = ApiOperation { method: &Method::GET, path, role: Some(role), summary };
+            self.description.add_headers(&operation, &[LAST_EVENT_ID]);
+        }
         self.add_read(path, role, problem_document, handler);
     }
 
@@ -177,8 +173,7 @@ impl<S: ApiServer> Routes<S> {
         self.description.add(&operation, &Value::Null, Some(body), &content);
         let filter = MethodFilter::try_from(method).unwrap_or(MethodFilter::POST);
         self.add_handler(path, filter, problem_document, move |server, request| {
-            let handler = handler.clone();
-            async move { run_change(&server, request, change, &handler).await }
+            run_change(server, request, change, handler.clone())
         });
     }
 
@@ -195,23 +190,27 @@ impl<S: ApiServer> Routes<S> {
         });
     }
 
-    /// Adds a path that passes MCP requests on. `change` describes the opening of a session: a POST request without
-    /// `session_header`. The handler gets the whole request.
-    pub fn forward<H, F>(&mut self, change: ApiChange, session_header: &'static str, handler: H)
+    /// Adds a path that passes MCP requests on. `change` describes the opening of a session. The handler gets the whole
+    /// request.
+    pub fn forward<H, F>(&mut self, change: ApiChange, handler: H)
     where
         H: Fn(Arc<S>, RequestContext, Request) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response, Problem>> + Send + 'static,
     {
-        let ApiChange { path, role, summary, .. } = change;
-        for method in [Method::GET, Method::POST, Method::DELETE] {
-            let operation = ApiOperation { method: &method, path, role: Some(role), summary };
-            self.description.add(&operation, &Value::Null, None, &Value::Object(serde_json::Map::new()));
-        }
+        self.description.add_mcp(change.path, change.role, change.summary);
         let methods = MethodFilter::GET.or(MethodFilter::POST).or(MethodFilter::DELETE);
-        self.add_handler(path, methods, problem_document, move |server, request| {
-            let handler = handler.clone();
-            async move { run_forward(&server, request, change, session_header, &handler).await }
+        self.add_handler(change.path, methods, problem_document, move |server, request| {
+            run_forward(server, request, change, handler.clone())
         });
+    }
+
+    /// Adds a GET request that needs no token: its response is a line of text with the status 200 or 503.
+    pub fn probe(&mut self, path: &'static str, summary: &'static str, route: MethodRouter) {
+        let (operation, text) =
+            (ApiOperation { method: &Method::GET, path, role: None, summary }, text_content(&["text/plain"]));
+        self.description.add(&operation, &Value::Null, None, &text);
+        self.description.set_response(&operation, "503", "The condition does not hold", text);
+        self.add(path, route);
     }
 
     /// Adds a path that needs no token and is not part of the description.
@@ -302,94 +301,11 @@ where
     Ok(response)
 }
 
-async fn run_change<S, B, R, H, F>(
-    server: &Arc<S>,
-    request: Request,
-    change: ApiChange,
-    handler: &H,
-) -> Result<Response, Problem>
-where
-    S: ApiServer,
-    B: DeserializeOwned,
-    R: Serialize,
-    H: Fn(Arc<S>, RequestContext, B) -> F,
-    F: Future<Output = Result<R, Problem>>,
-{
-    let (mut parts, body) = request.into_parts();
-    let principal = authenticate_change(server, &parts, change)?;
-    let context = context(&mut parts, principal).await?;
-    let (principal, target) = (context.principal.clone(), context.param("instance").to_owned());
-    let target = server.target(&principal, &target);
-    let mut keys = Vec::new();
-    let answered = async {
-        check_role(&principal, change.role)?;
-        let input = read_body(&parts, body).await?;
-        keys = named_keys(&input);
-        let mut reader = serde_json::Deserializer::from_slice(&input);
-        let input = serde_path_to_error::deserialize(&mut reader)
-            .map_err(|error| Problem::new("bad_input", format!("the request is not valid: {error}")))?;
-        handler(Arc::clone(server), context, input).await
-    }
-    .await;
-    server.record_change(change.action, principal.as_actor(), target, keys, answered.as_ref().err());
-    answered.map(|answer| (StatusCode::OK, [(header::CACHE_CONTROL, "no-store")], Json(answer)).into_response())
-}
-
-async fn run_forward<S, H, F>(
-    server: &Arc<S>,
-    request: Request,
-    change: ApiChange,
-    session_header: &'static str,
-    handler: &H,
-) -> Result<Response, Problem>
-where
-    S: ApiServer,
-    H: Fn(Arc<S>, RequestContext, Request) -> F,
-    F: Future<Output = Result<Response, Problem>>,
-{
-    let (mut parts, body) = request.into_parts();
-    let is_change = parts.method != Method::GET;
-    let principal =
-        if is_change { authenticate_change(server, &parts, change)? } else { authenticate(&**server, &parts, false)? };
-    let context = context(&mut parts, principal).await?;
-    let principal = context.principal.clone();
-    let target = server.target(&principal, context.param("instance"));
-    let opens = parts.method == Method::POST && !parts.headers.contains_key(session_header);
-    let answered = match check_role(&principal, change.role) {
-        Ok(()) => handler(Arc::clone(server), context, Request::from_parts(parts, body)).await,
-        Err(problem) => Err(problem),
-    };
-    if opens || (is_change && answered.is_err()) {
-        server.record_change(change.action, principal.as_actor(), target, Vec::new(), answered.as_ref().err());
-    }
-    answered
-}
-
-/// Authenticates whoever requests a change, and records a refusal.
-fn authenticate_change<S: ApiServer>(
-    server: &Arc<S>,
+pub(crate) fn authenticate<S: ApiServer>(
+    server: &S,
     parts: &request::Parts,
-    change: ApiChange,
+    is_change: bool,
 ) -> Result<Principal, Problem> {
-    authenticate(&**server, parts, true).inspect_err(|problem| {
-        if problem.kind != "not_found" {
-            server.record_change(change.action, unknown_actor(parts), None, Vec::new(), Some(problem));
-        }
-    })
-}
-
-fn unknown_actor(parts: &request::Parts) -> ActionActor {
-    let address = parts.extensions.get::<PageConnection>().map(|connection| connection.peer.ip());
-    ActionActor {
-        kind: "unknown".to_owned(),
-        name: None,
-        role: None,
-        via: "http".to_owned(),
-        address: address.map(|address| address.to_canonical().to_string()),
-    }
-}
-
-fn authenticate<S: ApiServer>(server: &S, parts: &request::Parts, is_change: bool) -> Result<Principal, Problem> {
     let connection = parts.extensions.get::<PageConnection>();
     let connection = connection.ok_or_else(|| Problem::new("closing", "the request has no connection"))?;
     let access = server.access();
@@ -407,41 +323,10 @@ pub fn check_role(principal: &Principal, needed: Role) -> Result<(), Problem> {
     (role >= needed).then_some(()).ok_or_else(why)
 }
 
-async fn context(parts: &mut request::Parts, principal: Principal) -> Result<RequestContext, Problem> {
+pub(crate) async fn context(parts: &mut request::Parts, principal: Principal) -> Result<RequestContext, Problem> {
     let bad_path = |error| Problem::new("bad_input", format!("the path is not valid: {error}"));
     let params = RawPathParams::from_request_parts(parts, &()).await.map_err(bad_path)?;
     let params = params.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
     let connection = parts.extensions.get::<PageConnection>().cloned();
     Ok(RequestContext { principal, connection, uri: parts.uri.clone(), headers: parts.headers.clone(), params })
-}
-
-/// Returns the body; an absent one is an empty object.
-async fn read_body(parts: &request::Parts, body: axum::body::Body) -> Result<Vec<u8>, Problem> {
-    let too_late = |_| Problem::new("bad_input", "the request body did not arrive in time");
-    let read = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, BODY_MAX)).await.map_err(too_late)?;
-    let body = read.map_err(|error| Problem::new("bad_input", format!("cannot read the request body: {error}")))?;
-    if body.trim_ascii().is_empty() {
-        return Ok(b"{}".to_vec());
-    }
-    let is_json = parts.headers.get(header::CONTENT_TYPE).is_some_and(|content_type| {
-        content_type
-            .to_str()
-            .is_ok_and(|text| text.split(';').next().is_some_and(|text| text.trim() == "application/json"))
-    });
-    // Another media type can be sent by a form of another site.
-    is_json
-        .then(|| body.to_vec())
-        .ok_or_else(|| Problem::new("bad_input", "the request body needs the header Content-Type: application/json"))
-}
-
-/// Returns the keys of `set` and `unset`: the event of a change names the values, never their content.
-fn named_keys(body: &[u8]) -> Vec<String> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct NamedKeys {
-        set: serde_json::Map<String, Value>,
-        unset: Vec<String>,
-    }
-    let NamedKeys { set, unset } = serde_json::from_slice(body).unwrap_or_default();
-    set.into_iter().map(|(key, _)| key).chain(unset).collect()
 }

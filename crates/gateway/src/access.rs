@@ -389,7 +389,7 @@ impl UserLimits {
 
 /// Returns the bytes of request bodies for one user: a quarter, so that other users find capacity, and at least one
 /// body.
-fn body_budget_per_user(limits: &GatewayLimits) -> usize {
+pub fn body_budget_per_user(limits: &GatewayLimits) -> usize {
     (limits.bodies_max / 4).max(limits.body_max)
 }
 

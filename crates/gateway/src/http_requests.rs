@@ -35,7 +35,7 @@ use super::endpoint_id::{EndpointId, EndpointPath};
 use super::era::PROTOCOL_VERSION;
 use super::guard::first_value;
 use super::handler::EndpointHandler;
-use super::pages::{EndpointPages, PageConnection};
+use super::pages::{EndpointPages, ForwardedMessage, PageConnection};
 use super::parked_calls::{ParkedCalls, ParkedLimits};
 use super::reply::{self, SESSION_ID};
 use super::request::OpeningRequest;
@@ -349,9 +349,15 @@ impl EndpointService {
         if body.trim_ascii_start().starts_with(b"[") {
             let _memory = memory;
             let batch = MessageBatch::read(&body)?;
+            if let Some(forwarded) = parts.extensions.get::<ForwardedMessage>() {
+                forwarded.set(batch.requests.iter().chain(&batch.others));
+            }
             return Box::pin(self.handle_batch(request, batch)).await;
         }
         let message = RpcMessage::parse(body).map_err(|error| malformed(&error))?;
+        if let Some(forwarded) = parts.extensions.get::<ForwardedMessage>() {
+            forwarded.set(std::iter::once(&message));
+        }
         let response_settings = ResponseSettings {
             format,
             sse_after: settings.sse_after,

@@ -99,6 +99,11 @@ impl EndpointListener {
         self.reopen(terms, move |peer, request| http_requests::handle(endpoint.clone(), peer, request))
     }
 
+    pub(crate) async fn stop_accepting(&mut self) {
+        self.socket = None;
+        self.server.stop_accepting().await;
+    }
+
     /// Stops accepting; open connections end after their responses, at the latest after `left`.
     pub(crate) async fn close(mut self, time_left: Duration) {
         self.socket = None;

@@ -87,6 +87,11 @@ impl PageListener {
         self.address
     }
 
+    /// Stops accepting, so that the address is free; open connections continue.
+    pub async fn stop_accepting(&mut self) {
+        self.listener.stop_accepting().await;
+    }
+
     /// Stops accepting; open connections end after their responses, at the latest after `time_left`.
     pub async fn close(self, time_left: Duration) {
         self.listener.close(time_left).await;

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::body::Body;
@@ -14,6 +14,9 @@ use tower_service::Service as _;
 use super::connections::Connections;
 use super::guard::{GuardError, OriginGuard};
 use super::settings::GatewaySettings;
+pub use mcp_satellite_protocol::header;
+use mcp_satellite_protocol::method;
+use mcp_satellite_protocol::rpc::RpcMessage;
 
 /// The API and the pages of the console.
 #[derive(Clone)]
@@ -60,6 +63,38 @@ impl PageConnection {
         if let Some(connections) = &self.connections {
             connections.mark_authenticated(self.peer);
         }
+    }
+}
+
+/// Effect of an MCP message that the console passes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ForwardedKind {
+    Other,
+    /// Opens a session.
+    SessionStart,
+    /// Calls a tool, or reads a resource or a prompt.
+    Call,
+}
+
+/// Kind of the MCP message of a request, in its extensions. The endpoint sets it when it has read the message.
+#[derive(Debug, Clone, Default)]
+pub struct ForwardedMessage(Arc<OnceLock<ForwardedKind>>);
+
+impl ForwardedMessage {
+    /// Returns the kind; `None` if no valid message was read.
+    pub fn get(&self) -> Option<ForwardedKind> {
+        self.0.get().copied()
+    }
+
+    /// Sets the kind of the message, or of the most important one of a batch.
+    pub(crate) fn set<'a>(&self, messages: impl Iterator<Item = &'a RpcMessage>) {
+        let kinds = messages.map(|message| match message.method() {
+            Some(method::TOOLS_CALL | method::RESOURCES_READ | method::PROMPTS_GET) => ForwardedKind::Call,
+            Some(method::INITIALIZE) => ForwardedKind::SessionStart,
+            Some(_) | None => ForwardedKind::Other,
+        });
+        // A request has one body.
+        let _ = self.0.set(kinds.max().unwrap_or(ForwardedKind::Other));
     }
 }
 

@@ -169,14 +169,19 @@ impl HttpServer {
         Ok(Self { closing, graceful, abort, connections, accept_loop })
     }
 
-    /// Accepts no more connections. Each connection ends after the response under way, at the latest after `deadline`.
-    pub async fn close(&mut self, deadline: Duration) {
+    /// Accepts no more connections.
+    pub async fn stop_accepting(&mut self) {
         self.closing.cancel();
-        self.graceful.send();
         if !self.accept_loop.is_finished() {
             // An error means that the loop has panicked; it has ended, too.
             let _ = (&mut self.accept_loop).await;
         }
+    }
+
+    /// Accepts no more connections. Each connection ends after the response under way, at the latest after `deadline`.
+    pub async fn close(&mut self, deadline: Duration) {
+        self.graceful.send();
+        self.stop_accepting().await;
         self.connections.close();
         if timeout(deadline, self.connections.wait()).await.is_err() {
             self.abort.send();
