@@ -34,9 +34,9 @@ function element(tag, properties = {}, ...children) {
 }
 
 /** Returns text as it is shown: cut, and without characters that reorder text or end lines. */
-function shown(value) {
+function shown(value, max = TEXT_MAX) {
   let text = typeof value === "string" ? value : JSON.stringify(value) ?? "";
-  if (text.length > TEXT_MAX) text = `${text.slice(0, TEXT_MAX)}… (${text.length} characters)`;
+  if (text.length > max) text = `${text.slice(0, max)}… (${text.length} characters)`;
   return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, "\ufffd");
 }
 

@@ -1,5 +1,8 @@
 // The playground: an MCP client in the name of the instance's user. Part of the script of the console: see console.js.
 
+const RESULT_MAX = 262144; // Characters of a result that are shown at once.
+const QUESTIONS_MAX = 20; // Requests of the server that wait for an answer.
+
 function playground() {
   const place = byId("playground");
   const address = api(`instances/${encodeURIComponent(place.dataset.instance)}/mcp`);
@@ -10,7 +13,7 @@ function playground() {
 
   const log = (direction, message) => {
     const messages = byId("messages");
-    messages.append(element("li", {}, shown(`${direction} ${JSON.stringify(message)}`)));
+    messages.append(element("li", {}, ...longText("span", `${direction} ${JSON.stringify(message)}`, TEXT_MAX)));
     while (messages.children.length > 200) messages.firstChild.remove();
   };
 
@@ -22,8 +25,8 @@ function playground() {
     const response = await request(address, { method: "POST", headers, body: JSON.stringify(message) });
     session ??= response.headers.get("Mcp-Session-Id") ?? undefined;
     const type = response.headers.get("Content-Type") ?? "";
-    if (type.startsWith("text/event-stream")) await readEvents(response, (event) => receive(JSON.parse(event.data)));
-    else if (type.startsWith("application/json")) receive(await response.json());
+    if (type.startsWith("text/event-stream")) await readEvents(response, (event) => receive(parseExact(event.data)));
+    else if (type.startsWith("application/json")) receive(parseExact(await response.text()));
   }
 
   function call(method, params) {
@@ -41,9 +44,11 @@ function playground() {
       const { progress: done, total, message: text, progressToken } = message.params;
       if (progressToken !== running?.token) return; // A cancelled call may still report.
       bar.hidden = false;
-      if (total) Object.assign(bar, { max: total, value: done });
+      if (Number.isFinite(total) && total > 0 && Number.isFinite(done)) Object.assign(bar, { max: total, value: done });
       else bar.removeAttribute("value");
-      progress.textContent = shown(text ?? `${done}${total ? ` of ${total}` : ""}`);
+      progress.textContent = shown(text ?? `${JSON.stringify(done)}${total ? ` of ${JSON.stringify(total)}` : ""}`);
+    } else if (message.method === "notifications/cancelled") {
+      dropQuestions((waiting) => waiting.id === message.params?.requestId);
     } else if (message.method && message.id !== undefined) {
       ask(message);
     } else if (message.id !== undefined) {
@@ -55,13 +60,32 @@ function playground() {
 
   const reply = (id, result) => send({ jsonrpc: "2.0", id, result }).catch((error) => notify(error.message));
 
-  /** Shows a request of the server: a question to the user, or a request for a model's answer. */
-  function ask({ id, method, params }) {
+  const questions = []; // Requests of the server that wait for an answer. The first one is shown.
+
+  /** Shows a request of the server, after those that wait already. */
+  function ask(message) {
+    const { id, method } = message;
     if (method === "ping") return reply(id, {});
+    const refuse = (code, text) => send({ jsonrpc: "2.0", id, error: { code, message: text } }).catch((error) => notify(error.message));
+    const isKnown = method === "elicitation/create" || method === "sampling/createMessage";
+    if (!isKnown) return refuse(-32601, "the console does not answer this request");
+    if (questions.length >= QUESTIONS_MAX) return refuse(-1, "too many requests wait for the user");
+    if (questions.push(message) === 1) showQuestion();
+  }
+
+  function dropQuestions(isDropped = () => true) {
+    const [first] = questions;
+    for (let nth = questions.length; nth--;) if (isDropped(questions[nth])) questions.splice(nth, 1);
+    if (questions[0] !== first) showQuestion();
+  }
+
+  /** Shows the first of the waiting requests: a question to the user, or a request for a model's answer. */
+  function showQuestion() {
+    question.replaceChildren();
+    if (!questions.length) return;
+    const [message] = questions;
+    const { id, method, params } = message;
     const isQuestion = method === "elicitation/create";
-    if (!isQuestion && method !== "sampling/createMessage") {
-      return send({ jsonrpc: "2.0", id, error: { code: -32601, message: "the console does not answer this request" } });
-    }
     const fields = element("form", {});
     let read;
     if (isQuestion) {
@@ -77,15 +101,20 @@ function playground() {
     fields.append(accept, decline);
     fields.addEventListener("submit", (submit) => {
       submit.preventDefault();
-      const value = read();
-      question.replaceChildren();
+      let value;
+      try {
+        value = read();
+      } catch (error) {
+        return notify(error.message);
+      }
+      dropQuestions((waiting) => waiting === message);
       reply(id, isQuestion ? { action: "accept", content: value }
         : { role: "assistant", model: "person", stopReason: "endTurn", content: { type: "text", text: value } });
     });
     decline.addEventListener("click", () => {
-      question.replaceChildren();
+      dropQuestions((waiting) => waiting === message);
       if (isQuestion) reply(id, { action: "decline" });
-      else send({ jsonrpc: "2.0", id, error: { code: -1, message: "the user declined" } });
+      else send({ jsonrpc: "2.0", id, error: { code: -1, message: "the user declined" } }).catch((error) => notify(error.message));
     });
     const title = isQuestion ? "The server asks" : "The server wants an answer of a model";
     question.replaceChildren(element("h3", {}, title), element("p", {}, shown(params.message ?? params.systemPrompt ?? "")), fields);
@@ -101,14 +130,34 @@ function playground() {
     });
     protocol = (await started.answer).protocolVersion;
     await send({ jsonrpc: "2.0", method: "notifications/initialized" });
-    listen();
   }
 
-  /** Receives requests of the server that belong to no call. */
+  let listening; // AbortController of the stream of the session
+
+  /**
+   * Receives requests of the server that belong to no call. Only a visible page listens, and only during a call: all
+   * tabs of a browser share six connections to the satellite.
+   */
   async function listen() {
+    if (listening || document.hidden) return;
+    const { signal } = (listening = new AbortController());
     const headers = { Accept: "text/event-stream", "Mcp-Session-Id": session, "Mcp-Protocol-Version": protocol };
-    await request(address, { headers }).then((response) => readEvents(response, (event) => receive(JSON.parse(event.data))), () => {});
+    try {
+      await readEvents(await request(address, { headers, signal }), (event) => receive(parseExact(event.data)));
+    } catch {
+      // The call goes on without it.
+    }
   }
+
+  function stopListening() {
+    listening?.abort();
+    listening = undefined;
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) stopListening();
+    else if (running) listen();
+  });
 
   addEventListener("pagehide", () => {
     if (!session) return;
@@ -147,6 +196,7 @@ function playground() {
     const since = performance.now();
     try {
       await connect();
+      listen();
       const token = `call-${nextId}`;
       running = call("tools/call", { name: tools[select.value].name, arguments: values, _meta: { progressToken: token } });
       running.token = token;
@@ -159,8 +209,9 @@ function playground() {
       if (/session|404/i.test(error.message)) session = protocol = undefined;
     }
     running = undefined;
+    stopListening();
     bar.hidden = true;
-    question.replaceChildren();
+    dropQuestions();
     byId("call").disabled = false;
     byId("cancel").disabled = true;
   });
@@ -175,6 +226,18 @@ function playground() {
   polled();
 }
 
+/** Returns an element with a text. A long one is cut, and followed by a button that shows all of it. */
+function longText(tag, text, max = RESULT_MAX) {
+  const block = element(tag, { tabindex: tag === "pre" && 0 }, shown(text, max));
+  if (text.length <= max) return [block];
+  const button = element("button", { type: "button" }, `Show all ${text.length} characters`);
+  button.addEventListener("click", () => {
+    block.textContent = shown(text, Infinity);
+    button.remove();
+  });
+  return [block, " ", button];
+}
+
 const IMAGES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
 
 /** Shows the content of a result. Other images than bitmaps can contain scripts and are shown as text. */
@@ -185,17 +248,17 @@ function showResult(place, answer) {
     } else if (item.type === "text") {
       let text = item.text;
       try {
-        text = JSON.stringify(JSON.parse(text), null, 2);
+        text = JSON.stringify(parseExact(text), null, 2);
       } catch {
         // Plain text.
       }
-      place.append(element("pre", { tabindex: 0 }, shown(text)));
+      place.append(...longText("pre", String(text)));
     } else {
-      place.append(element("pre", { tabindex: 0 }, shown(JSON.stringify(item, null, 2))));
+      place.append(...longText("pre", JSON.stringify(item, null, 2)));
     }
   }
   if (answer.structuredContent) {
-    place.append(element("h3", {}, "Structured"), element("pre", { tabindex: 0 }, shown(JSON.stringify(answer.structuredContent, null, 2))));
+    place.append(element("h3", {}, "Structured"), ...longText("pre", JSON.stringify(answer.structuredContent, null, 2)));
   }
   if (!place.childNodes.length) place.append(element("p", {}, "The result is empty."));
 }
