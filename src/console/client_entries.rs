@@ -85,7 +85,8 @@ mod tests {
     #[test]
     fn commands_and_entries_name_a_data_directory_that_is_not_the_default_one() {
         let bridge = BridgeCommand { program: "/opt/satellite".to_owned(), data_dir: Some("/srv/my data".to_owned()) };
-        let entry = r#"{"mcpServers":{"satellite":{"args":["stdio","--data-dir","/srv/my data"],"command":"/opt/satellite"}}}"#;
+        let entry =
+            r#"{"mcpServers":{"satellite":{"args":["stdio","--data-dir","/srv/my data"],"command":"/opt/satellite"}}}"#;
         assert_eq!(bridge.entry(), entry);
         for ConnectableClient { command, file } in bridge.clients() {
             assert!(command.ends_with(" --data-dir '/srv/my data'"), "{command}");

@@ -232,10 +232,11 @@ impl Screen {
     }
 
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {
-        let [head, body, foot] = Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)])
-            .areas(frame.area());
+        let [head, body, foot] =
+            Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
         frame.render_widget(self.head(), head);
-        let age = self.view_received.map_or("is being read".to_owned(), |at| format!("{} s old", at.elapsed().as_secs()));
+        let age =
+            self.view_received.map_or("is being read".to_owned(), |at| format!("{} s old", at.elapsed().as_secs()));
         self.height = usize::from(body.height.saturating_sub(2));
         match &self.view {
             View::Instances => self.draw_instances(frame, body),
@@ -326,7 +327,8 @@ impl Screen {
         let shown = self.shown();
         let selected = self.table.selected().and_then(|selected| shown.get(selected));
         let detail_line = selected.map(|row| {
-            let parts = [row.name.clone(), format!("{} restarts", row.restarts), next_attempt(row, now), row.message.clone()];
+            let parts =
+                [row.name.clone(), format!("{} restarts", row.restarts), next_attempt(row, now), row.message.clone()];
             let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
             Line::styled(printable(&parts.join(" · ")), Style::new().add_modifier(Modifier::DIM))
         });

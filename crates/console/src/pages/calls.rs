@@ -23,7 +23,7 @@ pub fn calls_page(found: &CallPage, query: &CallQuery, frame: &PageFrame) -> Mar
             label { "Server " input name="server" value=(text(&query.server)); }
             label { "Tool " input name="tool" value=(text(&query.tool)); }
             label { "Team " input name="team" value=(text(&query.team)); }
-            label { "User " input name="user" value=(text(&query.user)) placeholder="id"; }
+            label { "User " input name="user" value=(text(&query.user)); }
             label { "Client " input name="client" value=(text(&query.client)); }
             label { "Fate "
                 select name="fate" {
