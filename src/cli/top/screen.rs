@@ -235,8 +235,9 @@ impl Screen {
         let [head, body, foot] =
             Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
         frame.render_widget(self.head(), head);
-        let age =
-            self.view_received.map_or("is being read".to_owned(), |at| format!("{} s old", at.elapsed().as_secs()));
+        let age = self
+            .view_received
+            .map_or_else(|| "is being read".to_owned(), |at| format!("{} s old", at.elapsed().as_secs()));
         self.height = usize::from(body.height.saturating_sub(2));
         match &self.view {
             View::Instances => self.draw_instances(frame, body),
