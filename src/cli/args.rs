@@ -9,6 +9,7 @@ use super::exit::{CommandFailure, NO_SATELLITE};
 use super::print::print_error;
 use crate::console::api::ConsoleFilter;
 use crate::console::client::{ClientError, ConsoleClient};
+pub(super) use crate::console::client_entries::shell_word;
 use crate::console::is_running;
 use crate::data_dir::DataDir;
 use mcp_satellite_files::known_dirs::{DataDirLocation, recorded_dirs};
@@ -166,9 +167,4 @@ impl From<ListFilterArgs> for ConsoleFilter {
     fn from(only: ListFilterArgs) -> Self {
         Self { team: only.team, user: only.user }
     }
-}
-
-pub(super) fn shell_word(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte);
-    if text.bytes().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::exit::{CommandFailure, FAILED};
 use super::print::print_error;
-use crate::connect::isolation::find_program;
+use crate::console::client_entries::program_path;
 
 /// Files that mark a directory of caches (bford.info/cachedir), for example that of uv, and a directory of cargo's builds.
 const CACHE_MARKS: [&str; 2] = ["CACHEDIR.TAG", ".cargo-lock"];
@@ -13,17 +13,8 @@ const NPX_CACHE: &str = "_npx";
 
 /// Returns the path of this program for the configuration of another one, and prints a warning if the file may disappear.
 pub(super) fn installed_binary() -> Result<PathBuf, CommandFailure> {
-    let current = std::env::current_exe()
+    let binary = program_path()
         .map_err(|error| CommandFailure::new(FAILED, format!("cannot find the path of this program: {error}")))?;
-    // The kernel marks the path of a file that was deleted or replaced since the start.
-    let current = match current.to_str().and_then(|path| path.strip_suffix(" (deleted)")) {
-        Some(path) => PathBuf::from(path),
-        None => current,
-    };
-    // A link such as /usr/local/bin/satellite stays valid after an upgrade.
-    let in_path = find_program("satellite", None, None, false, false).ok();
-    let is_this = |path: &PathBuf| path.is_absolute() && path.canonicalize().is_ok_and(|found| found == current);
-    let binary = in_path.filter(is_this).unwrap_or(current);
     let shown = binary.display();
     if !binary.exists() {
         print_error(&format!("warning: `{shown}` was deleted; install the satellite and run this command again"));

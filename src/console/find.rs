@@ -63,6 +63,14 @@ impl TeamMembers {
         self.all_members(snapshot).into_iter().find(is_in_team).map(|TeamMember { team: [id, _], .. }| id)
     }
 
+    /// Returns the ids of the users with this id or slug, in the team with this id or in all teams.
+    pub(crate) fn user_ids(&self, team: Option<&str>, user: &str, snapshot: &Snapshot) -> BTreeSet<String> {
+        let is_it = |member: &TeamMember| {
+            team.is_none_or(|team| member.team[0] == team) && member.user.iter().any(|name| name == user)
+        };
+        self.all_members(snapshot).into_iter().filter(is_it).map(|TeamMember { user: [id, _], .. }| id).collect()
+    }
+
     fn all_members(&self, snapshot: &Snapshot) -> BTreeSet<TeamMember> {
         let mut members = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         members.extend(snapshot.iter().map(|view| TeamMember {

@@ -102,17 +102,10 @@ impl ConsoleListener {
         });
         let of_endpoint = endpoint.base_url().filter(|_| is_on && console.listen.is_none());
         self.set_url(of_endpoint);
-<<<<<<< HEAD
-        if let Some(closing) = moved {
-            let mut closing = tokio::spawn(closing.close(MOVE_TIMEOUT));
-            // The response to the reload that has moved the listener may follow later.
-            let _ = tokio::time::timeout(CLOSE_TIMEOUT, &mut closing).await;
-=======
         if let Some(mut closing) = moved {
             closing.stop_accepting().await;
             // The request that has moved the listener may still wait for its response there.
-            tokio::spawn(closing.close(CLOSE_TIMEOUT));
->>>>>>> fixapi
+            tokio::spawn(closing.close(MOVE_TIMEOUT));
         }
     }
 

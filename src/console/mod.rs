@@ -5,6 +5,7 @@ pub use mcp_satellite_console::api;
 mod actions;
 pub(crate) mod auth;
 pub mod client;
+pub(crate) mod client_entries;
 mod event_stream;
 pub(crate) mod find;
 mod health;

@@ -9,7 +9,6 @@ use axum::extract::Request;
 use axum::http::header;
 use axum::response::Response;
 use mcp_satellite_actors::model::event::{Event, rfc3339};
-use mcp_satellite_clients::Client;
 use mcp_satellite_console::changes::ApiChange;
 use mcp_satellite_console::feed::FeedScope;
 use mcp_satellite_console::page_stream::response_while_admitted;
@@ -23,9 +22,9 @@ use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, Rou
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
 use serde::Deserialize;
-use strum::IntoEnumIterator as _;
 
 use super::api::{EventQuery, InstanceStatus};
+use super::client_entries::BridgeCommand;
 use super::health::ActorHealth;
 use super::http_api;
 use super::login;
@@ -331,10 +330,12 @@ async fn fleet(console: Api, context: RequestContext, streams: Arc<PageStreams>)
 async fn clients(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {
     let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
     let is_admin = context.principal.access.role >= Role::Admin && context.principal.team.is_none();
+    let bridge = BridgeCommand::new(console.data_dir.path());
     let shape = ClientsShape {
         tokens: is_admin.then(|| console.access().token_names()),
         url: console.endpoint.status().map(|endpoint| endpoint.url),
-        connectable: Client::iter().map(|client| client.to_string()).collect(),
+        connectable: bridge.clients(),
+        bridge_entry: bridge.entry(),
         clients: http_api::clients(console, context, NoInput {}).await?,
     };
     Ok(clients_page(&shape, &frame))

@@ -99,7 +99,8 @@ pub(super) async fn log_stream(
 
 pub(super) async fn calls(console: Api, context: RequestContext, query: CallQuery) -> Result<CallPage, Problem> {
     let who = &context.principal;
-    let (team, user) = (team_of(&console, who, query.team)?, query.user);
+    let team = team_of(&console, who, query.team)?;
+    let user = query.user.map(|user| user_of(&console, team.as_deref(), user)).transpose()?;
     let own = match &who.kind {
         PrincipalKind::User { user, .. } => Some(user.to_string()),
         PrincipalKind::Owner | PrincipalKind::Token | PrincipalKind::Anonymous => None,
@@ -207,6 +208,16 @@ pub(super) fn team_of(
     match (own, named) {
         (Some(own), Some((id, typed))) if own != id => Err(Problem::not_found("team", &typed)),
         (own, named) => Ok(named.map(|(id, _)| id).or(own)),
+    }
+}
+
+/// Returns the id of the user that a query names. An unknown name may be the id of a removed user.
+fn user_of(console: &ConsoleState, team: Option<&str>, named: String) -> Result<String, Problem> {
+    let mut ids = console.members.user_ids(team, &named, &console.runtime.snapshot());
+    match (ids.len(), ids.pop_first()) {
+        (1, Some(id)) => Ok(id),
+        (0, _) => Ok(named),
+        _ => Err(Problem::new("bad_input", format!("several teams have a user `{named}`; add `team` to the query"))),
     }
 }
 

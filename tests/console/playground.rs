@@ -117,3 +117,117 @@ fn a_login_without_the_grant_cannot_open_the_playground() {
     page.assert_clean();
     satellite.terminate().exits(0);
 }
+
+#[test]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+fn a_form_has_fields_for_every_schema_and_questions_wait_for_each_other() {
+    let home = Home::new(SATELLITE);
+    let (satellite, url) = start(&home, "", &[("tools", &python_server())]);
+    home.wait_online("tools");
+    let browser = Browser::start();
+    let page = browser.page();
+    log_in(&page, &home, &url);
+    page.open(&format!("{url}playground/tools?tool=paint"));
+    page.wait("the selected tool", "document.querySelector('#tool').selectedOptions[0]?.textContent === 'paint'");
+
+    let fill = "field('anything').value = 'hello'; field('maybe').value = 'there'; field('shade').value = 1; \
+                field('mixed').value = '7'; field('either').value = '{\"a\": 1}'; field('x').value = 3; \
+                field('node').click(); field('name').value = 'leaf'; field('big').value = '9007199254740993'; \
+                [...field('colors').options].forEach((option) => (option.selected = true)); window.positive = field('positive'); \
+                window.type = (value) => { positive.value = value; positive.dispatchEvent(new Event('input')) }; type('0')";
+    call(&page, "forms", fill);
+    let message = page.eval("positive.validationMessage");
+    assert!(message.as_str().is_some_and(|message| message.contains("greater than 0")), "{message}");
+    page.eval("{ type('0.5'); document.querySelector('#call').click() }");
+    wait_progress(&page, "Answered");
+    let result: Value = serde_json::from_str(&page.text("#result")).unwrap();
+    let expected = serde_json::json!({
+        "anything": "hello", "maybe": "there", "shade": "green", "mixed": 7, "either": {"a": 1}, "place": {"x": 3},
+        "node": {"name": "leaf"}, "colors": ["red", "green"], "big": 9_007_199_254_740_993_u64, "positive": 0.5, "empty": ""
+    });
+    assert_eq!(result, expected);
+
+    call(&page, "twice", "");
+    page.wait(
+        "both questions",
+        "['one?', 'two?'].every((word) => document.querySelector('#messages').textContent.includes(word))",
+    );
+    let answer = "{ const word = document.querySelector('#question p').textContent; \
+                  const [name, data] = document.querySelectorAll('#question input, #question textarea'); name.value = word; \
+                  data.value = DATA; document.querySelector('#question form').requestSubmit(); word }";
+    let first = page.eval(&answer.replace("DATA", "'{'"));
+    assert!(page.text("#notice").contains("data is not valid JSON"), "{}", page.text("#notice"));
+    assert_eq!(page.text("#question p"), first, "the question waits for a valid answer");
+    page.eval(&answer.replace("DATA", "''"));
+    assert_ne!(page.text("#question p"), first, "the second question follows");
+    page.eval(&answer.replace("DATA", "''"));
+    wait_progress(&page, "Answered");
+    let answers: Value = serde_json::from_str(&page.text("#result")).unwrap();
+    for word in ["one?", "two?"] {
+        assert_eq!(answers[word]["content"]["name"], word, "{answers}");
+    }
+    page.assert_clean();
+    satellite.terminate().exits(0);
+}
+
+#[test]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+fn many_playgrounds_of_a_browser_share_its_connections() {
+    let home = Home::new(SATELLITE);
+    let (satellite, url) = start(&home, "", &[("tools", &python_server())]);
+    home.wait_online("tools");
+    let browser = Browser::start();
+    let first = browser.page();
+    log_in(&first, &home, &url);
+    let tabs: Vec<Page> = (0..5).map(|_| first.sibling()).collect();
+    for tab in &tabs {
+        tab.open(&format!("{url}playground/tools?tool=paint"));
+        tab.wait("the selected tool", "document.querySelector('#tool').selectedOptions[0]?.textContent === 'paint'");
+        call(tab, "paint", "");
+        wait_progress(tab, "Answered");
+    }
+    for tab in tabs {
+        tab.assert_clean();
+    }
+    satellite.terminate().exits(0);
+}
+
+#[test]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+fn a_stored_call_is_repeated_with_its_own_arguments_and_compared_with_its_own_result() {
+    let home = Home::new(SATELLITE);
+    let (satellite, url) = start(&home, "", &[("notes", "SIM \"--all-tools\"")]);
+    home.wait_online("notes");
+    let long = format!(r#"{{"text": "{}"}}"#, "x".repeat(10_000));
+    home.satellite(&["call", "notes", "echo", "{\"text\": \"a\u{202e}b\"}"]).exits(0);
+    home.satellite(&["call", "notes", "big", r#"{"bytes": 10000}"#]).exits(0);
+    home.satellite(&["call", "notes", "fail", r#"{"message": "disk full"}"#]).exits(1);
+    home.satellite(&["call", "notes", "echo", &long]).exits(0);
+    let browser = Browser::start();
+    let page = browser.page();
+    log_in(&page, &home, &url);
+    page.open(&format!("{url}calls"));
+    page.eval("window.confirm = () => true");
+    for (tool, title) in [
+        ("echo", "The same result"),
+        ("big", "The results cannot be compared: the stored one was cut"),
+        ("fail", "The call failed again"),
+    ] {
+        page.eval(&format!("document.querySelector('[data-repeat={tool}]').click()"));
+        let after = format!("document.querySelector('[data-repeat={tool}]').parentNode.querySelector('.after')");
+        page.wait("the repeated call", &format!("{after}.textContent"));
+        let shown = page.eval(&format!("{after}.textContent"));
+        assert!(shown.as_str().unwrap().starts_with(title), "{tool}: {shown}");
+    }
+    page.open(&format!("{url}calls?tool=echo&team=acme&user=alice"));
+    assert!(page.text(".calls").contains("its arguments were cut"), "{}", page.text(".calls"));
+
+    page.open(&format!("{url}clients"));
+    let printed = home.satellite(&["connect", "cursor", "--print"]).exits(0).stdout;
+    let entries = page.eval("[...document.querySelectorAll('.commands pre')].map((entry) => entry.textContent)");
+    assert!(entries.as_array().unwrap().contains(&Value::from(printed.trim_end())), "{printed}: {entries}");
+    let data_dir = home.data_dir().display().to_string();
+    assert!(page.text(".commands").contains(&format!("satellite connect cursor --data-dir {data_dir}")));
+    page.assert_clean();
+    satellite.terminate().exits(0);
+}

@@ -1,4 +1,5 @@
 """An MCP server for the tests of the console: tools that ask, report progress and draw, and hostile text in every field."""
+import itertools
 import json
 import sys
 import threading
@@ -10,6 +11,7 @@ SVG = "PHN2ZyB4bWxucz0iaHR0cDovL3d3dy53My5vcmcvMjAwMC9zdmciIG9ubG9hZD0iYWxlcnQoM
 lock = threading.Lock()
 answers = {}
 cancelled = set()
+requests = itertools.count()
 
 
 def send(message):
@@ -19,7 +21,7 @@ def send(message):
 
 
 def ask(method, params):
-    request = f"q{time.monotonic_ns()}"
+    request = f"q{next(requests)}"
     answers[request] = threading.Event()
     send({"id": request, "method": method, "params": params})
     answers[request].wait(100)
@@ -39,6 +41,27 @@ TOOLS = [
         "type": "object", "required": ["word"], "properties": {
             "word": {"type": "string"}, "count": {"type": "integer"}, "flag": {"type": "boolean"},
             "color": {"enum": ["red", "green"]}, "list": {"type": "array"}, "deep": {"type": "object"}}}},
+    {"name": "twice", "description": "Asks two questions at once.", "inputSchema": schema()},
+    {"name": "forms", "description": "Returns its arguments.", "inputSchema": {
+        "type": "object", "required": ["anything", "empty", "place"],
+        "$defs": {
+            "Color": {"type": "string", "enum": ["red", "green"]},
+            "Place": {"type": "object", "required": ["x"], "properties": {"x": {"type": "integer"}}},
+            "Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}, "name": {"type": "string"}}},
+            "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"$ref": "#/$defs/Loop"}]}},
+        "properties": {
+            "anything": {},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "shade": {"anyOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}], "default": None},
+            "mixed": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+            "either": {"oneOf": [{"type": "string"}, {"type": "object"}]},
+            "place": {"$ref": "#/$defs/Place"},
+            "node": {"$ref": "#/$defs/Node"},
+            "colors": {"type": "array", "items": {"$ref": "#/$defs/Color"}},
+            "big": {"type": "integer"},
+            "positive": {"type": "number", "exclusiveMinimum": 0},
+            "loop": {"$ref": "#/$defs/Loop"},
+            "empty": {"type": "string"}}}},
     {"name": "evil", "title": EVIL, "description": EVIL, "inputSchema": schema()},
     {"name": EVIL, "description": EVIL * 2000, "inputSchema": {"type": "object", "properties": {EVIL: {"type": "string", "description": EVIL, "default": EVIL}}}},
 ]
@@ -65,7 +88,20 @@ def call(request, name, arguments, meta):
         answer = ask("sampling/createMessage", {"maxTokens": 10, "messages": [
             {"role": "user", "content": {"type": "text", "text": "two and two?"}}]})
         content = text(json.dumps(answer, sort_keys=True))
-    elif name == "types":
+    elif name == "twice":
+        given = {}
+
+        def question(word):
+            given[word] = ask("elicitation/create", {"message": word, "requestedSchema": {"type": "object", "properties": {
+                "name": {"type": "string"}, "data": {"type": "object"}}}})
+
+        threads = [threading.Thread(target=question, args=(word,), daemon=True) for word in ("one?", "two?")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        content = text(json.dumps(given, sort_keys=True))
+    elif name in ("types", "forms"):
         content = text(json.dumps(arguments, sort_keys=True))
     else:
         content = [

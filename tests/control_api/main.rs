@@ -11,12 +11,9 @@ mod fixture;
 mod listener;
 mod lists;
 mod logins;
-<<<<<<< HEAD
 mod positions;
 mod revoked;
-=======
 mod recorded;
->>>>>>> fixapi
 mod roles;
 mod streams;
 

@@ -283,7 +283,7 @@ pub struct LogEntry {
 pub struct CallQuery {
     /// Only this team (id or slug).
     pub team: Option<String>,
-    /// Only this user (id).
+    /// Only this user (id or slug).
     pub user: Option<String>,
     /// Only this server (slug).
     pub server: Option<String>,

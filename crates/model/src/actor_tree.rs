@@ -1,6 +1,8 @@
 //! Description of the live tree of actors, for people who look for the busy or blocked part of a satellite. It contains no
 //! lengths of mailboxes, because ractor does not report them; the time of an answer shows a long one.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::TeamId;
@@ -71,6 +73,21 @@ pub enum PermitKind {
     Connections,
     /// Calls of a run.
     Calls,
+}
+
+impl fmt::Display for PermitLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pool = match self.pool {
+            PermitKind::Processes => "starts",
+            PermitKind::Connections => "connections",
+            PermitKind::Calls => "calls",
+        };
+        write!(f, "{pool} {}", self.held)?;
+        if let Some(max) = self.max {
+            write!(f, " of {max}")?;
+        }
+        if self.waiting > 0 { write!(f, ", {} wait", self.waiting) } else { Ok(()) }
+    }
 }
 
 impl ActorReport {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mcp_satellite_actors::model::actor_tree::ActorReport;
 use mcp_satellite_actors::model::secret::Secret;
+use mcp_satellite_console::feed::{DORMANT, STOPPED};
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::v1::{LogEntry, LogPage};
 use mcp_satellite_protocol::header::LAST_EVENT_ID;
@@ -48,6 +49,8 @@ pub(super) enum Update {
         lines: Vec<LogEntry>,
     },
     Tree(Box<ActorReport>),
+    /// The output or the tree cannot be read.
+    ViewFailed(String),
     /// Result of a request.
     Notice(String),
 }
@@ -59,9 +62,11 @@ pub(super) struct TopRow {
     pub(super) server: String,
     pub(super) team: String,
     pub(super) user: String,
-    pub(super) status: String,
+    status: String,
     /// Milliseconds since 1970.
     pub(super) since: i64,
+    /// Bits [`DORMANT`] and [`STOPPED`].
+    flags: u64,
     pub(super) restarts: u64,
     /// Time of the next attempt, in milliseconds since 1970.
     pub(super) retry: Option<i64>,
@@ -79,10 +84,20 @@ impl TopRow {
             user: text(3)?,
             status: text(4)?,
             since: row.get(5)?.as_i64()?,
+            flags: row.get(6).and_then(Value::as_u64).unwrap_or_default(),
             restarts: row.get(7).and_then(Value::as_u64).unwrap_or_default(),
             retry: row.get(8).and_then(Value::as_i64),
             message: text(10).unwrap_or_default(),
         })
+    }
+
+    /// Returns the status as the console names it: `asleep` and `stopped` are kinds of `online` and `offline`.
+    pub(super) fn shown_status(&self) -> &str {
+        match self.status.as_str() {
+            "online" if self.flags & u64::from(DORMANT) != 0 => "asleep",
+            "offline" if self.flags & u64::from(STOPPED) != 0 => "stopped",
+            status => status,
+        }
     }
 }
 
@@ -169,7 +184,7 @@ impl ApiConnection {
             let path = format!("/v1/instances/{instance}/logs?limit={OUTPUT_LINES}");
             let update = match connection.get::<LogPage>(&path).await {
                 Ok(page) => Update::Output { instance, lines: page.lines.into_iter().rev().collect() },
-                Err(why) => Update::Notice(format!("cannot read the output of {instance}: {why}")),
+                Err(why) => Update::ViewFailed(format!("cannot read the output of {instance}: {why}")),
             };
             let _ = updates.send(update).await;
         }));
@@ -180,7 +195,7 @@ impl ApiConnection {
         drop(tokio::spawn(async move {
             let update = match connection.get::<ActorReport>("/v1/tree").await {
                 Ok(tree) => Update::Tree(Box::new(tree)),
-                Err(why) => Update::Notice(format!("cannot read the tree: {why}")),
+                Err(why) => Update::ViewFailed(format!("cannot read the tree: {why}")),
             };
             let _ = updates.send(update).await;
         }));

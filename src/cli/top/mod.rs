@@ -1,6 +1,7 @@
 //! `satellite top`: the instances of a satellite in a terminal, over its HTTP API.
 
 mod connection;
+mod lines;
 mod screen;
 
 use std::io::{IsTerminal as _, stdout};
@@ -133,7 +134,7 @@ async fn show(
                 // The terminal is gone.
                 None => return Ok(()),
             },
-            _ = redraw.tick() => ScreenRequest::None,
+            _ = redraw.tick() => screen.refresh_request(),
         };
         match request {
             ScreenRequest::None => {}

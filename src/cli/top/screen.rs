@@ -1,7 +1,8 @@
-//! The screen: a table of instances, the output of one, or the tree of actors.
+//! The screen: a table of instances, the output of one, or the tree of actors. An open output or tree is read again
+//! every two seconds, and its title contains its age.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::actor_tree::ActorReport;
@@ -11,13 +12,21 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Cell, Row, Table, TableState};
 
 use super::connection::{TopRow, Update};
+use super::lines::{add_actor, age, color, draw_lines, output_line};
 use crate::cli::printable;
 
 /// Rows that PgUp and PgDn move.
 const PAGE: usize = 20;
+/// Age of the output or the tree from which on it is read again.
+const VIEW_AGE_MAX: Duration = Duration::from_secs(2);
+/// Time for which the result of a request is shown.
+const NOTICE_TIME: Duration = Duration::from_secs(8);
+/// Columns of a terminal below which the table has no reasons, and below which it has neither restarts nor next attempts.
+const COLUMNS_FOR_REASONS: u16 = 80;
+const COLUMNS_FOR_ALL: u16 = 120;
 
 /// Requests of a key.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,18 +42,27 @@ pub(super) enum ScreenRequest {
 pub(super) struct Screen {
     rows: BTreeMap<String, TopRow>,
     calls_in_flight: u64,
-    /// Reason why nothing is received, and since when.
-    lost: Option<(String, Instant)>,
+    /// Time at which something was received.
+    received: Option<Instant>,
+    /// Reason why nothing is received.
+    lost: Option<String>,
     view: View,
+    /// Time at which the content of the view was received.
+    view_received: Option<Instant>,
+    /// True while the content of the view is requested.
+    is_fetching: bool,
     table: TableState,
     filter: String,
     /// True while the filter is typed.
     is_typing: bool,
     /// Instance whose restart waits for a confirmation.
     confirmed: Option<String>,
-    notice: String,
+    /// Result of a request, and its time.
+    notice: Option<(String, Instant)>,
     /// First line of the output or the tree that is shown.
     scroll: usize,
+    /// Lines of the output or the tree that the last picture had space for.
+    height: usize,
 }
 
 #[derive(Default)]
@@ -55,34 +73,52 @@ enum View {
         instance: String,
         lines: Vec<LogEntry>,
     },
-    Tree(Box<ActorReport>),
+    Tree(Option<Box<ActorReport>>),
 }
 
 impl Screen {
     pub(super) fn apply(&mut self, update: Update) {
         match update {
             Update::Reset(rows) => {
-                self.lost = None;
+                self.note_contact();
                 self.rows = rows.into_iter().map(|row| (row.name.clone(), row)).collect();
             }
             Update::Changes { set, gone } => {
-                self.lost = None;
+                self.note_contact();
                 self.rows.extend(set.into_iter().map(|row| (row.name.clone(), row)));
                 for name in &gone {
                     self.rows.remove(name);
                 }
             }
-            Update::Tick { calls_in_flight } => (self.lost, self.calls_in_flight) = (None, calls_in_flight),
-            Update::Lost(why) => {
-                let since = self.lost.take().map_or_else(Instant::now, |(_, since)| since);
-                self.lost = Some((why, since));
+            Update::Tick { calls_in_flight } => {
+                self.note_contact();
+                self.calls_in_flight = calls_in_flight;
             }
+            Update::Lost(why) => self.lost = Some(why),
             Update::Output { instance, lines } => {
-                self.scroll = lines.len();
-                self.view = View::Output { instance, lines };
+                self.is_fetching = false;
+                // The user may have opened another view since the request.
+                if let View::Output { instance: open, lines: before } = &mut self.view
+                    && *open == instance
+                {
+                    // The end of the output stays in view, unless the user has scrolled away from it.
+                    if self.scroll + 1 >= before.len().saturating_sub(self.height) {
+                        self.scroll = lines.len();
+                    }
+                    (*before, self.view_received) = (lines, Some(Instant::now()));
+                }
             }
-            Update::Tree(tree) => (self.view, self.scroll) = (View::Tree(tree), 0),
-            Update::Notice(notice) => self.notice = notice,
+            Update::Tree(tree) => {
+                self.is_fetching = false;
+                if let View::Tree(before) = &mut self.view {
+                    (*before, self.view_received) = (Some(tree), Some(Instant::now()));
+                }
+            }
+            Update::ViewFailed(why) => {
+                self.is_fetching = false;
+                self.notice = Some((why, Instant::now()));
+            }
+            Update::Notice(notice) => self.notice = Some((notice, Instant::now())),
         }
         let shown = self.shown().len();
         if self.table.selected().is_none_or(|selected| selected >= shown) {
@@ -90,12 +126,41 @@ impl Screen {
         }
     }
 
+    fn note_contact(&mut self) {
+        (self.received, self.lost) = (Some(Instant::now()), None);
+    }
+
+    /// Opens a view, which is empty until its content arrives.
+    fn open(&mut self, view: View) -> ScreenRequest {
+        (self.view, self.view_received, self.scroll) = (view, None, 0);
+        self.is_fetching = true;
+        self.view_request()
+    }
+
+    fn view_request(&self) -> ScreenRequest {
+        match &self.view {
+            View::Instances => ScreenRequest::None,
+            View::Output { instance, .. } => ScreenRequest::Output(instance.clone()),
+            View::Tree(_) => ScreenRequest::Tree,
+        }
+    }
+
+    /// Returns the request for the content of the view if it is old and was not requested.
+    pub(super) fn refresh_request(&mut self) -> ScreenRequest {
+        let is_old = self.view_received.is_none_or(|received| received.elapsed() >= VIEW_AGE_MAX);
+        if self.is_fetching || !is_old {
+            return ScreenRequest::None;
+        }
+        let request = self.view_request();
+        self.is_fetching = request != ScreenRequest::None;
+        request
+    }
+
     pub(super) fn handle_key(&mut self, key: KeyEvent) -> ScreenRequest {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
             return ScreenRequest::Quit;
         }
         if let Some(instance) = self.confirmed.take() {
-            self.notice.clear();
             return if key.code == KeyCode::Char('y') { ScreenRequest::Restart(instance) } else { ScreenRequest::None };
         }
         if self.is_typing {
@@ -117,14 +182,13 @@ impl Screen {
             KeyCode::Home => self.move_by(isize::MIN),
             KeyCode::End => self.move_by(isize::MAX),
             KeyCode::Char('/') => (self.view, self.is_typing) = (View::Instances, true),
-            KeyCode::Char('t') => return ScreenRequest::Tree,
-            KeyCode::Enter => return self.selected().map_or(ScreenRequest::None, ScreenRequest::Output),
-            KeyCode::Char('r') => {
-                if let Some(instance) = self.selected() {
-                    self.notice = format!("restart {instance}? y/n");
-                    self.confirmed = Some(instance);
+            KeyCode::Char('t') => return self.open(View::Tree(None)),
+            KeyCode::Enter => {
+                if let (View::Instances, Some(instance)) = (&self.view, self.selected()) {
+                    return self.open(View::Output { instance, lines: Vec::new() });
                 }
             }
+            KeyCode::Char('r') => self.confirmed = self.selected(),
             KeyCode::Char('q') | KeyCode::Esc => match self.view {
                 View::Instances if !self.filter.is_empty() && key.code == KeyCode::Esc => self.filter.clear(),
                 View::Instances => return ScreenRequest::Quit,
@@ -161,26 +225,32 @@ impl Screen {
     fn shown(&self) -> Vec<&TopRow> {
         let filter = self.filter.to_lowercase();
         let matches = |row: &&TopRow| {
-            filter.is_empty() || row.name.to_lowercase().contains(&filter) || row.status.contains(&filter)
+            let text = format!("{} {}", row.name.to_lowercase(), row.shown_status());
+            filter.split_whitespace().all(|word| text.contains(word))
         };
         self.rows.values().filter(matches).collect()
     }
 
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {
-        let areas = Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]);
-        let [head, body, foot] = areas.areas(frame.area());
+        let [head, body, foot] =
+            Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
         frame.render_widget(self.head(), head);
+        let age = self
+            .view_received
+            .map_or_else(|| "is being read".to_owned(), |at| format!("{} s old", at.elapsed().as_secs()));
+        self.height = usize::from(body.height.saturating_sub(2));
         match &self.view {
             View::Instances => self.draw_instances(frame, body),
             View::Output { instance, lines } => {
                 let shown: Vec<Line<'_>> = lines.iter().map(output_line).collect();
-                let title = format!(" output of {instance} ");
-                draw_lines(frame, body, title, shown, &mut self.scroll);
+                draw_lines(frame, body, format!(" output of {instance}, {age} "), shown, &mut self.scroll);
             }
             View::Tree(tree) => {
                 let mut shown = Vec::new();
-                add_actor(tree, 0, &mut shown);
-                draw_lines(frame, body, " tree of actors ".to_owned(), shown, &mut self.scroll);
+                if let Some(tree) = tree {
+                    add_actor(tree, 0, &mut shown);
+                }
+                draw_lines(frame, body, format!(" tree of actors, {age} "), shown, &mut self.scroll);
             }
         }
         frame.render_widget(self.foot(), foot);
@@ -189,7 +259,7 @@ impl Screen {
     fn head(&self) -> Line<'_> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for row in self.rows.values() {
-            *counts.entry(&row.status).or_default() += 1;
+            *counts.entry(row.shown_status()).or_default() += 1;
         }
         let teams: BTreeSet<&str> = self.rows.values().map(|row| row.team.as_str()).collect();
         let mut spans = vec![Span::raw(format!(
@@ -205,189 +275,81 @@ impl Screen {
     }
 
     fn foot(&self) -> Line<'_> {
-        if let Some((why, since)) = &self.lost {
-            let text = format!("no contact for {} s: {}", since.elapsed().as_secs(), printable(why));
+        if let Some(why) = &self.lost {
+            let time = self.received.map(|at| format!(" for {} s", at.elapsed().as_secs())).unwrap_or_default();
+            let text = format!("no contact{time}: {}", printable(why));
             return Line::styled(text, Style::new().fg(Color::Red).add_modifier(Modifier::BOLD));
         }
         if self.is_typing {
             return Line::raw(format!("filter: {}_", printable(&self.filter)));
         }
-        if !self.notice.is_empty() {
-            return Line::styled(printable(&self.notice), Style::new().fg(Color::Yellow));
+        let notice = Style::new().fg(Color::Yellow);
+        if let Some(instance) = &self.confirmed {
+            return Line::styled(format!("restart {}? y/n", printable(instance)), notice);
+        }
+        if let Some((text, at)) = &self.notice
+            && at.elapsed() < NOTICE_TIME
+        {
+            return Line::styled(printable(text), notice);
         }
         let filter = if self.filter.is_empty() { String::new() } else { format!("filter {:?}  ", self.filter) };
         Line::raw(format!("{filter}/ filter  Enter output  t tree  r restart  q quit"))
     }
 
+    /// Draws the table, and below it the selected instance with its whole reason.
     fn draw_instances(&mut self, frame: &mut Frame<'_>, area: Rect) {
+        let [area, detail] = Layout::vertical([Constraint::Min(1), Constraint::Length(1)]).areas(area);
         let now = Timestamp::now().as_millisecond();
-        let is_old = self.lost.is_some();
+        let (has_all, has_reasons) = (area.width >= COLUMNS_FOR_ALL, area.width >= COLUMNS_FOR_REASONS);
+        let columns = [
+            ("SERVER", Constraint::Fill(3), true),
+            ("TEAM", Constraint::Fill(2), true),
+            ("USER", Constraint::Fill(2), true),
+            ("STATUS", Constraint::Length(20), true),
+            ("SINCE", Constraint::Length(6), true),
+            ("RESTARTS", Constraint::Length(8), has_all),
+            ("NEXT", Constraint::Length(8), has_all),
+            ("REASON", Constraint::Fill(if has_all { 6 } else { 3 }), has_reasons),
+        ];
         let row = |row: &TopRow| {
-            let retry = row.retry.map(|at| format!("in {}", age(at - now))).unwrap_or_default();
+            let status = row.shown_status();
             let cells = [
                 Cell::from(printable(&row.server)),
                 Cell::from(printable(&row.team)),
                 Cell::from(printable(&row.user)),
-                Cell::from(row.status.clone()).style(color(&row.status)),
+                Cell::from(status.replace('_', " ")).style(color(status)),
                 Cell::from(age(now - row.since)),
                 Cell::from(row.restarts.to_string()),
-                Cell::from(retry),
+                Cell::from(next_attempt(row, now)),
                 Cell::from(printable(&row.message)),
             ];
-            Row::new(cells)
+            Row::new(cells.into_iter().zip(columns).filter(|(_, (.., is_shown))| *is_shown).map(|(cell, _)| cell))
         };
-        let rows: Vec<Row<'_>> = self.shown().into_iter().map(row).collect();
-        let widths = [
-            Constraint::Fill(2),
-            Constraint::Fill(1),
-            Constraint::Fill(1),
-            Constraint::Length(20),
-            Constraint::Length(6),
-            Constraint::Length(8),
-            Constraint::Length(8),
-            Constraint::Fill(4),
-        ];
-        let header = ["SERVER", "TEAM", "USER", "STATUS", "SINCE", "RESTARTS", "NEXT", "REASON"];
-        let style = if is_old { Style::new().add_modifier(Modifier::DIM) } else { Style::new() };
+        let shown = self.shown();
+        let selected = self.table.selected().and_then(|selected| shown.get(selected));
+        let detail_line = selected.map(|row| {
+            let parts =
+                [row.name.clone(), format!("{} restarts", row.restarts), next_attempt(row, now), row.message.clone()];
+            let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+            Line::styled(printable(&parts.join(" · ")), Style::new().add_modifier(Modifier::DIM))
+        });
+        let rows: Vec<Row<'_>> = shown.into_iter().map(row).collect();
+        let columns = columns.into_iter().filter(|(.., is_shown)| *is_shown);
+        let (header, widths): (Vec<_>, Vec<_>) = columns.map(|(name, width, _)| (name, width)).unzip();
+        let style = if self.lost.is_some() { Style::new().add_modifier(Modifier::DIM) } else { Style::new() };
         let table = Table::new(rows, widths)
             .header(Row::new(header).style(Style::new().add_modifier(Modifier::BOLD)))
             .style(style)
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
         frame.render_stateful_widget(table, area, &mut self.table);
+        frame.render_widget(detail_line.unwrap_or_default(), detail);
     }
 }
 
-fn draw_lines(frame: &mut Frame<'_>, area: Rect, title: String, lines: Vec<Line<'_>>, scroll: &mut usize) {
-    let height = usize::from(area.height.saturating_sub(2));
-    // The last line stays at the bottom.
-    *scroll = (*scroll).min(lines.len().saturating_sub(height));
-    let first = u16::try_from(*scroll).unwrap_or(u16::MAX);
-    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(title)).scroll((first, 0)), area);
-}
-
-fn output_line(entry: &LogEntry) -> Line<'static> {
-    let level = serde_json::to_value(entry.line.level).unwrap_or_default();
-    let style = match level.as_str() {
-        Some("error") => Style::new().fg(Color::Red),
-        Some("warn") => Style::new().fg(Color::Yellow),
-        _ => Style::new(),
-    };
-    Line::styled(format!("{:.3} {}", entry.line.timestamp, printable(&entry.line.message)), style)
-}
-
-fn add_actor(report: &ActorReport, depth: usize, lines: &mut Vec<Line<'static>>) {
-    let answered = match report.answered_ms {
-        Some(answered) => format!("answered in {answered:.1} ms"),
-        None => "does not answer".to_owned(),
-    };
-    let kind = serde_json::to_value(report.kind).unwrap_or_default();
-    let kind = kind.as_str().unwrap_or_default().to_owned();
-    let name = if report.name == kind { String::new() } else { format!(" {}", printable(&report.name)) };
-    let backlog = report.backlog.map(|backlog| format!(", backlog {backlog}")).unwrap_or_default();
-    let text = format!("{}{kind}{name}: {answered}, {} restarts{backlog}", "  ".repeat(depth), report.restarts);
-    let style = if report.answered_ms.is_some() { Style::new() } else { Style::new().fg(Color::Red) };
-    lines.push(Line::styled(text, style));
-    report.children.iter().for_each(|child| add_actor(child, depth + 1, lines));
-}
-
-fn color(status: &str) -> Style {
-    Style::new().fg(match status {
-        "online" => Color::Green,
-        "error" | "permanently_failed" => Color::Red,
-        "requires_reauth" | "awaiting_user_config" => Color::Magenta,
-        "offline" => Color::DarkGray,
-        _ => Color::Yellow,
-    })
-}
-
-/// Returns a duration with its largest unit, at most five characters.
-fn age(milliseconds: i64) -> String {
-    let seconds = milliseconds.max(0) / 1000;
-    match seconds {
-        0..=99 => format!("{seconds} s"),
-        100..=5999 => format!("{} min", seconds / 60),
-        6000..=359_999 => format!("{} h", seconds / 3600),
-        _ => format!("{} d", seconds / 86_400),
-    }
+fn next_attempt(row: &TopRow, now: i64) -> String {
+    row.retry.map(|at| format!("in {}", age(at - now))).unwrap_or_default()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-mod tests {
-    use ratatui::Terminal;
-    use ratatui::backend::TestBackend;
-    use serde_json::json;
-
-    use super::*;
-
-    fn row(server: &str, status: &str) -> TopRow {
-        let name = format!("{server}-acme-alice-{server}");
-        TopRow::parse(&json!([name, server, "acme", "alice", status, 0, 0, 3])).unwrap()
-    }
-
-    fn picture(screen: &mut Screen) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(100, 8)).unwrap();
-        terminal.draw(|frame| screen.draw(frame)).unwrap();
-        terminal.backend().to_string()
-    }
-
-    fn press(screen: &mut Screen, code: KeyCode) -> ScreenRequest {
-        screen.handle_key(KeyEvent::new(code, KeyModifiers::NONE))
-    }
-
-    #[test]
-    fn changes_are_applied_to_the_rows() {
-        let mut screen = Screen::default();
-        screen.apply(Update::Reset(vec![row("files", "online"), row("notes", "online")]));
-        let gone = vec![row("files", "online").name];
-        screen.apply(Update::Changes { set: vec![row("notes", "error"), row("web", "connecting")], gone });
-        let shown = picture(&mut screen);
-        assert!(shown.contains("notes") && shown.contains("error") && shown.contains("web"), "{shown}");
-        assert!(!shown.contains("files"), "{shown}");
-    }
-
-    #[test]
-    fn a_restart_needs_a_confirmation() {
-        let mut screen = Screen::default();
-        screen.apply(Update::Reset(vec![row("files", "online"), row("notes", "online")]));
-        assert_eq!(press(&mut screen, KeyCode::Down), ScreenRequest::None);
-        assert_eq!(press(&mut screen, KeyCode::Char('r')), ScreenRequest::None);
-        assert!(picture(&mut screen).contains("restart notes-acme-alice-notes? y/n"));
-        assert_eq!(press(&mut screen, KeyCode::Char('n')), ScreenRequest::None);
-        press(&mut screen, KeyCode::Char('r'));
-        assert_eq!(press(&mut screen, KeyCode::Char('y')), ScreenRequest::Restart("notes-acme-alice-notes".to_owned()));
-    }
-
-    #[test]
-    fn the_filter_hides_other_instances() {
-        let mut screen = Screen::default();
-        screen.apply(Update::Reset(vec![row("files", "online"), row("notes", "error")]));
-        "/err".chars().for_each(|letter| drop(press(&mut screen, KeyCode::Char(letter))));
-        press(&mut screen, KeyCode::Enter);
-        assert!(!picture(&mut screen).contains("files"));
-        assert_eq!(press(&mut screen, KeyCode::Enter), ScreenRequest::Output("notes-acme-alice-notes".to_owned()));
-        assert_eq!(press(&mut screen, KeyCode::Esc), ScreenRequest::None);
-        assert!(picture(&mut screen).contains("files"));
-        assert_eq!(press(&mut screen, KeyCode::Esc), ScreenRequest::Quit);
-    }
-
-    #[test]
-    fn a_lost_stream_is_shown_until_it_is_back() {
-        let mut screen = Screen::default();
-        screen.apply(Update::Reset(vec![row("files", "online")]));
-        screen.apply(Update::Lost("connection refused".to_owned()));
-        assert!(picture(&mut screen).contains("no contact for 0 s: connection refused"));
-        screen.apply(Update::Tick { calls_in_flight: 2 });
-        let shown = picture(&mut screen);
-        assert!(!shown.contains("no contact") && shown.contains("2 calls in flight"), "{shown}");
-    }
-
-    #[test]
-    fn control_characters_of_servers_are_not_written() {
-        let mut screen = Screen::default();
-        let hostile = json!(["n", "\u{1b}[31mred", "acme", "alice", "error", 0, 0, 0, null, 3, "a\u{7}b", null, null]);
-        screen.apply(Update::Reset(vec![TopRow::parse(&hostile).unwrap()]));
-        let shown = picture(&mut screen);
-        assert!(!shown.contains(['\u{1b}', '\u{7}']), "{shown:?}");
-    }
-}
+mod tests;

@@ -27,7 +27,14 @@ static ASSETS: [Asset; 3] = [
         stem: "console",
         extension: "js",
         media_type: "text/javascript; charset=utf-8",
-        content: include_bytes!("../assets/console.js"),
+        // One script of several files: they share their functions.
+        content: concat!(
+            include_str!("../assets/schema_form.js"),
+            include_str!("../assets/playground.js"),
+            include_str!("../assets/calls.js"),
+            include_str!("../assets/console.js"),
+        )
+        .as_bytes(),
     },
     Asset {
         stem: "console",

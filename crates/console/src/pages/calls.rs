@@ -2,12 +2,15 @@
 
 use maud::{Markup, html};
 use mcp_satellite_actors::model::event::rfc3339;
+use mcp_satellite_actors::model::secret::MASKED;
+use mcp_satellite_actors::seam::ToolCallFate;
+use serde_json::Value;
 
 use super::layout::{NavigationEntry, PageFrame, instance_link, page};
 use super::{may_operate, segment, shown, shown_lines};
 use crate::v1::{CallEntry, CallPage, CallQuery};
 
-/// Bytes of arguments up to which a call can be repeated from the page.
+/// Bytes of arguments up to which a call can be repeated from the page, and of a result with which it is compared.
 const REPEATABLE_MAX: usize = 64 * 1024;
 
 /// Returns the page.
@@ -19,9 +22,19 @@ pub fn calls_page(found: &CallPage, query: &CallQuery, frame: &PageFrame) -> Mar
             label { "Instance " input name="instance" value=(text(&query.instance)) placeholder="full name"; }
             label { "Server " input name="server" value=(text(&query.server)); }
             label { "Tool " input name="tool" value=(text(&query.tool)); }
-            label { "User id " input name="user" value=(text(&query.user)); }
+            label { "Team " input name="team" value=(text(&query.team)); }
+            label { "User " input name="user" value=(text(&query.user)); }
             label { "Client " input name="client" value=(text(&query.client)); }
-            label { "Reason " input name="fate" value=(text(&query.fate)) placeholder="timed_out"; }
+            label { "Fate "
+                select name="fate" {
+                    option value="" { "all" }
+                    @for fate in ToolCallFate::ALL.into_iter().skip(1).map(ToolCallFate::as_str) {
+                        option value=(fate) selected[query.fate.as_deref() == Some(fate)] { (fate) }
+                    }
+                }
+            }
+            label { "From " input name="since" value=(text(&query.since)) placeholder="2026-01-31T12:00:00Z"; }
+            label { "Before " input name="until" value=(text(&query.until)) placeholder="2026-01-31T13:00:00Z"; }
             label { "Result "
                 select name="success" {
                     option value="" { "all" }
@@ -58,13 +71,30 @@ fn item(entry: &CallEntry, frame: &PageFrame) -> Markup {
                     div { h3 { "Arguments" } pre tabindex="0" { (shown_lines(arguments)) } }
                     div { h3 { "Result" } pre.before tabindex="0" { (shown_lines(response)) } }
                 }
-                @if may_operate(frame) && arguments.len() <= REPEATABLE_MAX {
-                    button type="button" data-repeat=(call.tool_name) data-instance=(entry.instance) data-arguments=(arguments) { "Repeat and compare" }
-                    div.after {}
+                @if may_operate(frame) {
+                    @if let Some(why) = why_not_repeatable(arguments) { p.help { "This call cannot be repeated: " (why) "." } }
+                    @else {
+                        button type="button" data-repeat=(call.tool_name) data-instance=(entry.instance) data-arguments=(arguments)
+                            data-result=[(response.len() <= REPEATABLE_MAX).then_some(response)] data-fate=[&call.fate] { "Repeat and compare" }
+                        div.after {}
+                    }
                 }
             }
         }
     }
+}
+
+/// Returns the reason why the stored arguments are not those of the call.
+fn why_not_repeatable(arguments: &str) -> Option<&'static str> {
+    if arguments.contains(MASKED) {
+        return Some("secrets in its arguments are masked");
+    }
+    if arguments.len() > REPEATABLE_MAX {
+        return Some("its arguments are too long");
+    }
+    // Arguments that were cut are stored as a string.
+    let is_complete = matches!(serde_json::from_str(arguments), Ok(Value::Object(_) | Value::Null));
+    (!is_complete).then_some("its arguments were cut when they were stored")
 }
 
 fn next_query(query: &CallQuery, cursor: &str) -> String {
@@ -85,4 +115,21 @@ fn next_query(query: &CallQuery, cursor: &str) -> String {
         given.iter().filter_map(|(key, value)| Some(format!("{key}={}", segment(value.as_ref()?)))).collect();
     parts.push(format!("cursor={}", segment(cursor)));
     parts.join("&")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_repeated_with_its_own_arguments_only() {
+        for arguments in ["{}", "null", r#"{"text": "hi"}"#] {
+            assert_eq!(why_not_repeatable(arguments), None, "{arguments}");
+        }
+        let masked = format!(r#"{{"text": "{MASKED}"}}"#);
+        assert!(why_not_repeatable(&masked).is_some_and(|why| why.contains("masked")));
+        assert!(why_not_repeatable(r#""{\"text\": \"hi…""#).is_some_and(|why| why.contains("cut")));
+        let long = format!(r#"{{"text": "{}"}}"#, "x".repeat(REPEATABLE_MAX));
+        assert!(why_not_repeatable(&long).is_some_and(|why| why.contains("too long")));
+    }
 }

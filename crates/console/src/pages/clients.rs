@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use mcp_satellite_gateway::clients::ClientStatus;
 
 use super::layout::{NavigationEntry, PageFrame, page};
-use super::shown;
+use super::{shown, shown_lines};
 
 /// Contents of the page of clients.
 #[derive(Debug, Clone)]
@@ -14,8 +14,18 @@ pub struct ClientsShape {
     pub tokens: Option<Vec<(String, String)>>,
     /// URL of the MCP endpoint, if it is open.
     pub url: Option<String>,
-    /// Names of the clients that `satellite connect` can connect.
-    pub connectable: Vec<String>,
+    pub connectable: Vec<ConnectableClient>,
+    /// Entry of the bridge that most clients read.
+    pub bridge_entry: String,
+}
+
+/// A client that `satellite connect` can connect.
+#[derive(Debug, Clone)]
+pub struct ConnectableClient {
+    /// Command that connects the client.
+    pub command: String,
+    /// Configuration file of the client that contains only the entry.
+    pub file: String,
 }
 
 /// Returns the page.
@@ -52,10 +62,15 @@ pub fn clients_page(shape: &ClientsShape, frame: &PageFrame) -> Markup {
             @if let Some(url) = &shape.url {
                 p { "The MCP endpoint is " code { (shown(url)) } ". These commands write the entry into the client's own configuration, on the satellite's machine:" }
                 ul.commands {
-                    @for id in &shape.connectable { li { (command(&format!("satellite connect {id}"))) } }
+                    @for client in &shape.connectable {
+                        li {
+                            (command(&client.command))
+                            details { summary { "Entry to paste" } (pasted(&client.file)) }
+                        }
+                    }
                 }
                 p { "For any other client, paste this entry. The client starts the bridge, which needs no token in a file:" }
-                (command(r#"{"mcpServers": {"satellite": {"command": "satellite", "args": ["stdio"]}}}"#))
+                (command(&shape.bridge_entry))
                 p { "A client on another machine needs the URL and the token of a user:" }
                 (command(&format!(r#"{{"mcpServers": {{"satellite": {{"type": "http", "url": "{url}", "headers": {{"Authorization": "Bearer TOKEN"}}}}}}}}"#)))
             } @else { p { "The MCP endpoint is off. Add a table " code { "[gateway]" } " to the configuration and run " code { "satellite reload" } "." } }
@@ -69,6 +84,10 @@ pub fn clients_page(shape: &ClientsShape, frame: &PageFrame) -> Markup {
         }
     };
     page(frame, NavigationEntry::Clients, "clients", "Clients", &content)
+}
+
+fn pasted(text: &str) -> Markup {
+    html! { pre tabindex="0" { (shown_lines(text)) } button type="button" data-copy=(text) { "Copy" } }
 }
 
 fn command(text: &str) -> Markup {

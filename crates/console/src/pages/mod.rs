@@ -32,7 +32,7 @@ use serde::Serialize;
 
 pub use assets::{answer_asset, asset_bytes};
 pub use calls::calls_page;
-pub use clients::{ClientsShape, clients_page};
+pub use clients::{ClientsShape, ConnectableClient, clients_page};
 pub use events::{EventEntry, EventsShape, events_page};
 pub use fleet::{FleetPageShape, SatellitePageShape, config_is_current, fleet_page, satellite_page};
 pub use instance::{InstanceShape, instance_page};

@@ -1,7 +1,7 @@
 //! The live tree of actors.
 
 use maud::{Markup, html};
-use mcp_satellite_actors::model::actor_tree::{ActorKind, ActorReport, PermitKind, PermitLoad};
+use mcp_satellite_actors::model::actor_tree::{ActorKind, ActorReport};
 
 use super::layout::{NavigationEntry, PageFrame, instance_link, page};
 use super::shown;
@@ -41,7 +41,7 @@ fn actor(report: &ActorReport, frame: &PageFrame) -> Markup {
                 @else { span.error { "did not answer" } }
                 @if report.restarts > 0 { " · restarts " (report.restarts) }
                 @if let Some(backlog) = report.backlog { " · waiting " (backlog) }
-                @for permit in &report.permits { " · " (permits(permit)) }
+                @for permit in &report.permits { " · " (permit) }
             }
             @if report.kind == ActorKind::Team && workers > 0 {
                 details open[workers <= 20] {
@@ -54,15 +54,4 @@ fn actor(report: &ActorReport, frame: &PageFrame) -> Markup {
             }
         }
     }
-}
-
-fn permits(load: &PermitLoad) -> String {
-    let pool = match load.pool {
-        PermitKind::Processes => "starts",
-        PermitKind::Connections => "connections",
-        PermitKind::Calls => "calls",
-    };
-    let max = load.max.map_or_else(String::new, |max| format!(" of {max}"));
-    let waiting = if load.waiting > 0 { format!(", {} wait", load.waiting) } else { String::new() };
-    format!("{pool} {}{max}{waiting}", load.held)
 }
