@@ -352,6 +352,8 @@ async fn clients(console: Api, context: RequestContext, streams: Arc<PageStreams
 #[serde(default)]
 struct PlaygroundQuery {
     tool: Option<String>,
+    /// True for those parts only that the script replaces: not the tools.
+    live: bool,
 }
 
 fn playground(
@@ -364,7 +366,7 @@ fn playground(
     let view = find(console, context)?;
     http_api::check_acting(context, &view)?;
     let frame = frame(console, context, streams, revision);
-    let tools = view.offered_catalogue().into_iter().flat_map(|catalogue| &catalogue.tools);
+    let tools = view.offered_catalogue().filter(|_| !query.live).into_iter().flat_map(|catalogue| &catalogue.tools);
     let shape = PlaygroundShape {
         status: InstanceStatus::from_view(&view, None, Instant::now()),
         tools: tools.map(|tool| tool.raw.clone()).collect(),

@@ -60,7 +60,9 @@ fn the_overview_finds_words_and_keeps_its_order() {
     let is_inside = "[...document.querySelectorAll('#attention li')].every((item) => \
                      item.children[0].getBoundingClientRect().right <= item.children[1].getBoundingClientRect().left)";
     assert_eq!(page.eval(&format!("document.querySelector('#attention .awaiting_user_config') && {is_inside}")), true);
-    console.set_status(std::iter::once(0), Status::Online);
+    let online =
+        page.eval("Number(document.querySelector('.grid i.online').row.name.split('-').pop())").as_u64().unwrap();
+    console.set_status(std::iter::once(usize::try_from(online).unwrap()), Status::Online);
     page.wait("the change", "document.querySelector('#revision').textContent === 'revision 2'");
     assert_eq!(page.eval(order), before);
 

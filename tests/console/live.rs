@@ -1,7 +1,10 @@
 //! Pages that follow their satellite: none shows an old state or drops an event without saying so.
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use testkit::home::Home;
+use testkit::process::send;
+use testkit::wait::wait_until;
 
 use crate::SATELLITE;
 use crate::browser::{Browser, Page};
@@ -62,10 +65,10 @@ fn the_overview_keeps_its_buttons_and_shows_new_warnings() {
     let path = home.path().join("satellite.toml");
     let config = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, "[[").unwrap();
-    home.satellite(&["reload"]).exits(2);
+    send(satellite.pid(), Signal::SIGHUP);
     page.wait("the warning", "document.querySelector('#warnings').textContent.includes('satellite reload')");
     std::fs::write(&path, config).unwrap();
-    home.satellite(&["reload"]).exits(0);
+    send(satellite.pid(), Signal::SIGHUP);
     page.wait("the end of the warning", "document.querySelector('#warnings').textContent === ''");
     assert_eq!(grid(&page).len(), 2, "the rows come by the stream");
     page.assert_clean();
@@ -112,11 +115,11 @@ fn pages_follow_changes_without_waiting_for_their_next_refresh() {
     page.open(&format!("{url}instances/notes"));
     wait_live(&page);
     page.eval("getSelection().setBaseAndExtent(document.querySelector('#state'), 0, document.querySelector('#facts dl').lastChild, 1)");
-    let selected = page.eval("getSelection().toString()");
     let before = refreshes(&page);
     home.satellite(&["call", "notes", "add", r#"{"a": 1, "b": 2}"#]).exits(0);
-    testkit::wait::wait_until("two refreshes", || refreshes(&page) >= before + 2);
-    assert_eq!(page.eval("getSelection().toString()"), selected);
+    wait_until("two refreshes", || refreshes(&page) >= before + 2);
+    let selected = page.eval("getSelection().toString()");
+    assert!(["online", "Transport"].iter().all(|text| selected.as_str().unwrap().contains(text)), "{selected}");
     page.eval("getSelection().removeAllRanges()");
     page.wait("the counted call", "document.querySelector('#facts').textContent.includes('Calls2')");
     page.assert_clean();

@@ -282,7 +282,7 @@ async function refresh() {
   lastRefresh = Date.now();
   try {
     const address = new URL(location.href);
-    address.searchParams.set("live", "true");
+    if (["overview", "instance", "playground"].includes(body.dataset.page)) address.searchParams.set("live", "true");
     const response = await request(address);
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     // Another role has other buttons.
@@ -376,7 +376,10 @@ document.addEventListener("click", async (click) => {
       report(`Cannot ${action} ${instance}: ${error.message}`);
     } finally {
       button.disabled = body.classList.contains("removed");
-      if (document.activeElement === body) button.focus(); // A disabled button loses the focus.
+      // A disabled button loses the focus, and a refresh may have replaced it.
+      const isSame = (other) => other.dataset.action === action && other.dataset.instance === instance;
+      const current = button.isConnected ? button : [...document.querySelectorAll("button")].find(isSame);
+      if (document.activeElement === body) current?.focus();
     }
   } else if (button.id === "theme") {
     const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
