@@ -7,11 +7,11 @@ use mcp_satellite_backend::server::api::CommandRecordView;
 use mcp_satellite_backend::server::{EventRange, StoredEventPage};
 use mcp_satellite_backend::wire::CommandTarget;
 use mcp_satellite_console::api::EventQuery;
-use mcp_satellite_console::feed::{FeedScope, STOPPED};
+use mcp_satellite_console::feed::{FeedRows, FeedScope, STOPPED};
 use mcp_satellite_console::pages::{
-    ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceListing, InstanceTableRow, Markup, OverviewShape,
-    PageFrame, ReportedInstanceShape, SatellitePageShape, describe_principal, events_page, fleet_page, instances_page,
-    overview_page, reported_instance_page, root_of, satellite_page,
+    ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceListing, InstanceTableRow, LiveQuery, Markup,
+    OverviewShape, PageFrame, ReportedInstanceShape, SatellitePageShape, describe_principal, events_page, fleet_page,
+    instances_page, overview_page, reported_instance_page, root_of, satellite_page,
 };
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{NoInput, RequestContext, Routes};
@@ -47,6 +47,7 @@ pub(super) fn add(routes: &mut Routes<BackendConsole>) {
 fn frame(console: &BackendConsole, context: &RequestContext, revision: u64) -> PageFrame {
     PageFrame {
         root: root_of(context.uri.path()),
+        uri: context.uri.clone(),
         site: ConsoleSite::Backend,
         satellite: "satellite backend".to_owned(),
         principal: describe_principal(&context.principal),
@@ -58,7 +59,7 @@ fn frame(console: &BackendConsole, context: &RequestContext, revision: u64) -> P
     }
 }
 
-async fn overview(console: Api, context: RequestContext, _: NoInput) -> Result<Markup, Problem> {
+async fn overview(console: Api, context: RequestContext, query: LiveQuery) -> Result<Markup, Problem> {
     console.rows.check()?;
     let connections = console.backend.connections().await.map_err(|error| problem(&error))?;
     let lost: Vec<&str> = connections.iter().filter(|one| !one.connected).map(|one| &*one.name).collect();
@@ -73,7 +74,7 @@ async fn overview(console: Api, context: RequestContext, _: NoInput) -> Result<M
             lost.len() - WARNINGS_MAX
         ));
     }
-    let rows = console.feeds.rows(&FeedScope::default()).await?;
+    let rows = if query.live { FeedRows::default() } else { console.feeds.rows(&FeedScope::default()).await? };
     let frame = frame(&console, &context, rows.position.revision);
     Ok(overview_page(&OverviewShape { rows, warnings }, &frame))
 }
@@ -130,17 +131,10 @@ fn table_row(one: &ReportedRow) -> InstanceTableRow {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct InstanceForm {
-    /// True for those parts only that the script replaces: not the events, which the stream brings.
-    live: bool,
-}
-
-async fn instance(console: Api, context: RequestContext, form: InstanceForm) -> Result<Markup, Problem> {
+async fn instance(console: Api, context: RequestContext, query: LiveQuery) -> Result<Markup, Problem> {
     let satellite = console.find(&context)?.satellite.clone();
     let mut page = StoredEventPage { events: Vec::new(), has_more: false, through: 0 };
-    if !form.live {
+    if !query.live {
         let filter = filter(&console, None, None, Some(context.param("instance")))?;
         let read = console.backend.events(filter, EventRange::Before(i64::MAX), EVENTS).await;
         page = read.map_err(|error| problem(&error))?;
@@ -203,21 +197,25 @@ async fn events(console: Api, context: RequestContext, form: EventForm) -> Resul
         team: None,
         instance: given(Some(form.instance)),
     };
-    let mut page = StoredEventPage { events: Vec::new(), has_more: false, through: 0 };
-    // A list that begins after an event is read by the stream, from the oldest event.
-    if since.is_none() {
-        let filter = filter(&console, query.types.as_deref(), satellite.clone(), query.instance.as_deref())?;
-        let below = before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
-        let read = console.backend.events(filter, EventRange::Before(below), EVENTS).await;
-        page = read.map_err(|error| problem(&error))?;
+    let filter = filter(&console, query.types.as_deref(), satellite.clone(), query.instance.as_deref())?;
+    let id = |number: Option<u64>| number.and_then(|number| i64::try_from(number).ok());
+    let range = id(since).map_or(EventRange::Before(id(before).unwrap_or(i64::MAX)), EventRange::After);
+    let read = console.backend.events(filter, range, EVENTS).await;
+    let mut page = read.map_err(|error| problem(&error))?;
+    let later = since.filter(|_| page.has_more).and_then(|_| u64::try_from(page.through).ok());
+    if since.is_some() {
+        // The list begins with the newest event.
+        page.events.reverse();
     }
     let connections = console.backend.connections().await.map_err(|error| problem(&error))?;
-    let last = page.events.last().filter(|_| page.has_more).and_then(|(event, _)| event.id.parse().ok());
+    let last =
+        page.events.last().filter(|_| page.has_more && later.is_none()).and_then(|(event, _)| event.id.parse().ok());
     let shape = EventsShape {
         query,
-        through: since.unwrap_or_else(|| u64::try_from(page.through).unwrap_or(0)),
+        through: u64::try_from(page.through).unwrap_or(0),
         older: last,
-        is_old: before.is_some(),
+        later,
+        is_old: before.is_some() || later.is_some(),
         events: entries(page),
         satellites: connections.into_iter().map(|connection| connection.name).collect(),
         satellite,

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{MethodRouter, get, post};
 use mcp_satellite_console::changes::unknown_actor;
 use mcp_satellite_console::pages::{
-    ConsoleSite, answer_asset, html_response, login_page, problem_response, read_login_form, root_of,
+    ConsoleSite, answer_asset, html_response, login_page, page_after_login, problem_response, read_login_form, root_of,
 };
 use mcp_satellite_console::principal::Entrance;
 use mcp_satellite_console::problem::Problem;
@@ -49,7 +49,7 @@ where
             if !console.access().is_served(&connection) {
                 return Problem::not_found("path", uri.path()).into_response();
             }
-            answer(path).await.unwrap_or_else(|problem| problem_response(&problem, uri.path()))
+            answer(path).await.unwrap_or_else(|problem| problem_response(&problem, &uri))
         }
     })
 }
@@ -62,7 +62,7 @@ fn login_routes<S: ApiServer>(console: &Arc<S>, site: ConsoleSite) -> MethodRout
             if !console.access().is_served(&connection) {
                 return Problem::not_found("path", uri.path()).into_response();
             }
-            html_response(StatusCode::OK, login_page(site, root_of(uri.path()), None))
+            html_response(StatusCode::OK, login_page(site, &uri, None))
         }
     });
     form.post(move |connection: Extension<PageConnection>, request: Request| {
@@ -93,7 +93,7 @@ async fn log_in<S: ApiServer>(
     match logged_in {
         Ok(login) => {
             console.record_change("login", login.principal.as_actor(), None, Vec::new(), None);
-            let mut response = Redirect::to("./").into_response();
+            let mut response = Redirect::to(&page_after_login(&parts.uri)).into_response();
             if let Ok(cookie) = HeaderValue::try_from(login.set_cookie) {
                 response.headers_mut().insert(header::SET_COOKIE, cookie);
             }
@@ -103,7 +103,7 @@ async fn log_in<S: ApiServer>(
             let actor = unknown_actor(Entrance::Console.into(), Some(connection));
             console.record_change("login", actor, None, Vec::new(), Some(&problem));
             let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNAUTHORIZED);
-            html_response(status, login_page(site, root_of(path), Some(&problem.detail)))
+            html_response(status, login_page(site, &parts.uri, Some(&problem.detail)))
         }
     }
 }

@@ -10,12 +10,12 @@ use axum::http::header;
 use axum::response::Response;
 use mcp_satellite_actors::model::event::{Event, rfc3339};
 use mcp_satellite_console::changes::ApiChange;
-use mcp_satellite_console::feed::FeedScope;
+use mcp_satellite_console::feed::{FeedRows, FeedScope};
 use mcp_satellite_console::page_stream::response_while_admitted;
 use mcp_satellite_console::pages::{
-    ClientsShape, ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceShape, Markup, OverviewShape,
-    PageFrame, PlaygroundShape, calls_page, clients_page, describe_principal, events_page, fleet_page, instance_page,
-    instances_page, overview_page, playground_page, root_of, tree_page,
+    ClientsShape, ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceShape, LiveQuery, Markup,
+    OverviewShape, PageFrame, PlaygroundShape, calls_page, clients_page, describe_principal, events_page, fleet_page,
+    instance_page, instances_page, overview_page, playground_page, root_of, tree_page,
 };
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, Routes};
@@ -45,8 +45,8 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api, health: &Arc
     let streams = Arc::new(PageStreams::new(&console.runtime, health, console.started));
     let add_page = |routes: &mut Routes<ConsoleState>| {
         let shared = streams.clone();
-        routes.page("/console/", Role::Viewer, move |console, context, _: NoInput| {
-            overview(console, context, shared.clone())
+        routes.page("/console/", Role::Viewer, move |console, context, query| {
+            overview(console, context, query, shared.clone())
         });
         let shared = streams.clone();
         routes.page("/console/instances", Role::Viewer, move |console, context, query| {
@@ -104,6 +104,7 @@ fn frame(console: &ConsoleState, context: &RequestContext, streams: &PageStreams
     let principal = &context.principal;
     PageFrame {
         root: root_of(context.uri.path()),
+        uri: context.uri.clone(),
         site: ConsoleSite::Satellite,
         satellite: console.name.clone(),
         principal: describe_principal(principal),
@@ -115,9 +116,14 @@ fn frame(console: &ConsoleState, context: &RequestContext, streams: &PageStreams
     }
 }
 
-async fn overview(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {
+async fn overview(
+    console: Api,
+    context: RequestContext,
+    query: LiveQuery,
+    streams: Arc<PageStreams>,
+) -> Result<Markup, Problem> {
     let scope = FeedScope { team: context.principal.team.clone(), instance: None };
-    let rows = streams.feeds.rows(&scope).await?;
+    let rows = if query.live { FeedRows::default() } else { streams.feeds.rows(&scope).await? };
     let frame = frame(&console, &context, &streams, rows.position.revision);
     let warnings = if context.principal.team.is_none() { warnings(&console) } else { Vec::new() };
     Ok(overview_page(&OverviewShape { rows, warnings }, &frame))
@@ -161,17 +167,10 @@ async fn instances(
     Ok(instances_page(&found.into(), &query, &frame))
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct InstanceForm {
-    /// True for those parts only that the script replaces: neither events nor output, which the stream brings.
-    live: bool,
-}
-
 async fn instance(
     console: Api,
     context: RequestContext,
-    form: InstanceForm,
+    query: LiveQuery,
     streams: Arc<PageStreams>,
 ) -> Result<Markup, Problem> {
     let view = find(&console, &context)?;
@@ -179,7 +178,7 @@ async fn instance(
     let through = last_event(&console);
     let mut timeline = EventPage { events: Vec::new(), next: None, skipped: 0, complete: true };
     let mut output = None;
-    if !form.live {
+    if !query.live {
         let newest = EventPageQuery { instance: Some(name), limit: Some(TIMELINE), ..EventPageQuery::default() };
         timeline = records::events(console.clone(), context.clone(), newest).await?;
         if context.principal.reads_calls_of(&view.spec) {
@@ -239,21 +238,24 @@ async fn events(
     let (since, before) = (number("since", &form.since)?, number("before", &form.before)?);
     let query =
         EventQuery { since, follow: true, types: given(form.types), team: None, instance: given(form.instance) };
-    let mut page = EventPage { events: Vec::new(), next: None, skipped: 0, complete: true };
-    // A list that begins after an event is read by the stream, from the oldest event.
-    if since.is_none() {
-        let (types, instance) = (query.types.clone(), query.instance.clone());
-        let newest = EventPageQuery { before, types, instance, limit: Some(EVENTS), ..EventPageQuery::default() };
-        page = records::events(console.clone(), context.clone(), newest).await?;
+    let (types, instance) = (query.types.clone(), query.instance.clone());
+    let page_query =
+        EventPageQuery { since, before, types, instance, limit: Some(EVENTS), ..EventPageQuery::default() };
+    let (mut page, mut later) = (EventPage { events: Vec::new(), next: None, skipped: 0, complete: true }, None);
+    if since.is_some() {
+        (page.events, later) = records::events_after(&console, &context, page_query).await?;
+    } else {
+        page = records::events(console.clone(), context.clone(), page_query).await?;
     }
-    let through = since.unwrap_or_else(|| page.events.first().map_or(through, |event| event.seq.max(through)));
+    let through = later.unwrap_or_else(|| page.events.first().map_or(through, |event| event.seq.max(through)));
     let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
-    let is_old = before.is_some();
+    let is_old = before.is_some() || later.is_some();
     let shape = EventsShape {
         query,
         events: page.events.into_iter().map(EventEntry::from).collect(),
         through,
         older: page.next,
+        later,
         is_old,
         satellites: Vec::new(),
         satellite: None,
@@ -307,8 +309,9 @@ async fn calls(
         cursor: given(form.cursor),
     };
     let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
+    let through = last_event(&console);
     let found = records::calls(console, context, query.clone()).await?;
-    Ok(calls_page(&found, &query, &frame))
+    Ok(calls_page(&found, &query, through, &frame))
 }
 
 async fn tree(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {
@@ -345,6 +348,8 @@ async fn clients(console: Api, context: RequestContext, streams: Arc<PageStreams
 #[serde(default)]
 struct PlaygroundQuery {
     tool: Option<String>,
+    /// True for those parts only that the script replaces: not the tools.
+    live: bool,
 }
 
 fn playground(
@@ -357,7 +362,7 @@ fn playground(
     let view = find(console, context)?;
     http_api::check_acting(context, &view)?;
     let frame = frame(console, context, streams, revision);
-    let tools = view.offered_catalogue().into_iter().flat_map(|catalogue| &catalogue.tools);
+    let tools = view.offered_catalogue().filter(|_| !query.live).into_iter().flat_map(|catalogue| &catalogue.tools);
     let shape = PlaygroundShape {
         status: InstanceStatus::from_view(&view, None, Instant::now()),
         tools: tools.map(|tool| tool.raw.clone()).collect(),

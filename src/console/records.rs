@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use axum::response::Response;
 use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{EventSubject, rfc3339};
+use mcp_satellite_actors::model::event::{Envelope, EventSubject, rfc3339};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::principal::{Principal, PrincipalKind};
 use mcp_satellite_console::problem::Problem;
@@ -18,7 +18,9 @@ use mcp_satellite_console::v1::{
     LogStreamQuery,
 };
 use mcp_satellite_protocol::header::LAST_EVENT_ID;
-use mcp_satellite_store::journal::{LinePosition, StoredCallQuery, StoredLineQuery, recent, recent_calls, recent_logs};
+use mcp_satellite_store::journal::{
+    LinePosition, StoredCallQuery, StoredLineQuery, read, recent, recent_calls, recent_logs,
+};
 
 use super::api::EventQuery;
 use super::event_stream::{EventFormat, EventSelection, event_types, may_read, stream_response};
@@ -35,19 +37,55 @@ const READ_EVENT_INTERVAL: Duration = Duration::from_secs(60);
 pub(super) async fn events(console: Api, context: RequestContext, query: EventPageQuery) -> Result<EventPage, Problem> {
     let limit = page_size(query.limit)?;
     let who = context.principal;
-    let stored = StoredEventQuery {
-        since: query.since,
-        types: event_types(query.types.as_deref())?,
-        team: team_of(&console, &who, query.team)?,
-        user: query.user,
-        instance: query.instance,
-        ..StoredEventQuery::default()
-    };
+    let stored = stored_query(&console, &who, &query)?;
     // Events that were emitted before the request are part of the page.
     let (complete, before) = (console.store_events().await, query.before);
     let found = search(&console, move |data_dir| recent(data_dir, &stored, limit, before, SEARCH_TIMEOUT)).await?;
     let events = found.events.into_iter().filter(|envelope| may_read(&who, envelope)).collect();
     Ok(EventPage { events, next: found.searched_to, skipped: found.skipped, complete })
+}
+
+/// Returns events after a number, the newest first, and the number after which to continue; `None` if no stored event
+/// follows.
+pub(super) async fn events_after(
+    console: &Api,
+    context: &RequestContext,
+    query: EventPageQuery,
+) -> Result<(Vec<Envelope>, Option<u64>), Problem> {
+    let limit = page_size(query.limit)?;
+    let who = context.principal.clone();
+    let stored = stored_query(console, &who, &query)?;
+    // The page follows new events: they bring those that are not stored yet.
+    console.store_events().await;
+    search(console, move |data_dir| {
+        let started = Instant::now();
+        let mut stored = read(data_dir, stored)?;
+        let mut events = Vec::new();
+        while let Some(envelope) = stored.next() {
+            if events.len() == limit || started.elapsed() > SEARCH_TIMEOUT {
+                events.reverse();
+                return Ok((events, envelope.seq.checked_sub(1)));
+            }
+            if may_read(&who, &envelope) {
+                events.push(envelope);
+            }
+        }
+        stored.take_error().map_or(Ok(()), Err)?;
+        events.reverse();
+        Ok((events, None))
+    })
+    .await
+}
+
+fn stored_query(console: &ConsoleState, who: &Principal, query: &EventPageQuery) -> Result<StoredEventQuery, Problem> {
+    Ok(StoredEventQuery {
+        since: query.since,
+        types: event_types(query.types.as_deref())?,
+        team: team_of(console, who, query.team.clone())?,
+        user: query.user.clone(),
+        instance: query.instance.clone(),
+        ..StoredEventQuery::default()
+    })
 }
 
 pub(super) async fn event_stream(

@@ -96,7 +96,12 @@ async fn nobody_reads_a_page_without_the_admin_token() {
     for path in ["", "instances", "instances/first-satellite:x", "events", "fleet", "fleet/first-satellite"] {
         let answer = nobody.get(&format!("/console/{path}")).send().await.unwrap();
         assert_eq!(answer.status(), 303, "{path}");
-        assert!(answer.headers()[LOCATION].to_str().unwrap().ends_with("login"));
+        let login = if path.is_empty() {
+            "login".to_owned()
+        } else {
+            format!("login?next={}", path.replace('/', "%2F").replace(':', "%3A"))
+        };
+        assert!(answer.headers()[LOCATION].to_str().unwrap().ends_with(&login));
         assert!(!answer.text().await.unwrap().contains("first-satellite"));
     }
     for path in ["fleet", "instances/stream", "events/stream"] {

@@ -230,6 +230,7 @@ impl Page {
             "Tab" => 9,
             "Enter" => 13,
             "ArrowRight" => 39,
+            "ArrowUp" => 38,
             "ArrowDown" => 40,
             _ => 0,
         };

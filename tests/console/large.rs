@@ -46,6 +46,48 @@ fn ten_thousand_instances_are_shown_found_and_kept_up_to_date() {
     page.assert_clean();
 }
 
+#[test]
+#[cfg_attr(no_console_tools, ignore = "needs Chromium and axe-core; install them with .ci/install-console-tools")]
+fn the_overview_finds_words_and_keeps_its_order() {
+    let console = MadeUpConsole::start(300);
+    let browser = Browser::start();
+    let page = browser.page();
+    page.open(&console.url);
+    wait_live(&page);
+    assert_eq!(page.eval("document.querySelector('.who a').getAttribute('href')"), "login");
+    let order = "[...document.querySelectorAll('#counts .dot')].map((dot) => dot.className.replace('dot ', ''))";
+    let before = page.eval(order);
+    let is_inside = "[...document.querySelectorAll('#attention li')].every((item) => \
+                     item.children[0].getBoundingClientRect().right <= item.children[1].getBoundingClientRect().left)";
+    assert_eq!(page.eval(&format!("document.querySelector('#attention .awaiting_user_config') && {is_inside}")), true);
+    let online =
+        page.eval("Number(document.querySelector('.grid i.online').row.name.split('-').pop())").as_u64().unwrap();
+    console.set_status(std::iter::once(usize::try_from(online).unwrap()), Status::Online);
+    page.wait("the change", "document.querySelector('#revision').textContent === 'revision 2'");
+    assert_eq!(page.eval(order), before);
+
+    // The grid of a team is one line: there is nothing above and below.
+    page.resize(1400, 900);
+    page.eval("document.querySelector('.grid').focus()");
+    for key in ["ArrowRight", "ArrowDown", "ArrowUp"] {
+        page.press(key);
+        let at = "[...document.querySelector('.grid').children].indexOf(document.querySelector('i.at'))";
+        assert_eq!(page.eval(at), 1, "{key}");
+    }
+    let find = |text: &str| {
+        page.eval(&format!(
+            "{{ const filter = document.querySelector('#filter'); filter.value = {text:?}; filter.dispatchEvent(new Event('input')) }}"
+        ));
+    };
+    find("user-3 slack");
+    assert!(page.text("#found a").starts_with("slack-"), "{}", page.text("#found"));
+    find("user-3 nothing");
+    assert_eq!(page.text("#found"), "No instance matches.");
+    find("");
+    assert_eq!(page.text("#found"), "");
+    page.assert_clean();
+}
+
 /// Reads a stream until the console ends.
 fn watch(url: &str) {
     let address = url.trim_start_matches("http://").split('/').next().unwrap();

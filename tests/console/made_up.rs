@@ -12,11 +12,11 @@ use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_config::{Role, parse};
 use mcp_satellite_console::access::{AccessSettings, ConsoleAccess};
 use mcp_satellite_console::feed::{
-    Attention, DORMANT, FeedPosition, FeedScope, InstanceFeeds, InstanceRow, RowChanges, RowSource, STOPPED,
+    Attention, DORMANT, FeedPosition, FeedRows, FeedScope, InstanceFeeds, InstanceRow, RowChanges, RowSource, STOPPED,
 };
-use mcp_satellite_console::pages::{ConsoleSite, OverviewShape, PageFrame, answer_asset, overview_page};
+use mcp_satellite_console::pages::{ConsoleSite, LiveQuery, OverviewShape, PageFrame, answer_asset, overview_page};
 use mcp_satellite_console::principal::Principal;
-use mcp_satellite_console::routes::{ApiServer, NoInput, RequestContext, Routes};
+use mcp_satellite_console::routes::{ApiServer, RequestContext, Routes};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::InstanceStreamQuery;
 use mcp_satellite_gateway::GatewaySettings;
@@ -259,11 +259,12 @@ impl MadeUpConsole {
 async fn overview(
     server: Arc<MadeUpServer>,
     context: RequestContext,
-    _: NoInput,
+    query: LiveQuery,
 ) -> Result<mcp_satellite_console::pages::Markup, mcp_satellite_console::problem::Problem> {
-    let rows = server.feeds.rows(&FeedScope::default()).await?;
+    let rows = if query.live { FeedRows::default() } else { server.feeds.rows(&FeedScope::default()).await? };
     let frame = PageFrame {
         root: "",
+        uri: context.uri.clone(),
         site: ConsoleSite::Satellite,
         satellite: "mcp-satellite".to_owned(),
         principal: "owner".to_owned(),

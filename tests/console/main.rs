@@ -12,6 +12,7 @@ mod browser;
 mod faults;
 mod hostile;
 mod large;
+mod live;
 mod made_up;
 mod pages;
 mod playground;

@@ -29,13 +29,29 @@ fn a_browser_without_a_login_sees_the_login_page_and_a_wrong_token_is_refused() 
     home.wait_event(0, "control.action", |event| {
         event["data"]["action"] == "login" && event["data"]["outcome"] == "refused"
     });
-    log_in(&page, &home, &url);
+    // The login leads to the page that was asked for.
+    let token = std::fs::read_to_string(home.data_dir().join("console-token")).unwrap();
+    let token = token.trim();
+    let fill = format!("document.querySelector('#token').value = {token:?}; document.querySelector('#login').submit()");
+    page.eval(&fill);
+    page.wait("the page of the instance", "document.body.dataset.page === 'instance'");
     home.wait_event(0, "control.action", |event| {
         event["data"]["action"] == "login" && event["data"]["outcome"] == "succeeded"
     });
+    let other = page.sibling();
+    other.open(&format!("{url}instances?status=online"));
+    wait_live(&other);
     wait_live(&page);
     page.click("#logout");
-    page.wait("the login page", "document.querySelector('#login')");
+    for page in [&page, &other] {
+        page.wait("the login page", "document.querySelector('#login')");
+    }
+    assert!(other.text("#notice").contains("The login has ended"), "{}", other.text("#notice"));
+    other.eval(&fill);
+    other.wait("the instances", "location.search === '?status=online' && document.body.dataset.page === 'instances'");
+    wait_live(&other);
+    other.click("#logout");
+    other.wait("the login page", "document.querySelector('#login')");
     home.wait_event(0, "control.action", |event| event["data"]["action"] == "logout");
     page.open(&url);
     assert_eq!(page.text("h1"), "Log in");
@@ -126,6 +142,9 @@ fn every_page_shows_the_satellite_and_stays_live() {
     page.open(&format!("{url}clients"));
     assert!(page.text("main").contains("satellite connect claude-code"));
     assert!(page.text("main").contains("owner (console-token)"));
+    page.eval("Object.defineProperty(navigator, 'clipboard', {value: undefined})");
+    page.click("[data-copy]");
+    page.wait("the failure", "document.querySelector('#notice').textContent.includes('Cannot copy')");
     page.open(&format!("{url}nowhere"));
     assert!(page.text("main").contains("there is no path"), "{}", page.text("main"));
     page.assert_clean();
@@ -198,6 +217,8 @@ fn every_button_of_an_instance_is_reached_with_keys_and_shows_the_response() {
         wait_response(&format!("{action} notes-acme-alice-notes: {response}"));
         let shown = if action == "stop" { "stopped" } else { "online" };
         page.wait(shown, &format!("document.querySelector('#state .status').textContent === {shown:?}"));
+        let is_refused = page.eval("document.querySelector('[data-action=restart]').disabled");
+        assert_eq!(is_refused, action == "stop", "a stopped instance refuses a restart");
     }
     press("remove");
     wait_response("remove notes-acme-alice-notes: removed.");
@@ -205,8 +226,12 @@ fn every_button_of_an_instance_is_reached_with_keys_and_shows_the_response() {
     assert!(question.as_str().unwrap().contains("until the configuration is applied again"), "{question}");
     page.wait("the removal", "document.querySelector('#state').textContent.includes('was removed')");
     assert!(home.row("notes").is_none());
+    let enabled = "document.querySelectorAll('.actions button:enabled').length";
+    page.wait("the end of the actions", &format!("{enabled} === 0"));
+    assert_eq!(page.eval("document.body.classList.contains('removed')"), true);
     home.satellite(&["reload"]).exits(0);
     page.wait("the return", "document.querySelector('#state .status')?.textContent === 'online'");
+    page.wait("the actions", &format!("{enabled} > 0 && !document.body.classList.contains('removed')"));
     page.assert_clean();
     satellite.terminate().exits(0);
 }

@@ -85,7 +85,7 @@ pub struct FeedScope {
 }
 
 /// Position of a watcher: the process of the satellite, and a revision.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FeedPosition {
     pub boot: Arc<str>,
     pub revision: u64,
@@ -104,7 +104,7 @@ impl FeedPosition {
 }
 
 /// All rows of a scope at one revision.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct FeedRows {
     pub position: FeedPosition,
     pub rows: Arc<Vec<InstanceRow>>,

@@ -101,11 +101,11 @@ impl RequestContext {
     }
 }
 
-/// Turns a problem into the response to a request for a path.
-type RenderProblem = fn(&Problem, &str) -> Response;
+/// Turns a problem into the response to a request for a URI.
+type RenderProblem = fn(&Problem, &Uri) -> Response;
 
-fn problem_document(problem: &Problem, path: &str) -> Response {
-    problem.clone().at(path).into_response()
+fn problem_document(problem: &Problem, uri: &Uri) -> Response {
+    problem.clone().at(uri.path()).into_response()
 }
 
 /// Collects the routes of a server and their description.
@@ -229,7 +229,7 @@ impl<S: ApiServer> Routes<S> {
             let response = Json(&*document).into_response();
             async move { Ok(response) }
         });
-        let missing = |uri: Uri| async move { answer_problem(&Problem::not_found("path", uri.path()), uri.path()) };
+        let missing = |uri: Uri| async move { answer_problem(&Problem::not_found("path", uri.path()), &uri) };
         let wrong_method = |method: Method, uri: Uri| async move {
             Problem::new("method_not_allowed", format!("this path does not accept {method}")).at(uri.path())
         };
@@ -265,9 +265,9 @@ impl<S: ApiServer> Routes<S> {
     {
         let server = self.server.clone();
         let answer = move |request: Request| {
-            let path = request.uri().path().to_owned();
+            let uri = request.uri().clone();
             let answered = handler(server.clone(), request);
-            async move { answered.await.unwrap_or_else(|problem| render(&problem, &path)) }
+            async move { answered.await.unwrap_or_else(|problem| render(&problem, &uri)) }
         };
         self.add(path, on(methods, answer));
     }
@@ -278,8 +278,8 @@ impl<S: ApiServer> Routes<S> {
 }
 
 /// Returns the response about a problem: a page below `/console/`, else a problem document.
-fn answer_problem(problem: &Problem, path: &str) -> Response {
-    if path.starts_with("/console/") { problem_response(problem, path) } else { problem_document(problem, path) }
+fn answer_problem(problem: &Problem, uri: &Uri) -> Response {
+    if uri.path().starts_with("/console/") { problem_response(problem, uri) } else { problem_document(problem, uri) }
 }
 
 async fn run_read<S, Q, H, F>(server: Arc<S>, request: Request, role: Role, handler: &H) -> Result<Response, Problem>

@@ -108,8 +108,11 @@ impl Attention {
             | Status::Restarting => return Self::of_recovering(view, is_recovering, now),
         };
         let message = view.message.as_deref().or(view.last_error.as_deref()).unwrap_or_default();
-        let step = view.remedy.map(|remedy| next_step(remedy, &view.spec));
-        Some(Self { urgency, message: short(message), step, remedy: view.remedy })
+        // A lost connection is opened again at once on request.
+        let is_lost = view.status == Status::Offline && view.spec.is_remote();
+        let remedy = view.remedy.or_else(|| is_lost.then_some(Remedy::Reconnect));
+        let step = remedy.map(|remedy| next_step(remedy, &view.spec));
+        Some(Self { urgency, message: short(message), step, remedy })
     }
 
     /// Returns the reason for an instance that takes calls or will take them without help.

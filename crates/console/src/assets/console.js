@@ -20,6 +20,7 @@ const STREAMS_MAX = 2; // Streams of all tabs of this browser.
 const FETCH_PAUSE = 1000;
 const TEXT_MAX = 4096;
 const EVENTS_MAX = 1000;
+const NEW_CALLS_MAX = 100;
 
 /** Creates an element. Strings become text, never HTML. */
 function element(tag, properties = {}, ...children) {
@@ -56,15 +57,18 @@ async function request(path, options = {}) {
   const headers = { ...options.headers };
   if (options.method && options.method !== "GET") headers["X-CSRF-Token"] = csrf ?? "";
   const response = await fetch(path, { ...options, headers, credentials: "same-origin" });
-  if (response.status === 401) {
-    sessionStorage.setItem("note", "The login has ended: it expired, its token was removed, or the satellite was restarted.");
-    location.assign(`${root}login`);
+  // A page is answered with the way to the login page.
+  if (response.status === 401 || response.redirected) {
+    sessionStorage.setItem("note", "The login has ended: it expired or was logged out, its token was removed, or the satellite was restarted.");
+    const here = location.pathname.split("/console/").at(-1) + location.search;
+    location.assign(`${root}login?next=${encodeURIComponent(here)}`);
     throw new Error("the login has ended");
   }
   if (!response.ok) {
     const problem = await response.json().catch(() => ({}));
     const step = problem.next_step ? `; next step: ${problem.next_step}` : "";
-    throw new Error(`${problem.detail ?? problem.error?.message ?? `HTTP ${response.status}`}${step}`);
+    const error = new Error(`${problem.detail ?? problem.error?.message ?? `HTTP ${response.status}`}${step}`);
+    throw Object.assign(error, { status: response.status });
   }
   return response;
 }
@@ -100,6 +104,8 @@ async function readEvents(response, handle) {
 
 const offset = Date.parse(body.dataset.at ?? "") - Date.now() || 0; // The clock of the satellite may differ.
 const position = { boot: body.dataset.boot, revision: Number(body.dataset.revision ?? 0), at: Date.parse(body.dataset.at ?? "") };
+// The server renders the parts of such a page again: the page has their revision, not that of the stream.
+const isRendered = body.dataset.page !== "overview" && Boolean(document.querySelector("[data-live]"));
 
 function duration(milliseconds) {
   const seconds = Math.max(0, Math.round(milliseconds / 1000));
@@ -183,7 +189,8 @@ function keepStream(address, handle) {
           const tick = JSON.parse(event.data);
           if (tick.boot !== position.boot) return restarted(tick.boot);
           moved(tick.revision, tick.at);
-          showLink("live");
+          if (refreshFailure) refresh();
+          else showLink("live");
         }
         handle(event);
       });
@@ -233,11 +240,17 @@ function keepStream(address, handle) {
   return { restart: () => (current?.abort(), open()) };
 }
 
+/** Records the position of the stream. */
 function moved(revision, at) {
   position.revision = Math.max(position.revision, revision);
+  if (!isRendered) showPosition(position.revision, at);
+}
+
+/** Shows the revision of the page and its time. */
+function showPosition(revision, at) {
   position.at = Math.max(position.at, Date.parse(at));
   const shownRevision = byId("revision");
-  if (shownRevision) shownRevision.textContent = `revision ${position.revision}`;
+  if (shownRevision) shownRevision.textContent = `revision ${revision}`;
 }
 
 /** Another process of the satellite answers: everything on the page may have changed. */
@@ -251,8 +264,14 @@ const feedQuery = () => `position=${encodeURIComponent(`${position.boot}-${posit
 // ---- Parts of the page that the server renders again
 
 const FOCUSABLE = "a, button, input, summary, [tabindex]";
+const REFRESH_PAUSE = 300; // Milliseconds between two refreshes because of changes
+const rendered = new Map(); // part → its HTML as the server sent it; the page adds times, and states of buttons
+for (const part of document.querySelectorAll("[data-live]")) rendered.set(part, part.innerHTML);
 let refreshing = false;
 let refreshAgain = false;
+let refreshFailure = false;
+let lastRefresh = 0;
+let refreshTimer;
 
 async function refresh() {
   if (refreshing) {
@@ -260,33 +279,59 @@ async function refresh() {
     return;
   }
   refreshing = true;
+  lastRefresh = Date.now();
   try {
     const address = new URL(location.href);
-    if (body.dataset.page === "instance") address.searchParams.set("live", "true");
+    if (["overview", "instance", "playground"].includes(body.dataset.page)) address.searchParams.set("live", "true");
     const response = await request(address);
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
-    for (const part of document.querySelectorAll("[data-live]")) {
-      const later = fresh.getElementById(part.id);
-      if (!later || later.innerHTML === part.innerHTML) continue;
-      const focus = [...part.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement);
-      if (document.activeElement.matches("input") && focus >= 0) continue; // Somebody is typing.
-      const open = [...part.querySelectorAll("details")].map((details) => details.open);
-      part.replaceChildren(...later.childNodes);
-      part.querySelectorAll("details").forEach((details, nth) => (details.open = open[nth] ?? details.open));
-      part.querySelectorAll(FOCUSABLE)[focus]?.focus();
-    }
-    moved(Number(fresh.body.dataset.revision), fresh.body.dataset.at);
+    // Another role has other buttons.
+    if (fresh.body.dataset.role !== body.dataset.role) return location.reload();
+    const isWhole = [...rendered.keys()].map((part) => renderAgain(part, fresh.getElementById(part.id))).every(Boolean);
+    if (isRendered && isWhole) showPosition(Number(fresh.body.dataset.revision), fresh.body.dataset.at);
+    body.classList.remove("removed");
+    refreshFailure = false;
     showTimes();
-  } catch {
-    // The head of the page shows whether the satellite answers; a removed instance has no page.
+  } catch (error) {
+    refreshFailure = error.status !== 404 || body.dataset.page !== "instance";
+    if (!refreshFailure) showRemoved();
+    else showLink("not live", `Cannot read the page again: ${shown(error.message)}. It shows the state of ${clock(position.at)}.`);
   } finally {
     refreshing = false;
     if (refreshAgain) {
       refreshAgain = false;
-      refresh();
+      refreshSoon();
     }
   }
 }
+
+/** Replaces a part. Returns false if the person uses its text or its input, so that it stays as it is. */
+function renderAgain(part, later) {
+  if (!later || later.innerHTML === rendered.get(part)) return true;
+  const focus = [...part.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement);
+  if (document.activeElement.matches("input") && focus >= 0) return false;
+  // A status is more important than the selection of its text.
+  const selection = getSelection();
+  if (part.id !== "state" && !selection.isCollapsed && selection.getRangeAt(0).intersectsNode(part)) return false;
+  const open = [...part.querySelectorAll("details")].map((details) => details.open);
+  rendered.set(part, later.innerHTML);
+  part.replaceChildren(...later.childNodes);
+  part.querySelectorAll("details").forEach((details, nth) => (details.open = open[nth] ?? details.open));
+  part.querySelectorAll(FOCUSABLE)[focus]?.focus();
+  return true;
+}
+
+/** Refreshes the page after a change; several changes within a short time cause one refresh. */
+function refreshSoon() {
+  refreshTimer ??= setTimeout(() => {
+    refreshTimer = undefined;
+    refresh();
+  }, Math.max(0, lastRefresh + REFRESH_PAUSE - Date.now()));
+}
+
+/** Refreshes the page every few seconds while it is shown and connected. */
+const refreshEvery = (milliseconds) =>
+  setInterval(() => document.hidden || body.classList.contains("stale") || body.classList.contains("removed") || refresh(), milliseconds);
 
 // ---- Changes
 
@@ -316,8 +361,9 @@ document.addEventListener("click", async (click) => {
   if (button.dataset.repeat) {
     await repeat(button);
   } else if (copy !== undefined) {
-    await navigator.clipboard?.writeText(copy).catch(() => {});
-    notify("Copied.");
+    // Browsers have a clipboard on loopback addresses and over HTTPS only.
+    const copied = navigator.clipboard?.writeText(copy) ?? Promise.reject(new Error("this connection is not encrypted"));
+    await copied.then(() => notify("Copied."), (error) => notify(`Cannot copy: ${error.message}. Select the text and copy it.`));
   } else if (action) {
     if (QUESTIONS[action] && !confirm(`${action} ${instance}? ${QUESTIONS[action]}`)) return;
     button.disabled = true;
@@ -329,8 +375,11 @@ document.addEventListener("click", async (click) => {
     } catch (error) {
       report(`Cannot ${action} ${instance}: ${error.message}`);
     } finally {
-      button.disabled = false;
-      if (document.activeElement === body) button.focus(); // A disabled button loses the focus.
+      button.disabled = body.classList.contains("removed");
+      // A disabled button loses the focus, and a refresh may have replaced it.
+      const isSame = (other) => other.dataset.action === action && other.dataset.instance === instance;
+      const current = button.isConnected ? button : [...document.querySelectorAll("button")].find(isSame);
+      if (document.activeElement === body) current?.focus();
     }
   } else if (button.id === "theme") {
     const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -427,8 +476,9 @@ function overview() {
       counts.set(kind(row), (counts.get(kind(row)) ?? 0) + 1);
       if (row.urgency) urgent.push(row);
     }
-    byId("counts").replaceChildren(...[...counts].map(([status, count]) =>
-      element("li", {}, element("span", { class: `dot ${status}` }), element("b", {}, `${count}`), ` ${text(status)}`)));
+    const order = byId("counts").dataset.order.split(" ");
+    byId("counts").replaceChildren(...order.filter((status) => counts.has(status)).map((status) =>
+      element("li", {}, element("span", { class: `dot ${status}` }), element("b", {}, `${counts.get(status)}`), ` ${text(status)}`)));
     byId("total").textContent = rows.size;
     for (const section of teams.children) section.querySelector(".count").textContent = section.querySelectorAll("i").length;
     const list = byId("attention");
@@ -440,14 +490,23 @@ function overview() {
     byId("attention-count").textContent = urgent.length;
     byId("attention-none").hidden = urgent.length > 0;
     byId("attention-more").hidden = urgent.length <= max;
-    const focused = list.contains(document.activeElement) && document.activeElement !== list && document.activeElement;
-    const focusedName = focused && focused.closest("li").dataset.name;
-    list.replaceChildren(...urgent.slice(0, max).map(attentionItem));
-    if (focused) {
-      const item = [...list.children].find((item) => item.dataset.name === focusedName);
-      (item?.querySelector(focused.matches(".buttons *") ? `${focused.localName}, a.button` : "a") ?? list).focus();
-    }
+    const hadFocus = list.contains(document.activeElement);
+    const items = new Map([...list.children].map((item) => [item.dataset.name, item]));
+    const listed = urgent.slice(0, max).map((row) => updatedItem(items.get(row.name), attentionItem(row)));
+    for (const item of items.values()) if (!listed.includes(item)) item.remove();
+    listed.forEach((item, nth) => list.children[nth] === item || list.insertBefore(item, list.children[nth] ?? null));
+    if (hadFocus && !list.contains(document.activeElement)) list.focus();
     showTimes(list);
+  }
+
+  /** Brings an item up to date. Its unchanged buttons stay: a click needs the same button for press and release. */
+  function updatedItem(item, fresh) {
+    [...(item ? fresh.children : [])].forEach((part, nth) => {
+      const old = item.children[nth];
+      const isSame = part.matches(".buttons") ? old.textContent.trim() === part.textContent.trim() : old.isEqualNode(part);
+      if (!isSame) old.replaceWith(part);
+    });
+    return item ?? fresh;
   }
 
   function attentionItem(row) {
@@ -534,17 +593,22 @@ function overview() {
     if (!grid || !active) return;
     const all = [...grid.children];
     const at = all.indexOf(active.cell);
-    const top = active.cell.offsetTop;
     const perLine = Math.max(1, all.filter((cell) => cell.offsetTop === all[0].offsetTop).length);
     const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: perLine, ArrowUp: -perLine, Home: -at, End: all.length - 1 - at };
     if (event.key === "Enter") return location.assign(`instances/${encodeURIComponent(active.name)}`);
     if (!(event.key in moves)) return;
     event.preventDefault();
-    const target = all[Math.min(all.length - 1, Math.max(0, at + moves[event.key]))];
-    if (target && (target.offsetTop !== top || target !== active.cell)) activate(target.row, grid);
+    let to = at + moves[event.key];
+    // The last line may be short. Beyond the first and the last line is nothing.
+    if (event.key === "ArrowDown" && to >= all.length && all.at(-1).offsetTop > active.cell.offsetTop) to = all.length - 1;
+    if (all[to]) activate(all[to].row, grid);
   });
 
-  const matches = (row) => `${row.name} ${text(kind(row))}`.toLowerCase().includes(filterText);
+  /** Returns true if name or status contain each word of the filter. */
+  function matches(row) {
+    const words = `${row.name} ${row.server} ${row.team} ${row.user} ${text(kind(row))}`.toLowerCase();
+    return filterText.split(/\s+/).every((word) => words.includes(word));
+  }
   byId("filter").addEventListener("input", (event) => {
     filterText = event.target.value.trim().toLowerCase();
     const found = [];
@@ -554,6 +618,7 @@ function overview() {
       show(row);
     }
     byId("found").replaceChildren(...found.slice(0, 30).map((row) => element("li", {}, link(row, row.name), ` ${text(kind(row))}`)));
+    if (filterText && !found.length) byId("found").append(element("li", {}, "No instance matches."));
     if (found.length > 30) byId("found").append(element("li", {}, `and ${found.length - 30} more`));
   });
 
@@ -577,6 +642,7 @@ function overview() {
     moved(data.revision, data.at);
     showSummary();
   });
+  refreshEvery(5000); // The warnings
 }
 
 // ---- Events and output
@@ -599,7 +665,7 @@ function describe(data) {
 function eventItem(event, hasInstance) {
   if (event.type === "events.dropped") {
     const { from_seq: from, to_seq: to } = event.data;
-    return element("li", {}, element("span", { class: "lost" }, `Events ${from}–${to} are lost: too many waited to be stored.`));
+    return element("li", { "data-seq": event.seq }, element("span", { class: "lost" }, `Events ${from}–${to} are lost: too many waited to be stored.`));
   }
   const name = event.data.process_id;
   const item = element("li", { "data-seq": event.seq },
@@ -624,7 +690,12 @@ function eventList(list) {
     const items = queue.reverse().map((event) => eventItem(event, !instance));
     queue = [];
     list.prepend(...items);
+    if (list.children.length <= EVENTS_MAX) return;
     while (list.children.length > EVENTS_MAX) list.lastChild.remove();
+    const older = byId("older");
+    if (!older) return;
+    older.hidden = false;
+    older.firstChild.href = `${root}events?before=${list.lastChild.dataset.seq}${list.dataset.filter ?? ""}`;
   }
 
   function addOutput(event) {
@@ -675,30 +746,64 @@ function events() {
 function instance() {
   const list = eventList(byId("events"));
   const name = byId("events").dataset.instance;
-  let isRemoved = false;
   keepStream(() => api(`instances/stream?events=true&${feedQuery()}&${list.query()}`), (event) => {
     list.add(event);
     if (event.name === "reset" || event.name === "delta") {
       const data = JSON.parse(event.data);
       if (event.name === "reset" && data.boot !== position.boot) return restarted(data.boot);
       moved(data.revision, data.at);
-      isRemoved = event.name === "reset" ? !data.rows.length : data.gone.includes(name);
-      show();
+      if (event.name === "reset" ? !data.rows.length : data.gone.includes(name)) showRemoved();
+      else refresh();
     }
   });
-  const show = () => (isRemoved ? showRemoved() : refresh());
-  setInterval(() => document.hidden || body.classList.contains("stale") || show(), 5000);
+  refreshEvery(5000);
 }
 
 function showRemoved() {
-  byId("state").replaceChildren(element("p", { class: "state" }, "This instance was removed. It returns when the configuration is applied again."));
+  const state = byId("state");
+  body.classList.add("removed");
+  state.replaceChildren(element("p", { class: "state" }, "This instance was removed. It returns when the configuration is applied again."));
+  for (const button of document.querySelectorAll(".actions button")) button.disabled = true;
+  // Both are rendered again if the instance returns.
+  for (const part of [state, byId("actions")]) rendered.set(part, "");
 }
 
-/** A page whose parts are rendered again every few seconds. */
-function polled() {
-  keepStream(() => api(`instances/stream?rows=false&${feedQuery()}`), () => {});
-  if (!document.querySelector("[data-live]")) return;
-  setInterval(() => document.hidden || body.classList.contains("stale") || refresh(), 2000);
+/** A page whose parts are rendered again every few seconds, and when instances change if `instances` selects any. */
+function polled(instances = "&rows=false") {
+  keepStream(() => api(`instances/stream?${feedQuery()}${instances}`), (event) => {
+    if (event.name !== "reset" && event.name !== "delta") return;
+    const data = JSON.parse(event.data);
+    if (event.name === "reset" && data.boot !== position.boot) return restarted(data.boot);
+    moved(data.revision, data.at);
+    refreshSoon();
+  });
+  if (isRendered) refreshEvery(2000);
+}
+
+// ---- Calls
+
+/** Offers the calls that were stored since the page was loaded. */
+function calls() {
+  const fresh = byId("new-calls");
+  const through = Number(fresh.dataset.through);
+  const filter = new URLSearchParams([...new URLSearchParams(location.search)].filter(([key, value]) => value && key !== "cursor"));
+  let since = through;
+  let timer;
+  const count = async () => {
+    timer = undefined;
+    // The server knows which of them match the filter.
+    const { calls } = await (await request(api(`calls?${filter}&limit=${NEW_CALLS_MAX}`))).json();
+    const later = calls.filter((call) => call.seq > through).length;
+    fresh.hidden = !later;
+    fresh.firstChild.textContent = `${later}${later === NEW_CALLS_MAX ? " or more" : ""} new call${later === 1 ? "" : "s"}`;
+    fresh.firstChild.href = `?${filter}`;
+  };
+  const query = () => `rows=false&events=true&types=mcp.request.logs&since=${since}&${feedQuery()}`;
+  keepStream(() => api(`instances/stream?${query()}`), (event) => {
+    if (event.name !== "mcp.request.logs") return;
+    since = Math.max(since, JSON.parse(event.data).seq);
+    timer ??= setTimeout(() => count().catch((error) => notify(`Cannot count new calls: ${error.message}`)), FETCH_PAUSE);
+  });
 }
 
 // ---- Start
@@ -723,6 +828,6 @@ if (byId("age")) {
   showTimes();
   setInterval(showTimes, 1000);
 }
-const pages = { overview, instance, events, playground, login, instances: polled, fleet: polled, clients: polled, tree: polled, calls: polled };
+const pages = { overview, instance, events, playground, login, calls, instances: () => polled(""), fleet: () => polled(), clients: () => polled(), tree: () => polled() };
 pages[body.dataset.page]?.();
 performance.mark("usable");

@@ -223,7 +223,7 @@ function playground() {
     answers.get(id)?.reject(new Error("cancelled"));
     running = undefined;
   });
-  polled();
+  polled(`&instance=${encodeURIComponent(place.dataset.instance)}`);
 }
 
 /** Returns an element with a text. A long one is cut, and followed by a button that shows all of it. */

@@ -14,7 +14,9 @@ use crate::v1::{CallEntry, CallPage, CallQuery};
 const REPEATABLE_MAX: usize = 64 * 1024;
 
 /// Returns the page.
-pub fn calls_page(found: &CallPage, query: &CallQuery, frame: &PageFrame) -> Markup {
+///
+/// `through` is the number of the last event that the page can contain.
+pub fn calls_page(found: &CallPage, query: &CallQuery, through: u64, frame: &PageFrame) -> Markup {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let content = html! {
         h1 { "Calls" }
@@ -45,6 +47,7 @@ pub fn calls_page(found: &CallPage, query: &CallQuery, frame: &PageFrame) -> Mar
             button type="submit" { "Show" }
         }
         p.help { "Each instance keeps its last calls, and only those of servers with request logging; " code { "[journal]" } " sets how many." }
+        p #new-calls hidden data-through=(through) role="status" { a.button href="calls" {} }
         @if found.calls.is_empty() { p { "No stored call matches." } }
         ol.events.calls aria-label="Calls, newest first" { @for call in &found.calls { (item(call, frame)) } }
         @if let Some(next) = &found.next { p { a.button href={ (frame.root) "calls?" (next_query(query, next)) } { "Older calls" } } }

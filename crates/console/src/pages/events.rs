@@ -19,6 +19,8 @@ pub struct EventsShape {
     pub through: u64,
     /// Number below which older events are; `None` if there are none.
     pub older: Option<u64>,
+    /// Number after which later events are; `None` if there are none, or if the list ends below a number.
+    pub later: Option<u64>,
     /// True if the list ends with an event that is not the last one.
     pub is_old: bool,
     /// Names of the satellites to choose from, and the chosen one; empty at a satellite.
@@ -41,7 +43,7 @@ impl From<Envelope> for EventEntry {
 
 /// Returns the page.
 pub fn events_page(shape: &EventsShape, frame: &PageFrame) -> Markup {
-    let EventsShape { query, events, through, older, is_old, satellites, satellite } = shape;
+    let EventsShape { query, events, through, older, later, is_old, satellites, satellite } = shape;
     let types = query.types.as_deref().unwrap_or_default();
     let filter: String =
         [("types", &query.types), ("team", &query.team), ("instance", &query.instance), ("satellite", satellite)]
@@ -73,9 +75,10 @@ pub fn events_page(shape: &EventsShape, frame: &PageFrame) -> Markup {
             @if !is_old { button #follow type="button" aria-pressed="true" { "Follow" } }
             a.button href={ (frame.root) "../v1/events/stream?since=" (query.since.unwrap_or(0)) (filter) } download="events.ndjson" { "Download" }
         }
+        @if let Some(later) = later { p { "These are not the last events. " a.button href={ (frame.root) "events?since=" (later) (filter) } { "Later events" } } }
         @if *is_old { p { a href={ (frame.root) "events?" (filter) } { "Newest events" } } }
         ol #events.events data-since=(through) data-filter=(filter) data-old[*is_old] aria-label="Events, newest first" { (event_items(frame, events, true)) }
-        @if let Some(older) = older { p { a.button href={ (frame.root) "events?before=" (older) (filter) } { "Older events" } } }
+        p #older hidden[older.is_none()] { a.button href={ (frame.root) "events?before=" (older.unwrap_or(0)) (filter) } { "Older events" } }
         @if events.is_empty() && *is_old { p { "No older event matches." } }
     };
     page(frame, NavigationEntry::Events, "events", "Events", &content)

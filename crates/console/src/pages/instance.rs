@@ -17,7 +17,7 @@ use super::events::{EventEntry, event_items};
 use super::layout::{NavigationEntry, PageFrame, page, status_label, with_commands};
 use super::{may_operate, segment, shown, shown_lines};
 use crate::api::InstanceStatus;
-use crate::v1::{BudgetReport, InstanceDetails, LogPage, ProcessReport, UsageReport};
+use crate::v1::{BudgetReport, InstanceDetails, LogPage, ProcessEntry, ProcessReport, UsageReport};
 
 /// Contents of the page of an instance.
 #[derive(Debug, Clone)]
@@ -42,6 +42,8 @@ pub struct InstanceShape {
 
 /// Entries of a list of the catalogue that the page shows.
 const ENTRIES_MAX: usize = 200;
+/// Depth of the process tree up to which names are indented.
+const DEPTH_MAX: usize = 10;
 
 /// Returns the page.
 pub fn instance_page(shape: &InstanceShape, frame: &PageFrame) -> Markup {
@@ -58,7 +60,7 @@ pub fn instance_page(shape: &InstanceShape, frame: &PageFrame) -> Markup {
             section #facts data-live aria-labelledby="facts-title" { (facts(status)) }
             section #usage data-live aria-labelledby="usage-title" {
                 h2 #usage-title { "Memory and CPU" }
-                (usage_chart(&shape.usage))
+                (usage_chart(&shape.usage, status.pid.is_some()))
             }
             section #processes data-live aria-labelledby="processes-title" { (processes(shape.processes.as_ref())) }
         }
@@ -116,9 +118,11 @@ fn actions(shape: &InstanceShape, frame: &PageFrame) -> Markup {
     let status = &shape.details.instance;
     let (name, is_remote) = (&status.instance, status.transport != "stdio");
     html! {
-        p.actions {
+        p #actions.actions data-live {
             @if may_operate(frame) {
-                @for action in ["restart", "stop", "start"] {
+                // A stopped instance refuses a restart.
+                button type="button" data-action="restart" data-instance=(name) disabled[status.want == RequestedState::Stopped] { "restart" } " "
+                @for action in ["stop", "start"] {
                     button type="button" data-action=(action) data-instance=(name) { (action) } " "
                 }
                 @if is_remote { button type="button" data-action="reconnect" data-instance=(name) { "reconnect" } " " }
@@ -136,11 +140,15 @@ fn actions(shape: &InstanceShape, frame: &PageFrame) -> Markup {
 fn restarts(shape: &InstanceShape) -> Markup {
     let (budget, status) = (&shape.details.budget, &shape.details.instance);
     let summary = format!(
-        "{} of {} unwanted exits in {}; {} more end the restarts",
+        "{} of {} unwanted exits in {}; {}",
         budget.exits_ms_ago.len(),
         budget.exits_max,
         length(Duration::from_millis(budget.window_ms)),
-        budget.remaining
+        match budget.remaining {
+            0 => "the restarts have ended".to_owned(),
+            1 => "the next one ends the restarts".to_owned(),
+            more => format!("{more} more end the restarts"),
+        }
     );
     html! {
         h2 #restarts-title { "Restarts" }
@@ -183,13 +191,28 @@ fn processes(report: Option<&ProcessReport>) -> Markup {
                     th.number scope="col" { "PID" } th.number scope="col" { "Parent" } th scope="col" { "Name" } th scope="col" { "State" }
                     th.number scope="col" { "Memory" } th.number scope="col" { "CPU time" }
                 } }
-                tbody { @for process in &report.processes { tr {
-                    td.number { (process.pid) } td.number { (process.parent_pid) } td { (shown(&process.name)) } td { (process.state) }
+                tbody { @for (depth, process) in in_tree_order(&report.processes) { tr {
+                    td.number { (process.pid) } td.number { (process.parent_pid) }
+                    td { @if depth > 0 { ("\u{2003}".repeat(depth.min(DEPTH_MAX) - 1)) "└ " } (shown(&process.name)) } td { (process.state) }
                     td.number { (format!("{:.1} MB", process.rss_bytes as f64 / 1e6)) } td.number { (format!("{:.1} s", process.cpu_seconds)) }
                 } } }
             } }
         } @else { p { "The instance has no process on this machine now." } }
     }
+}
+
+/// Returns the processes with their depths: children after their parents.
+fn in_tree_order(processes: &[ProcessEntry]) -> Vec<(usize, &ProcessEntry)> {
+    let is_root = |process: &&ProcessEntry| !processes.iter().any(|other| other.pid == process.parent_pid);
+    let mut waiting: Vec<_> = processes.iter().rev().filter(is_root).map(|process| (0, process)).collect();
+    let mut ordered = Vec::new();
+    // The tree was read while it changed: a process that became its own ancestor is not reached.
+    while let Some((depth, process)) = waiting.pop() {
+        ordered.push((depth, process));
+        let children = processes.iter().rev().filter(|child| child.parent_pid == process.pid);
+        waiting.extend(children.map(|child| (depth + 1, child)));
+    }
+    ordered
 }
 
 fn level_of(level: LogLevel) -> &'static str {
@@ -275,6 +298,7 @@ fn catalogue(shape: &InstanceShape, frame: &PageFrame) -> Markup {
                     }
                 }
             }
+            (cut_note(catalogue.tools.len()))
         }
         (entries("Resources", &catalogue.resources))
         (entries("Resource templates", &catalogue.resource_templates))
@@ -296,8 +320,39 @@ fn entries(title: &str, entries: &[CatalogueEntry]) -> Markup {
                         }
                     }
                 }
-                @if entries.len() > ENTRIES_MAX { p { "Only the first " (ENTRIES_MAX) " are shown." } }
+                (cut_note(entries.len()))
             }
         }
+    }
+}
+
+fn cut_note(count: usize) -> Markup {
+    html! { @if count > ENTRIES_MAX { p { "Only the first " (ENTRIES_MAX) " of " (count) " are shown." } } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_follow_their_parents() {
+        let process = |pid, parent_pid| ProcessEntry {
+            pid,
+            parent_pid,
+            name: format!("p{pid}"),
+            state: "S".to_owned(),
+            rss_bytes: 0,
+            cpu_seconds: 0.0,
+        };
+        let processes = [process(9, 8), process(3, 2), process(2, 1), process(8, 1), process(4, 2)];
+        let order: Vec<_> = in_tree_order(&processes).iter().map(|(depth, process)| (*depth, process.pid)).collect();
+        assert_eq!(order, [(0, 2), (1, 3), (1, 4), (0, 8), (1, 9)]);
+        assert!(in_tree_order(&[process(1, 2), process(2, 1)]).is_empty());
+    }
+
+    #[test]
+    fn a_cut_list_says_so() {
+        assert_eq!(cut_note(ENTRIES_MAX).into_string(), "");
+        assert_eq!(cut_note(250).into_string(), "<p>Only the first 200 of 250 are shown.</p>");
     }
 }

@@ -1,10 +1,11 @@
 //! The frame of all pages.
 
+use axum::http::Uri;
 use maud::{DOCTYPE, Markup, html};
 use mcp_satellite_config::Role;
 
 use super::assets::{icon_name, script_name, style_name};
-use super::{segment, shown};
+use super::{login_link, segment, shown};
 
 /// Kinds of servers that serve pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub enum ConsoleSite {
 pub struct PageFrame {
     /// Relative path to `/console/`.
     pub root: &'static str,
+    /// Path and query of the page, to which a login returns.
+    pub uri: Uri,
     pub site: ConsoleSite,
     /// Name of the satellite or backend.
     pub satellite: String,
@@ -71,7 +74,7 @@ pub(super) fn page(frame: &PageFrame, section: NavigationEntry, name: &str, titl
         (DOCTYPE)
         html lang="en" {
             (head(root, &format!("{} · {}", shown(title), shown(&frame.satellite)), frame.csrf_token.as_deref()))
-            body data-page=(name) data-root=(root) data-boot=(frame.boot) data-revision=(frame.revision) data-at=(frame.at) {
+            body data-page=(name) data-root=(root) data-boot=(frame.boot) data-revision=(frame.revision) data-at=(frame.at) data-role=(frame.role) {
                 a.skip href="#main" { "Skip to the content" }
                 header {
                     a.brand href={ (root) "./" } { img src={ (root) "assets/" (icon_name()) } alt="" width="20" height="20"; (shown(&frame.satellite)) }
@@ -91,6 +94,7 @@ pub(super) fn page(frame: &PageFrame, section: NavigationEntry, name: &str, titl
                         span title="Role of this login" { (frame.principal) " · " (frame.role) }
                         button #theme type="button" { "Theme" }
                         @if frame.csrf_token.is_some() { button #logout type="button" { "Log out" } }
+                        @else { a.button href=(login_link(&frame.uri)) { "Log in" } }
                     }
                 }
                 p #stale hidden {}

@@ -28,7 +28,7 @@ use axum::response::Response;
 pub use maud::Markup;
 use mcp_satellite_actors::model::printable;
 use mcp_satellite_config::Role;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use assets::{answer_asset, asset_bytes};
 pub use calls::calls_page;
@@ -38,7 +38,8 @@ pub use fleet::{FleetPageShape, SatellitePageShape, config_is_current, fleet_pag
 pub use instance::{InstanceShape, instance_page};
 pub use instances::{InstanceListing, InstanceTableRow, RowCounters, instances_page};
 pub use layout::{ConsoleSite, PageFrame};
-pub use login::{login_page, read_login_form};
+pub(crate) use login::login_link;
+pub use login::{login_page, page_after_login, read_login_form};
 pub use overview::{OverviewShape, overview_page};
 pub use playground::{PlaygroundShape, playground_page};
 pub use problem::problem_response;
@@ -46,6 +47,14 @@ pub use reported_instance::{ReportedInstanceShape, reported_instance_page};
 pub use tree::tree_page;
 
 use crate::principal::Principal;
+
+/// Query of pages that the script reads again.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default)]
+pub struct LiveQuery {
+    /// True for those parts only that the script replaces, and not for those that a stream brings.
+    pub live: bool,
+}
 
 /// Bytes of a text that a page shows; a longer one is cut.
 const TEXT_MAX: usize = 4096;

@@ -46,8 +46,8 @@ pub fn overview_page(shape: &OverviewShape, frame: &PageFrame) -> Markup {
     };
     let content = html! {
         h1 { "Overview" }
-        @for warning in &shape.warnings { p.error { (shown(warning)) } }
-        ul #counts.counts aria-label="Instances by status" { (counts(rows)) }
+        div #warnings data-live { @for warning in &shape.warnings { p.error { (shown(warning)) } } }
+        ul #counts.counts aria-label="Instances by status" data-order=(order_of_counts()) { (counts(rows)) }
         section aria-labelledby="attention-title" {
             h2 #attention-title { "Needs attention " span #attention-count { (urgent.len()) } }
             p #attention-none hidden[!urgent.is_empty()] { "Nothing needs attention." }
@@ -96,6 +96,15 @@ fn cell(row: &InstanceRow, has_name: bool) -> Markup {
             }
         }
     }
+}
+
+/// Returns the labels of the counts in their order.
+fn order_of_counts() -> String {
+    let labels =
+        |status: Status| [false, true].map(|is_special| class_of(status.as_str(), is_special, is_special).to_owned());
+    let mut labels: Vec<String> = Status::ALL.into_iter().flat_map(labels).collect();
+    labels.dedup();
+    labels.join(" ")
 }
 
 fn counts(rows: &[InstanceRow]) -> Markup {

@@ -1,6 +1,7 @@
 //! Playground: calls a tool as an MCP client in the name of the instance's user.
 
 use maud::{Markup, html};
+use mcp_satellite_actors::rules::slot::RequestedState;
 use serde_json::value::RawValue;
 
 use super::layout::{NavigationEntry, PageFrame, instance_link, page, status_label};
@@ -22,9 +23,9 @@ pub fn playground_page(shape: &PlaygroundShape, frame: &PageFrame) -> Markup {
     let PlaygroundShape { status, tools, selected } = shape;
     let content = html! {
         h1 { "Playground" }
-        p {
+        p #state data-live {
             (instance_link(frame, &status.instance, &status.instance)) " "
-            (status_label(status.status.as_str(), status.dormant, false))
+            (status_label(status.status.as_str(), status.dormant, status.want == RequestedState::Stopped))
         }
         p { "Calls are made in the name of " b { (shown(&status.team)) "/" (shown(&status.user)) } " and recorded with your login." }
         @if tools.is_empty() { p.error { "The instance offers no tools now." } }

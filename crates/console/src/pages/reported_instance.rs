@@ -36,7 +36,7 @@ pub fn reported_instance_page(shape: &ReportedInstanceShape, frame: &PageFrame) 
         h1 { (shown(&state.server_slug)) small { " " (shown(&state.team_id)) "/" (shown(&state.user_id)) } }
         p.full-name { code { (shown(name)) } }
         div #state data-live { (status(shape, frame)) }
-        p.actions {
+        p #actions.actions data-live {
             @if may_operate(frame) {
                 @for action in ["restart", "stop", "start"] {
                     button type="button" data-action=(action) data-instance=(name) { (action) } " "
