@@ -15,7 +15,7 @@ type OrphanCleanup = Box<dyn FnOnce() + Send>;
 
 static ORPHAN_CLEANUP: Mutex<Option<OrphanCleanup>> = Mutex::new(None);
 
-/// What the keeper provides to the satellite.
+/// Connection of the satellite to the processes above it.
 pub struct KeeperLink {
     pub signals: mpsc::UnboundedReceiver<Signal>,
     pub service_manager: ServiceManager,
