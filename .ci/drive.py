@@ -137,7 +137,7 @@ class Satellite:
         return found
 
     def servers(self):
-        """Returns the same without the satellite, its reaper and its spawn helper, whose environment only root can read."""
+        """Returns the same without the satellite, its keeper and its spawn helper, whose environment only root can read."""
         with open(os.path.join(self.data_dir, "lock"), encoding="utf-8") as lock:
             ours = {self.process.pid, int(lock.read())}
         return [pid for pid in self.left_over() if pid not in ours and process_name(pid) != "satellite-spawn"]

@@ -56,18 +56,18 @@ fn main() {
 #[derive(Debug, Clone, Copy)]
 struct StartFindings {
     ready: Duration,
-    /// CPU time until all servers were ready. For the satellite, its reaper and its spawn helper are included.
+    /// CPU time until all servers were ready. For the satellite, its keeper and its spawn helper are included.
     cpu: Duration,
     resident: usize,
     huge_pages: usize,
-    /// Memory of the process that was started. For the satellite, this is its reaper.
+    /// Memory of the process that was started. For the satellite, this is its keeper.
     parent_resident: usize,
 }
 
 fn servers() {
     let mut memory = BenchReport::new(
         "memory",
-        ["servers", "RSS", "of which in huge pages", "RSS per server, KiB", "RSS of the reaper", "mcp-proxy, RSS"],
+        ["servers", "RSS", "of which in huge pages", "RSS per server, KiB", "RSS of the keeper", "mcp-proxy, RSS"],
     );
     let mut starts = BenchReport::new(
         "starts",
@@ -87,19 +87,19 @@ fn servers() {
         let seconds = |value: f64| format_duration(Duration::from_secs_f64(value));
 
         let rss = of(&ours, |found| found.resident as f64).unwrap();
-        let reaper = of(&ours, |found| found.parent_resident as f64).unwrap();
+        let keeper = of(&ours, |found| found.parent_resident as f64).unwrap();
         let proxy_rss = of(&theirs, |found| found.resident as f64);
         memory.row([
             format_number(servers as f64),
             megabytes(rss),
             megabytes(of(&ours, |found| found.huge_pages as f64).unwrap()),
             format_number(rss / servers as f64 / KIB),
-            megabytes(reaper),
+            megabytes(keeper),
             optional(proxy_rss, megabytes),
         ]);
         if let Some(goal) = SERVERS.iter().position(|size| *size == servers).map(|at| [10.0, 25.0, 90.0][at]) {
             memory.goal(&format!("RSS, servers: {servers}"), goal, "MB", rss / MB);
-            memory.goal(&format!("RSS of the reaper, servers: {servers}"), 2.0, "MB", reaper / MB);
+            memory.goal(&format!("RSS of the keeper, servers: {servers}"), 2.0, "MB", keeper / MB);
         }
 
         let ready = of(&ours, |found| found.ready.as_secs_f64()).unwrap();

@@ -125,12 +125,12 @@ impl Drop for GatewayProcess {
 }
 
 impl GatewayProcess {
-    /// Returns the id of the started process. For the satellite, this is its reaper.
+    /// Returns the id of the started process. For the satellite, this is its keeper.
     pub(crate) fn parent_pid(&self) -> i32 {
         self.child.id().cast_signed()
     }
 
-    /// CPU time so far of the process, and of its parent and children that run the same program: the reaper and the
+    /// CPU time so far of the process, and of its parent and children that run the same program: the keeper and the
     /// spawn helper of the satellite.
     pub(crate) fn cpu_time_of_program(&self) -> Duration {
         let program = |pid: i32| fs::read_link(format!("/proc/{pid}/exe")).ok();
@@ -209,7 +209,7 @@ pub(crate) fn satellite_of(mut command: Command, fleet: ServerFleet<'_>, options
     command.arg("run").arg("--config").arg(&file).arg("--data-dir").arg(&data);
     let (child, line, log) = start(command, |line| line.contains("MCP: http://"));
     let address = line.split_once("http://").unwrap().1.split('/').next().unwrap().parse().unwrap();
-    // The child is the reaper; the satellite is its child.
+    // The child is the keeper; the satellite is its child.
     let pid = children(child.id().cast_signed())[0];
     if !options.has_journal {
         // A file in place of the directory: the satellite notices the loss, and can create no other database.

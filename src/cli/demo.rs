@@ -12,7 +12,7 @@ use super::run::{LogArgs, supervise, suspend_progress_bar};
 use super::{BAD_INPUT, CommandFailure, DEMO_DATA_DIR, DataDirArg, FAILED, flag, location, shell_word, try_print};
 use crate::config::{self, ConfigErrors, Plan};
 use crate::console::api::EndpointStatus;
-use mcp_satellite_process::reaper::ReaperLink;
+use mcp_satellite_process::keeper::KeeperLink;
 
 const CLIENT: (&str, &str) = ("team_acme", "user_alice");
 
@@ -75,7 +75,7 @@ pub(super) struct DemoCommand {
 }
 
 impl DemoCommand {
-    pub(super) async fn run(self, below: ReaperLink) -> Result<u8, CommandFailure> {
+    pub(super) async fn run(self, below: KeeperLink) -> Result<u8, CommandFailure> {
         self.log.init();
         let program = std::env::current_exe()
             .map_err(|error| CommandFailure::new(FAILED, format!("cannot find this program's own file: {error}")))?;

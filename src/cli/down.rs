@@ -13,7 +13,7 @@ use super::{CommandFailure, DONE, DataDirArg, print_text};
 use crate::connect::process::ProcessStat;
 use crate::console::api::{ConsoleFilter, ShutdownReply, StatusReply};
 use crate::console::client::{ClientError, ConsoleClient};
-use mcp_satellite_process::reaper;
+use mcp_satellite_process::keeper;
 
 const POLL: Duration = Duration::from_millis(100);
 
@@ -27,8 +27,8 @@ impl DownCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let client = self.data_dir.client()?;
         let ShutdownReply { pid } = client.post("/v1/down", &()).await?;
-        // The reaper ends after the satellite.
-        let last = ProcessStat::read(pid).filter(|_| !reaper::is_orphan(pid)).map_or(pid, |stat| stat.parent);
+        // The keeper ends after the satellite.
+        let last = ProcessStat::read(pid).filter(|_| !keeper::is_orphan(pid)).map_or(pid, |stat| stat.parent);
         let process = i32::try_from(last).ok().and_then(Pid::from_raw);
         match process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) {
             Some(process) => {

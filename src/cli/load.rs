@@ -28,7 +28,7 @@ use crate::load::scenario::{self, SHIPPED, Scenario, ScenarioErrors, ScenarioOve
 use crate::load::setup::RunSetup;
 use crate::load::types::{RunFindings, ServerEnvironment};
 use crate::load::{self, LoadError};
-use mcp_satellite_process::reaper::ReaperLink;
+use mcp_satellite_process::keeper::KeeperLink;
 
 /// Exit code if the result is unknown or could not be written.
 const RESULT_UNKNOWN: u8 = 4;
@@ -105,12 +105,12 @@ impl From<LoadError> for CommandFailure {
 }
 
 impl LoadCommand {
-    /// Returns true if the run starts processes and must therefore run below the reaper.
+    /// Returns true if the run starts processes and must therefore run below the keeper.
     pub(super) fn is_real(&self) -> bool {
         self.real && !self.list && self.print_scenario.is_none()
     }
 
-    pub(super) fn run(self, below: Option<ReaperLink>) -> Result<u8, CommandFailure> {
+    pub(super) fn run(self, below: Option<KeeperLink>) -> Result<u8, CommandFailure> {
         if self.list {
             print_styled(&list_scenarios()?);
             return Ok(DONE);
@@ -224,7 +224,7 @@ impl LoadCommand {
         scenario: Scenario,
         seed: RunSeed,
         repeat: String,
-        below: Option<ReaperLink>,
+        below: Option<KeeperLink>,
     ) -> Result<Option<RunFindings>, CommandFailure> {
         let mode = self.mode();
         if let Err(error) = raise_descriptor_limit() {
@@ -267,14 +267,14 @@ impl LoadCommand {
 
 /// Waits for signals on a separate thread, because the thread of the run may be busy and its clock may stand still. The
 /// first signal makes `live` end the run early; the second cancels the token.
-fn spawn_signal_thread(below: Option<ReaperLink>, live: &Arc<TerminalProgress>) -> io::Result<CancellationToken> {
+fn spawn_signal_thread(below: Option<KeeperLink>, live: &Arc<TerminalProgress>) -> io::Result<CancellationToken> {
     let signal_runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut signals = {
         let _in = signal_runtime.enter();
         LoadSignals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
-            reaper: below,
+            keeper: below,
             count: SignalCount::default(),
         }
     };
@@ -296,15 +296,15 @@ fn spawn_signal_thread(below: Option<ReaperLink>, live: &Arc<TerminalProgress>) 
 struct LoadSignals {
     interrupt: Signal,
     terminate: Signal,
-    reaper: Option<ReaperLink>,
+    keeper: Option<KeeperLink>,
     count: SignalCount,
 }
 
 impl LoadSignals {
     async fn next(&mut self) {
         while !self.count.take_new() {
-            let through_the_reaper = async {
-                match &mut self.reaper {
+            let through_the_keeper = async {
+                match &mut self.keeper {
                     Some(below) => below.signals.recv().await,
                     None => None,
                 }
@@ -313,7 +313,7 @@ impl LoadSignals {
                 _ = self.interrupt.recv() => self.count.direct += 1,
                 _ = self.terminate.recv() => self.count.direct += 1,
                 // SIGHUP means a reload, and a load run has nothing to reload.
-                Some(signal) = through_the_reaper => {
+                Some(signal) = through_the_keeper => {
                     self.count.forwarded += u64::from(signal != nix::sys::signal::Signal::SIGHUP);
                 }
             }

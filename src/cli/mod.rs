@@ -48,8 +48,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use args::{DEMO_DATA_DIR, DataDirArg, InstanceArg, ListFilterArgs, flag, location, shell_word};
 use exit::{BAD_INPUT, CommandFailure, DONE, FAILED, LAST_TASKS, NO_SATELLITE};
 use mcp_satellite_process::huge_pages;
+use mcp_satellite_process::keeper::{self, KeeperLink};
 use mcp_satellite_process::program_pages::ProgramPages;
-use mcp_satellite_process::reaper::{self, ReaperLink};
 use print::{print_error, print_json, print_styled, print_styled_error, print_text, printable, to_json, try_print};
 use worker_threads::WorkerObserver;
 
@@ -151,16 +151,16 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.verb {
         CliCommand::SimServer(verb) => std::process::exit(verb.run()),
-        // A subcommand that starts servers runs below the reaper, which ends leftover processes. No thread exists yet.
+        // A subcommand that starts servers runs below the keeper, which ends leftover processes. No thread exists yet.
         CliCommand::Run(verb) => {
             verb.detach();
-            return run_below_reaper(|below| report_outcome(run_satellite(verb.run(below))));
+            return run_below_keeper(|below| report_outcome(run_satellite(verb.run(below))));
         }
         CliCommand::Demo(verb) => {
-            return run_below_reaper(|below| report_outcome(run_satellite(verb.run(below))));
+            return run_below_keeper(|below| report_outcome(run_satellite(verb.run(below))));
         }
         CliCommand::Load(verb) if verb.is_real() => {
-            return run_below_reaper(|below| report_outcome(verb.run(Some(below))));
+            return run_below_keeper(|below| report_outcome(verb.run(Some(below))));
         }
         CliCommand::Load(verb) => verb.run(None),
         CliCommand::Up(verb) => run_async(verb.run()),
@@ -196,11 +196,11 @@ pub fn main() -> ExitCode {
     report_outcome(outcome).into()
 }
 
-fn run_below_reaper(satellite: impl FnOnce(ReaperLink) -> u8) -> ExitCode {
-    match reaper::run_with_reaper(satellite) {
+fn run_below_keeper(satellite: impl FnOnce(KeeperLink) -> u8) -> ExitCode {
+    match keeper::run_with_keeper(satellite) {
         Ok(code) => code,
         Err(error) => {
-            report_outcome(Err(CommandFailure::new(FAILED, format!("cannot start the reaper: {error}")))).into()
+            report_outcome(Err(CommandFailure::new(FAILED, format!("cannot start the keeper: {error}")))).into()
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
 
 use super::check::{ConfigSources, PlanError};
-use super::service_notifications::{StatusText, notify_watchdog};
+use super::service_notifications::{StatusText, report_alive};
 use super::{BAD_INPUT, CommandFailure, DONE, DataDirArg, FAILED, log_writer, try_print};
 use crate::active_configuration::{AcceptedReload, RejectedReload, ReloadRequest};
 use crate::config::{Plan, SinkPlan, listen_address};
@@ -26,7 +26,7 @@ use crate::satellite::lock::DataDirLockError;
 use crate::satellite::start::StartError;
 use crate::watch::{ConfigTexts, ConfigWatch};
 use mcp_satellite_files::known_dirs::DataDirLocation;
-use mcp_satellite_process::reaper::ReaperLink;
+use mcp_satellite_process::keeper::KeeperLink;
 use mcp_satellite_process::service_manager::NotifyState;
 
 /// Default log filter. ractor and rmcp log much that does not matter to an operator, and rmcp logs payloads.
@@ -118,7 +118,7 @@ impl RunCommand {
         }
     }
 
-    pub(super) async fn run(self, below: ReaperLink) -> Result<u8, CommandFailure> {
+    pub(super) async fn run(self, below: KeeperLink) -> Result<u8, CommandFailure> {
         self.log.init();
         let listen = self.listen_address(&below)?;
         let files = ConfigFiles { sources: self.sources.or_user_default(), listen };
@@ -146,7 +146,7 @@ impl RunCommand {
 
 impl RunCommand {
     /// Returns the address of the socket that the service manager has passed, else that of `--listen`.
-    fn listen_address(&self, below: &ReaperLink) -> Result<Option<SocketAddr>, CommandFailure> {
+    fn listen_address(&self, below: &KeeperLink) -> Result<Option<SocketAddr>, CommandFailure> {
         let Some(listener) = &below.service_manager.listener else { return Ok(self.listen) };
         let failed = |error| CommandFailure::new(FAILED, format!("cannot use the passed socket: {error}"));
         listener.local_addr().map(Some).map_err(failed)
@@ -177,15 +177,16 @@ pub(super) async fn supervise(
     plan: Plan,
     location: &DataDirLocation,
     files: Option<(ConfigFiles, ConfigTexts)>,
-    below: ReaperLink,
+    below: KeeperLink,
     greet: impl FnOnce(&RunningSatellite),
 ) -> Result<u8, CommandFailure> {
     let servers = plan.instances.len();
+    let hang_timeout = Some(plan.hang_timeout).filter(|timeout| *timeout < Duration::MAX);
     let mut files = files.map(|(files, texts)| {
         let watch = files.start_watch(texts, &plan);
         (files, watch)
     });
-    let ReaperLink { signals, mut service_manager } = below;
+    let KeeperLink { signals, mut service_manager, keeper } = below;
     let listener = service_manager.listener.take();
     let mut signals = SatelliteSignals::new(signals)?;
     let satellite = tokio::select! {
@@ -193,13 +194,14 @@ pub(super) async fn supervise(
             let code = if matches!(error, StartError::DataDir(DataDirLockError::InUse { .. })) { BAD_INPUT } else { FAILED };
             CommandFailure::new(code, error.to_string())
         })?,
-        // Processes started by then are ended by their guards and by the reaper.
+        // Processes started by then are ended by their guards and by the keeper.
         () = signals.wait_end() => return Err(CommandFailure::new(FAILED, "ended by a signal during the start")),
     };
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
     let mut status_text = StatusText::new(satellite.runtime());
-    let mut watchdog = Box::pin(notify_watchdog(&service_manager, satellite.runtime()));
+    keeper.report_ready(hang_timeout);
+    let mut reporting = Box::pin(report_alive(&keeper, hang_timeout, &service_manager, satellite.runtime()));
     let mut credential_watch = Box::pin(satellite.watch_credentials());
     let mut link = Box::pin(satellite.run_link());
     let mut lost_data_dir = Box::pin(satellite.wait_data_dir_lost());
@@ -226,6 +228,7 @@ pub(super) async fn supervise(
         }
         tokio::select! {
             end = satellite.wait_ended() => {
+                keeper.report_stopping();
                 Box::pin(satellite.kill()).await;
                 let why = format!("the runtime ended: {end}; every server was killed; start the satellite again");
                 return Err(CommandFailure::new(FAILED, why));
@@ -235,7 +238,7 @@ pub(super) async fn supervise(
                 // The manager may have missed an earlier message.
                 service_manager.notify(&[NotifyState::Ready, NotifyState::Status(text)]);
             }
-            () = &mut watchdog => {}
+            () = &mut reporting => {}
             () = &mut credential_watch => {}
             () = &mut link => {}
             () = &mut lost_data_dir => {
@@ -274,6 +277,7 @@ pub(super) async fn supervise(
     }
     drop(reloading);
     progress.abort();
+    keeper.report_stopping();
     service_manager.notify(&[NotifyState::Stopping, NotifyState::Status("ending the servers")]);
     tracing::info!("shutting down: every server gets its grace; a second signal kills at once");
     tokio::select! {
@@ -358,13 +362,13 @@ enum SignalRequest {
     Reload,
 }
 
-/// Signals that arrive directly and through the reaper. A signal to the process group arrives both ways but is one
+/// Signals that arrive directly and through the keeper. A signal to the process group arrives both ways but is one
 /// request, so the larger of the two counts applies.
 struct SatelliteSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-    reaper: mpsc::UnboundedReceiver<nix::sys::signal::Signal>,
+    keeper: mpsc::UnboundedReceiver<nix::sys::signal::Signal>,
     end: SignalCount,
     reload: SignalCount,
     /// True if the process had a controlling terminal at the start and SIGHUP was not ignored, as `nohup` does.
@@ -395,7 +399,7 @@ impl SignalCount {
 }
 
 impl SatelliteSignals {
-    fn new(reaper: mpsc::UnboundedReceiver<nix::sys::signal::Signal>) -> std::io::Result<Self> {
+    fn new(keeper: mpsc::UnboundedReceiver<nix::sys::signal::Signal>) -> std::io::Result<Self> {
         // Checked first: the handlers installed below hide whether the signal was ignored.
         let ends_with_terminal = !is_ignored(nix::sys::signal::Signal::SIGHUP) && has_terminal();
         Ok(Self {
@@ -404,7 +408,7 @@ impl SatelliteSignals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
-            reaper,
+            keeper,
             end: SignalCount::default(),
             reload: SignalCount::default(),
         })
@@ -416,7 +420,7 @@ impl SatelliteSignals {
                 _ = self.terminate.recv() => self.end.direct += 1,
                 _ = self.interrupt.recv() => self.end.direct += 1,
                 _ = self.hangup.recv() => self.reload.direct += 1,
-                Some(signal) = self.reaper.recv() => match signal {
+                Some(signal) = self.keeper.recv() => match signal {
                     nix::sys::signal::Signal::SIGHUP => self.reload.forwarded += 1,
                     _ => self.end.forwarded += 1,
                 },

@@ -1,4 +1,4 @@
-//! Notifications of a running satellite to the service manager.
+//! Reports of a running satellite to the processes above it: the keeper and the service manager.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,26 +6,36 @@ use std::time::Duration;
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_process::keeper::KeeperClient;
 use mcp_satellite_process::service_manager::{NotifyState, ServiceManager};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Minimum time between two texts.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of watchdog notifications that are due within the manager's interval. One that is late, and the time that the
-/// actors have to answer, fit into it as well.
-const WATCHDOG_PARTS: u32 = 4;
+/// Number of reports that are due within the shortest limit. One that is late, and the time that the actors have to answer,
+/// fit into it as well.
+const REPORTS: u32 = 4;
 
-/// Notifies the watchdog while the actors answer. Never ends.
-pub(super) async fn notify_watchdog(manager: &ServiceManager, runtime: &RuntimeHandle) {
-    let (true, Some(interval)) = (manager.is_notified(), manager.watchdog) else { return std::future::pending().await };
-    let part = interval / WATCHDOG_PARTS;
+/// Reports to the keeper and to the service manager's watchdog while the actors answer. Never ends.
+pub(super) async fn report_alive(
+    keeper: &KeeperClient,
+    hang_timeout: Option<Duration>,
+    manager: &ServiceManager,
+    runtime: &RuntimeHandle,
+) {
+    let watchdog = manager.watchdog.filter(|_| manager.is_notified());
+    let Some(limit) = watchdog.into_iter().chain(hang_timeout).min() else { return std::future::pending().await };
+    let part = limit / REPORTS;
     loop {
         let next = Instant::now() + part;
         if runtime.answers(part).await {
-            manager.notify(&[NotifyState::Watchdog]);
+            keeper.report_alive();
+            if watchdog.is_some() {
+                manager.notify(&[NotifyState::Watchdog]);
+            }
         } else {
-            tracing::error!("the actors do not answer; the service manager ends the satellite if this continues");
+            tracing::error!("the actors do not answer; if this continues, the satellite is ended");
         }
         tokio::time::sleep_until(next).await;
     }

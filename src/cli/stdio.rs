@@ -1,5 +1,5 @@
 //! `satellite stdio`: a bridge for MCP clients that start a command. It runs beside the client for as long as the client
-//! runs, so it is small: one thread, no reaper, no spawn helper.
+//! runs, so it is small: one thread, no keeper, no spawn helper.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::api::{
     ConfigureResult, ControlResult, ExportStatus, InstanceSelector, InstanceStatus, MemoryReport, ReconnectResult,
-    ReloadResult, RequestFailure, SatelliteStatus, TelemetryStatus,
+    ReloadResult, RequestFailure, SatelliteStatus, TelemetryStatus, timestamp_of,
 };
 use super::find::find;
 use super::state::ConsoleState;
@@ -44,6 +44,7 @@ impl ConsoleState {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
+            started_at: rfc3339(timestamp_of(self.started)),
             data_dir: self.data_dir.path().display().to_string(),
             held_by: self.connector.describe_containment(),
             memory: MemoryReport::from_status(self.runtime.memory()),

@@ -12,9 +12,9 @@ use crate::console::SOCKET;
 use crate::data_dir::{DataDir, OpenMode};
 use mcp_satellite_files::disk::run_with_timeout;
 use mcp_satellite_files::known_dirs::DataDirLocation;
-use mcp_satellite_process::reaper;
+use mcp_satellite_process::keeper;
 
-/// Upper limit for the time in which a satellite without a reaper ends its servers.
+/// Upper limit for the time in which a satellite without a keeper ends its servers.
 pub(super) const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
 
 const LOCK: &str = "lock";
@@ -103,13 +103,13 @@ async fn lock_file(data_dir: &DataDir) -> Result<Flock<File>, DataDirLockError> 
     // Only a hint for the error message: the lock itself decides.
     let _ = file.read_to_string(&mut holder);
     let holder = holder.trim();
-    let is_orphan = || holder.parse().is_ok_and(reaper::is_orphan);
+    let is_orphan = || holder.parse().is_ok_and(keeper::is_orphan);
     let in_use = |holder: String| DataDirLockError::InUse { data_dir: data_dir.path().display().to_string(), holder };
     let until = Instant::now() + ORPHAN_PATIENCE;
     let mut lock = loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => break lock,
-            // The reaper of that satellite was killed. The satellite is ending its servers, which takes a moment only.
+            // The keeper of that satellite was killed. The satellite is ending its servers, which takes a moment only.
             Err((unlocked, Errno::EWOULDBLOCK)) if is_orphan() && Instant::now() < until => file = unlocked,
             Err((_, Errno::EWOULDBLOCK)) => {
                 let holder = if holder.is_empty() { String::new() } else { format!(" (pid {holder})") };

@@ -1,5 +1,7 @@
 //! Settings that only a restart applies.
 
+use std::time::Duration;
+
 use mcp_satellite_actors::model::policy::{BatchPolicy, MemoryPolicy, TeamBudgetPolicy};
 
 use crate::config::{BackendPlan, Plan, Profile, SinkPlan, TelemetryPlan};
@@ -24,6 +26,7 @@ pub(super) struct StartupSettings {
     isolation: Isolation,
     cgroups: CgroupMode,
     uid_range: Option<UidRange>,
+    hang_timeout: Duration,
 }
 
 impl StartupSettings {
@@ -44,6 +47,7 @@ impl StartupSettings {
             isolation: plan.isolation,
             cgroups: plan.cgroups,
             uid_range: plan.uid_range,
+            hang_timeout: plan.hang_timeout,
         }
     }
 }

@@ -67,7 +67,7 @@ impl RunningSatellite {
     /// Runs on a blocking thread, because it waits for processes to die.
     async fn end_all(&self) {
         let connector = self.connector.clone();
-        // An error means that the task panicked; the reaper ends the rest.
+        // An error means that the task panicked; the keeper ends the rest.
         let _ = tokio::task::spawn_blocking(move || connector.kill_all(FINISH_TIMEOUT)).await;
     }
 }

@@ -48,8 +48,8 @@ use crate::telemetry::{ActorProbes, FactsOrigin, SatelliteTelemetry};
 use crate::values::ValueConfigurer;
 use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_files::known_dirs::DataDirLocation;
+use mcp_satellite_process::keeper::KeeperClient;
 use mcp_satellite_process::memory_limit;
-use mcp_satellite_process::reaper::ReaperLink;
 use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_remote::oauth::Grants;
 use mcp_satellite_store::catalogue_cache::CatalogueCache;
@@ -357,7 +357,7 @@ fn create_stdio_connector(plan: &Plan, data_dir: &DataDir) -> Result<StdioConnec
     });
     let connector = connector.map_err(failed("prepare the start of servers"))?;
     let orphaned = connector.clone();
-    ReaperLink::on_orphaned(move || orphaned.kill_all(ORPHAN_PATIENCE));
+    KeeperClient::on_orphaned(move || orphaned.kill_all(ORPHAN_PATIENCE));
     Ok(connector)
 }
 

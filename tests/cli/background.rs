@@ -69,7 +69,7 @@ fn up_starts_a_detached_satellite_and_down_ends_it() {
     );
     home.wait_online("notes");
     let pid = home.bare(&["status", "--satellite", "--json"]).exits(0).json()["pid"].as_u64().unwrap();
-    // The reaper leads a session of its own, so that no signal of the terminal reaches the satellite.
+    // The keeper leads a session of its own, so that no signal of the terminal reaches the satellite.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
     assert_eq!(fields[1], fields[3], "the parent is not the leader of the session: {stat}");

@@ -12,7 +12,7 @@ use crate::SATELLITE;
 /// The documented keys, on which scripts rely.
 const KEYS: &str = "instance, installation_id, team, user, server, transport, status, status_message, since, want, dormant, \
                     connection, health, last_check_at, pid, wrapper_pid, isolation, held_by, identity, restarts, exits_in_window, attempt, \
-                    next_retry_ms, uptime_seconds, tools, messages, calls, calls_in_flight, errors, last_activity_at, \
+                    next_retry_ms, uptime_seconds, started_at, tools, messages, calls, calls_in_flight, errors, last_activity_at, \
                     last_error, last_exit, rss_bytes, cpu_seconds, unrecorded, remedy, next_step";
 
 fn two_teams(home: &Home) -> Satellite<'_> {
@@ -64,6 +64,9 @@ fn json_has_exactly_the_documented_keys() {
                 && row["messages"].as_u64() >= Some(2)
         );
     }
+    // The time of the start is the same at every request.
+    let started = || home.rows().iter().map(|row| row["started_at"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    assert_eq!(started(), started());
     satellite.terminate().exits(0);
 }
 

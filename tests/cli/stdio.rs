@@ -515,7 +515,7 @@ fn the_token_is_neither_in_arguments_nor_in_the_environment_nor_in_messages() {
         let bytes = fs::read(format!("{process}/{file}")).unwrap();
         assert!(!String::from_utf8_lossy(&bytes).contains("sat_"), "{file}");
     }
-    // The reaper and the spawn helper are for satellites.
+    // The keeper and the spawn helper are for satellites.
     let children = fs::read_to_string(format!("{process}/task/{}/children", client.child.id())).unwrap();
     assert_eq!(children, "");
     send(i32::try_from(client.child.id()).unwrap(), Signal::SIGTERM);

@@ -26,7 +26,7 @@ struct Satellite {
     dir: TempDir,
     child: Child,
     address: SocketAddr,
-    /// The serving process, which is a child of the reaper.
+    /// The serving process, which is a child of the keeper.
     pid: i32,
 }
 

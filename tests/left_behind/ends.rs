@@ -50,7 +50,7 @@ fn a_crash_leaves_no_process_for_the_next_run() {
 }
 
 #[test]
-fn sigterm_to_the_reaper_ends_all_processes() {
+fn sigterm_to_the_keeper_ends_all_processes() {
     for_each_mechanism(|mechanism| {
         let fixture = Fixture::new(mechanism);
         fixture.start(SHORT).terminate();
@@ -85,7 +85,7 @@ fn a_second_sigterm_kills_all_processes_at_once() {
         let mut running = fixture.start(LONG);
         running.process.signal(Signal::SIGTERM);
         running.process.wait_stderr(|log| log.contains("a second signal kills at once"));
-        // The reaper has read the first signal. The same signal within 5 ms belongs to the same request.
+        // The keeper has read the first signal. The same signal within 5 ms belongs to the same request.
         std::thread::sleep(Duration::from_millis(5));
         running.process.signal(Signal::SIGTERM);
         let outcome = running.ended_cleanly().exits(1);
@@ -94,7 +94,7 @@ fn a_second_sigterm_kills_all_processes_at_once() {
 }
 
 #[test]
-fn killing_the_reaper_ends_all_processes() {
+fn killing_the_keeper_ends_all_processes() {
     for_each_mechanism(|mechanism| {
         let fixture = Fixture::new(mechanism);
         let mut running = fixture.start(LONG);
@@ -108,7 +108,7 @@ fn killing_the_reaper_ends_all_processes() {
 }
 
 #[test]
-fn the_reaper_ends_the_processes_of_a_killed_satellite() {
+fn the_keeper_ends_the_processes_of_a_killed_satellite() {
     for_each_mechanism(|mechanism| {
         let fixture = Fixture::new(mechanism);
         let running = fixture.start(LONG);
@@ -119,7 +119,7 @@ fn the_reaper_ends_the_processes_of_a_killed_satellite() {
 }
 
 #[test]
-fn the_next_start_ends_the_processes_of_a_killed_satellite_and_reaper() {
+fn the_next_start_ends_the_processes_of_a_killed_satellite_and_keeper() {
     for_each_mechanism(|mechanism| {
         let fixture = Fixture::new(mechanism);
         let killed = fixture.start(LONG).kill_both();

@@ -121,7 +121,7 @@ impl Fixture {
         process.wait_stdout(|text| text.contains("satellite is running"));
         let satellite = fs::read_to_string(self.home.data_dir().join("lock")).unwrap().parse().unwrap();
         let satellite = ProcessInfo::read(satellite).unwrap();
-        assert_eq!(satellite.parent, process.pid(), "the reaper is not the parent of the satellite");
+        assert_eq!(satellite.parent, process.pid(), "the keeper is not the parent of the satellite");
         let cgroup = self.ledger()[0]["satellite"]["cgroup"].as_str().map(PathBuf::from);
         assert_eq!(cgroup.is_some(), self.mechanism.cgroups);
         RunningSatellite { fixture: self, process, satellite, cgroup }
@@ -151,7 +151,7 @@ pub(crate) struct RunningSatellite<'a> {
 }
 
 impl RunningSatellite<'_> {
-    pub(crate) fn reaper(&self) -> i32 {
+    pub(crate) fn keeper(&self) -> i32 {
         self.process.pid()
     }
 
@@ -163,23 +163,23 @@ impl RunningSatellite<'_> {
         own.find(|process| name(process).is_ok_and(|name| name == "satellite-spawn\n"))
     }
 
-    /// Returns all processes except satellite, reaper and spawn helper: the servers, their processes and their
+    /// Returns all processes except satellite, keeper and spawn helper: the servers, their processes and their
     /// sandboxes.
     pub(crate) fn members(&self) -> Vec<ProcessInfo> {
-        let own = [self.reaper(), self.satellite.pid, self.helper().map_or(0, |helper| helper.pid)];
+        let own = [self.keeper(), self.satellite.pid, self.helper().map_or(0, |helper| helper.pid)];
         let traces = self.fixture.home.traces().into_iter().filter(|pid| !own.contains(pid));
         traces.filter_map(ProcessInfo::read).collect()
     }
 
-    /// Sends a signal to reaper and satellite at once, as a terminal and systemd do.
+    /// Sends a signal to keeper and satellite at once, as a terminal and systemd do.
     pub(crate) fn signal_group(&mut self, signal: Signal) {
         // The process is not reaped yet, so the pid is still its own.
         if self.process.is_running() {
-            killpg(Pid::from_raw(self.reaper()), signal).unwrap();
+            killpg(Pid::from_raw(self.keeper()), signal).unwrap();
         }
     }
 
-    /// Waits for the end of the reaper and asserts that no process is left then.
+    /// Waits for the end of the keeper and asserts that no process is left then.
     #[track_caller]
     pub(crate) fn ended(self) -> Outcome {
         let Self { fixture, process, .. } = self;
@@ -205,16 +205,16 @@ impl RunningSatellite<'_> {
         self.ended_cleanly().exits(0)
     }
 
-    /// Kills satellite and reaper so that neither can clean up after the other. Returns the processes that are left.
+    /// Kills satellite and keeper so that neither can clean up after the other. Returns the processes that are left.
     #[track_caller]
     pub(crate) fn kill_both(self) -> KilledSatellite {
         let members = self.members();
         let Self { fixture, mut process, satellite, cgroup } = self;
-        // The satellite is not stopped: the kernel continues a stopped process when the reaper above it ends.
+        // The satellite is not stopped: the kernel continues a stopped process when the keeper above it ends.
         process.signal(Signal::SIGSTOP);
         let stat = format!("/proc/{}/stat", process.pid());
         let stopped = || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(());
-        wait_for("the reaper to stop", stopped, || fs::read_to_string(&stat).unwrap());
+        wait_for("the keeper to stop", stopped, || fs::read_to_string(&stat).unwrap());
         send(satellite.pid, Signal::SIGKILL);
         wait_for("the satellite to end", || (!satellite.is_alive()).then_some(()), || format!("{satellite:?}"));
         process.signal(Signal::SIGKILL);
@@ -225,7 +225,7 @@ impl RunningSatellite<'_> {
     }
 }
 
-/// A satellite that was killed together with its reaper.
+/// A satellite that was killed together with its keeper.
 pub(crate) struct KilledSatellite {
     pub(crate) members: Vec<ProcessInfo>,
     pub(crate) left: Vec<ProcessInfo>,

@@ -21,10 +21,10 @@ fn resident_code(pid: i32) -> f64 {
 }
 
 #[test]
-fn an_idle_satellite_and_its_reaper_release_the_code_that_they_do_not_use() {
+fn an_idle_satellite_and_its_keeper_release_the_code_that_they_do_not_use() {
     let fixture = Fixture::new(Mechanism { sandbox: Sandbox::None, cgroups: false });
     let running = fixture.start_without_servers();
-    for (pid, most) in [(running.reaper(), 0.1), (running.satellite.pid, 0.5)] {
+    for (pid, most) in [(running.keeper(), 0.1), (running.satellite.pid, 0.5)] {
         let is_released = || (resident_code(pid) < most).then_some(());
         wait_for("the pages are released", is_released, || format!("resident: {}", resident_code(pid)));
     }

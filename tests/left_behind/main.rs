@@ -10,6 +10,7 @@
 mod ends;
 mod fixture;
 mod flood;
+mod hang;
 mod idle_memory;
 mod mechanism;
 mod process;

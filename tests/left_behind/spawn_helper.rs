@@ -122,7 +122,7 @@ fn a_killed_satellite_leaves_no_helper_and_the_helper_counts_as_no_process() {
         send(running.satellite.pid, Signal::SIGKILL);
         let outcome = running.ended().exits(137);
         assert!(!helper.is_alive());
-        assert!(outcome.stderr.contains("the reaper ended 0 remaining processes"), "{outcome:#?}");
+        assert!(outcome.stderr.contains("the keeper ended 0 remaining processes"), "{outcome:#?}");
 
         if mechanism.sandbox == Sandbox::None {
             // The name of this server, which the shell starts, is the beginning of the helper's name.
@@ -130,8 +130,8 @@ fn a_killed_satellite_leaves_no_helper_and_the_helper_counts_as_no_process() {
             fixture.home.wait_all_online();
             send(served.satellite.pid, Signal::SIGKILL);
             let outcome = served.ended().exits(137);
-            assert!(outcome.stderr.contains("the reaper ended "), "{outcome:#?}");
-            assert!(!outcome.stderr.contains("the reaper ended 0 "), "{outcome:#?}");
+            assert!(outcome.stderr.contains("the keeper ended "), "{outcome:#?}");
+            assert!(!outcome.stderr.contains("the keeper ended 0 "), "{outcome:#?}");
         }
 
         let killed = fixture.start_without_servers();

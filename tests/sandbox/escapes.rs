@@ -112,7 +112,7 @@ fn a_server_cannot_see_signal_or_inspect_processes_outside(fixture: &mut Fixture
         running.is_held(what, arguments.clone());
     }
     running.is_held("see_processes", json!({}));
-    // The environments of any process, then those of the satellite and its reaper.
+    // The environments of any process, then those of the satellite and its keeper.
     running.is_held("read_environ", json!({"needle": NEEDLE}));
     for outside in [running.satellite.pid(), running.satellite.process.pid()] {
         running.is_held("read_environ", json!({"pid": outside, "needle": NEEDLE}));

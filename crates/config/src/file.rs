@@ -11,6 +11,7 @@ use super::console::{ConsoleTable, RoleTable};
 use super::errors::ConfigFindings;
 use super::gateway::GatewayTable;
 use super::oauth::OAuthTable;
+use super::plan::HANG_TIMEOUT_MIN;
 use super::policy::{self, BatchingTable, MemoryTable, TeamBudgetTable};
 use super::reader::{ParsedValue, SpannedText, TableReader};
 use super::telemetry::TelemetryTable;
@@ -25,6 +26,7 @@ pub(crate) struct ConfigFile {
     pub(crate) uid_range: ParsedValue<String>,
     pub(crate) watch: ParsedValue<bool>,
     pub(crate) retention: Option<Duration>,
+    pub(crate) hang_timeout: Option<Duration>,
     pub(crate) gateway: GatewayTable,
     pub(crate) console: ConsoleTable,
     pub(crate) backend: BackendTable,
@@ -149,6 +151,7 @@ impl ConfigFile {
             file.uid_range = fields.text("uid_range");
             file.watch = fields.flag("watch");
             file.retention = fields.duration("retention");
+            file.hang_timeout = fields.at_least_or_off("hang_timeout", HANG_TIMEOUT_MIN, Duration::MAX);
         });
         file.gateway = fields.section("gateway", GatewayTable::read);
         file.console = fields.section("console", ConsoleTable::read);

@@ -36,6 +36,8 @@ pub struct Plan {
     pub watch: bool,
     /// Retention time for the data of an instance that was removed from the configuration.
     pub retention: Duration,
+    /// Time within which the actors must answer, or the keeper kills the satellite; `Duration::MAX` is no limit.
+    pub hang_timeout: Duration,
     pub gateway: GatewayPlan,
     pub console: ConsolePlan,
     /// Backend that configures the instances and receives the events; `None` if the files configure the instances.
@@ -96,6 +98,10 @@ pub enum SinkPlan {
 
 /// The default of [`Plan::retention`].
 pub const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+/// The default of [`Plan::hang_timeout`].
+pub const HANG_TIMEOUT: Duration = Duration::from_secs(60);
+/// The shortest [`Plan::hang_timeout`]: actors of a busy machine may need a second to answer.
+pub const HANG_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 /// The default of [`SinkPlan::File`]'s `rotate_bytes`.
 pub const ROTATE_BYTES: u64 = 64 << 20;
 /// The default of [`SinkPlan::File`]'s `keep`.
@@ -120,6 +126,7 @@ impl Default for Plan {
             uid_range: None,
             watch: true,
             retention: RETENTION,
+            hang_timeout: HANG_TIMEOUT,
             gateway: GatewayPlan::default(),
             console: ConsolePlan::default(),
             backend: None,

@@ -184,6 +184,19 @@ impl<'f, 'de> TableReader<'f, 'de> {
         }
     }
 
+    /// Reads a duration of at least `min`, or `"off"`, which returns `off`.
+    pub fn at_least_or_off(&mut self, key: &'static str, min: Duration, off: Duration) -> Option<Duration> {
+        let at = self.span_of(key);
+        let read = self.positive_or_off(key, off)?;
+        if read < min {
+            let min = humantime::format_duration(min);
+            let message = format!("`{key}` must be at least {min}");
+            self.findings.error(at.unwrap_or(self.at), message, "give a longer time, or \"off\" for never");
+            return None;
+        }
+        Some(read)
+    }
+
     fn positive_with_hint(&mut self, key: &'static str, hint: &str) -> Option<Duration> {
         let at = self.span_of(key);
         let read = self.duration(key)?;

@@ -70,6 +70,7 @@ pub(crate) fn build(
         check.findings.warning(at.span, "servers run without a sandbox in production".to_owned());
     }
     plan.retention = file.retention.unwrap_or(plan::RETENTION);
+    plan.hang_timeout = file.hang_timeout.unwrap_or(plan::HANG_TIMEOUT);
     plan.watch = file.watch.get().is_none_or(|watch| watch.value);
     plan.start_permits = file.start_permits;
     plan.connect_permits = file.connect_permits;

@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use mcp_satellite_actors::ControlError;
 use mcp_satellite_actors::model::catalogue::Tool;
 use mcp_satellite_actors::model::exit::{CallError, CallFate};
@@ -437,6 +439,8 @@ pub struct InstanceStatus {
     pub next_retry_ms: Option<u64>,
     /// Seconds since the handshake of the current run.
     pub uptime_seconds: Option<u64>,
+    /// Time of that handshake, in RFC 3339.
+    pub started_at: Option<String>,
     /// Number of tools offered.
     pub tools: usize,
     /// Number of messages received.
@@ -458,7 +462,7 @@ pub struct InstanceStatus {
     /// CPU time of the server and its child processes, in seconds.
     pub cpu_seconds: Option<f64>,
     /// True if the process is not yet recorded in the ledger because the disk did not accept the row. If the satellite
-    /// and its reaper were killed now, the next satellite would not find the process.
+    /// and its keeper were killed now, the next satellite would not find the process.
     #[serde(default)]
     pub unrecorded: bool,
 }
@@ -507,6 +511,7 @@ impl InstanceStatus {
             attempt: view.attempt,
             next_retry_ms: view.next_retry_at.map(|at| milliseconds(at.saturating_duration_since(now))),
             uptime_seconds: view.initialized_at.map(|at| now.saturating_duration_since(at).as_secs()),
+            started_at: view.initialized_at.map(|at| rfc3339(timestamp_of(at))),
             tools: view.offered_catalogue().map_or(0, |catalogue| catalogue.tools.len()),
             messages: view.counters.messages(),
             calls: view.counters.calls(),
@@ -522,6 +527,18 @@ impl InstanceStatus {
     }
 }
 
+/// Returns the time of day of an instant. It is the same in every call, also after a change of the clock.
+pub fn timestamp_of(at: Instant) -> Timestamp {
+    static ANCHOR: LazyLock<(Instant, Timestamp)> = LazyLock::new(|| (Instant::now(), Timestamp::now()));
+    let (anchor, time) = *ANCHOR;
+    let shifted = match at.checked_duration_since(anchor) {
+        Some(later) => time.checked_add(later),
+        None => time.checked_sub(anchor.duration_since(at)),
+    };
+    // Only a time beyond the year 9999 cannot be computed.
+    shifted.unwrap_or(time)
+}
+
 /// Status of the satellite.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct SatelliteStatus {
@@ -533,6 +550,8 @@ pub struct SatelliteStatus {
     pub pid: u32,
     /// Seconds since the start.
     pub uptime_seconds: u64,
+    /// Time of the start, in RFC 3339.
+    pub started_at: String,
     /// Path of the data directory.
     pub data_dir: String,
     /// Mechanism that contains the process trees of the servers.

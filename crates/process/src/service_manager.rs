@@ -1,7 +1,7 @@
 //! Service manager (systemd) that started this program: notifications, watchdog interval and passed sockets.
 //!
-//! The manager accepts notifications from the main process only, which is the reaper. The satellite sends its messages
-//! to the reaper, which passes them on. So the servers, which have the same user and control group, cannot report a
+//! The manager accepts notifications from the main process only, which is the keeper. The satellite sends its messages
+//! to the keeper, which passes them on. So the servers, which have the same user and control group, cannot report a
 //! state of the satellite (`NotifyAccess=main`).
 
 use std::ffi::OsString;
@@ -24,14 +24,14 @@ const MESSAGE_MAX: usize = 4096;
 /// Service manager as the satellite sees it. Without a service manager, all fields are `None`.
 #[derive(Debug, Default)]
 pub struct ServiceManager {
-    reaper: Option<UnixDatagram>,
+    keeper: Option<UnixDatagram>,
     /// Interval within which the manager expects [`NotifyState::Watchdog`].
     pub watchdog: Option<Duration>,
     /// Listening socket that the manager has passed.
     pub listener: Option<TcpListener>,
 }
 
-/// Passes notifications from the satellite to the service manager, in the reaper.
+/// Passes notifications from the satellite to the service manager, in the keeper.
 #[derive(Debug)]
 pub(crate) struct NotificationRelay {
     satellite: UnixDatagram,
@@ -42,19 +42,19 @@ pub(crate) struct NotificationRelay {
 impl ServiceManager {
     /// Returns true if the manager waits for notifications.
     pub fn is_notified(&self) -> bool {
-        self.reaper.is_some()
+        self.keeper.is_some()
     }
 
-    /// Reports states to the manager. A message that cannot be sent at once is dropped: the reaper has ended, or the
+    /// Reports states to the manager. A message that cannot be sent at once is dropped: the keeper has ended, or the
     /// manager does not read.
     pub fn notify(&self, states: &[NotifyState<'_>]) {
-        let Some(reaper) = &self.reaper else { return };
+        let Some(keeper) = &self.keeper else { return };
         let mut message = String::new();
         for state in states {
             // Writing to a string does not fail.
             let _ = writeln!(message, "{state}");
         }
-        if let Err(error) = reaper.send(message.as_bytes()) {
+        if let Err(error) = keeper.send(message.as_bytes()) {
             tracing::debug!(%error, "cannot notify the service manager");
         }
     }
@@ -101,7 +101,7 @@ pub(crate) fn from_environment() -> io::Result<(ServiceManager, Option<Notificat
     let listener = listener.map_err(|error| {
         io::Error::other(format!("cannot use the sockets that the service manager passed: {error}"))
     })?;
-    let (reaper, relay) = match path.map(open_relay).transpose() {
+    let (keeper, relay) = match path.map(open_relay).transpose() {
         Ok(opened) => opened.unzip(),
         Err(error) => {
             // No log is open yet.
@@ -112,7 +112,7 @@ pub(crate) fn from_environment() -> io::Result<(ServiceManager, Option<Notificat
             (None, None)
         }
     };
-    Ok((ServiceManager { reaper, watchdog, listener }, relay))
+    Ok((ServiceManager { keeper, watchdog, listener }, relay))
 }
 
 fn passed_listener(sockets: &[RawFd]) -> io::Result<Option<TcpListener>> {
@@ -145,10 +145,10 @@ fn open_relay(path: OsString) -> io::Result<(UnixDatagram, NotificationRelay)> {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(path)?,
     };
-    let (reaper, satellite) = UnixDatagram::pair()?;
+    let (keeper, satellite) = UnixDatagram::pair()?;
     let socket = UnixDatagram::unbound()?;
-    for socket in [&reaper, &satellite, &socket] {
+    for socket in [&keeper, &satellite, &socket] {
         socket.set_nonblocking(true)?;
     }
-    Ok((reaper, NotificationRelay { satellite, socket, manager }))
+    Ok((keeper, NotificationRelay { satellite, socket, manager }))
 }

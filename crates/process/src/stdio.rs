@@ -94,7 +94,7 @@ impl StdioConnector {
     }
 
     /// Returns the process ids of the servers whose ledger rows could not be written yet: if the satellite and its
-    /// reaper are killed, the next satellite cannot find these servers.
+    /// keeper are killed, the next satellite cannot find these servers.
     pub fn unrecorded_pids(&self) -> HashSet<u32> {
         self.processes.unrecorded_pids()
     }

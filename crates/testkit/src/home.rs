@@ -421,14 +421,14 @@ impl Satellite<'_> {
         self.process.wait_stdout(|text| text.contains("satellite is running") || text.contains("The demo runs"))
     }
 
-    /// The pid of the satellite itself, which is the child of the started reaper.
+    /// The pid of the satellite itself, which is the child of the started keeper.
     #[track_caller]
     pub fn pid(&self) -> i32 {
-        let reaper = self.process.pid();
-        let children = || fs::read_to_string(format!("/proc/{reaper}/task/{reaper}/children")).ok();
-        // Orphans are also children of the reaper, but started later.
+        let keeper = self.process.pid();
+        let children = || fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok();
+        // Orphans are also children of the keeper, but started later.
         let first_child = || children()?.split_whitespace().next()?.parse().ok();
-        wait_for("the satellite below its reaper", first_child, || self.process.stderr())
+        wait_for("the satellite below its keeper", first_child, || self.process.stderr())
     }
 
     pub fn signal(&mut self, signal: Signal) {
@@ -456,13 +456,13 @@ impl Satellite<'_> {
         self.ended()
     }
 
-    /// Sends SIGKILL to the satellite and waits for the reaper to exit.
+    /// Sends SIGKILL to the satellite and waits for the keeper to exit.
     #[track_caller]
     pub fn kill(mut self) {
         send(self.pid(), Signal::SIGKILL);
         let outcome = self.process.wait();
         assert_eq!(outcome.code, Some(128 + 9), "{outcome:#?}");
-        // The reaper exits after all server processes.
+        // The keeper exits after all server processes.
         assert_eq!(self.left(), Vec::<i32>::new(), "processes are left: {outcome:#?}");
     }
 
@@ -482,7 +482,7 @@ impl Drop for Satellite<'_> {
         let outcome = (!std::thread::panicking()).then(|| self.process.wait());
         let mut left = self.left();
         if outcome.as_ref().is_some_and(|outcome| outcome.code.is_none()) {
-            // After a kill, the reaper ends the servers asynchronously.
+            // After a kill, the keeper ends the servers asynchronously.
             while !left.is_empty() && started.elapsed() < GIVE_UP {
                 std::thread::sleep(POLL);
                 left = self.left();

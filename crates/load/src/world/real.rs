@@ -22,9 +22,9 @@ use tokio::task::spawn_blocking;
 
 use super::{FleetScripts, InjectionFuture, ServerFaults, ServerWorld};
 use crate::types::{FaultKind, InstanceNo, LoadTarget, PlannedFault};
+use mcp_satellite_process::keeper::is_orphan;
 use mcp_satellite_process::process::raise_descriptor_limit;
 use mcp_satellite_process::process::spawn_helper_pid;
-use mcp_satellite_process::reaper::is_orphan;
 use mcp_satellite_process::stdio::StdioConnector;
 use mcp_satellite_remote::RemoteConnector;
 use mcp_satellite_sim::SimScript;
@@ -246,7 +246,7 @@ impl ServerWorld for ProcessWorld {
     }
 }
 
-/// Returns the descendants of this process, including zombies and those adopted by its reaper.
+/// Returns the descendants of this process, including zombies and those adopted by its keeper.
 fn descendants(root_pid: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -254,7 +254,7 @@ fn descendants(root_pid: u32) -> Vec<u32> {
         let Some((pid, parent)) = pid.and_then(|pid| Some((pid, parent_of(pid)?))) else { continue };
         children.entry(parent).or_default().push(pid);
     }
-    // The reaper has no other child than this process, which has the spawn helper besides its servers.
+    // The keeper has no other child than this process, which has the spawn helper besides its servers.
     let top = if is_orphan(root_pid) { Some(root_pid) } else { parent_of(root_pid) };
     let mut open = Vec::from_iter(top);
     let mut found = Vec::new();

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use nix::libc;
 
-use super::proc_info::{ProcessStat, reaper_pid, spawn_helper_pid};
+use super::proc_info::{ProcessStat, keeper_pid, spawn_helper_pid};
 use super::spawn::try_cgroup;
 
 // Prefix of a satellite's cgroup; process id, start time and mark of the satellite follow.
@@ -115,8 +115,8 @@ impl Cgroups {
     }
 
     /// Enables the parent's controllers for the runs. A cgroup that enables controllers for its children must not
-    /// contain processes itself (except the root), so satellite, reaper and spawn helper move into a leaf first. If other processes
-    /// remain, that fails and is undone. Without a reaper the satellite may be embedded in a host and is not moved.
+    /// contain processes itself (except the root), so satellite, keeper and spawn helper move into a leaf first. If other processes
+    /// remain, that fails and is undone. Without a keeper the satellite may be embedded in a host and is not moved.
     fn enable_controllers(&self, parent: &Path) -> CgroupControllers {
         let available = CgroupControllers::from_file(&parent.join("cgroup.controllers"));
         let delegated = |directory: &Path| CgroupControllers::from_file(&directory.join("cgroup.subtree_control"));
@@ -128,10 +128,10 @@ impl Cgroups {
             return available;
         }
         if delegated(parent) != available && !delegate(parent) {
-            let Some(reaper) = reaper_pid() else { return CgroupControllers::default() };
+            let Some(keeper) = keeper_pid() else { return CgroupControllers::default() };
             let leaf = self.base.join(LEAF);
             let moved = |into: &Path| {
-                [reaper, std::process::id()]
+                [keeper, std::process::id()]
                     .into_iter()
                     .chain(spawn_helper_pid())
                     .all(|pid| fs::write(into.join("cgroup.procs"), pid.to_string()).is_ok())
@@ -263,7 +263,7 @@ impl LeftoverCgroups {
     pub fn for_satellite(pid: u32) -> Self {
         let read = |file| fs::read_to_string(file).unwrap_or_default();
         let own = own_directory(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
-        // The reaper may have been moved to the satellite's leaf cgroup.
+        // The keeper may have been moved to the satellite's leaf cgroup.
         let above = own.iter().filter(|own| own.ends_with(LEAF)).filter_map(|own| own.ancestors().nth(2));
         let parents = above.map(Path::to_owned).chain(own.clone()).collect();
         Self { parents, prefix: format!("{PREFIX}{pid}-") }

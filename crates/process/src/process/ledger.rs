@@ -1,5 +1,5 @@
 //! The ledger: a file in the data directory that records the running processes. If a satellite is killed together with
-//! its reaper, the next satellite on the same data directory reads it and ends the processes that are left.
+//! its keeper, the next satellite on the same data directory reads it and ends the processes that are left.
 //!
 //! A process id alone identifies no process: a row applies only if boot, PID namespace and start time match as well.
 //! Processes that outlive their leader are found by the satellite's mark or in the satellite's cgroup. One line of JSON
@@ -168,7 +168,7 @@ impl Ledger {
     pub(super) fn wait_recorded(&self, request: u64, instance: &str, pid: u32) {
         let Some(LedgerWriter { saver, .. }) = &self.0 else { return };
         if let Err(error) = saver.wait(request) {
-            tracing::warn!(instance, pid, %error, "a process is not in the ledger yet: if the satellite and its reaper were killed now, the next start would not find it");
+            tracing::warn!(instance, pid, %error, "a process is not in the ledger yet: if the satellite and its keeper were killed now, the next start would not find it");
         }
     }
 

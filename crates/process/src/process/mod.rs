@@ -53,7 +53,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::unix::pipe;
 
-// Used by the reaper.
+// Used by the keeper.
 pub use self::cgroup::LeftoverCgroups;
 pub use self::cgroup::own_cgroup;
 pub(super) use self::cgroup::{CgroupControllers, CgroupLimits};
@@ -65,8 +65,8 @@ pub(super) use self::launch::{Confinement, LaunchError, LaunchSpec, is_machine_f
 pub use self::ledger::ReclaimedProcesses;
 pub(super) use self::limits::ResourceLimits;
 use self::limits::StderrMonitor;
-use self::proc_info::reaper_pid;
-pub use self::proc_info::{ProcessCensus, ProcessStat, children_of, set_reaper, spawn_helper_pid};
+use self::proc_info::keeper_pid;
+pub use self::proc_info::{ProcessCensus, ProcessStat, children_of, set_keeper, spawn_helper_pid};
 use self::process_trees::ProcessTrees;
 pub use self::process_trees::{CgroupMode, ProcessTreeView, TreeProcess, TreeUsage};
 use self::scan::TreeScanner;
@@ -95,8 +95,8 @@ impl ProcessLauncher {
             ));
         }
         let holds = Arc::new(ProcessTrees::new(cgroups, data_dir)?);
-        let adopts = reaper_pid().map(|_| {
-            // On a kernel without subreapers, orphans go to the reaper.
+        let adopts = keeper_pid().map(|_| {
+            // On a kernel without subreapers, orphans go to the keeper.
             let _ = set_child_subreaper(true);
             Arc::clone(&holds)
         });

@@ -13,15 +13,15 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::run_mark::{ObservedMark, RunMark};
 
-// Process id of the reaper, the parent of this process, if there is one.
-static REAPER: OnceLock<u32> = OnceLock::new();
+// Process id of the keeper, the parent of this process, if there is one.
+static KEEPER: OnceLock<u32> = OnceLock::new();
 
-pub fn set_reaper(pid: u32) {
-    let _ = REAPER.set(pid);
+pub fn set_keeper(pid: u32) {
+    let _ = KEEPER.set(pid);
 }
 
-pub(super) fn reaper_pid() -> Option<u32> {
-    REAPER.get().copied()
+pub(super) fn keeper_pid() -> Option<u32> {
+    KEEPER.get().copied()
 }
 
 // Process id of the spawn helper, a child of this process, if there is one.

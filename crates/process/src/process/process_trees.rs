@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use super::cgroup::{Cgroup, CgroupControllers, CgroupLimits, Cgroups};
 use super::leaders::Leaders;
 use super::ledger::{Ledger, LedgerHeader, boot_id, pid_namespace};
-use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat, process_name, reaper_pid};
+use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat, keeper_pid, process_name};
 use super::tree::ProcessTree;
 pub use mcp_satellite_actors::model::settings::CgroupMode;
 use mcp_satellite_files::data_dir::DataDir;
@@ -228,9 +228,9 @@ impl ProcessTrees {
                     tree.kill_members(&census);
                 }
                 let own = std::process::id();
-                // With a reaper above it, the satellite adopts orphans of its servers. Its only other child is the
+                // With a keeper above it, the satellite adopts orphans of its servers. Its only other child is the
                 // spawn helper, which is not needed any more.
-                let below = reaper_pid().map(|_| census.members_under(&HashSet::from([own]))).unwrap_or_default();
+                let below = keeper_pid().map(|_| census.members_under(&HashSet::from([own]))).unwrap_or_default();
                 for stat in census.all().filter(|stat| stat.alive && stat.pid != own) {
                     let is_marked = || census.marked_run(stat.pid, &self.id).is_some();
                     if (below.contains_key(&stat.pid) || is_marked())

@@ -8,7 +8,7 @@
 //!      └───────────────── parent of ──────────► server
 //! ```
 //!
-//! The helper is forked before any thread exists, like the reaper. It forks each server as a child of its own parent, the
+//! The helper is forked before any thread exists, like the keeper. It forks each server as a child of its own parent, the
 //! first thread of the satellite. So the satellite waits for servers and the kernel kills them with the satellite, as if
 //! it had forked them itself. The helper keeps no descriptor of a server and overwrites each description, which contains
 //! secrets. It ends with the satellite. If it ends before, the satellite forks servers itself from then on; a satellite

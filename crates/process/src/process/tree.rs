@@ -62,7 +62,7 @@ static REAPED: AtomicU64 = AtomicU64::new(0);
 static KILLED: AtomicU64 = AtomicU64::new(0);
 
 impl OrphanCounts {
-    /// Returns the numbers of this process. The reaper ends the remaining orphans after it and counts them itself.
+    /// Returns the numbers of this process. The keeper ends the remaining orphans after it and counts them itself.
     pub fn read() -> Self {
         Self { reaped: REAPED.load(Ordering::Relaxed), killed: KILLED.load(Ordering::Relaxed) }
     }

@@ -1,0 +1,143 @@
+//! Messages between the keeper and the satellite: JSON in datagrams of a Unix socket.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Maximum number of bytes of a message.
+const MESSAGE_MAX: usize = 1024;
+
+/// Message of the satellite.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum KeeperRequest {
+    /// The actors run. From now on `Alive` must follow within this time; absent: no limit.
+    Ready { hang_timeout_ms: Option<u64> },
+    /// Root and all supervisors have answered.
+    Alive,
+    /// The satellite ends its servers. The actors end, so nothing must answer any more.
+    Stopping,
+    /// The satellite is finished with this exit code, and its process ends.
+    Done { code: u8 },
+}
+
+/// Message of the keeper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum KeeperEvent {
+    /// The keeper has received a signal that is for the satellite.
+    Signal { number: i32 },
+}
+
+/// One end of the connection between keeper and satellite. It keeps the boundaries of messages, and its other end is
+/// closed when that process has ended.
+#[derive(Debug)]
+pub(super) struct KeeperSocket(OwnedFd);
+
+impl KeeperSocket {
+    pub(super) fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// Sends a message without waiting.
+    ///
+    /// # Errors
+    /// The other process has ended, or too many messages wait for it.
+    pub(super) fn send(&self, message: &impl Serialize) -> io::Result<()> {
+        let text = serde_json::to_vec(message)?;
+        send(&self.0, &text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// Waits for a message. Returns `None` after the other end was closed.
+    ///
+    /// # Errors
+    /// The message is not valid.
+    pub(super) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<M>> {
+        self.read(RecvFlags::empty())
+    }
+
+    /// Returns a message that has arrived. Never waits.
+    ///
+    /// # Errors
+    /// The message is not valid, or there is none (`WouldBlock`).
+    pub(super) fn try_receive<M: DeserializeOwned>(&self) -> io::Result<Option<M>> {
+        self.read(RecvFlags::DONTWAIT)
+    }
+
+    fn read<M: DeserializeOwned>(&self, flags: RecvFlags) -> io::Result<Option<M>> {
+        let mut text = [0; MESSAGE_MAX];
+        let length = loop {
+            match recv(&self.0, &mut text, flags) {
+                // A reset is reported once: the other process has ended with unread messages. Its own ones follow.
+                Err(Errno::INTR | Errno::CONNRESET) => {}
+                read => break read?.0,
+            }
+        };
+        if length == 0 {
+            return Ok(None);
+        }
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        serde_json::from_slice(&text[..length]).map(Some).map_err(invalid)
+    }
+}
+
+impl AsFd for KeeperSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_keep_their_boundaries_and_the_end_is_reported() {
+        let (keeper, satellite) = KeeperSocket::pair().unwrap();
+        let nothing = keeper.try_receive::<KeeperRequest>().unwrap_err();
+        assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+        let sent = [
+            KeeperRequest::Ready { hang_timeout_ms: Some(60_000) },
+            KeeperRequest::Alive,
+            KeeperRequest::Done { code: 3 },
+        ];
+        for message in &sent {
+            satellite.send(message).unwrap();
+        }
+        // A message that the satellite does not read any more.
+        keeper.send(&KeeperEvent::Signal { number: 15 }).unwrap();
+        drop(satellite);
+        // What a process has sent arrives after its end.
+        for message in sent {
+            assert_eq!(keeper.try_receive().unwrap(), Some(message));
+        }
+        assert_eq!(keeper.try_receive::<KeeperRequest>().unwrap(), None);
+        assert!(keeper.send(&KeeperEvent::Signal { number: 15 }).is_err());
+    }
+
+    #[test]
+    fn an_invalid_message_is_an_error_and_the_next_one_is_read() {
+        let (keeper, satellite) = KeeperSocket::pair().unwrap();
+        satellite.send(&serde_json::json!({"from_a_later_version": {}})).unwrap();
+        satellite.send(&"x".repeat(MESSAGE_MAX)).unwrap();
+        satellite.send(&KeeperRequest::Alive).unwrap();
+        for _ in 0..2 {
+            let invalid = keeper.receive::<KeeperRequest>().unwrap_err();
+            assert_eq!(invalid.kind(), io::ErrorKind::InvalidData);
+        }
+        assert_eq!(keeper.receive().unwrap(), Some(KeeperRequest::Alive));
+    }
+
+    #[test]
+    fn a_process_that_does_not_read_does_not_block_the_other_one() {
+        let (keeper, _satellite) = KeeperSocket::pair().unwrap();
+        let full = (0..100_000).find_map(|_| keeper.send(&KeeperEvent::Signal { number: 1 }).err());
+        assert_eq!(full.unwrap().kind(), io::ErrorKind::WouldBlock);
+    }
+}
