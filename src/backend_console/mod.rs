@@ -17,7 +17,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::event::{Event, EventSubject, rfc3339};
@@ -105,9 +105,9 @@ pub struct BackendConsoleTask {
     _updates: AbortOnDropHandle<()>,
 }
 
-fn reject_host(_: GuardError, path: &str) -> Response {
+fn reject_host(_: GuardError, uri: &Uri) -> Response {
     let why = "this Host or Origin is not allowed; start the backend with `--console-host HOST`";
-    Problem::new("host_not_allowed", why).at(path).into_response()
+    Problem::new("host_not_allowed", why).at(uri.path()).into_response()
 }
 
 fn endpoint_pages(console: &Api) -> EndpointPages {

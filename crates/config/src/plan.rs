@@ -99,9 +99,9 @@ pub enum SinkPlan {
 /// The default of [`Plan::retention`].
 pub const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// The default of [`Plan::hang_timeout`].
-pub const HANG_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 /// The shortest [`Plan::hang_timeout`]: actors of a busy machine may need a second to answer.
-pub const HANG_TIMEOUT_MIN: Duration = Duration::from_secs(2);
+pub(crate) const HANG_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 /// The default of [`SinkPlan::File`]'s `rotate_bytes`.
 pub const ROTATE_BYTES: u64 = 64 << 20;
 /// The default of [`SinkPlan::File`]'s `keep`.

@@ -235,7 +235,7 @@ impl<S: ApiServer> Routes<S> {
         };
         EndpointPages {
             router: self.router.fallback(missing).method_not_allowed_fallback(wrong_method),
-            reject: |why, path| answer_problem(&Problem::new("host_not_allowed", why), path),
+            reject: |why, uri| answer_problem(&Problem::new("host_not_allowed", why), uri),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::Request;
+use axum::http::{Request, Uri};
 use axum::response::Response;
 use tower_service::Service as _;
 
@@ -22,8 +22,8 @@ use mcp_satellite_protocol::rpc::RpcMessage;
 #[derive(Clone)]
 pub struct EndpointPages {
     pub router: Router,
-    /// Returns the response to a request whose host or origin is not allowed. The arguments are the reason and the path.
-    pub reject: fn(GuardError, &str) -> Response,
+    /// Returns the response to a request whose host or origin is not allowed. The argument is the reason.
+    pub reject: fn(GuardError, &Uri) -> Response,
 }
 
 impl fmt::Debug for EndpointPages {
@@ -106,7 +106,7 @@ pub async fn answer(
     mut request: Request<Body>,
 ) -> Response {
     if let Err(why) = guard.check(request.headers(), request.uri()) {
-        return (pages.reject)(why, request.uri().path());
+        return (pages.reject)(why, request.uri());
     }
     request.extensions_mut().insert(connection);
     match pages.router.clone().call(request).await {

@@ -102,7 +102,7 @@ fn cell(row: &InstanceRow, has_name: bool) -> Markup {
 fn order_of_counts() -> String {
     let labels =
         |status: Status| [false, true].map(|is_special| class_of(status.as_str(), is_special, is_special).to_owned());
-    let mut labels: Vec<String> = Status::ALL.into_iter().flat_map(labels).collect();
+    let mut labels: Vec<String> = Status::ALL.iter().copied().flat_map(labels).collect();
     labels.dedup();
     labels.join(" ")
 }
