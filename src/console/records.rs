@@ -61,7 +61,7 @@ pub(super) async fn events_after(
         let started = Instant::now();
         let mut stored = read(data_dir, stored)?;
         let mut events = Vec::new();
-        while let Some(envelope) = stored.next() {
+        for envelope in stored.by_ref() {
             if events.len() == limit || started.elapsed() > SEARCH_TIMEOUT {
                 events.reverse();
                 return Ok((events, envelope.seq.checked_sub(1)));
