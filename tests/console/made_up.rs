@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use axum::routing::get;
+use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::event::{Event, EventSubject};
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::status::Status;
@@ -43,6 +44,7 @@ pub(crate) struct MadeUpConsole {
 
 struct MadeUpServer {
     access: ConsoleAccess,
+    bodies: Arc<ByteBudget>,
     feeds: InstanceFeeds<MadeUpRows>,
     streams: Arc<MadeUpCounts>,
 }
@@ -62,6 +64,10 @@ impl ApiServer for MadeUpServer {
 
     fn target(&self, _: &Principal, _: &str) -> Option<Arc<EventSubject>> {
         None
+    }
+
+    fn body_budget(&self) -> &Arc<ByteBudget> {
+        &self.bodies
     }
 }
 
@@ -199,7 +205,12 @@ impl MadeUpConsole {
             allows_anonymous: true,
             ..AccessSettings::default()
         });
-        let server = Arc::new(MadeUpServer { access, feeds: InstanceFeeds::new("1", open), streams: streams.clone() });
+        let server = Arc::new(MadeUpServer {
+            access,
+            bodies: ByteBudget::unlimited(),
+            feeds: InstanceFeeds::new("1", open),
+            streams: streams.clone(),
+        });
         let mut routes = Routes::new(server);
         routes.page("/console/", Role::Viewer, overview);
         routes.respond("/v1/instances/stream", Role::Viewer, "Instances", &[sse::MEDIA_TYPE], stream);

@@ -12,8 +12,8 @@ mod listener;
 mod lists;
 mod logins;
 mod positions;
-mod revoked;
 mod recorded;
+mod revoked;
 mod roles;
 mod streams;
 
