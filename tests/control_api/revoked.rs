@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::client::{ApiClient, EventStream};
-use super::fixture::{ADMIN, ALICE, ALICES, Fixture, OPERATOR, READER, VIEWER, config};
+use super::fixture::{ADMIN, ALICES, Fixture, OPERATOR, READER, VIEWER, config};
 
 /// Opens every kind of stream that a client can read.
 fn open_streams(client: &ApiClient) -> Vec<EventStream> {
@@ -62,27 +62,5 @@ fn streams_end_with_the_logout() {
     let left = left.with_header("X-CSRF-Token", &token).with_header("Content-Type", "application/json");
     assert!(left.send("POST", "/console/logout", None).status < 400);
     wait_ends(streams);
-    satellite.terminate().exits(0);
-}
-
-#[test]
-fn the_stream_of_a_session_of_the_playground_ends_with_its_token() {
-    let fixture = Fixture::new("");
-    let satellite = fixture.start();
-    let path = format!("/v1/instances/{ALICES}/mcp");
-    let client = fixture.with(ALICE).with_header("Accept", "application/json, text/event-stream");
-    let opened = client.post(
-        &path,
-        &json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-11-25",
-            "capabilities": {}, "clientInfo": {"name": "page", "version": "1"}}}),
-    );
-    let session = fixture.with(ALICE).with_header("Mcp-Session-Id", opened.header("mcp-session-id").unwrap());
-    let stream = session.events(&path);
-    // The user keeps the MCP token, but has no role any more: the session itself stays open.
-    let text = config(&fixture.address, "").replace("role = \"operator\"\n[[teams.users]]", "[[teams.users]]");
-    assert_ne!(text, config(&fixture.address, ""));
-    fixture.home.write("satellite.toml", &text);
-    fixture.home.satellite(&["reload"]).exits(0);
-    wait_ends(vec![stream]);
     satellite.terminate().exits(0);
 }
