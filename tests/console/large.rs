@@ -59,7 +59,7 @@ fn the_overview_finds_words_and_keeps_its_order() {
     let before = page.eval(order);
     let is_inside = "[...document.querySelectorAll('#attention li')].every((item) => \
                      item.children[0].getBoundingClientRect().right <= item.children[1].getBoundingClientRect().left)";
-    assert_eq!(page.eval(&format!("document.querySelector('#attention .awaiting_user_config') && {is_inside}")), true);
+    assert_eq!(page.eval(&format!("document.querySelectorAll('#attention li').length > 0 && {is_inside}")), true);
     let online =
         page.eval("Number(document.querySelector('.grid i.online').row.name.split('-').pop())").as_u64().unwrap();
     console.set_status(std::iter::once(usize::try_from(online).unwrap()), Status::Online);

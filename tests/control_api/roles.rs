@@ -239,14 +239,18 @@ fn the_owner_has_a_token_in_a_private_file() {
     satellite.terminate().exits(0);
 }
 
+const TEAM_ADMIN: &str = "team-admin-token-0123456789";
+
 /// An admin of one team manages that team, and neither reads nor changes what concerns all teams.
 #[test]
 fn an_admin_of_one_team_is_no_admin_of_the_satellite() {
-    let fixture = Fixture::new("");
-    let team_admin = "[[console.tokens]]\nname = \"team-admin\"\ntoken = \"team-admin-token-0123456789\"\nrole = \"admin\"\nteam = \"blue\"\n";
+    let mut fixture = Fixture::new("");
+    fixture.home.env.push(("TEAM_ADMIN".to_owned(), TEAM_ADMIN.to_owned()));
+    let team_admin =
+        "[[console.tokens]]\nname = \"team-admin\"\ntoken = \"env:TEAM_ADMIN\"\nrole = \"admin\"\nteam = \"blue\"\n";
     fixture.home.write("satellite.toml", &config(&fixture.address, team_admin));
     let satellite = fixture.start();
-    let admin = fixture.with("team-admin-token-0123456789");
+    let admin = fixture.with(TEAM_ADMIN);
     for path in ["/v1/configuration", "/v1/sandboxes", "/metrics"] {
         admin.get(path).problem(403, "forbidden");
     }
