@@ -71,7 +71,7 @@ impl ActorProbes {
     /// Returns the last answers, and starts another probe unless one is under way. Must be called in a Tokio runtime.
     fn latest(&self, runtime: &RuntimeHandle) -> Vec<ActorFacts> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if running.as_ref().is_none_or(|task| task.is_finished()) {
+        if running.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
             let (runtime, last) = (runtime.clone(), self.last.clone());
             *running = Some(AbortOnDropHandle::new(tokio::spawn(async move {
                 let report = runtime.describe(PROBE_TIMEOUT).await;

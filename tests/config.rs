@@ -1726,8 +1726,8 @@ fn no_name_means_two_teams() {
         parse(&(team(first) + &team(second)))
     };
     assert!(two(["a", "a"], ["b", "b"]).is_ok());
-    let slug = two(["alpha", "one"], ["other", "alpha"]).unwrap_err().to_string();
+    let slug = two(["alpha", "one"], ["other", "alpha"]).unwrap_err().to_single_line();
     assert!(slug.contains("the slug `alpha` of a team is the id of another team"), "{slug}");
-    let id = two(["other", "alpha"], ["alpha", "one"]).unwrap_err().to_string();
+    let id = two(["other", "alpha"], ["alpha", "one"]).unwrap_err().to_single_line();
     assert!(id.contains("the id `alpha` of a team is the slug of another team"), "{id}");
 }

@@ -591,7 +591,7 @@ impl RuntimeHandle {
         // Uses the current state: credentials may have changed, and an unknown instance may exist by now.
         let Some(view) = self.status(id).or(view) else { return };
         let EndedToolCall { tool, started, params, response, failure, client } = called;
-        let (of, mask, took) = (&view.subject, &view.spec.mask, started.elapsed());
+        let (of, mask, duration) = (&view.subject, &view.spec.mask, started.elapsed());
         // Clients invent names of any length, also such with a secret.
         let tool = request_log::logged_tool_name(tool, mask);
         let fate = failure.as_ref().map(|failure| failure.fate);
@@ -605,17 +605,17 @@ impl RuntimeHandle {
                 tool: tool.clone(),
                 params,
                 response: self.logged_payload(Some(&*view), response),
-                duration: took,
+                duration,
                 error: error.clone(),
                 fate: fate.map(ToolCallFate::as_str),
                 client: client.and_then(client_name),
-                at: at.checked_sub(took).unwrap_or(at),
+                at: at.checked_sub(duration).unwrap_or(at),
             });
         }
         self.events.emit(Event::ToolExecuted {
             of: of.clone(),
             tool_name: tool,
-            duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
             success: error.is_none(),
             error_message: error,
         });

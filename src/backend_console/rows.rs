@@ -158,8 +158,8 @@ impl RowsFollower {
             tokio::select! {
                 () = ending.cancelled() => return,
                 () = sleep_until(next_connections) => {}
-                changed = changes.changed() => {
-                    if changed.is_err() {
+                watched = changes.changed() => {
+                    if watched.is_err() {
                         return;
                     }
                     sleep(COLLECTING).await;

@@ -106,13 +106,12 @@ pub(super) fn filter(
     };
     if let Some(name) = instance.filter(|name| !name.is_empty()) {
         // The events of a removed instance are still stored.
-        let (of, instance) = match console.rows.find(name) {
-            Some(found) => (found.satellite.clone(), found.state.instance.clone()),
-            None => {
-                let why = || Problem::new("bad_input", "`instance` must have the form SATELLITE:INSTANCE");
-                let (of, instance) = name.split_once(':').ok_or_else(why)?;
-                (of.to_owned(), instance.to_owned())
-            }
+        let (of, instance) = if let Some(found) = console.rows.find(name) {
+            (found.satellite.clone(), found.state.instance.clone())
+        } else {
+            let why = || Problem::new("bad_input", "`instance` must have the form SATELLITE:INSTANCE");
+            let (of, instance) = name.split_once(':').ok_or_else(why)?;
+            (of.to_owned(), instance.to_owned())
         };
         filter.satellite = Some(of);
         filter.instance = Some(instance);
@@ -167,10 +166,8 @@ impl EventReader {
             if let Some(frame) = self.waiting.pop_front() {
                 return Ok(Some(frame));
             }
-            if !self.has_more {
-                if !self.form.follows || self.stored.changed().await.is_err() {
-                    return Ok(None);
-                }
+            if !self.has_more && (!self.form.follows || self.stored.changed().await.is_err()) {
+                return Ok(None);
             }
             // Marked as seen before the query, so that an event after it wakes the stream again.
             self.stored.borrow_and_update();

@@ -105,6 +105,8 @@ async fn status(
     State(console): State<Arc<ConsoleState>>,
     Query(filter): Query<ConsoleFilter>,
 ) -> ConsoleResult<StatusReply> {
+    // Before the snapshot: if the endpoint is open, all instances are installed.
+    let satellite = console.satellite_status();
     let snapshot = console.runtime.snapshot();
     console.members.check(&filter, &snapshot).map_err(ConsoleErrorResponse::from)?;
     let connector = console.connector.clone();
@@ -125,7 +127,7 @@ async fn status(
         rows
     });
     let instances = rows.await.map_err(|error| RequestFailure::new("closing", error.to_string()))?;
-    Ok(Json(StatusReply { satellite: console.satellite_status(), instances }))
+    Ok(Json(StatusReply { satellite, instances }))
 }
 
 async fn shut_down(State(console): State<Arc<ConsoleState>>) -> Json<ShutdownReply> {

@@ -60,7 +60,9 @@ impl ConsoleBrowser {
 
     /// Waits until a page contains the text.
     async fn page_with(&self, path: &str, text: &str) -> String {
-        until(&format!("{path} contains {text}"), async || self.page(path).await, |page| page.contains(text)).await
+        // An instance has no page until the console has read its first report.
+        let page = async || self.get(&format!("/console/{path}")).send().await.unwrap().text().await.unwrap();
+        until(&format!("{path} contains {text}"), page, |page| page.contains(text)).await
     }
 
     /// Sends a change as the script of a page does.

@@ -204,11 +204,19 @@ fn bodies_have_limits_of_size_and_memory() {
         " ".repeat(1 << 20)
     )
     .unwrap();
-    let text = format!("{{\"tool\": \"echo\"{}}}", " ".repeat(100_000));
-    wait_until("a refused body", || {
-        let answered = admin.send("POST", &call, Some(&text));
-        answered.status == 429 && answered.header("retry-after").is_some()
+    // Another large body must not take memory before that one has it.
+    let used = |metrics: &str| {
+        let line = metrics.lines().find(|line| line.starts_with("satellite_message_memory_bytes{kind=\"used\"}"))?;
+        line.split_once(' ')?.1.parse::<f64>().ok()
+    };
+    let whole = f64::from(1 << 20);
+    wait_until("the unfinished body", || {
+        used(&fixture.with(ADMIN).get("/metrics").body).is_some_and(|used| used >= whole)
     });
+    let text = format!("{{\"tool\": \"echo\"{}}}", " ".repeat(100_000));
+    let refused = admin.send("POST", &call, Some(&text));
+    assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    refused.problem(429, "busy");
     admin.post(&stop, &json!({})).ok();
     satellite.terminate().exits(0);
 }

@@ -106,14 +106,14 @@ pub fn response_while_admitted<S: ApiServer>(server: &Arc<S>, context: RequestCo
 mod tests {
     use super::*;
 
-    fn frame(event: &str, id: &str) -> io::Result<Bytes> {
-        Ok(sse::frame(Some(event), Some(id), b"{\"a\":\"\\nid: 1\"}"))
+    fn frame(event: &str, id: &str) -> Bytes {
+        sse::frame(Some(event), Some(id), b"{\"a\":\"\\nid: 1\"}")
     }
 
     #[tokio::test]
     async fn each_id_contains_the_positions_of_rows_and_events() {
-        let rows = futures::stream::iter([frame("reset", "17-3"), frame("tick", "17-4")]);
-        let events = futures::stream::iter([frame("a", "8"), frame("b", "11")]);
+        let rows = futures::stream::iter([frame("reset", "17-3"), frame("tick", "17-4")].map(Ok));
+        let events = futures::stream::iter([frame("a", "8"), frame("b", "11")].map(Ok));
         let position = PagePosition { rows: None, seq: Some(7) };
         let frames: Vec<_> = with_events(rows, events, position).map(Result::unwrap).collect().await;
         let ids = frames.iter().map(|frame| {

@@ -37,7 +37,8 @@ pub(super) fn add_actor(report: &ActorReport, depth: usize, lines: &mut Vec<Line
     let kind = kind.as_str().unwrap_or_default().to_owned();
     let name = if report.name == kind { String::new() } else { format!(" {}", printable(&report.name)) };
     let backlog = report.backlog.map(|backlog| format!(", backlog {backlog}")).unwrap_or_default();
-    let permits: String = report.permits.iter().map(|permits| format!(", {permits}")).collect();
+    let permits: Vec<String> = report.permits.iter().map(|permits| format!(", {permits}")).collect();
+    let permits = permits.concat();
     let indent = "  ".repeat(depth);
     let text = format!("{indent}{kind}{name}: {answered}, {} restarts{backlog}{permits}", report.restarts);
     let style = if report.answered_ms.is_some() { Style::new() } else { Style::new().fg(Color::Red) };

@@ -6,18 +6,11 @@ use mcp_satellite_actors::model::secret::Secret;
 use serde::Deserialize;
 
 use super::layout::{ConsoleSite, bare_page};
-use super::{root_of, segment};
+use super::root_of;
 use crate::problem::Problem;
 
 /// First segments of the pages to which a login may lead.
 const PAGES: [&str; 7] = ["instances", "calls", "events", "clients", "tree", "fleet", "playground"];
-
-/// Returns the link to the login page, which leads back to the page of `uri`.
-pub(crate) fn login_link(uri: &Uri) -> String {
-    let root = root_of(uri.path());
-    let page = uri.path_and_query().and_then(|path| path.as_str().split_once("/console/")).map_or("", |(_, page)| page);
-    if page.is_empty() { format!("{root}login") } else { format!("{root}login?next={}", segment(page)) }
-}
 
 /// Returns the page that follows a login, relative to `/console/`: that of the query `next`, if the console has it.
 /// Anything else could lead to another site.
@@ -74,6 +67,7 @@ pub fn read_login_form(body: &[u8]) -> Result<Secret, Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::login_link;
 
     #[test]
     fn a_login_leads_back_to_a_page_of_the_console_only() {

@@ -23,7 +23,7 @@ mod tree;
 use std::borrow::Cow;
 
 use axum::body::Body;
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::response::Response;
 pub use maud::Markup;
 use mcp_satellite_actors::model::printable;
@@ -38,7 +38,6 @@ pub use fleet::{FleetPageShape, SatellitePageShape, config_is_current, fleet_pag
 pub use instance::{InstanceShape, instance_page};
 pub use instances::{InstanceListing, InstanceTableRow, RowCounters, instances_page};
 pub use layout::{ConsoleSite, PageFrame};
-pub(crate) use login::login_link;
 pub use login::{login_page, page_after_login, read_login_form};
 pub use overview::{OverviewShape, overview_page};
 pub use playground::{PlaygroundShape, playground_page};
@@ -98,6 +97,13 @@ pub fn root_of(path: &str) -> &'static str {
         1 => "",
         _ => "../",
     }
+}
+
+/// Returns the link to the login page, which leads back to the page of `uri`.
+pub(crate) fn login_link(uri: &Uri) -> String {
+    let root = root_of(uri.path());
+    let page = uri.path_and_query().and_then(|path| path.as_str().split_once("/console/")).map_or("", |(_, page)| page);
+    if page.is_empty() { format!("{root}login") } else { format!("{root}login?next={}", segment(page)) }
 }
 
 /// Returns text of a server or client as it is shown: on one line, and cut.

@@ -159,7 +159,7 @@ fn attention_item(frame: &PageFrame, row: &InstanceRow, attention: &Attention) -
 /// The next step of the satellite for an instance that recovers by itself.
 fn recovery(frame: &PageFrame, row: &InstanceRow, attention: &Attention) -> Markup {
     let verb = if attention.remedy == Some(Remedy::Reconnect) { "Connects again" } else { "Restarts" };
-    let at = frame.at.parse::<jiff::Timestamp>().map_or(0, |at| at.as_millisecond());
+    let at = frame.at.parse::<jiff::Timestamp>().map_or(0, jiff::Timestamp::as_millisecond);
     html! {
         @if let Some(retry) = row.retry {
             (verb) " in " b.countdown data-until=(retry) { (retry.saturating_sub(at).max(0) / 1000) " s" } "."

@@ -58,6 +58,9 @@ fn the_filter_hides_other_instances() {
     press(&mut screen, KeyCode::Enter);
     assert!(!picture(&mut screen).contains("files"));
     assert_eq!(press(&mut screen, KeyCode::Enter), ScreenRequest::Output("notes-acme-alice-notes".to_owned()));
+    // One closes the output, the next one the filter.
+    assert_eq!(press(&mut screen, KeyCode::Esc), ScreenRequest::None);
+    assert!(!picture(&mut screen).contains("files"));
     assert_eq!(press(&mut screen, KeyCode::Esc), ScreenRequest::None);
     assert!(picture(&mut screen).contains("files"));
     assert_eq!(press(&mut screen, KeyCode::Esc), ScreenRequest::Quit);
