@@ -83,7 +83,7 @@ mod tests {
         let database = database(&dir);
         let events = "INSERT INTO satellites (id, name, key_hash, registration, registered_at) VALUES ('s', 's', x'00', '', 0);
             WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 12000)
-            INSERT INTO events (satellite, seq, type, timestamp, data, received_at) SELECT 's', i, '', '', '', i FROM n;";
+            INSERT INTO events (satellite, seq, type, timestamp, data, received_at) SELECT 's', i, '', '', '{}', i FROM n;";
         database.run(move |db| Ok(db.execute_batch(events)?)).await.unwrap();
         let counts = |db: &Transaction<'_>| {
             let (counted, kept) = ("SELECT count(*) FROM events", "SELECT events FROM satellites");
