@@ -97,7 +97,7 @@ pub(super) fn page(frame: &PageFrame, section: NavigationEntry, name: &str, titl
                         @else { a.button href=(login_link(&frame.uri)) { "Log in" } }
                     }
                 }
-                p #stale hidden {}
+                p #stale role="status" hidden {}
                 main #main tabindex="-1" { (content) }
                 div #notice role="status" {}
             }
