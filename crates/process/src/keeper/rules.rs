@@ -86,6 +86,7 @@ mod tests {
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(60);
+    const JUST_IN_TIME: Duration = Duration::from_millis(59_999);
     const READY: KeeperRequest = KeeperRequest::Ready { hang_timeout_ms: Some(60_000) };
 
     fn serving(at: Instant) -> KeeperRules {
@@ -100,7 +101,7 @@ mod tests {
         let mut rules = serving(start);
         let mut now = start;
         for _ in 0..10 {
-            now += TIMEOUT - Duration::from_millis(1);
+            now += JUST_IN_TIME;
             assert_eq!(rules.expire(now), None);
             rules.receive(now, &KeeperRequest::Alive);
         }
@@ -145,7 +146,7 @@ mod tests {
         let start = Instant::now();
         let mut rules = serving(start);
         rules.receive(start, &KeeperRequest::Done { code: 7 });
-        assert_eq!(rules.expire(start + END_TIMEOUT - Duration::from_millis(1)), None);
+        assert_eq!(rules.expire(start + END_TIMEOUT / 2), None);
         assert_eq!(rules.expire(start + END_TIMEOUT), Some(KeeperEffect::EndWithoutSatellite));
         assert_eq!(rules.phase(), SatellitePhase::Done { code: 7, until: start + END_TIMEOUT });
     }
