@@ -14,7 +14,7 @@
 //! The satellite adopts orphans, too, from when it can start servers: if either process ends, the other one has all of
 //! them.
 //!
-//! Keeper and satellite are connected by a socket; see [`messages`]. The keeper passes signals such as SIGTERM on. A signal
+//! Keeper and satellite are connected by a socket; see `messages.rs`. The keeper passes signals such as SIGTERM on. A signal
 //! to the whole process group, as sent by a terminal or systemd, reaches both processes but is one request, so the
 //! satellite acts on the larger of the two counts. When the socket closes, the keeper was killed; the satellite then ends
 //! every process tree at once, without grace, and itself.
