@@ -64,7 +64,7 @@ impl KeeperClient {
     pub(super) fn receive_signals(&self, sender: &mpsc::UnboundedSender<Signal>) {
         loop {
             match self.0.receive() {
-                Ok(Some(KeeperEvent::Signal { number })) => {
+                Ok(Some((KeeperEvent::Signal { number }, _))) => {
                     if let Some(signal) = PIPED_SIGNALS.iter().find(|signal| **signal as i32 == number) {
                         // The receiver is gone once the satellite is ending.
                         let _ = sender.send(*signal);

@@ -1,15 +1,22 @@
-//! Messages between the keeper and the satellite: JSON in datagrams of a Unix socket.
+//! Messages between the keeper and the satellite: JSON in datagrams of a Unix socket, with the descriptors that belong to
+//! the message.
 
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of bytes of a message.
-const MESSAGE_MAX: usize = 1024;
+const MESSAGE_MAX: usize = 16 * 1024;
+/// Maximum number of descriptors of a message.
+const DESCRIPTORS_MAX: usize = 8;
 
 /// Message of the satellite.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,41 +56,71 @@ impl KeeperSocket {
     /// # Errors
     /// The other process has ended, or too many messages wait for it.
     pub(super) fn send(&self, message: &impl Serialize) -> io::Result<()> {
+        self.send_with(message, &[])
+    }
+
+    /// Sends a message with at most eight descriptors, without waiting. The receiver gets duplicates of them.
+    ///
+    /// # Errors
+    /// The other process has ended, or too many messages wait for it.
+    pub(super) fn send_with(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = serde_json::to_vec(message)?;
-        send(&self.0, &text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut passed = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !passed.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message has too many descriptors"));
+        }
+        sendmsg(&self.0, &[IoSlice::new(&text)], &mut passed, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         Ok(())
     }
 
     /// Waits for a message. Returns `None` after the other end was closed.
     ///
     /// # Errors
-    /// The message is not valid.
-    pub(super) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<M>> {
+    /// The message is not valid, or its descriptors did not fit into the limit of this process (`InvalidData`).
+    pub(super) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
         self.read(RecvFlags::empty())
     }
 
     /// Returns a message that has arrived. Never waits.
     ///
     /// # Errors
-    /// The message is not valid, or there is none (`WouldBlock`).
-    pub(super) fn try_receive<M: DeserializeOwned>(&self) -> io::Result<Option<M>> {
+    /// As [`receive`](Self::receive), or there is no message (`WouldBlock`).
+    pub(super) fn try_receive<M: DeserializeOwned>(&self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
         self.read(RecvFlags::DONTWAIT)
     }
 
-    fn read<M: DeserializeOwned>(&self, flags: RecvFlags) -> io::Result<Option<M>> {
-        let mut text = [0; MESSAGE_MAX];
-        let length = loop {
-            match recv(&self.0, &mut text, flags) {
+    fn read<M: DeserializeOwned>(&self, flags: RecvFlags) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+        let mut text = vec![0; MESSAGE_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut passed = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            match recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], &mut passed, flags | RecvFlags::CMSG_CLOEXEC) {
                 // A reset is reported once: the other process has ended with unread messages. Its own ones follow.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
-                read => break read?.0,
+                read => break read?,
             }
         };
-        if length == 0 {
+        // Received before any error returns, so that an invalid message leaves no descriptor open.
+        let descriptors: Vec<OwnedFd> = passed
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if received.bytes == 0 {
             return Ok(None);
         }
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        serde_json::from_slice(&text[..length]).map(Some).map_err(invalid)
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "descriptors of a message are lost: too many are open",
+            ));
+        }
+        serde_json::from_slice(&text[..received.bytes]).map(|message| Some((message, descriptors))).map_err(invalid)
     }
 }
 
@@ -95,6 +132,8 @@ impl AsFd for KeeperSocket {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
 
     #[test]
@@ -115,9 +154,9 @@ mod tests {
         drop(satellite);
         // What a process has sent arrives after its end.
         for message in sent {
-            assert_eq!(keeper.try_receive().unwrap(), Some(message));
+            assert_eq!(keeper.try_receive().unwrap().unwrap().0, message);
         }
-        assert_eq!(keeper.try_receive::<KeeperRequest>().unwrap(), None);
+        assert!(keeper.try_receive::<KeeperRequest>().unwrap().is_none());
         assert!(keeper.send(&KeeperEvent::Signal { number: 15 }).is_err());
     }
 
@@ -131,7 +170,7 @@ mod tests {
             let invalid = keeper.receive::<KeeperRequest>().unwrap_err();
             assert_eq!(invalid.kind(), io::ErrorKind::InvalidData);
         }
-        assert_eq!(keeper.receive().unwrap(), Some(KeeperRequest::Alive));
+        assert_eq!(keeper.receive::<KeeperRequest>().unwrap().unwrap().0, KeeperRequest::Alive);
     }
 
     #[test]
@@ -139,5 +178,31 @@ mod tests {
         let (keeper, _satellite) = KeeperSocket::pair().unwrap();
         let full = (0..100_000).find_map(|_| keeper.send(&KeeperEvent::Signal { number: 1 }).err());
         assert_eq!(full.unwrap().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn descriptors_arrive_with_their_message() {
+        let (keeper, satellite) = KeeperSocket::pair().unwrap();
+        let (read, mut write) = io::pipe().unwrap();
+        satellite.send_with(&KeeperRequest::Alive, &[read.as_fd()]).unwrap();
+        satellite.send(&KeeperRequest::Stopping).unwrap();
+        drop((read, satellite));
+        write.write_all(b"x").unwrap();
+        let (message, mut descriptors) = keeper.receive::<KeeperRequest>().unwrap().unwrap();
+        assert_eq!((message, descriptors.len()), (KeeperRequest::Alive, 1));
+        drop(write);
+        let mut text = String::new();
+        io::PipeReader::from(descriptors.remove(0)).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "x");
+        let (message, descriptors) = keeper.receive::<KeeperRequest>().unwrap().unwrap();
+        assert_eq!((message, descriptors.len()), (KeeperRequest::Stopping, 0));
+    }
+
+    #[test]
+    fn too_many_descriptors_are_refused() {
+        let (keeper, _satellite) = KeeperSocket::pair().unwrap();
+        let many = [keeper.as_fd(); DESCRIPTORS_MAX + 1];
+        let refused = keeper.send_with(&KeeperRequest::Alive, &many).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
     }
 }

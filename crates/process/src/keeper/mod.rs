@@ -247,7 +247,7 @@ fn supervise_satellite(
 fn receive_requests(socket: &KeeperSocket, rules: &mut KeeperRules) -> bool {
     loop {
         match socket.try_receive::<KeeperRequest>() {
-            Ok(Some(request)) => rules.receive(Instant::now(), &request),
+            Ok(Some((request, _))) => rules.receive(Instant::now(), &request),
             Ok(None) => return false,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
             // A message that the keeper does not understand changes nothing.
