@@ -130,9 +130,8 @@ impl KeeperClient {
 
     /// Forgets all descriptors that the last satellite has left and this one has not taken over.
     pub fn forget_left(&self) {
-        for (name, _) in std::mem::take(&mut *self.left()) {
-            self.forget(name);
-        }
+        let left = std::mem::take(&mut *self.left());
+        left.into_keys().for_each(|name| self.forget(name));
     }
 
     /// Takes over a descriptor that the last satellite has left. The keeper continues to hold it.
@@ -207,4 +206,74 @@ impl From<PreviousGeneration> for LostSatellite {
 /// Returns a duration as messages contain it.
 pub(super) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a client that has received these listeners, and the end of the keeper.
+    fn client(listeners: &[(DescriptorName, &TcpListener)]) -> (KeeperClient, SatelliteGeneration, KeeperSocket) {
+        let (keeper, below) = KeeperSocket::pair().unwrap();
+        let previous = PreviousGeneration { reason: "killed by SIGKILL".to_owned(), uptime_ms: 70, down_ms: 50 };
+        keeper.send(&KeeperEvent::Welcome { generation: 2, previous: Some(previous) }).unwrap();
+        for (name, listener) in listeners {
+            keeper.send_with(&KeeperEvent::Descriptor { name: *name }, &[listener.as_fd()]).unwrap();
+        }
+        keeper.send(&KeeperEvent::DescriptorsEnd).unwrap();
+        let (client, generation) = KeeperClient::open(below).unwrap();
+        (client, generation, keeper)
+    }
+
+    fn requests(keeper: &KeeperSocket) -> Vec<KeeperRequest> {
+        std::iter::from_fn(|| keeper.try_receive().ok().flatten().map(|(request, _)| request)).collect()
+    }
+
+    #[test]
+    fn a_satellite_learns_of_the_crash_before_it() {
+        let (_, generation, _keeper) = client(&[]);
+        let previous = generation.previous.unwrap();
+        assert_eq!((generation.number, previous.reason.as_str()), (2, "killed by SIGKILL"));
+        assert_eq!(previous.uptime, Duration::from_millis(70));
+        assert!(previous.lost_at.elapsed() >= Duration::from_millis(50));
+    }
+
+    #[test]
+    fn a_connection_without_the_first_messages_is_an_error() {
+        let (_keeper, below) = KeeperSocket::pair().unwrap();
+        assert!(KeeperClient::open(below).is_err());
+    }
+
+    #[test]
+    fn a_socket_is_taken_over_only_at_the_same_address() {
+        let listener = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let [endpoint, console, metrics] = [listener(), listener(), listener()];
+        let address = |listener: &TcpListener| listener.local_addr().unwrap();
+        let (client, _, keeper) = client(&[
+            (DescriptorName::Endpoint, &endpoint),
+            (DescriptorName::Console, &console),
+            (DescriptorName::Metrics, &metrics),
+        ]);
+        let taken = client.take_listener_at(DescriptorName::Endpoint, address(&endpoint)).unwrap();
+        assert_eq!(address(&taken), address(&endpoint));
+        assert!(client.take_listener_at(DescriptorName::Endpoint, address(&endpoint)).is_none(), "it is taken over");
+        assert_eq!(requests(&keeper), []);
+        assert!(client.take_listener_at(DescriptorName::Console, address(&endpoint)).is_none());
+        assert_eq!(requests(&keeper), [KeeperRequest::ForgetDescriptor { name: DescriptorName::Console }]);
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        assert!(client.take_listener_at(DescriptorName::Metrics, any_port).is_some());
+    }
+
+    #[test]
+    fn what_is_not_taken_over_is_forgotten() {
+        let [old, new] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let (client, _, keeper) = client(&[(DescriptorName::Endpoint, &old), (DescriptorName::Console, &old)]);
+        client.keep(DescriptorName::Endpoint, &new);
+        client.forget_left();
+        let (kept, forgotten) = (
+            KeeperRequest::KeepDescriptor { name: DescriptorName::Endpoint },
+            KeeperRequest::ForgetDescriptor { name: DescriptorName::Console },
+        );
+        assert_eq!(requests(&keeper), [kept, forgotten]);
+    }
 }
