@@ -41,20 +41,25 @@ pub(crate) struct DataDirLock {
 }
 
 impl DataDirLock {
-    /// Opens or creates a data directory, and locks it or takes over its lock.
-    pub(crate) async fn acquire(location: &DataDirLocation, keeper: &KeeperClient) -> Result<Self, DataDirLockError> {
+    /// Opens or creates a data directory and locks it. Below a keeper, takes over the lock of the last satellite.
+    pub(crate) async fn acquire(
+        location: &DataDirLocation,
+        keeper: Option<&KeeperClient>,
+    ) -> Result<Self, DataDirLockError> {
         let opening = location.clone();
         let data_dir =
             tokio::task::spawn_blocking(move || opening.create_or_open()).await.map_err(io::Error::other).flatten();
         let data_dir = data_dir
             .map_err(|why| DataDirLockError::Unusable { data_dir: location.path.display().to_string(), why })?;
-        let lock = match Self::take_over(&data_dir, keeper) {
+        let lock = match keeper.and_then(|keeper| Self::take_over(&data_dir, keeper)) {
             Some(lock) => lock,
             None => Self { file: lock_file(&data_dir).await?, data_dir },
         };
         lock.write_process_id();
-        keeper.keep(DescriptorName::Lock, &lock.file);
-        keeper.keep(DescriptorName::Directory, &lock.data_dir);
+        if let Some(keeper) = keeper {
+            keeper.keep(DescriptorName::Lock, &lock.file);
+            keeper.keep(DescriptorName::Directory, &lock.data_dir);
+        }
         Ok(lock)
     }
 

@@ -103,7 +103,7 @@ impl RunningSatellite {
         inherited: InheritedState,
     ) -> Result<Self, StartError> {
         let InheritedState { listener, keeper, generation } = inherited;
-        let directory = DataDirLock::acquire(location, &keeper).await?;
+        let directory = DataDirLock::acquire(location, Some(&keeper)).await?;
         raise_open_file_limit();
         let journal = open_journal(directory.data_dir(), plan.journal.clone()).await?;
         let database = open_state_database(directory.data_dir()).await?;

@@ -315,7 +315,8 @@ proptest! {
                 prop_assert!(!is_running && crashes.is_none_or(|crashes| crashes == 3), "{:?}", crashes);
                 break;
             }
-            prop_assert!(is_running != matches!(rules.phase(), SatellitePhase::Pausing { .. }));
+            let is_pausing = matches!(rules.phase(), SatellitePhase::Pausing { .. });
+            prop_assert!(is_running != is_pausing);
             prop_assert_eq!(rules.generation() as usize, starts + 1);
         }
     }
