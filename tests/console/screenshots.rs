@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use nix::sys::signal::Signal;
 use testkit::home::Home;
 
 use crate::SATELLITE;
@@ -91,7 +92,7 @@ fn screenshots_of_all_pages() {
 /// Takes pictures of the pages of a satellite with so many remote servers; one in ten does not answer.
 fn remote_servers(page: &Page, into: &std::path::Path, count: usize) {
     let home = Home::new(SATELLITE);
-    let server = home.background(&["sim-server", "--http", "127.0.0.1:0"]);
+    let mut server = home.start(home.command(&["sim-server", "--http", "127.0.0.1:0"]));
     let printed = server.wait_stdout(|text| text.contains("/mcp"));
     let url = printed.split_whitespace().find(|word| word.starts_with("http://")).unwrap();
     let mut config = "[gateway]\nlisten = \"127.0.0.1:0\"\n[console]\nenabled = true\n".to_owned();
@@ -121,6 +122,9 @@ fn remote_servers(page: &Page, into: &std::path::Path, count: usize) {
         wait_live(page);
         picture(page, into, &format!("{name}-{count}"));
     }
+    // The satellite's end is checked for processes of the home that are left.
+    server.signal(Signal::SIGKILL);
+    server.finish();
     satellite.terminate().exits(0);
 }
 
