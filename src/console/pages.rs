@@ -136,6 +136,7 @@ fn warnings(console: &ConsoleState) -> Vec<String> {
     if let Some(rejected) = status.rejected_configuration {
         warnings.push(format!("{rejected}; correct the file and run `satellite reload`"));
     }
+    warnings.extend([status.endpoint_problem, status.console_problem].into_iter().flatten());
     if status.journal.is_some_and(|journal| journal.state != JournalState::Ok) {
         warnings.push("The journal cannot be written, so events are kept in memory; make room on the disk".to_owned());
     }
