@@ -273,7 +273,7 @@ fn check_reader(console: &ConsoleState, who: &Principal, view: &InstanceView, ac
 }
 
 /// Emits an event about a read of other users' data, at most one per minute for each principal and instance.
-fn record_read(console: &ConsoleState, who: &Principal, action: &str, view: Option<&InstanceView>) {
+pub(super) fn record_read(console: &ConsoleState, who: &Principal, action: &str, view: Option<&InstanceView>) {
     if view.is_some_and(|view| who.is_user_of(&view.spec)) || (view.is_none() && !who.access.reads_calls) {
         return;
     }

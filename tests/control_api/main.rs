@@ -16,6 +16,7 @@ mod recorded;
 mod revoked;
 mod roles;
 mod streams;
+mod unanswered;
 
 /// The binary under test.
 const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");

@@ -144,7 +144,7 @@ pub struct ConfigurationError {
     pub hint: String,
 }
 
-/// An instance with its restart budget.
+/// An instance with its restart budget and its unanswered calls.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct InstanceDetails {
     #[serde(flatten)]
@@ -152,6 +152,36 @@ pub struct InstanceDetails {
     /// Number of the snapshot that contains this status; later ones have higher numbers.
     pub revision: u64,
     pub budget: BudgetReport,
+    /// Unanswered calls; `null` if the client may not read the calls of this instance.
+    pub unanswered_calls: Option<UnansweredCallList>,
+}
+
+/// Unanswered calls of an instance, without arguments.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+pub struct UnansweredCallList {
+    /// Number of all unanswered calls.
+    pub total: usize,
+    /// The last 50 calls, newest first.
+    pub newest: Vec<UnansweredCallEntry>,
+}
+
+/// An unanswered call.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct UnansweredCallEntry {
+    /// JSON-RPC id of the request at the server.
+    pub request_id: u64,
+    /// Method, such as `tools/call`.
+    pub method: String,
+    /// Name of the called tool; `null` for another method.
+    pub tool: Option<String>,
+    /// Slug of the user in whose name the call is made.
+    pub user: String,
+    /// Name that the client gave itself; `null` for a call of the control socket or the HTTP API.
+    pub client: Option<String>,
+    /// Time of the request, in RFC 3339.
+    pub since: String,
+    /// Milliseconds since the request.
+    pub duration_ms: u64,
 }
 
 /// Restart budget of an instance: it fails permanently when `exits_max` unwanted exits are in the window.

@@ -19,6 +19,7 @@ mod playground;
 mod problem;
 mod reported_instance;
 mod tree;
+mod unanswered_calls;
 
 use std::borrow::Cow;
 
