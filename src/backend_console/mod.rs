@@ -3,12 +3,14 @@
 //! ```text
 //! rows     instances of all satellites in memory, and their changes for the feed
 //! streams  instances and events for pages; stored events as a download
+//! calls    recorded calls, which satellites deliver as events
 //! pages    one handler for each page
 //! ```
 //!
 //! The only login is the admin token. An instance has the name `SATELLITE:INSTANCE`, because satellites with the same
 //! configuration have instances of the same name.
 
+mod calls;
 mod pages;
 mod rows;
 mod streams;
@@ -113,6 +115,7 @@ fn reject_host(_: GuardError, uri: &Uri) -> Response {
 fn endpoint_pages(console: &Api) -> EndpointPages {
     let mut routes = Routes::new(Arc::clone(console));
     routes.read("/v1/fleet", Role::Viewer, "Satellites registered at this backend", fleet);
+    routes.read("/v1/calls", Role::Viewer, "Calls of all satellites, newest first", calls::calls);
     let change = |path, action, summary| ApiChange::post(path, Role::Operator, action, summary);
     let summary = "Queues a command at the satellite: start the instance";
     routes.change(change("/v1/instances/{instance}/start", "start", summary), start);

@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::api::{InstanceStatus, MemoryReport, SatelliteStatus};
-pub use crate::stream_queries::{FleetEventQuery, FleetStreamQuery, InstanceStreamQuery, LogStreamQuery};
+pub use crate::call_queries::{CallConditions, CallQuery, CallSubject, FleetCallQuery};
+pub use crate::stream_queries::{
+    FleetEventQuery, FleetStreamQuery, InstanceStreamQuery, LogStreamQuery, PageStreamQuery,
+};
 
 /// Status of the satellite.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -307,65 +310,14 @@ pub struct LogEntry {
     pub line: LogLine,
 }
 
-/// Query for calls, newest first.
-#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct CallQuery {
-    /// Only this team (id or slug).
-    pub team: Option<String>,
-    /// Only this user (id or slug).
-    pub user: Option<String>,
-    /// Only this server (slug).
-    pub server: Option<String>,
-    /// Only the instance with this full name.
-    pub instance: Option<String>,
-    /// Only this tool.
-    pub tool: Option<String>,
-    /// Only calls that succeeded, or only those that failed.
-    pub success: Option<bool>,
-    /// Only calls that failed for this reason, such as `timed_out`.
-    pub fate: Option<String>,
-    /// Only calls of clients with this name.
-    pub client: Option<String>,
-    /// Only calls from this time on, in RFC 3339.
-    pub since: Option<String>,
-    /// Only calls before this time, in RFC 3339.
-    pub until: Option<String>,
-    /// Maximum number of calls, 1 to 1000; 100 if absent.
-    pub limit: Option<usize>,
-    /// Position of older calls, from `next` of the previous page.
-    pub cursor: Option<String>,
-}
-
-/// Query for the calls of one instance, newest first.
-#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct InstanceCallQuery {
-    /// Only this tool.
-    pub tool: Option<String>,
-    /// Only calls that succeeded, or only those that failed.
-    pub success: Option<bool>,
-    /// Only calls that failed for this reason, such as `timed_out`.
-    pub fate: Option<String>,
-    /// Only calls of clients with this name.
-    pub client: Option<String>,
-    /// Only calls from this time on, in RFC 3339.
-    pub since: Option<String>,
-    /// Only calls before this time, in RFC 3339.
-    pub until: Option<String>,
-    /// Maximum number of calls, 1 to 1000; 100 if absent.
-    pub limit: Option<usize>,
-    /// Position of older calls, from `next` of the previous page.
-    pub cursor: Option<String>,
-}
-
 /// Calls, newest first. Only calls of servers with request logging are recorded.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct CallPage {
     pub calls: Vec<CallEntry>,
     /// Value of `cursor` for older calls; `null` if there are none.
     pub next: Option<String>,
-    /// False if the disk accepts no events at present: the newest calls may be missing.
+    /// False if the disk accepts no events at present: the newest calls may be missing. A backend has those only that its
+    /// satellites have delivered.
     pub complete: bool,
 }
 

@@ -551,9 +551,10 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::call::{CallTicket, CallerRequest, ReplyChannel};
+    use crate::call::{CallTicket, CallerRequest, ReplyChannel, UnansweredCalls};
     use crate::interface::{OwnRequest, RequestPhase, RequestSpan};
     use crate::origin::{CallOrigin, MessageCause};
+    use crate::pending::SentRequest;
 
     const SECOND: Duration = Duration::from_secs(1);
 
