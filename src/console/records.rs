@@ -54,11 +54,10 @@ pub(super) async fn events_after(
     // The page follows new events: they bring those that are not stored yet.
     console.store_events().await;
     search(console, move |data_dir| {
-        let started = Instant::now();
-        let mut stored = read(data_dir, stored)?;
+        let mut stored = read(data_dir, stored)?.until(Instant::now() + SEARCH_TIMEOUT);
         let mut events = Vec::new();
         for envelope in stored.by_ref() {
-            if events.len() == limit || started.elapsed() > SEARCH_TIMEOUT {
+            if events.len() == limit {
                 events.reverse();
                 return Ok((events, envelope.seq.checked_sub(1)));
             }
@@ -68,7 +67,8 @@ pub(super) async fn events_after(
         }
         stored.take_error().map_or(Ok(()), Err)?;
         events.reverse();
-        Ok((events, None))
+        let searched = stored.last_read().filter(|_| stored.is_cut());
+        Ok((events, searched))
     })
     .await
 }
