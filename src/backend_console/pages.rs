@@ -9,8 +9,8 @@ use mcp_satellite_backend::wire::CommandTarget;
 use mcp_satellite_console::api::EventQuery;
 use mcp_satellite_console::feed::{FeedRows, FeedScope, STOPPED};
 use mcp_satellite_console::pages::{
-    CallsShape, ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceListing, InstanceTableRow, LiveQuery, Markup,
-    OverviewShape, PageFrame, ReportedInstanceShape, SatellitePageShape, calls_page, events_page, fleet_page,
+    CallsShape, ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceListing, InstanceTableRow, LiveQuery,
+    Markup, OverviewShape, PageFrame, ReportedInstanceShape, SatellitePageShape, calls_page, events_page, fleet_page,
     instances_page, overview_page, reported_instance_page, satellite_page,
 };
 use mcp_satellite_console::problem::Problem;

@@ -194,11 +194,7 @@ pub(super) async fn instance(console: Api, context: RequestContext, _: NoInput) 
 
 /// Returns the unanswered calls of an instance; `None` if the principal may not read its calls. A read of other users'
 /// calls is recorded.
-async fn unanswered_calls(
-    console: &ConsoleState,
-    who: &Principal,
-    view: &InstanceView,
-) -> Option<UnansweredCallList> {
+async fn unanswered_calls(console: &ConsoleState, who: &Principal, view: &InstanceView) -> Option<UnansweredCallList> {
     if !who.reads_calls_of(&view.spec) {
         return None;
     }

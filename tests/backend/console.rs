@@ -234,7 +234,10 @@ async fn the_page_of_calls_shows_those_that_satellites_have_delivered() {
         assert!(page.contains(text), "{text}: {page}");
     }
     assert!(page.contains(&format!("instances/second-satellite%3A{INSTANCE}")), "{page}");
-    assert!(!page.contains("Repeat and compare") && page.contains("repeated at the console of its satellite"), "{page}");
+    assert!(
+        !page.contains("Repeat and compare") && page.contains("repeated at the console of its satellite"),
+        "{page}"
+    );
     assert!(browser.page("").await.contains("href=\"calls\""));
 
     let api = async |query: &str| browser.get(&format!("/v1/calls{query}")).send().await.unwrap();

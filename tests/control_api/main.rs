@@ -5,6 +5,7 @@
 
 mod changes;
 mod client;
+mod control_plane;
 mod counted;
 mod description;
 mod fixture;

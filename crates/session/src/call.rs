@@ -149,7 +149,9 @@ impl OutboundRequest {
     /// Drops the content, as far as the caller does not hold it anyway: the text of a client's request is shared.
     pub(crate) fn without_content(mut self) -> Self {
         match &mut self {
-            Self::Request(CallerRequest::Tool { arguments: content, .. } | CallerRequest::Method { params: content, .. }) => {
+            Self::Request(
+                CallerRequest::Tool { arguments: content, .. } | CallerRequest::Method { params: content, .. },
+            ) => {
                 *content = None;
             }
             Self::Relay(_) => {}
