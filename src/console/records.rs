@@ -20,7 +20,7 @@ use mcp_satellite_protocol::header::LAST_EVENT_ID;
 use mcp_satellite_store::journal::{StoredCallQuery, StoredLineQuery, read, recent, recent_calls, recent_logs};
 
 use super::api::EventQuery;
-use super::call_search::{call_entry, position_text, read_position, stored_calls, time};
+use super::call_search::{SEARCH_TIMEOUT, call_entry, position_text, read_position, stored_calls, time};
 use super::event_stream::{EventFormat, EventSelection, event_types, may_read, stream_response};
 use super::line_filter::LineFilter;
 use super::requests::{Api, find, header_text, page_size};

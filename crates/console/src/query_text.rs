@@ -19,7 +19,8 @@ pub(crate) fn read_query<Q: DeserializeOwned>(query: &str) -> Result<Q, serde_ur
 /// # Errors
 /// See [`read_query`].
 pub(crate) fn read_form_query<Q: DeserializeOwned>(query: &str) -> Result<Q, serde_urlencoded::de::Error> {
-    let given: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty() && !pair.ends_with('=')).collect();
+    let is_empty = |pair: &str| pair.split_once('=').is_none_or(|(_, value)| value.is_empty());
+    let given: Vec<&str> = query.split('&').filter(|pair| !is_empty(pair)).collect();
     read_query(&given.join("&"))
 }
 
