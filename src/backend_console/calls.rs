@@ -10,8 +10,8 @@ use mcp_satellite_console::routes::RequestContext;
 use mcp_satellite_console::v1::{CallPage, CallSubject, FleetCallQuery};
 use mcp_satellite_store::journal::{LinePosition, StoredLineQuery};
 
+use super::state::{Api, problem};
 use super::streams::{entry, filter};
-use super::{Api, problem};
 use crate::console::call_search::{SEARCH_TIMEOUT, call_entry, position_text, read_position, stored_calls};
 use crate::console::requests::page_size;
 

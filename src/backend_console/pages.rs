@@ -20,8 +20,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::rows::ReportedRow;
+use super::state::{Api, BackendConsole, problem};
 use super::streams::{entry, filter};
-use super::{Api, BackendConsole, problem, target};
+use super::target;
 use crate::config::Role;
 use crate::console::page_frame::page_frame;
 use crate::console::requests::{Place, SortedPage, sorted_page};

@@ -27,7 +27,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
 use super::rows::instance_name;
-use super::{Api, BackendConsole, problem};
+use super::state::{Api, BackendConsole, problem};
 use crate::config::Role;
 use crate::console::requests::header_text;
 

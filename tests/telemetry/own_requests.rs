@@ -128,7 +128,9 @@ fn sessions_with_remote_servers_name_their_host() {
     let server = traced.home.shell(&format!("{} sim-server --http 127.0.0.1:0", traced.home.binary.display()));
     let listening = server.wait_stdout(|text| text.contains("/mcp"));
     let url = listening.trim().strip_prefix("listening on ").unwrap().to_owned();
-    traced.append(&format!("[[teams.installations]]\nid = \"far\"\nserver = \"far\"\nurl = \"{url}\"\n"));
+    traced.append(&format!(
+        "[[teams.installations]]\nid = \"far\"\nserver = \"far\"\ntransport = \"http\"\nurl = \"{url}\"\n"
+    ));
     let (satellite, _client) = traced.run();
     traced.home.wait_online("far");
     traced.home.satellite(&["restart", "far"]).exits(0);
