@@ -1,5 +1,7 @@
 //! Events: the newest first. The script adds new ones.
 
+use std::time::Duration;
+
 use maud::{Markup, html};
 use mcp_satellite_actors::model::event::{Envelope, Event, rfc3339};
 use serde_json::Value;
@@ -132,10 +134,11 @@ fn describe(event: &Event, satellite: Option<&str>) -> String {
             }
             "actor" => format!("by {} {} via {}", text("kind"), text("name"), text("via")).replace("  ", " "),
             "target" => text("process_id").to_owned(),
-            _ => {
-                let value = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
-                format!("{} {value}", name.replace('_', " "))
-            }
+            _ => match (name.strip_suffix("_ms"), value.as_u64(), value.as_str()) {
+                (Some(name), Some(time), _) => format!("{} {:?}", name.replace('_', " "), Duration::from_millis(time)),
+                (_, _, Some(text)) => format!("{} {text}", name.replace('_', " ")),
+                _ => format!("{} {value}", name.replace('_', " ")),
+            },
         });
     }
     parts.extend(satellite.map(|name| format!("satellite {name}")));
