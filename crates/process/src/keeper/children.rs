@@ -103,7 +103,9 @@ impl KeeperChildren {
             }
             RunRequest::Started { run, pid, start_time } => self.note_leader(run, pid, start_time),
             RunRequest::Reap { run } | RunRequest::Discard { run } => match self.runs.remove(run) {
-                Some(leader) => drop(wait_for(leader, WaitIdOptions::empty())),
+                Some(leader) => {
+                    let _ = wait_for(leader, WaitIdOptions::empty());
+                }
                 None => self.request_search(),
             },
             RunRequest::NewHelper => match self.fork_helper() {

@@ -1,7 +1,7 @@
 //! The thread that starts all servers, one after the other, by means of the spawn helper if there is one: they are then
-//! children of the helper's parent, usually the keeper. Without a helper the thread forks them. The kernel sends the parent-death signal when the *thread* that forked ends, and threads of a
-//! runtime's blocking pool end when they are idle. Therefore one dedicated thread forks, and it lives as long as its
-//! processes.
+//! children of the helper's parent, usually the keeper. Without a helper the thread forks them. The kernel sends the
+//! parent-death signal when the *thread* that forked ends, and threads of a runtime's blocking pool end when they are idle.
+//! Therefore one dedicated thread forks, and it lives as long as its processes.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};

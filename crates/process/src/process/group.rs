@@ -123,7 +123,9 @@ impl ProcessGroup {
             // no longer watched.
             let _ = kill_process_group(self.pid, Signal::KILL);
             match &self.wait {
-                LeaderWait::Own => drop(self.wait_id(WaitIdOptions::empty())),
+                LeaderWait::Own => {
+                    let _ = self.wait_id(WaitIdOptions::empty());
+                }
                 LeaderWait::Keeper(held) => held.reap(),
             }
             *leader = LeaderState::Reaped(end);

@@ -80,8 +80,8 @@ impl LaunchError {
     pub(crate) fn is_machine_fault(&self) -> bool {
         match self {
             Self::Directory(_, error) | Self::System(error) | Self::Cgroup(error) => is_machine_fault(error),
-            Self::Keeper(_) => true,
-            Self::Sandbox { .. } | Self::ShuttingDown | Self::Thread | Self::HelperLost => false,
+            Self::Keeper(_) | Self::HelperLost => true,
+            Self::Sandbox { .. } | Self::ShuttingDown | Self::Thread => false,
         }
     }
 }

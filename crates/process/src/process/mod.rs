@@ -65,11 +65,10 @@ use self::limits::StderrMonitor;
 pub use self::proc_info::{ProcessCensus, ProcessStat, children_of};
 use self::process_trees::ProcessTrees;
 pub use self::process_trees::{CgroupMode, ProcessTreeView, TreeProcess, TreeUsage};
-pub use self::run_mark::new_satellite_id;
+pub(super) use self::run_mark::new_satellite_id;
 use self::scan::TreeScanner;
-pub use self::spawn_helper::{
-    ForkedHelper, SPAWN_HELPER_NAME, fork_spawn_helper, spawn_helper_pid, start_spawn_helper, use_spawn_helper,
-};
+pub(super) use self::spawn_helper::{ForkedHelper, SPAWN_HELPER_NAME, fork_spawn_helper, use_spawn_helper};
+pub use self::spawn_helper::{spawn_helper_pid, start_spawn_helper};
 pub use self::tree::OrphanCounts;
 use self::tree::ProcessTree;
 use mcp_satellite_files::data_dir::DataDir;

@@ -18,7 +18,7 @@ const TAG: u64 = 1 << 62;
 const RUN_BITS: u32 = 32;
 
 /// Returns a random id for the marks of one satellite.
-pub fn new_satellite_id() -> io::Result<String> {
+pub(crate) fn new_satellite_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().replace('-', ""))
 }
 

@@ -47,7 +47,7 @@ use crate::keeper::run_client::{HeldRun, RunClient};
 use crate::program_pages::ProgramPages;
 
 /// Process name, shown to people.
-pub const SPAWN_HELPER_NAME: &CStr = c"satellite-spawn";
+pub(crate) const SPAWN_HELPER_NAME: &CStr = c"satellite-spawn";
 
 // Standard descriptors, failure pipe, cgroup, file of options, and both pipes of the id map.
 const DESCRIPTORS_MAX: usize = 8;
@@ -79,10 +79,10 @@ const NOTHING_SENT: [rustix::io::Errno; 4] = {
 
 /// A helper process that was just forked, a child of this process.
 #[derive(Debug)]
-pub struct ForkedHelper {
-    pub pid: u32,
+pub(crate) struct ForkedHelper {
+    pub(crate) pid: u32,
     /// The helper ends when it is closed.
-    pub stream: UnixStream,
+    pub(crate) stream: UnixStream,
 }
 
 /// A helper process in use.
@@ -164,7 +164,7 @@ fn is_unsupported(error: &io::Error) -> bool {
 }
 
 /// Forks a helper as a child of this process, which must have one thread.
-pub fn fork_spawn_helper() -> io::Result<ForkedHelper> {
+pub(crate) fn fork_spawn_helper() -> io::Result<ForkedHelper> {
     let (stream, requests) = UnixStream::pair()?;
     // A helper that was stopped by a signal must not stop the satellite.
     stream.set_read_timeout(Some(EXEC_PATIENCE))?;
@@ -187,7 +187,7 @@ pub fn fork_spawn_helper() -> io::Result<ForkedHelper> {
 }
 
 /// Makes a helper that the keeper has forked the one of this process, for the first process launcher.
-pub fn use_spawn_helper(helper: ForkedHelper) {
+pub(crate) fn use_spawn_helper(helper: ForkedHelper) {
     install(helper, None);
 }
 
