@@ -116,6 +116,8 @@ impl Forker {
                     PID.store(pid, Ordering::Relaxed);
                     self.helper = Some(SpawnHelper { stream: stream.into(), child: None });
                 }
+                // The keeper has ended, and this process ends, too.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(error),
                 Err(error) => {
                     tracing::error!(%error, "the keeper cannot start the process satellite-spawn: the satellite starts the server itself");
                     return Ok(None);
