@@ -233,7 +233,7 @@ mod tests {
         drop(satellite);
         // What a process has sent arrives after its end.
         for message in sent {
-            assert_eq!(keeper.try_receive().unwrap().unwrap().0, message);
+            assert_eq!(keeper.try_receive::<KeeperRequest>().unwrap().unwrap().0, message);
         }
         assert!(keeper.try_receive::<KeeperRequest>().unwrap().is_none());
         assert!(keeper.send(&KeeperEvent::Signal { number: 15 }).is_err());
