@@ -16,6 +16,7 @@ mod mechanism;
 mod process;
 mod shutdown;
 mod spawn_helper;
+mod starts;
 mod strangers;
 
 /// The binary under test.

@@ -425,9 +425,15 @@ impl Satellite<'_> {
     #[track_caller]
     pub fn pid(&self) -> i32 {
         let keeper = self.process.pid();
-        let children = || fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok();
-        // Orphans are also children of the keeper, but started later.
-        let first_child = || children()?.split_whitespace().next()?.parse().ok();
+        let is_helper =
+            |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "satellite-spawn\n");
+        // Servers and their orphans are also children of the keeper, but started later. The helper has its name only after
+        // its start, so it must be there.
+        let first_child = || {
+            let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+            let children: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+            children.iter().any(|pid| is_helper(*pid)).then(|| children.iter().copied().find(|pid| !is_helper(*pid)))?
+        };
         wait_for("the satellite below its keeper", first_child, || self.process.stderr())
     }
 

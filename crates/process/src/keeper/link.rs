@@ -8,7 +8,8 @@ use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 
 use super::PIPED_SIGNALS;
-use super::messages::{KeeperEvent, KeeperRequest, KeeperSocket};
+use super::messages::{KeeperEvent, KeeperMessage, KeeperRequest, KeeperSocket};
+use super::run_client::RunClient;
 use crate::service_manager::ServiceManager;
 
 type OrphanCleanup = Box<dyn FnOnce() + Send>;
@@ -60,11 +61,12 @@ impl KeeperClient {
         }
     }
 
-    /// Passes the keeper's signals on. When the keeper has ended, runs the cleanup and ends the process.
-    pub(super) fn receive_signals(&self, sender: &mpsc::UnboundedSender<Signal>) {
+    /// Passes the keeper's messages on. When the keeper has ended, runs the cleanup and ends the process.
+    pub(super) fn receive_messages(&self, sender: &mpsc::UnboundedSender<Signal>, runs: &RunClient) {
         loop {
             match self.0.receive() {
-                Ok(Some((KeeperEvent::Signal { number }, _))) => {
+                Ok(Some((KeeperMessage::Run(event), descriptors))) => runs.receive(event, descriptors),
+                Ok(Some((KeeperMessage::Lifecycle(KeeperEvent::Signal { number }), _))) => {
                     if let Some(signal) = PIPED_SIGNALS.iter().find(|signal| **signal as i32 == number) {
                         // The receiver is gone once the satellite is ending.
                         let _ = sender.send(*signal);
@@ -77,6 +79,7 @@ impl KeeperClient {
                 Err(_) => break,
             }
         }
+        runs.close();
         tracing::error!("the keeper was killed: ending every server at once");
         if let Some(act) = ORPHAN_CLEANUP.lock().unwrap_or_else(PoisonError::into_inner).take() {
             act();

@@ -1,18 +1,20 @@
-//! Keeper process above the satellite, which makes sure that no server outlives the satellite. It adopts orphaned
-//! processes below it. After the satellite has ended for whatever reason, it kills all of them, waits until none is
-//! left, and exits with the satellite's code. It is forked before any thread exists and has a single thread.
+//! Keeper process above the satellite. The servers are its children, so they do not depend on the process of the
+//! satellite; it also adopts the orphans of servers. After the satellite has ended for whatever reason, it kills all of
+//! them, waits until none is left, and exits with the satellite's code. It has a single thread.
 //!
 //! ```text
-//!  shell ──► keeper ──► satellite ──► servers ──► their children
-//!              ▲            ▲            │            │
-//!              │            └─ orphans ◀─┴────────────┘
-//!              └──────────────┘ when the satellite has ended
+//!  shell ──► keeper ─┬─► satellite
+//!               ▲    ├─► spawn helper              forks the servers as children of the keeper
+//!               │    └─► servers ──► their children
+//!               └────────── orphans ◀──┘
 //! ```
 //!
-//! The satellite also starts the spawn helper, which forks the servers; see `process/spawn_helper.rs`.
+//! The keeper forks the spawn helper (see `process/spawn_helper.rs`) and then the satellite, which inherits the stream to
+//! the helper. If the helper ends, the satellite requests another one.
 //!
-//! The satellite adopts orphans, too, from when it can start servers: if either process ends, the other one has all of
-//! them.
+//! The satellite supervises the servers and sends them signals; only the keeper can wait for them. It reports the end of
+//! each leader and reaps it when the satellite has found its process tree empty; see `runs.rs`. If the keeper is killed,
+//! the kernel kills all leaders.
 //!
 //! Keeper and satellite are connected by a socket; see `messages.rs`. The keeper passes signals such as SIGTERM on. A signal
 //! to the whole process group, as sent by a terminal or systemd, reaches both processes but is one request, so the
@@ -25,9 +27,12 @@
 //! The satellite reports its exit code when it is finished. A thread that waits in the kernel for a hanging disk can keep
 //! the satellite's process from ending; the keeper then ends without it.
 
+mod children;
 mod link;
 mod messages;
 mod rules;
+pub(crate) mod run_client;
+mod runs;
 
 use std::ffi::CStr;
 use std::io::Write;
@@ -35,24 +40,23 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::{io, thread};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::{set_child_subreaper, set_dumpable, set_name};
 use nix::sys::signal::{SigHandler, SigSet, Signal, kill, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
+use nix::unistd::{ForkResult, Pid, fork};
 use rustix::io::Errno;
 use rustix::process::{WaitOptions, wait};
 use tokio::sync::mpsc;
 
+use self::children::{KeeperChildren, SIGNAL_BASE, is_named, own_children};
 pub use self::link::{KeeperClient, KeeperLink};
-use self::messages::{KeeperEvent, KeeperRequest, KeeperSocket};
+use self::messages::{KeeperEvent, KeeperSocket, SatelliteMessage};
 use self::rules::{KeeperEffect, KeeperRules, SatellitePhase};
-use crate::process::{
-    LeftoverCgroups, ProcessCensus, ProcessStat, SPAWN_HELPER_NAME, children_of, set_keeper, signals,
-    start_spawn_helper,
-};
+use self::run_client::RunClient;
+use crate::process::{LeftoverCgroups, ProcessStat, SPAWN_HELPER_NAME, signals, use_spawn_helper};
 use crate::program_pages::ProgramPages;
 use crate::service_manager::{self, NotificationRelay};
 
@@ -61,15 +65,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
 /// Time within which a second signal of the same process belongs to the same request to end.
 const REPEATED: Duration = Duration::from_millis(5);
-/// Exit code for a death by signal, minus the signal's number.
-const SIGNAL_BASE: u8 = 128;
 /// Exit code after SIGKILL.
 const KILLED: u8 = SIGNAL_BASE + 9;
 /// Process name, shown to people and checked by the next satellite on the same data directory.
 const NAME: &CStr = c"satellite-keeper";
-
-/// Maximum number of bytes of a process name. The kernel cuts a longer one.
-const NAME_MAX: usize = 15;
 
 // Passed on through the socket; the others with `kill`.
 const PIPED_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
@@ -99,35 +98,43 @@ pub fn run_with_keeper(satellite: impl FnOnce(KeeperLink) -> u8) -> io::Result<E
             writeln!(io::stderr(), "satellite: cannot hide the environment of this process from the servers: {error}");
     }
     let signals = SignalFd::with_flags(&waited_for, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-    let keeper = getpid();
+    // Before the first fork: a kernel before 4.11 finds the subreaper only for processes forked later. Children do not
+    // inherit the setting. Without it orphans go to the process above the keeper.
+    let _ = set_child_subreaper(true);
+    let mut children = KeeperChildren::new()?;
+    let helper = children.fork_helper();
     #[expect(unsafe_code, reason = "there is no safe fork")]
     // SAFETY: this process has one thread, so the child may call any function.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop((socket, signals, relay));
-            if let Err(error) = start_spawn_helper() {
-                // No log is open yet. The satellite forks the servers itself.
-                let _ = writeln!(io::stderr(), "satellite: cannot start the process that forks servers: {error}");
+            match helper {
+                Ok(helper) => use_spawn_helper(helper),
+                Err(error) => {
+                    // No log is open yet. The satellite requests another one when it starts a server.
+                    let _ = writeln!(io::stderr(), "satellite: cannot start the process that forks servers: {error}");
+                }
             }
             before.thread_set_mask()?;
-            // If the keeper was killed before this, the closed socket reports it.
-            if getppid() == keeper {
-                set_keeper(keeper.as_raw().unsigned_abs());
-            }
             let (sender, signals) = mpsc::unbounded_channel();
-            let client = KeeperClient(Arc::new(below));
+            let below = Arc::new(below);
+            // If the keeper was killed before this, the closed socket reports it.
+            let runs = RunClient::start(Arc::clone(&below), children.identity())?;
+            runs.install();
+            let client = KeeperClient(below);
             let keeper = client.clone();
-            thread::Builder::new().name("satellite-below".into()).spawn(move || client.receive_signals(&sender))?;
+            let receive = move || client.receive_messages(&sender, &runs);
+            thread::Builder::new().name("satellite-below".into()).spawn(receive)?;
             let code = satellite(KeeperLink { signals, service_manager, keeper: keeper.clone() });
             keeper.report_done(code);
             Ok(ExitCode::from(code))
         }
         ForkResult::Parent { child } => {
-            drop((below, service_manager));
+            // The satellite alone keeps the stream of the helper, which ends with it.
+            drop((below, service_manager, helper));
             let _ = set_name(NAME);
-            // Children do not inherit the setting. Without it orphans go to the process above the keeper.
-            let _ = set_child_subreaper(true);
-            Ok(supervise_satellite(child, socket, &signals, relay.as_ref()))
+            children.set_satellite(child);
+            Ok(supervise_satellite(child, children, socket, &signals, relay.as_ref()))
         }
     }
 }
@@ -135,13 +142,6 @@ pub fn run_with_keeper(satellite: impl FnOnce(KeeperLink) -> u8) -> io::Result<E
 pub fn is_orphan(pid: u32) -> bool {
     let parent = ProcessStat::read(pid).map(|stat| Pid::from_raw(stat.parent.cast_signed()));
     parent.and_then(|parent| is_named(parent, NAME)).is_some_and(|is_keeper| !is_keeper)
-}
-
-/// Returns `None` if the process does not exist.
-fn is_named(pid: Pid, name: &CStr) -> Option<bool> {
-    let found = fs::read(format!("/proc/{pid}/comm")).ok()?;
-    let name = name.to_bytes();
-    Some(found.trim_ascii_end() == &name[..name.len().min(NAME_MAX)])
 }
 
 /// Signal that asks the satellite for something.
@@ -163,6 +163,7 @@ impl Request {
 
 fn supervise_satellite(
     satellite: Pid,
+    mut children: KeeperChildren,
     socket: KeeperSocket,
     signals: &SignalFd,
     relay: Option<&NotificationRelay>,
@@ -180,26 +181,33 @@ fn supervise_satellite(
             Some(KeeperEffect::EndWithoutSatellite) => break None,
             None => {}
         }
-        let timeout = rules.deadline().map_or(PollTimeout::NONE, |until| {
-            let remaining = until.saturating_duration_since(Instant::now()) + PAUSE;
-            PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)
-        });
+        children.expire(Instant::now());
+        if let Some(socket) = &socket {
+            children.send(socket);
+        }
+        let timeout =
+            rules.deadline().into_iter().chain(children.deadline()).min().map_or(PollTimeout::NONE, |until| {
+                let remaining = until.saturating_duration_since(Instant::now()) + PAUSE;
+                PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)
+            });
         let mut awaited = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         awaited.extend(relay.map(|relay| PollFd::new(relay.descriptor().as_fd(), PollFlags::POLLIN)));
-        awaited.extend(socket.as_ref().map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)));
+        let is_full = children.has_messages();
+        let of_socket = if is_full { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
+        awaited.extend(socket.as_ref().map(|socket| PollFd::new(socket.as_fd(), of_socket)));
         let _ = pages.as_ref().map(ProgramPages::release);
         // An error means that the poll was interrupted; all descriptors are read anyway.
         let _ = poll(&mut awaited, timeout);
         if let Some(relay) = relay {
             relay.relay();
         }
-        if socket.as_ref().is_some_and(|socket| !receive_requests(socket, &mut rules)) {
+        if socket.as_ref().is_some_and(|socket| !receive_requests(socket, &mut rules, &mut children)) {
             socket = None;
         }
         while let Ok(Some(about)) = signals.read_signal() {
             match i32::try_from(about.ssi_signo).ok().and_then(|signal| Signal::try_from(signal).ok()) {
                 Some(Signal::SIGCHLD) => {
-                    if let Some(code) = reap(satellite) {
+                    if let Some(code) = children.collect() {
                         break 'watching Some(code);
                     }
                 }
@@ -220,7 +228,7 @@ fn supervise_satellite(
     };
     // A satellite that does not end is not waited for.
     let stuck = exit_code.is_none().then_some(satellite);
-    let ended = end_orphans(&LeftoverCgroups::for_satellite(satellite.as_raw().unsigned_abs()), stuck);
+    let ended = end_orphans(&LeftoverCgroups::of_keeper(), stuck);
     let remaining = format!("the keeper ended {ended} remaining processes");
     let (code, message) = match (rules.phase(), exit_code) {
         (SatellitePhase::Hung { timeout, .. }, code) => {
@@ -244,10 +252,11 @@ fn supervise_satellite(
 }
 
 /// Reads all messages of the satellite. Returns false if it has closed its end.
-fn receive_requests(socket: &KeeperSocket, rules: &mut KeeperRules) -> bool {
+fn receive_requests(socket: &KeeperSocket, rules: &mut KeeperRules, children: &mut KeeperChildren) -> bool {
     loop {
-        match socket.try_receive::<KeeperRequest>() {
-            Ok(Some((request, _))) => rules.receive(Instant::now(), &request),
+        match socket.try_receive() {
+            Ok(Some((SatelliteMessage::Lifecycle(request), _))) => rules.receive(Instant::now(), &request),
+            Ok(Some((SatelliteMessage::Run(request), _))) => children.receive(&request),
             Ok(None) => return false,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
             // A message that the keeper does not understand changes nothing.
@@ -257,19 +266,7 @@ fn receive_requests(socket: &KeeperSocket, rules: &mut KeeperRules) -> bool {
     }
 }
 
-/// Reaps all processes that have ended. Returns the satellite's exit code if it is among them.
-fn reap(satellite: Pid) -> Option<u8> {
-    let mut code = None;
-    while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-        if pid.as_raw_nonzero().get() == satellite.as_raw() {
-            let signal = || Some(SIGNAL_BASE.saturating_add(u8::try_from(status.terminating_signal()?).ok()?));
-            code = status.exit_status().map(|code| u8::try_from(code).unwrap_or(u8::MAX)).or_else(signal).or(code);
-        }
-    }
-    code
-}
-
-/// Kills the adopted processes until none is left and returns their number. Each one is an unreaped child of the
+/// Kills all children and adopted processes until none is left and returns their number. Each one is an unreaped child of the
 /// keeper, so its process id is not reused. A satellite that is `stuck` in the kernel is not waited for.
 fn end_orphans(cgroups: &LeftoverCgroups, stuck: Option<Pid>) -> usize {
     let until = Instant::now() + PATIENCE;
@@ -277,7 +274,7 @@ fn end_orphans(cgroups: &LeftoverCgroups, stuck: Option<Pid>) -> usize {
     loop {
         // Killing the whole cgroup at once catches a process that forks faster than it can be found.
         let cgroups_are_empty = cgroups.kill_and_remove();
-        for child in children() {
+        for child in own_children() {
             // The spawn helper ends with the satellite and is not counted.
             if is_named(child, SPAWN_HELPER_NAME) == Some(true) {
                 helper = Some(child.as_raw());
@@ -292,25 +289,15 @@ fn end_orphans(cgroups: &LeftoverCgroups, stuck: Option<Pid>) -> usize {
                 Err(error) => break error == Errno::CHILD,
             }
         };
-        let childless = childless || children().iter().all(|child| Some(*child) == stuck);
+        let childless = childless || own_children().iter().all(|child| Some(*child) == stuck);
         if childless && cgroups_are_empty {
             return ended;
         }
         if Instant::now() >= until {
-            let remaining: Vec<String> = children().iter().map(Pid::to_string).collect();
+            let remaining: Vec<String> = own_children().iter().map(Pid::to_string).collect();
             let _ = writeln!(io::stderr(), "satellite: cannot end these processes: {}", remaining.join(", "));
             return ended;
         }
         thread::sleep(PAUSE);
     }
-}
-
-fn children() -> Vec<Pid> {
-    let own = getpid().as_raw().unsigned_abs();
-    let pids = children_of(own).unwrap_or_else(|_| {
-        // Kernels without `/proc/PID/task/TID/children`.
-        let Ok(census) = ProcessCensus::take() else { return Vec::new() };
-        census.all().filter(|stat| stat.parent == own).map(|stat| stat.pid).collect()
-    });
-    pids.into_iter().map(|pid| Pid::from_raw(pid.cast_signed())).collect()
 }
