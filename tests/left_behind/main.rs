@@ -14,6 +14,7 @@ mod hang;
 mod idle_memory;
 mod mechanism;
 mod process;
+mod restart;
 mod shutdown;
 mod spawn_helper;
 mod starts;

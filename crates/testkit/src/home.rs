@@ -16,7 +16,7 @@ use rusqlite::{Connection, OpenFlags, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::process::{has_in_environment, processes, send, text};
+use crate::process::{has_in_environment, processes, send, text, wait_stopped};
 use crate::signals::reset_signal_actions;
 use crate::wait::{GIVE_UP, wait_for};
 
@@ -462,10 +462,15 @@ impl Satellite<'_> {
         self.ended()
     }
 
-    /// Sends SIGKILL to the satellite and waits for the keeper to exit.
+    /// Sends SIGKILL to the satellite, after which no other one follows, and waits for the keeper to exit.
     #[track_caller]
     pub fn kill(mut self) {
-        send(self.pid(), Signal::SIGKILL);
+        let satellite = self.pid();
+        // The keeper starts no satellite after a request to end. The stopped satellite does not carry out the request.
+        send(satellite, Signal::SIGSTOP);
+        wait_stopped(satellite);
+        self.signal(Signal::SIGTERM);
+        send(satellite, Signal::SIGKILL);
         let outcome = self.process.wait();
         assert_eq!(outcome.code, Some(128 + 9), "{outcome:#?}");
         // The keeper exits after all server processes.

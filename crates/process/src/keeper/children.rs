@@ -14,14 +14,12 @@ use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::messages::{KeeperSocket, RunEvent, RunRequest};
+use super::rules::ProcessExit;
 use super::run_client::KeeperIdentity;
 use super::runs::RunTable;
 use crate::process::{
     ForkedHelper, ProcessCensus, ProcessStat, SPAWN_HELPER_NAME, children_of, fork_spawn_helper, new_satellite_id,
 };
-
-/// Exit code for a death by signal, minus the signal's number.
-pub(super) const SIGNAL_BASE: u8 = 128;
 
 /// Maximum number of bytes of a process name. The kernel cuts a longer one.
 const NAME_MAX: usize = 15;
@@ -73,6 +71,14 @@ impl KeeperChildren {
 
     pub(super) fn set_satellite(&mut self, satellite: Pid) {
         self.satellite = Some(satellite);
+    }
+
+    /// Forgets all children, which have ended with their satellite. The numbers of runs continue.
+    pub(super) fn clear(&mut self) {
+        (self.satellite, self.search_at) = (None, None);
+        self.helpers.clear();
+        self.runs.clear();
+        self.to_send.clear();
     }
 
     /// Kills the last spawn helper and starts another one.
@@ -146,8 +152,8 @@ impl KeeperChildren {
         self.to_send.push_back((RunEvent::Ended { run, code, signal }, None));
     }
 
-    /// Notes which children have ended. Returns the satellite's exit code if it is among them.
-    pub(super) fn collect(&mut self) -> Option<u8> {
+    /// Notes which children have ended. Returns the satellite's end if it is among them.
+    pub(super) fn collect(&mut self) -> Option<ProcessExit> {
         for (run, pid) in self.runs.running() {
             self.observe(run, pid);
         }
@@ -156,8 +162,8 @@ impl KeeperChildren {
         self.request_search();
         let status = has_ended(&self.satellite?).ok()??;
         self.satellite = None;
-        let code = status.exit_status().map(|code| u8::try_from(code).unwrap_or(u8::MAX));
-        code.or_else(|| Some(SIGNAL_BASE.saturating_add(u8::try_from(status.terminating_signal()?).ok()?)))
+        let code = status.exit_status().map(|code| ProcessExit::Code(u8::try_from(code).unwrap_or(u8::MAX)));
+        code.or_else(|| status.terminating_signal().map(ProcessExit::Signal))
     }
 
     fn request_search(&mut self) {

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::sys::signal::Signal;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -13,6 +14,8 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// Signals that the keeper passes on as messages.
+pub(super) const PIPED_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 /// Maximum number of bytes of a message.
 const MESSAGE_MAX: usize = 16 * 1024;
 /// Maximum number of descriptors of a message.
@@ -22,22 +25,65 @@ const DESCRIPTORS_MAX: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum KeeperRequest {
-    /// The actors run. From now on `Alive` must follow within this time; absent: no limit.
-    Ready { hang_timeout_ms: Option<u64> },
+    /// Settings of the satellite: whether another one follows it after a crash, and the time within which `Alive` must
+    /// follow `Ready` and the last `Alive`; absent: no limit.
+    Configure { keep_servers: bool, hang_timeout_ms: Option<u64> },
+    /// The actors run, and the endpoint is open.
+    Ready,
     /// Root and all supervisors have answered.
     Alive,
     /// The satellite ends its servers. The actors end, so nothing must answer any more.
     Stopping,
     /// The satellite is finished with this exit code, and its process ends.
     Done { code: u8 },
+    /// The message has one descriptor, which the keeper holds for the next satellite instead of an earlier one of this
+    /// name.
+    KeepDescriptor { name: DescriptorName },
+    /// The keeper closes the descriptor of this name.
+    ForgetDescriptor { name: DescriptorName },
+}
+
+/// Names of descriptors that the keeper holds for the next satellite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DescriptorName {
+    /// The locked file `lock` of the data directory.
+    Lock,
+    /// The data directory, which is locked as well.
+    Directory,
+    /// Listening socket of the MCP endpoint.
+    Endpoint,
+    /// Listening socket of the console.
+    Console,
+    /// Listening socket of the metrics.
+    Metrics,
+    /// Listening control socket.
+    Control,
 }
 
 /// Message of the keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum KeeperEvent {
+    /// First message to a satellite, with its number below this keeper. `previous`: the satellite that crashed before it.
+    Welcome { generation: u32, previous: Option<PreviousGeneration> },
+    /// The message has the descriptor of this name.
+    Descriptor { name: DescriptorName },
+    /// All descriptors that the keeper holds have been sent.
+    DescriptorsEnd,
     /// The keeper has received a signal that is for the satellite.
     Signal { number: i32 },
+}
+
+/// Satellite that has crashed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PreviousGeneration {
+    /// Reason of its end, such as `killed by SIGKILL`.
+    pub(super) reason: String,
+    /// Time for which it was ready.
+    pub(super) uptime_ms: u64,
+    /// Time since it was last known to work.
+    pub(super) down_ms: u64,
 }
 
 /// Request of the satellite about the leaders of runs, which are children of the keeper, and about the spawn helper.
@@ -142,7 +188,9 @@ impl KeeperSocket {
         let text = serde_json::to_vec(message)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut passed = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !passed.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        // The buffer may have room for one more, depending on its alignment.
+        let fits = descriptors.len() <= DESCRIPTORS_MAX;
+        if !descriptors.is_empty() && !(fits && passed.push(SendAncillaryMessage::ScmRights(descriptors))) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message has too many descriptors"));
         }
         loop {
@@ -221,7 +269,7 @@ mod tests {
         let nothing = keeper.try_receive::<KeeperRequest>().unwrap_err();
         assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
         let sent = [
-            KeeperRequest::Ready { hang_timeout_ms: Some(60_000) },
+            KeeperRequest::Configure { keep_servers: true, hang_timeout_ms: Some(60_000) },
             KeeperRequest::Alive,
             KeeperRequest::Done { code: 3 },
         ];

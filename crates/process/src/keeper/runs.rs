@@ -76,6 +76,12 @@ impl RunTable {
         }
     }
 
+    /// Removes all runs, whose leaders have been reaped.
+    pub(super) fn clear(&mut self) {
+        self.runs.clear();
+        self.leaders.clear();
+    }
+
     /// Returns run and process id of the leaders that have not ended.
     pub(super) fn running(&self) -> Vec<(u64, u32)> {
         let running = |(run, phase): (&u64, &LeaderPhase)| match *phase {
