@@ -55,7 +55,8 @@ impl Fixture {
 /// Requires events without a gap. Returns generation and reason of each recovery.
 #[track_caller]
 fn recoveries(events: &[Value]) -> Vec<(u64, String)> {
-    assert!(events.iter().map(seq).eq(1..=events.len() as u64), "the numbers have a gap");
+    let numbers: Vec<u64> = events.iter().map(seq).collect();
+    assert!(numbers.iter().copied().eq(1..=events.len() as u64), "the numbers have a gap: {numbers:?}");
     let recovered = events.iter().filter(|event| event["type"] == "satellite.recovered").map(|event| &event["data"]);
     let recovered = recovered.inspect(|data| assert!(data["down_ms"].as_u64().unwrap() > 0, "{data:#}"));
     recovered.map(|data| (data["generation"].as_u64().unwrap(), data["reason"].as_str().unwrap().to_owned())).collect()
