@@ -142,7 +142,9 @@ impl KeeperSocket {
         let text = serde_json::to_vec(message)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut passed = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !passed.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        // The buffer may have room for one more, depending on its alignment.
+        let fits = descriptors.len() <= DESCRIPTORS_MAX;
+        if !descriptors.is_empty() && !(fits && passed.push(SendAncillaryMessage::ScmRights(descriptors))) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message has too many descriptors"));
         }
         loop {
