@@ -27,6 +27,7 @@ use crate::gateway::sessions::Sessions;
 use crate::gateway::traffic::HttpTraffic;
 use crate::gateway::{self, Gateway, GatewaySettings};
 use mcp_satellite_files::disk::run_with_timeout;
+use mcp_satellite_process::keeper::{DescriptorName, KeeperClient};
 use mcp_satellite_telemetry::EndpointFacts;
 
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +60,7 @@ pub(crate) struct SatelliteEndpoint {
     stored_token: Mutex<Option<Secret>>,
     /// Socket that the service manager has passed.
     passed_listener: Option<TcpListener>,
+    keeper: KeeperClient,
     /// Tokens for clients that have asked over the control socket, by user. They end with the satellite.
     granted_tokens: Mutex<HashMap<(TeamId, UserId), Secret>>,
     /// Routes for other paths than those of MCP, and the tools of the control plane.
@@ -94,6 +96,7 @@ impl SatelliteEndpoint {
         data_dir: DataDir,
         memory: Arc<ByteBudget>,
         passed_listener: Option<TcpListener>,
+        keeper: KeeperClient,
     ) -> Self {
         let page_bodies = memory.part(body_budget_per_user(&GatewayLimits::default()));
         let sessions = Arc::new(Sessions::with_memory(memory));
@@ -106,6 +109,7 @@ impl SatelliteEndpoint {
             open: Mutex::default(),
             stored_token: Mutex::default(),
             passed_listener,
+            keeper,
             granted_tokens: Mutex::default(),
             pages: OnceLock::new(),
             is_expected: AtomicBool::new(false),
@@ -150,10 +154,14 @@ impl SatelliteEndpoint {
         let Some(address) = address else { return Ok(None) };
         let failed = |hint| move |why| EndpointError { address, why, hint };
         self.add_stored_token(&mut plan).map_err(failed(TOKEN))?;
-        let listener = match &self.passed_listener {
-            Some(passed) if passed.local_addr().is_ok_and(|passed| passed == address) => passed.try_clone(),
-            _ if plan.listen == ListenSetting::DefaultAddress => self.bind_default(),
-            _ => gateway::bind(address),
+        let listener = if let Some(passed) = self.passed_listener(address) {
+            passed.try_clone()
+        } else if let Some(left) = self.take_listener(plan.listen, address) {
+            Ok(left)
+        } else if plan.listen == ListenSetting::DefaultAddress {
+            self.bind_default()
+        } else {
+            gateway::bind(address)
         };
         let listener = listener.map_err(failed(ADDRESS_HINT))?;
         let address = listener.local_addr().map_err(failed(ADDRESS_HINT))?;
@@ -161,6 +169,30 @@ impl SatelliteEndpoint {
         settings.check_certificate().map_err(failed(CERTIFICATE))?;
         let access = Arc::new(Access::new(&plan).map_err(failed(TOKEN))?);
         Ok(Some(ReservedEndpoint { listener, settings, access, plan }))
+    }
+
+    fn passed_listener(&self, address: SocketAddr) -> Option<&TcpListener> {
+        let is_it = |passed: &&TcpListener| passed.local_addr().is_ok_and(|passed| passed == address);
+        self.passed_listener.as_ref().filter(is_it)
+    }
+
+    /// Takes over the socket of the last satellite below the same keeper if its address is still the configured one.
+    fn take_listener(&self, listen: ListenSetting, address: SocketAddr) -> Option<TcpListener> {
+        if listen != ListenSetting::DefaultAddress {
+            return self.keeper.take_listener_at(DescriptorName::Endpoint, address);
+        }
+        self.keeper
+            .take_listener(DescriptorName::Endpoint, |bound| bound == LISTEN || self.stored_address() == Some(bound))
+    }
+
+    /// Lets the keeper hold the socket, so that clients which connect after a crash wait for the next satellite. The
+    /// service manager holds one that it has passed.
+    fn keep_listener(&self, gateway: &Gateway) {
+        let own = gateway.duplicate_socket().filter(|_| self.passed_listener(gateway.address()).is_none());
+        match own {
+            Some(listener) => self.keeper.keep(DescriptorName::Endpoint, &listener),
+            None => self.keeper.forget(DescriptorName::Endpoint),
+        }
     }
 
     pub(crate) fn open(&self, reserved: ReservedEndpoint, runtime: &RuntimeHandle) -> Result<(), EndpointError> {
@@ -175,6 +207,7 @@ impl SatelliteEndpoint {
         if let Some((pages, _)) = self.pages.get() {
             gateway.set_pages(pages.clone());
         }
+        self.keep_listener(&gateway);
         tracing::info!(url = plan.url(gateway.address()), "the MCP endpoint is open");
         *self.state() = Some(OpenEndpoint { gateway, access, plan });
         Ok(())
@@ -227,6 +260,7 @@ impl SatelliteEndpoint {
         let settings = GatewaySettings::new(&self.name, &plan, address.unwrap_or_else(|| open.gateway.address()));
         match open.gateway.apply(settings, elsewhere) {
             Ok(()) if address.is_some() => {
+                self.keep_listener(&open.gateway);
                 tracing::info!(url = plan.url(open.gateway.address()), "the MCP endpoint has moved");
             }
             Ok(()) => {}
@@ -277,6 +311,7 @@ impl SatelliteEndpoint {
     pub(crate) async fn close(&self) {
         let open = self.state().take();
         if let Some(open) = open {
+            self.keeper.forget(DescriptorName::Endpoint);
             open.gateway.drain().await;
         }
     }

@@ -15,6 +15,7 @@ use mcp_satellite_actors::model::ids::InstanceId;
 use mcp_satellite_actors::seam::RuntimeObserver;
 use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_http::server::HttpServer;
+use mcp_satellite_process::keeper::{DescriptorName, KeeperClient};
 use mcp_satellite_process::process::OrphanCounts;
 use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_telemetry::{
@@ -31,6 +32,7 @@ use crate::config::Plan;
 use crate::console::listener::ConsoleListener;
 use crate::delivery::Delivery;
 use crate::endpoint::SatelliteEndpoint;
+use crate::gateway;
 use crate::journal::{Journal, JournalState};
 
 /// Metrics and traces of a running satellite.
@@ -40,6 +42,7 @@ pub(crate) struct SatelliteTelemetry {
     // Serves `/metrics` without a token, if the configuration says so.
     server: Mutex<Option<HttpServer>>,
     listen: Option<SocketAddr>,
+    keeper: KeeperClient,
 }
 
 /// Parts of a satellite that a scrape reads.
@@ -111,7 +114,7 @@ fn actor_facts(report: &ActorReport) -> Vec<ActorFacts> {
 
 impl SatelliteTelemetry {
     /// Starts the exports. `/metrics` is served after [`Self::open`].
-    pub(crate) fn start(plan: &Plan, data_dir: &Path) -> Result<Self, OtlpError> {
+    pub(crate) fn start(plan: &Plan, data_dir: &Path, keeper: KeeperClient) -> Result<Self, OtlpError> {
         let options = TelemetryOptions {
             endpoint: plan.telemetry.endpoint.clone(),
             sample: plan.telemetry.sample,
@@ -121,7 +124,7 @@ impl SatelliteTelemetry {
         };
         let (telemetry, export) = Telemetry::start(&options, &|name| std::env::var(name).ok())?;
         let (export, server) = (Mutex::new(Some(export)), Mutex::default());
-        Ok(Self { telemetry, export, server, listen: plan.telemetry.listen })
+        Ok(Self { telemetry, export, server, listen: plan.telemetry.listen, keeper })
     }
 
     pub(crate) fn metrics(&self) -> Telemetry {
@@ -137,7 +140,10 @@ impl SatelliteTelemetry {
         self.telemetry.set_facts(Box::new(move || origin.read()));
         if let Some(address) = self.listen {
             let in_use = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
-            let server = self.telemetry.serve(address).map_err(in_use)?;
+            let left = self.keeper.take_listener_at(DescriptorName::Metrics, address);
+            let listener = left.map_or_else(|| gateway::bind(address), Ok).map_err(in_use)?;
+            self.keeper.keep(DescriptorName::Metrics, &listener);
+            let server = self.telemetry.serve(listener).map_err(in_use)?;
             *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
         }
         Ok(())
@@ -145,6 +151,7 @@ impl SatelliteTelemetry {
 
     /// Ends the exports after the last spans, which takes a few seconds at most.
     pub(crate) async fn close(&self) {
+        self.keeper.forget(DescriptorName::Metrics);
         drop(self.server.lock().unwrap_or_else(PoisonError::into_inner).take());
         let export = self.export.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(export) = export {

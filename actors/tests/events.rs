@@ -193,7 +193,10 @@ fn next_sample(event: Option<&Event>) -> Option<Event> {
             keys: vec![text("API_KEY")],
             repeated: 2,
         },
-        Some(Event::ControlAction { .. }) => Event::EventsDropped { from_seq: 3, to_seq: 17 },
+        Some(Event::ControlAction { .. }) => {
+            Event::SatelliteRecovered { generation: 2, reason: text("killed by SIGKILL"), down_ms: 1_250 }
+        }
+        Some(Event::SatelliteRecovered { .. }) => Event::EventsDropped { from_seq: 3, to_seq: 17 },
         Some(Event::EventsDropped { .. }) => return None,
     })
 }

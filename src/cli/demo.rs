@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const EXAMPLE: &str = r#"
 [satellite]
 name = "satellite-demo"
+keep_servers = false
 
 [policy.idle]
 idle = "off"
@@ -62,7 +63,7 @@ id = "s1"
 server = "search"
 "#;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(super) struct DemoCommand {
     /// Address of the MCP endpoint, such as 127.0.0.1:7300 or localhost:7300; :7300 means this machine only
     #[arg(long, value_name = "ADDR", value_parser = config::listen_address)]

@@ -36,7 +36,7 @@ const INTERRUPTED: u8 = 130;
 /// Time between the second signal and the exit. Processes that are left then are ended by the kernel.
 const SECOND_SIGNAL_GRACE: Duration = Duration::from_secs(2);
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Exit codes: 0 every guarantee held, 1 a guarantee was violated, 2 bad input, 4 the run or its \
 results failed, 130 ended early.

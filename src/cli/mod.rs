@@ -154,13 +154,13 @@ pub fn main() -> ExitCode {
         // A subcommand that starts servers runs below the keeper, which ends leftover processes. No thread exists yet.
         CliCommand::Run(verb) => {
             verb.detach();
-            return run_below_keeper(|below| report_outcome(run_satellite(verb.run(below))));
+            return run_below_keeper(|below| report_outcome(run_satellite(verb.clone().run(below))));
         }
         CliCommand::Demo(verb) => {
-            return run_below_keeper(|below| report_outcome(run_satellite(verb.run(below))));
+            return run_below_keeper(|below| report_outcome(run_satellite(verb.clone().run(below))));
         }
         CliCommand::Load(verb) if verb.is_real() => {
-            return run_below_keeper(|below| report_outcome(verb.run(Some(below))));
+            return run_below_keeper(|below| report_outcome(verb.clone().run(Some(below))));
         }
         CliCommand::Load(verb) => verb.run(None),
         CliCommand::Up(verb) => run_async(verb.run()),
@@ -196,7 +196,7 @@ pub fn main() -> ExitCode {
     report_outcome(outcome).into()
 }
 
-fn run_below_keeper(satellite: impl FnOnce(KeeperLink) -> u8) -> ExitCode {
+fn run_below_keeper(satellite: impl Fn(KeeperLink) -> u8) -> ExitCode {
     match keeper::run_with_keeper(satellite) {
         Ok(code) => code,
         Err(error) => {

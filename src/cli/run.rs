@@ -23,7 +23,7 @@ use crate::config::{Plan, SinkPlan, listen_address};
 use crate::connect::process::signals::is_ignored;
 use crate::satellite::RunningSatellite;
 use crate::satellite::lock::DataDirLockError;
-use crate::satellite::start::StartError;
+use crate::satellite::start::{InheritedState, StartError};
 use crate::watch::{ConfigTexts, ConfigWatch};
 use mcp_satellite_files::known_dirs::DataDirLocation;
 use mcp_satellite_process::keeper::KeeperLink;
@@ -32,7 +32,7 @@ use mcp_satellite_process::service_manager::NotifyState;
 /// Default log filter. ractor and rmcp log much that does not matter to an operator, and rmcp logs payloads.
 const QUIET: &str = "info,ractor=warn,rmcp=warn,hyper=warn,reqwest=warn";
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(super) struct RunCommand {
     #[command(flatten)]
     sources: ConfigSources,
@@ -186,11 +186,12 @@ pub(super) async fn supervise(
         let watch = files.start_watch(texts, &plan);
         (files, watch)
     });
-    let KeeperLink { signals, mut service_manager, keeper } = below;
-    let listener = service_manager.listener.take();
+    let KeeperLink { signals, mut service_manager, keeper, generation } = below;
+    keeper.configure(plan.keep_servers, hang_timeout);
+    let inherited = InheritedState { listener: service_manager.listener.take(), keeper: keeper.clone(), generation };
     let mut signals = SatelliteSignals::new(signals)?;
     let satellite = tokio::select! {
-        started = Box::pin(RunningSatellite::start(plan, location, listener)) => started.map_err(|error| {
+        started = Box::pin(RunningSatellite::start(plan, location, inherited)) => started.map_err(|error| {
             let code = if matches!(error, StartError::DataDir(DataDirLockError::InUse { .. })) { BAD_INPUT } else { FAILED };
             CommandFailure::new(code, error.to_string())
         })?,
@@ -200,7 +201,7 @@ pub(super) async fn supervise(
     let progress = show_progress(&satellite, servers);
     greet(&satellite);
     let mut status_text = StatusText::new(satellite.runtime());
-    keeper.report_ready(hang_timeout);
+    keeper.report_ready();
     let mut reporting = Box::pin(report_alive(&keeper, hang_timeout, &service_manager, satellite.runtime()));
     let mut credential_watch = Box::pin(satellite.watch_credentials());
     let mut link = Box::pin(satellite.run_link());

@@ -7,17 +7,18 @@ use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::model::snapshot::Snapshot;
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_process::keeper::KeeperClient;
-use mcp_satellite_process::service_manager::{NotifyState, ServiceManager};
+use mcp_satellite_process::service_manager::ServiceManager;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Minimum time between two texts.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of reports that are due within the shortest limit. One that is late, and the time that the actors have to answer,
-/// fit into it as well.
+/// Number of reports that are due within the limit. One that is late, and the time that the actors have to answer, fit into
+/// it as well.
 const REPORTS: u32 = 4;
 
-/// Reports to the keeper and to the service manager's watchdog while the actors answer. Never ends.
+/// Reports to the keeper while the actors answer. Never ends. The keeper notifies the watchdog of the service manager, whose
+/// interval is the limit if there is no `hang_timeout`.
 pub(super) async fn report_alive(
     keeper: &KeeperClient,
     hang_timeout: Option<Duration>,
@@ -25,15 +26,12 @@ pub(super) async fn report_alive(
     runtime: &RuntimeHandle,
 ) {
     let watchdog = manager.watchdog.filter(|_| manager.is_notified());
-    let Some(limit) = watchdog.into_iter().chain(hang_timeout).min() else { return std::future::pending().await };
+    let Some(limit) = hang_timeout.or(watchdog) else { return std::future::pending().await };
     let part = limit / REPORTS;
     loop {
         let next = Instant::now() + part;
         if runtime.answers(part).await {
             keeper.report_alive();
-            if watchdog.is_some() {
-                manager.notify(&[NotifyState::Watchdog]);
-            }
         } else {
             tracing::error!("the actors do not answer; if this continues, the satellite is ended");
         }

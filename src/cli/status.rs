@@ -208,13 +208,17 @@ fn satellite_summary(reply: &StatusReply, verbose: bool) -> String {
     let problems: String = problems.map(|problem| format!("\n{}", printable(problem))).collect();
     let rejected =
         satellite.rejected_configuration.as_ref().map(|rejected| format!("\n{}", printable(&rejected.to_string())));
+    let restarted = satellite.last_crash.as_ref().map(|reason| {
+        let (generation, since) = (satellite.generation, &satellite.started_at);
+        format!("\nrestarted after a crash: {} (generation {generation}, since {since})", printable(reason))
+    });
     // The path of the cgroup is shown with --verbose only.
     let held_by = satellite.held_by.split(", under `").next().filter(|_| !verbose).unwrap_or(&satellite.held_by);
     let journal = satellite.journal.as_ref().map(journal).unwrap_or_default();
     let delivery = satellite.delivery.as_ref().map(delivery).unwrap_or_default();
     let exports = satellite.telemetry.as_ref().map(failed_exports).unwrap_or_default();
     format!(
-        "{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}\n\
+        "{online} of {} online · satellite `{}` {}, pid {}, up {} · events: {} sent, {} waiting{lost}{}\n\
          {sandboxed} in a sandbox · process trees are held by {held_by}{memory}{}{}{}{journal}{delivery}{exports}{}",
         reply.instances.len(),
         satellite.name,
@@ -223,6 +227,7 @@ fn satellite_summary(reply: &StatusReply, verbose: bool) -> String {
         format_seconds(satellite.uptime_seconds),
         events.sent,
         events.queue_size,
+        restarted.unwrap_or_default(),
         endpoint.unwrap_or_default(),
         backend.unwrap_or_default(),
         complaint.unwrap_or_default(),

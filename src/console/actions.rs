@@ -45,6 +45,8 @@ impl ConsoleState {
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
             started_at: rfc3339(timestamp_of(self.started)),
+            generation: self.generation.number,
+            last_crash: self.generation.previous.as_ref().map(|previous| previous.reason.clone()),
             data_dir: self.data_dir.path().display().to_string(),
             held_by: self.connector.describe_containment(),
             memory: MemoryReport::from_status(self.runtime.memory()),

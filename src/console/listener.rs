@@ -8,6 +8,7 @@ use std::time::Duration;
 use mcp_satellite_actors::model::secret::Secret;
 use mcp_satellite_console::access::{AccessSettings, ConsoleAccess, OWNER_TOKEN_FILE};
 use mcp_satellite_files::disk::run_with_timeout;
+use mcp_satellite_process::keeper::{DescriptorName, KeeperClient};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -32,6 +33,7 @@ pub(crate) struct ConsoleListener {
     /// Cancelled when the satellite begins to end: streams to browsers end.
     pub(crate) ending: CancellationToken,
     data_dir: DataDir,
+    keeper: KeeperClient,
     open: Mutex<OpenConsole>,
 }
 
@@ -50,8 +52,9 @@ struct OpenConsole {
 }
 
 impl ConsoleListener {
-    pub(crate) fn new(data_dir: DataDir) -> io::Result<Self> {
-        Ok(Self { access: ConsoleAccess::new()?, ending: CancellationToken::new(), data_dir, open: Mutex::default() })
+    pub(crate) fn new(data_dir: DataDir, keeper: KeeperClient) -> io::Result<Self> {
+        let (access, ending, open) = (ConsoleAccess::new()?, CancellationToken::new(), Mutex::default());
+        Ok(Self { access, ending, data_dir, keeper, open })
     }
 
     /// Sets what every listener serves, before the first one is opened.
@@ -82,7 +85,8 @@ impl ConsoleListener {
         let settings = GatewaySettings::new(name, gateway, address);
         settings.check_certificate().map_err(failed("check the files in [gateway] tls"))?;
         let hint = "stop the process that uses the address, or set another one with [console] listen";
-        self.open().reserved = Some(bind(address).map_err(failed(hint))?);
+        let left = self.keeper.take_listener_at(DescriptorName::Console, address);
+        self.open().reserved = Some(left.map_or_else(|| bind(address), Ok).map_err(failed(hint))?);
         Ok(())
     }
 
@@ -129,7 +133,10 @@ impl ConsoleListener {
         let mut open = self.open();
         (open.retry, open.problem) = (None, None);
         let reserved = open.reserved.take();
-        let Some((address, pages)) = address.zip(open.pages.clone()) else { return open.own.take() };
+        let Some((address, pages)) = address.zip(open.pages.clone()) else {
+            self.keeper.forget(DescriptorName::Console);
+            return open.own.take();
+        };
         let settings = GatewaySettings::new(name, gateway, address);
         if let Some(own) = open.own.as_mut().filter(|own| own.address() == address) {
             return own.apply(settings).unwrap_or_else(|error| {
@@ -140,8 +147,12 @@ impl ConsoleListener {
         }
         let bound = reserved.map_or_else(|| bind(address), Ok);
         match bound.and_then(|socket| PageListener::start(socket, settings.clone(), pages.clone(), traffic)) {
-            Ok(listener) => open.set_own(listener),
+            Ok(listener) => self.set_own(&mut open, listener),
             Err(error) => {
+                if open.own.is_none() {
+                    // The socket of the last satellite would keep the address in use.
+                    self.keeper.forget(DescriptorName::Console);
+                }
                 let retry_seconds = RETRY_INTERVAL.as_secs();
                 tracing::error!(
                     %address,
@@ -177,11 +188,21 @@ impl ConsoleListener {
                 Err(error) => tracing::debug!(%error, "cannot open the console yet"),
             }
         };
-        let previous = self.open().set_own(listener);
+        let previous = self.set_own(&mut self.open(), listener);
         self.set_url(None);
         if let Some(previous) = previous {
             previous.close(CLOSE_TIMEOUT).await;
         }
+    }
+
+    /// Returns the previous listener, which must be closed.
+    fn set_own(&self, open: &mut OpenConsole, listener: PageListener) -> Option<PageListener> {
+        tracing::info!(url = url(&listener), "the console is open");
+        if let Some(socket) = listener.duplicate_socket() {
+            self.keeper.keep(DescriptorName::Console, &socket);
+        }
+        open.problem = None;
+        open.own.replace(listener)
     }
 
     /// Sets the URL of the own listener, or without one that of the endpoint.
@@ -199,6 +220,7 @@ impl ConsoleListener {
             open.own.take()
         };
         if let Some(own) = own {
+            self.keeper.forget(DescriptorName::Console);
             own.close(CLOSE_TIMEOUT).await;
         }
     }
@@ -222,15 +244,6 @@ impl ConsoleListener {
     fn open(&self) -> MutexGuard<'_, OpenConsole> {
         // No lock holder calls code that could panic halfway through a change.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl OpenConsole {
-    /// Returns the previous listener, which must be closed.
-    fn set_own(&mut self, listener: PageListener) -> Option<PageListener> {
-        tracing::info!(url = url(&listener), "the console is open");
-        self.problem = None;
-        self.own.replace(listener)
     }
 }
 

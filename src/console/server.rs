@@ -12,6 +12,7 @@ use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::changes::run_to_end;
 use mcp_satellite_console::principal::{Entrance, Principal};
 use mcp_satellite_console::routes::ApiServer as _;
+use mcp_satellite_process::keeper::{DescriptorName, KeeperClient};
 use tokio::net::UnixListener;
 
 use super::SOCKET;
@@ -61,13 +62,20 @@ impl From<RequestFailure> for ConsoleErrorResponse {
     }
 }
 
-pub(crate) fn bind(data_dir: &DataDir) -> io::Result<UnixListener> {
+/// Opens the control socket, or takes over that of the last satellite below the same keeper: commands that connect after
+/// a crash wait for the next satellite.
+pub(crate) fn bind(data_dir: &DataDir, keeper: &KeeperClient) -> io::Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt;
+    let left = keeper.take(DescriptorName::Control).filter(|_| data_dir.stat(SOCKET).is_some());
+    if let Some(left) = left {
+        return UnixListener::from_std(left.into());
+    }
     let path = data_dir.descriptor_path(SOCKET);
     // The satellite holds the lock of the data directory, so an existing socket was left by a killed satellite.
     data_dir.remove(SOCKET)?;
     let listener = UnixListener::bind(&path)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    keeper.keep(DescriptorName::Control, &listener);
     Ok(listener)
 }
 

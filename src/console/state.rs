@@ -13,6 +13,7 @@ use mcp_satellite_console::access::ConsoleAccess;
 use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::routes::ApiServer;
+use mcp_satellite_process::keeper::SatelliteGeneration;
 use mcp_satellite_process::process::TreeUsage;
 use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_remote::oauth::Grants;
@@ -50,6 +51,7 @@ pub(crate) struct ConsoleState {
     pub(crate) name: String,
     pub(crate) data_dir: DataDir,
     pub(crate) started: Instant,
+    pub(crate) generation: SatelliteGeneration,
     pub(crate) members: Arc<TeamMembers>,
     pub(crate) rejected: Arc<Mutex<Option<RejectedConfiguration>>>,
     pub(crate) shutdown: CancellationToken,

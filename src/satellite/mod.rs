@@ -38,6 +38,7 @@ use crate::endpoint::SatelliteEndpoint;
 use crate::erasures::DataEraser;
 use crate::journal::Journal;
 use crate::telemetry::SatelliteTelemetry;
+use mcp_satellite_process::keeper::KeeperClient;
 use mcp_satellite_remote::oauth::Grants;
 use mcp_satellite_store::catalogue_cache::CatalogueCache;
 use mcp_satellite_store::memos::MemoStore;
@@ -59,6 +60,7 @@ pub(crate) struct RunningSatellite {
     telemetry: SatelliteTelemetry,
     _watchers: Vec<AbortOnDropHandle<()>>,
     storage: SatelliteStorage,
+    keeper: KeeperClient,
 }
 
 struct SatelliteStorage {

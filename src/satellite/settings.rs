@@ -27,6 +27,7 @@ pub(super) struct StartupSettings {
     cgroups: CgroupMode,
     uid_range: Option<UidRange>,
     hang_timeout: Duration,
+    keep_servers: bool,
 }
 
 impl StartupSettings {
@@ -48,6 +49,7 @@ impl StartupSettings {
             cgroups: plan.cgroups,
             uid_range: plan.uid_range,
             hang_timeout: plan.hang_timeout,
+            keep_servers: plan.keep_servers,
         }
     }
 }

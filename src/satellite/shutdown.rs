@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use mcp_satellite_actors::ShutdownReport;
 use mcp_satellite_files::disk::WAIT_MAX;
+use mcp_satellite_process::keeper::DescriptorName;
 
 use super::RunningSatellite;
 
@@ -56,6 +57,7 @@ impl RunningSatellite {
     }
 
     async fn close_control_socket(&self) {
+        self.keeper.forget(DescriptorName::Control);
         self.console.ending.cancel();
         let task = self.console.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task {

@@ -48,7 +48,7 @@ use crate::telemetry::{ActorProbes, FactsOrigin, SatelliteTelemetry};
 use crate::values::ValueConfigurer;
 use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_files::known_dirs::DataDirLocation;
-use mcp_satellite_process::keeper::KeeperClient;
+use mcp_satellite_process::keeper::{KeeperClient, LostSatellite, SatelliteGeneration};
 use mcp_satellite_process::memory_limit;
 use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_remote::oauth::Grants;
@@ -71,6 +71,14 @@ pub(crate) enum StartError {
     Step { step: &'static str, why: Box<dyn std::error::Error + Send + Sync> },
 }
 
+/// Descriptors and facts that the processes above the satellite have passed to it.
+pub(crate) struct InheritedState {
+    /// Socket for the endpoint that the service manager has opened.
+    pub(crate) listener: Option<TcpListener>,
+    pub(crate) keeper: KeeperClient,
+    pub(crate) generation: SatelliteGeneration,
+}
+
 fn failed<E: Into<Box<dyn std::error::Error + Send + Sync>>>(step: &'static str) -> impl FnOnce(E) -> StartError {
     move |why| StartError::Step { step, why: why.into() }
 }
@@ -88,14 +96,14 @@ fn watch(task: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<(
 }
 
 impl RunningSatellite {
-    /// Starts the runtime and the control socket in `location`, and installs the instances of `plan`. `listener` is a
-    /// socket for the endpoint that is open already.
+    /// Starts the runtime and the control socket in `location`, and installs the instances of `plan`.
     pub(crate) async fn start(
         plan: Plan,
         location: &DataDirLocation,
-        listener: Option<TcpListener>,
+        inherited: InheritedState,
     ) -> Result<Self, StartError> {
-        let directory = DataDirLock::acquire(location).await?;
+        let InheritedState { listener, keeper, generation } = inherited;
+        let directory = DataDirLock::acquire(location, Some(&keeper)).await?;
         raise_open_file_limit();
         let journal = open_journal(directory.data_dir(), plan.journal.clone()).await?;
         let database = open_state_database(directory.data_dir()).await?;
@@ -111,8 +119,10 @@ impl RunningSatellite {
         let storage = SatelliteStorage::open(directory, journal, &database, outlet, &plan.batch).await?;
         let data_dir = storage.directory.data_dir().clone();
         let memory = memory_limit::budget();
-        let endpoint = Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone(), listener));
-        let http = Arc::new(ConsoleListener::new(data_dir.clone()).map_err(failed("prepare the console"))?);
+        let endpoint =
+            Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone(), listener, keeper.clone()));
+        let http =
+            Arc::new(ConsoleListener::new(data_dir.clone(), keeper.clone()).map_err(failed("prepare the console"))?);
         let reserved_endpoint = reserve_endpoint(&endpoint, &plan).await?;
         reserve_console(&http, &plan).await?;
         reclaim_processes(&data_dir).await?;
@@ -120,7 +130,8 @@ impl RunningSatellite {
         let server_memory = ServerMemory::from_budget(&memory);
         let (remote, grants) = create_remote_connector(&database, &server_memory).await?;
         let connectors = Connectors::default().with_process(connector.clone()).with_line(remote);
-        let telemetry = SatelliteTelemetry::start(&plan, data_dir.path()).map_err(failed("start the telemetry"))?;
+        let telemetry = SatelliteTelemetry::start(&plan, data_dir.path(), keeper.clone());
+        let telemetry = telemetry.map_err(failed("start the telemetry"))?;
         let observer = telemetry.observer();
         let runtime = start_runtime(&plan, next_seq, connectors, server_memory, &storage, &endpoint, observer).await?;
         let mut watchers = watch_machine(&runtime, link.as_ref());
@@ -148,9 +159,10 @@ impl RunningSatellite {
             telemetry,
             _watchers: watchers,
             storage,
+            keeper,
         };
         let name = plan.name.clone();
-        satellite.open_control_socket(&name, reload, usage.clone(), streams.clone())?;
+        satellite.open_control_socket(&name, reload, usage.clone(), streams.clone(), generation.clone())?;
         satellite.open_telemetry(&name, memory, usage, streams)?;
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
@@ -161,7 +173,29 @@ impl RunningSatellite {
             satellite.endpoint.open(reserved, &satellite.runtime)?;
         }
         satellite.http.apply(&name, &console, &gateway, &satellite.endpoint).await;
+        // Sockets of addresses that are not configured any more.
+        satellite.keeper.forget_left();
+        satellite.report_recovery(&generation);
         Ok(satellite)
+    }
+
+    /// Reports that this satellite follows one that has crashed.
+    fn report_recovery(&self, generation: &SatelliteGeneration) {
+        let SatelliteGeneration { number, previous: Some(LostSatellite { reason, uptime, lost_at }) } = generation
+        else {
+            return;
+        };
+        let down_ms = u64::try_from(lost_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let uptime_seconds = uptime.as_secs();
+        tracing::warn!(
+            generation = number,
+            reason,
+            uptime_seconds,
+            down_ms,
+            "the satellite was restarted after a crash"
+        );
+        let reason = reason.clone();
+        self.runtime.emitter().emit(Event::SatelliteRecovered { generation: *number, reason, down_ms });
     }
 
     fn open_telemetry(
@@ -193,9 +227,10 @@ impl RunningSatellite {
         reload: mpsc::Sender<ReloadRequest>,
         usage: UsageSampler,
         streams: StreamLimits,
+        generation: SatelliteGeneration,
     ) -> Result<(), StartError> {
         let data_dir = self.storage.directory.data_dir();
-        let listener = server::bind(data_dir).map_err(unusable(data_dir))?;
+        let listener = server::bind(data_dir, &self.keeper).map_err(unusable(data_dir))?;
         let state = ConsoleState {
             runtime: self.runtime.clone(),
             name: name.to_owned(),
@@ -217,6 +252,7 @@ impl RunningSatellite {
             reload,
             data_dir: data_dir.clone(),
             started: Instant::now(),
+            generation,
             members: self.console.members.clone(),
             rejected: self.console.rejected.clone(),
             usage,
@@ -336,9 +372,9 @@ async fn reclaim_processes(data_dir: &DataDir) -> Result<(), StartError> {
     let data_dir = data_dir.clone();
     let step = "end the processes that the last satellite left";
     let reclaimed = run_blocking(step, move || StdioConnector::reclaim(&data_dir)).await?;
-    if let Some(ReclaimedProcesses { processes, instances, satellite_pid, left }) = reclaimed {
+    if let Some(ReclaimedProcesses { processes, instances, keeper_pid, left }) = reclaimed {
         let instances = instances.join(", ");
-        tracing::warn!(processes, left, satellite_pid, instances, "ended the processes that a killed satellite left");
+        tracing::warn!(processes, left, keeper_pid, instances, "ended the processes that a killed satellite left");
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use testkit::home::{Home, Running};
-use testkit::process::send;
+use testkit::process::{send, wait_stopped};
 use testkit::wait::{GIVE_UP, wait_until};
 
 use crate::SATELLITE;
@@ -78,10 +78,11 @@ fn start_reload_and_end_are_reported_and_servers_do_not_get_the_socket() {
 }
 
 #[test]
-fn the_watchdog_is_notified_only_while_the_actors_answer() {
+fn without_a_limit_of_the_keeper_the_watchdog_is_notified_only_while_the_actors_answer() {
     let (mut home, manager) = notified_home();
     home.env.push(("WATCHDOG_USEC".to_owned(), WATCHDOG.as_micros().to_string()));
-    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let text = std::fs::read_to_string(home.servers("servers.toml", &[("notes", &[])])).unwrap();
+    let config = home.write("satellite.toml", &format!("[satellite]\nhang_timeout = \"off\"\n{text}"));
     let satellite = home.run(&["--config", config.to_str().unwrap()]);
     receive_until(&manager, |message| message == "WATCHDOG=1\n");
     receive_until(&manager, |message| message == "WATCHDOG=1\n");
@@ -93,6 +94,28 @@ fn the_watchdog_is_notified_only_while_the_actors_answer() {
     send(pid, Signal::SIGCONT);
     manager.set_read_timeout(Some(GIVE_UP)).unwrap();
     receive_until(&manager, |message| message == "WATCHDOG=1\n");
+    satellite.terminate().exits(0);
+}
+
+#[test]
+fn the_keeper_notifies_the_watchdog_while_a_satellite_does_not_answer_and_restarts() {
+    let (mut home, manager) = notified_home();
+    home.env.push(("WATCHDOG_USEC".to_owned(), WATCHDOG.as_micros().to_string()));
+    let config = home.servers("satellite.toml", &[("notes", &[])]);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let pid = satellite.pid();
+    send(pid, Signal::SIGSTOP);
+    wait_stopped(pid);
+    let notified = |intervals: u32| {
+        // Four notifications belong to one interval. The first ones were sent before.
+        (0..(intervals + 1) * 4).for_each(|_| drop(receive_until(&manager, |message| message == "WATCHDOG=1\n")));
+    };
+    notified(1);
+    send(pid, Signal::SIGKILL);
+    receive_until(&manager, |message| message == "STATUS=the satellite has crashed and is started again\n");
+    let started = receive_until(&manager, |message| message.contains("READY=1\n"));
+    assert!(started.iter().any(|message| message == "WATCHDOG=1\n"), "{started:?}");
+    notified(1);
     satellite.terminate().exits(0);
 }
 
@@ -155,6 +178,14 @@ fn a_passed_socket_is_the_endpoint_and_queues_connections_from_before_the_start(
     // A reload does not move the endpoint to the configured address.
     home.satellite(&["reload"]).exits(0);
     assert_eq!(url(), format!("http://{address}/mcp"));
+    // The next satellite gets the same socket.
+    let status = || home.satellite(&["status", "--satellite", "--json"]);
+    let before = status().exits(0).json();
+    send(testkit::home::pid(&before), Signal::SIGKILL);
+    wait_until("the next satellite serves the socket", || {
+        let after = Some(status()).filter(|outcome| outcome.code == Some(0)).map(|outcome| outcome.json());
+        after.is_some_and(|after| after["generation"] == 2 && after["endpoint"]["url"] == before["endpoint"]["url"])
+    });
     drop(satellite);
 }
 

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 use testkit::home::{Home, MARK, Outcome, Running, json_lines};
-use testkit::process::send;
+use testkit::process::{send, wait_stopped};
 use testkit::wait::wait_for;
 
 use super::mechanism::{Mechanism, Sandbox, path};
@@ -30,6 +30,8 @@ pub(crate) const SERVERS: [(&str, &[&str]); 5] = [
     ("daemon", &["--grandchild", "daemon", "--ignore-sigterm", "--ignore-eof"]),
     (HIDDEN, &[]),
 ];
+/// Setting of every configuration: the end of the satellite is the end of its keeper.
+pub(crate) const NOT_RESTARTED: &str = "keep_servers = false\n";
 /// A server that starts a process with its own session, an empty environment and no parent.
 const HIDDEN: &str = "hidden";
 const HIDE: &str = "env -i setsid /bin/sh -c 'trap \"\" TERM; tail -f /dev/null \"$0\" </dev/null >/dev/null 2>&1 &' \
@@ -96,7 +98,7 @@ impl Fixture {
         let Mechanism { sandbox, cgroups } = self.mechanism;
         let cgroups = if cgroups { "required" } else { "off" };
         let mut text = format!(
-            "[satellite]\nisolation = \"{}\"\ncgroups = \"{cgroups}\"\n\n[policy.session]\nterminate_grace = \"{grace}\"\n\n\
+            "[satellite]\nisolation = \"{}\"\ncgroups = \"{cgroups}\"\n{NOT_RESTARTED}\n[policy.session]\nterminate_grace = \"{grace}\"\n\n\
              [policy.restart]\ndelays = [\"0s\"]\n",
             sandbox.name()
         );
@@ -111,20 +113,32 @@ impl Fixture {
         file
     }
 
-    /// Starts a satellite in its own process group and waits until its servers are installed.
-    #[track_caller]
-    pub(crate) fn run(&self, config: &Path) -> RunningSatellite<'_> {
+    /// Starts a satellite in its own process group, without waiting for anything.
+    pub(crate) fn launch(&self, config: &Path) -> Running {
         let data_dir = self.home.data_dir().to_str().unwrap();
         let mut command = self.home.command(&["run", "--config", config.to_str().unwrap(), "--data-dir", data_dir]);
         command.process_group(0);
-        let process = self.home.start(command);
+        self.home.start(command)
+    }
+
+    /// Starts a satellite and waits until its servers are installed.
+    #[track_caller]
+    pub(crate) fn run(&self, config: &Path) -> RunningSatellite<'_> {
+        let process = self.launch(config);
         process.wait_stdout(|text| text.contains("satellite is running"));
+        let (satellite, cgroup) = self.satellite_below(process.pid());
+        RunningSatellite { fixture: self, process, satellite, cgroup }
+    }
+
+    /// Returns the satellite that has locked the data directory, and its cgroup.
+    #[track_caller]
+    fn satellite_below(&self, keeper: i32) -> (ProcessInfo, Option<PathBuf>) {
         let satellite = fs::read_to_string(self.home.data_dir().join("lock")).unwrap().parse().unwrap();
         let satellite = ProcessInfo::read(satellite).unwrap();
-        assert_eq!(satellite.parent, process.pid(), "the keeper is not the parent of the satellite");
+        assert_eq!(satellite.parent, keeper, "the keeper is not the parent of the satellite");
         let cgroup = self.ledger()[0]["satellite"]["cgroup"].as_str().map(PathBuf::from);
         assert_eq!(cgroup.is_some(), self.mechanism.cgroups);
-        RunningSatellite { fixture: self, process, satellite, cgroup }
+        (satellite, cgroup)
     }
 
     /// Returns the lines of the ledger.
@@ -159,7 +173,7 @@ impl RunningSatellite<'_> {
     pub(crate) fn helper(&self) -> Option<ProcessInfo> {
         let name = |process: &ProcessInfo| fs::read_to_string(format!("/proc/{}/comm", process.pid));
         let traces = self.fixture.home.traces().into_iter().filter_map(ProcessInfo::read);
-        let mut own = traces.filter(|process| process.parent == self.satellite.pid);
+        let mut own = traces.filter(|process| process.parent == self.keeper());
         own.find(|process| name(process).is_ok_and(|name| name == "satellite-spawn\n"))
     }
 
@@ -198,6 +212,27 @@ impl RunningSatellite<'_> {
         outcome
     }
 
+    /// Kills the satellite while the keeper is stopped.
+    #[track_caller]
+    pub(crate) fn kill_below_stopped_keeper(&mut self) {
+        self.process.signal(Signal::SIGSTOP);
+        wait_stopped(self.keeper());
+        send(self.satellite.pid, Signal::SIGKILL);
+        let satellite = &self.satellite;
+        wait_for("the satellite to end", || (!satellite.is_alive()).then_some(()), || format!("{satellite:?}"));
+    }
+
+    /// Waits until the keeper has started another satellite, with all its servers. `starts` is the number of satellites
+    /// that were ready.
+    #[track_caller]
+    pub(crate) fn wait_restarted(&mut self, starts: usize) {
+        self.process.wait_stdout(|text| text.matches("satellite is running").count() == starts);
+        let before = self.satellite.clone();
+        (self.satellite, self.cgroup) = self.fixture.satellite_below(self.keeper());
+        assert_ne!(self.satellite, before);
+        self.fixture.home.wait_all_online();
+    }
+
     /// Ends the satellite as a service manager does.
     #[track_caller]
     pub(crate) fn terminate(mut self) -> Outcome {
@@ -207,19 +242,14 @@ impl RunningSatellite<'_> {
 
     /// Kills satellite and keeper so that neither can clean up after the other. Returns the processes that are left.
     #[track_caller]
-    pub(crate) fn kill_both(self) -> KilledSatellite {
+    pub(crate) fn kill_both(mut self) -> KilledSatellite {
         let members = self.members();
-        let Self { fixture, mut process, satellite, cgroup } = self;
         // The satellite is not stopped: the kernel continues a stopped process when the keeper above it ends.
-        process.signal(Signal::SIGSTOP);
-        let stat = format!("/proc/{}/stat", process.pid());
-        let stopped = || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(());
-        wait_for("the keeper to stop", stopped, || fs::read_to_string(&stat).unwrap());
-        send(satellite.pid, Signal::SIGKILL);
-        wait_for("the satellite to end", || (!satellite.is_alive()).then_some(()), || format!("{satellite:?}"));
+        self.kill_below_stopped_keeper();
+        let Self { fixture, mut process, cgroup, .. } = self;
         process.signal(Signal::SIGKILL);
         assert_eq!(process.finish().signal, Some(9));
-        // Processes that die with the satellite have died by now; zombies do not count.
+        // Zombies do not count. The kernel has sent the leaders, which die with the keeper, their signal.
         let left = || fixture.home.traces().into_iter().filter_map(ProcessInfo::read).collect::<Vec<_>>();
         KilledSatellite { members, left: left(), cgroup }
     }

@@ -14,8 +14,10 @@ mod hang;
 mod idle_memory;
 mod mechanism;
 mod process;
+mod restart;
 mod shutdown;
 mod spawn_helper;
+mod starts;
 mod strangers;
 
 /// The binary under test.

@@ -27,6 +27,7 @@ pub(crate) struct ConfigFile {
     pub(crate) watch: ParsedValue<bool>,
     pub(crate) retention: Option<Duration>,
     pub(crate) hang_timeout: Option<Duration>,
+    pub(crate) keep_servers: ParsedValue<bool>,
     pub(crate) gateway: GatewayTable,
     pub(crate) console: ConsoleTable,
     pub(crate) backend: BackendTable,
@@ -152,6 +153,7 @@ impl ConfigFile {
             file.watch = fields.flag("watch");
             file.retention = fields.duration("retention");
             file.hang_timeout = fields.at_least_or_off("hang_timeout", HANG_TIMEOUT_MIN, Duration::MAX);
+            file.keep_servers = fields.flag("keep_servers");
         });
         file.gateway = fields.section("gateway", GatewayTable::read);
         file.console = fields.section("console", ConsoleTable::read);

@@ -38,6 +38,8 @@ pub struct Plan {
     pub retention: Duration,
     /// Time within which the actors must answer, or the keeper kills the satellite; `Duration::MAX` is no limit.
     pub hang_timeout: Duration,
+    /// True if the keeper starts another satellite after one that crashes or hangs.
+    pub keep_servers: bool,
     pub gateway: GatewayPlan,
     pub console: ConsolePlan,
     /// Backend that configures the instances and receives the events; `None` if the files configure the instances.
@@ -127,6 +129,7 @@ impl Default for Plan {
             watch: true,
             retention: RETENTION,
             hang_timeout: HANG_TIMEOUT,
+            keep_servers: true,
             gateway: GatewayPlan::default(),
             console: ConsolePlan::default(),
             backend: None,

@@ -113,6 +113,7 @@ impl Plan {
         settings.add("satellite.watch", self.watch);
         settings.add("satellite.retention", duration(self.retention));
         settings.add("satellite.hang_timeout", duration(self.hang_timeout));
+        settings.add("satellite.keep_servers", self.keep_servers);
         let listen = self.gateway.address().map_or_else(|| "off".to_owned(), |address| address.to_string());
         settings.add("gateway.listen", if listen == LISTEN.to_string() { listen + ", or a free port" } else { listen });
         let auth = if matches!(self.gateway.auth, EndpointAuth::Bearer) { "bearer" } else { "none" };

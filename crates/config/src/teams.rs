@@ -71,6 +71,7 @@ pub(crate) fn build(
     }
     plan.retention = file.retention.unwrap_or(plan::RETENTION);
     plan.hang_timeout = file.hang_timeout.unwrap_or(plan::HANG_TIMEOUT);
+    plan.keep_servers = file.keep_servers.get().is_none_or(|keep| keep.value);
     plan.watch = file.watch.get().is_none_or(|watch| watch.value);
     plan.start_permits = file.start_permits;
     plan.connect_permits = file.connect_permits;

@@ -555,6 +555,12 @@ pub struct SatelliteStatus {
     pub uptime_seconds: u64,
     /// Time of the start, in RFC 3339.
     pub started_at: String,
+    /// Number of this satellite process below its keeper: 1, and one more after each crash.
+    #[serde(default)]
+    pub generation: u32,
+    /// Reason of the crash of the satellite process before this one; `None` for the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_crash: Option<String>,
     /// Path of the data directory.
     pub data_dir: String,
     /// Mechanism that contains the process trees of the servers.

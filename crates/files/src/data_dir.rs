@@ -174,6 +174,16 @@ impl DataDir {
         Ok((Self::open(path)?, created))
     }
 
+    /// Uses another descriptor of the same directory, such as one that has locked it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the descriptor is one of another directory.
+    pub fn with_descriptor(self, descriptor: OwnedFd) -> io::Result<Self> {
+        let other = Self { descriptor: Arc::new(descriptor), path: self.path.clone() };
+        if other.identity()? == self.identity()? { Ok(other) } else { Err(ErrorKind::NotFound.into()) }
+    }
+
     /// Returns the path at which the directory was opened, with links resolved.
     pub fn path(&self) -> &Path {
         &self.path
@@ -218,7 +228,7 @@ impl DataDir {
         Ok(open_beneath(self.descriptor.as_fd(), name, OPEN_DIRECTORY)?)
     }
 
-    /// Locks the directory itself until the last clone of this value is dropped. Returns false if another process has
+    /// Locks the directory itself until the last duplicate of the descriptor is closed. Returns false if another process has
     /// locked it. A file system that cannot lock directories is no obstacle.
     pub fn try_lock(&self) -> bool {
         flock(&self.descriptor, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
@@ -414,6 +424,12 @@ impl DataDir {
         };
         check(&self.path.join(name), &rustix::fs::fstat(&opened)?, kind)?;
         Ok(opened)
+    }
+}
+
+impl AsFd for DataDir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
     }
 }
 

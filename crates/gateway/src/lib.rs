@@ -148,6 +148,11 @@ impl Gateway {
         self.listeners().address
     }
 
+    /// Returns a duplicate of the listening socket; `None` while the endpoint drains.
+    pub fn duplicate_socket(&self) -> Option<TcpListener> {
+        self.listeners().open.as_ref()?.duplicate_socket()
+    }
+
     pub fn tls(&self) -> Option<TlsFiles> {
         self.endpoint.settings().tls.clone()
     }

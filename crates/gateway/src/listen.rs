@@ -99,6 +99,11 @@ impl EndpointListener {
         self.reopen(terms, move |peer, request| http_requests::handle(endpoint.clone(), peer, request))
     }
 
+    /// Returns a duplicate of the listening socket.
+    pub(crate) fn duplicate_socket(&self) -> Option<TcpListener> {
+        self.socket.as_ref()?.try_clone().ok()
+    }
+
     pub(crate) async fn stop_accepting(&mut self) {
         self.socket = None;
         self.server.stop_accepting().await;

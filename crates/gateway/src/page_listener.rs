@@ -87,6 +87,11 @@ impl PageListener {
         self.address
     }
 
+    /// Returns a duplicate of the listening socket.
+    pub fn duplicate_socket(&self) -> Option<TcpListener> {
+        self.listener.duplicate_socket()
+    }
+
     /// Stops accepting, so that the address is free; open connections continue.
     pub async fn stop_accepting(&mut self) {
         self.listener.stop_accepting().await;

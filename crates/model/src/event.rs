@@ -542,6 +542,17 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "is_zero")]
         repeated: u64,
     },
+    /// The satellite is ready again after a crash, below the same keeper.
+    #[serde(rename = "satellite.recovered")]
+    #[strum(serialize = "satellite.recovered")]
+    SatelliteRecovered {
+        /// Number of the satellite below its keeper; the first one is 1.
+        generation: u32,
+        /// Reason of the end of the one before it.
+        reason: String,
+        /// Milliseconds without a satellite.
+        down_ms: u64,
+    },
     /// The queue exceeded its limit: the events from `from_seq` to `to_seq`, both included, were dropped.
     #[serde(rename = "events.dropped")]
     #[strum(serialize = "events.dropped")]
@@ -581,6 +592,7 @@ impl Event {
             | Self::TeamUnthrottled { .. }
             | Self::ConfigRefreshed { .. }
             | Self::ConfigError { .. }
+            | Self::SatelliteRecovered { .. }
             | Self::EventsDropped { .. } => None,
         }
     }

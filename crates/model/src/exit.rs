@@ -142,7 +142,8 @@ impl WorkerExit {
     }
 }
 
-fn signal_name(signal: i32) -> String {
+/// Returns the name of a signal, such as `SIGKILL`, or `signal 34` for one without a name.
+pub fn signal_name(signal: i32) -> String {
     match signal {
         1 => "SIGHUP".into(),
         2 => "SIGINT".into(),

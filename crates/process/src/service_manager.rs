@@ -73,6 +73,12 @@ impl NotificationRelay {
         &self.satellite
     }
 
+    /// Reports a state of the keeper's own to the manager. Never blocks.
+    pub(crate) fn notify(&self, state: &NotifyState<'_>) {
+        // A manager that does not read loses the message.
+        let _ = self.socket.send_to_addr(format!("{state}\n").as_bytes(), &self.manager);
+    }
+
     /// Passes on the messages that have arrived. Never blocks.
     pub(crate) fn relay(&self) {
         let mut message = [0; MESSAGE_MAX];

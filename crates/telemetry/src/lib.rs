@@ -22,7 +22,7 @@ mod otlp;
 mod spans;
 
 use std::fmt;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -227,14 +227,12 @@ impl Telemetry {
         Ok(text)
     }
 
-    /// Serves `/metrics` without a token at a loopback address.
+    /// Serves `/metrics` without a token on a nonblocking listener at a loopback address.
     ///
     /// # Errors
     ///
-    /// Fails if the address cannot be bound.
-    pub fn serve(&self, address: SocketAddr) -> std::io::Result<HttpServer> {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
+    /// Fails if the listener cannot be used.
+    pub fn serve(&self, listener: TcpListener) -> std::io::Result<HttpServer> {
         tracing::info!(url = format!("http://{}/metrics", listener.local_addr()?), "the metrics are served");
         let telemetry = self.clone();
         HttpServer::start(listener, AdmitAll, move |_, request| {

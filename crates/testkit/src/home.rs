@@ -19,7 +19,7 @@ use rusqlite::{Connection, OpenFlags, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::process::{has_in_environment, processes, send, text};
+use crate::process::{has_in_environment, processes, send, text, wait_stopped};
 use crate::signals::reset_signal_actions;
 use crate::wait::{GIVE_UP, wait_for};
 
@@ -447,9 +447,15 @@ impl Satellite<'_> {
     #[track_caller]
     pub fn pid(&self) -> i32 {
         let keeper = self.process.pid();
-        let children = || fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok();
-        // Orphans are also children of the keeper, but started later.
-        let first_child = || children()?.split_whitespace().next()?.parse().ok();
+        let is_helper =
+            |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "satellite-spawn\n");
+        // Servers and their orphans are also children of the keeper, but started later. The helper has its name only after
+        // its start, so it must be there.
+        let first_child = || {
+            let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+            let children: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+            children.iter().any(|pid| is_helper(*pid)).then(|| children.iter().copied().find(|pid| !is_helper(*pid)))?
+        };
         wait_for("the satellite below its keeper", first_child, || self.process.stderr())
     }
 
@@ -478,10 +484,15 @@ impl Satellite<'_> {
         self.ended()
     }
 
-    /// Sends SIGKILL to the satellite and waits for the keeper to exit.
+    /// Sends SIGKILL to the satellite, after which no other one follows, and waits for the keeper to exit.
     #[track_caller]
     pub fn kill(mut self) {
-        send(self.pid(), Signal::SIGKILL);
+        let satellite = self.pid();
+        // The keeper starts no satellite after a request to end. The stopped satellite does not carry out the request.
+        send(satellite, Signal::SIGSTOP);
+        wait_stopped(satellite);
+        self.signal(Signal::SIGTERM);
+        send(satellite, Signal::SIGKILL);
         let outcome = self.process.wait();
         assert_eq!(outcome.code, Some(128 + 9), "{outcome:#?}");
         // The keeper exits after all server processes.

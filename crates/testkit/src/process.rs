@@ -6,6 +6,8 @@ use std::process::Command;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::wait::wait_for;
+
 /// Returns the pids of all processes.
 pub fn pids() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -31,6 +33,13 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 /// Sends a signal to a process, which may have ended.
 pub fn send(pid: i32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid), signal);
+}
+
+/// Waits until a process is stopped by a signal.
+#[track_caller]
+pub fn wait_stopped(pid: i32) {
+    let stat = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    wait_for("the process to stop", || stat().contains(") T ").then_some(()), stat);
 }
 
 /// Returns the arguments with which a test program runs one ignored test of the module, as `module_path!()` names it.

@@ -108,7 +108,7 @@ impl AuthBackend {
 impl OfflineAuth {
     async fn open(sources: &ConfigSources, location: &DataDirLocation) -> Result<Self, CommandFailure> {
         let plan = sources.load(None)?;
-        let lock = DataDirLock::acquire(location).await.map_err(|error| {
+        let lock = DataDirLock::acquire(location, None).await.map_err(|error| {
             let code = if matches!(error, DataDirLockError::InUse { .. }) { BAD_INPUT } else { FAILED };
             CommandFailure::new(code, error.to_string())
         })?;

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::sys::signal::Signal;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -13,6 +14,8 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// Signals that the keeper passes on as messages.
+pub(super) const PIPED_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 /// Maximum number of bytes of a message.
 const MESSAGE_MAX: usize = 16 * 1024;
 /// Maximum number of descriptors of a message.
@@ -22,22 +25,128 @@ const DESCRIPTORS_MAX: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum KeeperRequest {
-    /// The actors run. From now on `Alive` must follow within this time; absent: no limit.
-    Ready { hang_timeout_ms: Option<u64> },
+    /// Settings of the satellite: whether another one follows it after a crash, and the time within which `Alive` must
+    /// follow `Ready` and the last `Alive`; absent: no limit.
+    Configure { keep_servers: bool, hang_timeout_ms: Option<u64> },
+    /// The actors run, and the endpoint is open.
+    Ready,
     /// Root and all supervisors have answered.
     Alive,
     /// The satellite ends its servers. The actors end, so nothing must answer any more.
     Stopping,
     /// The satellite is finished with this exit code, and its process ends.
     Done { code: u8 },
+    /// The message has one descriptor, which the keeper holds for the next satellite instead of an earlier one of this
+    /// name.
+    KeepDescriptor { name: DescriptorName },
+    /// The keeper closes the descriptor of this name.
+    ForgetDescriptor { name: DescriptorName },
+}
+
+/// Names of descriptors that the keeper holds for the next satellite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DescriptorName {
+    /// The locked file `lock` of the data directory.
+    Lock,
+    /// The data directory, which is locked as well.
+    Directory,
+    /// Listening socket of the MCP endpoint.
+    Endpoint,
+    /// Listening socket of the console.
+    Console,
+    /// Listening socket of the metrics.
+    Metrics,
+    /// Listening control socket.
+    Control,
 }
 
 /// Message of the keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum KeeperEvent {
+    /// First message to a satellite, with its number below this keeper. `previous`: the satellite that crashed before it.
+    Welcome { generation: u32, previous: Option<PreviousGeneration> },
+    /// The message has the descriptor of this name.
+    Descriptor { name: DescriptorName },
+    /// All descriptors that the keeper holds have been sent.
+    DescriptorsEnd,
     /// The keeper has received a signal that is for the satellite.
     Signal { number: i32 },
+}
+
+/// Satellite that has crashed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PreviousGeneration {
+    /// Reason of its end, such as `killed by SIGKILL`.
+    pub(super) reason: String,
+    /// Time for which it was ready.
+    pub(super) uptime_ms: u64,
+    /// Time since it was last known to work.
+    pub(super) down_ms: u64,
+}
+
+/// Request of the satellite about the leaders of runs, which are children of the keeper, and about the spawn helper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RunRequest {
+    /// The leader of a run is about to be forked. Answered with `Held` or `NotHeld`.
+    Hold { run: u64 },
+    /// The leader has executed its program. `start_time` is in clock ticks since boot.
+    Started { run: u64, pid: u32, start_time: u64 },
+    /// The leader has ended and its process tree is empty.
+    Reap { run: u64 },
+    /// The start has failed, or the satellite is not interested in the leader any more.
+    Discard { run: u64 },
+    /// The spawn helper was lost. Answered with `Helper` or `NoHelper`.
+    NewHelper,
+}
+
+/// Message of the keeper about the leaders of runs and the spawn helper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RunEvent {
+    /// The leader of the run may be forked: it will not be reaped before the satellite requests it.
+    Held {
+        run: u64,
+    },
+    NotHeld {
+        run: u64,
+        errno: i32,
+    },
+    /// The leader has ended. Neither code nor signal: its end is unknown.
+    Ended {
+        run: u64,
+        code: Option<i32>,
+        signal: Option<i32>,
+    },
+    /// A new spawn helper. The descriptor is that of its stream.
+    Helper {
+        pid: u32,
+    },
+    NoHelper {
+        errno: i32,
+    },
+    /// Number of adopted processes that the keeper has reaped since its start.
+    Orphans {
+        reaped: u64,
+    },
+}
+
+/// Any message of the satellite.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum SatelliteMessage {
+    Lifecycle(KeeperRequest),
+    Run(RunRequest),
+}
+
+/// Any message of the keeper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum KeeperMessage {
+    Lifecycle(KeeperEvent),
+    Run(RunEvent),
 }
 
 /// One end of the connection between keeper and satellite. It keeps the boundaries of messages, and its other end is
@@ -64,14 +173,32 @@ impl KeeperSocket {
     /// # Errors
     /// The other process has ended, or too many messages wait for it.
     pub(super) fn send_with(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.write(message, descriptors, SendFlags::DONTWAIT)
+    }
+
+    /// Sends a message. Waits while too many messages wait for the other process.
+    ///
+    /// # Errors
+    /// The other process has ended.
+    pub(super) fn send_patiently(&self, message: &impl Serialize) -> io::Result<()> {
+        self.write(message, &[], SendFlags::empty())
+    }
+
+    fn write(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
         let text = serde_json::to_vec(message)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut passed = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !passed.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        // The buffer may have room for one more, depending on its alignment.
+        let fits = descriptors.len() <= DESCRIPTORS_MAX;
+        if !descriptors.is_empty() && !(fits && passed.push(SendAncillaryMessage::ScmRights(descriptors))) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message has too many descriptors"));
         }
-        sendmsg(&self.0, &[IoSlice::new(&text)], &mut passed, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
-        Ok(())
+        loop {
+            match sendmsg(&self.0, &[IoSlice::new(&text)], &mut passed, flags | SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                sent => return Ok(sent.map(drop)?),
+            }
+        }
     }
 
     /// Waits for a message. Returns `None` after the other end was closed.
@@ -142,7 +269,7 @@ mod tests {
         let nothing = keeper.try_receive::<KeeperRequest>().unwrap_err();
         assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
         let sent = [
-            KeeperRequest::Ready { hang_timeout_ms: Some(60_000) },
+            KeeperRequest::Configure { keep_servers: true, hang_timeout_ms: Some(60_000) },
             KeeperRequest::Alive,
             KeeperRequest::Done { code: 3 },
         ];
@@ -178,6 +305,24 @@ mod tests {
         let (keeper, _satellite) = KeeperSocket::pair().unwrap();
         let full = (0..100_000).find_map(|_| keeper.send(&KeeperEvent::Signal { number: 1 }).err());
         assert_eq!(full.unwrap().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn both_kinds_of_messages_share_a_socket() {
+        let (keeper, satellite) = KeeperSocket::pair().unwrap();
+        satellite.send(&KeeperRequest::Alive).unwrap();
+        satellite.send_patiently(&RunRequest::NewHelper).unwrap();
+        satellite.send_patiently(&RunRequest::Started { run: 3, pid: 70, start_time: 100 }).unwrap();
+        let receive = || keeper.receive::<SatelliteMessage>().unwrap().unwrap().0;
+        assert_eq!(receive(), SatelliteMessage::Lifecycle(KeeperRequest::Alive));
+        assert_eq!(receive(), SatelliteMessage::Run(RunRequest::NewHelper));
+        assert_eq!(receive(), SatelliteMessage::Run(RunRequest::Started { run: 3, pid: 70, start_time: 100 }));
+        keeper.send(&KeeperEvent::Signal { number: 15 }).unwrap();
+        let ended = RunEvent::Ended { run: 3, code: None, signal: Some(9) };
+        keeper.send(&ended).unwrap();
+        let receive = || satellite.receive::<KeeperMessage>().unwrap().unwrap().0;
+        assert_eq!(receive(), KeeperMessage::Lifecycle(KeeperEvent::Signal { number: 15 }));
+        assert_eq!(receive(), KeeperMessage::Run(ended));
     }
 
     #[test]

@@ -1,0 +1,53 @@
+//! The end of everything below the keeper after the end of the satellite.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rustix::io::Errno;
+use rustix::process::{WaitOptions, wait};
+
+use super::children::{is_named, own_children};
+use crate::process::{LeftoverCgroups, SPAWN_HELPER_NAME};
+
+/// Time to wait for killed processes. Those still alive after it are reported and left to the kernel.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Kills all children and adopted processes until none is left and returns their number. Each one is an unreaped child of the
+/// keeper, so its process id is not reused. Satellites that are `stuck` in the kernel are not waited for.
+pub(super) fn end_orphans(cgroups: &LeftoverCgroups, stuck: &[Pid]) -> usize {
+    let until = Instant::now() + PATIENCE;
+    let (mut ended, mut helper) = (0, None);
+    loop {
+        // Killing the whole cgroup at once catches a process that forks faster than it can be found.
+        let cgroups_are_empty = cgroups.kill_and_remove();
+        for child in own_children() {
+            // The spawn helper ends with the satellite and is not counted.
+            if is_named(child, SPAWN_HELPER_NAME) == Some(true) {
+                helper = Some(child.as_raw());
+            }
+            let _ = kill(child, Signal::SIGKILL);
+        }
+        // The children of a reaped process are now children of the keeper.
+        let childless = loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, _))) => ended += usize::from(Some(pid.as_raw_nonzero().get()) != helper),
+                Ok(None) => break false,
+                Err(error) => break error == Errno::CHILD,
+            }
+        };
+        let childless = childless || own_children().iter().all(|child| stuck.contains(child));
+        if childless && cgroups_are_empty {
+            return ended;
+        }
+        if Instant::now() >= until {
+            let remaining: Vec<String> = own_children().iter().map(Pid::to_string).collect();
+            let _ = writeln!(io::stderr(), "satellite: cannot end these processes: {}", remaining.join(", "));
+            return ended;
+        }
+        thread::sleep(PAUSE);
+    }
+}
