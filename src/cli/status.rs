@@ -205,7 +205,7 @@ fn satellite_summary(reply: &StatusReply, verbose: bool) -> String {
     let memory = memory.map(|memory| format!("\n{memory}")).unwrap_or_default();
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not accepted: {error}"));
     let problems = [&satellite.endpoint_problem, &satellite.console_problem].into_iter().flatten();
-    let problems: String = problems.map(|problem| format!("\n{}", printable(problem))).collect();
+    let problems = problems.map(|problem| format!("\n{}", printable(problem))).collect::<Vec<_>>().concat();
     let rejected =
         satellite.rejected_configuration.as_ref().map(|rejected| format!("\n{}", printable(&rejected.to_string())));
     let restarted = satellite.last_crash.as_ref().map(|reason| {

@@ -137,7 +137,9 @@ fn sessions_with_remote_servers_name_their_host() {
     let name = "mcp.client.session.duration";
     wait_until("the session", || !histogram_points(&receiver.metrics(), name).is_empty());
     let points = histogram_points(&receiver.metrics(), name);
-    points.iter().for_each(|point| convention::check(Place::ClientSession, point));
+    for point in &points {
+        convention::check(Place::ClientSession, point);
+    }
     let port = url.rsplit(':').next().unwrap().strip_suffix("/mcp").unwrap();
     let of = |name| attribute(&points[0], name);
     assert_eq!(of("server.address").as_deref(), Some("127.0.0.1"));

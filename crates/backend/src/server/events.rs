@@ -294,7 +294,7 @@ fn last_id(db: &Transaction<'_>) -> Result<i64, ApiError> {
 }
 
 pub(super) async fn read_last_id(app: &BackendState) -> Result<u64, ApiError> {
-    let last = app.database.run(|db| last_id(db)).await?;
+    let last = app.database.run(last_id).await?;
     Ok(u64::try_from(last).unwrap_or(0))
 }
 

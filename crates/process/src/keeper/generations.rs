@@ -165,10 +165,10 @@ impl GenerationLoop {
         loop {
             match self.rules.expire(Instant::now()) {
                 // The process is not reaped yet, so its id is not reused. Its end is reported by SIGCHLD.
-                Some(KeeperEffect::KillSatellite) => drop(kill(satellite, Signal::SIGKILL)),
-                Some(KeeperEffect::AbandonSatellite) => return None,
+                Some(KeeperEffect::Kill) => drop(kill(satellite, Signal::SIGKILL)),
+                Some(KeeperEffect::Abandon) => return None,
                 // It follows a pause only.
-                Some(KeeperEffect::StartSatellite) | None => {}
+                Some(KeeperEffect::Start) | None => {}
             }
             self.children.expire(Instant::now());
             if let Some(socket) = &socket {
@@ -198,7 +198,7 @@ impl GenerationLoop {
                 }
                 return Some(ExitCode::from(end.exit_code()));
             }
-            if self.rules.expire(Instant::now()) == Some(KeeperEffect::StartSatellite) {
+            if self.rules.expire(Instant::now()) == Some(KeeperEffect::Start) {
                 return None;
             }
             self.wait(None);

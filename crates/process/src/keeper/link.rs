@@ -134,7 +134,9 @@ impl KeeperClient {
     /// Forgets all descriptors that the last satellite has left and this one has not taken over.
     pub fn forget_left(&self) {
         let left = std::mem::take(&mut *self.left());
-        left.into_keys().for_each(|name| self.forget(name));
+        for name in left.into_keys() {
+            self.forget(name);
+        }
     }
 
     /// Takes over a descriptor that the last satellite has left. The keeper continues to hold it.
@@ -171,7 +173,7 @@ impl KeeperClient {
     pub(super) fn receive_messages(&self, sender: &mpsc::UnboundedSender<Signal>, runs: &RunClient) {
         loop {
             match self.socket.receive() {
-                Ok(Some((KeeperMessage::Run(event), descriptors))) => runs.receive(event, descriptors),
+                Ok(Some((KeeperMessage::Run(event), descriptors))) => runs.receive(&event, descriptors),
                 Ok(Some((KeeperMessage::Lifecycle(KeeperEvent::Signal { number }), _))) => {
                     if let Some(signal) = PIPED_SIGNALS.iter().find(|signal| **signal as i32 == number) {
                         // The receiver is gone once the satellite is ending.

@@ -189,8 +189,8 @@ impl KeeperSocket {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut passed = SendAncillaryBuffer::new(&mut space);
         // The buffer may have room for one more, depending on its alignment.
-        let fits = descriptors.len() <= DESCRIPTORS_MAX;
-        if !descriptors.is_empty() && !(fits && passed.push(SendAncillaryMessage::ScmRights(descriptors))) {
+        let is_too_long = descriptors.len() > DESCRIPTORS_MAX;
+        if !descriptors.is_empty() && (is_too_long || !passed.push(SendAncillaryMessage::ScmRights(descriptors))) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message has too many descriptors"));
         }
         loop {

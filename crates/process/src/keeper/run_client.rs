@@ -116,9 +116,9 @@ impl RunClient {
     }
 
     /// Notes a message of the keeper.
-    pub(super) fn receive(&self, event: RunEvent, descriptors: Vec<OwnedFd>) {
+    pub(super) fn receive(&self, event: &RunEvent, descriptors: Vec<OwnedFd>) {
         let mut answers = self.answers();
-        match event {
+        match *event {
             RunEvent::Held { run } => answers.answer_hold(run, None),
             RunEvent::NotHeld { run, errno } => answers.answer_hold(run, Some(errno)),
             RunEvent::Ended { run, code, signal } => {
@@ -242,7 +242,7 @@ mod tests {
         thread::scope(|scope| {
             let held = scope.spawn(|| client.hold(run));
             assert_eq!(requests(keeper, 1), [RunRequest::Hold { run }]);
-            client.receive(event, Vec::new());
+            client.receive(&event, Vec::new());
             held.join().unwrap()
         })
     }
@@ -253,7 +253,7 @@ mod tests {
         let held = hold(&client, &keeper, 1, RunEvent::Held { run: 1 }).unwrap();
         held.start(70, 100);
         assert_eq!(held.end(), None);
-        client.receive(RunEvent::Ended { run: 1, code: Some(3), signal: None }, Vec::new());
+        client.receive(&RunEvent::Ended { run: 1, code: Some(3), signal: None }, Vec::new());
         held.wait().await;
         assert_eq!(held.end(), Some(ProcessEnd { code: Some(3), signal: None }));
         held.reap();
@@ -279,11 +279,11 @@ mod tests {
         thread::scope(|scope| {
             let helper = scope.spawn(|| client.new_helper());
             assert_eq!(requests(&keeper, 1), [RunRequest::NewHelper]);
-            client.receive(RunEvent::Helper { pid: 70 }, vec![keeper.as_fd().try_clone_to_owned().unwrap()]);
+            client.receive(&RunEvent::Helper { pid: 70 }, vec![keeper.as_fd().try_clone_to_owned().unwrap()]);
             assert_eq!(helper.join().unwrap().unwrap().0, 70);
             let helper = scope.spawn(|| client.new_helper());
             assert_eq!(requests(&keeper, 1), [RunRequest::NewHelper]);
-            client.receive(RunEvent::NoHelper { errno: 11 }, Vec::new());
+            client.receive(&RunEvent::NoHelper { errno: 11 }, Vec::new());
             assert_eq!(helper.join().unwrap().unwrap_err().raw_os_error(), Some(11));
         });
     }

@@ -23,7 +23,7 @@ use nix::libc;
 use super::proc_info::ProcessStat;
 use super::spawn::try_cgroup;
 use super::spawn_helper::spawn_helper_pid;
-use crate::keeper::run_client::{KeeperIdentity, RunClient};
+use crate::keeper::run_client::RunClient;
 
 // Prefix of a satellite's cgroup; process id and start time of its keeper and the id of its marks follow.
 const PREFIX: &str = "mcp-satellite-";
@@ -56,13 +56,8 @@ impl Cgroups {
         let directory =
             own_directory(&mounts, &own).ok_or("no mounted cgroup2 file system contains the cgroup of this process")?;
         let keeper = RunClient::current().map(|runs| runs.keeper());
-        let (pid, start_time) = match keeper {
-            Some(KeeperIdentity { pid, start_time, .. }) => (*pid, *start_time),
-            None => {
-                let own = std::process::id();
-                (own, ProcessStat::read(own).map_or(0, |stat| stat.start_time))
-            }
-        };
+        let pid = keeper.map_or_else(std::process::id, |keeper| keeper.pid);
+        let start_time = ProcessStat::read(pid).map_or(0, |stat| stat.start_time);
         let base = base_directory(&directory, &format!("{PREFIX}{pid}-{start_time}-{id}"));
         let parent = base.parent().map(Path::to_owned).unwrap_or_default();
         sweep(&parent);

@@ -103,7 +103,7 @@ impl Starter {
         if trees.is_closed() {
             return Err(LaunchError::ShuttingDown);
         }
-        let run = trees.next_run();
+        let run = ProcessTrees::next_run();
         let cgroup = trees.create_cgroup(run, launch.cgroup_limits).map_err(LaunchError::Cgroup)?;
         let directory = cgroup.as_ref().map(Cgroup::directory).transpose()?;
         let mark = RunMark::new(trees.satellite_id(), run);

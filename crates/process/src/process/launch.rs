@@ -80,8 +80,9 @@ impl LaunchError {
     pub(crate) fn is_machine_fault(&self) -> bool {
         match self {
             Self::Directory(_, error) | Self::System(error) | Self::Cgroup(error) => is_machine_fault(error),
-            Self::Keeper(_) | Self::HelperLost => true,
-            Self::Sandbox { .. } | Self::ShuttingDown | Self::Thread => false,
+            // Not the fault of the server, which may be started again by the next satellite.
+            Self::Keeper(_) | Self::HelperLost | Self::ShuttingDown => true,
+            Self::Sandbox { .. } | Self::Thread => false,
         }
     }
 }
@@ -174,6 +175,7 @@ mod tests {
             assert!(!LaunchError::System(of(errno)).is_machine_fault(), "{errno}");
         }
         assert!(!LaunchError::System(io::Error::other("no such thing")).is_machine_fault());
+        assert!(LaunchError::ShuttingDown.is_machine_fault(), "a killed keeper must not spend the budgets of servers");
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl ProcessTrees {
         &self.id
     }
 
-    pub(super) fn next_run(&self) -> u64 {
+    pub(super) fn next_run() -> u64 {
         LAST_RUN.fetch_add(1, Ordering::Relaxed) + 1
     }
 
