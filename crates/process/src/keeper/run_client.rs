@@ -238,11 +238,11 @@ mod tests {
     }
 
     /// Holds a run, which the keeper answers with `event`.
-    fn hold(client: &Arc<RunClient>, keeper: &KeeperSocket, run: u64, event: RunEvent) -> io::Result<HeldRun> {
+    fn hold(client: &Arc<RunClient>, keeper: &KeeperSocket, run: u64, event: &RunEvent) -> io::Result<HeldRun> {
         thread::scope(|scope| {
             let held = scope.spawn(|| client.hold(run));
             assert_eq!(requests(keeper, 1), [RunRequest::Hold { run }]);
-            client.receive(&event, Vec::new());
+            client.receive(event, Vec::new());
             held.join().unwrap()
         })
     }
@@ -250,7 +250,7 @@ mod tests {
     #[tokio::test]
     async fn a_leader_is_reaped_on_request_and_a_failed_start_is_discarded() {
         let (client, keeper) = client();
-        let held = hold(&client, &keeper, 1, RunEvent::Held { run: 1 }).unwrap();
+        let held = hold(&client, &keeper, 1, &RunEvent::Held { run: 1 }).unwrap();
         held.start(70, 100);
         assert_eq!(held.end(), None);
         client.receive(&RunEvent::Ended { run: 1, code: Some(3), signal: None }, Vec::new());
@@ -260,7 +260,7 @@ mod tests {
         drop(held);
         let started = RunRequest::Started { run: 1, pid: 70, start_time: 100 };
         assert_eq!(requests(&keeper, 2), [started, RunRequest::Reap { run: 1 }]);
-        drop(hold(&client, &keeper, 2, RunEvent::Held { run: 2 }).unwrap());
+        drop(hold(&client, &keeper, 2, &RunEvent::Held { run: 2 }).unwrap());
         assert_eq!(requests(&keeper, 1), [RunRequest::Discard { run: 2 }]);
         assert!(client.answers().ends.is_empty() && client.answers().holds.is_empty());
     }
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn a_refused_run_is_an_error() {
         let (client, keeper) = client();
-        let refused = hold(&client, &keeper, 1, RunEvent::NotHeld { run: 1, errno: 24 }).err().unwrap();
+        let refused = hold(&client, &keeper, 1, &RunEvent::NotHeld { run: 1, errno: 24 }).err().unwrap();
         assert_eq!(refused.raw_os_error(), Some(24));
         assert_eq!(requests(&keeper, 1), [RunRequest::Discard { run: 1 }]);
     }
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn after_the_end_of_the_keeper_nothing_waits_for_it() {
         let (client, keeper) = client();
-        let held = hold(&client, &keeper, 1, RunEvent::Held { run: 1 }).unwrap();
+        let held = hold(&client, &keeper, 1, &RunEvent::Held { run: 1 }).unwrap();
         drop(keeper);
         client.close();
         assert!(held.is_keeper_gone() && client.hold(2).is_err() && client.new_helper().is_err());
