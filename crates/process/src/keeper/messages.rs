@@ -103,7 +103,7 @@ pub(super) enum RunRequest {
 }
 
 /// Message of the keeper about the leaders of runs and the spawn helper.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RunEvent {
     /// The leader of the run may be forked: it will not be reaped before the satellite requests it.
