@@ -58,6 +58,7 @@ pub(crate) struct AcceptedReload {
     pub(crate) servers: usize,
     pub(crate) teams: usize,
     pub(crate) endpoint_problem: Option<String>,
+    pub(crate) console_problem: Option<String>,
 }
 
 #[derive(Debug, Clone)]

@@ -14,7 +14,7 @@ use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
 use mcp_satellite_protocol::rpc::{MessageKind, RpcMessage, member};
 use mcp_satellite_session::{
     AdmissionError, AdmittedRequest, CallGate, CallPermit, CallTicket, CallerRequest, ClientRelay, DiscoverRequest,
-    OutboundRequest, ReplyChannel, SessionCommand, TIMEOUT_MAX,
+    OutboundRequest, ReplyChannel, SessionCommand, TIMEOUT_MAX, UnansweredCalls,
 };
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot};
@@ -417,6 +417,13 @@ impl CallPort {
             Ok(answer) => answer.unwrap_or_else(|_| Err(terminated())),
             Err(_elapsed) => Err(late),
         }
+    }
+
+    /// Returns the unanswered calls, at most `max`; none if the run is over.
+    pub(crate) async fn unanswered_calls(&self, max: usize) -> UnansweredCalls {
+        let (reply, list) = oneshot::channel();
+        let _ = self.0.commands.send(Box::new(SessionCommand::ListCalls { max, reply }));
+        list.await.unwrap_or_default()
     }
 
     /// Returns the protocol version that the run has negotiated.

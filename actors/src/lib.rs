@@ -37,7 +37,9 @@ pub use batcher::{EventSender, WallClock};
 pub use calls::{CallPort, InstanceCounters, KeepAwakeGuard, response_end};
 pub use mcp_satellite_model::byte_budget;
 pub use mcp_satellite_protocol::rpc;
-pub use mcp_satellite_session::{CallerRequest, ClientFacts, ClientRelay, is_repeatable};
+pub use mcp_satellite_session::{
+    CallerRequest, ClientFacts, ClientRelay, UnansweredCall, UnansweredCalls, is_repeatable,
+};
 pub use root::{EarlierState, InstallOutcome, RuntimePart, ShutdownReport};
 pub use runtime::{RuntimeHandle, RuntimeOptions, start, start_linked};
 pub use team_messages::{ControlError, InstanceCommand, ReconnectOutcome, UninstallOutcome};

@@ -40,8 +40,6 @@ use crate::seam::{Connectors, EventSink, NoObserver, NullStateStore, RuntimeObse
 use crate::tasks::spawn_observer;
 use crate::team_messages::{ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
 
-// Maximum characters of a client's name in a logged call.
-const CLIENT_NAME_MAX: usize = 64;
 // Pause between two requests to a team whose supervisor is being replaced.
 const TEAM_RETRY_PAUSE: Duration = Duration::from_millis(50);
 // A supervisor that has not answered after this time keeps failing.
@@ -593,7 +591,7 @@ impl RuntimeHandle {
         let EndedToolCall { tool, started, params, response, failure, client } = called;
         let (of, mask, duration) = (&view.subject, &view.spec.mask, started.elapsed());
         // Clients invent names of any length, also such with a secret.
-        let tool = request_log::logged_tool_name(tool, mask);
+        let tool = request_log::logged_name(tool, mask);
         let fate = failure.as_ref().map(|failure| failure.fate);
         self.observer.tool_called(of, &tool, fate.unwrap_or(ToolCallFate::Ok));
         let error = failure.map(|failure| failure.into_text(view.spec.request_logging, mask, self.request_payload_max));
@@ -608,7 +606,7 @@ impl RuntimeHandle {
                 duration,
                 error: error.clone(),
                 fate: fate.map(ToolCallFate::as_str),
-                client: client.and_then(client_name),
+                client: client.and_then(ClientFacts::name),
                 at: at.checked_sub(duration).unwrap_or(at),
             });
         }
@@ -862,13 +860,6 @@ struct EndedToolCall<'a> {
     client: Option<&'a ClientFacts>,
 }
 
-/// Returns the name that a client gave itself, without control characters.
-fn client_name(client: &ClientFacts) -> Option<String> {
-    let name: String = serde_json::from_str(member(&client.info, "name")?).ok()?;
-    Some(name.chars().filter(|letter| !letter.is_control()).take(CLIENT_NAME_MAX).collect())
-}
-
-/// Tool call in progress. It is reported exactly once; if dropped before, as abandoned by its caller.
 fn check_tool(view: Option<&InstanceView>, tool: &str) -> Result<(), CallError> {
     let is_permitted = view.is_none_or(|view| view.spec.policy.session.tools.permits(tool));
     if is_permitted { Ok(()) } else { Err(CallError::NotFound { what: format!("tool `{tool}`") }) }
@@ -898,6 +889,7 @@ fn selected_tools(list: RpcMessage, view: Option<&InstanceView>) -> RpcMessage {
     list.outcome().filter(|_| list.kind() == MessageKind::Result).and_then(selected).unwrap_or(list)
 }
 
+/// Tool call in progress. It is reported exactly once; if dropped before, as abandoned by its caller.
 struct CallReporter<'a> {
     runtime: &'a RuntimeHandle,
     id: &'a InstanceId,

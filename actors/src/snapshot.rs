@@ -1,11 +1,14 @@
 //! Immutable snapshots of all instances, published by the registry. Cloning a snapshot costs one reference count, and
 //! readers never wait for writers. A published snapshot is a message too: nothing modifies it.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use imbl::ordmap::DiffItem;
 use jiff::Timestamp;
+use mcp_satellite_session::UnansweredCalls;
 
 use crate::calls::{CallPort, InstanceCounters};
 use crate::model::catalogue::{Catalogue, Revisions};
@@ -16,6 +19,7 @@ use crate::model::remedy::Remedy;
 use crate::model::remote::{ConnectionState, ServerHealth, ServerInfo};
 use crate::model::spec::InstanceSpec;
 use crate::model::status::Status;
+use crate::rules::request_log::logged_name;
 use crate::rules::restart::ExitHistory;
 use crate::rules::slot::RequestedState;
 
@@ -165,6 +169,29 @@ impl InstanceView {
     /// Returns the number of unanswered calls.
     pub fn calls_in_flight(&self) -> usize {
         self.port.iter().chain(&self.draining).map(CallPort::calls_in_flight).sum()
+    }
+
+    /// Returns the unanswered calls, at most `max`, with masked names. The list does not contain the calls of a session that
+    /// does not answer within `timeout`; they are counted.
+    pub async fn unanswered_calls(&self, max: usize, timeout: Duration) -> UnansweredCalls {
+        let is_used = |port: &&CallPort| port.calls_in_flight() > 0;
+        let lists = self.port.iter().chain(&self.draining).filter(is_used).map(|port| async move {
+            let counted = || UnansweredCalls { total: port.calls_in_flight(), newest: Vec::new() };
+            tokio::time::timeout(timeout, port.unanswered_calls(max)).await.unwrap_or_else(|_elapsed| counted())
+        });
+        let mut calls = UnansweredCalls::default();
+        for UnansweredCalls { total, newest } in join_all(lists).await {
+            calls.total += total;
+            calls.newest.extend(newest);
+        }
+        calls.newest.sort_by_key(|call| Reverse(call.since));
+        calls.newest.truncate(max);
+        let mask = &self.spec.mask;
+        for call in &mut calls.newest {
+            call.method = logged_name(&call.method, mask);
+            call.tool = call.tool.as_deref().map(|tool| logged_name(tool, mask));
+        }
+        calls
     }
 
     /// Returns the catalogue offered to the user: `None` unless the status is `online`.

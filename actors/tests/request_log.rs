@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject, RequestLine};
 use mcp_satellite_actors::model::policy::BatchPolicy;
 use mcp_satellite_actors::model::secret::SecretMask;
-use mcp_satellite_actors::rules::request_log::{LoggedCall, LoggedPayload, RequestLog, logged_tool_name};
+use mcp_satellite_actors::rules::request_log::{LoggedCall, LoggedPayload, RequestLog, logged_name};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -67,9 +67,9 @@ fn logged_payload(json: &str, max: usize) -> Value {
 #[test]
 fn a_tool_name_is_masked_and_cut() {
     let mask = SecretMask::new([SECRET]);
-    assert_eq!(logged_tool_name("read_file", &mask), "read_file");
+    assert_eq!(logged_name("read_file", &mask), "read_file");
     for before in 230..280 {
-        let name = logged_tool_name(&format!("{}{SECRET}{}", "x".repeat(before), "y".repeat(1000)), &mask);
+        let name = logged_name(&format!("{}{SECRET}{}", "x".repeat(before), "y".repeat(1000)), &mask);
         assert!(name.len() < 270 && !name.contains("hush"), "{name}");
     }
 }

@@ -3,41 +3,44 @@
 //! ```text
 //! rows     instances of all satellites in memory, and their changes for the feed
 //! streams  instances and events for pages; stored events as a download
+//! calls    recorded calls, which satellites deliver as events
 //! pages    one handler for each page
 //! ```
 //!
 //! The only login is the admin token. An instance has the name `SATELLITE:INSTANCE`, because satellites with the same
 //! configuration have instances of the same name.
 
+mod calls;
 mod pages;
 mod rows;
+mod state;
 mod streams;
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::http::{StatusCode, Uri};
+use axum::http::Uri;
 use axum::response::{IntoResponse as _, Response};
 use mcp_satellite_actors::byte_budget::ByteBudget;
-use mcp_satellite_actors::model::event::{Event, EventSubject, rfc3339};
+use mcp_satellite_actors::model::event::rfc3339;
+use mcp_satellite_backend::server::BackendServer;
 use mcp_satellite_backend::server::api::{CommandRequest, SatelliteView};
-use mcp_satellite_backend::server::{ApiError, BackendHandle, BackendServer};
 use mcp_satellite_backend::wire::{CommandPriority, CommandTarget, FleetSatellite};
 use mcp_satellite_console::access::{AccessSettings, ConsoleAccess};
 use mcp_satellite_console::changes::ApiChange;
 use mcp_satellite_console::feed::{InstanceFeeds, StreamLimits};
 use mcp_satellite_console::pages::{ConsoleSite, config_is_current};
-use mcp_satellite_console::principal::Principal;
 use mcp_satellite_console::problem::Problem;
-use mcp_satellite_console::routes::{ApiServer, NoInput, RequestContext, Routes};
+use mcp_satellite_console::routes::{NoInput, RequestContext, Routes};
 use mcp_satellite_console::v1::{FleetMember, FleetMemberDetails, FleetReport, QueuedCommandReport};
 use mcp_satellite_gateway::guard::{GuardError, OriginGuard};
 use mcp_satellite_gateway::pages::{EndpointPages, PageConnection, answer};
 use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::rows::{PublishedRows, ReportedRow, RowsReader};
+use self::rows::{PublishedRows, ReportedRow};
+use self::state::{Api, BackendConsole, problem};
 use crate::config::Role;
 use crate::console::login;
 use crate::console::refusals::RefusalCounts;
@@ -45,21 +48,6 @@ use crate::console::refusals::RefusalCounts;
 /// Seconds after which a satellite does not execute a command of the console any more: whoever has pressed a button
 /// does not expect it to work hours later.
 const COMMAND_LIFETIME: u64 = 600;
-
-/// State of the handlers.
-struct BackendConsole {
-    access: ConsoleAccess,
-    backend: BackendHandle,
-    url: String,
-    rows: RowsReader,
-    feeds: InstanceFeeds<PublishedRows>,
-    streams: StreamLimits,
-    refusals: RefusalCounts,
-    /// No change has a large body.
-    bodies: Arc<ByteBudget>,
-}
-
-type Api = Arc<BackendConsole>;
 
 /// Serves the console of a backend that will listen at `address`. `hosts` are further host names under which browsers
 /// may reach it, for example that of a proxy. Dropping the result stops the updates of the pages.
@@ -113,6 +101,7 @@ fn reject_host(_: GuardError, uri: &Uri) -> Response {
 fn endpoint_pages(console: &Api) -> EndpointPages {
     let mut routes = Routes::new(Arc::clone(console));
     routes.read("/v1/fleet", Role::Viewer, "Satellites registered at this backend", fleet);
+    routes.read("/v1/calls", Role::Viewer, "Calls of all satellites, newest first", calls::calls);
     let change = |path, action, summary| ApiChange::post(path, Role::Operator, action, summary);
     let summary = "Queues a command at the satellite: start the instance";
     routes.change(change("/v1/instances/{instance}/start", "start", summary), start);
@@ -124,60 +113,6 @@ fn endpoint_pages(console: &Api) -> EndpointPages {
     pages::add(&mut routes);
     login::add(&mut routes, console, ConsoleSite::Backend);
     routes.finish()
-}
-
-impl ApiServer for BackendConsole {
-    fn access(&self) -> &ConsoleAccess {
-        &self.access
-    }
-
-    /// Logs a change: the events of a backend are those of its satellites.
-    fn record(&self, event: Event) {
-        self.refusals.count(event, log_action);
-    }
-
-    fn body_budget(&self) -> &Arc<ByteBudget> {
-        &self.bodies
-    }
-
-    fn target(&self, _: &Principal, name: &str) -> Option<Arc<EventSubject>> {
-        let found = self.rows.find(name)?;
-        let state = &found.state;
-        Some(Arc::new(EventSubject {
-            installation_id: (&*state.installation_id).into(),
-            team_id: (&*state.team_id).into(),
-            user_id: (&*state.user_id).into(),
-            process_id: found.row.name.clone(),
-            server_slug: (&*state.server_slug).into(),
-        }))
-    }
-}
-
-fn log_action(event: Event) {
-    if let Event::ControlAction { action, outcome, actor, target, reason, repeated, .. } = event {
-        let (instance, address) = (target.as_ref().map(|target| &*target.process_id), actor.address);
-        let (actor, via) = (actor.kind, actor.via);
-        tracing::info!(action, ?outcome, actor, via, address, instance, reason, repeated, "control action");
-    }
-}
-
-impl BackendConsole {
-    fn find(&self, context: &RequestContext) -> Result<Arc<ReportedRow>, Problem> {
-        self.rows.check()?;
-        let name = context.param("instance");
-        self.rows.find(name).ok_or_else(|| Problem::not_found("instance", name))
-    }
-}
-
-/// Returns the problem of a failed request to the backend's data.
-fn problem(error: &ApiError) -> Problem {
-    let kind = match error.status() {
-        StatusCode::NOT_FOUND => "not_found",
-        StatusCode::BAD_REQUEST => "bad_input",
-        StatusCode::TOO_MANY_REQUESTS => "busy",
-        _ => "closing",
-    };
-    Problem::new(kind, error.message())
 }
 
 async fn fleet(console: Api, _: RequestContext, _: NoInput) -> Result<FleetReport, Problem> {

@@ -9,21 +9,22 @@ use mcp_satellite_backend::wire::CommandTarget;
 use mcp_satellite_console::api::EventQuery;
 use mcp_satellite_console::feed::{FeedRows, FeedScope, STOPPED};
 use mcp_satellite_console::pages::{
-    ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceListing, InstanceTableRow, LiveQuery, Markup,
-    OverviewShape, PageFrame, ReportedInstanceShape, SatellitePageShape, describe_principal, events_page, fleet_page,
-    instances_page, overview_page, reported_instance_page, root_of, satellite_page,
+    CallsShape, ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceListing, InstanceTableRow, LiveQuery,
+    Markup, OverviewShape, PageFrame, ReportedInstanceShape, SatellitePageShape, calls_page, events_page, fleet_page,
+    instances_page, overview_page, reported_instance_page, satellite_page,
 };
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{NoInput, RequestContext, Routes};
-use mcp_satellite_console::v1::{InstanceOrder, InstanceQuery};
+use mcp_satellite_console::v1::{FleetCallQuery, InstanceOrder, InstanceQuery};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::rows::ReportedRow;
+use super::state::{Api, BackendConsole, problem};
 use super::streams::{entry, filter};
-use super::{Api, BackendConsole, problem, target};
+use super::target;
 use crate::config::Role;
-use crate::console::login::csrf_token;
+use crate::console::page_frame::page_frame;
 use crate::console::requests::{Place, SortedPage, sorted_page};
 
 /// Events with which a page begins.
@@ -40,23 +41,13 @@ pub(super) fn add(routes: &mut Routes<BackendConsole>) {
     routes.page("/console/instances", Role::Viewer, instances);
     routes.page("/console/instances/{instance}", Role::Viewer, instance);
     routes.page("/console/events", Role::Viewer, events);
+    routes.page("/console/calls", Role::Viewer, calls);
     routes.page("/console/fleet", Role::Viewer, fleet);
     routes.page("/console/fleet/{satellite}", Role::Viewer, satellite);
 }
 
 fn frame(console: &BackendConsole, context: &RequestContext, revision: u64) -> PageFrame {
-    PageFrame {
-        root: root_of(context.uri.path()),
-        uri: context.uri.clone(),
-        site: ConsoleSite::Backend,
-        satellite: "satellite backend".to_owned(),
-        principal: describe_principal(&context.principal),
-        role: context.principal.access.role,
-        csrf_token: csrf_token(console, context),
-        boot: console.feeds.boot().to_owned(),
-        revision,
-        at: rfc3339(jiff::Timestamp::now()),
-    }
+    page_frame(console, context, (ConsoleSite::Backend, "satellite backend"), (console.feeds.boot(), revision))
 }
 
 async fn overview(console: Api, context: RequestContext, query: LiveQuery) -> Result<Markup, Problem> {
@@ -79,23 +70,9 @@ async fn overview(console: Api, context: RequestContext, query: LiveQuery) -> Re
     Ok(overview_page(&OverviewShape { rows, warnings }, &frame))
 }
 
-fn given(text: Option<String>) -> Option<String> {
-    text.filter(|text| !text.is_empty())
-}
-
 async fn instances(console: Api, context: RequestContext, query: InstanceQuery) -> Result<Markup, Problem> {
     console.rows.check()?;
     let frame = frame(&console, &context, console.rows.revision());
-    // A form sends its empty fields too.
-    let query = InstanceQuery {
-        team: given(query.team),
-        user: given(query.user),
-        server: given(query.server),
-        status: given(query.status),
-        q: given(query.q),
-        cursor: given(query.cursor),
-        ..query
-    };
     let statuses: Option<Vec<&str>> = query.status.as_deref().map(|text| text.split(',').map(str::trim).collect());
     let is = |wanted: &Option<String>, value: &str| wanted.as_deref().is_none_or(|wanted| wanted == value);
     let matches = |one: &Arc<ReportedRow>| {
@@ -172,31 +149,20 @@ fn entries(page: StoredEventPage) -> Vec<EventEntry> {
     page.events.into_iter().filter_map(|(event, satellite)| entry(event, satellite)).collect()
 }
 
-/// The fields of the form on the page of events, which are empty if they are not used.
+/// Query of the page of events.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct EventForm {
-    since: String,
-    before: String,
-    types: String,
-    satellite: String,
-    instance: String,
+#[serde(deny_unknown_fields, default)]
+struct FleetEventPageQuery {
+    since: Option<u64>,
+    before: Option<u64>,
+    types: Option<String>,
+    satellite: Option<String>,
+    instance: Option<String>,
 }
 
-async fn events(console: Api, context: RequestContext, form: EventForm) -> Result<Markup, Problem> {
-    let number = |name: &str, text: &str| {
-        let why = || Problem::new("bad_input", format!("`{name}` is not the number of an event"));
-        (!text.is_empty()).then(|| text.parse::<u64>().map_err(|_| why())).transpose()
-    };
-    let (since, before) = (number("since", &form.since)?, number("before", &form.before)?);
-    let satellite = given(Some(form.satellite));
-    let query = EventQuery {
-        since,
-        follow: true,
-        types: given(Some(form.types)),
-        team: None,
-        instance: given(Some(form.instance)),
-    };
+async fn events(console: Api, context: RequestContext, query: FleetEventPageQuery) -> Result<Markup, Problem> {
+    let FleetEventPageQuery { since, before, types, satellite, instance } = query;
+    let query = EventQuery { since, follow: true, types, team: None, instance };
     let filter = filter(&console, query.types.as_deref(), satellite.clone(), query.instance.as_deref())?;
     let id = |number: Option<u64>| number.and_then(|number| i64::try_from(number).ok());
     let range = id(since).map_or(EventRange::Before(id(before).unwrap_or(i64::MAX)), EventRange::After);
@@ -221,6 +187,16 @@ async fn events(console: Api, context: RequestContext, form: EventForm) -> Resul
         satellite,
     };
     Ok(events_page(&shape, &frame(&console, &context, console.rows.revision())))
+}
+
+async fn calls(console: Api, context: RequestContext, query: FleetCallQuery) -> Result<Markup, Problem> {
+    // Read first: a call that arrives meanwhile is offered as a new one.
+    let through = console.backend.last_event().await.map_err(|error| problem(&error))?;
+    let connections = console.backend.connections().await.map_err(|error| problem(&error))?;
+    let frame = frame(&console, &context, console.rows.revision());
+    let found = super::calls::calls(console, context, query.clone()).await?;
+    let satellites = connections.into_iter().map(|connection| connection.name).collect();
+    Ok(calls_page(&CallsShape { found, query, through, satellites }, &frame))
 }
 
 async fn fleet(console: Api, context: RequestContext, _: NoInput) -> Result<Markup, Problem> {

@@ -27,7 +27,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
 use super::rows::instance_name;
-use super::{Api, BackendConsole, problem};
+use super::state::{Api, BackendConsole, problem};
 use crate::config::Role;
 use crate::console::requests::header_text;
 
@@ -43,7 +43,11 @@ pub(super) fn add(routes: &mut Routes<BackendConsole>) {
     routes.respond("/v1/events/stream", Role::Viewer, summary, &[sse::MEDIA_TYPE, JSON_LINES], event_stream);
 }
 
-async fn instance_stream(console: Api, context: RequestContext, query: FleetStreamQuery) -> Result<Response, Problem> {
+async fn instance_stream(
+    console: Api,
+    context: RequestContext,
+    FleetStreamQuery { satellite, stream: query }: FleetStreamQuery,
+) -> Result<Response, Problem> {
     console.rows.check()?;
     let mut position = PagePosition::from_request(header_text(&context, LAST_EVENT_ID), query.position.as_deref())?;
     let open = console.streams.open(&context.principal)?;
@@ -52,7 +56,7 @@ async fn instance_stream(console: Api, context: RequestContext, query: FleetStre
     let frames = console.feeds.watch(&FeedScope { team: None, instance }, position.rows.clone(), query.once).await?;
     let ending = console.backend.ending();
     let frames = if query.events {
-        let filter = filter(&console, query.types.as_deref(), query.satellite, query.instance.as_deref())?;
+        let filter = filter(&console, query.types.as_deref(), satellite, query.instance.as_deref())?;
         let of_header = header_text(&context, LAST_EVENT_ID).and(position.seq);
         position.seq = of_header.or(query.since).or(position.seq);
         let form = EventForm { is_sse: true, follows: !query.once };

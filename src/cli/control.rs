@@ -165,10 +165,10 @@ pub(super) struct ReloadCommand {
 impl ReloadCommand {
     pub(super) async fn run(self) -> Result<u8, CommandFailure> {
         let request = ReloadQuery { accept: self.accept };
-        let ReloadResult { servers, teams, endpoint_problem } =
+        let ReloadResult { servers, teams, endpoint_problem, console_problem } =
             self.data_dir.client()?.post("/v1/reload", &request).await?;
         print_text(&format!("configuration applied; servers: {servers}, teams: {teams}"));
-        if let Some(problem) = endpoint_problem {
+        for problem in [endpoint_problem, console_problem].into_iter().flatten() {
             print_error(&format!("warning: {problem}"));
         }
         Ok(DONE)

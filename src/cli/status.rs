@@ -204,7 +204,8 @@ fn satellite_summary(reply: &StatusReply, verbose: bool) -> String {
     let memory = satellite.memory.as_ref().filter(|memory| memory.short);
     let memory = memory.map(|memory| format!("\n{memory}")).unwrap_or_default();
     let complaint = events.last_error.as_ref().map(|error| format!("\nevents are not accepted: {error}"));
-    let problem = satellite.endpoint_problem.as_ref().map(|problem| format!("\n{}", printable(problem)));
+    let problems = [&satellite.endpoint_problem, &satellite.console_problem].into_iter().flatten();
+    let problems = problems.map(|problem| format!("\n{}", printable(problem))).collect::<Vec<_>>().concat();
     let rejected =
         satellite.rejected_configuration.as_ref().map(|rejected| format!("\n{}", printable(&rejected.to_string())));
     let restarted = satellite.last_crash.as_ref().map(|reason| {
@@ -230,7 +231,7 @@ fn satellite_summary(reply: &StatusReply, verbose: bool) -> String {
         endpoint.unwrap_or_default(),
         backend.unwrap_or_default(),
         complaint.unwrap_or_default(),
-        rejected.unwrap_or_default() + &problem.unwrap_or_default(),
+        rejected.unwrap_or_default() + &problems,
     )
 }
 

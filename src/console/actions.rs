@@ -55,6 +55,7 @@ impl ConsoleState {
             endpoint_problem: self.endpoint.problem(),
             endpoint: self.endpoint.status(),
             console_url: self.http.url(),
+            console_problem: self.http.problem(),
             backend: self.link.as_ref().map(|link| link.status(backlog())),
             journal: Some(self.journal.status()),
             delivery: self.delivery.as_ref().map(|delivery| delivery.status()),
@@ -131,12 +132,12 @@ impl ConsoleState {
         let (reply, answer) = oneshot::channel();
         let closing = || Box::new(RequestFailure::from(ControlError::Closing));
         self.reload.send(ReloadRequest { accept, reply }).await.map_err(|_| closing())?;
-        let AcceptedReload { servers, teams, endpoint_problem } =
+        let AcceptedReload { servers, teams, endpoint_problem, console_problem } =
             answer.await.map_err(|_| closing())?.map_err(|rejected| {
                 let kind = if rejected.error_type == "invalid" { "bad_input" } else { "refused" };
                 RequestFailure::new(kind, rejected.message)
             })?;
-        Ok(ReloadResult { servers, teams, endpoint_problem })
+        Ok(ReloadResult { servers, teams, endpoint_problem, console_problem })
     }
 
     /// Returns the reason why the runtime's state is not stored. The runtime passes its state to the journal before it

@@ -12,6 +12,7 @@ use mcp_satellite_actors::model::ids::TeamId;
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::model::status::Status;
+use mcp_satellite_actors::{UnansweredCall, UnansweredCalls};
 use mcp_satellite_backend::link::BackendStatus;
 use mcp_satellite_backend::wire::FleetSatellite;
 use mcp_satellite_console::changes::ApiChange;
@@ -22,8 +23,8 @@ use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
     BudgetReport, CallInput, CallOutput, ConfigurationCheck, ConfigurationError, ConfigurationInput,
     ConfigurationValue, ConfigureInput, FleetMember, FleetReport, InstanceDetails, InstanceOrder, InstancePage,
-    InstanceQuery, MachineReport, ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus, UsageReport,
-    UsageSpan,
+    InstanceQuery, MachineReport, ProcessEntry, ProcessReport, SandboxReport, SatelliteReport, TeamStatus,
+    UnansweredCallEntry, UnansweredCallList, UsageReport, UsageSpan,
 };
 use mcp_satellite_gateway::pages::EndpointPages;
 use mcp_satellite_process::process::TreeProcess;
@@ -34,7 +35,7 @@ use mcp_satellite_telemetry::CONTENT_TYPE;
 use super::actions::InstanceAction;
 use super::api::{
     ConfigureResult, ConsoleFilter, ControlResult, InstanceStatus, MemoryReport, ReconnectResult, ReloadQuery,
-    ReloadResult, RequestFailure, ToolEntry,
+    ReloadResult, RequestFailure, ToolEntry, timestamp_of,
 };
 use super::health::{ANSWER_TIMEOUT, ActorHealth, Probe};
 use super::pages;
@@ -169,9 +170,13 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Unanswered calls in a list.
+const UNANSWERED_MAX: usize = 50;
+
 pub(super) async fn instance(console: Api, context: RequestContext, _: NoInput) -> Result<InstanceDetails, Problem> {
-    let (view, now) = (find(&console, &context)?, Instant::now());
-    let snapshot = console.runtime.snapshot();
+    let view = find(&console, &context)?;
+    let unanswered_calls = unanswered_calls(&console, &context.principal, &view).await;
+    let (snapshot, now) = (console.runtime.snapshot(), Instant::now());
     let view = snapshot.get(&view.spec.id).cloned().unwrap_or(view);
     let budget = view.restart_budget(now);
     Ok(InstanceDetails {
@@ -183,7 +188,31 @@ pub(super) async fn instance(console: Api, context: RequestContext, _: NoInput) 
             exits_ms_ago: budget.exit_ages.iter().copied().map(milliseconds).collect(),
             remaining: budget.remaining(),
         },
+        unanswered_calls,
     })
+}
+
+/// Returns the unanswered calls of an instance; `None` if the principal may not read its calls. A read of other users'
+/// calls is recorded.
+async fn unanswered_calls(console: &ConsoleState, who: &Principal, view: &InstanceView) -> Option<UnansweredCallList> {
+    if !who.reads_calls_of(&view.spec) {
+        return None;
+    }
+    let UnansweredCalls { total, newest } = view.unanswered_calls(UNANSWERED_MAX, ANSWER_TIMEOUT).await;
+    if !newest.is_empty() {
+        records::record_read(console, who, "read_calls", Some(view));
+    }
+    let now = Instant::now();
+    let entry = |UnansweredCall { id, method, tool, client, since }| UnansweredCallEntry {
+        request_id: id,
+        method,
+        tool,
+        user: view.spec.user_slug.to_string(),
+        client,
+        since: rfc3339(timestamp_of(since)),
+        duration_ms: milliseconds(now.saturating_duration_since(since)),
+    };
+    Some(UnansweredCallList { total, newest: newest.into_iter().map(entry).collect() })
 }
 
 pub(super) async fn usage(console: Api, context: RequestContext, _: NoInput) -> Result<UsageReport, Problem> {

@@ -47,6 +47,8 @@ struct OpenConsole {
     retry: Option<AbortOnDropHandle<()>>,
     /// URL without a path; `None` if the console is off.
     url: Option<String>,
+    /// Part of the last configuration that is not in effect, with the reason.
+    problem: Option<String>,
 }
 
 impl ConsoleListener {
@@ -63,6 +65,11 @@ impl ConsoleListener {
     /// Returns the URL of the console, without a path; `None` if it is off.
     pub(crate) fn url(&self) -> Option<String> {
         self.open().url.clone()
+    }
+
+    /// Returns the part of the last configuration that is not in effect, with the reason.
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.open().problem.clone()
     }
 
     /// Binds the own address of a plan, if it has one, and checks its certificate: a start reports every error before
@@ -124,7 +131,7 @@ impl ConsoleListener {
         traffic: &Arc<HttpTraffic>,
     ) -> Option<PageListener> {
         let mut open = self.open();
-        open.retry = None;
+        (open.retry, open.problem) = (None, None);
         let reserved = open.reserved.take();
         let Some((address, pages)) = address.zip(open.pages.clone()) else {
             self.keeper.forget(DescriptorName::Console);
@@ -134,6 +141,7 @@ impl ConsoleListener {
         if let Some(own) = open.own.as_mut().filter(|own| own.address() == address) {
             return own.apply(settings).unwrap_or_else(|error| {
                 tracing::error!(%address, %error, "cannot change the console's listener; its certificate stays in use");
+                open.problem = Some(format!("cannot change the console: {error}; its certificate stays in use"));
                 None
             });
         }
@@ -152,6 +160,12 @@ impl ConsoleListener {
                     retry_seconds,
                     "cannot open the console, trying again; set another address with [console] listen"
                 );
+                let stays = open.own.as_ref().map(|own| format!("it stays at {} and ", own.address()));
+                open.problem = Some(format!(
+                    "cannot open the console at {address}: {error}; {}the satellite tries again every {retry_seconds} s; \
+                     set another address with [console] listen",
+                    stays.unwrap_or_default()
+                ));
                 let start = {
                     let traffic = traffic.clone();
                     move || {
@@ -187,6 +201,7 @@ impl ConsoleListener {
         if let Some(socket) = listener.duplicate_socket() {
             self.keeper.keep(DescriptorName::Console, &socket);
         }
+        open.problem = None;
         open.own.replace(listener)
     }
 

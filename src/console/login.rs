@@ -32,7 +32,7 @@ pub(crate) fn add<S: ApiServer>(routes: &mut Routes<S>, console: &Arc<S>, site: 
 }
 
 /// Returns the token for changes, which a page of somebody without a login does not get.
-pub(crate) fn csrf_token<S: ApiServer>(console: &S, context: &RequestContext) -> Option<String> {
+pub(super) fn csrf_token<S: ApiServer>(console: &S, context: &RequestContext) -> Option<String> {
     (context.principal.entrance == Entrance::Console).then(|| console.access().csrf_token(&context.headers))?
 }
 

@@ -4,6 +4,7 @@
 pub use mcp_satellite_console::api;
 mod actions;
 pub(crate) mod auth;
+pub(crate) mod call_search;
 pub mod client;
 pub(crate) mod client_entries;
 mod event_stream;
@@ -14,6 +15,7 @@ mod line_filter;
 pub(crate) mod listener;
 pub(crate) mod login;
 pub(crate) mod mcp_server;
+pub(crate) mod page_frame;
 mod pages;
 mod records;
 pub(crate) mod refusals;

@@ -8,19 +8,19 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header;
 use axum::response::Response;
-use mcp_satellite_actors::model::event::{Event, rfc3339};
+use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_console::changes::ApiChange;
 use mcp_satellite_console::feed::{FeedRows, FeedScope};
 use mcp_satellite_console::page_stream::response_while_admitted;
 use mcp_satellite_console::pages::{
-    ClientsShape, ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceShape, LiveQuery, Markup,
-    OverviewShape, PageFrame, PlaygroundShape, calls_page, clients_page, describe_principal, events_page, fleet_page,
-    instance_page, instances_page, overview_page, playground_page, root_of, tree_page,
+    CallsShape, ClientsShape, ConsoleSite, EventEntry, EventsShape, FleetPageShape, InstanceShape, LiveQuery, Markup,
+    OverviewShape, PageFrame, PlaygroundShape, calls_page, clients_page, events_page, fleet_page, instance_page,
+    instances_page, overview_page, playground_page, tree_page,
 };
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiServer as _, NoInput, RequestContext, Routes};
 use mcp_satellite_console::sse;
-use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, InstanceQuery, LogQuery};
+use mcp_satellite_console::v1::{CallQuery, EventPage, EventPageQuery, FleetCallQuery, InstanceQuery, LogQuery};
 use serde::Deserialize;
 
 use super::api::{EventQuery, InstanceStatus};
@@ -28,6 +28,7 @@ use super::client_entries::BridgeCommand;
 use super::health::ActorHealth;
 use super::http_api;
 use super::login;
+use super::page_frame::page_frame;
 use super::records;
 use super::requests::{Api, find};
 use super::rows::PageStreams;
@@ -101,19 +102,7 @@ pub(super) fn add(routes: &mut Routes<ConsoleState>, console: &Api, health: &Arc
 
 /// Returns the frame of a page that shows a revision.
 fn frame(console: &ConsoleState, context: &RequestContext, streams: &PageStreams, revision: u64) -> PageFrame {
-    let principal = &context.principal;
-    PageFrame {
-        root: root_of(context.uri.path()),
-        uri: context.uri.clone(),
-        site: ConsoleSite::Satellite,
-        satellite: console.name.clone(),
-        principal: describe_principal(principal),
-        role: principal.access.role,
-        csrf_token: login::csrf_token(console, context),
-        boot: streams.feeds.boot().to_owned(),
-        revision,
-        at: rfc3339(jiff::Timestamp::now()),
-    }
+    page_frame(console, context, (ConsoleSite::Satellite, &console.name), (streams.feeds.boot(), revision))
 }
 
 async fn overview(
@@ -136,6 +125,7 @@ fn warnings(console: &ConsoleState) -> Vec<String> {
     if let Some(rejected) = status.rejected_configuration {
         warnings.push(format!("{rejected}; correct the file and run `satellite reload`"));
     }
+    warnings.extend([status.endpoint_problem, status.console_problem].into_iter().flatten());
     if status.journal.is_some_and(|journal| journal.state != JournalState::Ok) {
         warnings.push("The journal cannot be written, so events are kept in memory; make room on the disk".to_owned());
     }
@@ -152,17 +142,6 @@ async fn instances(
     streams: Arc<PageStreams>,
 ) -> Result<Markup, Problem> {
     let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
-    // A form sends its empty fields too.
-    let given = |text: Option<String>| text.and_then(given);
-    let query = InstanceQuery {
-        team: given(query.team),
-        user: given(query.user),
-        server: given(query.server),
-        status: given(query.status),
-        q: given(query.q),
-        cursor: given(query.cursor),
-        ..query
-    };
     let found = http_api::instances(console, context, query.clone()).await?;
     Ok(instances_page(&found.into(), &query, &frame))
 }
@@ -214,44 +193,26 @@ fn last_event(console: &ConsoleState) -> u64 {
     *console.journal.watch_appended().borrow()
 }
 
-/// The fields of the form on the page of events, which are empty if they are not used.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct EventForm {
-    since: String,
-    before: String,
-    types: String,
-    instance: String,
-}
-
 async fn events(
     console: Api,
     context: RequestContext,
-    form: EventForm,
+    query: EventPageQuery,
     streams: Arc<PageStreams>,
 ) -> Result<Markup, Problem> {
     let through = last_event(&console);
-    let number = |name: &str, text: &str| {
-        let why = || Problem::new("bad_input", format!("`{name}` is not the number of an event"));
-        (!text.is_empty()).then(|| text.parse().map_err(|_| why())).transpose()
-    };
-    let (since, before) = (number("since", &form.since)?, number("before", &form.before)?);
-    let query =
-        EventQuery { since, follow: true, types: given(form.types), team: None, instance: given(form.instance) };
-    let (types, instance) = (query.types.clone(), query.instance.clone());
-    let page_query =
-        EventPageQuery { since, before, types, instance, limit: Some(EVENTS), ..EventPageQuery::default() };
+    let EventPageQuery { since, before, types, team, instance, .. } = query.clone();
+    let query = EventPageQuery { limit: Some(EVENTS), ..query };
     let (mut page, mut later) = (EventPage { events: Vec::new(), next: None, skipped: 0, complete: true }, None);
     if since.is_some() {
-        (page.events, later) = records::events_after(&console, &context, page_query).await?;
+        (page.events, later) = records::events_after(&console, &context, query).await?;
     } else {
-        page = records::events(console.clone(), context.clone(), page_query).await?;
+        page = records::events(console.clone(), context.clone(), query).await?;
     }
     let through = later.unwrap_or_else(|| page.events.first().map_or(through, |event| event.seq.max(through)));
     let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
     let is_old = before.is_some() || later.is_some();
     let shape = EventsShape {
-        query,
+        query: EventQuery { since, follow: true, types, team, instance },
         events: page.events.into_iter().map(EventEntry::from).collect(),
         through,
         older: page.next,
@@ -263,55 +224,18 @@ async fn events(
     Ok(events_page(&shape, &frame))
 }
 
-fn given(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
-}
-
-/// The fields of the form on the page of calls, which are empty if they are not used.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct CallForm {
-    instance: String,
-    server: String,
-    tool: String,
-    user: String,
-    client: String,
-    fate: String,
-    team: String,
-    since: String,
-    until: String,
-    success: String,
-    cursor: String,
-}
-
 async fn calls(
     console: Api,
     context: RequestContext,
-    form: CallForm,
+    query: CallQuery,
     streams: Arc<PageStreams>,
 ) -> Result<Markup, Problem> {
-    let query = CallQuery {
-        team: given(form.team),
-        user: given(form.user),
-        server: given(form.server),
-        instance: given(form.instance),
-        tool: given(form.tool),
-        success: match form.success.as_str() {
-            "true" => Some(true),
-            "false" => Some(false),
-            _ => None,
-        },
-        fate: given(form.fate),
-        client: given(form.client),
-        since: given(form.since),
-        until: given(form.until),
-        limit: None,
-        cursor: given(form.cursor),
-    };
     let frame = frame(&console, &context, &streams, console.runtime.snapshot().revision());
     let through = last_event(&console);
     let found = records::calls(console, context, query.clone()).await?;
-    Ok(calls_page(&found, &query, through, &frame))
+    let CallQuery { subject, conditions } = query;
+    let query = FleetCallQuery { satellite: None, subject, conditions };
+    Ok(calls_page(&CallsShape { found, query, through, satellites: Vec::new() }, &frame))
 }
 
 async fn tree(console: Api, context: RequestContext, streams: Arc<PageStreams>) -> Result<Markup, Problem> {

@@ -6,31 +6,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::response::Response;
-use jiff::Timestamp;
-use mcp_satellite_actors::model::event::{Envelope, EventSubject, rfc3339};
+use mcp_satellite_actors::model::event::{Envelope, EventSubject};
 use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_console::principal::{Principal, PrincipalKind};
 use mcp_satellite_console::problem::Problem;
 use mcp_satellite_console::routes::{ApiServer as _, RequestContext};
 use mcp_satellite_console::sse;
 use mcp_satellite_console::v1::{
-    CallEntry, CallPage, CallQuery, EventPage, EventPageQuery, InstanceCallQuery, LogEntry, LogPage, LogQuery,
+    CallConditions, CallPage, CallQuery, CallSubject, EventPage, EventPageQuery, LogEntry, LogPage, LogQuery,
     LogStreamQuery,
 };
 use mcp_satellite_protocol::header::LAST_EVENT_ID;
-use mcp_satellite_store::journal::{
-    LinePosition, StoredCallQuery, StoredLineQuery, read, recent, recent_calls, recent_logs,
-};
+use mcp_satellite_store::journal::{StoredCallQuery, StoredLineQuery, read, recent, recent_calls, recent_logs};
 
 use super::api::EventQuery;
+use super::call_search::{SEARCH_TIMEOUT, call_entry, position_text, read_position, stored_calls, time};
 use super::event_stream::{EventFormat, EventSelection, event_types, may_read, stream_response};
 use super::line_filter::LineFilter;
 use super::requests::{Api, find, header_text, page_size};
 use super::state::ConsoleState;
 use crate::journal::StoredEventQuery;
 
-/// Time limit of one search. A page then contains what was found, and the position to continue from.
-const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval in which a principal's reads of one instance's data are one event.
 const READ_EVENT_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -58,11 +54,10 @@ pub(super) async fn events_after(
     // The page follows new events: they bring those that are not stored yet.
     console.store_events().await;
     search(console, move |data_dir| {
-        let started = Instant::now();
-        let mut stored = read(data_dir, stored)?;
+        let mut stored = read(data_dir, stored)?.until(Instant::now() + SEARCH_TIMEOUT);
         let mut events = Vec::new();
         for envelope in stored.by_ref() {
-            if events.len() == limit || started.elapsed() > SEARCH_TIMEOUT {
+            if events.len() == limit {
                 events.reverse();
                 return Ok((events, envelope.seq.checked_sub(1)));
             }
@@ -72,7 +67,8 @@ pub(super) async fn events_after(
         }
         stored.take_error().map_or(Ok(()), Err)?;
         events.reverse();
-        Ok((events, None))
+        let searched = stored.last_read().filter(|_| stored.is_cut());
+        Ok((events, searched))
     })
     .await
 }
@@ -137,8 +133,9 @@ pub(super) async fn log_stream(
 
 pub(super) async fn calls(console: Api, context: RequestContext, query: CallQuery) -> Result<CallPage, Problem> {
     let who = &context.principal;
-    let team = team_of(&console, who, query.team)?;
-    let user = query.user.map(|user| user_of(&console, team.as_deref(), user)).transpose()?;
+    let CallQuery { subject: CallSubject { team, user, server, instance }, conditions } = query;
+    let team = team_of(&console, who, team)?;
+    let user = user.map(|user| user_of(&console, team.as_deref(), user)).transpose()?;
     let own = match &who.kind {
         PrincipalKind::User { user, .. } => Some(user.to_string()),
         PrincipalKind::Owner | PrincipalKind::Token | PrincipalKind::Anonymous => None,
@@ -147,64 +144,33 @@ pub(super) async fn calls(console: Api, context: RequestContext, query: CallQuer
         return Err(Problem::new("forbidden", "reading calls of other users needs the grant `calls:read`"));
     }
     let user = if who.access.reads_calls { user } else { own };
-    let stored = StoredCallQuery {
-        lines: StoredLineQuery {
-            instance: query.instance,
-            server: query.server,
-            team,
-            user,
-            since: time("since", query.since.as_deref())?,
-            until: time("until", query.until.as_deref())?,
-        },
-        tool: query.tool,
-        success: query.success,
-        fate: query.fate,
-        client: query.client,
-    };
+    let lines = StoredLineQuery { instance, server, team, user, ..StoredLineQuery::default() };
+    let stored = stored_calls(lines, &conditions)?;
     record_read(&console, who, "read_calls", None);
-    find_calls(&console, stored, query.limit, query.cursor.as_deref()).await
+    find_calls(&console, stored, &conditions).await
 }
 
 pub(super) async fn calls_of(
     console: Api,
     context: RequestContext,
-    query: InstanceCallQuery,
+    conditions: CallConditions,
 ) -> Result<CallPage, Problem> {
     let view = find(&console, &context)?;
     check_reader(&console, &context.principal, &view, "read_calls")?;
-    let stored = StoredCallQuery {
-        lines: StoredLineQuery {
-            instance: Some(view.spec.name.to_string()),
-            since: time("since", query.since.as_deref())?,
-            until: time("until", query.until.as_deref())?,
-            ..StoredLineQuery::default()
-        },
-        tool: query.tool,
-        success: query.success,
-        fate: query.fate,
-        client: query.client,
-    };
-    find_calls(&console, stored, query.limit, query.cursor.as_deref()).await
+    let lines = StoredLineQuery { instance: Some(view.spec.name.to_string()), ..StoredLineQuery::default() };
+    find_calls(&console, stored_calls(lines, &conditions)?, &conditions).await
 }
 
 async fn find_calls(
     console: &ConsoleState,
     query: StoredCallQuery,
-    limit: Option<usize>,
-    cursor: Option<&str>,
+    conditions: &CallConditions,
 ) -> Result<CallPage, Problem> {
-    let limit = page_size(limit)?;
-    let before = cursor.map(read_position).transpose()?;
+    let limit = page_size(conditions.limit)?;
+    let before = conditions.cursor.as_deref().map(read_position).transpose()?;
     let complete = console.store_events().await;
     let found = search(console, move |data_dir| recent_calls(data_dir, &query, limit, before, SEARCH_TIMEOUT)).await?;
-    let calls = found.lines.into_iter().map(|stored| CallEntry {
-        seq: stored.seq,
-        instance: stored.subject.process_id.to_string(),
-        team_id: stored.subject.team_id.to_string(),
-        user_id: stored.subject.user_id.to_string(),
-        server: stored.subject.server_slug.to_string(),
-        call: stored.line,
-    });
+    let calls = found.lines.into_iter().map(|stored| call_entry(stored.seq, &stored.subject, stored.line));
     Ok(CallPage { calls: calls.collect(), next: found.next.map(position_text), complete })
 }
 
@@ -273,7 +239,7 @@ fn check_reader(console: &ConsoleState, who: &Principal, view: &InstanceView, ac
 }
 
 /// Emits an event about a read of other users' data, at most one per minute for each principal and instance.
-fn record_read(console: &ConsoleState, who: &Principal, action: &str, view: Option<&InstanceView>) {
+pub(super) fn record_read(console: &ConsoleState, who: &Principal, action: &str, view: Option<&InstanceView>) {
     if view.is_some_and(|view| who.is_user_of(&view.spec)) || (view.is_none() && !who.access.reads_calls) {
         return;
     }
@@ -302,19 +268,4 @@ async fn search<T: Send + 'static>(
         read = reading => read.map_err(|error| failed(&error))?.map_err(|error| failed(&error)),
         () = console.journal.wait_given_up() => Err(failed(&"the disk does not answer")),
     }
-}
-
-fn time(name: &str, text: Option<&str>) -> Result<Option<Timestamp>, Problem> {
-    let why = || Problem::new("bad_input", format!("`{name}` is not {}", rfc3339::EXPECTED));
-    text.map(|text| rfc3339::parse(text).ok_or_else(why)).transpose()
-}
-
-fn position_text(LinePosition { seq, returned }: LinePosition) -> String {
-    format!("{seq}.{returned}")
-}
-
-fn read_position(cursor: &str) -> Result<LinePosition, Problem> {
-    let why = || Problem::new("bad_input", "`cursor` is not the `next` of a previous page");
-    let (seq, returned) = cursor.split_once('.').ok_or_else(why)?;
-    Ok(LinePosition { seq: seq.parse().map_err(|_| why())?, returned: returned.parse().map_err(|_| why())? })
 }

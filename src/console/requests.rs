@@ -21,7 +21,7 @@ pub(super) fn find(console: &ConsoleState, context: &RequestContext) -> Result<A
     console.resolve(&selector).map_err(problem)
 }
 
-pub(super) fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
+pub(crate) fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
     let limit = limit.unwrap_or(PAGE_DEFAULT);
     let why = || Problem::new("bad_input", format!("`limit` must be between 1 and {PAGE_MAX}"));
     (1..=PAGE_MAX).contains(&limit).then_some(limit).ok_or_else(why)

@@ -103,12 +103,12 @@ impl PageStreams {
         &self,
         console: Arc<ConsoleState>,
         context: RequestContext,
-        query: InstanceStreamQuery,
+        InstanceStreamQuery { team, stream: query }: InstanceStreamQuery,
     ) -> Result<Response, Problem> {
         let principal = context.principal.clone();
         let mut position = PagePosition::from_request(header_text(&context, LAST_EVENT_ID), query.position.as_deref())?;
         let types = event_types(query.types.as_deref())?;
-        let team = query.team.filter(|team| !team.is_empty());
+        let team = team.filter(|team| !team.is_empty());
         if let Some(name) = &team
             && console.members.team_id(name, &console.runtime.snapshot()).is_none()
         {

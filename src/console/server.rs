@@ -234,8 +234,8 @@ async fn configure(
 async fn login_link(State(console): State<Arc<ConsoleState>>) -> ConsoleResult<LoginLink> {
     let created = async {
         let Some(url) = console.http.url() else {
-            let why = "the console is not open; add a table [console] to the configuration and run `satellite reload`, \
-                       or read in the satellite's log why its address cannot be used";
+            let off = "the console is off; add a table [console] to the configuration and run `satellite reload`";
+            let why = console.http.problem().unwrap_or_else(|| off.to_owned());
             return Err(RequestFailure::new("refused", why).into());
         };
         let code = console.http.access.create_login_code();

@@ -87,7 +87,8 @@ impl RunningSatellite {
         self.apply_plan(plan, applied, ChangeOrigin { since, hash: None }).await;
         // A document that conflicted with the previous files may fit these.
         self.link.iter().for_each(BackendLink::refetch_config);
-        Ok(AcceptedReload { servers, teams, endpoint_problem: self.endpoint.problem() })
+        let (endpoint_problem, console_problem) = (self.endpoint.problem(), self.http.problem());
+        Ok(AcceptedReload { servers, teams, endpoint_problem, console_problem })
     }
 
     /// Returns an error message if the plan removes more than half of at least [`REMOVAL_GUARD_MIN`] instances. Those

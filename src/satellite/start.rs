@@ -372,9 +372,9 @@ async fn reclaim_processes(data_dir: &DataDir) -> Result<(), StartError> {
     let data_dir = data_dir.clone();
     let step = "end the processes that the last satellite left";
     let reclaimed = run_blocking(step, move || StdioConnector::reclaim(&data_dir)).await?;
-    if let Some(ReclaimedProcesses { processes, instances, satellite_pid, left }) = reclaimed {
+    if let Some(ReclaimedProcesses { processes, instances, keeper_pid, left }) = reclaimed {
         let instances = instances.join(", ");
-        tracing::warn!(processes, left, satellite_pid, instances, "ended the processes that a killed satellite left");
+        tracing::warn!(processes, left, keeper_pid, instances, "ended the processes that a killed satellite left");
     }
     Ok(())
 }

@@ -84,6 +84,24 @@ impl ConsoleBrowser {
     }
 }
 
+/// Event with the recorded calls of an instance: the tool of each, and whether it was answered.
+fn requests(seq: u64, instance: &str, calls: &[(&str, bool)]) -> Value {
+    let request = |(tool, success): &(&str, bool)| {
+        json!({"tool_name": tool, "tool_params": {"text": format!("argument of {tool}")},
+            "tool_response": {"content": []}, "response_time_ms": 3, "success": success,
+            "error_message": (!success).then_some("no time left"), "fate": (!success).then_some("timed_out"),
+            "client": "my-editor", "timestamp": "2026-11-21T06:33:00Z"})
+    };
+    let mut event = status(seq, instance, "online");
+    event["type"] = "mcp.request.logs".into();
+    let data = event["data"].as_object_mut().unwrap();
+    data.retain(|name, _| {
+        ["installation_id", "team_id", "user_id", "process_id", "server_slug"].contains(&name.as_str())
+    });
+    data.insert("requests".to_owned(), calls.iter().map(request).collect());
+    event
+}
+
 async fn report(backend: &TestBackend, satellite: &Satellite, events: &[Value]) {
     let key = events[0]["seq"].to_string();
     backend.send(satellite, &key, events).await.is(200, MessageSchema::EventBatchResult);
@@ -95,7 +113,7 @@ async fn nobody_reads_a_page_without_the_admin_token() {
     let satellite = backend.satellite("first-satellite").await;
     report(&backend, &satellite, &[status(1, INSTANCE, "online")]).await;
     let nobody = ConsoleBrowser::new(&backend);
-    for path in ["", "instances", "instances/first-satellite:x", "events", "fleet", "fleet/first-satellite"] {
+    for path in ["", "instances", "instances/first-satellite:x", "events", "calls", "fleet", "fleet/first-satellite"] {
         let answer = nobody.get(&format!("/console/{path}")).send().await.unwrap();
         assert_eq!(answer.status(), 303, "{path}");
         let login = if path.is_empty() {
@@ -106,7 +124,7 @@ async fn nobody_reads_a_page_without_the_admin_token() {
         assert!(answer.headers()[LOCATION].to_str().unwrap().ends_with(&login));
         assert!(!answer.text().await.unwrap().contains("first-satellite"));
     }
-    for path in ["fleet", "instances/stream", "events/stream"] {
+    for path in ["fleet", "calls", "instances/stream", "events/stream"] {
         let answer = nobody.get(&format!("/v1/{path}")).send().await.unwrap();
         assert_eq!(answer.status(), 401, "{path}");
         let answer = nobody.get(&format!("/v1/{path}")).bearer_auth(&satellite.key).send().await.unwrap();
@@ -156,7 +174,7 @@ async fn the_pages_show_what_satellites_report() {
     for text in [format!("first-satellite:{INSTANCE}"), format!("second-satellite:{INSTANCE}")] {
         assert!(overview.contains(&text), "{overview}");
     }
-    for missing in ["href=\"tree\"", "href=\"clients\"", "href=\"calls\""] {
+    for missing in ["href=\"tree\"", "href=\"clients\""] {
         assert!(!overview.contains(missing), "{missing}");
     }
     let table = browser.page("instances?status=online").await;
@@ -187,7 +205,10 @@ async fn the_pages_show_what_satellites_report() {
     assert_eq!(of_one.matches("<li data-seq").count(), 1);
     let of_instance = browser.page("events?instance=second-satellite%3Aweb-acme-bob-x").await;
     assert_eq!(of_instance.matches("<li data-seq").count(), 1);
-    assert_eq!(browser.page("events?types=mcp.server.crashed").await.matches("<li data-seq").count(), 0);
+    let none = browser.page("events?types=mcp.server.crashed").await;
+    assert!(none.matches("<li data-seq").count() == 0 && none.contains("No stored event matches."), "{none}");
+    let none = browser.page("events?satellite=&types=&instance=second-satellite%3Ano-such").await;
+    assert!(none.contains("No event of this instance is stored."), "{none}");
     let before = browser.page("events?before=3").await;
     assert_eq!(before.matches("<li data-seq").count(), 2);
     let lines = browser.get("/v1/events/stream?since=1").send().await.unwrap().text().await.unwrap();
@@ -198,6 +219,61 @@ async fn the_pages_show_what_satellites_report() {
         [json!([2, format!("second-satellite:{INSTANCE}")]), json!([3, "second-satellite:web-acme-bob-x"])]
     );
     assert_eq!(lines[0]["data"]["satellite"], "second-satellite");
+}
+
+#[tokio::test]
+async fn the_page_of_calls_shows_those_that_satellites_have_delivered() {
+    let backend = TestBackend::new().await;
+    let (one, other) = (backend.satellite("first-satellite").await, backend.satellite("second-satellite").await);
+    report(&backend, &one, &[requests(1, INSTANCE, &[("read", true), ("write", false)])]).await;
+    report(&backend, &one, &[status(2, INSTANCE, "online")]).await;
+    report(&backend, &other, &[requests(1, INSTANCE, &[("search", true)])]).await;
+    let browser = ConsoleBrowser::logged_in(&backend).await;
+    let page = browser.page("calls").await;
+    for text in ["argument of write", "argument of search", "failed: no time left", "my-editor", "data-through=\"3\""] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+    assert!(page.contains(&format!("instances/second-satellite%3A{INSTANCE}")), "{page}");
+    assert!(
+        !page.contains("Repeat and compare") && page.contains("repeated at the console of its satellite"),
+        "{page}"
+    );
+    assert!(browser.page("").await.contains("href=\"calls\""));
+
+    let api = async |query: &str| browser.get(&format!("/v1/calls{query}")).send().await.unwrap();
+    let tools = async |query: &str| {
+        let calls: Value = api(query).await.json().await.unwrap();
+        let calls = calls["calls"].as_array().unwrap().clone();
+        calls.iter().map(|call| call["tool_name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(tools("").await, ["search", "write", "read"], "the newest is first");
+    for (query, expected) in [
+        ("?satellite=first-satellite", vec!["write", "read"]),
+        ("?success=false&client=my-editor", vec!["write"]),
+        ("?fate=timed_out", vec!["write"]),
+        ("?tool=search", vec!["search"]),
+        ("?team=team_acme&user=user_alice&limit=2", vec!["search", "write"]),
+        ("?team=nobody", vec![]),
+        ("?since=2026-11-21T06:33:01Z", vec![]),
+    ] {
+        assert_eq!(tools(query).await, expected, "{query}");
+    }
+    assert_eq!(tools(&format!("?instance=second-satellite:{INSTANCE}")).await, ["search"]);
+    for (query, status) in [("?limit=0", 400), ("?cursor=x", 400), ("?what=1", 400), ("?satellite=nobody", 404)] {
+        assert_eq!(api(query).await.status(), status, "{query}");
+    }
+    // Pages contain each call once, also if an event has several calls.
+    let (mut seen, mut path) = (Vec::new(), "?limit=1".to_owned());
+    loop {
+        let page: Value = api(&path).await.json().await.unwrap();
+        seen.extend(page["calls"].as_array().unwrap().iter().map(|call| call["tool_name"].clone()));
+        let Some(next) = page["next"].as_str() else { break };
+        path = format!("?limit=1&cursor={next}");
+    }
+    assert_eq!(seen, ["search", "write", "read"]);
+    // The form sends its empty fields too.
+    let failed = browser.page("calls?satellite=first-satellite&tool=&success=false&team=").await;
+    assert!(failed.contains("argument of write") && !failed.contains("argument of read"), "{failed}");
 }
 
 #[tokio::test]
@@ -313,7 +389,8 @@ async fn hostile_text_of_satellites_is_shown_as_text() {
     evil["data"]["server_slug"] = EVIL.into();
     evil["data"]["status_message"] = format!("{EVIL}{}", "x".repeat(1_000_000)).into();
     let long = status(2, &format!("{EVIL}{}", "n".repeat(1_000_000)), "online");
-    report(&backend, &satellite, &[evil, long]).await;
+    let called = requests(3, EVIL, &[(EVIL, true)]);
+    report(&backend, &satellite, &[evil, long, called]).await;
     let mut beat = heartbeat(backend.now());
     beat["version"] = EVIL.into();
     beat["counts"] = json!({EVIL: 1});
@@ -323,7 +400,7 @@ async fn hostile_text_of_satellites_is_shown_as_text() {
     let table = browser.page("instances?status=error").await;
     let instance = table.split("href=\"instances/first-satellite").nth(1).unwrap().split('"').next().unwrap();
     let instance = format!("instances/first-satellite{instance}");
-    for path in ["", "instances", "events", "fleet", "fleet/first-satellite", &instance] {
+    for path in ["", "instances", "events", "calls", "fleet", "fleet/first-satellite", &instance] {
         let page = browser.page(path).await;
         assert!(page.contains("alert(1)"), "{path} does not show it");
         assert!(!page.contains("<script>alert"), "{path}");

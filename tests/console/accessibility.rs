@@ -90,6 +90,7 @@ fn no_page_has_an_accessibility_violation() {
         "",
         "instances",
         "instances/satellite-0001%3Anotes-acme-alice-notes",
+        "calls",
         "events",
         "fleet",
         "fleet/satellite-0001",

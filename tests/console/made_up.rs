@@ -295,7 +295,7 @@ fn now() -> jiff::Timestamp {
 async fn stream(
     server: Arc<MadeUpServer>,
     _: RequestContext,
-    query: InstanceStreamQuery,
+    InstanceStreamQuery { stream: query, .. }: InstanceStreamQuery,
 ) -> Result<axum::response::Response, mcp_satellite_console::problem::Problem> {
     use axum::response::IntoResponse as _;
     let position = query.position.as_deref().and_then(FeedPosition::parse);

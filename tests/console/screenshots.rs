@@ -1,8 +1,10 @@
 //! Pictures of all pages for people to look at: `SCREENSHOTS=DIR cargo test --test console screenshots`, with
 //! `SCREENSHOT_FORMAT=png` for viewers that do not know WebP.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use nix::sys::signal::Signal;
 use testkit::home::Home;
 
 use crate::SATELLITE;
@@ -10,7 +12,7 @@ use crate::backend::Backend;
 use crate::browser::{Browser, Page};
 use crate::made_up::MadeUpConsole;
 use crate::playground::{call, python_server};
-use crate::support::{log_in, start, wait_live};
+use crate::support::{console_url, log_in, start, wait_live};
 
 const HEIGHT_MAX: u32 = 1400;
 
@@ -37,6 +39,9 @@ fn screenshots_of_all_pages() {
         page.open(&console.url);
         wait_live(&page);
         picture(&page, &into, &format!("overview-{count}"));
+    }
+    for count in [10, 300, 10_000] {
+        remote_servers(&page, &into, count);
     }
     let home = Home::new(SATELLITE);
     let notes = "SIM \"--all-tools\", \"--resources\", \"3\", \"--prompts\", \"2\", \"--stderr-text\", \"an error occurred\", \
@@ -82,6 +87,45 @@ fn screenshots_of_all_pages() {
     }
     satellite.terminate().exits(0);
     fleet_of_a_backend(&page, &into);
+}
+
+/// Takes pictures of the pages of a satellite with so many remote servers; one in ten does not answer.
+fn remote_servers(page: &Page, into: &std::path::Path, count: usize) {
+    let home = Home::new(SATELLITE);
+    let mut server = home.start(home.command(&["sim-server", "--http", "127.0.0.1:0"]));
+    let printed = server.wait_stdout(|text| text.contains("/mcp"));
+    let url = printed.split_whitespace().find(|word| word.starts_with("http://")).unwrap();
+    let mut config = "[gateway]\nlisten = \"127.0.0.1:0\"\n[console]\nenabled = true\n".to_owned();
+    let (users, servers) = if count == 10 { (1, 10) } else { (5, 20) };
+    for team in 0..(count / (users * servers)) {
+        let users: Vec<_> = (0..users).map(|user| format!("{{ id = \"u{user}\", slug = \"u{user}\" }}")).collect();
+        let users = users.join(", ");
+        write!(config, "[[teams]]\nid = \"t{team}\"\nslug = \"team-{team}\"\nusers = [{users}]\n").unwrap();
+        for nth in 0..servers {
+            let url = if nth == 7 { "http://127.0.0.1:9/mcp" } else { url };
+            write!(
+                config,
+                "[[teams.installations]]\nid = \"i{team}-{nth}\"\nserver = \"server-{nth}\"\ntransport = \"http\"\nurl = \
+                 \"{url}\"\n"
+            )
+            .unwrap();
+        }
+    }
+    let config = home.write("satellite.toml", &config);
+    let satellite = home.run(&["--config", config.to_str().unwrap()]);
+    let console = console_url(&satellite);
+    log_in(page, &home, &console);
+    let online = count - count / servers;
+    page.wait("the instances", &format!("document.querySelectorAll('.grid i.online').length === {online}"));
+    for name in ["instances", "tree", "calls", "events", "clients", "fleet"] {
+        page.open(&format!("{console}{name}"));
+        wait_live(page);
+        picture(page, into, &format!("{name}-{count}"));
+    }
+    // The satellite's end is checked for processes of the home that are left.
+    server.signal(Signal::SIGKILL);
+    server.finish();
+    satellite.terminate().exits(0);
 }
 
 /// Takes pictures of a backend with three satellites, one of which has ended.

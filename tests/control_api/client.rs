@@ -150,6 +150,11 @@ impl EventStream {
         (read > 0).then(|| line.trim_end_matches(['\r', '\n']).to_owned())
     }
 
+    /// Reads until the stream ends.
+    pub(crate) fn wait_end(mut self) {
+        while self.line().is_some() {}
+    }
+
     /// Returns id and data of the next event; `None` at the end of the stream.
     pub(crate) fn next(&mut self) -> Option<(String, Value)> {
         let mut id = String::new();

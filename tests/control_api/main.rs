@@ -5,6 +5,7 @@
 
 mod changes;
 mod client;
+mod control_plane;
 mod counted;
 mod description;
 mod fixture;
@@ -16,6 +17,7 @@ mod recorded;
 mod revoked;
 mod roles;
 mod streams;
+mod unanswered;
 
 /// The binary under test.
 const SATELLITE: &str = env!("CARGO_BIN_EXE_satellite");

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::client::{ApiClient, EventStream};
-use super::fixture::{ADMIN, ALICES, Fixture, OPERATOR, READER, VIEWER, config};
+use super::fixture::{ADMIN, ALICE, ALICES, Fixture, OPERATOR, READER, VIEWER, config};
 
 /// Opens every kind of stream that a client can read.
 fn open_streams(client: &ApiClient) -> Vec<EventStream> {
@@ -27,9 +27,33 @@ fn open_streams(client: &ApiClient) -> Vec<EventStream> {
 
 /// Reads until the streams end. A test that waits here for ever has found a stream that goes on.
 fn wait_ends(streams: Vec<EventStream>) {
-    for mut stream in streams {
-        while stream.next().is_some() {}
-    }
+    streams.into_iter().for_each(EventStream::wait_end);
+}
+
+/// Opens the stream of a session that the playground has with an instance.
+fn playground_stream(client: &ApiClient) -> EventStream {
+    let path = format!("/v1/instances/{ALICES}/mcp");
+    let info = json!({"name": "playground", "version": "1"});
+    let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info});
+    let opening = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
+    let opened = client.with_header("Accept", "application/json, text/event-stream").post(&path, &opening);
+    client.with_header("Mcp-Session-Id", opened.header("mcp-session-id").unwrap()).events(&path)
+}
+
+#[test]
+fn the_stream_of_the_playground_ends_with_its_permissions() {
+    let fixture = Fixture::new("");
+    let satellite = fixture.start();
+    let (admin, alice) = (playground_stream(&fixture.with(ADMIN)), playground_stream(&fixture.with(ALICE)));
+    // Calls in the name of others need the grant `act_as`.
+    let text = config(&fixture.address, "").replace("grants = [\"calls:read\", \"act_as\"]", "");
+    fixture.home.write("satellite.toml", &text);
+    fixture.home.satellite(&["reload"]).exits(0);
+    admin.wait_end();
+    fixture.home.write("satellite.toml", &text.replace("role = \"operator\"\n[[teams.users]]", "[[teams.users]]"));
+    fixture.home.satellite(&["reload"]).exits(0);
+    alice.wait_end();
+    satellite.terminate().exits(0);
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn the_next_start_ends_the_processes_of_a_killed_satellite_and_keeper() {
         killed.is_reclaimed();
         let log = json_lines(&next.process.stderr());
         let reclaimed = log.iter().find(|line| line["message"] == "ended the processes that a killed satellite left");
-        // A sandbox ends with the thread that started it, and its processes end with it, usually before this check.
+        // A sandbox ends with the keeper, and its processes end with it, usually before this check.
         if mechanism.sandbox == Sandbox::None {
             assert!(killed.left.len() >= SERVERS.len(), "processes are missing: {:#?}", killed.left);
             let reclaimed = reclaimed.unwrap_or_else(|| panic!("{log:#?}"));
@@ -141,7 +141,7 @@ fn the_next_start_ends_the_processes_of_a_killed_satellite_and_keeper() {
 }
 
 #[test]
-fn the_satellite_adopts_orphaned_processes() {
+fn the_keeper_adopts_orphaned_processes() {
     for_each_mechanism(|mechanism| {
         // In a sandbox its first process adopts the orphans.
         if mechanism.sandbox != Sandbox::None {
@@ -152,7 +152,7 @@ fn the_satellite_adopts_orphaned_processes() {
         let members = running.members();
         let servers: Vec<_> = fixture.home.rows().iter().map(pid).collect();
         let sleepers: Vec<_> = members.iter().filter(|member| member.line.starts_with("sleep ")).collect();
-        let adopted = sleepers.iter().filter(|sleeper| sleeper.parent == running.satellite.pid).count();
+        let adopted = sleepers.iter().filter(|sleeper| sleeper.parent == running.keeper()).count();
         let children = sleepers.iter().filter(|sleeper| servers.contains(&sleeper.parent)).count();
         assert_eq!((adopted, children), (2, 1), "{members:#?}");
         running.terminate();
@@ -160,15 +160,43 @@ fn the_satellite_adopts_orphaned_processes() {
 }
 
 #[test]
-fn the_satellite_reaps_orphans_that_have_ended() {
+fn the_keeper_reaps_orphans_that_have_ended() {
     for_each_mechanism(|mechanism| {
         let fixture = Fixture::new(mechanism);
         let running = fixture.start(SHORT);
         for (slug, _) in SERVERS {
             fixture.home.satellite(&["stop", slug]).exits(0);
         }
-        let zombies = || zombies_of(running.satellite.pid);
+        let zombies = || zombies_of(running.keeper());
         wait_for("all orphans to be reaped", || zombies().is_empty().then_some(()), || format!("{:?}", zombies()));
+        running.terminate();
+    });
+}
+
+#[test]
+fn the_keeper_reports_how_a_server_has_ended() {
+    for_each_mechanism(|mechanism| {
+        let fixture = Fixture::new(mechanism);
+        let server = |slug: &str, script: &str| {
+            format!(
+                "[[teams.installations]]\nid = \"{slug}\"\nserver = \"{slug}\"\ncommand = \"/bin/sh\"\n\
+                 args = [\"-c\", \"{script}\"]\n"
+            )
+        };
+        // The first process of a PID namespace ignores most signals, but not SIGKILL of its child.
+        let servers = server("code", "exit 7") + &server("killed", "sh -c 'kill -9 $$' ; exit $?");
+        let leader = server("leader", "kill -9 $$; exit 3");
+        let running = fixture.run(&fixture.config("ends.toml", SHORT, &(servers + &leader)));
+        let end = |slug: &str| {
+            let row = fixture.home.wait_row(slug, "an end", |row| row["last_exit"].is_string());
+            row["last_exit"].as_str().unwrap().to_owned()
+        };
+        assert!(end("code").starts_with("exited with code 7"), "{}", end("code"));
+        let killed = end("killed");
+        assert!(killed.contains("137") || killed.starts_with("killed by SIGKILL"), "{killed}");
+        if mechanism.sandbox == Sandbox::None {
+            assert!(end("leader").starts_with("killed by SIGKILL"), "{}", end("leader"));
+        }
         running.terminate();
     });
 }

@@ -113,13 +113,18 @@ impl Fixture {
         file
     }
 
-    /// Starts a satellite in its own process group and waits until its servers are installed.
-    #[track_caller]
-    pub(crate) fn run(&self, config: &Path) -> RunningSatellite<'_> {
+    /// Starts a satellite in its own process group, without waiting for anything.
+    pub(crate) fn launch(&self, config: &Path) -> Running {
         let data_dir = self.home.data_dir().to_str().unwrap();
         let mut command = self.home.command(&["run", "--config", config.to_str().unwrap(), "--data-dir", data_dir]);
         command.process_group(0);
-        let process = self.home.start(command);
+        self.home.start(command)
+    }
+
+    /// Starts a satellite and waits until its servers are installed.
+    #[track_caller]
+    pub(crate) fn run(&self, config: &Path) -> RunningSatellite<'_> {
+        let process = self.launch(config);
         process.wait_stdout(|text| text.contains("satellite is running"));
         let (satellite, cgroup) = self.satellite_below(process.pid());
         RunningSatellite { fixture: self, process, satellite, cgroup }
@@ -168,7 +173,7 @@ impl RunningSatellite<'_> {
     pub(crate) fn helper(&self) -> Option<ProcessInfo> {
         let name = |process: &ProcessInfo| fs::read_to_string(format!("/proc/{}/comm", process.pid));
         let traces = self.fixture.home.traces().into_iter().filter_map(ProcessInfo::read);
-        let mut own = traces.filter(|process| process.parent == self.satellite.pid);
+        let mut own = traces.filter(|process| process.parent == self.keeper());
         own.find(|process| name(process).is_ok_and(|name| name == "satellite-spawn\n"))
     }
 
@@ -244,7 +249,7 @@ impl RunningSatellite<'_> {
         let Self { fixture, mut process, cgroup, .. } = self;
         process.signal(Signal::SIGKILL);
         assert_eq!(process.finish().signal, Some(9));
-        // Processes that die with the satellite have died by now; zombies do not count.
+        // Zombies do not count. The kernel has sent the leaders, which die with the keeper, their signal.
         let left = || fixture.home.traces().into_iter().filter_map(ProcessInfo::read).collect::<Vec<_>>();
         KilledSatellite { members, left: left(), cgroup }
     }

@@ -17,6 +17,7 @@ mod process;
 mod restart;
 mod shutdown;
 mod spawn_helper;
+mod starts;
 mod strangers;
 
 /// The binary under test.

@@ -1,4 +1,4 @@
-//! The process that forks the servers for the satellite.
+//! The process that forks the servers as children of the keeper.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -23,11 +23,9 @@ fn leaders(fixture: &Fixture) -> Vec<i32> {
     fixture.home.rows().into_iter().map(leader).collect()
 }
 
-/// Returns the children of the thread that forked the helper. Children that the satellite forks itself belong to another
-/// thread.
-fn children_of_first_thread(running: &RunningSatellite<'_>) -> Vec<i32> {
-    let satellite = running.satellite.pid;
-    let children = fs::read_to_string(format!("/proc/{satellite}/task/{satellite}/children")).unwrap();
+fn children_of_keeper(running: &RunningSatellite<'_>) -> Vec<i32> {
+    let keeper = running.keeper();
+    let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).unwrap();
     children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
@@ -42,11 +40,11 @@ fn descriptors(pid: i32) -> Vec<String> {
 }
 
 #[test]
-fn servers_are_forked_by_the_helper_and_are_children_of_the_satellite() {
+fn servers_are_forked_by_the_helper_and_are_children_of_the_keeper() {
     for_each_mechanism(|mechanism| {
         let fixture = Fixture::new(mechanism);
         let running = fixture.start(SHORT);
-        let (children, leaders) = (children_of_first_thread(&running), leaders(&fixture));
+        let (children, leaders) = (children_of_keeper(&running), leaders(&fixture));
         assert_eq!(leaders.len(), SERVERS.len());
         assert!(leaders.iter().all(|leader| children.contains(leader)), "{leaders:?} are not all in {children:?}");
         running.terminate();
@@ -58,31 +56,40 @@ fn neither_helper_nor_server_keeps_a_descriptor_of_another_process() {
     for_each_mechanism(|mechanism| {
         let fixture = Fixture::new(mechanism);
         let running = fixture.start(SHORT);
-        let helper = descriptors(running.helper().unwrap().pid);
-        assert_eq!(helper[..3], ["/dev/null"; 3]);
-        assert!(helper.len() == 4 && helper[3].starts_with("socket:"), "{helper:?}");
-        if mechanism.sandbox == Sandbox::None {
-            // The leader of this server is a shell, which opens no descriptor.
-            let wrapped = fixture.home.row("wrapped").unwrap();
-            let server = descriptors(pid(&wrapped));
-            assert!(server.len() == 3 && server.iter().all(|target| target.starts_with("pipe:")), "{server:?}");
-        }
+        let check = || {
+            let helper = descriptors(running.helper().unwrap().pid);
+            assert_eq!(helper[..3], ["/dev/null"; 3]);
+            assert!(helper.len() == 4 && helper[3].starts_with("socket:"), "{helper:?}");
+            if mechanism.sandbox == Sandbox::None {
+                // The leader of this server is a shell, which opens no descriptor.
+                let wrapped = fixture.home.wait_online("wrapped");
+                let server = descriptors(pid(&wrapped));
+                assert!(server.len() == 3 && server.iter().all(|target| target.starts_with("pipe:")), "{server:?}");
+            }
+        };
+        check();
+        // The keeper passes the stream of another helper to the satellite.
+        kill_helper(&running);
+        fixture.home.satellite(&["restart", "wrapped"]).exits(0);
+        check();
         running.terminate();
     });
 }
 
+#[track_caller]
+fn kill_helper(running: &RunningSatellite<'_>) {
+    let helper = running.helper().unwrap();
+    send(helper.pid, Signal::SIGKILL);
+    wait_for("the helper to end", || (!helper.is_alive()).then_some(()), || format!("{helper:?}"));
+}
+
 #[test]
-fn after_the_end_of_the_helper_servers_live_on_and_new_ones_start() {
+fn after_the_end_of_the_helper_servers_live_on_and_another_one_starts_new_ones() {
     for_each_mechanism(|mechanism| {
         let fixture = Fixture::new(mechanism);
         let running = fixture.start(SHORT);
         let before = running.members();
-        send(running.helper().unwrap().pid, Signal::SIGKILL);
-        wait_for(
-            "the helper to end",
-            || running.helper().is_none().then_some(()),
-            || format!("{:?}", running.helper()),
-        );
+        kill_helper(&running);
         assert_eq!(alive(&before).len(), before.len(), "servers have ended with the helper");
         for (slug, _) in SERVERS {
             fixture.home.satellite(&["restart", slug]).exits(0);
@@ -90,7 +97,10 @@ fn after_the_end_of_the_helper_servers_live_on_and_new_ones_start() {
         fixture.home.wait_all_online();
         assert!(alive(&before).is_empty(), "left behind: {:#?}", alive(&before));
         running.process.wait_stderr(|log| log.contains("the process satellite-spawn has ended"));
-        let zombies = || zombies_of(running.satellite.pid);
+        let (children, leaders) = (children_of_keeper(&running), leaders(&fixture));
+        assert!(leaders.iter().all(|leader| children.contains(leader)), "{leaders:?} are not all in {children:?}");
+        assert!(running.helper().is_some(), "there is no other helper");
+        let zombies = || zombies_of(running.keeper());
         wait_for("the helper to be reaped", || zombies().is_empty().then_some(()), || format!("{:?}", zombies()));
         running.terminate();
     });
@@ -105,10 +115,12 @@ fn a_start_succeeds_while_the_helper_hangs() {
         }
         let fixture = Fixture::new(mechanism);
         let running = fixture.start(SHORT);
-        send(running.helper().unwrap().pid, Signal::SIGSTOP);
+        let helper = running.helper().unwrap();
+        send(helper.pid, Signal::SIGSTOP);
         fixture.home.satellite(&["restart", "wrapped"]).exits(0);
         fixture.home.wait_all_online();
         running.process.wait_stderr(|log| log.contains("the process satellite-spawn has ended"));
+        assert!(!helper.is_alive(), "the keeper has not killed the helper that hangs");
         running.terminate();
     });
 }
@@ -222,8 +234,10 @@ fn a_failed_start_has_the_same_error_with_the_helper() {
             let row = fixture.home.wait_status(slug, "permanently_failed");
             assert_eq!(row["last_error"], error, "{row:#}");
         }
-        let children = children_of_first_thread(&running);
-        assert_eq!(children, [running.helper().unwrap().pid], "a failed child is left");
+        let own = [running.helper().unwrap().pid, running.satellite.pid];
+        let children = || children_of_keeper(&running);
+        let are_reaped = || (children() == own).then_some(());
+        wait_for("failed children to be reaped", are_reaped, || format!("{:?}", children()));
         running.terminate();
     });
 }
@@ -241,7 +255,7 @@ fn a_server_with_the_user_of_its_team_is_forked_by_the_helper() {
         let server = "[[teams.installations]]\nid = \"user\"\nserver = \"user\"\ncommand = \"/bin/sh\"\nargs = [\"-c\", \"exec sleep 3600\"]\n";
         let running = fixture.run(&fixture.home.write("users.toml", &(text + server)));
         let row = fixture.home.wait_row("user", "a process id", |row| row["pid"].is_number());
-        assert!(children_of_first_thread(&running).contains(&pid(&row)));
+        assert!(children_of_keeper(&running).contains(&pid(&row)));
         let status = fs::read_to_string(format!("/proc/{}/status", pid(&row))).unwrap();
         assert!(status.contains("Uid:\t200000\t200000\t200000\t200000\n"), "{status}");
         assert!(status.contains("NoNewPrivs:\t1\n") && status.contains("SigBlk:\t0000000000000000\n"), "{status}");
@@ -270,8 +284,8 @@ fn a_leader_is_not_reaped_like_an_orphan() {
         let pid_in = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<i32>().ok();
         let [leader, orphan] = [leader, orphan].map(|file| wait_for("a pid", || pid_in(&file), String::new));
         let is_reaped = || (!Path::new(&format!("/proc/{orphan}")).exists()).then_some(());
-        wait_for("the orphan to be reaped", is_reaped, || format!("{:?}", zombies_of(running.satellite.pid)));
-        assert!(zombies_of(running.satellite.pid).contains(&leader), "the leader was reaped before its tree was empty");
+        wait_for("the orphan to be reaped", is_reaped, || format!("{:?}", zombies_of(running.keeper())));
+        assert!(zombies_of(running.keeper()).contains(&leader), "the leader was reaped before its tree was empty");
         running.terminate();
     });
 }

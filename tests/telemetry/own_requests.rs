@@ -6,8 +6,9 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use serde_json::json;
 use testkit::wait::wait_until;
 
+use crate::convention::{self, Place};
 use crate::fixture::Traced;
-use crate::receiver::{Answering, Receiver, attribute};
+use crate::receiver::{Answering, Receiver, attribute, histogram_points};
 use crate::traces::{check_peer, check_spans, hex, is_kind, recording};
 
 fn find<'a>(spans: &'a [Span], name: &str, kind: SpanKind) -> Option<&'a Span> {
@@ -118,4 +119,38 @@ fn a_repeated_call_has_a_span_for_each_attempt() {
     assert_eq!(of("satellite.fate"), [Some("maybe_executed".to_owned()), None]);
     assert!(attempts.iter().all(|span| span.parent_span_id == whole.span_id), "{attempts:#?}");
     assert_eq!(attribute(&whole.attributes, "error.type"), None);
+}
+
+#[test]
+fn sessions_with_remote_servers_name_their_host() {
+    let receiver = Receiver::start(Answering::Ok);
+    let mut traced = Traced::new(&recording(&receiver), "").with_env(&[("OTEL_METRIC_EXPORT_INTERVAL", "200")]);
+    let server = traced.home.shell(&format!("{} sim-server --http 127.0.0.1:0", traced.home.binary.display()));
+    let listening = server.wait_stdout(|text| text.contains("/mcp"));
+    let url = listening.trim().strip_prefix("listening on ").unwrap().to_owned();
+    traced.append(&format!(
+        "[[teams.installations]]\nid = \"far\"\nserver = \"far\"\ntransport = \"http\"\nurl = \"{url}\"\n"
+    ));
+    let (satellite, _client) = traced.run();
+    traced.home.wait_online("far");
+    traced.home.satellite(&["restart", "far"]).exits(0);
+    let name = "mcp.client.session.duration";
+    wait_until("the session", || !histogram_points(&receiver.metrics(), name).is_empty());
+    let points = histogram_points(&receiver.metrics(), name);
+    for point in &points {
+        convention::check(Place::ClientSession, point);
+    }
+    let port = url.rsplit(':').next().unwrap().strip_suffix("/mcp").unwrap();
+    let of = |name| attribute(&points[0], name);
+    assert_eq!(of("server.address").as_deref(), Some("127.0.0.1"));
+    assert_eq!(of("server.port").as_deref(), Some(port));
+    assert_eq!(of("network.transport").as_deref(), Some("tcp"));
+    // Bytes of messages are counted for each transport.
+    let bytes = |direction: &str| {
+        traced.sample(&format!("satellite_server_bytes_total{{transport=\"http\",direction=\"{direction}\"}}"))
+    };
+    wait_until("bytes of both directions", || bytes("received") > 0.0 && bytes("sent") > 0.0);
+    // A simulated server that is running counts as one that the satellite has left.
+    drop(server);
+    satellite.terminate().exits(0);
 }

@@ -143,6 +143,8 @@ async fn calls_in_flight_finish_on_the_old_process() {
         assert!(!old_port.is_open(), "the old port takes no calls");
         let view = fleet.view(&id);
         assert_eq!(view.calls_in_flight(), 1, "the call in flight is counted");
+        let listed = view.unanswered_calls(10, seconds(1.0)).await;
+        assert_eq!((listed.total, listed.newest[0].tool.as_deref()), (1, Some("sleep")));
     };
     let (answer, ()) = futures::join!(long, meanwhile);
     assert!(answer.is_ok(), "{answer:?}");

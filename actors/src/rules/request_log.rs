@@ -105,22 +105,22 @@ impl LoggedPayload {
     }
 }
 
-/// Maximum size of the name of a tool in events, in bytes.
-const TOOL_NAME_MAX: usize = 256;
+/// Maximum size of the name of a tool or method in events and lists, in bytes.
+const NAME_MAX: usize = 256;
 
-/// Returns the name of a tool as events contain it: masked, and cut at 256 bytes.
-pub fn logged_tool_name(tool: &str, mask: &SecretMask) -> String {
+/// Returns the name of a tool or method as events and lists contain it: masked, and cut at 256 bytes.
+pub fn logged_name(name: &str, mask: &SecretMask) -> String {
     // A secret across the cut must not leave its beginning.
-    let end = tool.floor_char_boundary(TOOL_NAME_MAX.saturating_add(mask.max_len()));
-    let mut name = mask.apply(&tool[..end]);
-    if end < tool.len() {
-        name.truncate(name.floor_char_boundary(name.len().saturating_sub(mask.max_len())));
+    let end = name.floor_char_boundary(NAME_MAX.saturating_add(mask.max_len()));
+    let mut shown = mask.apply(&name[..end]);
+    if end < name.len() {
+        shown.truncate(shown.floor_char_boundary(shown.len().saturating_sub(mask.max_len())));
     }
-    if end < tool.len() || name.len() > TOOL_NAME_MAX {
-        name.truncate(name.floor_char_boundary(TOOL_NAME_MAX));
-        name.push(ELLIPSIS);
+    if end < name.len() || shown.len() > NAME_MAX {
+        shown.truncate(shown.floor_char_boundary(NAME_MAX));
+        shown.push(ELLIPSIS);
     }
-    name
+    shown
 }
 
 /// Returns the number of objects and arrays that contain each other in the JSON text. Brackets in strings do not count.

@@ -284,6 +284,9 @@ pub struct ReloadResult {
     /// Part of the configuration of the MCP endpoint that is not in effect, with the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint_problem: Option<String>,
+    /// Part of the configuration of the console that is not in effect, with the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console_problem: Option<String>,
 }
 
 /// The result of `prune`.
@@ -585,6 +588,9 @@ pub struct SatelliteStatus {
     /// URL of the console and the HTTP API, without a path; `None` if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub console_url: Option<String>,
+    /// Part of the configuration of the console that is not in effect, with the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console_problem: Option<String>,
     /// State of the backend link; `None` without a backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<BackendStatus>,

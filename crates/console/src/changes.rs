@@ -111,14 +111,12 @@ where
     F: Future<Output = Result<R, Problem>> + Send + 'static,
 {
     let run = async move {
-        let (mut parts, body) = request.into_parts();
-        let principal = authenticate_change(&server, &parts, change)?;
-        let context = context(&mut parts, principal.clone()).await;
-        let open = OpenChange::new(recorder(&server, &principal, context.as_ref().ok(), change.action));
+        let begun = BegunRequest::new(server, request, Some(change)).await?;
+        let open = OpenChange::new(begun.recorder(change.action));
+        let BegunRequest { server, parts, body, context, .. } = begun;
         let mut keys = Vec::new();
         let answered = async {
-            let context = context?;
-            check_role(&principal, change.role)?;
+            let context = permit(context, change.role)?;
             // The input takes as much memory as the body.
             let RequestBody { bytes, share: _share } = read_body(&parts, body, change, server.body_budget()).await?;
             keys = named_keys(&bytes);
@@ -133,16 +131,42 @@ where
     if change.is_cancellable { run.await } else { run_to_end(run).await }
 }
 
-/// Returns the function that emits the event about a change.
-fn recorder<S: ApiServer>(
-    server: &Arc<S>,
-    principal: &Principal,
-    context: Option<&RequestContext>,
-    action: &'static str,
-) -> impl FnMut(Vec<String>, Option<&Problem>) + Send + use<S> {
-    let target = context.and_then(|context| server.target(principal, context.param("instance")));
-    let (server, actor) = (server.clone(), principal.as_actor());
-    move |keys, problem| server.record_change(action, actor.clone(), target.clone(), keys, problem)
+/// A request of an authenticated client whose role was not checked yet.
+struct BegunRequest<S> {
+    server: Arc<S>,
+    parts: request::Parts,
+    body: Body,
+    principal: Principal,
+    /// The problem of a path that is not valid.
+    context: Result<RequestContext, Problem>,
+}
+
+impl<S: ApiServer> BegunRequest<S> {
+    /// Authenticates a request. `change` is the change that it asks for, and is recorded if it is refused.
+    async fn new(server: Arc<S>, request: Request, change: Option<ApiChange>) -> Result<Self, Problem> {
+        let (mut parts, body) = request.into_parts();
+        let principal = match change {
+            Some(change) => authenticate_change(&server, &parts, change)?,
+            None => authenticate(&*server, &parts, false)?,
+        };
+        let context = context(&mut parts, principal.clone()).await;
+        Ok(Self { server, parts, body, principal, context })
+    }
+
+    /// Returns the function that emits the event about a change.
+    fn recorder(&self, action: &'static str) -> impl FnMut(Vec<String>, Option<&Problem>) + Send + use<S> {
+        let Self { server, principal, context, .. } = self;
+        let target = context.as_ref().ok().and_then(|context| server.target(principal, context.param("instance")));
+        let (server, actor) = (server.clone(), principal.as_actor());
+        move |keys, problem| server.record_change(action, actor.clone(), target.clone(), keys, problem)
+    }
+}
+
+/// Returns the context of a request if its client has the role.
+fn permit(context: Result<RequestContext, Problem>, role: Role) -> Result<RequestContext, Problem> {
+    let context = context?;
+    check_role(&context.principal, role)?;
+    Ok(context)
 }
 
 pub(crate) async fn run_forward<S, H, F>(
@@ -156,20 +180,15 @@ where
     H: Fn(Arc<S>, RequestContext, Request) -> F,
     F: Future<Output = Result<Response, Problem>>,
 {
-    let (mut parts, body) = request.into_parts();
-    let method = parts.method.clone();
+    let method = request.method().clone();
     let action = if method == Method::DELETE { "close_session" } else { change.action };
-    let principal = if method == Method::GET {
-        authenticate(&*server, &parts, false)?
-    } else {
-        authenticate_change(&server, &parts, ApiChange { action, ..change })?
-    };
-    let context = context(&mut parts, principal.clone()).await;
+    let requested = (method != Method::GET).then_some(ApiChange { action, ..change });
+    let begun = BegunRequest::new(server, request, requested).await?;
+    let (mut record, mut record_call) = (begun.recorder(action), begun.recorder("call"));
+    let BegunRequest { server, mut parts, body, context, .. } = begun;
     // The endpoint reads the message and sets its kind.
     let message = ForwardedMessage::default();
     parts.extensions.insert(message.clone());
-    let record_as = |action| recorder(&server, &principal, context.as_ref().ok(), action);
-    let (mut record, mut record_call) = (record_as(action), record_as("call"));
     let (kind, is_delete, is_post) = (message.clone(), method == Method::DELETE, method == Method::POST);
     let open = OpenChange::new(move |keys, problem| match kind.get() {
         Some(ForwardedKind::Call) => record_call(keys, problem),
@@ -180,9 +199,8 @@ where
         None => {}
     });
     let answered = async {
-        let context = context?;
-        check_role(&principal, change.role)?;
-        handler(Arc::clone(&server), context, Request::from_parts(parts, body)).await
+        let context = permit(context, change.role)?;
+        handler(server, context, Request::from_parts(parts, body)).await
     }
     .await;
     let problem = match &answered {

@@ -18,6 +18,7 @@
 
 pub mod access;
 pub mod api;
+mod call_queries;
 pub mod changes;
 pub mod feed;
 pub mod mcp_tools;
@@ -26,6 +27,7 @@ pub mod page_stream;
 pub mod pages;
 pub mod principal;
 pub mod problem;
+mod query_text;
 pub mod routes;
 mod row;
 pub mod sse;

@@ -25,6 +25,7 @@ use crate::openapi::{ApiDescription, ApiOperation, text_content};
 use crate::pages::{html_response, problem_response};
 use crate::principal::Principal;
 use crate::problem::{Problem, shorten};
+use crate::query_text::{read_form_query, read_query};
 use crate::sse;
 
 /// Characters of the reason in an event.
@@ -104,6 +105,9 @@ impl RequestContext {
 /// Turns a problem into the response to a request for a URI.
 type RenderProblem = fn(&Problem, &Uri) -> Response;
 
+/// Reads the query of a request.
+type ReadQuery<Q> = fn(&str) -> Result<Q, serde_urlencoded::de::Error>;
+
 fn problem_document(problem: &Problem, uri: &Uri) -> Response {
     problem.clone().at(uri.path()).into_response()
 }
@@ -130,7 +134,7 @@ impl<S: ApiServer> Routes<S> {
     {
         let content = self.description.response::<R>();
         self.describe_read::<Q>(path, role, summary, &content);
-        self.add_read(path, role, problem_document, move |server, context, query| {
+        self.add_read(path, role, read_query, problem_document, move |server, context, query| {
             let answer = handler(server, context, query);
             async move { Ok(Json(answer.await?).into_response()) }
         });
@@ -154,7 +158,7 @@ impl<S: ApiServer> Routes<S> {
             let operation = ApiOperation { method: &Method::GET, path, role: Some(role), summary };
             self.description.add_headers(&operation, &[LAST_EVENT_ID]);
         }
-        self.add_read(path, role, problem_document, handler);
+        self.add_read(path, role, read_query, problem_document, handler);
     }
 
     /// Adds a change with a JSON response.
@@ -184,7 +188,7 @@ impl<S: ApiServer> Routes<S> {
         H: Fn(Arc<S>, RequestContext, Q) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Markup, Problem>> + Send + 'static,
     {
-        self.add_read(path, role, problem_response, move |server, context, query| {
+        self.add_read(path, role, read_form_query, problem_response, move |server, context, query| {
             let page = handler(server, context, query);
             async move { Ok(html_response(StatusCode::OK, page.await?)) }
         });
@@ -225,7 +229,7 @@ impl<S: ApiServer> Routes<S> {
         let content = self.description.response::<Value>();
         self.description.add(&operation, &Value::Null, None, &content);
         let document: Arc<Value> = Arc::new(std::mem::take(&mut self.description).into_document());
-        self.add_read("/openapi.json", Role::Viewer, problem_document, move |_, _, NoInput {}| {
+        self.add_read("/openapi.json", Role::Viewer, read_query, problem_document, move |_, _, NoInput {}| {
             let response = Json(&*document).into_response();
             async move { Ok(response) }
         });
@@ -245,15 +249,21 @@ impl<S: ApiServer> Routes<S> {
         self.description.add(&operation, &query, None, content);
     }
 
-    fn add_read<Q, H, F>(&mut self, path: &'static str, role: Role, render: RenderProblem, handler: H)
-    where
+    fn add_read<Q, H, F>(
+        &mut self,
+        path: &'static str,
+        role: Role,
+        read: ReadQuery<Q>,
+        render: RenderProblem,
+        handler: H,
+    ) where
         Q: DeserializeOwned + Send + 'static,
         H: Fn(Arc<S>, RequestContext, Q) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response, Problem>> + Send + 'static,
     {
         self.add_handler(path, MethodFilter::GET, render, move |server, request| {
             let handler = handler.clone();
-            async move { run_read(server, request, role, &handler).await }
+            async move { run_read(server, request, role, read, &handler).await }
         });
     }
 
@@ -282,7 +292,13 @@ fn answer_problem(problem: &Problem, uri: &Uri) -> Response {
     if uri.path().starts_with("/console/") { problem_response(problem, uri) } else { problem_document(problem, uri) }
 }
 
-async fn run_read<S, Q, H, F>(server: Arc<S>, request: Request, role: Role, handler: &H) -> Result<Response, Problem>
+async fn run_read<S, Q, H, F>(
+    server: Arc<S>,
+    request: Request,
+    role: Role,
+    read: ReadQuery<Q>,
+    handler: &H,
+) -> Result<Response, Problem>
 where
     S: ApiServer,
     Q: DeserializeOwned,
@@ -292,7 +308,7 @@ where
     let (mut parts, _) = request.into_parts();
     let principal = authenticate(&*server, &parts, false)?;
     check_role(&principal, role)?;
-    let query = serde_urlencoded::from_str(parts.uri.query().unwrap_or_default())
+    let query = read(parts.uri.query().unwrap_or_default())
         .map_err(|error| Problem::new("bad_input", format!("the query is not valid: {error}")))?;
     let context = context(&mut parts, principal).await?;
     let mut response = handler(server, context, query).await?;

@@ -3,28 +3,51 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Query for a stream of instances and events.
+use crate::query_text::{parsed, parsed_some};
+
+/// Parameters of every stream of instances and events.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct InstanceStreamQuery {
+#[serde(default)]
+pub struct PageStreamQuery {
     /// Position from which the stream continues: the id of its last frame, `BOOT-REVISION` or, with `events`,
     /// `BOOT-REVISION-SEQ`. The header `Last-Event-ID` has the same meaning and precedes the parameters.
     pub position: Option<String>,
     /// False for a stream without instances: it contains `tick` and events only.
-    #[serde(default = "yes")]
+    #[serde(default = "yes", deserialize_with = "parsed")]
     pub rows: bool,
-    /// Only the instance with this full name.
+    /// Only the instance with this full name; at a backend `SATELLITE:INSTANCE`.
     pub instance: Option<String>,
     /// True to add the events that are stored meanwhile.
+    #[serde(deserialize_with = "parsed")]
     pub events: bool,
     /// With `events`: only those after this number, also earlier ones. Precedes the number in `position`.
+    #[serde(deserialize_with = "parsed_some")]
     pub since: Option<u64>,
     /// With `events`: only these types, separated by commas.
     pub types: Option<String>,
+    /// True for a response that ends when it has reached the present.
+    #[serde(deserialize_with = "parsed")]
+    pub once: bool,
+}
+
+/// Query for a stream of instances and events.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct InstanceStreamQuery {
     /// With `events`: only those of this team.
     pub team: Option<String>,
-    /// True for a response that ends when it has reached the present.
-    pub once: bool,
+    #[serde(flatten)]
+    pub stream: PageStreamQuery,
+}
+
+/// Query for a stream of instances and events of a backend.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct FleetStreamQuery {
+    /// With `events`: only those of the satellite with this id or name.
+    pub satellite: Option<String>,
+    #[serde(flatten)]
+    pub stream: PageStreamQuery,
 }
 
 /// Query for the stream of an instance's log.
@@ -38,30 +61,6 @@ pub struct LogStreamQuery {
     pub level: Option<String>,
     /// Only lines that contain this text.
     pub q: Option<String>,
-}
-
-/// Query for a stream of instances and events of a backend.
-#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct FleetStreamQuery {
-    /// Position from which the stream continues: the id of its last frame, `BOOT-REVISION` or, with `events`,
-    /// `BOOT-REVISION-ID`. The header `Last-Event-ID` has the same meaning and precedes the parameters.
-    pub position: Option<String>,
-    /// False for a stream without instances: it contains `tick` and events only.
-    #[serde(default = "yes")]
-    pub rows: bool,
-    /// Only this instance: `SATELLITE:INSTANCE`.
-    pub instance: Option<String>,
-    /// True to add the events that are stored meanwhile.
-    pub events: bool,
-    /// With `events`: only those after this id of the backend, also earlier ones. Precedes the id in `position`.
-    pub since: Option<u64>,
-    /// With `events`: only these types, separated by commas.
-    pub types: Option<String>,
-    /// With `events`: only those of the satellite with this id or name.
-    pub satellite: Option<String>,
-    /// True for a response that ends when it has reached the present.
-    pub once: bool,
 }
 
 /// Query for the stored events of a backend.

@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::api::{InstanceStatus, MemoryReport, SatelliteStatus};
-pub use crate::stream_queries::{FleetEventQuery, FleetStreamQuery, InstanceStreamQuery, LogStreamQuery};
+pub use crate::call_queries::{CallConditions, CallQuery, CallSubject, FleetCallQuery};
+pub use crate::stream_queries::{
+    FleetEventQuery, FleetStreamQuery, InstanceStreamQuery, LogStreamQuery, PageStreamQuery,
+};
 
 /// Status of the satellite.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -144,7 +147,7 @@ pub struct ConfigurationError {
     pub hint: String,
 }
 
-/// An instance with its restart budget.
+/// An instance with its restart budget and its unanswered calls.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct InstanceDetails {
     #[serde(flatten)]
@@ -152,6 +155,36 @@ pub struct InstanceDetails {
     /// Number of the snapshot that contains this status; later ones have higher numbers.
     pub revision: u64,
     pub budget: BudgetReport,
+    /// Unanswered calls; `null` if the client may not read the calls of this instance.
+    pub unanswered_calls: Option<UnansweredCallList>,
+}
+
+/// Unanswered calls of an instance, without arguments.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+pub struct UnansweredCallList {
+    /// Number of all unanswered calls.
+    pub total: usize,
+    /// The last 50 calls, newest first.
+    pub newest: Vec<UnansweredCallEntry>,
+}
+
+/// An unanswered call.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct UnansweredCallEntry {
+    /// JSON-RPC id of the request at the server.
+    pub request_id: u64,
+    /// Method, such as `tools/call`.
+    pub method: String,
+    /// Name of the called tool; `null` for another method.
+    pub tool: Option<String>,
+    /// Slug of the user in whose name the call is made.
+    pub user: String,
+    /// Name that the client gave itself; `null` for a call of the control socket or the HTTP API.
+    pub client: Option<String>,
+    /// Time of the request, in RFC 3339.
+    pub since: String,
+    /// Milliseconds since the request.
+    pub duration_ms: u64,
 }
 
 /// Restart budget of an instance: it fails permanently when `exits_max` unwanted exits are in the window.
@@ -277,65 +310,14 @@ pub struct LogEntry {
     pub line: LogLine,
 }
 
-/// Query for calls, newest first.
-#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct CallQuery {
-    /// Only this team (id or slug).
-    pub team: Option<String>,
-    /// Only this user (id or slug).
-    pub user: Option<String>,
-    /// Only this server (slug).
-    pub server: Option<String>,
-    /// Only the instance with this full name.
-    pub instance: Option<String>,
-    /// Only this tool.
-    pub tool: Option<String>,
-    /// Only calls that succeeded, or only those that failed.
-    pub success: Option<bool>,
-    /// Only calls that failed for this reason, such as `timed_out`.
-    pub fate: Option<String>,
-    /// Only calls of clients with this name.
-    pub client: Option<String>,
-    /// Only calls from this time on, in RFC 3339.
-    pub since: Option<String>,
-    /// Only calls before this time, in RFC 3339.
-    pub until: Option<String>,
-    /// Maximum number of calls, 1 to 1000; 100 if absent.
-    pub limit: Option<usize>,
-    /// Position of older calls, from `next` of the previous page.
-    pub cursor: Option<String>,
-}
-
-/// Query for the calls of one instance, newest first.
-#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct InstanceCallQuery {
-    /// Only this tool.
-    pub tool: Option<String>,
-    /// Only calls that succeeded, or only those that failed.
-    pub success: Option<bool>,
-    /// Only calls that failed for this reason, such as `timed_out`.
-    pub fate: Option<String>,
-    /// Only calls of clients with this name.
-    pub client: Option<String>,
-    /// Only calls from this time on, in RFC 3339.
-    pub since: Option<String>,
-    /// Only calls before this time, in RFC 3339.
-    pub until: Option<String>,
-    /// Maximum number of calls, 1 to 1000; 100 if absent.
-    pub limit: Option<usize>,
-    /// Position of older calls, from `next` of the previous page.
-    pub cursor: Option<String>,
-}
-
 /// Calls, newest first. Only calls of servers with request logging are recorded.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct CallPage {
     pub calls: Vec<CallEntry>,
     /// Value of `cursor` for older calls; `null` if there are none.
     pub next: Option<String>,
-    /// False if the disk accepts no events at present: the newest calls may be missing.
+    /// False if the disk accepts no events at present: the newest calls may be missing. A backend has those only that its
+    /// satellites have delivered.
     pub complete: bool,
 }
 

@@ -13,7 +13,7 @@ use mcp_satellite_model::secret::SecretMask;
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::error_code::INTERNAL_ERROR;
 use mcp_satellite_protocol::method;
-use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, normalize_escapes};
+use mcp_satellite_protocol::rpc::{MessageKind, MessageView, RpcMessage, member, normalize_escapes};
 use mcp_satellite_protocol::trace::TraceParent;
 use serde::Deserialize;
 use serde_json::json;
@@ -25,6 +25,8 @@ use crate::origin::CallOrigin;
 
 /// Timeout that stands for "no timeout": a clock must be able to represent the deadline.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+// Maximum characters of a client's name.
+const CLIENT_NAME_MAX: usize = 64;
 
 /// Request of a caller to a server.
 #[derive(Debug)]
@@ -80,6 +82,14 @@ pub struct ClientFacts {
     pub info: String,
 }
 
+impl ClientFacts {
+    /// Returns the name that the client gave itself, without control characters and cut at 64 characters.
+    pub fn name(&self) -> Option<String> {
+        let name: String = serde_json::from_str(member(&self.info, "name")?).ok()?;
+        Some(name.chars().filter(|letter| !letter.is_control()).take(CLIENT_NAME_MAX).collect())
+    }
+}
+
 /// Request of either kind.
 #[derive(Debug)]
 pub enum OutboundRequest {
@@ -117,6 +127,36 @@ impl OutboundRequest {
             Self::Request(CallerRequest::Method { method, .. }) => method,
             Self::Relay(ClientRelay { message, .. }) => message.method().unwrap_or_default(),
         }
+    }
+
+    /// Returns the name of the called tool, if any.
+    pub fn tool(&self) -> Option<&str> {
+        match self {
+            Self::Request(CallerRequest::Tool { name, .. }) => Some(name),
+            Self::Request(CallerRequest::Method { .. }) => None,
+            Self::Relay(ClientRelay { tool, .. }) => tool.as_deref(),
+        }
+    }
+
+    /// Returns the client that made the request; `None` if the satellite's API made it.
+    pub(crate) fn client(&self) -> Option<&ClientFacts> {
+        match self {
+            Self::Request(_) => None,
+            Self::Relay(ClientRelay { client, .. }) => client.as_deref(),
+        }
+    }
+
+    /// Drops the content, as far as the caller does not hold it anyway: the text of a client's request is shared.
+    pub(crate) fn without_content(mut self) -> Self {
+        match &mut self {
+            Self::Request(
+                CallerRequest::Tool { arguments: content, .. } | CallerRequest::Method { params: content, .. },
+            ) => {
+                *content = None;
+            }
+            Self::Relay(_) => {}
+        }
+        self
     }
 }
 
@@ -280,6 +320,37 @@ pub enum SessionCommand {
     },
     /// Determines whether the server supports the stateless era.
     Discover(DiscoverRequest),
+    /// Lists the unanswered calls.
+    ListCalls {
+        /// Maximum number of calls in the list.
+        max: usize,
+        /// Channel for the list.
+        reply: oneshot::Sender<UnansweredCalls>,
+    },
+}
+
+/// Unanswered calls of a session.
+#[derive(Debug, Clone, Default)]
+pub struct UnansweredCalls {
+    /// Number of all unanswered calls.
+    pub total: usize,
+    /// The last calls, newest first.
+    pub newest: Vec<UnansweredCall>,
+}
+
+/// Unanswered call, without its content.
+#[derive(Debug, Clone)]
+pub struct UnansweredCall {
+    /// JSON-RPC id of the request at the server.
+    pub id: u64,
+    /// Method, as the caller wrote it.
+    pub method: String,
+    /// Name of the called tool, as the caller wrote it.
+    pub tool: Option<String>,
+    /// Name that the client gave itself; `None` if the satellite's API made the call.
+    pub client: Option<String>,
+    /// Time of the admission.
+    pub since: Instant,
 }
 
 /// Request for the description of a server in the stateless era; the answer is `None` if the server does not support it.

@@ -29,7 +29,7 @@ mod stateless;
 
 pub use call::{
     AdmittedRequest, CallTicket, CallerRequest, ClientFacts, ClientRelay, DiscoverRequest, OutboundRequest,
-    ReplyChannel, SessionCommand, TIMEOUT_MAX, is_repeatable,
+    ReplyChannel, SessionCommand, TIMEOUT_MAX, UnansweredCall, UnansweredCalls, is_repeatable,
 };
 pub use gate::{AdmissionError, CallGate, CallPermit};
 pub use interface::{

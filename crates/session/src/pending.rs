@@ -1,12 +1,13 @@
 //! Requests that await a response, with their purpose and deadline.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use mcp_satellite_model::exit::{CallError, CallFate};
 use mcp_satellite_model::failure::{ExchangeFailure, FailureKind};
 
-use crate::call::{CallTicket, OutboundRequest};
+use crate::call::{CallTicket, ClientFacts, OutboundRequest, UnansweredCall, UnansweredCalls};
 use crate::interface::RequestSpan;
 use crate::origin::CallOrigin;
 use crate::state::InputRounds;
@@ -48,6 +49,21 @@ pub struct RelayedCallOrigin {
     pub(crate) token: Option<Box<str>>,
 }
 
+/// Request of a call that was written.
+pub(crate) enum SentRequest {
+    /// The request may be sent again.
+    Repeatable(OutboundRequest),
+    /// The request is not sent again, and has no content any more.
+    Final(OutboundRequest),
+}
+
+impl SentRequest {
+    fn request(&self) -> &OutboundRequest {
+        let (Self::Repeatable(request) | Self::Final(request)) = self;
+        request
+    }
+}
+
 /// Request without a response.
 pub struct PendingRequest {
     /// Purpose of the request.
@@ -60,7 +76,8 @@ pub struct PendingRequest {
     pub may_have_reached: bool,
     /// Number of attempts.
     pub attempts: u32,
-    pub(crate) request: Option<OutboundRequest>,
+    /// `None` for a request of the satellite itself, and while the request waits for its turn.
+    pub(crate) sent: Option<SentRequest>,
     pub(crate) rounds: Option<Box<InputRounds>>,
     pub(crate) span: Option<Box<dyn RequestSpan>>,
 }
@@ -74,7 +91,7 @@ impl PendingRequest {
             output_offset: None,
             may_have_reached: false,
             attempts: 0,
-            request: None,
+            sent: None,
             rounds: None,
             span: None,
         }
@@ -198,6 +215,33 @@ impl PendingRequests {
             }
             is_kept
         });
+    }
+
+    /// Returns the unanswered calls, at most `max`.
+    pub(crate) fn unanswered_calls(&self, max: usize) -> UnansweredCalls {
+        let mut calls: Vec<_> = self
+            .pending
+            .iter()
+            .filter_map(|(id, pending)| match &pending.purpose {
+                PendingPurpose::Caller { started, .. } => Some((*started, *id, pending)),
+                _ => None,
+            })
+            .collect();
+        let total = calls.len();
+        calls.sort_unstable_by_key(|(started, id, _)| Reverse((*started, *id)));
+        calls.truncate(max);
+        let waiting: HashMap<u64, &OutboundRequest> = self.unsent.iter().map(|(id, request)| (*id, request)).collect();
+        let describe = |(since, id, pending): (Instant, u64, &PendingRequest)| {
+            let request = pending.sent.as_ref().map(SentRequest::request).or_else(|| waiting.get(&id).copied())?;
+            Some(UnansweredCall {
+                id,
+                method: request.method().to_owned(),
+                tool: request.tool().map(str::to_owned),
+                client: request.client().and_then(ClientFacts::name),
+                since,
+            })
+        };
+        UnansweredCalls { total, newest: calls.into_iter().filter_map(describe).collect() }
     }
 
     /// Returns the number of calls with an id lower than `end`.

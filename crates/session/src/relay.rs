@@ -168,7 +168,10 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                 Some(AnswerRoute::Input(input)) => self.on_input(input, Ok(r#"{"roots":[]}"#)),
                 None => {}
             },
-            SessionCommand::Request(_) | SessionCommand::Cancel { .. } | SessionCommand::Discover(_) => {
+            SessionCommand::Request(_)
+            | SessionCommand::Cancel { .. }
+            | SessionCommand::Discover(_)
+            | SessionCommand::ListCalls { .. } => {
                 self.on_command(command, now);
             }
         }

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use crate::call::{CallerRequest, ClientRelay, OutboundRequest};
 use crate::envelope::{self, RequestIdentity, RequestMeta};
 use crate::interface::{Outlet, OwnRequest, RequestPhase, SessionHost};
-use crate::pending::{PendingPurpose, PendingRequest};
+use crate::pending::{PendingPurpose, PendingRequest, SentRequest};
 use crate::session::SessionCore;
 
 impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
@@ -58,11 +58,15 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                     put_request(&mut self.outlet, id, RequestPhase::InSession, None, method, params);
                 }
             }
-            // Keeps the request where it may be sent again: remote calls for a retry, stateless calls with the
-            // requested input.
-            let is_kept = O::REPEATS || self.era == Era::Stateless;
-            if let Some(pending) = self.calls.pending.get_mut(&id).filter(|_| is_kept) {
-                pending.request = Some(wanted);
+            // Remote calls may be sent again for a retry, stateless calls with the requested input. The list of
+            // unanswered calls names the others, too.
+            let is_repeatable = O::REPEATS || self.era == Era::Stateless;
+            if let Some(pending) = self.calls.pending.get_mut(&id) {
+                pending.sent = Some(if is_repeatable {
+                    SentRequest::Repeatable(wanted)
+                } else {
+                    SentRequest::Final(wanted.without_content())
+                });
             }
         }
     }
@@ -111,7 +115,9 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// Sends a call again, unless it was cancelled meanwhile. The request gets a new id, so that a late response or late
     /// progress is not taken for one of this attempt.
     pub fn resend(&mut self, id: u64) {
-        let Some(request) = self.calls.pending.get_mut(&id).and_then(|pending| pending.request.take()) else { return };
+        let sent = self.calls.pending.get_mut(&id).map(|pending| &mut pending.sent);
+        let is_repeatable = |sent: &mut SentRequest| matches!(sent, SentRequest::Repeatable(_));
+        let Some(SentRequest::Repeatable(request)) = sent.and_then(|sent| sent.take_if(is_repeatable)) else { return };
         let Some(pending) = self.calls.remove(id) else { return };
         let id = self.gate.draw_id();
         self.calls.insert(id, pending);

@@ -453,6 +453,8 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                 self.on_client_command(command, now);
             }
             SessionCommand::Discover(discover) => self.on_discover(discover, now),
+            // The send fails if nobody waits for the list any more.
+            SessionCommand::ListCalls { max, reply } => drop(reply.send(self.calls.unanswered_calls(max))),
         }
     }
 
@@ -549,9 +551,10 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::call::{CallTicket, CallerRequest, ReplyChannel};
+    use crate::call::{CallTicket, CallerRequest, ReplyChannel, UnansweredCalls};
     use crate::interface::{OwnRequest, RequestPhase, RequestSpan};
     use crate::origin::{CallOrigin, MessageCause};
+    use crate::pending::SentRequest;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -777,6 +780,29 @@ mod tests {
         assert_eq!(answer.try_recv().unwrap().unwrap().get(), r#"{"x":1e400}"#);
         assert_eq!((session.next_deadline(), session.gate.in_flight()), (None, 0));
         assert_eq!(session.gate.active_at(), start + SECOND);
+    }
+
+    #[test]
+    fn unanswered_calls_are_listed_newest_first_until_their_answer() {
+        let start = Instant::now();
+        let mut session = initialized(start);
+        let (first, _first) = call(&mut session, SECOND * 5, start);
+        let (second, _second) = call(&mut session, SECOND * 5, start + SECOND);
+        let listed = |session: &mut TestSession, max| {
+            let (reply, mut list) = oneshot::channel();
+            session.on_command(SessionCommand::ListCalls { max, reply }, start + SECOND);
+            let UnansweredCalls { total, newest } = list.try_recv().unwrap();
+            (total, newest.into_iter().map(|call| (call.id, call.tool.unwrap(), call.since)).collect::<Vec<_>>())
+        };
+        let (older, newer) = ((first, "t".to_owned(), start), (second, "t".to_owned(), start + SECOND));
+        assert_eq!(listed(&mut session, 10), (2, vec![newer.clone(), older]));
+        assert_eq!(listed(&mut session, 1), (2, vec![newer.clone()]));
+        // A request that waits for its turn is listed, too.
+        let sent = session.calls.pending.get_mut(&second).and_then(|pending| pending.sent.take());
+        let Some(SentRequest::Final(request)) = sent else { panic!("the request is not sent again") };
+        session.calls.unsent.push_back((second, request));
+        hear(&mut session, &format!(r#"{{"jsonrpc":"2.0","id":{first},"result":{{}}}}"#), start + SECOND);
+        assert_eq!(listed(&mut session, 10), (1, vec![newer]));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A temporary home with a data directory and files, the built binary that runs in it, and a satellite whose leftover
 //! processes fail the test.
 
+use std::ffi::OsStr;
 use std::fmt::Write;
 use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -11,6 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::Signal;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, Row};
 use serde_json::Value;
@@ -21,6 +24,8 @@ use crate::signals::reset_signal_actions;
 use crate::wait::{GIVE_UP, wait_for};
 
 const POLL: Duration = Duration::from_millis(20);
+/// Words of a command that name its process.
+const NAMED_WORDS: usize = 4;
 
 /// Environment variable with the mark of a home.
 pub const MARK: &str = "SATELLITE_TEST_MARK";
@@ -237,7 +242,9 @@ impl Home {
         let file = |what: &str| self.path().join(format!("{serial}.{what}"));
         let (stdout, stderr) = (file("stdout"), file("stderr"));
         command.stdout(File::create(&stdout).unwrap()).stderr(File::create(&stderr).unwrap());
-        Running { child: reset_signal_actions(&mut command).spawn().unwrap(), ended: None, stdout, stderr }
+        let words = std::iter::once(command.get_program()).chain(command.get_args()).take(NAMED_WORDS);
+        let name = words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ");
+        Running { name, child: reset_signal_actions(&mut command).spawn().unwrap(), ended: None, stdout, stderr }
     }
 
     /// The rows of `status --json`; empty if no satellite runs.
@@ -331,6 +338,8 @@ users = [{ id = "user_alice", slug = "alice" }]
 
 /// A started process with its output files. Dropping it kills it.
 pub struct Running {
+    /// Program and first arguments, for messages.
+    name: String,
     child: Child,
     ended: Option<ExitStatus>,
     stdout: PathBuf,
@@ -370,7 +379,20 @@ impl Running {
     #[track_caller]
     pub fn wait_stdout(&self, wanted: impl Fn(&str) -> bool) -> String {
         let seen = || format!("stdout:\n{}\nstderr:\n{}", self.stdout(), self.stderr());
-        wait_for("output on stdout", || Some(self.stdout()).filter(|text| wanted(text)), seen)
+        let look = || {
+            // Read before the text: a process that has ended prints nothing more.
+            let has_ended = self.has_ended();
+            let text = Some(self.stdout()).filter(|text| wanted(text));
+            assert!(text.is_some() || !has_ended, "`{}` has ended without this output; {}", self.name, seen());
+            text
+        };
+        wait_for(&format!("output of `{}`", self.name), look, seen)
+    }
+
+    /// Returns true if the process has ended. Does not reap it.
+    fn has_ended(&self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        self.ended.is_some() || waitid(Id::Pid(Pid::from_raw(self.pid())), flags) != Ok(WaitStatus::StillAlive)
     }
 
     /// Waits until `wanted` accepts the text on stderr.
@@ -425,9 +447,15 @@ impl Satellite<'_> {
     #[track_caller]
     pub fn pid(&self) -> i32 {
         let keeper = self.process.pid();
-        let children = || fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok();
-        // Orphans are also children of the keeper, but started later.
-        let first_child = || children()?.split_whitespace().next()?.parse().ok();
+        let is_helper =
+            |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "satellite-spawn\n");
+        // Servers and their orphans are also children of the keeper, but started later. The helper has its name only after
+        // its start, so it must be there.
+        let first_child = || {
+            let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+            let children: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+            children.iter().any(|pid| is_helper(*pid)).then(|| children.iter().copied().find(|pid| !is_helper(*pid)))?
+        };
         wait_for("the satellite below its keeper", first_child, || self.process.stderr())
     }
 

@@ -77,7 +77,8 @@ impl TopCommand {
         let client = ConsoleClient::new(&directory)?;
         let StatusReply { satellite, .. } = client.get("/v1/status", &ConsoleFilter::default()).await?;
         let Some(url) = satellite.console_url else {
-            let why = "the HTTP API is off; add a table [console] to the configuration and run `satellite reload`";
+            let off = "the HTTP API is off; add a table [console] to the configuration and run `satellite reload`";
+            let why = satellite.console_problem.unwrap_or_else(|| off.to_owned());
             return Err(CommandFailure::new(FAILED, why));
         };
         let file = self.token_file.clone().unwrap_or_else(|| directory.join(OWNER_TOKEN_FILE));

@@ -2,9 +2,18 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use serde_json::Value;
+
 use super::fixture::{
     InteractiveCommand, OauthFixture, authorization_url, http_get, query_parameter, redirect_target, visit,
 };
+
+/// Returns the data of the events about authorizations.
+fn authorizations(fixture: &OauthFixture) -> Vec<Value> {
+    let actions = fixture.home.events().into_iter().filter(|event| event["type"] == "control.action");
+    let data = actions.map(|event| event["data"].clone());
+    data.filter(|data| data["action"].as_str().is_some_and(|action| action.starts_with("auth_"))).collect()
+}
 
 #[test]
 fn a_server_that_requires_oauth_names_the_command_and_connects_after_it() {
@@ -21,6 +30,11 @@ fn a_server_that_requires_oauth_names_the_command_and_connects_after_it() {
     assert!(fixture.call("whoami").starts_with("subject-"));
     assert_eq!(fixture.home.state_database().metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fixture.authority.shared.state().scopes_asked, ["read"], "the scope of the challenge");
+    let recorded = authorizations(&fixture);
+    let outcomes: Vec<_> = recorded.iter().map(|data| [&data["action"], &data["outcome"]]).collect();
+    assert_eq!(outcomes, [["auth_begin", "succeeded"], ["auth_finish", "succeeded"]], "{recorded:#?}");
+    assert_eq!(recorded[0]["target"]["process_id"], name);
+    assert!(recorded.iter().all(|data| data["actor"]["kind"] == "owner"), "{recorded:#?}");
     satellite.terminate().exits(0);
 
     // The next satellite uses the stored grant.
@@ -91,6 +105,9 @@ fn metadata_of_another_resource_is_rejected_before_any_redirect() {
     let refused = fixture.home.satellite(&["auth", "files"]).exits(1);
     assert!(refused.stderr.contains("resource mismatch"), "{refused:#?}");
     assert_eq!(fixture.grants().len(), 0);
+    let recorded = authorizations(&fixture);
+    assert!(recorded.len() == 1 && recorded[0]["outcome"] != "succeeded", "{recorded:#?}");
+    assert!(recorded[0]["reason"].as_str().unwrap().contains("resource mismatch"), "{recorded:#?}");
     satellite.terminate().exits(0);
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::thread;
+use std::time::Instant;
 
 use jiff::Timestamp;
 use mcp_satellite::journal::{self, EventFollower, StoredEventQuery};
@@ -94,6 +95,29 @@ async fn events_of_a_large_batch_are_read_from_any_position() {
     assert_eq!(journal.next_seq(), 3_001);
     append_all(&journal, 2_990..=3_010).await;
     assert_same_numbers(home.stored(), range(1..=3_010));
+}
+
+#[tokio::test]
+async fn a_search_ends_at_its_deadline_although_nothing_matches_and_continues_from_there() {
+    let home = Home::new();
+    let journal = home.open();
+    let mut events: Vec<_> = (1..=3_000).map(|seq| event_at(seq, now())).collect();
+    events[2_900].event = Event::Disconnected { of: subject("acme", "bob"), was_intentional: true };
+    assert_eq!(journal.append(batch_of(events)).await, SinkAnswer::Accepted);
+    let (mut since, mut found, mut searches) = (None, Vec::new(), 0);
+    loop {
+        let query = StoredEventQuery { since, user: Some("bob".into()), ..StoredEventQuery::default() };
+        let mut search = journal::read(home.path(), query).unwrap().until(Instant::now());
+        found.extend(search.by_ref().map(|event| event.seq));
+        searches += 1;
+        assert!(search.last_read() > since || !search.is_cut(), "{since:?}");
+        since = search.last_read();
+        if !search.is_cut() {
+            break;
+        }
+    }
+    assert_eq!((found, since), (vec![2_901], Some(3_000)));
+    assert!((3..=10).contains(&searches), "each search reads one part: {searches}");
 }
 
 #[test]

@@ -289,6 +289,15 @@ fn select_page(filter: &StoredEventFilter, range: EventRange) -> (String, Vec<Va
     (select, values)
 }
 
+fn last_id(db: &Transaction<'_>) -> Result<i64, ApiError> {
+    Ok(db.prepare_cached("SELECT coalesce(max(id), 0) FROM events")?.query_row([], |row| row.get(0))?)
+}
+
+pub(super) async fn read_last_id(app: &BackendState) -> Result<u64, ApiError> {
+    let last = app.database.run(last_id).await?;
+    Ok(u64::try_from(last).unwrap_or(0))
+}
+
 pub(super) async fn read_page(
     app: &BackendState,
     mut filter: StoredEventFilter,
@@ -309,8 +318,7 @@ pub(super) async fn read_page(
             }
             let has_more = events.len() > limit;
             events.truncate(limit);
-            let last: i64 =
-                db.prepare_cached("SELECT coalesce(max(id), 0) FROM events")?.query_row([], |row| row.get(0))?;
+            let last = last_id(db)?;
             let through = match range {
                 EventRange::Before(_) => last,
                 EventRange::After(id) if !has_more => last.max(id),

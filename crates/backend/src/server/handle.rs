@@ -80,6 +80,14 @@ impl BackendHandle {
         events::read_page(&self.0, filter, range, limit).await
     }
 
+    /// Returns the id of the last stored event, or 0.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub async fn last_event(&self) -> Result<u64, ApiError> {
+        events::read_last_id(&self.0).await
+    }
+
     /// Returns a receiver that is notified of stored events.
     pub fn watch_events(&self) -> watch::Receiver<()> {
         self.0.event_signal.subscribe()

@@ -515,7 +515,7 @@ function overview() {
       element("span", { class: `status ${kind(row)}` }, text(kind(row))), " ",
       link(row, `${row.server} · ${row.team}/${row.user}`), " ",
       element("time", { class: "since", "data-since": row.since }), " ",
-      element("span", { class: "why" }, shown(row.message ?? ""), " ",
+      element("span", { class: "why" }, shown(row.message ?? ""), " · ",
         element("span", { class: "step" }, ...(row.step ? ["Next: ", ...withCommands(row.step)] : recovery(row)))));
     const buttons = element("span", { class: "buttons" });
     const label = `${action}${isRecovering(row) ? " now" : ""}`;

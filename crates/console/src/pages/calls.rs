@@ -1,4 +1,4 @@
-//! Calls that are stored in the journal.
+//! Recorded calls, which a satellite stores in its journal and delivers to its backend.
 
 use maud::{Markup, html};
 use mcp_satellite_actors::model::event::rfc3339;
@@ -6,51 +6,68 @@ use mcp_satellite_actors::model::secret::MASKED;
 use mcp_satellite_actors::seam::ToolCallFate;
 use serde_json::Value;
 
-use super::layout::{NavigationEntry, PageFrame, instance_link, page};
+use super::layout::{ConsoleSite, NavigationEntry, PageFrame, instance_link, page, satellite_choice};
 use super::{may_operate, segment, shown, shown_lines};
-use crate::v1::{CallEntry, CallPage, CallQuery};
+use crate::v1::{CallEntry, CallPage, FleetCallQuery};
 
 /// Bytes of arguments up to which a call can be repeated from the page, and of a result with which it is compared.
 const REPEATABLE_MAX: usize = 64 * 1024;
 
+/// Contents of the page of calls.
+#[derive(Debug, Clone)]
+pub struct CallsShape {
+    pub found: CallPage,
+    /// The filter.
+    pub query: FleetCallQuery,
+    /// Number of the last event that the page can contain.
+    pub through: u64,
+    /// Names of the satellites to choose from; empty at a satellite.
+    pub satellites: Vec<String>,
+}
+
 /// Returns the page.
-///
-/// `through` is the number of the last event that the page can contain.
-pub fn calls_page(found: &CallPage, query: &CallQuery, through: u64, frame: &PageFrame) -> Markup {
+pub fn calls_page(shape: &CallsShape, frame: &PageFrame) -> Markup {
+    let CallsShape { found, query: FleetCallQuery { satellite, subject, conditions }, through, satellites } = shape;
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let is_backend = frame.site == ConsoleSite::Backend;
     let content = html! {
         h1 { "Calls" }
         form.filters method="get" action={ (frame.root) "calls" } {
-            label { "Instance " input name="instance" value=(text(&query.instance)) placeholder="full name"; }
-            label { "Server " input name="server" value=(text(&query.server)); }
-            label { "Tool " input name="tool" value=(text(&query.tool)); }
-            label { "Team " input name="team" value=(text(&query.team)); }
-            label { "User " input name="user" value=(text(&query.user)); }
-            label { "Client " input name="client" value=(text(&query.client)); }
+            (satellite_choice(satellites, satellite.as_deref()))
+            label { "Instance " input name="instance" value=(text(&subject.instance)) placeholder="full name"; }
+            label { "Server " input name="server" value=(text(&subject.server)); }
+            label { "Tool " input name="tool" value=(text(&conditions.tool)); }
+            label { "Team " input name="team" value=(text(&subject.team)) placeholder=[is_backend.then_some("id")]; }
+            label { "User " input name="user" value=(text(&subject.user)) placeholder=[is_backend.then_some("id")]; }
+            label { "Client " input name="client" value=(text(&conditions.client)); }
             label { "Fate "
                 select name="fate" {
                     option value="" { "all" }
                     @for fate in ToolCallFate::ALL.into_iter().skip(1).map(ToolCallFate::as_str) {
-                        option value=(fate) selected[query.fate.as_deref() == Some(fate)] { (fate) }
+                        option value=(fate) selected[conditions.fate.as_deref() == Some(fate)] { (fate) }
                     }
                 }
             }
-            label { "From " input name="since" value=(text(&query.since)) placeholder="2026-01-31T12:00:00Z"; }
-            label { "Before " input name="until" value=(text(&query.until)) placeholder="2026-01-31T13:00:00Z"; }
+            label { "From " input name="since" value=(text(&conditions.since)) placeholder="2026-01-31T12:00:00Z"; }
+            label { "Before " input name="until" value=(text(&conditions.until)) placeholder="2026-01-31T13:00:00Z"; }
             label { "Result "
                 select name="success" {
                     option value="" { "all" }
-                    option value="true" selected[query.success == Some(true)] { "answered" }
-                    option value="false" selected[query.success == Some(false)] { "failed" }
+                    option value="true" selected[conditions.success == Some(true)] { "answered" }
+                    option value="false" selected[conditions.success == Some(false)] { "failed" }
                 }
             }
             button type="submit" { "Show" }
         }
-        p.help { "Each instance keeps its last calls, and only those of servers with request logging; " code { "[journal]" } " sets how many." }
+        @if is_backend {
+            p.help { "Satellites deliver the calls of servers with request logging, with a delay of some seconds. A call is repeated at the console of its satellite." }
+        } @else {
+            p.help { "Each instance keeps its last calls, and only those of servers with request logging; " code { "[journal]" } " sets how many." }
+        }
         p #new-calls hidden data-through=(through) role="status" { a.button href="calls" {} }
         @if found.calls.is_empty() { p { "No stored call matches." } }
         ol.events.calls aria-label="Calls, newest first" { @for call in &found.calls { (item(call, frame)) } }
-        @if let Some(next) = &found.next { p { a.button href={ (frame.root) "calls?" (next_query(query, next)) } { "Older calls" } } }
+        @if let Some(next) = &found.next { p { a.button href={ (frame.root) "calls?" (next_query(&shape.query, next)) } { "Older calls" } } }
     };
     page(frame, NavigationEntry::Calls, "calls", "Calls", &content)
 }
@@ -74,7 +91,7 @@ fn item(entry: &CallEntry, frame: &PageFrame) -> Markup {
                     div { h3 { "Arguments" } pre tabindex="0" { (shown_lines(arguments)) } }
                     div { h3 { "Result" } pre.before tabindex="0" { (shown_lines(response)) } }
                 }
-                @if may_operate(frame) {
+                @if may_operate(frame) && frame.site == ConsoleSite::Satellite {
                     @if let Some(why) = why_not_repeatable(arguments) { p.help { "This call cannot be repeated: " (why) "." } }
                     @else {
                         button type="button" data-repeat=(call.tool_name) data-instance=(entry.instance) data-arguments=(arguments)
@@ -100,18 +117,20 @@ fn why_not_repeatable(arguments: &str) -> Option<&'static str> {
     (!is_complete).then_some("its arguments were cut when they were stored")
 }
 
-fn next_query(query: &CallQuery, cursor: &str) -> String {
-    let success = query.success.map(|success| success.to_string());
+fn next_query(query: &FleetCallQuery, cursor: &str) -> String {
+    let FleetCallQuery { satellite, subject, conditions } = query;
+    let success = conditions.success.map(|success| success.to_string());
     let given = [
-        ("instance", &query.instance),
-        ("server", &query.server),
-        ("tool", &query.tool),
-        ("user", &query.user),
-        ("client", &query.client),
-        ("fate", &query.fate),
-        ("team", &query.team),
-        ("since", &query.since),
-        ("until", &query.until),
+        ("satellite", satellite),
+        ("instance", &subject.instance),
+        ("server", &subject.server),
+        ("tool", &conditions.tool),
+        ("user", &subject.user),
+        ("client", &conditions.client),
+        ("fate", &conditions.fate),
+        ("team", &subject.team),
+        ("since", &conditions.since),
+        ("until", &conditions.until),
         ("success", &success),
     ];
     let mut parts: Vec<String> =

@@ -1,10 +1,12 @@
 //! Events: the newest first. The script adds new ones.
 
+use std::time::Duration;
+
 use maud::{Markup, html};
 use mcp_satellite_actors::model::event::{Envelope, Event, rfc3339};
 use serde_json::Value;
 
-use super::layout::{NavigationEntry, PageFrame, instance_link, page};
+use super::layout::{ConsoleSite, NavigationEntry, PageFrame, instance_link, page, satellite_choice};
 use super::{segment, shown};
 use crate::api::EventQuery;
 
@@ -62,13 +64,10 @@ pub fn events_page(shape: &EventsShape, frame: &PageFrame) -> Markup {
                     @for kind in Event::KINDS { option value=(kind) selected[*kind == types] { (kind) } }
                 }
             }
-            @if !satellites.is_empty() {
-                label { "Satellite "
-                    select name="satellite" {
-                        option value="" { "all" }
-                        @for name in satellites { option value=(name) selected[satellite.as_ref() == Some(name)] { (shown(name)) } }
-                    }
-                }
+            (satellite_choice(satellites, satellite.as_deref()))
+            // A backend finds events by satellite and instance.
+            @if frame.site == ConsoleSite::Satellite {
+                label { "Team " input name="team" value=(query.team.as_deref().unwrap_or_default()); }
             }
             label { "Instance " input name="instance" value=(query.instance.as_deref().unwrap_or_default()) placeholder="full name"; }
             button type="submit" { "Show" }
@@ -78,10 +77,23 @@ pub fn events_page(shape: &EventsShape, frame: &PageFrame) -> Markup {
         @if let Some(later) = later { p { "These are not the last events. " a.button href={ (frame.root) "events?since=" (later) (filter) } { "Later events" } } }
         @if *is_old { p { a href={ (frame.root) "events?" (filter) } { "Newest events" } } }
         ol #events.events data-since=(through) data-filter=(filter) data-old[*is_old] aria-label="Events, newest first" { (event_items(frame, events, true)) }
+        // The style hides it when the script adds an event.
+        @if events.is_empty() { p.none { (why_none(shape)) } }
         p #older hidden[older.is_none()] { a.button href={ (frame.root) "events?before=" (older.unwrap_or(0)) (filter) } { "Older events" } }
-        @if events.is_empty() && *is_old { p { "No older event matches." } }
     };
     page(frame, NavigationEntry::Events, "events", "Events", &content)
+}
+
+/// Returns the reason why the list has no event.
+fn why_none(shape: &EventsShape) -> &'static str {
+    let EventsShape { query, older, is_old, .. } = shape;
+    match (older, is_old, &query.instance) {
+        // The search is limited in time.
+        (Some(_), _, _) => "No event was found yet; older ones may match.",
+        (None, true, _) => "No older event matches.",
+        (None, false, Some(_)) => "No event of this instance is stored.",
+        (None, false, None) => "No stored event matches.",
+    }
 }
 
 /// Returns items of a list of events, like those of the script.
@@ -122,10 +134,11 @@ fn describe(event: &Event, satellite: Option<&str>) -> String {
             }
             "actor" => format!("by {} {} via {}", text("kind"), text("name"), text("via")).replace("  ", " "),
             "target" => text("process_id").to_owned(),
-            _ => {
-                let value = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
-                format!("{} {value}", name.replace('_', " "))
-            }
+            _ => match (name.strip_suffix("_ms"), value.as_u64(), value.as_str()) {
+                (Some(name), Some(time), _) => format!("{} {:?}", name.replace('_', " "), Duration::from_millis(time)),
+                (_, _, Some(text)) => format!("{} {text}", name.replace('_', " ")),
+                _ => format!("{} {value}", name.replace('_', " ")),
+            },
         });
     }
     parts.extend(satellite.map(|name| format!("satellite {name}")));

@@ -1,4 +1,4 @@
-//! One instance: its state, restarts, process, catalogue, output and events.
+//! One instance: its state, restarts, process, calls in flight, catalogue, output and events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use serde::Deserialize;
 use super::chart::usage_chart;
 use super::events::{EventEntry, event_items};
 use super::layout::{NavigationEntry, PageFrame, page, status_label, with_commands};
+use super::unanswered_calls::unanswered_calls;
 use super::{may_operate, segment, shown, shown_lines};
 use crate::api::InstanceStatus;
 use crate::v1::{BudgetReport, InstanceDetails, LogPage, ProcessEntry, ProcessReport, UsageReport};
@@ -62,6 +63,7 @@ pub fn instance_page(shape: &InstanceShape, frame: &PageFrame) -> Markup {
                 h2 #usage-title { "Memory and CPU" }
                 (usage_chart(&shape.usage, status.pid.is_some()))
             }
+            section #unanswered data-live aria-labelledby="unanswered-title" { (unanswered_calls(shape.details.unanswered_calls.as_ref())) }
             section #processes data-live aria-labelledby="processes-title" { (processes(shape.processes.as_ref())) }
         }
         section #catalogue data-live aria-labelledby="catalogue-title" { (catalogue(shape, frame)) }

@@ -63,8 +63,7 @@ const SECTIONS: [(NavigationEntry, &str, &str); 7] = [
 
 /// Returns true if the site has a page of this section. A backend knows only what satellites report.
 fn has_section(site: ConsoleSite, section: NavigationEntry) -> bool {
-    let at_satellites_only =
-        matches!(section, NavigationEntry::Calls | NavigationEntry::Clients | NavigationEntry::Tree);
+    let at_satellites_only = matches!(section, NavigationEntry::Clients | NavigationEntry::Tree);
     site == ConsoleSite::Satellite || !at_satellites_only
 }
 
@@ -136,6 +135,20 @@ fn head(root: &str, title: &str, csrf_token: Option<&str>) -> Markup {
 /// A link to the page of an instance.
 pub(super) fn instance_link(frame: &PageFrame, name: &str, text: &str) -> Markup {
     html! { a href={ (frame.root) "instances/" (segment(name)) } { (shown(text)) } }
+}
+
+/// A choice of a satellite in a form; nothing at a satellite.
+pub(super) fn satellite_choice(satellites: &[String], chosen: Option<&str>) -> Markup {
+    html! {
+        @if !satellites.is_empty() {
+            label { "Satellite "
+                select name="satellite" {
+                    option value="" { "all" }
+                    @for name in satellites { option value=(name) selected[chosen == Some(name.as_str())] { (shown(name)) } }
+                }
+            }
+        }
+    }
 }
 
 /// Text with commands in backquotes.

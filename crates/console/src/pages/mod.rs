@@ -19,6 +19,7 @@ mod playground;
 mod problem;
 mod reported_instance;
 mod tree;
+mod unanswered_calls;
 
 use std::borrow::Cow;
 
@@ -31,7 +32,7 @@ use mcp_satellite_config::Role;
 use serde::{Deserialize, Serialize};
 
 pub use assets::{answer_asset, asset_bytes};
-pub use calls::calls_page;
+pub use calls::{CallsShape, calls_page};
 pub use clients::{ClientsShape, ConnectableClient, clients_page};
 pub use events::{EventEntry, EventsShape, events_page};
 pub use fleet::{FleetPageShape, SatellitePageShape, config_is_current, fleet_page, satellite_page};

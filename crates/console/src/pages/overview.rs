@@ -136,7 +136,7 @@ fn attention_item(frame: &PageFrame, row: &InstanceRow, attention: &Attention) -
             " " (instance_link(frame, &row.name, &format!("{} · {}/{}", row.server, row.team, row.user)))
             " " time.since data-since=(row.since) { }
             " " span.why {
-                (shown(&attention.message)) " "
+                (shown(&attention.message)) " · "
                 span.step { @if let Some(step) = &attention.step { "Next: " (with_commands(step)) } @else { (recovery(frame, row, attention)) } }
             }
             span.buttons {

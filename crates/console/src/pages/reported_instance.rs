@@ -55,6 +55,7 @@ pub fn reported_instance_page(shape: &ReportedInstanceShape, frame: &PageFrame) 
             h2 #timeline-title { "Events" }
             p {
                 a href={ (frame.root) "events?instance=" (segment(name)) } { "All stored events of this instance" } " · "
+                a href={ (frame.root) "calls?instance=" (segment(name)) } { "Its calls" } " · "
                 a href={ (frame.root) "fleet/" (segment(satellite)) } { "Its satellite" }
             }
             ol #events.events data-since=(shape.through) data-instance=(name) aria-label="Events, newest first" { (event_items(frame, &shape.events, false)) }

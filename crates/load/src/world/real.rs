@@ -254,7 +254,7 @@ fn descendants(root_pid: u32) -> Vec<u32> {
         let Some((pid, parent)) = pid.and_then(|pid| Some((pid, parent_of(pid)?))) else { continue };
         children.entry(parent).or_default().push(pid);
     }
-    // The keeper has no other child than this process, which has the spawn helper besides its servers.
+    // The keeper is the parent of this process, of the servers and of the spawn helper.
     let top = if is_orphan(root_pid) { Some(root_pid) } else { parent_of(root_pid) };
     let mut open = Vec::from_iter(top);
     let mut found = Vec::new();

@@ -13,11 +13,15 @@ use nix::sys::signalfd::SignalFd;
 use nix::unistd::Pid;
 use rustix::fs::{FlockOperation, flock};
 
+use super::children::KeeperChildren;
 use super::link::milliseconds;
-use super::messages::{DescriptorName, KeeperEvent, KeeperRequest, KeeperSocket, PIPED_SIGNALS, PreviousGeneration};
-use super::orphans::{end_orphans, reap};
+use super::messages::{
+    DescriptorName, KeeperEvent, KeeperRequest, KeeperSocket, PIPED_SIGNALS, PreviousGeneration, SatelliteMessage,
+};
+use super::orphans::end_orphans;
 use super::rules::{GenerationEnd, KeeperEffect, KeeperRules, ProcessExit, SatellitePhase};
-use crate::process::LeftoverCgroups;
+use super::run_client::KeeperIdentity;
+use crate::process::{ForkedHelper, LeftoverCgroups};
 use crate::program_pages::ProgramPages;
 use crate::service_manager::{NotificationRelay, NotifyState};
 
@@ -56,6 +60,7 @@ struct WatchdogTimer {
 /// State of the keeper over all generations.
 pub(super) struct GenerationLoop {
     rules: KeeperRules,
+    children: KeeperChildren,
     signals: SignalFd,
     relay: Option<NotificationRelay>,
     watchdog: Option<WatchdogTimer>,
@@ -70,10 +75,18 @@ pub(super) struct GenerationLoop {
 
 impl GenerationLoop {
     /// `watchdog` is the interval of the service manager.
-    pub(super) fn new(signals: SignalFd, relay: Option<NotificationRelay>, watchdog: Option<Duration>) -> Self {
+    ///
+    /// # Errors
+    /// The description of this process cannot be read, or the system has no random numbers.
+    pub(super) fn new(
+        signals: SignalFd,
+        relay: Option<NotificationRelay>,
+        watchdog: Option<Duration>,
+    ) -> io::Result<Self> {
         let watchdog = watchdog.map(|interval| WatchdogTimer { interval, next: Instant::now() });
-        Self {
+        Ok(Self {
             rules: KeeperRules::new(),
+            children: KeeperChildren::new()?,
             signals,
             relay,
             watchdog,
@@ -81,7 +94,17 @@ impl GenerationLoop {
             last_request: None,
             stuck: Vec::new(),
             pages: ProgramPages::find(),
-        }
+        })
+    }
+
+    /// Returns the identity of this keeper for the next satellite.
+    pub(super) fn identity(&self) -> KeeperIdentity {
+        self.children.identity()
+    }
+
+    /// Forks the spawn helper of the next satellite.
+    pub(super) fn fork_helper(&mut self) -> io::Result<ForkedHelper> {
+        self.children.fork_helper()
     }
 
     /// Opens the connection to the next satellite: the end of the keeper, and that of the satellite, which has received the
@@ -105,6 +128,7 @@ impl GenerationLoop {
     /// Watches a satellite until it ends, and ends all other processes below the keeper. Returns the exit code of the
     /// keeper, or `None` after the time at which another satellite starts.
     pub(super) fn supervise(&mut self, satellite: Pid, socket: KeeperSocket) -> Option<ExitCode> {
+        self.children.set_satellite(satellite);
         let exit = self.watch(satellite, socket);
         self.rules.satellite_ended(Instant::now(), exit);
         if exit.is_none() {
@@ -115,7 +139,8 @@ impl GenerationLoop {
         } else if let Some(relay) = &self.relay {
             relay.notify(&NotifyState::Status("the satellite has crashed and is started again"));
         }
-        let ended = end_orphans(&LeftoverCgroups::for_satellite(satellite.as_raw().unsigned_abs()), &self.stuck);
+        let ended = end_orphans(&LeftoverCgroups::of_keeper(), &self.stuck);
+        self.children.clear();
         self.pause(ended)
     }
 
@@ -128,7 +153,9 @@ impl GenerationLoop {
             return Err(error);
         }
         self.rules.fork_failed(Instant::now(), error.raw_os_error().unwrap_or_default());
-        Ok(self.pause(0))
+        let ended = end_orphans(&LeftoverCgroups::of_keeper(), &self.stuck);
+        self.children.clear();
+        Ok(self.pause(ended))
     }
 
     /// Watches a satellite. Returns its end, or `None` if it does not end.
@@ -138,10 +165,14 @@ impl GenerationLoop {
         loop {
             match self.rules.expire(Instant::now()) {
                 // The process is not reaped yet, so its id is not reused. Its end is reported by SIGCHLD.
-                Some(KeeperEffect::KillSatellite) => drop(kill(satellite, Signal::SIGKILL)),
-                Some(KeeperEffect::AbandonSatellite) => return None,
+                Some(KeeperEffect::Kill) => drop(kill(satellite, Signal::SIGKILL)),
+                Some(KeeperEffect::Abandon) => return None,
                 // It follows a pause only.
-                Some(KeeperEffect::StartSatellite) | None => {}
+                Some(KeeperEffect::Start) | None => {}
+            }
+            self.children.expire(Instant::now());
+            if let Some(socket) = &socket {
+                self.children.send(socket);
             }
             self.wait(socket.as_ref());
             socket = socket.filter(|socket| self.receive_requests(socket));
@@ -167,7 +198,7 @@ impl GenerationLoop {
                 }
                 return Some(ExitCode::from(end.exit_code()));
             }
-            if self.rules.expire(Instant::now()) == Some(KeeperEffect::StartSatellite) {
+            if self.rules.expire(Instant::now()) == Some(KeeperEffect::Start) {
                 return None;
             }
             self.wait(None);
@@ -189,13 +220,19 @@ impl GenerationLoop {
         let now = Instant::now();
         self.notify_watchdog(now);
         let watchdog = self.watchdog.as_ref().map(|watchdog| watchdog.next);
-        let timeout = self.rules.deadline().into_iter().chain(watchdog).min().map_or(PollTimeout::NONE, |until| {
+        let deadlines = [self.rules.deadline(), self.children.deadline(), watchdog];
+        let timeout = deadlines.into_iter().flatten().min().map_or(PollTimeout::NONE, |until| {
             PollTimeout::try_from(until.saturating_duration_since(now) + ROUNDING).unwrap_or(PollTimeout::MAX)
         });
         let relay = self.relay.as_ref().map(|relay| relay.descriptor().as_fd());
-        let descriptors = [Some(self.signals.as_fd()), relay, socket.map(KeeperSocket::as_fd)];
-        let mut awaited: Vec<_> =
-            descriptors.into_iter().flatten().map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)).collect();
+        let mut awaited: Vec<_> = [Some(self.signals.as_fd()), relay]
+            .into_iter()
+            .flatten()
+            .map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN))
+            .collect();
+        let is_full = self.children.has_messages();
+        let of_socket = if is_full { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
+        awaited.extend(socket.map(|socket| PollFd::new(socket.as_fd(), of_socket)));
         let _ = self.pages.as_ref().map(ProgramPages::release);
         // An error means that the poll was interrupted; all descriptors are read anyway.
         let _ = poll(&mut awaited, timeout);
@@ -217,19 +254,26 @@ impl GenerationLoop {
     fn receive_requests(&mut self, socket: &KeeperSocket) -> bool {
         loop {
             match socket.try_receive() {
-                Ok(Some((KeeperRequest::KeepDescriptor { name }, mut descriptors))) => {
-                    if let Some(descriptor) = descriptors.pop() {
-                        self.held.insert(name, descriptor);
-                    }
+                Ok(Some((SatelliteMessage::Run(request), _))) => self.children.receive(&request),
+                Ok(Some((SatelliteMessage::Lifecycle(request), descriptors))) => {
+                    self.receive_request(&request, descriptors);
                 }
-                Ok(Some((KeeperRequest::ForgetDescriptor { name }, _))) => drop(self.held.remove(&name)),
-                Ok(Some((request, _))) => self.rules.receive(Instant::now(), &request),
                 Ok(None) => return false,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 // A message that the keeper does not understand changes nothing.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
                 Err(_) => return false,
             }
+        }
+    }
+
+    fn receive_request(&mut self, request: &KeeperRequest, mut descriptors: Vec<OwnedFd>) {
+        match request {
+            KeeperRequest::KeepDescriptor { name } => {
+                self.held.extend(descriptors.pop().map(|descriptor| (*name, descriptor)));
+            }
+            KeeperRequest::ForgetDescriptor { name } => drop(self.held.remove(name)),
+            request => self.rules.receive(Instant::now(), request),
         }
     }
 
@@ -244,7 +288,7 @@ impl GenerationLoop {
             }
             match (signal, satellite) {
                 (Signal::SIGCHLD, _) => {
-                    if let Some(exit) = reap(satellite.map(|(satellite, _)| satellite)) {
+                    if let Some(exit) = self.children.collect() {
                         return Some(exit);
                     }
                 }

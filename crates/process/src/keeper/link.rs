@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 
-use super::messages::{DescriptorName, KeeperEvent, KeeperRequest, KeeperSocket, PIPED_SIGNALS, PreviousGeneration};
+use super::messages::{
+    DescriptorName, KeeperEvent, KeeperMessage, KeeperRequest, KeeperSocket, PIPED_SIGNALS, PreviousGeneration,
+};
+use super::run_client::RunClient;
 use crate::service_manager::ServiceManager;
 
 type OrphanCleanup = Box<dyn FnOnce() + Send>;
@@ -58,7 +61,7 @@ impl KeeperClient {
     ///
     /// # Errors
     /// They are not complete.
-    pub(super) fn open(socket: KeeperSocket) -> io::Result<(Self, SatelliteGeneration)> {
+    pub(super) fn open(socket: Arc<KeeperSocket>) -> io::Result<(Self, SatelliteGeneration)> {
         let mut generation = None;
         let mut left = BTreeMap::new();
         loop {
@@ -77,7 +80,7 @@ impl KeeperClient {
             }
         }
         let generation = generation.ok_or(io::ErrorKind::InvalidData)?;
-        Ok((Self { socket: Arc::new(socket), left: Arc::new(Mutex::new(left)) }, generation))
+        Ok((Self { socket, left: Arc::new(Mutex::new(left)) }, generation))
     }
 
     /// Sets the cleanup that runs on its own thread if the keeper is killed. The process exits afterwards.
@@ -131,7 +134,9 @@ impl KeeperClient {
     /// Forgets all descriptors that the last satellite has left and this one has not taken over.
     pub fn forget_left(&self) {
         let left = std::mem::take(&mut *self.left());
-        left.into_keys().for_each(|name| self.forget(name));
+        for name in left.into_keys() {
+            self.forget(name);
+        }
     }
 
     /// Takes over a descriptor that the last satellite has left. The keeper continues to hold it.
@@ -164,21 +169,19 @@ impl KeeperClient {
         }
     }
 
-    /// Passes the keeper's signals on. When the keeper has ended, runs the cleanup and ends the process.
-    pub(super) fn receive_signals(&self, sender: &mpsc::UnboundedSender<Signal>) {
+    /// Passes the keeper's messages on. When the keeper has ended, runs the cleanup and ends the process.
+    pub(super) fn receive_messages(&self, sender: &mpsc::UnboundedSender<Signal>, runs: &RunClient) {
         loop {
             match self.socket.receive() {
-                Ok(Some((KeeperEvent::Signal { number }, _))) => {
+                Ok(Some((KeeperMessage::Run(event), descriptors))) => runs.receive(&event, descriptors),
+                Ok(Some((KeeperMessage::Lifecycle(KeeperEvent::Signal { number }), _))) => {
                     if let Some(signal) = PIPED_SIGNALS.iter().find(|signal| **signal as i32 == number) {
                         // The receiver is gone once the satellite is ending.
                         let _ = sender.send(*signal);
                     }
                 }
                 // They are sent before the fork.
-                Ok(Some((
-                    KeeperEvent::Welcome { .. } | KeeperEvent::Descriptor { .. } | KeeperEvent::DescriptorsEnd,
-                    _,
-                ))) => {}
+                Ok(Some((KeeperMessage::Lifecycle(_), _))) => {}
                 Ok(None) => break,
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     tracing::warn!(%error, "the keeper sent a message that this version does not understand");
@@ -186,6 +189,7 @@ impl KeeperClient {
                 Err(_) => break,
             }
         }
+        runs.close();
         tracing::error!("the keeper was killed: ending every server at once");
         if let Some(act) = ORPHAN_CLEANUP.lock().unwrap_or_else(PoisonError::into_inner).take() {
             act();
@@ -221,7 +225,7 @@ mod tests {
             keeper.send_with(&KeeperEvent::Descriptor { name: *name }, &[listener.as_fd()]).unwrap();
         }
         keeper.send(&KeeperEvent::DescriptorsEnd).unwrap();
-        let (client, generation) = KeeperClient::open(below).unwrap();
+        let (client, generation) = KeeperClient::open(Arc::new(below)).unwrap();
         (client, generation, keeper)
     }
 
@@ -241,7 +245,7 @@ mod tests {
     #[test]
     fn a_connection_without_the_first_messages_is_an_error() {
         let (_keeper, below) = KeeperSocket::pair().unwrap();
-        assert!(KeeperClient::open(below).is_err());
+        assert!(KeeperClient::open(Arc::new(below)).is_err());
     }
 
     #[test]

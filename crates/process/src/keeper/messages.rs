@@ -86,6 +86,69 @@ pub(super) struct PreviousGeneration {
     pub(super) down_ms: u64,
 }
 
+/// Request of the satellite about the leaders of runs, which are children of the keeper, and about the spawn helper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RunRequest {
+    /// The leader of a run is about to be forked. Answered with `Held` or `NotHeld`.
+    Hold { run: u64 },
+    /// The leader has executed its program. `start_time` is in clock ticks since boot.
+    Started { run: u64, pid: u32, start_time: u64 },
+    /// The leader has ended and its process tree is empty.
+    Reap { run: u64 },
+    /// The start has failed, or the satellite is not interested in the leader any more.
+    Discard { run: u64 },
+    /// The spawn helper was lost. Answered with `Helper` or `NoHelper`.
+    NewHelper,
+}
+
+/// Message of the keeper about the leaders of runs and the spawn helper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RunEvent {
+    /// The leader of the run may be forked: it will not be reaped before the satellite requests it.
+    Held {
+        run: u64,
+    },
+    NotHeld {
+        run: u64,
+        errno: i32,
+    },
+    /// The leader has ended. Neither code nor signal: its end is unknown.
+    Ended {
+        run: u64,
+        code: Option<i32>,
+        signal: Option<i32>,
+    },
+    /// A new spawn helper. The descriptor is that of its stream.
+    Helper {
+        pid: u32,
+    },
+    NoHelper {
+        errno: i32,
+    },
+    /// Number of adopted processes that the keeper has reaped since its start.
+    Orphans {
+        reaped: u64,
+    },
+}
+
+/// Any message of the satellite.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum SatelliteMessage {
+    Lifecycle(KeeperRequest),
+    Run(RunRequest),
+}
+
+/// Any message of the keeper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum KeeperMessage {
+    Lifecycle(KeeperEvent),
+    Run(RunEvent),
+}
+
 /// One end of the connection between keeper and satellite. It keeps the boundaries of messages, and its other end is
 /// closed when that process has ended.
 #[derive(Debug)]
@@ -110,16 +173,32 @@ impl KeeperSocket {
     /// # Errors
     /// The other process has ended, or too many messages wait for it.
     pub(super) fn send_with(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.write(message, descriptors, SendFlags::DONTWAIT)
+    }
+
+    /// Sends a message. Waits while too many messages wait for the other process.
+    ///
+    /// # Errors
+    /// The other process has ended.
+    pub(super) fn send_patiently(&self, message: &impl Serialize) -> io::Result<()> {
+        self.write(message, &[], SendFlags::empty())
+    }
+
+    fn write(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
         let text = serde_json::to_vec(message)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut passed = SendAncillaryBuffer::new(&mut space);
         // The buffer may have room for one more, depending on its alignment.
-        let fits = descriptors.len() <= DESCRIPTORS_MAX;
-        if !descriptors.is_empty() && !(fits && passed.push(SendAncillaryMessage::ScmRights(descriptors))) {
+        let is_too_long = descriptors.len() > DESCRIPTORS_MAX;
+        if !descriptors.is_empty() && (is_too_long || !passed.push(SendAncillaryMessage::ScmRights(descriptors))) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message has too many descriptors"));
         }
-        sendmsg(&self.0, &[IoSlice::new(&text)], &mut passed, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
-        Ok(())
+        loop {
+            match sendmsg(&self.0, &[IoSlice::new(&text)], &mut passed, flags | SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                sent => return Ok(sent.map(drop)?),
+            }
+        }
     }
 
     /// Waits for a message. Returns `None` after the other end was closed.
@@ -226,6 +305,24 @@ mod tests {
         let (keeper, _satellite) = KeeperSocket::pair().unwrap();
         let full = (0..100_000).find_map(|_| keeper.send(&KeeperEvent::Signal { number: 1 }).err());
         assert_eq!(full.unwrap().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn both_kinds_of_messages_share_a_socket() {
+        let (keeper, satellite) = KeeperSocket::pair().unwrap();
+        satellite.send(&KeeperRequest::Alive).unwrap();
+        satellite.send_patiently(&RunRequest::NewHelper).unwrap();
+        satellite.send_patiently(&RunRequest::Started { run: 3, pid: 70, start_time: 100 }).unwrap();
+        let receive = || keeper.receive::<SatelliteMessage>().unwrap().unwrap().0;
+        assert_eq!(receive(), SatelliteMessage::Lifecycle(KeeperRequest::Alive));
+        assert_eq!(receive(), SatelliteMessage::Run(RunRequest::NewHelper));
+        assert_eq!(receive(), SatelliteMessage::Run(RunRequest::Started { run: 3, pid: 70, start_time: 100 }));
+        keeper.send(&KeeperEvent::Signal { number: 15 }).unwrap();
+        let ended = RunEvent::Ended { run: 3, code: None, signal: Some(9) };
+        keeper.send(&ended).unwrap();
+        let receive = || satellite.receive::<KeeperMessage>().unwrap().unwrap().0;
+        assert_eq!(receive(), KeeperMessage::Lifecycle(KeeperEvent::Signal { number: 15 }));
+        assert_eq!(receive(), KeeperMessage::Run(ended));
     }
 
     #[test]

@@ -1,19 +1,21 @@
-//! Keeper process above the satellite, which makes sure that no server outlives the satellite. It adopts orphaned
-//! processes below it. After the satellite has ended for whatever reason, it kills all of them and waits until none is
-//! left. Then it exits with the satellite's code, or forks another satellite: the next generation. It is forked before any
-//! thread exists and has a single thread.
+//! Keeper process above the satellite. The servers are its children, so they do not depend on the process of the
+//! satellite; it also adopts the orphans of servers. After the satellite has ended for whatever reason, it kills all of
+//! them and waits until none is left. Then it exits with the satellite's code, or forks another satellite: the next
+//! generation. It has a single thread.
 //!
 //! ```text
-//!  shell ──► keeper ──► satellite ──► servers ──► their children
-//!              ▲            ▲            │            │
-//!              │            └─ orphans ◀─┴────────────┘
-//!              └──────────────┘ when the satellite has ended
+//!  shell ──► keeper ─┬─► satellite
+//!               ▲    ├─► spawn helper              forks the servers as children of the keeper
+//!               │    └─► servers ──► their children
+//!               └────────── orphans ◀──┘
 //! ```
 //!
-//! The satellite also starts the spawn helper, which forks the servers; see `process/spawn_helper.rs`.
+//! The keeper forks the spawn helper (see `process/spawn_helper.rs`) and then the satellite, which inherits the stream to
+//! the helper. If the helper ends, the satellite requests another one.
 //!
-//! The satellite adopts orphans, too, from when it can start servers: if either process ends, the other one has all of
-//! them.
+//! The satellite supervises the servers and sends them signals; only the keeper can wait for them. It reports the end of
+//! each leader and reaps it when the satellite has found its process tree empty; see `runs.rs`. If the keeper is killed,
+//! the kernel kills all leaders.
 //!
 //! Keeper and satellite are connected by a socket; see `messages.rs`. The keeper passes signals such as SIGTERM on. A signal
 //! to the whole process group, as sent by a terminal or systemd, reaches both processes but is one request, so the
@@ -32,29 +34,34 @@
 //! The satellite reports its exit code when it is finished. A thread that waits in the kernel for a hanging disk can keep
 //! the satellite's process from ending; the keeper then ends without it.
 
+mod children;
 mod generations;
 mod link;
 mod messages;
 mod orphans;
 mod rules;
+pub(crate) mod run_client;
+mod runs;
 
 use std::ffi::CStr;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::{io, thread};
 
 use nix::sys::prctl::{get_name, set_child_subreaper, set_dumpable, set_name};
 use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
+use nix::unistd::{ForkResult, Pid, fork};
 use tokio::sync::mpsc;
 
+use self::children::is_named;
 use self::generations::GenerationLoop;
 pub use self::link::{KeeperClient, KeeperLink, LostSatellite, SatelliteGeneration};
 pub use self::messages::DescriptorName;
 use self::messages::{KeeperSocket, PIPED_SIGNALS};
-use self::orphans::is_named;
-use crate::process::{ProcessStat, set_keeper, signals, start_spawn_helper};
+use self::run_client::{KeeperIdentity, RunClient};
+use crate::process::{ForkedHelper, ProcessStat, signals, use_spawn_helper};
 use crate::service_manager::{self, ServiceManager};
 
 /// Process name, shown to people and checked by the next satellite on the same data directory.
@@ -86,23 +93,27 @@ pub fn run_with_keeper(satellite: impl Fn(KeeperLink) -> u8) -> io::Result<ExitC
             writeln!(io::stderr(), "satellite: cannot hide the environment of this process from the servers: {error}");
     }
     let signals = SignalFd::with_flags(&waited_for, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-    let (keeper, name) = (getpid(), get_name()?);
-    let mut generations = GenerationLoop::new(signals, relay, service_manager.watchdog);
+    // Before the first fork: a kernel before 4.11 finds the subreaper only for processes forked later. Children do not
+    // inherit the setting. Without it orphans go to the process above the keeper.
+    let _ = set_child_subreaper(true);
+    let name = get_name()?;
+    let mut generations = GenerationLoop::new(signals, relay, service_manager.watchdog)?;
     loop {
-        let forked = generations.open_connection().and_then(|sockets| Ok((sockets, fork_process()?)));
+        let prepared = generations.open_connection().map(|sockets| (sockets, generations.fork_helper()));
+        let forked = prepared.and_then(|prepared| Ok((prepared, fork_process()?)));
         let ended = match forked {
-            Ok(((socket, below), ForkResult::Child)) => {
+            Ok((((socket, below), helper), ForkResult::Child)) => {
+                let identity = generations.identity();
                 // The satellite gets duplicates of the descriptors that the keeper holds by messages.
                 drop((generations, socket));
                 // The name of an earlier keeper was inherited.
                 let _ = set_name(&name);
-                return run_satellite(satellite, keeper, below, service_manager, &mask);
+                return run_satellite(satellite, identity, helper, below, service_manager, &mask);
             }
-            Ok(((socket, below), ForkResult::Parent { child })) => {
-                drop(below);
+            Ok((((socket, below), helper), ForkResult::Parent { child })) => {
+                // The satellite alone keeps the stream of the helper, which ends with it.
+                drop((below, helper));
                 let _ = set_name(NAME);
-                // Children do not inherit the setting. Without it orphans go to the process above the keeper.
-                let _ = set_child_subreaper(true);
                 generations.supervise(child, socket)
             }
             Err(error) => generations.handle_failed_fork(error)?,
@@ -123,24 +134,29 @@ fn fork_process() -> io::Result<ForkResult> {
 /// Runs `satellite` in this process, which the keeper has just forked. `mask` contains the signals to block.
 fn run_satellite(
     satellite: impl FnOnce(KeeperLink) -> u8,
-    keeper: Pid,
+    identity: KeeperIdentity,
+    helper: io::Result<ForkedHelper>,
     below: KeeperSocket,
     service_manager: ServiceManager,
     mask: &SigSet,
 ) -> io::Result<ExitCode> {
-    if let Err(error) = start_spawn_helper() {
-        // No log is open yet. The satellite forks the servers itself.
-        let _ = writeln!(io::stderr(), "satellite: cannot start the process that forks servers: {error}");
+    match helper {
+        Ok(helper) => use_spawn_helper(helper),
+        Err(error) => {
+            // No log is open yet. The satellite requests another one when it starts a server.
+            let _ = writeln!(io::stderr(), "satellite: cannot start the process that forks servers: {error}");
+        }
     }
     mask.thread_set_mask()?;
     // If the keeper was killed before this, the closed socket reports it.
-    if getppid() == keeper {
-        set_keeper(keeper.as_raw().unsigned_abs());
-    }
-    let (keeper, generation) = KeeperClient::open(below)?;
+    let below = Arc::new(below);
+    let (keeper, generation) = KeeperClient::open(Arc::clone(&below))?;
+    let runs = RunClient::start(below, identity)?;
+    runs.install();
     let (sender, signals) = mpsc::unbounded_channel();
     let client = keeper.clone();
-    thread::Builder::new().name("satellite-below".into()).spawn(move || client.receive_signals(&sender))?;
+    let receive = move || client.receive_messages(&sender, &runs);
+    thread::Builder::new().name("satellite-below".into()).spawn(receive)?;
     let code = satellite(KeeperLink { signals, service_manager, keeper: keeper.clone(), generation });
     keeper.report_done(code);
     Ok(ExitCode::from(code))

@@ -110,10 +110,10 @@ pub(super) enum SatellitePhase {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeeperEffect {
-    KillSatellite,
+    Kill,
     /// The process of the satellite does not end; the keeper goes on without it.
-    AbandonSatellite,
-    StartSatellite,
+    Abandon,
+    Start,
 }
 
 /// A satellite that has ended, as the next one learns of it.
@@ -257,19 +257,19 @@ impl KeeperRules {
         let (end, lost_at) = match self.phase {
             SatellitePhase::Starting { .. } => (GenerationEnd::NotReady(self.start_timeout()?), now),
             SatellitePhase::Serving { alive_at } => (GenerationEnd::Hung(self.hang_timeout?), alive_at),
-            SatellitePhase::Done { .. } | SatellitePhase::Killed { .. } => return Some(KeeperEffect::AbandonSatellite),
+            SatellitePhase::Done { .. } | SatellitePhase::Killed { .. } => return Some(KeeperEffect::Abandon),
             SatellitePhase::Pausing { .. } => {
                 self.generation += 1;
                 self.ready_at = None;
                 let until = self.start_timeout().and_then(|timeout| now.checked_add(timeout));
                 self.phase = SatellitePhase::Starting { until };
-                return Some(KeeperEffect::StartSatellite);
+                return Some(KeeperEffect::Start);
             }
             // They have no limit.
             SatellitePhase::Stopping | SatellitePhase::Ended { .. } => return None,
         };
         self.phase = SatellitePhase::Killed { end, lost_at, until: now + END_TIMEOUT };
-        Some(KeeperEffect::KillSatellite)
+        Some(KeeperEffect::Kill)
     }
 
     /// Returns the time at which `expire` has an effect.

@@ -2,7 +2,8 @@
 //! empty, without a scan of other processes. A server without a sandbox that may write to cgroups can leave its own; it
 //! is then found by its mark.
 //!
-//! The directories are `mcp-satellite-PID-START-ID/RUN` under the cgroup that the satellite was started in. Controllers
+//! The directories are `mcp-satellite-PID-START-ID/RUN` under the cgroup that the satellite was started in, with process id
+//! and start time of its keeper or, without one, of the satellite. Controllers
 //! are enabled where that cgroup is delegated to the satellite or is the root; without controllers a cgroup still
 //! contains and kills.
 //!
@@ -19,10 +20,12 @@ use std::sync::Arc;
 
 use nix::libc;
 
-use super::proc_info::{ProcessStat, keeper_pid, spawn_helper_pid};
+use super::proc_info::ProcessStat;
 use super::spawn::try_cgroup;
+use super::spawn_helper::spawn_helper_pid;
+use crate::keeper::run_client::RunClient;
 
-// Prefix of a satellite's cgroup; process id, start time and mark of the satellite follow.
+// Prefix of a satellite's cgroup; process id and start time of its keeper and the id of its marks follow.
 const PREFIX: &str = "mcp-satellite-";
 // Name of the child cgroup that contains the satellite itself, if it had to move for the controllers.
 const LEAF: &str = "satellite";
@@ -46,18 +49,23 @@ pub(crate) struct CgroupLimits {
 
 impl Cgroups {
     /// Creates the satellite's cgroup and tests it with a child process. The error is the reason why cgroups cannot be
-    /// used.
+    /// used. A satellite that its keeper has started again takes over the cgroup of the last one.
     pub(super) fn detect(id: &str) -> Result<Self, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
-        let parent =
+        let directory =
             own_directory(&mounts, &own).ok_or("no mounted cgroup2 file system contains the cgroup of this process")?;
+        let keeper = RunClient::current().map(|runs| runs.keeper());
+        let pid = keeper.map_or_else(std::process::id, |keeper| keeper.pid);
+        let start_time = ProcessStat::read(pid).map_or(0, |stat| stat.start_time);
+        let base = base_directory(&directory, &format!("{PREFIX}{pid}-{start_time}-{id}"));
+        let parent = base.parent().map(Path::to_owned).unwrap_or_default();
         sweep(&parent);
-        let own = std::process::id();
-        let start_time = ProcessStat::read(own).map_or(0, |stat| stat.start_time);
-        let base = parent.join(format!("{PREFIX}{own}-{start_time}-{id}"));
         let failed = |what: &str, error: io::Error| format!("{what} `{}`: {error}", base.display());
-        fs::create_dir(&base).map_err(|error| failed("cannot create", error))?;
+        match fs::create_dir(&base) {
+            Err(error) if keeper.is_some() && error.kind() == io::ErrorKind::AlreadyExists => {}
+            created => created.map_err(|error| failed("cannot create", error))?,
+        }
         let mut cgroups = Self { base, controllers: CgroupControllers::default() };
         if !cgroups.base.join("cgroup.kill").exists() {
             return Err("the kernel has no cgroup.kill (requires Linux 5.14)".to_owned());
@@ -128,10 +136,10 @@ impl Cgroups {
             return available;
         }
         if delegated(parent) != available && !delegate(parent) {
-            let Some(keeper) = keeper_pid() else { return CgroupControllers::default() };
+            let Some(runs) = RunClient::current() else { return CgroupControllers::default() };
             let leaf = self.base.join(LEAF);
             let moved = |into: &Path| {
-                [keeper, std::process::id()]
+                [runs.keeper().pid, std::process::id()]
                     .into_iter()
                     .chain(spawn_helper_pid())
                     .all(|pid| fs::write(into.join("cgroup.procs"), pid.to_string()).is_ok())
@@ -259,14 +267,14 @@ pub struct LeftoverCgroups {
 }
 
 impl LeftoverCgroups {
-    /// Finds the cgroups of the satellite with this process id, a child that was not waited for.
-    pub fn for_satellite(pid: u32) -> Self {
+    /// Finds the cgroups of the satellites below this process, their keeper.
+    pub fn of_keeper() -> Self {
         let read = |file| fs::read_to_string(file).unwrap_or_default();
         let own = own_directory(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
         // The keeper may have been moved to the satellite's leaf cgroup.
         let above = own.iter().filter(|own| own.ends_with(LEAF)).filter_map(|own| own.ancestors().nth(2));
         let parents = above.map(Path::to_owned).chain(own.clone()).collect();
-        Self { parents, prefix: format!("{PREFIX}{pid}-") }
+        Self { parents, prefix: format!("{PREFIX}{}-", std::process::id()) }
     }
 
     pub fn kill_and_remove(&self) -> bool {
@@ -284,6 +292,13 @@ impl LeftoverCgroups {
         }
         is_removed
     }
+}
+
+/// Returns the directory called `name` for a satellite in the cgroup `own`, which may be the leaf that the last satellite has
+/// moved itself and its keeper to.
+fn base_directory(own: &Path, name: &str) -> PathBuf {
+    let above = own.parent().filter(|above| own.ends_with(LEAF) && above.ends_with(name));
+    above.map_or_else(|| own.join(name), Path::to_owned)
 }
 
 fn sweep(parent: &Path) {
@@ -402,6 +417,16 @@ mod tests {
         for name in ["", "system.slice", "mcp-satellite-feed", "mcp-satellite-1-feed", "mcp-satellite--1-1-feed"] {
             assert!(!is_dead(name.to_owned(), "feed"), "{name}");
         }
+    }
+
+    #[test]
+    fn a_satellite_that_is_started_again_in_the_leaf_uses_the_same_cgroup() {
+        let base = Path::new("/sys/fs/cgroup/x.service/mcp-satellite-1-2-feed");
+        let found = |own: &str| base_directory(Path::new(own), "mcp-satellite-1-2-feed");
+        assert_eq!(found("/sys/fs/cgroup/x.service"), base);
+        assert_eq!(found("/sys/fs/cgroup/x.service/mcp-satellite-1-2-feed/satellite"), base);
+        let other = "/sys/fs/cgroup/mcp-satellite-1-2-beef/satellite";
+        assert_eq!(found(other), Path::new(other).join("mcp-satellite-1-2-feed"));
     }
 
     // Skipped on machines where no cgroup can be created.

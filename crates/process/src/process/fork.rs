@@ -1,7 +1,7 @@
-//! The thread that starts all child processes, one after the other, by means of the spawn helper if there is one. Without
-//! it the thread forks them. The kernel sends the parent-death signal when the *thread* that forked ends, and threads of a
-//! runtime's blocking pool end when they are idle. Therefore one dedicated thread forks, and it lives as long as its
-//! processes.
+//! The thread that starts all servers, one after the other, by means of the spawn helper if there is one: they are then
+//! children of the helper's parent, usually the keeper. Without a helper the thread forks them. The kernel sends the
+//! parent-death signal when the *thread* that forked ends, and threads of a runtime's blocking pool end when they are idle.
+//! Therefore one dedicated thread forks, and it lives as long as its processes.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -103,7 +103,7 @@ impl Starter {
         if trees.is_closed() {
             return Err(LaunchError::ShuttingDown);
         }
-        let run = trees.next_run();
+        let run = ProcessTrees::next_run();
         let cgroup = trees.create_cgroup(run, launch.cgroup_limits).map_err(LaunchError::Cgroup)?;
         let directory = cgroup.as_ref().map(Cgroup::directory).transpose()?;
         let mark = RunMark::new(trees.satellite_id(), run);
@@ -112,14 +112,14 @@ impl Starter {
             let (name, value) = mark.variable();
             launch.environment.insert(name.into(), value.into());
         }
-        trees.leaders.begin_start(run);
+        let held = self.forker.hold(run).map_err(LaunchError::Keeper)?;
         let (directory, id_map) = (directory.as_ref().map(AsFd::as_fd), self.mapper.as_ref().map(IdMapper::pipes));
         let mut recorded = None;
         let spawned = launch.spawn(&mut self.forker, directory, id_map, mark.limit(), |pid| {
             recorded = trees.ledger.record_start(run, &launch.instance, pid);
         });
-        let spawned = spawned.and_then(|child| Ok((ProcessGroup::new(child.pid)?, child)));
-        trees.leaders.finish_start(run, spawned.as_ref().ok().map(|(group, _)| group.pid()));
+        let held = held.filter(|_| self.forker.forks_below_keeper());
+        let spawned = spawned.and_then(|child| Ok((ProcessGroup::new(child.pid, held)?, child)));
         if let Err(LaunchError::HelperLost) = &spawned {
             // The helper may have forked the child.
             if let Some(cgroup) = &cgroup {
@@ -139,8 +139,8 @@ impl Starter {
         if let Some(request) = recorded {
             trees.ledger.wait_recorded(request, &launch.instance, group.pid());
         }
-        let records = (Arc::clone(&trees.ledger), Arc::clone(&trees.leaders));
-        let tree = Arc::new(ProcessTree::new(group, run, cgroup, mark, launch.confinement, records));
+        let tree = ProcessTree::new(group, run, cgroup, mark, launch.confinement, Arc::clone(&trees.ledger));
+        let tree = Arc::new(tree);
         trees.insert(&tree);
         let (trees, scanner) = (Arc::clone(trees), scanner.clone());
         let guard = TreeGuard { tree: Arc::clone(&tree), trees, scanner, _fork: fork.clone() };

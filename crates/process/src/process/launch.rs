@@ -68,6 +68,8 @@ pub(crate) enum LaunchError {
     Thread,
     #[error("the process that starts servers was killed")]
     HelperLost,
+    #[error("the keeper does not wait for it: {}", reason(.0))]
+    Keeper(#[source] io::Error),
 }
 
 impl LaunchError {
@@ -78,7 +80,9 @@ impl LaunchError {
     pub(crate) fn is_machine_fault(&self) -> bool {
         match self {
             Self::Directory(_, error) | Self::System(error) | Self::Cgroup(error) => is_machine_fault(error),
-            Self::Sandbox { .. } | Self::ShuttingDown | Self::Thread | Self::HelperLost => false,
+            // Not the fault of the server, which may be started again by the next satellite.
+            Self::Keeper(_) | Self::HelperLost | Self::ShuttingDown => true,
+            Self::Sandbox { .. } | Self::Thread => false,
         }
     }
 }
@@ -105,7 +109,7 @@ fn reason(error: &io::Error) -> String {
 
 impl LaunchSpec {
     /// Forks into `cgroup` and executes. Calls `on_forked` with the process id before the child has executed. Blocks.
-    /// The child's life is tied to that of the calling thread or, with a spawn helper, of the satellite's first thread.
+    /// The child's life is tied to that of its parent: the calling thread or, with a spawn helper, the parent of the helper.
     pub(super) fn spawn(
         &self,
         forker: &mut Forker,
@@ -120,9 +124,10 @@ impl LaunchSpec {
             // Compiled here, too, because the spawn helper can return only the number of an error.
             SyscallFilter::new().map(|_| ChildConfinement { namespaces_below, limits })
         });
-        let plan = ChildPlan {
+        let mut plan = ChildPlan {
             image: ExecImage::new(&args, self.environment.iter(), self.directory.as_deref())?,
             preparation: ChildPreparation {
+                // The forker replaces it if the child gets another parent.
                 parent: getpid().as_raw(),
                 descriptor_limits: child_limits()?,
                 confinement: confinement.transpose()?,
@@ -132,7 +137,7 @@ impl LaunchSpec {
         };
         let extra = ExtraDescriptors { cgroup, options_file: options_file.as_ref().map(AsFd::as_fd), id_map };
         let fork = |descriptors: &ChildDescriptors<'_>| {
-            let child = forker.fork(&plan, descriptors)?;
+            let child = forker.fork(&mut plan, descriptors)?;
             child.inspect(|pid| on_forked(pid.as_raw_nonzero().get().unsigned_abs()));
             Ok(child)
         };
@@ -170,6 +175,7 @@ mod tests {
             assert!(!LaunchError::System(of(errno)).is_machine_fault(), "{errno}");
         }
         assert!(!LaunchError::System(io::Error::other("no such thing")).is_machine_fault());
+        assert!(LaunchError::ShuttingDown.is_machine_fault(), "a killed keeper must not spend the budgets of servers");
     }
 
     #[test]

@@ -46,6 +46,7 @@ enum LedgerLine {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct LedgerHeader {
     pub(super) id: String,
+    /// Process id of the keeper or, without one, of the satellite.
     pub(super) pid: u32,
     pub(super) boot_id: String,
     pub(super) pid_namespace: String,
@@ -72,8 +73,8 @@ struct SandboxRow {
 pub struct ReclaimedProcesses {
     pub processes: usize,
     pub instances: Vec<String>,
-    /// Process id of the killed satellite.
-    pub satellite_pid: u32,
+    /// Process id of the killed keeper or, without one, of the satellite.
+    pub keeper_pid: u32,
     /// Number of processes that did not die in time.
     pub left: usize,
 }
@@ -360,7 +361,7 @@ impl LedgerContents {
         }
         let mut instances: Vec<String> = instances.into_iter().collect();
         instances.sort();
-        Ok(Some(ReclaimedProcesses { processes, instances, satellite_pid: self.satellite.pid, left }))
+        Ok(Some(ReclaimedProcesses { processes, instances, keeper_pid: self.satellite.pid, left }))
     }
 
     fn find_processes(&self, census: &ProcessCensus) -> Vec<(ProcessStat, Option<u64>)> {

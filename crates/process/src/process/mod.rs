@@ -6,8 +6,7 @@
 //!   itself if there is no helper;
 //! - `tree` is a leader with its descendants: how it is held, signalled and found, by means of `group`, `cgroup` and
 //!   `proc_info`;
-//! - `scan` is the thread that detects that a tree is empty, and only then reaps its leader;
-//! - `leaders` distinguishes leaders from adopted orphans;
+//! - `scan` is the thread that detects that a tree is empty; only then is its leader reaped, by the keeper if there is one;
 //! - `run_mark` is the mark that all processes of a run inherit;
 //! - `process_trees` contains all trees; `ledger` records them for the next satellite.
 //!
@@ -23,7 +22,6 @@ mod filter;
 mod fork;
 mod group;
 mod launch;
-mod leaders;
 mod ledger;
 mod limits;
 mod preparation;
@@ -47,7 +45,6 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::snapshot::ProcessContainment;
 use mcp_satellite_actors::seam::{LimitProbe, ProcessEnd, ProcessLink, ServerProcess};
-use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::Signal;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, Interest};
@@ -65,12 +62,13 @@ pub(super) use self::launch::{Confinement, LaunchError, LaunchSpec, is_machine_f
 pub use self::ledger::ReclaimedProcesses;
 pub(super) use self::limits::ResourceLimits;
 use self::limits::StderrMonitor;
-use self::proc_info::keeper_pid;
-pub use self::proc_info::{ProcessCensus, ProcessStat, children_of, set_keeper, spawn_helper_pid};
+pub use self::proc_info::{ProcessCensus, ProcessStat, children_of};
 use self::process_trees::ProcessTrees;
 pub use self::process_trees::{CgroupMode, ProcessTreeView, TreeProcess, TreeUsage};
+pub(super) use self::run_mark::new_satellite_id;
 use self::scan::TreeScanner;
-pub use self::spawn_helper::{SPAWN_HELPER_NAME, start_spawn_helper};
+pub(super) use self::spawn_helper::{ForkedHelper, SPAWN_HELPER_NAME, fork_spawn_helper, use_spawn_helper};
+pub use self::spawn_helper::{spawn_helper_pid, start_spawn_helper};
 pub use self::tree::OrphanCounts;
 use self::tree::ProcessTree;
 use mcp_satellite_files::data_dir::DataDir;
@@ -94,13 +92,8 @@ impl ProcessLauncher {
                 "SIGCHLD is ignored in this process, so ends of servers cannot be detected: restore its default action",
             ));
         }
-        let holds = Arc::new(ProcessTrees::new(cgroups, data_dir)?);
-        let adopts = keeper_pid().map(|_| {
-            // On a kernel without subreapers, orphans go to the keeper.
-            let _ = set_child_subreaper(true);
-            Arc::clone(&holds)
-        });
-        Ok(Self { fork: ForkThread::start(Arc::clone(&holds))?, scanner: TreeScanner::start(adopts)?, trees: holds })
+        let trees = Arc::new(ProcessTrees::new(cgroups, data_dir)?);
+        Ok(Self { fork: ForkThread::start(Arc::clone(&trees))?, scanner: TreeScanner::start()?, trees })
     }
 
     pub(super) fn reclaim(data_dir: &DataDir) -> io::Result<Option<ReclaimedProcesses>> {
@@ -138,7 +131,8 @@ impl ProcessLauncher {
         let started = self.fork.launch(launch, self.scanner.clone()).await?;
         let StartedProcess { tree, guard, stdin, stdout, stderr } = started;
         let mut stderr = pipe::Receiver::from_owned_fd(stderr)?;
-        let ended = LeaderPidfd(Arc::clone(&tree)).into_async_fd()?;
+        let is_own = tree.group.held_run().is_none();
+        let leader_pidfd = is_own.then(|| LeaderPidfd(Arc::clone(&tree)).into_async_fd()).transpose()?;
         let mut output = Vec::new();
         if let Some(Confinement { sandbox, is_own_failure, .. }) = confinement {
             while !tree.find_sandboxed_server()? {
@@ -162,13 +156,8 @@ impl ProcessLauncher {
             } else {
                 Box::new(stderr)
             };
-        let process = ChildProcess {
-            tree,
-            leader_pidfd: ended,
-            scanner: self.scanner.clone(),
-            identity,
-            oom_reported: complained,
-        };
+        let process =
+            ChildProcess { tree, leader_pidfd, scanner: self.scanner.clone(), identity, oom_reported: complained };
         Ok(ProcessLink {
             reader: Box::new(pipe::Receiver::from_owned_fd(stdout)?),
             writer: Box::new(pipe::Sender::from_owned_fd(stdin)?),
@@ -212,7 +201,8 @@ impl LeaderPidfd {
 
 struct ChildProcess {
     tree: Arc<ProcessTree>,
-    leader_pidfd: AsyncFd<LeaderPidfd>,
+    // Absent if the keeper reports the end of the leader.
+    leader_pidfd: Option<AsyncFd<LeaderPidfd>>,
     scanner: TreeScanner,
     identity: String,
     // True once stderr contained an out-of-memory message.
@@ -240,21 +230,23 @@ impl ServerProcess for ChildProcess {
 
     fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
         Box::pin(async {
-            loop {
-                // `waitid` is called only after a readiness event: this future is polled for every message of the
-                // server.
-                let Ok(mut readable) = self.leader_pidfd.readable().await else {
-                    // The runtime that the pidfd is registered with is shutting down: wait through the scanner, which
-                    // needs no runtime.
-                    self.scanner.wait_all(&self.tree).await;
-                    return self.tree.end().unwrap_or_default();
-                };
+            if let Some(held) = self.tree.group.held_run() {
+                held.wait().await;
+                return self.tree.end().unwrap_or_default();
+            }
+            // `waitid` is called only after a readiness event: this future is polled for every message of the server.
+            while let Some(pidfd) = &self.leader_pidfd {
+                let Ok(mut readable) = pidfd.readable().await else { break };
                 match self.tree.end() {
                     Some(end) => return end,
                     // A spurious event: from the leader's end on the pidfd stays readable.
                     None => readable.clear_ready(),
                 }
             }
+            // The runtime that the pidfd is registered with is shutting down: wait through the scanner, which needs no
+            // runtime.
+            self.scanner.wait_all(&self.tree).await;
+            self.tree.end().unwrap_or_default()
         })
     }
 
@@ -278,7 +270,7 @@ struct TreeGuard {
     tree: Arc<ProcessTree>,
     trees: Arc<ProcessTrees>,
     scanner: TreeScanner,
-    // The kernel kills the leader when the thread that forked it ends, so the guard keeps the thread alive.
+    // The kernel kills a leader that the fork thread has forked itself when that thread ends, so the guard keeps it alive.
     _fork: ForkThread,
 }
 

@@ -26,7 +26,7 @@ use crate::huge_pages;
 /// Steps of a child between fork and exec. The spawn helper receives it as JSON.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) struct ChildPreparation {
-    /// Process id of the satellite, the parent that the child must have.
+    /// Process id of the parent that the child must have: the keeper, or the satellite without one.
     pub(super) parent: libc::pid_t,
     /// Soft and hard limit of open files.
     pub(super) descriptor_limits: Option<(libc::rlim_t, libc::rlim_t)>,

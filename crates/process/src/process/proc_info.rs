@@ -6,34 +6,11 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::run_mark::{ObservedMark, RunMark};
-
-// Process id of the keeper, the parent of this process, if there is one.
-static KEEPER: OnceLock<u32> = OnceLock::new();
-
-pub fn set_keeper(pid: u32) {
-    let _ = KEEPER.set(pid);
-}
-
-pub(super) fn keeper_pid() -> Option<u32> {
-    KEEPER.get().copied()
-}
-
-// Process id of the spawn helper, a child of this process, if there is one.
-static SPAWN_HELPER: OnceLock<u32> = OnceLock::new();
-
-pub(super) fn set_spawn_helper(pid: u32) {
-    let _ = SPAWN_HELPER.set(pid);
-}
-
-pub fn spawn_helper_pid() -> Option<u32> {
-    SPAWN_HELPER.get().copied()
-}
 
 /// A process as described by `/proc/PID/stat`, see proc(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,11 +20,12 @@ pub struct ProcessStat {
     pub(super) group: u32,
     pub(super) session: u32,
     /// Clock ticks since boot. Pid and start time together are unique within a boot.
-    pub(super) start_time: u64,
+    pub start_time: u64,
     /// User and system time in clock ticks, including children that were waited for.
     pub(super) cpu_ticks: u64,
     pub(super) rss_pages: u64,
-    pub(super) alive: bool,
+    /// False if the process has ended and only waits to be reaped.
+    pub alive: bool,
     /// State as a letter.
     pub(super) state: u8,
 }
@@ -153,30 +131,39 @@ impl ProcessCensus {
     /// Returns the live members of the trees under these leaders, each with its leader: the processes in a leader's
     /// group or session, and their descendants.
     pub(super) fn members_under(&self, leaders: &HashSet<u32>) -> HashMap<u32, u32> {
+        self.trace(|stat| [stat.pid, stat.group, stat.session].into_iter().find(|number| leaders.contains(number)))
+    }
+
+    /// Returns the live descendants of a process.
+    pub(super) fn descendants_of(&self, ancestor: u32) -> HashSet<u32> {
+        self.trace(|stat| Some(ancestor).filter(|ancestor| *ancestor == stat.parent)).into_keys().collect()
+    }
+
+    /// Returns the live processes that `root_of` accepts and their descendants, each with its root.
+    fn trace(&self, root_of: impl Fn(&ProcessStat) -> Option<u32>) -> HashMap<u32, u32> {
         let mut found: HashMap<u32, Option<u32>> = HashMap::new();
         let mut path = Vec::new();
         for stat in self.all.values() {
             let mut at = Some(stat);
-            let leader = loop {
+            let root = loop {
                 let Some(stat) = at else { break None };
                 if let Some(known) = found.get(&stat.pid) {
                     break *known;
                 }
-                let own = [stat.pid, stat.group, stat.session].into_iter().find(|number| leaders.contains(number));
                 path.push(stat.pid);
                 // A parent is older than its child. If it is not, its number was reused during the scan.
-                at = match own {
-                    Some(leader) => break Some(leader),
+                at = match root_of(stat) {
+                    Some(root) => break Some(root),
                     None => self.all.get(&stat.parent).filter(|parent| parent.start_time <= stat.start_time),
                 };
                 if path.contains(&at.map_or(0, |parent| parent.pid)) {
                     break None;
                 }
             };
-            found.extend(path.drain(..).map(|pid| (pid, leader)));
+            found.extend(path.drain(..).map(|pid| (pid, root)));
         }
         let alive = |pid: &u32| self.all.get(pid).is_some_and(|stat| stat.alive);
-        found.into_iter().filter_map(|(pid, leader)| Some((pid, leader?))).filter(|(pid, _)| alive(pid)).collect()
+        found.into_iter().filter_map(|(pid, root)| Some((pid, root?))).filter(|(pid, _)| alive(pid)).collect()
     }
 }
 
@@ -301,6 +288,9 @@ mod tests {
         members.sort_unstable();
         assert_eq!(members, [10, 11, 12, 13, 14, 15]);
         assert_eq!(census.members_under(&HashSet::from([10, 20])).get(&21), Some(&20));
+        let mut descendants: Vec<u32> = census.descendants_of(10).into_iter().collect();
+        descendants.sort_unstable();
+        assert_eq!(descendants, [11, 14, 15], "neither the process itself nor others of its group and session");
     }
 
     #[test]

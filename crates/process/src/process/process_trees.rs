@@ -2,7 +2,6 @@
 //! once.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,10 +10,12 @@ use std::{io, thread};
 use rustix::process::Signal;
 
 use super::cgroup::{Cgroup, CgroupControllers, CgroupLimits, Cgroups};
-use super::leaders::Leaders;
 use super::ledger::{Ledger, LedgerHeader, boot_id, pid_namespace};
-use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat, keeper_pid, process_name};
+use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat, process_name};
+use super::run_mark::new_satellite_id;
+use super::spawn_helper::spawn_helper_pid;
 use super::tree::ProcessTree;
+use crate::keeper::run_client::RunClient;
 pub use mcp_satellite_actors::model::settings::CgroupMode;
 use mcp_satellite_files::data_dir::DataDir;
 
@@ -55,21 +56,24 @@ pub struct ProcessTreeView {
 const PAUSE: Duration = Duration::from_millis(2);
 
 pub(super) struct ProcessTrees {
-    // Random id of the satellite, contained in the marks of its servers.
+    // Random id, contained in the marks of all servers. It stays the same when the keeper starts the satellite again.
     id: String,
     cgroups: Option<Arc<Cgroups>>,
     cgroups_required: bool,
     pub(super) description: String,
     pub(super) ledger: Arc<Ledger>,
-    pub(super) leaders: Arc<Leaders>,
     trees: Mutex<HashMap<u64, Arc<ProcessTree>>>,
     closed: AtomicBool,
-    last_run: AtomicU64,
 }
+
+/// The highest number of a run in this process. Runs of different connectors have the same keeper.
+static LAST_RUN: AtomicU64 = AtomicU64::new(0);
 
 impl ProcessTrees {
     pub(super) fn new(mode: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
-        let id: String = fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().replace('-', "");
+        let keeper = RunClient::current().map(|runs| runs.keeper());
+        let id = keeper.map_or_else(new_satellite_id, |keeper| Ok(keeper.id.clone()))?;
+        LAST_RUN.fetch_max(keeper.map_or(0, |keeper| keeper.first_run - 1), Ordering::Relaxed);
         let cgroups = match mode {
             CgroupMode::Off => Err("switched off".to_owned()),
             CgroupMode::Auto | CgroupMode::Required => Cgroups::detect(&id).map(Arc::new),
@@ -99,9 +103,8 @@ impl ProcessTrees {
             Some(directory) => {
                 let cgroup = cgroups.as_ref().map(|cgroups| cgroups.path().to_owned());
                 let (boot_id, pid_namespace) = (boot_id(), pid_namespace());
-                let satellite =
-                    LedgerHeader { id: id.clone(), pid: std::process::id(), boot_id, pid_namespace, cgroup };
-                Ledger::begin(directory, satellite)?
+                let pid = keeper.map_or_else(std::process::id, |keeper| keeper.pid);
+                Ledger::begin(directory, LedgerHeader { id: id.clone(), pid, boot_id, pid_namespace, cgroup })?
             }
             None => Ledger::default(),
         };
@@ -111,10 +114,8 @@ impl ProcessTrees {
             cgroups_required: mode == CgroupMode::Required,
             description,
             ledger: Arc::new(ledger),
-            leaders: Arc::default(),
             trees: Mutex::default(),
             closed: AtomicBool::new(false),
-            last_run: AtomicU64::new(0),
         })
     }
 
@@ -122,8 +123,8 @@ impl ProcessTrees {
         &self.id
     }
 
-    pub(super) fn next_run(&self) -> u64 {
-        self.last_run.fetch_add(1, Ordering::Relaxed) + 1
+    pub(super) fn next_run() -> u64 {
+        LAST_RUN.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub(super) fn controllers(&self) -> CgroupControllers {
@@ -204,8 +205,8 @@ impl ProcessTrees {
         trees.values().filter(|tree| !self.ledger.is_recorded(tree.run)).map(|tree| tree.pid()).collect()
     }
 
-    /// Kills every tree, and every process with this satellite's mark, without grace, before this process ends. No
-    /// process is started afterwards. Repeats until no process is left; after `timeout` the rest is left to the
+    /// Kills every tree, every process with this satellite's mark and everything below the keeper except the satellite and the
+    /// spawn helper, without grace, before this process ends. No process is started afterwards. Repeats until no process is left; after `timeout` the rest is left to the
     /// kernel.
     pub(super) fn kill_all(&self, timeout: Duration) {
         self.closed.store(true, Ordering::Release);
@@ -228,12 +229,11 @@ impl ProcessTrees {
                     tree.kill_members(&census);
                 }
                 let own = std::process::id();
-                // With a keeper above it, the satellite adopts orphans of its servers. Its only other child is the
-                // spawn helper, which is not needed any more.
-                let below = keeper_pid().map(|_| census.members_under(&HashSet::from([own]))).unwrap_or_default();
-                for stat in census.all().filter(|stat| stat.alive && stat.pid != own) {
+                let spared = [Some(own), spawn_helper_pid()];
+                let below = descendants_of_keeper(&census);
+                for stat in census.all().filter(|stat| stat.alive && !spared.contains(&Some(stat.pid))) {
                     let is_marked = || census.marked_run(stat.pid, &self.id).is_some();
-                    if (below.contains_key(&stat.pid) || is_marked())
+                    if (below.contains(&stat.pid) || is_marked())
                         && let Some(known) = PidfdProcess::open(stat.pid, stat.start_time)
                     {
                         known.signal(Signal::KILL);
@@ -254,6 +254,15 @@ impl ProcessTrees {
     fn trees(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<ProcessTree>>> {
         self.trees.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the live processes below the keeper: it adopts the orphans of servers. There are none if this process is embedded
+/// in a host, which may have other children.
+fn descendants_of_keeper(census: &ProcessCensus) -> HashSet<u32> {
+    let Some(keeper) = RunClient::current().map(|runs| runs.keeper()) else { return HashSet::new() };
+    // After its end another process may have its number.
+    let lives = census.get(keeper.pid).is_some_and(|stat| stat.start_time == keeper.start_time);
+    census.descendants_of(if lives { keeper.pid } else { std::process::id() })
 }
 
 /// Returns the name of a state in `/proc/PID/stat`, see proc(5).

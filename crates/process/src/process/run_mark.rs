@@ -6,7 +6,7 @@
 //! and only a process that changes this very limit loses it. The limit is `RLIMIT_RTTIME`, uninterrupted real-time
 //! processor time in microseconds: the number is beyond a hundred thousand years, so the limit never takes effect.
 
-use std::fs;
+use std::{fs, io};
 
 use nix::sys::resource::{Resource, setrlimit};
 
@@ -16,6 +16,11 @@ const VARIABLE: &str = "MCP_SATELLITE_RUN";
 // Highest bit of every limit that is a mark. Below it are 30 bits of the satellite id and 32 bits of the run.
 const TAG: u64 = 1 << 62;
 const RUN_BITS: u32 = 32;
+
+/// Returns a random id for the marks of one satellite.
+pub(crate) fn new_satellite_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().replace('-', ""))
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RunMark {
@@ -68,11 +73,6 @@ impl ObservedMark {
         }
         self.limit.filter(|limit| is_limit_of(*limit, satellite)).map(|limit| Some(run_of_limit(limit)))
     }
-}
-
-/// Returns the run of a process of `satellite` by the mark in its limits.
-pub(super) fn run_in_limit(pid: u32, satellite: &str) -> Option<u64> {
-    limit_of(pid).filter(|limit| is_limit_of(*limit, satellite)).map(run_of_limit)
 }
 
 fn run_of_limit(limit: u64) -> u64 {

@@ -9,22 +9,16 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::sync::oneshot;
 
-use super::proc_info::{ProcessCensus, children_of};
-use super::process_trees::ProcessTrees;
-use super::run_mark;
-use super::tree::{OrphanCounts, ProcessTree, StraySearch};
+use super::proc_info::ProcessCensus;
+use super::tree::{ProcessTree, StraySearch};
 
 const PAUSE: Duration = Duration::from_millis(5);
 
 // Minimum pause as a multiple of the duration of a round, so that on a machine with very many processes the thread is
 // still mostly idle.
 const IDLE_SHARE: u32 = 4;
-
-// Interval between two searches for adopted processes that have ended.
-const ADOPTED_PAUSE: Duration = Duration::from_secs(1);
 
 // Delay of a search for processes that have left their cgroup. A restart is thus not slowed down by it, and one census
 // serves several searches.
@@ -58,13 +52,10 @@ impl WatchedTree {
 
 impl TreeScanner {
     /// Starts the thread. Fails if `/proc` cannot be read, because the end of a tree could then not be detected.
-    /// `adopts` contains the trees if this process is a subreaper and must reap the orphans of its servers.
-    pub(super) fn start(adopts: Option<Arc<ProcessTrees>>) -> io::Result<Self> {
+    pub(super) fn start() -> io::Result<Self> {
         ProcessCensus::take().map_err(|error| io::Error::new(error.kind(), format!("cannot read /proc: {error}")))?;
         let (sender, orders) = mpsc::channel();
-        thread::Builder::new().name("satellite-scan".into()).spawn(move || {
-            ScanLoop { adopts, ..ScanLoop::default() }.run(&orders);
-        })?;
+        thread::Builder::new().name("satellite-scan".into()).spawn(move || ScanLoop::default().run(&orders))?;
         Ok(Self(sender))
     }
 
@@ -119,8 +110,6 @@ struct ScanLoop {
     quiet_rounds: u32,
     // Trees whose server may ignore SIGTERM, see `ProcessTree::kill_server_ignoring_sigterm`.
     terminating: Vec<Arc<ProcessTree>>,
-    adopts: Option<Arc<ProcessTrees>>,
-    last_reap: Option<Instant>,
 }
 
 impl ScanLoop {
@@ -129,16 +118,13 @@ impl ScanLoop {
             if self.is_idle() {
                 match self.receive(orders) {
                     Ok(first) => self.accept(first),
-                    Err(RecvTimeoutError::Timeout) => self.reap_adopted(),
+                    Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) if self.to_sweep.is_empty() => return,
                     Err(RecvTimeoutError::Disconnected) => self.sweep_at = Some(Instant::now()),
                 }
                 if self.is_idle() {
                     continue;
                 }
-            }
-            if self.last_reap.is_none_or(|at| at.elapsed() >= ADOPTED_PAUSE) {
-                self.reap_adopted();
             }
             for order in orders.try_iter() {
                 self.accept(order);
@@ -157,28 +143,9 @@ impl ScanLoop {
     }
 
     fn receive(&self, orders: &mpsc::Receiver<ScanOrder>) -> Result<ScanOrder, RecvTimeoutError> {
-        let sweep_pause = self.sweep_at.map(|at| at.saturating_duration_since(Instant::now()));
-        match sweep_pause.into_iter().chain(self.adopts.as_ref().map(|_| ADOPTED_PAUSE)).min() {
-            Some(pause) => orders.recv_timeout(pause),
+        match self.sweep_at {
+            Some(at) => orders.recv_timeout(at.saturating_duration_since(Instant::now())),
             None => orders.recv().map_err(RecvTimeoutError::from),
-        }
-    }
-
-    /// Reaps the adopted processes that have ended. The kernel makes orphans children of the first thread. Leaders that
-    /// the spawn helper forked are children of that thread, too; no other child carries the mark of this satellite.
-    fn reap_adopted(&mut self) {
-        let Some(trees) = &self.adopts else { return };
-        self.last_reap = Some(Instant::now());
-        for pid in children_of(std::process::id()).unwrap_or_default() {
-            // Before the mark is read, because there may be thousands of leaders.
-            if !trees.leaders.is_known(pid)
-                && let Some(run) = run_mark::run_in_limit(pid, trees.satellite_id())
-                && !trees.leaders.may_lead(pid, run)
-                && let Some(pid) = Pid::from_raw(pid.cast_signed())
-                && let Ok(Some(_)) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
-            {
-                OrphanCounts::count_reaped();
-            }
         }
     }
 

@@ -3,16 +3,16 @@
 //! the helper a few. The cost of a start therefore does not depend on the memory of the satellite.
 //!
 //! ```text
-//!  satellite ── ChildPlan, descriptors ──► helper ──┐ clone(CLONE_PARENT)
-//!      │   ◄──── process id or error ──────         │
-//!      └───────────────── parent of ──────────► server
+//!  satellite ── ChildPlan, descriptors ──► helper ── clone(CLONE_PARENT) ─┐
+//!             ◄──── process id or error ─────                             ▼
+//!  keeper ─────────────────── parent of helper and ────────────────────► server
 //! ```
 //!
-//! The helper is forked before any thread exists, like the keeper. It forks each server as a child of its own parent, the
-//! first thread of the satellite. So the satellite waits for servers and the kernel kills them with the satellite, as if
-//! it had forked them itself. The helper keeps no descriptor of a server and overwrites each description, which contains
-//! secrets. It ends with the satellite. If it ends before, the satellite forks servers itself from then on; a satellite
-//! that is embedded in a host always does.
+//! The keeper forks the helper before the satellite. The helper forks each server as a child of its own parent. So the
+//! keeper waits for servers, and the kernel kills them with the keeper, as if it had forked them itself. The helper keeps
+//! no descriptor of a server and overwrites each description, which contains secrets. It ends with the satellite. If it
+//! ends before, the satellite requests another one of the keeper; only if there is none does it fork servers itself. A
+//! satellite that is embedded in a host always does.
 //!
 //! The helper forks without `CLONE_VM`: a child that shared the memory would also share what it changes for itself
 //! before exec, such as the flag that hides the memory from other processes.
@@ -23,7 +23,8 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use nix::errno::Errno;
@@ -40,13 +41,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::preparation::{ChildPreparation, ExtraDescriptors, set_parent_death_signal};
-use super::proc_info::set_spawn_helper;
 use super::spawn::{ChildDescriptors, ChildParent, ChildPlan, EXEC_PATIENCE, ExecImage, ImageShape, wait};
 use super::userns::IdMapPipes;
+use crate::keeper::run_client::{HeldRun, RunClient};
 use crate::program_pages::ProgramPages;
 
 /// Process name, shown to people.
-pub const SPAWN_HELPER_NAME: &CStr = c"satellite-spawn";
+pub(crate) const SPAWN_HELPER_NAME: &CStr = c"satellite-spawn";
 
 // Standard descriptors, failure pipe, cgroup, file of options, and both pipes of the id map.
 const DESCRIPTORS_MAX: usize = 8;
@@ -56,6 +57,9 @@ const LENGTHS: usize = 8;
 
 /// The helper until the process launcher takes it.
 static STARTED: Mutex<Option<SpawnHelper>> = Mutex::new(None);
+
+/// Process id of the last helper, or 0.
+static PID: AtomicU32 = AtomicU32::new(0);
 
 /// Request to fork a child, without its words and descriptors.
 #[derive(Serialize, Deserialize)]
@@ -73,39 +77,82 @@ const NOTHING_SENT: [rustix::io::Errno; 4] = {
     [Errno::NOMEM, Errno::NOBUFS, Errno::TOOMANYREFS, Errno::INTR]
 };
 
-/// The helper process, killed when this is dropped.
+/// A helper process that was just forked, a child of this process.
+#[derive(Debug)]
+pub(crate) struct ForkedHelper {
+    pub(crate) pid: u32,
+    /// The helper ends when it is closed.
+    pub(crate) stream: UnixStream,
+}
+
+/// A helper process in use.
 struct SpawnHelper {
-    pid: Pid,
     stream: UnixStream,
+    // The process, if it is a child of this one. It is killed when this is dropped.
+    child: Option<Pid>,
 }
 
 /// Forks the children of this process: through the spawn helper if there is one.
 pub(super) struct Forker {
     helper: Option<SpawnHelper>,
+    // Absent if this process has no keeper, or if the kernel refuses the forks of a helper.
+    keeper: Option<&'static Arc<RunClient>>,
 }
 
 impl Forker {
     /// Takes over the helper of this process.
     pub(super) fn new() -> Self {
-        Self { helper: STARTED.lock().unwrap_or_else(PoisonError::into_inner).take() }
+        let helper = STARTED.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Self { helper, keeper: RunClient::current() }
     }
 
-    /// Forks a child. Returns `None` if the helper was lost, in which case it may have forked the child; the next child
-    /// is then forked by this process.
-    pub(super) fn fork(&mut self, plan: &ChildPlan, descriptors: &ChildDescriptors<'_>) -> io::Result<Option<Pid>> {
+    /// Prepares the keeper for a child that will be its own. Requests another helper if the last one was lost. Returns
+    /// `None` if the next child will be one of this process.
+    pub(super) fn hold(&mut self, run: u64) -> io::Result<Option<HeldRun>> {
+        let Some(keeper) = self.keeper else { return Ok(None) };
+        if self.helper.is_none() {
+            match keeper.new_helper() {
+                Ok((pid, stream)) => {
+                    PID.store(pid, Ordering::Relaxed);
+                    self.helper = Some(SpawnHelper { stream: stream.into(), child: None });
+                }
+                // The keeper has ended, and this process ends, too.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(error),
+                Err(error) => {
+                    tracing::error!(%error, "the keeper cannot start the process satellite-spawn: the satellite starts the server itself");
+                    return Ok(None);
+                }
+            }
+        }
+        keeper.hold(run).map(Some)
+    }
+
+    /// Returns true if the last child is a child of the keeper.
+    pub(super) fn forks_below_keeper(&self) -> bool {
+        self.keeper.is_some() && self.helper.is_some()
+    }
+
+    /// Forks a child. Returns `None` if the helper was lost, in which case it may have forked the child.
+    pub(super) fn fork(&mut self, plan: &mut ChildPlan, descriptors: &ChildDescriptors<'_>) -> io::Result<Option<Pid>> {
+        let own = getpid().as_raw();
+        plan.preparation.parent = own;
         let Some(helper) = &mut self.helper else {
             return plan.fork(descriptors, ChildParent::Caller).map(Some);
         };
+        if let Some(keeper) = self.keeper {
+            plan.preparation.parent = keeper.keeper().pid.cast_signed();
+        }
         match helper.fork(plan, descriptors) {
             // Some kernels and system call filters have no such fork; no child exists then.
             Ok(Err(error)) if is_unsupported(&error) => {
                 tracing::warn!(%error, "the process satellite-spawn cannot fork here: the satellite starts servers itself");
-                self.helper = None;
+                (self.helper, self.keeper) = (None, None);
+                plan.preparation.parent = own;
                 plan.fork(descriptors, ChildParent::Caller).map(Some)
             }
             Ok(forked) => forked.map(Some),
             Err(error) => {
-                tracing::error!(%error, "the process satellite-spawn has ended: the satellite starts servers itself");
+                tracing::error!(%error, "the process satellite-spawn has ended");
                 self.helper = None;
                 Ok(None)
             }
@@ -118,32 +165,50 @@ fn is_unsupported(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM))
 }
 
-/// Starts the helper. Must be called while the process has one thread.
-pub fn start_spawn_helper() -> io::Result<()> {
+/// Forks a helper as a child of this process, which must have one thread.
+pub(crate) fn fork_spawn_helper() -> io::Result<ForkedHelper> {
     let (stream, requests) = UnixStream::pair()?;
     // A helper that was stopped by a signal must not stop the satellite.
     stream.set_read_timeout(Some(EXEC_PATIENCE))?;
     stream.set_write_timeout(Some(EXEC_PATIENCE))?;
-    let satellite = getpid();
+    let parent = getpid();
     #[expect(unsafe_code, reason = "there is no safe fork")]
     // SAFETY: this process has one thread, so the child may call any function.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(stream);
-            // An error means that the satellite has ended, or that the helper cannot do its work: it ends, and the
-            // satellite reads the end of the stream.
-            if let Ok(requests) = isolate(requests, satellite.as_raw()) {
+            // An error means that the parent has ended, or that the helper cannot do its work: it ends, and the satellite
+            // reads the end of the stream.
+            if let Ok(requests) = isolate(requests, parent.as_raw()) {
                 serve(&requests);
             }
             std::process::exit(0)
         }
-        ForkResult::Parent { child } => {
-            let pid = Pid::from_raw(child.as_raw()).ok_or(io::ErrorKind::InvalidData)?;
-            set_spawn_helper(child.as_raw().unsigned_abs());
-            *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = Some(SpawnHelper { pid, stream });
-            Ok(())
-        }
+        ForkResult::Parent { child } => Ok(ForkedHelper { pid: child.as_raw().unsigned_abs(), stream }),
     }
+}
+
+/// Makes a helper that the keeper has forked the one of this process, for the first process launcher.
+pub(crate) fn use_spawn_helper(helper: ForkedHelper) {
+    install(helper, None);
+}
+
+/// Starts a helper for a process without a keeper. Must be called while the process has one thread.
+pub fn start_spawn_helper() -> io::Result<()> {
+    let helper = fork_spawn_helper()?;
+    let child = Pid::from_raw(helper.pid.cast_signed());
+    install(helper, child);
+    Ok(())
+}
+
+fn install(ForkedHelper { pid, stream }: ForkedHelper, child: Option<Pid>) {
+    PID.store(pid, Ordering::Relaxed);
+    *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = Some(SpawnHelper { stream, child });
+}
+
+/// Returns the process id of the helper of this process, if it was started.
+pub fn spawn_helper_pid() -> Option<u32> {
+    Some(PID.load(Ordering::Relaxed)).filter(|pid| *pid != 0)
 }
 
 impl SpawnHelper {
@@ -196,9 +261,9 @@ impl SpawnHelper {
 
 impl Drop for SpawnHelper {
     fn drop(&mut self) {
+        let Some(pid) = self.child else { return };
         // It is not reaped yet, so its number is not reused.
-        let _ = kill_process(self.pid, Signal::KILL);
-        let pid = self.pid;
+        let _ = kill_process(pid, Signal::KILL);
         // On its own thread: a helper that hangs in the kernel must not stop the satellite.
         let _ = thread::Builder::new().name("satellite-wait".into()).spawn(move || wait(pid));
     }
@@ -208,10 +273,10 @@ impl Drop for SpawnHelper {
 
 /// Gives up everything that the helper inherited and does not need. Returns the stream as the lowest descriptor above
 /// the standard ones, so that no descriptor of a child gets its number.
-fn isolate(requests: UnixStream, satellite: libc::pid_t) -> io::Result<UnixStream> {
-    set_parent_death_signal(satellite)?;
+fn isolate(requests: UnixStream, parent: libc::pid_t) -> io::Result<UnixStream> {
+    set_parent_death_signal(parent)?;
     let _ = set_name(SPAWN_HELPER_NAME);
-    // It ends with the satellite and not by a signal that a terminal or a service manager sends to all processes. A
+    // It ends with the stream and not by a signal that a terminal or a service manager sends to all processes. A
     // child unblocks the signals after it has reset their actions.
     SigSet::all().thread_block()?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;

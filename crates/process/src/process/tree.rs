@@ -20,11 +20,11 @@ use rustix::process::Signal;
 use super::cgroup::Cgroup;
 use super::group::ProcessGroup;
 use super::launch::Confinement;
-use super::leaders::Leaders;
 use super::ledger::Ledger;
 use super::limits::ResourceLimits;
 use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat, children_of};
 use super::run_mark::RunMark;
+use crate::keeper::run_client::RunClient;
 
 // Exit codes of a sandbox above this value encode the signal that ended its server.
 const SIGNAL_BASE: i32 = 128;
@@ -40,7 +40,6 @@ pub(super) struct ProcessTree {
     kill_requested: AtomicBool,
     final_stats: OnceLock<FinalStats>,
     ledger: Arc<Ledger>,
-    leaders: Arc<Leaders>,
 }
 
 struct FinalStats {
@@ -52,23 +51,19 @@ struct FinalStats {
 /// Numbers of orphans that have ended since this process began. A process can count in both.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OrphanCounts {
-    /// Adopted processes whose end was collected.
+    /// Adopted processes whose end the keeper has collected.
     pub reaped: u64,
     /// Processes that had left the cgroup of their run and were killed after its end.
     pub killed: u64,
 }
 
-static REAPED: AtomicU64 = AtomicU64::new(0);
 static KILLED: AtomicU64 = AtomicU64::new(0);
 
 impl OrphanCounts {
-    /// Returns the numbers of this process. The keeper ends the remaining orphans after it and counts them itself.
+    /// Returns the numbers so far. Those of the orphans that remain after this process are not known.
     pub fn read() -> Self {
-        Self { reaped: REAPED.load(Ordering::Relaxed), killed: KILLED.load(Ordering::Relaxed) }
-    }
-
-    pub(super) fn count_reaped() {
-        REAPED.fetch_add(1, Ordering::Relaxed);
+        let reaped = RunClient::current().map_or(0, |keeper| keeper.reaped_orphans());
+        Self { reaped, killed: KILLED.load(Ordering::Relaxed) }
     }
 }
 
@@ -95,11 +90,11 @@ impl ProcessTree {
         cgroup: Option<Cgroup>,
         mark: RunMark,
         confinement: Option<Confinement>,
-        (ledger, leaders): (Arc<Ledger>, Arc<Leaders>),
+        ledger: Arc<Ledger>,
     ) -> Self {
         let (sandbox_processes, final_stats, kill_requested) =
             (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        Self { group, run, cgroup, mark, confinement, sandbox_processes, kill_requested, final_stats, ledger, leaders }
+        Self { group, run, cgroup, mark, confinement, sandbox_processes, kill_requested, final_stats, ledger }
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -248,7 +243,6 @@ impl ProcessTree {
         let killed_for_memory = self.cgroup.as_ref().is_some_and(|cgroup| cgroup.oom_kills() > 0);
         let _ = self.final_stats.set(FinalStats { cpu_ticks, oom_killed: killed_for_memory, start_time });
         self.group.reap();
-        self.leaders.remove(self.run, self.group.pid());
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove();
         }

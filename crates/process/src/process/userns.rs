@@ -58,7 +58,8 @@ fn run(mut questions: PipeReader, mut answers: PipeWriter) {
     while questions.read_exact(&mut pid).is_ok() {
         let process = u32::from_ne_bytes(pid);
         let map = format!("0 0 1\n{SANDBOX_USER} {SANDBOX_USER} 1\n");
-        // The process is a child of this one and waits for the answer, so its number cannot have been reused.
+        // The process waits for the answer. If it was killed meanwhile, the keeper, its parent, does not reap it before the
+        // start has failed, so its number cannot have been reused.
         let written =
             ["uid_map", "gid_map"].iter().all(|file| fs::write(format!("/proc/{process}/{file}"), &map).is_ok());
         let [one, two, three, four] = pid;

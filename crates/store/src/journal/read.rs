@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mcp_satellite_actors::model::event::{Envelope, Event, EventSubject, LogLine, RequestLine};
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
@@ -119,6 +119,19 @@ impl JournalEvents {
     pub fn last_read(&self) -> Option<u64> {
         self.follow.last_read()
     }
+
+    /// Ends the iteration after `deadline`, also while no event matches. At least one part of the file is read, so that a
+    /// reader that continues after [`last_read`](Self::last_read) comes to the end.
+    #[must_use]
+    pub fn until(mut self, deadline: Instant) -> Self {
+        self.follow.deadline = Some(deadline);
+        self
+    }
+
+    /// Returns true if the iteration has ended because of its deadline.
+    pub fn is_cut(&self) -> bool {
+        self.follow.is_cut
+    }
 }
 
 impl Iterator for JournalEvents {
@@ -147,6 +160,9 @@ pub struct EventFollower {
     waiting: VecDeque<Envelope>,
     open: Option<(Connection, Option<(u64, u64)>)>,
     skipped: u64,
+    deadline: Option<Instant>,
+    /// True if the last search has ended because of the deadline.
+    is_cut: bool,
 }
 
 impl EventFollower {
@@ -154,7 +170,17 @@ impl EventFollower {
     pub fn new(data_dir: impl Into<PathBuf>, query: StoredEventQuery) -> Self {
         let data_dir = data_dir.into();
         let (path, last_read) = (database(&data_dir), query.since);
-        Self { data_dir, path, query, last_read, waiting: VecDeque::new(), open: None, skipped: 0 }
+        Self {
+            data_dir,
+            path,
+            query,
+            last_read,
+            waiting: VecDeque::new(),
+            open: None,
+            skipped: 0,
+            deadline: None,
+            is_cut: false,
+        }
     }
 
     /// Returns the next event, or `None` if there is none at present. Blocks on a file, so it must not run on an async
@@ -167,8 +193,11 @@ impl EventFollower {
             if let Some(envelope) = self.waiting.pop_front() {
                 return Ok(Some(envelope));
             }
+            if self.is_cut {
+                return Ok(None);
+            }
             match self.fill() {
-                Ok(true) => {}
+                Ok(true) => self.is_cut = self.deadline.is_some_and(|deadline| Instant::now() >= deadline),
                 Ok(false) => return Ok(None),
                 Err(error) => {
                     self.open = None;

@@ -292,7 +292,8 @@ pub struct StoredCallQuery {
 }
 
 impl StoredCallQuery {
-    fn matches(&self, subject: &EventSubject, line: &RequestLine) -> bool {
+    /// Returns true if the call of an instance fulfils all conditions.
+    pub fn matches(&self, subject: &EventSubject, line: &RequestLine) -> bool {
         self.lines.matches(subject, line.timestamp)
             && self.tool.as_ref().is_none_or(|tool| *tool == line.tool_name)
             && self.success.is_none_or(|success| success == line.success)

@@ -24,7 +24,7 @@ fn serving(at: Instant, keep_servers: bool) -> KeeperRules {
 fn restart(rules: &mut KeeperRules, delay: Duration, now: Instant) -> Instant {
     assert_eq!(rules.deadline(), Some(now + delay), "{rules:?}");
     let now = now + delay;
-    assert_eq!(rules.expire(now), Some(KeeperEffect::StartSatellite));
+    assert_eq!(rules.expire(now), Some(KeeperEffect::Start));
     now
 }
 
@@ -45,7 +45,7 @@ fn a_satellite_is_killed_only_after_the_whole_timeout_without_an_answer() {
     }
     assert_eq!(rules.deadline(), Some(now + TIMEOUT));
     let (lost_at, now) = (now, now + TIMEOUT);
-    assert_eq!(rules.expire(now), Some(KeeperEffect::KillSatellite));
+    assert_eq!(rules.expire(now), Some(KeeperEffect::Kill));
     let end = GenerationEnd::Hung(TIMEOUT);
     assert_eq!(rules.phase(), SatellitePhase::Killed { end, lost_at, until: now + END_TIMEOUT });
     rules.satellite_ended(now, Some(KILL));
@@ -58,12 +58,12 @@ fn a_satellite_is_killed_once_and_its_late_messages_do_not_revive_it() {
     let start = Instant::now();
     let mut rules = serving(start, true);
     let now = start + TIMEOUT;
-    assert_eq!(rules.expire(now), Some(KeeperEffect::KillSatellite));
+    assert_eq!(rules.expire(now), Some(KeeperEffect::Kill));
     for late in [KeeperRequest::Alive, KeeperRequest::Ready, KeeperRequest::Stopping, KeeperRequest::Done { code: 0 }] {
         rules.receive(now, &late);
     }
     assert_eq!(rules.expire(now), None);
-    assert_eq!(rules.expire(now + END_TIMEOUT), Some(KeeperEffect::AbandonSatellite));
+    assert_eq!(rules.expire(now + END_TIMEOUT), Some(KeeperEffect::Abandon));
     // A satellite that hangs in the kernel is replaced all the same.
     rules.satellite_ended(now + END_TIMEOUT, None);
     restart(&mut rules, SECOND, now + END_TIMEOUT);
@@ -93,7 +93,7 @@ fn a_finished_satellite_must_end_soon() {
     let mut rules = serving(start, true);
     rules.receive(start, &KeeperRequest::Done { code: 7 });
     assert_eq!(rules.expire(start + END_TIMEOUT / 2), None);
-    assert_eq!(rules.expire(start + END_TIMEOUT), Some(KeeperEffect::AbandonSatellite));
+    assert_eq!(rules.expire(start + END_TIMEOUT), Some(KeeperEffect::Abandon));
     rules.satellite_ended(start + END_TIMEOUT, None);
     assert_ended(&rules, GenerationEnd::Done(7), None);
 }
@@ -126,11 +126,12 @@ fn a_satellite_that_was_ready_for_a_minute_is_restarted_at_once() {
     restart(&mut rules, Duration::ZERO, start + TIMEOUT + SECOND);
     // A hang is counted from the last answer.
     let mut rules = serving(start, true);
-    rules.receive(start + TIMEOUT - SECOND, &KeeperRequest::Alive);
-    let now = start + 2 * TIMEOUT;
-    assert_eq!(rules.expire(now), Some(KeeperEffect::KillSatellite));
+    let answered_at = start + SECOND;
+    rules.receive(answered_at, &KeeperRequest::Alive);
+    let now = answered_at + TIMEOUT;
+    assert_eq!(rules.expire(now), Some(KeeperEffect::Kill));
     rules.satellite_ended(now, Some(KILL));
-    assert_eq!(rules.previous().unwrap().uptime, TIMEOUT - SECOND);
+    assert_eq!(rules.previous().unwrap().uptime, SECOND);
     restart(&mut rules, SECOND, now);
 }
 
@@ -180,7 +181,7 @@ fn a_restart_that_is_not_ready_in_time_is_killed_and_charged() {
     rules.satellite_ended(start, Some(KILL));
     let now = restart(&mut rules, SECOND, start) + 2 * TIMEOUT;
     assert_eq!(rules.deadline(), Some(now));
-    assert_eq!(rules.expire(now), Some(KeeperEffect::KillSatellite));
+    assert_eq!(rules.expire(now), Some(KeeperEffect::Kill));
     rules.satellite_ended(now, Some(KILL));
     assert_eq!(rules.previous().unwrap().end, GenerationEnd::NotReady(2 * TIMEOUT));
     let now = restart(&mut rules, 5 * SECOND, now);
@@ -217,7 +218,7 @@ fn the_watchdog_is_notified_within_the_limits_of_the_keeper() {
     assert!(!KeeperRules::new().allows_watchdog(start, interval), "the first start has a limit of the manager");
     let mut rules = serving(start, true);
     assert!(rules.allows_watchdog(start + JUST_IN_TIME, interval));
-    assert_eq!(rules.expire(start + TIMEOUT), Some(KeeperEffect::KillSatellite));
+    assert_eq!(rules.expire(start + TIMEOUT), Some(KeeperEffect::Kill));
     rules.satellite_ended(start + TIMEOUT, Some(KILL));
     assert!(rules.allows_watchdog(start + TIMEOUT, interval));
     let now = restart(&mut rules, SECOND, start + TIMEOUT);
@@ -225,7 +226,7 @@ fn the_watchdog_is_notified_within_the_limits_of_the_keeper() {
     // Without a limit of the keeper the watchdog detects that the satellite hangs.
     rules.receive(now, &KeeperRequest::Configure { keep_servers: true, hang_timeout_ms: None });
     rules.receive(now, &KeeperRequest::Ready);
-    assert!(rules.allows_watchdog(now + interval - SECOND, interval));
+    assert!(rules.allows_watchdog(now + SECOND, interval));
     assert!(!rules.allows_watchdog(now + interval, interval));
 }
 
@@ -298,13 +299,13 @@ proptest! {
                 }
                 match rules.expire(now) {
                     None => break,
-                    Some(KeeperEffect::KillSatellite) => prop_assert!(is_running),
-                    Some(KeeperEffect::AbandonSatellite) => {
+                    Some(KeeperEffect::Kill) => prop_assert!(is_running),
+                    Some(KeeperEffect::Abandon) => {
                         prop_assert!(is_running);
                         is_running = false;
                         rules.satellite_ended(now, None);
                     }
-                    Some(KeeperEffect::StartSatellite) => {
+                    Some(KeeperEffect::Start) => {
                         prop_assert!(!is_running && !is_end_requested && was_permitted);
                         (is_running, just_started) = (true, true);
                         starts += 1;

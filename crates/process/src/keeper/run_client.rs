@@ -1,0 +1,299 @@
+//! The satellite's side of the runs whose leaders are children of the keeper. The keeper reports the end of a leader, and
+//! reaps it when the satellite requests that.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use mcp_satellite_actors::seam::ProcessEnd;
+use tokio::sync::watch;
+
+use super::messages::{KeeperSocket, RunEvent, RunRequest};
+
+/// Time to wait for an answer of the keeper, which can be stopped by a signal.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+static CURRENT: OnceLock<Arc<RunClient>> = OnceLock::new();
+
+/// The keeper above a satellite. Servers are its children, so cgroups, marks and ledger are named after it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct KeeperIdentity {
+    pub(crate) pid: u32,
+    /// Start time in clock ticks since boot.
+    pub(crate) start_time: u64,
+    /// Random id, contained in the marks of all servers.
+    pub(crate) id: String,
+    /// Number of the first run that this satellite may start.
+    pub(crate) first_run: u64,
+}
+
+/// Connection of the satellite to the keeper that waits for its servers.
+pub(crate) struct RunClient {
+    keeper: KeeperIdentity,
+    // Read by a thread, because the keeper can be stopped and then reads nothing. At most four requests of a run wait.
+    requests: mpsc::Sender<RunRequest>,
+    answers: Mutex<KeeperAnswers>,
+    answered: Condvar,
+    reaped_orphans: AtomicU64,
+}
+
+#[derive(Default)]
+struct KeeperAnswers {
+    // Error number of a run that is not held.
+    holds: HashMap<u64, Option<i32>>,
+    ends: HashMap<u64, watch::Sender<Option<ProcessEnd>>>,
+    helper: Option<io::Result<(u32, OwnedFd)>>,
+    // True after the keeper has ended.
+    is_closed: bool,
+}
+
+impl KeeperAnswers {
+    fn answer_hold(&mut self, run: u64, errno: Option<i32>) {
+        // Nobody waits for a late answer.
+        if self.ends.contains_key(&run) {
+            self.holds.insert(run, errno);
+        }
+    }
+}
+
+impl RunClient {
+    /// Starts the thread that sends the requests.
+    pub(super) fn start(socket: Arc<KeeperSocket>, keeper: KeeperIdentity) -> io::Result<Arc<Self>> {
+        let (requests, to_send) = mpsc::channel();
+        // An error means that the keeper has ended, which the receiving thread reports.
+        let send = move || to_send.iter().try_for_each(|request: RunRequest| socket.send_patiently(&request));
+        thread::Builder::new().name("satellite-above".into()).spawn(send)?;
+        let (answers, answered, reaped_orphans) = (Mutex::default(), Condvar::new(), AtomicU64::new(0));
+        Ok(Arc::new(Self { keeper, requests, answers, answered, reaped_orphans }))
+    }
+
+    /// Makes this the client that [`current`](Self::current) returns.
+    pub(super) fn install(self: &Arc<Self>) {
+        let _ = CURRENT.set(Arc::clone(self));
+    }
+
+    /// Returns the client of this process; `None` if no keeper is above it.
+    pub(crate) fn current() -> Option<&'static Arc<Self>> {
+        CURRENT.get()
+    }
+
+    pub(crate) fn keeper(&self) -> &KeeperIdentity {
+        &self.keeper
+    }
+
+    /// Returns the number of adopted processes that the keeper has reaped.
+    pub(crate) fn reaped_orphans(&self) -> u64 {
+        self.reaped_orphans.load(Ordering::Relaxed)
+    }
+
+    /// Makes the keeper wait for the leader of a run, which may be forked afterwards. Blocks.
+    ///
+    /// # Errors
+    /// The keeper refuses or does not answer.
+    pub(crate) fn hold(self: &Arc<Self>, run: u64) -> io::Result<HeldRun> {
+        let (sender, end) = watch::channel(None);
+        self.answers().ends.insert(run, sender);
+        // Discards the run if it is dropped because of an error.
+        let held = HeldRun { client: Arc::clone(self), run, end, is_reaped: AtomicBool::new(false) };
+        self.send(RunRequest::Hold { run });
+        match self.wait(|answers| answers.holds.remove(&run))? {
+            None => Ok(held),
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Returns process id and stream of a new spawn helper. The keeper kills the last one. Blocks.
+    ///
+    /// # Errors
+    /// The keeper cannot start one or does not answer.
+    pub(crate) fn new_helper(&self) -> io::Result<(u32, OwnedFd)> {
+        self.answers().helper = None;
+        self.send(RunRequest::NewHelper);
+        self.wait(|answers| answers.helper.take())?
+    }
+
+    /// Notes a message of the keeper.
+    pub(super) fn receive(&self, event: &RunEvent, descriptors: Vec<OwnedFd>) {
+        let mut answers = self.answers();
+        match *event {
+            RunEvent::Held { run } => answers.answer_hold(run, None),
+            RunEvent::NotHeld { run, errno } => answers.answer_hold(run, Some(errno)),
+            RunEvent::Ended { run, code, signal } => {
+                if let Some(end) = answers.ends.get(&run) {
+                    end.send_replace(Some(ProcessEnd { code, signal }));
+                }
+            }
+            RunEvent::Helper { pid } => {
+                let stream = descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData.into());
+                answers.helper = Some(stream.map(|stream| (pid, stream)));
+            }
+            RunEvent::NoHelper { errno } => answers.helper = Some(Err(io::Error::from_raw_os_error(errno))),
+            RunEvent::Orphans { reaped } => self.reaped_orphans.store(reaped, Ordering::Relaxed),
+        }
+        drop(answers);
+        self.answered.notify_all();
+    }
+
+    /// Notes that the keeper has ended.
+    pub(super) fn close(&self) {
+        self.answers().is_closed = true;
+        self.answered.notify_all();
+    }
+
+    fn send(&self, request: RunRequest) {
+        // An error means that the keeper has ended.
+        let _ = self.requests.send(request);
+    }
+
+    fn wait<T>(&self, mut take: impl FnMut(&mut KeeperAnswers) -> Option<T>) -> io::Result<T> {
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        let mut answers = self.answers();
+        loop {
+            if let Some(answer) = take(&mut answers) {
+                return Ok(answer);
+            }
+            let remaining = until.saturating_duration_since(Instant::now());
+            if answers.is_closed || remaining.is_zero() {
+                let kind = if answers.is_closed { io::ErrorKind::BrokenPipe } else { io::ErrorKind::TimedOut };
+                return Err(io::Error::new(kind, "the keeper does not answer"));
+            }
+            answers = self.answered.wait_timeout(answers, remaining).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn answers(&self) -> MutexGuard<'_, KeeperAnswers> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A run for whose leader the keeper waits. Dropping it leaves the leader to the keeper.
+pub(crate) struct HeldRun {
+    client: Arc<RunClient>,
+    run: u64,
+    end: watch::Receiver<Option<ProcessEnd>>,
+    is_reaped: AtomicBool,
+}
+
+impl HeldRun {
+    /// Reports the leader, which has executed its program. From now on the keeper reports its end.
+    pub(crate) fn start(&self, pid: u32, start_time: u64) {
+        self.client.send(RunRequest::Started { run: self.run, pid, start_time });
+    }
+
+    /// Returns the end of the leader, if the keeper has reported it.
+    pub(crate) fn end(&self) -> Option<ProcessEnd> {
+        *self.end.borrow()
+    }
+
+    pub(crate) async fn wait(&self) {
+        // An error is impossible: the sender lives as long as this.
+        let _ = self.end.clone().wait_for(Option::is_some).await;
+    }
+
+    /// Lets the keeper reap the leader. Its process id may be reused afterwards.
+    pub(crate) fn reap(&self) {
+        self.is_reaped.store(true, Ordering::Relaxed);
+        self.client.send(RunRequest::Reap { run: self.run });
+    }
+
+    /// Returns true after the keeper has ended: the end of the leader will not be reported.
+    pub(crate) fn is_keeper_gone(&self) -> bool {
+        self.client.answers().is_closed
+    }
+}
+
+impl Drop for HeldRun {
+    fn drop(&mut self) {
+        if !self.is_reaped.load(Ordering::Relaxed) {
+            self.client.send(RunRequest::Discard { run: self.run });
+        }
+        let mut answers = self.client.answers();
+        answers.ends.remove(&self.run);
+        answers.holds.remove(&self.run);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::super::messages::SatelliteMessage;
+    use super::*;
+
+    fn client() -> (Arc<RunClient>, KeeperSocket) {
+        let (keeper, below) = KeeperSocket::pair().unwrap();
+        let identity = KeeperIdentity { pid: 1, start_time: 0, id: "feed".into(), first_run: 1 };
+        (RunClient::start(Arc::new(below), identity).unwrap(), keeper)
+    }
+
+    fn requests(keeper: &KeeperSocket, count: usize) -> Vec<RunRequest> {
+        let receive = |_| match keeper.receive().unwrap().unwrap().0 {
+            SatelliteMessage::Run(request) => request,
+            SatelliteMessage::Lifecycle(other) => panic!("{other:?}"),
+        };
+        (0..count).map(receive).collect()
+    }
+
+    /// Holds a run, which the keeper answers with `event`.
+    fn hold(client: &Arc<RunClient>, keeper: &KeeperSocket, run: u64, event: &RunEvent) -> io::Result<HeldRun> {
+        thread::scope(|scope| {
+            let held = scope.spawn(|| client.hold(run));
+            assert_eq!(requests(keeper, 1), [RunRequest::Hold { run }]);
+            client.receive(event, Vec::new());
+            held.join().unwrap()
+        })
+    }
+
+    #[tokio::test]
+    async fn a_leader_is_reaped_on_request_and_a_failed_start_is_discarded() {
+        let (client, keeper) = client();
+        let held = hold(&client, &keeper, 1, &RunEvent::Held { run: 1 }).unwrap();
+        held.start(70, 100);
+        assert_eq!(held.end(), None);
+        client.receive(&RunEvent::Ended { run: 1, code: Some(3), signal: None }, Vec::new());
+        held.wait().await;
+        assert_eq!(held.end(), Some(ProcessEnd { code: Some(3), signal: None }));
+        held.reap();
+        drop(held);
+        let started = RunRequest::Started { run: 1, pid: 70, start_time: 100 };
+        assert_eq!(requests(&keeper, 2), [started, RunRequest::Reap { run: 1 }]);
+        drop(hold(&client, &keeper, 2, &RunEvent::Held { run: 2 }).unwrap());
+        assert_eq!(requests(&keeper, 1), [RunRequest::Discard { run: 2 }]);
+        assert!(client.answers().ends.is_empty() && client.answers().holds.is_empty());
+    }
+
+    #[test]
+    fn a_refused_run_is_an_error() {
+        let (client, keeper) = client();
+        let refused = hold(&client, &keeper, 1, &RunEvent::NotHeld { run: 1, errno: 24 }).err().unwrap();
+        assert_eq!(refused.raw_os_error(), Some(24));
+        assert_eq!(requests(&keeper, 1), [RunRequest::Discard { run: 1 }]);
+    }
+
+    #[test]
+    fn the_stream_of_a_new_helper_arrives_with_its_process_id() {
+        let (client, keeper) = client();
+        thread::scope(|scope| {
+            let helper = scope.spawn(|| client.new_helper());
+            assert_eq!(requests(&keeper, 1), [RunRequest::NewHelper]);
+            client.receive(&RunEvent::Helper { pid: 70 }, vec![keeper.as_fd().try_clone_to_owned().unwrap()]);
+            assert_eq!(helper.join().unwrap().unwrap().0, 70);
+            let helper = scope.spawn(|| client.new_helper());
+            assert_eq!(requests(&keeper, 1), [RunRequest::NewHelper]);
+            client.receive(&RunEvent::NoHelper { errno: 11 }, Vec::new());
+            assert_eq!(helper.join().unwrap().unwrap_err().raw_os_error(), Some(11));
+        });
+    }
+
+    #[test]
+    fn after_the_end_of_the_keeper_nothing_waits_for_it() {
+        let (client, keeper) = client();
+        let held = hold(&client, &keeper, 1, &RunEvent::Held { run: 1 }).unwrap();
+        drop(keeper);
+        client.close();
+        assert!(held.is_keeper_gone() && client.hold(2).is_err() && client.new_helper().is_err());
+    }
+}
