@@ -89,7 +89,7 @@ impl Actor for StdioWorker {
             }
             Msg::SessionEnded(exit) => finish(state, exit, &myself),
             msg => {
-                if let Msg::Control(SessionControl::Adopt(spec)) = &msg {
+                if let Msg::Control(SessionControl::ApplySpec(spec)) = &msg {
                     state.transport.spec.send_replace(spec.clone());
                 }
                 state.handle(msg, &myself);

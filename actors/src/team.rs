@@ -517,7 +517,7 @@ impl State {
                 SlotEffect::Stop(run) => instance.send_to_session(run, SessionControl::Stop),
                 SlotEffect::ShortenGrace(run) => instance.send_to_session(run, SessionControl::ShortenGrace),
                 SlotEffect::Check(run) => instance.send_to_session(run, SessionControl::Check),
-                SlotEffect::Adopt { run, spec } => instance.send_to_session(run, SessionControl::Adopt(spec)),
+                SlotEffect::ApplySpec { run, spec } => instance.send_to_session(run, SessionControl::ApplySpec(spec)),
                 SlotEffect::TrySleep { run, idle } => {
                     // From here on the port rejects new calls, and their callers ask the slot: no call is lost.
                     let port = instance.worker(run).and_then(|worker| worker.port.as_ref());

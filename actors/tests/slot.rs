@@ -321,7 +321,7 @@ fn effect(effect: &SlotEffect) -> String {
         SlotEffect::TrySleep { run, idle } => format!("try to put {run:?} to sleep, idle for {idle:?}"),
         SlotEffect::Discover(run) => format!("discover {run:?}"),
         SlotEffect::Check(run) => format!("check {run:?}"),
-        SlotEffect::Adopt { run, .. } => format!("adopt for {run:?}"),
+        SlotEffect::ApplySpec { run, .. } => format!("apply the specification to {run:?}"),
         SlotEffect::FailCallers { last_error, retry_at } => {
             format!("unreachable \"{last_error}\"{}", if retry_at.is_some() { ", tried again" } else { "" })
         }
@@ -826,7 +826,7 @@ fn replaced_credentials_stay_masked_on_the_open_connection() {
     let mut test = TestSlot::new(token("first-token")).ready();
     for next in ["second-token", "third-token"] {
         let effects = test.handle(SlotInput::Update(token(next)));
-        let [SlotEffect::Adopt { spec, .. }] = &effects[..] else { panic!("{effects:?}") };
+        let [SlotEffect::ApplySpec { spec, .. }] = &effects[..] else { panic!("{effects:?}") };
         assert_eq!(*spec, token(next), "masks of replaced values are not part of the configuration");
         for mask in [&spec.mask, &test.slot.spec.mask] {
             assert_eq!(mask.apply(&format!("first-token {next}")), "[secret] [secret]");
@@ -845,8 +845,8 @@ fn a_new_policy_is_applied_in_place_and_keeps_the_exit_history() {
     let mut test = test;
     let patient = with_policy(|policy| policy.restart.max_crashes = 9);
     let effects = test.handle(SlotInput::Update(patient.clone()));
-    let [SlotEffect::Adopt { run: adopting, spec }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((*adopting, spec, &test.slot.spec), (run, &patient, &patient));
+    let [SlotEffect::ApplySpec { run: continuing, spec }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((*continuing, spec, &test.slot.spec), (run, &patient, &patient));
     assert_eq!((test.slot.open_run(), &test.slot.record.history), (Some(run), &exits));
     assert!(test.slot.record.catalogue.is_some());
 }
@@ -897,8 +897,8 @@ fn a_new_policy_during_a_rolling_update_starts_no_other_run() {
     test = test.granted();
     let run = test.run();
     let effects = test.handle(SlotInput::Update(version(2, 5)));
-    let [SlotEffect::Adopt { run: adopting, spec }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((*adopting, spec), (run, &version(2, 5)));
+    let [SlotEffect::ApplySpec { run: continuing, spec }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((*continuing, spec), (run, &version(2, 5)));
     // Back to the running configuration with another policy: the new run ends and the old one continues.
     let effects = test.handle(SlotInput::Update(version(1, 6)));
     assert!(effects.iter().any(|effect| matches!(effect, SlotEffect::Stop(stopped) if *stopped == run)), "{effects:?}");

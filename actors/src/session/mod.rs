@@ -47,7 +47,7 @@ pub(crate) enum SessionControl {
     ShortenGrace,
     Drain,
     Discover,
-    Adopt(Arc<InstanceSpec>),
+    ApplySpec(Arc<InstanceSpec>),
     Check,
 }
 

@@ -155,7 +155,7 @@ impl RemoteSession {
                 control = self.ports.control.recv() => match control {
                     Some(SessionControl::Discover) => self.core.read_lists(now()),
                     Some(SessionControl::Drain) => self.ports.draining = true,
-                    Some(SessionControl::Adopt(spec)) => self.adopt(spec),
+                    Some(SessionControl::ApplySpec(spec)) => self.apply_spec(spec),
                     Some(SessionControl::Check) => {
                         if let Some(checks) = &mut self.checks {
                             checks.schedule_now(now());
@@ -191,7 +191,7 @@ impl RemoteSession {
         }
     }
 
-    fn adopt(&mut self, spec: Arc<InstanceSpec>) {
+    fn apply_spec(&mut self, spec: Arc<InstanceSpec>) {
         // Later requests use the new credentials.
         if !spec.has_same_credentials(&self.core.spec) {
             self.credentials_from = self.core.gate.next_id();
@@ -203,7 +203,7 @@ impl RemoteSession {
             checks.reschedule(health, now());
         }
         self.core.outlet.header_timeout = spec.policy.remote.header_timeout;
-        self.core.adopt(spec.clone());
+        self.core.apply_spec(spec.clone());
         self.core.outlet.line.send(LineOutput::Credentials(spec));
     }
 

@@ -155,9 +155,9 @@ impl StdioSession {
                 control = self.ports.control.recv() => match control {
                     Some(SessionControl::Discover) => self.core.read_lists(now()),
                     Some(SessionControl::Drain) => self.ports.draining = true,
-                    Some(SessionControl::Adopt(spec)) => {
+                    Some(SessionControl::ApplySpec(spec)) => {
                         self.lines.line_max = spec.policy.session.line_max;
-                        self.core.adopt(spec);
+                        self.core.apply_spec(spec);
                     }
                     // These concern an end in progress or a remote server.
                     Some(SessionControl::ShortenGrace | SessionControl::Check) => {}
@@ -421,7 +421,7 @@ impl StdioSession {
                         SessionControl::Stop
                         | SessionControl::Drain
                         | SessionControl::Discover
-                        | SessionControl::Adopt(_)
+                        | SessionControl::ApplySpec(_)
                         | SessionControl::Check,
                     ) => {}
                     None => listening = false,

@@ -942,7 +942,7 @@ impl World {
                     assert_eq!(self.slot.open_run(), Some(run));
                     assert!(self.worker(run).unwrap().dialled, "health checks are only for connections");
                 }
-                SlotEffect::Adopt { run, spec } => {
+                SlotEffect::ApplySpec { run, spec } => {
                     assert_eq!(spec, self.desired);
                     assert!(!self.worker(run).unwrap().is_stopping);
                 }

@@ -73,7 +73,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     }
 
     /// Uses another specification of the instance from now on.
-    pub fn adopt(&mut self, spec: Arc<InstanceSpec>) {
+    pub fn apply_spec(&mut self, spec: Arc<InstanceSpec>) {
         self.gate.set_calls_max(spec.policy.session.calls_in_flight_max);
         self.spec = spec;
     }

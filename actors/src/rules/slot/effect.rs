@@ -160,7 +160,7 @@ pub enum SlotEffect {
     /// Check at once whether the server is still reachable.
     Check(RunNumber),
     /// Apply another configuration to an existing run.
-    Adopt {
+    ApplySpec {
         /// Run that continues.
         run: RunNumber,
         /// New specification.
@@ -224,7 +224,7 @@ impl SlotEffect {
             | Self::Status { .. }
             | Self::ChargeTeam
             | Self::Emit(_)
-            | Self::Adopt { .. }
+            | Self::ApplySpec { .. }
             | Self::FailCallers { .. }
             | Self::Remove => true,
             Self::RequestPermit { .. }
