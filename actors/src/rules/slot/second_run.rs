@@ -145,7 +145,7 @@ impl Slot {
         };
         let spec = spec.clone();
         self.hold_permit(now, run, spec.policy.session.permit_hold_max, out);
-        out.push(SlotEffect::Spawn { run, spec: spec.clone(), discover: true });
+        out.push(SlotEffect::Spawn { run, spec: spec.clone(), discover: true, adopts: false });
         self.second_run = Some(SecondRun::Starting { run, spec, since: now, pid: None, initialized_at: None });
     }
 
