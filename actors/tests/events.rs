@@ -197,7 +197,8 @@ fn next_sample(event: Option<&Event>) -> Option<Event> {
             repeated: 2,
         },
         Some(Event::ControlAction { .. }) => {
-            Event::SatelliteRecovered { generation: 2, reason: text("killed by SIGKILL"), down_ms: 1_250 }
+            let reason = text("killed by SIGKILL");
+            Event::SatelliteRecovered { generation: 2, reason, down_ms: 1_250, adopted: 3, ended: 1 }
         }
         Some(Event::SatelliteRecovered { .. }) => Event::EventsDropped { from_seq: 3, to_seq: 17 },
         Some(Event::EventsDropped { .. }) => return None,

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use mcp_satellite_actors::byte_budget::{ByteBudget, ServerMemory};
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::policy::BatchPolicy;
+use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::{Connectors, EventSink, RuntimeObserver};
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
 use tokio::sync::mpsc;
@@ -27,7 +28,7 @@ use crate::config::{Plan, Profile, SinkPlan};
 use crate::connect::isolation::OperatingMode;
 use crate::connect::process::{ReclaimedProcesses, raise_descriptor_limit};
 use crate::connect::remote::RemoteConnector;
-use crate::connect::stdio::{StdioConnector, StdioOptions};
+use crate::connect::stdio::{AdoptionCounts, ConfigFingerprint, StdioConnector, StdioOptions};
 use crate::connect::{memory, suspend};
 use crate::console::listener::ConsoleListener;
 use crate::console::mcp_server::ControlPlane;
@@ -126,7 +127,7 @@ impl RunningSatellite {
         let reserved_endpoint = reserve_endpoint(&endpoint, &plan).await?;
         reserve_console(&http, &plan).await?;
         reclaim_processes(&data_dir).await?;
-        let connector = create_stdio_connector(&plan, &data_dir)?;
+        let connector = create_stdio_connector(&plan, &data_dir, storage.catalogues.clone())?;
         let server_memory = ServerMemory::from_budget(&memory);
         let (remote, grants) = create_remote_connector(&database, &server_memory).await?;
         let connectors = Connectors::default().with_process(connector.clone()).with_line(remote);
@@ -169,33 +170,37 @@ impl RunningSatellite {
         let (console, gateway) = (plan.console.clone(), plan.gateway.clone());
         satellite.install(plan, applied, ChangeOrigin { since: Instant::now(), hash: None }).await;
         // All instances are installed now; clients that connected earlier have waited.
+        let left = satellite.connector.drop_unclaimed();
         if let Some(reserved) = reserved_endpoint {
             satellite.endpoint.open(reserved, &satellite.runtime)?;
         }
         satellite.http.apply(&name, &console, &gateway, &satellite.endpoint).await;
         // Sockets of addresses that are not configured any more.
         satellite.keeper.forget_left();
-        satellite.report_recovery(&generation);
+        satellite.report_recovery(&generation, left);
         Ok(satellite)
     }
 
     /// Reports that this satellite follows one that has crashed.
-    fn report_recovery(&self, generation: &SatelliteGeneration) {
+    fn report_recovery(&self, generation: &SatelliteGeneration, left: AdoptionCounts) {
         let SatelliteGeneration { number, previous: Some(LostSatellite { reason, uptime, lost_at }) } = generation
         else {
             return;
         };
         let down_ms = u64::try_from(lost_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         let uptime_seconds = uptime.as_secs();
+        let AdoptionCounts { adopted, ended } = left;
         tracing::warn!(
             generation = number,
             reason,
             uptime_seconds,
             down_ms,
+            adopted,
+            ended,
             "the satellite was restarted after a crash"
         );
         let reason = reason.clone();
-        self.runtime.emitter().emit(Event::SatelliteRecovered { generation: *number, reason, down_ms });
+        self.runtime.emitter().emit(Event::SatelliteRecovered { generation: *number, reason, down_ms, adopted, ended });
     }
 
     fn open_telemetry(
@@ -379,7 +384,14 @@ async fn reclaim_processes(data_dir: &DataDir) -> Result<(), StartError> {
     Ok(())
 }
 
-fn create_stdio_connector(plan: &Plan, data_dir: &DataDir) -> Result<StdioConnector, StartError> {
+/// Without `catalogues`, which hash configurations, no server of a crashed satellite is adopted.
+fn create_stdio_connector(
+    plan: &Plan,
+    data_dir: &DataDir,
+    catalogues: Option<Arc<CatalogueCache>>,
+) -> Result<StdioConnector, StartError> {
+    let catalogues = catalogues.filter(|_| plan.keep_servers);
+    let fingerprint = move |spec: &InstanceSpec| catalogues.as_ref().map(|catalogues| catalogues.name(spec));
     let connector = StdioConnector::with_options(StdioOptions {
         withheld: Vec::new(),
         data_dir: Some(data_dir.clone()),
@@ -390,6 +402,7 @@ fn create_stdio_connector(plan: &Plan, data_dir: &DataDir) -> Result<StdioConnec
         },
         cgroups: plan.cgroups,
         uid_range: plan.uid_range,
+        fingerprint: Some(ConfigFingerprint::new(fingerprint)),
     });
     let connector = connector.map_err(failed("prepare the start of servers"))?;
     let orphaned = connector.clone();

@@ -565,6 +565,12 @@ pub enum Event {
         reason: String,
         /// Milliseconds without a satellite.
         down_ms: u64,
+        /// Number of running servers that it adopted.
+        #[serde(default)]
+        adopted: usize,
+        /// Number of running servers that it ended instead.
+        #[serde(default)]
+        ended: usize,
     },
     /// The queue exceeded its limit: the events from `from_seq` to `to_seq`, both included, were dropped.
     #[serde(rename = "events.dropped")]
