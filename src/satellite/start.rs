@@ -122,6 +122,9 @@ impl RunningSatellite {
         let memory = memory_limit::budget();
         let endpoint =
             Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone(), listener, keeper.clone()));
+        if generation.previous.is_some() {
+            endpoint.note_crash(generation.number);
+        }
         let http =
             Arc::new(ConsoleListener::new(data_dir.clone(), keeper.clone()).map_err(failed("prepare the console"))?);
         let reserved_endpoint = reserve_endpoint(&endpoint, &plan).await?;
