@@ -25,13 +25,15 @@
 //! The satellite reports that its actors answer. If it does not for the hang timeout, the keeper kills it: a satellite that
 //! hangs, or was stopped, must not keep servers running that nobody supervises.
 //!
-//! A satellite that crashes or hangs is started again if its settings say so, within the budget of `rules.rs`. The servers run
-//! on meanwhile: the keeper holds the ends of their pipes and, in a sealed file for each, what the next satellite must know
-//! to continue the session. It reads none of it. Only servers whose start was in progress are ended. The keeper also
-//! holds duplicates of the lock of the data directory, which no other satellite can take, and of the listening
-//! sockets: clients that connect wait for the next satellite. A lock and a socket belong to all their duplicates. So the
-//! satellite never unlocks its data directory, the keeper does it at the end; and the satellite makes the keeper forget a
-//! socket before it stops to serve it, because the system would accept connections that no process serves.
+//! A satellite that crashes or hangs is started again if its settings say so, within the budget of `rules.rs`. The servers
+//! run on meanwhile: the keeper holds the ends of their pipes and, in a sealed file for each, what the next satellite must
+//! know to continue the session. It reads none of it; the next satellite inherits it by its fork, so that no buffer limits
+//! the number of servers. Only servers whose start was in progress are ended.
+//!
+//! The keeper also holds duplicates of the lock of the data directory, which no other satellite can take, and of the
+//! listening sockets: clients that connect wait for the next satellite. A lock and a socket belong to all their duplicates.
+//! So the satellite never unlocks its data directory, the keeper does it at the end; and the satellite makes the keeper
+//! forget a socket before it stops to serve it, because the system would accept connections that no process serves.
 //!
 //! The satellite reports its exit code when it is finished. A thread that waits in the kernel for a hanging disk can keep
 //! the satellite's process from ending; the keeper then ends without it.
