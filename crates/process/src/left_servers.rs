@@ -32,6 +32,7 @@ impl LeftServersState {
     /// Kills a server that nobody adopts.
     fn end(&mut self, id: InstanceId, server: LeftServer) {
         self.ending.entry(id).or_default().push(server.tree());
+        drop(server);
     }
 }
 
