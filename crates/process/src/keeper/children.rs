@@ -381,4 +381,38 @@ mod tests {
         child.wait().unwrap();
         assert!((before..=after).contains(&start_time), "{before} {start_time} {after}");
     }
+
+    fn pipes() -> Vec<OwnedFd> {
+        let (read, write) = io::pipe().unwrap();
+        vec![write.into(), read.try_clone().unwrap().into(), read.into()]
+    }
+
+    #[test]
+    fn a_run_whose_pipes_did_not_arrive_is_not_held() {
+        let mut children = KeeperChildren::new().unwrap();
+        children.receive(&RunRequest::Hold { run: 1 }, Vec::new());
+        let (event, _) = children.to_send.pop_front().unwrap();
+        assert_eq!(event, RunEvent::NotHeld { run: 1, errno: Errno::MFILE.raw_os_error() });
+        assert!(children.into_inherited().runs.is_empty());
+    }
+
+    #[test]
+    fn the_next_satellite_inherits_the_descriptors_of_a_run_that_was_started() {
+        let mut children = KeeperChildren::new().unwrap();
+        let mut server = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (pid, start_time) = (server.id(), ProcessStat::read(server.id()).unwrap().start_time);
+        for run in [1, 2] {
+            children.receive(&RunRequest::Hold { run }, pipes());
+        }
+        children.receive(&RunRequest::Started { run: 1, pid, start_time }, Vec::new());
+        children.receive(&RunRequest::Describe { run: 1 }, pipes());
+        children.receive(&RunRequest::CloseStdin { run: 1 }, Vec::new());
+        assert_eq!(children.identity().first_run, 3);
+        let inherited = children.into_inherited();
+        server.kill().unwrap();
+        server.wait().unwrap();
+        let [(kept, descriptors)] = inherited.runs.try_into().map_err(drop).unwrap();
+        assert_eq!(kept, KeptRun { run: 1, pid, start_time, attachment: 1, end: None });
+        assert!(descriptors.stdin.is_none() && descriptors.description.is_some());
+    }
 }
