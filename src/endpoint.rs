@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use jiff::{Timestamp, Unit};
 use mcp_satellite_actors::RuntimeHandle;
 use mcp_satellite_actors::audience::Audience;
 use mcp_satellite_actors::byte_budget::ByteBudget;
@@ -283,6 +284,12 @@ impl SatelliteEndpoint {
         self.add_granted_tokens(&mut plan);
         open.access.apply(&plan);
         *state = Some(OpenEndpoint { plan, ..open });
+    }
+
+    /// Notes that this satellite follows one that has crashed: clients of its sessions learn that they are lost.
+    pub(crate) fn note_crash(&self, generation: u32) {
+        let now = Timestamp::now().round(Unit::Second).unwrap_or_else(|_| Timestamp::now());
+        self.sessions.note_crash(generation, &now.to_string());
     }
 
     /// Applies the users and tokens of `plan` only and ends the sessions of removed tokens. Returns true if they

@@ -252,13 +252,15 @@ pub fn response_end(response: &RpcMessage) -> CallEnd<'_> {
 impl CallPort {
     pub(crate) fn new(
         run: RunNumber,
+        first_id: u64,
         spec: Arc<InstanceSpec>,
         counters: Arc<InstanceCounters>,
         observer: Arc<dyn RuntimeObserver>,
     ) -> (Self, CallPortReceiver) {
         // The channel is unbounded, but every request in it holds a permit.
         let (commands, end) = mpsc::unbounded_channel();
-        let gate = Arc::new(CallGate::new(spec.policy.session.calls_in_flight_max, Instant::now().into_std()));
+        let calls_max = spec.policy.session.calls_in_flight_max;
+        let gate = Arc::new(CallGate::new(calls_max, first_id, Instant::now().into_std()));
         let answers = commands.clone();
         let port = CallPortInner { run, commands, gate: gate.clone(), spec, counters, observer };
         (Self(Arc::new(port)), CallPortReceiver { commands: end, answers, gate })

@@ -3,6 +3,7 @@
 
 use std::future::ready;
 
+use mcp_satellite_session::FIRST_REQUEST_ID;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -21,7 +22,7 @@ impl Actor for RemoteWorker {
     type Arguments = Args;
 
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<State<()>, ActorProcessingErr> {
-        let (port, end) = args.create_port();
+        let (port, end) = args.create_port(FIRST_REQUEST_ID);
         let (control, controlled) = mpsc::unbounded_channel();
         args.report_spawned(SpawnedRun { pid: None, containment: None, port });
         let (common, span) = (args.common(Instant::now(), end, controlled), args.span());

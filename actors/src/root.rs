@@ -36,7 +36,7 @@ use crate::rules::permits::{PermitPools, StartPriority};
 use crate::rules::restart::{ExitHistory, RestartVerdict};
 use crate::rules::slot::{RequestedState, SlotInput, SlotMemo};
 use crate::rules::team_budget::TeamBudget;
-use crate::seam::{Connectors, EventSink, PermitUse, RuntimeObserver, StartLoad, StateStore};
+use crate::seam::{Connectors, EventSink, PermitUse, ProcessConnector, RuntimeObserver, StartLoad, StateStore};
 use crate::tasks::{ActorTasks, catch_panic, panic_text};
 use crate::team::{self, TeamSupervisor};
 use crate::team_messages::{self, ControlError, ControlReply, InstanceCommand, ReconnectOutcome, UninstallOutcome};
@@ -207,11 +207,12 @@ struct PendingRemoval {
 }
 
 impl DesiredInstance {
-    fn new(spec: Arc<InstanceSpec>, known: EarlierState, wall: Timestamp) -> Self {
+    fn new(spec: Arc<InstanceSpec>, known: EarlierState, adoption: Option<RunNumber>, wall: Timestamp) -> Self {
         let EarlierState { memo, catalogue } = known;
-        let memo = (memo.is_some() || catalogue.is_some()).then(|| {
+        let memo = (memo.is_some() || catalogue.is_some() || adoption.is_some()).then(|| {
             let now = Instant::now().into_std();
-            Box::new(SlotMemo::from_stored(&spec, &memo.unwrap_or_default(), catalogue, now, wall))
+            let memo = SlotMemo::from_stored(&spec, &memo.unwrap_or_default(), catalogue, now, wall);
+            Box::new(memo.with_adoption(adoption))
         });
         Self { memo: memo.map(|memo| (spec.clone(), memo)), spec, removal: None, panics: ExitHistory::default() }
     }
@@ -474,7 +475,8 @@ impl State {
 
     async fn install_new(&mut self, spec: Arc<InstanceSpec>, known: EarlierState, myself: &ActorRef<Msg>) {
         let team = spec.id.team.clone();
-        let desired = DesiredInstance::new(spec.clone(), known, self.args.events.wall());
+        let adoption = self.draw_adopted_run(&spec, known.memo.as_ref());
+        let desired = DesiredInstance::new(spec.clone(), known, adoption, self.args.events.wall());
         let memo = desired.memo.as_ref().map(|(_, memo)| memo.clone());
         self.instances.insert(spec.id.clone(), desired);
         if self.teams.contains_key(&team) {
@@ -482,6 +484,18 @@ impl State {
         } else {
             self.spawn_team(&team, myself).await;
         }
+    }
+
+    /// Draws the number of a run that takes over the server of an earlier satellite, if there is one and the instance was
+    /// running. The server runs already, so the run needs no start permit.
+    fn draw_adopted_run(&mut self, spec: &InstanceSpec, stored: Option<&StoredMemo>) -> Option<RunNumber> {
+        let connectors = &self.args.connectors;
+        let adopts = SlotMemo::may_adopt(spec, stored)
+            && catch_panic("ProcessConnector::can_adopt", || connectors.can_adopt(spec)).unwrap_or(false);
+        adopts.then(|| {
+            self.last_run += 1;
+            RunNumber(self.last_run)
+        })
     }
 
     fn save_memo(&mut self, spec: Arc<InstanceSpec>, memo: Box<SlotMemo>) {
@@ -542,7 +556,8 @@ impl State {
             });
             match desired.removal.and_then(|removal| removal.next) {
                 Some((spec, known)) => {
-                    let desired = DesiredInstance::new(spec, known, self.args.events.wall());
+                    // The server of the removed instance has ended, so there is nothing to adopt.
+                    let desired = DesiredInstance::new(spec, known, None, self.args.events.wall());
                     self.instances.insert(id, desired);
                 }
                 None => drop(cast!(self.registry, registry::Msg::Remove(id))),

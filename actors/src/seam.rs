@@ -23,18 +23,33 @@ use crate::model::exit::{CallError, CallFate, ExceededLimit, ExitCause};
 use crate::model::failure::{ExchangeFailure, FailureKind};
 use crate::model::ids::{InstanceId, RunNumber, TeamId, UserId};
 use crate::model::memo::StoredMemo;
+use crate::model::session_description::SessionDescription;
 use crate::model::snapshot::ProcessContainment;
 use crate::model::spec::InstanceSpec;
 
 /// Starter of servers that are child processes, or behave like them. The runtime calls it from a task of the worker,
 /// never from a handler, so it may take its time. It does not perform the MCP handshake.
 pub trait ProcessConnector: Send + Sync + 'static {
-    /// Starts the server process that `spec` describes. `run` tags the process.
+    /// Starts the server process that `spec` describes. `run` tags the process. If a server of an earlier satellite
+    /// still runs for this instance, it must have ended before.
     ///
     /// # Errors
     ///
     /// Returns the reason from the operating system with the name of the command, but never an argument or a value.
     fn open(&self, spec: Arc<InstanceSpec>, run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>>;
+
+    /// Returns true if [`adopt`](Self::adopt) would return a server: it runs since an earlier satellite with exactly this
+    /// configuration, its session was described after the handshake, and it was not adopted yet. Must not block.
+    fn can_adopt(&self, _spec: &InstanceSpec) -> bool {
+        false
+    }
+
+    /// Takes over the running server of this instance instead of starting one; `run` tags it from now on. Returns each
+    /// server at most once. The runtime calls this method for an instance before the instance appears in the snapshot;
+    /// a connector that then ends the servers that nobody has adopted ends none that is still wanted. Must not block.
+    fn adopt(&self, _spec: &Arc<InstanceSpec>, _run: RunNumber) -> Option<AdoptedProcess> {
+        None
+    }
 }
 
 /// Creator of lines to remote servers.
@@ -200,6 +215,16 @@ pub struct ProcessLink {
     pub guard: Box<dyn Send>,
 }
 
+/// Running server of an earlier satellite, taken over by a connector.
+pub struct AdoptedProcess {
+    /// The process, with the pipes that its earlier satellite used.
+    pub link: ProcessLink,
+    /// Last description of its session.
+    pub session: SessionDescription,
+    /// Id of the first request. It is higher than all ids that earlier satellites have used for this process.
+    pub first_id: u64,
+}
+
 /// Handle of a server's process for supervision. The methods that send a signal do nothing after all processes have
 /// ended.
 pub trait ServerProcess: Send + 'static {
@@ -214,6 +239,9 @@ pub trait ServerProcess: Send + 'static {
     fn limit_probe(&self) -> Option<LimitProbe> {
         None
     }
+    /// Stores the description of the session, with which a later satellite can adopt the process. Called after the
+    /// handshake and after an adoption. Must not block.
+    fn describe_session(&mut self, _session: SessionDescription) {}
     /// Resolves when the leader has ended. Cancel-safe; may be called again.
     fn wait(&mut self) -> BoxFuture<'_, ProcessEnd>;
     /// Resolves when the leader and all its descendants are gone. Cancel-safe; may be called again.
@@ -560,6 +588,14 @@ impl ProcessConnector for Connectors {
             Some(connector) => connector.open(spec, run),
             None => ready(Err(OpenError::Server("this runtime has no connector for processes".to_owned()))).boxed(),
         }
+    }
+
+    fn can_adopt(&self, spec: &InstanceSpec) -> bool {
+        self.process.as_ref().is_some_and(|connector| connector.can_adopt(spec))
+    }
+
+    fn adopt(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Option<AdoptedProcess> {
+        self.process.as_ref()?.adopt(spec, run)
     }
 }
 

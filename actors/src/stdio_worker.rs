@@ -1,4 +1,4 @@
-//! The actor of one run of a stdio server, from the fork until nothing of it is left. It never restarts the server: it
+//! The actor of one run of a stdio server, from the fork or the adoption until nothing of it is left. It never restarts the server: it
 //! ends with a typed reason, and the team's supervisor decides what to do.
 //!
 //! Session events go to the team directly. This actor owns what must end with it: the tasks, and the guard that kills
@@ -8,6 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures::FutureExt;
+use mcp_satellite_session::{FIRST_REQUEST_ID, ResumedSession};
 use ractor::{Actor, ActorProcessingErr, ActorRef, cast};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -16,11 +17,11 @@ use crate::calls::{CallPort, CallPortReceiver};
 use crate::logs;
 use crate::model::exit::{ExitCause, WorkerExit};
 use crate::model::spec::InstanceSpec;
-use crate::seam::{OpenError, ProcessConnector, ProcessLink};
+use crate::seam::{AdoptedProcess, OpenError, ProcessConnector};
 use crate::session::{SessionArgs, SessionControl, stdio};
 use crate::tasks::{catch_panic, panic_text};
 use crate::team_messages::SpawnedRun;
-use crate::worker::{Args, Msg, State};
+use crate::worker::{Args, Msg, OpenedProcess, State};
 
 pub(crate) struct StdioWorker;
 
@@ -41,7 +42,10 @@ impl Actor for StdioWorker {
     type Arguments = Args;
 
     async fn pre_start(&self, myself: ActorRef<Msg>, args: Args) -> Result<Self::State, ActorProcessingErr> {
-        let (port, end) = args.create_port();
+        // An adoption is complete before the instance appears in the snapshot.
+        let adopted = args.adopts.then(|| adopt(&args));
+        let first_id = adopted.as_ref().and_then(|adopted| Some(adopted.as_ref().ok()?.1)).unwrap_or(FIRST_REQUEST_ID);
+        let (port, end) = args.create_port(first_id);
         let (control, controlled) = mpsc::unbounded_channel();
         let (connectors, spec, run) = (args.connectors.clone(), args.spec.clone(), args.run);
         let opening = async move { connectors.open(spec, run).await };
@@ -56,6 +60,10 @@ impl Actor for StdioWorker {
             guard: None,
         };
         let mut state = State::new(process, control);
+        if let Some(adopted) = adopted {
+            let _ = cast!(myself, Msg::Opened(adopted.map(|(process, _)| process)));
+            return Ok(state);
+        }
         state.tasks.spawn(async move {
             let opening = AssertUnwindSafe(opening).catch_unwind();
             let opened = match tokio::time::timeout(limit, opening).await {
@@ -67,6 +75,10 @@ impl Actor for StdioWorker {
                     Err(OpenError::Server(format!("the start took longer than {} s", limit.as_secs_f64())))
                 }
             };
+            let opened = opened.map(|link| OpenedProcess { link, resumed: None }).map_err(|error| match error {
+                OpenError::Server(why) => ExitCause::Spawn(why),
+                OpenError::Machine(why) => ExitCause::Machine(why),
+            });
             // If the worker is gone, the error returns the link, and dropping it drops its guard.
             let _ = cast!(myself, Msg::Opened(opened));
         });
@@ -75,21 +87,15 @@ impl Actor for StdioWorker {
 
     async fn handle(&self, myself: ActorRef<Msg>, msg: Msg, state: &mut Self::State) -> Result<(), ActorProcessingErr> {
         match msg {
-            Msg::Opened(Ok(link)) => start_session(state, link, myself),
-            Msg::Opened(Err(error)) => {
-                let cause = match error {
-                    OpenError::Server(why) => ExitCause::Spawn(why),
-                    OpenError::Machine(why) => ExitCause::Machine(why),
-                };
-                finish(state, WorkerExit::from_cause(cause), &myself);
-            }
+            Msg::Opened(Ok(process)) => start_session(state, process, myself),
+            Msg::Opened(Err(cause)) => finish(state, WorkerExit::from_cause(cause), &myself),
             // No session exists yet: dropping the pending start also drops its result.
             Msg::Control(SessionControl::Stop) if state.transport.pending_session.is_some() => {
                 finish(state, WorkerExit::from_cause(ExitCause::Requested), &myself);
             }
             Msg::SessionEnded(exit) => finish(state, exit, &myself),
             msg => {
-                if let Msg::Control(SessionControl::Adopt(spec)) = &msg {
+                if let Msg::Control(SessionControl::ApplySpec(spec)) = &msg {
                     state.transport.spec.send_replace(spec.clone());
                 }
                 state.handle(msg, &myself);
@@ -99,7 +105,21 @@ impl Actor for StdioWorker {
     }
 }
 
-fn start_session(state: &mut State<ProcessRun>, link: ProcessLink, myself: ActorRef<Msg>) {
+/// Takes over the server of an earlier satellite. Returns it with the id of the first request.
+fn adopt(args: &Args) -> Result<(OpenedProcess, u64), ExitCause> {
+    let adopted = catch_panic("ProcessConnector::adopt", || args.connectors.adopt(&args.spec, args.run)).flatten();
+    let Some(AdoptedProcess { link, session, first_id }) = adopted else {
+        return Err(ExitCause::NotAdopted("the server no longer runs".to_owned()));
+    };
+    // A clock that was set back results in an age of zero.
+    let age = args.events.wall().duration_since(session.initialized_at).try_into().unwrap_or_default();
+    let now = Instant::now().into_std();
+    let resumed = ResumedSession::new(&session, now.checked_sub(age).unwrap_or(now)).map_err(ExitCause::NotAdopted)?;
+    Ok((OpenedProcess { link, resumed: Some(resumed) }, first_id))
+}
+
+fn start_session(state: &mut State<ProcessRun>, opened: OpenedProcess, myself: ActorRef<Msg>) {
+    let OpenedProcess { link, resumed } = opened;
     let process = &mut state.transport;
     let Some((port, control)) = process.pending_session.take() else { return };
     let args = &process.args;
@@ -116,7 +136,7 @@ fn start_session(state: &mut State<ProcessRun>, link: ProcessLink, myself: Actor
     let output = logs::ServerOutput { stderr: link.stderr, stdout_lines: lines, last_line };
     state.tasks.spawn(logs::drain(output, process.spec.subscribe(), args.subject.clone(), args.events.clone()));
     let session = stdio::run(stdio::Args {
-        common: SessionArgs { stdout_lines: Some(printed), ..args.common(process.since, port, control) },
+        common: SessionArgs { stdout_lines: Some(printed), resumed, ..args.common(process.since, port, control) },
         reader: link.reader,
         writer: link.writer,
         process: link.process,
@@ -144,7 +164,8 @@ fn finish(state: &mut State<ProcessRun>, exit: WorkerExit, myself: &ActorRef<Msg
     let args = &state.transport.args;
     let has_panicked = matches!(exit.cause, ExitCause::Panicked(_));
     if exit.cause != ExitCause::Requested && exit.uptime.is_none() && !has_panicked {
-        let line = format!("the server did not start: {}", exit.cause_text());
+        let failure = if args.adopts { "the running server is restarted" } else { "the server did not start" };
+        let line = format!("{failure}: {}", exit.cause_text());
         logs::emit_error_line(line, &args.subject, &args.events);
     }
     state.finish(exit, myself);

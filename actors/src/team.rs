@@ -513,11 +513,13 @@ impl State {
                 }
                 SlotEffect::WithdrawPermit => self.send_to_root(root::Msg::WithdrawPermit(id.clone())),
                 SlotEffect::ReleasePermit(run) => self.send_to_root(root::Msg::ReleasePermit(run)),
-                SlotEffect::Spawn { run, spec, discover } => self.spawn_worker(run, spec, discover, now, myself).await,
+                SlotEffect::Spawn { run, spec, discover, adopts } => {
+                    self.spawn_worker(run, spec, discover, adopts, now, myself).await;
+                }
                 SlotEffect::Stop(run) => instance.send_to_session(run, SessionControl::Stop),
                 SlotEffect::ShortenGrace(run) => instance.send_to_session(run, SessionControl::ShortenGrace),
                 SlotEffect::Check(run) => instance.send_to_session(run, SessionControl::Check),
-                SlotEffect::Adopt { run, spec } => instance.send_to_session(run, SessionControl::Adopt(spec)),
+                SlotEffect::ApplySpec { run, spec } => instance.send_to_session(run, SessionControl::ApplySpec(spec)),
                 SlotEffect::TrySleep { run, idle } => {
                     // From here on the port rejects new calls, and their callers ask the slot: no call is lost.
                     let port = instance.worker(run).and_then(|worker| worker.port.as_ref());
@@ -645,6 +647,7 @@ impl State {
         run: RunNumber,
         spec: Arc<InstanceSpec>,
         discover: bool,
+        adopts: bool,
         now: std::time::Instant,
         myself: &ActorRef<Msg>,
     ) {
@@ -659,6 +662,7 @@ impl State {
             spec: spec.clone(),
             rng,
             discover,
+            adopts,
             era: instance.slot.record.era,
             connectors: self.args.connectors.clone(),
             audience: self.args.audience.clone(),
@@ -818,6 +822,17 @@ impl TeamInstance {
                 tracing::info!(%instance, dormant_seconds, took_ms, "the server has woken up");
                 Event::Respawned { of, pid, dormant_duration_seconds: dormant_seconds, respawn_duration_ms: took_ms }
             }
+            SlotEvent::Adopted { after, age, tool_count } => {
+                let (uptime_seconds, adoption_duration_ms) = (age.as_secs(), milliseconds(after));
+                tracing::info!(%instance, pid, uptime_seconds, "the server of the earlier satellite continues");
+                Event::Adopted { of, pid, tool_count, uptime_seconds, adoption_duration_ms }
+            }
+            SlotEvent::NotAdopted { exit } => {
+                let reason = exit.reason();
+                tracing::warn!(%instance, pid = exit.pid, reason, "the server of the earlier satellite is restarted");
+                // The accompanying status is the event.
+                return;
+            }
             SlotEvent::Discovered { before, now } => {
                 let tools = now.tools.iter().map(|tool| tool.name.to_string()).collect();
                 let (tool_count, total_tokens) = (now.tools.len(), now.total_tokens());
@@ -965,9 +980,11 @@ fn log_status(spec: &InstanceSpec, status: Status, message: Option<&str>) {
 fn is_visible_input(input: &SlotInput) -> bool {
     // The snapshot changes after these inputs even without a visible effect.
     match input {
-        SlotInput::Spawned(..) | SlotInput::Update(_) | SlotInput::DiscoveryFailed(..) | SlotInput::Initialized(..) => {
-            true
-        }
+        SlotInput::Spawned(..)
+        | SlotInput::Update(_)
+        | SlotInput::DiscoveryFailed(..)
+        | SlotInput::Initialized(..)
+        | SlotInput::Adopted(..) => true,
         // An attempt begins, or is due earlier than before.
         SlotInput::Reconnect | SlotInput::ResumedAfterSuspend(_) | SlotInput::Granted(_) | SlotInput::Call => true,
         _ => false,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
+use mcp_satellite_protocol::rpc::{MessageView, utf8_text};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::time::Instant;
 
@@ -20,8 +21,9 @@ const READ_CAPACITY: usize = 4096;
 const COUNTED_FROM: usize = 64 * 1024;
 
 /// Lines of a byte stream, with a limit of `line_max` bytes per line. `scanned` is the number of buffered bytes without
-/// a newline, and `dropped` the size so far of a line that is dropped because memory is short. `last_read` is the time
-/// of the last read, or of the creation before any.
+/// a newline, and `dropped` the size so far of a line that is dropped because memory is short. `first_may_be_partial` is
+/// true until the first line of a stream that another reader has begun. `last_read` is the time of the last read, or of
+/// the creation before any.
 pub(crate) struct LineReader<R> {
     reader: R,
     buffer: BytesMut,
@@ -31,6 +33,7 @@ pub(crate) struct LineReader<R> {
     share: ByteShare,
     dropped: usize,
     started: bool,
+    first_may_be_partial: bool,
     pub(crate) last_read: Instant,
 }
 
@@ -50,7 +53,25 @@ impl<R: AsyncRead + Unpin> LineReader<R> {
     pub(crate) fn new(reader: R, line_max: usize, memory: Arc<ByteBudget>) -> Self {
         let (share, last_read) = (memory.share(), Instant::now());
         let buffer = BytesMut::new();
-        Self { reader, buffer, scanned: 0, line_max, memory, share, dropped: 0, started: false, last_read }
+        let (started, first_may_be_partial) = (false, false);
+        Self {
+            reader,
+            buffer,
+            scanned: 0,
+            line_max,
+            memory,
+            share,
+            dropped: 0,
+            started,
+            first_may_be_partial,
+            last_read,
+        }
+    }
+
+    /// Creates a reader for a stream of messages from which an earlier satellite may have read the beginning of a line.
+    /// The rest of a message is never a message: the first line is returned only if it is one.
+    pub(crate) fn resumed(reader: R, line_max: usize, memory: Arc<ByteBudget>) -> Self {
+        Self { first_may_be_partial: true, ..Self::new(reader, line_max, memory) }
     }
 
     fn try_reserve_memory(&mut self) -> bool {
@@ -68,8 +89,13 @@ impl<R: AsyncRead + Unpin> LineReader<R> {
         let line = self.buffer.split_to(end).freeze();
         self.buffer.advance(1);
         self.scanned = 0;
+        let may_be_partial = std::mem::take(&mut self.first_may_be_partial);
         if self.dropped > 0 {
             return Some(ReadOutcome::Dropped(std::mem::take(&mut self.dropped) + end));
+        }
+        if may_be_partial && !is_message(&line) {
+            self.share.release(self.share.bytes());
+            return self.next_buffered();
         }
         if self.share.bytes() == 0 {
             return Some(ReadOutcome::Line(line));
@@ -117,6 +143,10 @@ impl<R: AsyncRead + Unpin> LineReader<R> {
             }
         }
     }
+}
+
+fn is_message(line: &Bytes) -> bool {
+    utf8_text(line.clone()).is_ok_and(|text| MessageView::parse(&text).is_ok())
 }
 
 fn poll_chunk(
@@ -175,5 +205,27 @@ mod tests {
         let mut long = LineReader::new(&text[..], 350_000, ByteBudget::new(1000));
         assert!(matches!(long.next().await, ReadOutcome::FirstByte));
         assert!(matches!(long.next().await, ReadOutcome::TooLong));
+    }
+
+    #[tokio::test]
+    async fn the_first_line_of_a_resumed_stream_is_returned_only_if_it_is_a_message() {
+        const MESSAGE: &str =
+            r#"{"jsonrpc":"2.0","id":7,"result":{"text":"{\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}"}}"#;
+        let read = async |text: &str| {
+            let mut lines = LineReader::resumed(text.as_bytes(), 1000, ByteBudget::unlimited());
+            assert!(matches!(lines.next().await, ReadOutcome::FirstByte));
+            let mut seen = Vec::new();
+            while let ReadOutcome::Line(line) = lines.next().await {
+                seen.push(String::from_utf8_lossy(&line).into_owned());
+            }
+            seen
+        };
+        assert_eq!(read(&format!("{MESSAGE}\nsecond\n")).await, [MESSAGE, "second"]);
+        // The earlier satellite has read any number of its bytes.
+        for begin in 1..=MESSAGE.len() {
+            let rest = &MESSAGE[begin..];
+            assert_eq!(read(&format!("{rest}\nsecond\n\n")).await, ["second", ""], "{rest}");
+        }
+        assert!(read("a log line\n").await.is_empty());
     }
 }

@@ -6,7 +6,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures::FutureExt;
-use mcp_satellite_session::SessionEvent;
+use mcp_satellite_session::{ResumedSession, SessionEvent};
 use ractor::{ActorRef, cast};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -24,16 +24,16 @@ use crate::model::spec::InstanceSpec;
 use crate::probe::{ActorAnswer, ActorProbe};
 use crate::rules::jitter::JitterRng;
 use crate::rules::slot::{HealthChange, SlotInput};
-use crate::seam::{Connectors, OpenError, ProcessLink, RuntimeObserver};
+use crate::seam::{Connectors, ProcessLink, RuntimeObserver};
 use crate::session::{SessionArgs, SessionControl};
 use crate::stdio_worker::ProcessRun;
 use crate::tasks::{ActorTasks, panic_text};
 use crate::team_messages::{self, SpawnedRun};
 
-/// Messages to a worker. `Opened` contains the result of starting a process. `SessionEnded` means that the session has ended
+/// Messages to a worker. `Opened` contains the result of starting or adopting a process. `SessionEnded` means that the session has ended
 /// and nothing of the run is left. `Probe` contains the run, for the answer. `Panic` panics on purpose, for the load harness and the tests.
 pub(crate) enum Msg {
-    Opened(Result<ProcessLink, OpenError>),
+    Opened(Result<OpenedProcess, ExitCause>),
     Control(SessionControl),
     SessionEnded(WorkerExit),
     Probe(ActorProbe, RunNumber),
@@ -43,11 +43,19 @@ pub(crate) enum Msg {
 #[cfg(feature = "cluster")]
 impl ractor::Message for Msg {}
 
+/// Process of a run, and the session that it continues if it was adopted.
+pub(crate) struct OpenedProcess {
+    pub(crate) link: ProcessLink,
+    pub(crate) resumed: Option<ResumedSession>,
+}
+
 pub(crate) struct Args {
     pub(crate) run: RunNumber,
     pub(crate) spec: Arc<InstanceSpec>,
     pub(crate) subject: Arc<EventSubject>,
     pub(crate) discover: bool,
+    /// True if the run takes over the server of an earlier satellite.
+    pub(crate) adopts: bool,
     pub(crate) era: Option<Era>,
     pub(crate) connectors: Connectors,
     pub(crate) audience: Arc<dyn Audience>,
@@ -60,8 +68,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) fn create_port(&self) -> (CallPort, CallPortReceiver) {
-        CallPort::new(self.run, self.spec.clone(), self.counters.clone(), self.observer.clone())
+    pub(crate) fn create_port(&self, first_id: u64) -> (CallPort, CallPortReceiver) {
+        CallPort::new(self.run, first_id, self.spec.clone(), self.counters.clone(), self.observer.clone())
     }
 
     pub(crate) fn common(
@@ -80,6 +88,7 @@ impl Args {
             since,
             discover: self.discover,
             era: self.era,
+            resumed: None,
             rng: self.rng.clone(),
             report_event: self.event_reporter(),
             stdout_lines: None,
@@ -99,6 +108,7 @@ impl Args {
                 SessionEvent::FirstByte => SlotInput::FirstByte(run),
                 SessionEvent::StdoutLine(line) => SlotInput::StdoutLine(run, line),
                 SessionEvent::Initialized(server) => SlotInput::Initialized(run, server),
+                SessionEvent::Resumed(server, initialized_at) => SlotInput::Adopted(run, server, initialized_at),
                 SessionEvent::Discovered(catalogue) => SlotInput::Discovered(run, catalogue),
                 SessionEvent::DiscoveryFailed(why, pause) => SlotInput::DiscoveryFailed(run, why, pause),
                 SessionEvent::Recovered => SlotInput::Recovered(run),

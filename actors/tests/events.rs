@@ -89,7 +89,10 @@ fn next_sample(event: Option<&Event>) -> Option<Event> {
         Some(Event::Dormant { .. }) => {
             Event::Respawned { of, pid: Some(4712), dormant_duration_seconds: 600, respawn_duration_ms: 231 }
         }
-        Some(Event::Respawned { .. }) => Event::Disconnected { of, was_intentional: true },
+        Some(Event::Respawned { .. }) => {
+            Event::Adopted { of, pid: Some(4711), tool_count: 2, uptime_seconds: 3600, adoption_duration_ms: 12 }
+        }
+        Some(Event::Adopted { .. }) => Event::Disconnected { of, was_intentional: true },
         Some(Event::Disconnected { .. }) => Event::Reconnecting { of, attempt: 3, next_retry_ms: 4000 },
         Some(Event::Reconnecting { .. }) => {
             let changed = vec![
@@ -194,7 +197,8 @@ fn next_sample(event: Option<&Event>) -> Option<Event> {
             repeated: 2,
         },
         Some(Event::ControlAction { .. }) => {
-            Event::SatelliteRecovered { generation: 2, reason: text("killed by SIGKILL"), down_ms: 1_250 }
+            let reason = text("killed by SIGKILL");
+            Event::SatelliteRecovered { generation: 2, reason, down_ms: 1_250, adopted: 3, ended: 1 }
         }
         Some(Event::SatelliteRecovered { .. }) => Event::EventsDropped { from_seq: 3, to_seq: 17 },
         Some(Event::EventsDropped { .. }) => return None,

@@ -17,7 +17,7 @@ use mcp_satellite_actors::model::event::{RestartReason, StopKind};
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::failure::FailureKind;
 use mcp_satellite_actors::model::ids::RunNumber;
-use mcp_satellite_actors::model::memo::StoredMemo;
+use mcp_satellite_actors::model::memo::{StoredExit, StoredMemo, StoredSleep};
 use mcp_satellite_actors::model::policy::Policy;
 use mcp_satellite_actors::model::remedy::Remedy;
 use mcp_satellite_actors::model::remote::{ConnectionState, ServerHealth, ServerInfo};
@@ -61,6 +61,8 @@ struct TestSlot {
     runs: u64,
     /// True if the last run is a connection.
     dialled: bool,
+    /// True if the first run took over the server of an earlier satellite.
+    adopts: bool,
 }
 
 /// The state of a slot before an input.
@@ -78,7 +80,7 @@ impl TestSlot {
         // All slots have the same start, so that times of one are valid inputs of another.
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         let (start, (slot, _)) = (*START, Slot::new(spec, jitter_rng()));
-        Self { slot, start, now: start, runs: 0, dialled: false }
+        Self { slot, start, now: start, runs: 0, dialled: false, adopts: false }
     }
 
     fn listed() -> Self {
@@ -108,6 +110,21 @@ impl TestSlot {
         let memo = SlotMemo::from_stored(&spec, &stored, known, test.start, Timestamp::UNIX_EPOCH);
         let (slot, _) = Slot::from_memo(spec, jitter_rng(), &memo);
         Self { slot, ..test }
+    }
+
+    /// Returns a slot that takes over the server of an earlier satellite in run 1.
+    fn adopting(spec: Arc<InstanceSpec>) -> Self {
+        let test = Self::new(spec.clone());
+        let memo = SlotMemo::from_stored(&spec, &StoredMemo::default(), None, test.start, Timestamp::UNIX_EPOCH);
+        let (slot, _) = Slot::from_memo(spec, jitter_rng(), &memo.with_adoption(Some(RunNumber(1))));
+        Self { slot, runs: 1, adopts: true, ..test }.and(SlotInput::Spawned)
+    }
+
+    /// The adopted server has answered, 100 seconds after its handshake.
+    fn adopted(mut self) -> Self {
+        let initialized_at = self.now;
+        self.now += Duration::from_secs(100);
+        self.and(|run, _| SlotInput::Adopted(run, server_info(), initialized_at))
     }
 
     /// Returns the current run, or the last one.
@@ -290,7 +307,9 @@ fn why(why: &StartReason) -> String {
             RestartReason::Unresponsive => format!("unresponsive {attempt}"),
             RestartReason::Manual => "manual".to_owned(),
             RestartReason::Config => "config".to_owned(),
+            RestartReason::Adoption => "adoption".to_owned(),
         },
+        StartReason::Adopt => "adopt".to_owned(),
         StartReason::Wake { .. } => "wake".to_owned(),
         StartReason::Reconnect { attempt, resume: None } => format!("reconnect {attempt}"),
         StartReason::Reconnect { attempt, resume: Some(_) } => format!("reconnect {attempt}, before its time"),
@@ -312,6 +331,7 @@ fn effect(effect: &SlotEffect) -> String {
         SlotEffect::RequestPermit { urgent: true } => "ask for a permit urgently".to_owned(),
         SlotEffect::WithdrawPermit => "withdraw".to_owned(),
         SlotEffect::ReleasePermit(run) => format!("release {run:?}"),
+        SlotEffect::Spawn { run, adopts: true, .. } => format!("ADOPT in {run:?}"),
         SlotEffect::Spawn { run, discover, .. } => {
             format!("SPAWN {run:?}{}", if *discover { " to discover" } else { "" })
         }
@@ -321,7 +341,7 @@ fn effect(effect: &SlotEffect) -> String {
         SlotEffect::TrySleep { run, idle } => format!("try to put {run:?} to sleep, idle for {idle:?}"),
         SlotEffect::Discover(run) => format!("discover {run:?}"),
         SlotEffect::Check(run) => format!("check {run:?}"),
-        SlotEffect::Adopt { run, .. } => format!("adopt for {run:?}"),
+        SlotEffect::ApplySpec { run, .. } => format!("apply the specification to {run:?}"),
         SlotEffect::FailCallers { last_error, retry_at } => {
             format!("unreachable \"{last_error}\"{}", if retry_at.is_some() { ", tried again" } else { "" })
         }
@@ -354,6 +374,10 @@ fn event_text(event: &SlotEvent) -> String {
         SlotEvent::Reconnected { attempts, changed } => format!("reconnected ({attempts}, changed {changed:?})"),
         SlotEvent::Health(news) => format!("{news:?}"),
         SlotEvent::Restarted { reason, attempt, .. } => format!("restarted ({reason:?} {attempt})").to_lowercase(),
+        SlotEvent::Adopted { after, age, tool_count } => {
+            format!("adopted with {tool_count} tools in {after:?}, initialized {age:?} ago")
+        }
+        SlotEvent::NotAdopted { exit } => format!("not adopted ({})", exit.reason()),
         SlotEvent::Dormant { idle, .. } => format!("dormant (idle for {idle:?})"),
         SlotEvent::Respawned { dormant, took } => format!("respawned after {dormant:?} in {took:?}"),
         SlotEvent::Discovered { before, .. } => {
@@ -450,6 +474,11 @@ fn places() -> Vec<Place> {
             }))
         }),
         ("not lazy, its tools known all the same", || TestSlot::with_known_tools(spec(|_| {}))),
+        ("adopts the server of an earlier satellite", || TestSlot::adopting(spec(|_| {}))),
+        ("adopts the server of an earlier satellite, and a caller waits", || {
+            TestSlot::adopting(spec(|_| {})).then(SlotInput::Call)
+        }),
+        ("has adopted a server, its lists are being read", || TestSlot::adopting(spec(|_| {})).adopted()),
         ("falling asleep", falling_asleep),
         ("asleep because nobody needed it", || falling_asleep().after(1).ended(stopped())),
         ("rolled out, the new one waits for a permit", rolled_out),
@@ -718,6 +747,13 @@ fn inputs(test: &TestSlot) -> Vec<(&'static str, SlotInput)> {
             ("unresponsive", SlotInput::Ended(run, WorkerExit { uptime: LONG, ..because(ExitCause::Unresponsive) })),
         ]);
     }
+    if test.adopts {
+        let no_answer = ExitCause::NotAdopted("no answer to ping within 5 s".to_owned());
+        inputs.extend([
+            ("adopted", SlotInput::Adopted(run, server_info(), test.start)),
+            ("not adopted", SlotInput::Ended(run, because(no_answer))),
+        ]);
+    }
     if let Some(run) = test.slot.second_run.as_ref().and_then(SecondRun::run) {
         inputs.extend([
             ("beside: initialized", SlotInput::Initialized(run, server_info())),
@@ -826,7 +862,7 @@ fn replaced_credentials_stay_masked_on_the_open_connection() {
     let mut test = TestSlot::new(token("first-token")).ready();
     for next in ["second-token", "third-token"] {
         let effects = test.handle(SlotInput::Update(token(next)));
-        let [SlotEffect::Adopt { spec, .. }] = &effects[..] else { panic!("{effects:?}") };
+        let [SlotEffect::ApplySpec { spec, .. }] = &effects[..] else { panic!("{effects:?}") };
         assert_eq!(*spec, token(next), "masks of replaced values are not part of the configuration");
         for mask in [&spec.mask, &test.slot.spec.mask] {
             assert_eq!(mask.apply(&format!("first-token {next}")), "[secret] [secret]");
@@ -845,8 +881,8 @@ fn a_new_policy_is_applied_in_place_and_keeps_the_exit_history() {
     let mut test = test;
     let patient = with_policy(|policy| policy.restart.max_crashes = 9);
     let effects = test.handle(SlotInput::Update(patient.clone()));
-    let [SlotEffect::Adopt { run: adopting, spec }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((*adopting, spec, &test.slot.spec), (run, &patient, &patient));
+    let [SlotEffect::ApplySpec { run: continuing, spec }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((*continuing, spec, &test.slot.spec), (run, &patient, &patient));
     assert_eq!((test.slot.open_run(), &test.slot.record.history), (Some(run), &exits));
     assert!(test.slot.record.catalogue.is_some());
 }
@@ -897,8 +933,8 @@ fn a_new_policy_during_a_rolling_update_starts_no_other_run() {
     test = test.granted();
     let run = test.run();
     let effects = test.handle(SlotInput::Update(version(2, 5)));
-    let [SlotEffect::Adopt { run: adopting, spec }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((*adopting, spec), (run, &version(2, 5)));
+    let [SlotEffect::ApplySpec { run: continuing, spec }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((*continuing, spec), (run, &version(2, 5)));
     // Back to the running configuration with another policy: the new run ends and the old one continues.
     let effects = test.handle(SlotInput::Update(version(1, 6)));
     assert!(effects.iter().any(|effect| matches!(effect, SlotEffect::Stop(stopped) if *stopped == run)), "{effects:?}");
@@ -1013,4 +1049,93 @@ fn changes_after_a_reconnect_appear_in_the_event_and_in_the_revisions() {
         seen = test.slot.record.revisions;
         test = test.lost(FailureKind::Refused).due().granted();
     }
+}
+
+#[test]
+fn an_adopted_server_takes_calls_while_its_lists_are_read_and_is_not_charged() {
+    for lifetime in [ProcessLifetime::Listed, ProcessLifetime::Lazy, ProcessLifetime::AlwaysOn] {
+        let mut test = TestSlot::adopting(spec(|config| config.lifetime = lifetime));
+        let (run, earlier) = (test.run(), test.now);
+        assert_eq!((test.slot.status, test.slot.open_run()), (Status::Connecting, None));
+        test = test.after(100);
+        let effects = test.handle(SlotInput::Adopted(run, server_info(), earlier));
+        assert!(effects.iter().any(|effect| matches!(effect, SlotEffect::Admit(admitted) if *admitted == run)));
+        assert_eq!((test.slot.status, test.slot.open_run()), (Status::DiscoveringTools, Some(run)));
+        let effects = test.handle(SlotInput::Discovered(run, catalogue("read")));
+        let adopted = effects.iter().find_map(|effect| match effect {
+            SlotEffect::Emit(SlotEvent::Adopted { age, tool_count, .. }) => Some((*age, *tool_count)),
+            _ => None,
+        });
+        assert_eq!(adopted, Some((Duration::from_secs(100), 1)), "the age of the server, not of its adoption");
+        assert!(!effects.iter().any(|effect| matches!(effect, SlotEffect::TrySleep { .. })), "{lifetime:?}");
+        assert_eq!((test.slot.status, test.slot.record.restarts), (Status::Online, 0));
+        assert_eq!(test.slot.record.history.exits().count(), 0);
+    }
+}
+
+#[test]
+fn a_server_that_cannot_be_adopted_is_restarted_at_once_without_charge() {
+    let ends = [
+        WorkerExit::from_cause(ExitCause::NotAdopted("no answer to ping within 5 s".to_owned())),
+        WorkerExit::from_cause(ExitCause::Wire("the server closed its stdout".to_owned())),
+        WorkerExit::from_cause(ExitCause::Panicked("a fault of ours".to_owned())),
+        exited(1, None),
+        exited(0, None),
+    ];
+    for end in ends {
+        let mut test = TestSlot::adopting(spec(|_| {}));
+        let (run, pid) = (test.run(), end.pid.or(Some(101)));
+        let effects = test.handle(SlotInput::Ended(run, end));
+        assert!(!effects.iter().any(|effect| matches!(effect, SlotEffect::ChargeTeam)), "{effects:?}");
+        let Down(DownState::Queued { why: StartReason::Restart { reason, old_pid, attempt }, .. }) = test.slot.phase
+        else {
+            panic!("{:?}", test.slot.phase)
+        };
+        assert_eq!((reason, old_pid, attempt), (RestartReason::Adoption, pid, 0));
+        assert_eq!(test.slot.record.history.exits().count(), 0);
+        let test = test.ready();
+        assert_eq!(
+            (test.slot.status, test.slot.record.restarts, &test.slot.record.last_error),
+            (Status::Online, 1, &None)
+        );
+    }
+    // After it has answered, its end is an exit like any other.
+    let test = TestSlot::adopting(spec(|_| {})).adopted().ended(exited(1, QUICK));
+    assert_eq!(test.slot.record.history.exits().count(), 1);
+    assert!(matches!(test.slot.phase, Down(DownState::Backoff { .. })), "{:?}", test.slot.phase);
+}
+
+#[test]
+fn only_an_instance_that_was_running_may_adopt_its_server() {
+    let may = |change: fn(&mut StoredMemo)| {
+        let mut stored = StoredMemo::default();
+        change(&mut stored);
+        SlotMemo::may_adopt(&spec(|_| {}), Some(&stored))
+    };
+    assert!(SlotMemo::may_adopt(&spec(|_| {}), None) && may(|_| {}));
+    assert!(may(|stored| stored.restarts = 3), "its earlier exits do not matter");
+    assert!(!may(|stored| stored.stopped = true));
+    assert!(!may(|stored| stored.failed = Some("too often".to_owned())));
+    assert!(!may(|stored| stored.dormant = Some(StoredSleep { since: Timestamp::UNIX_EPOCH })));
+    assert!(!SlotMemo::may_adopt(&spec(remote), None) && !SlotMemo::may_adopt(&spec(incomplete), None));
+}
+
+#[test]
+fn an_adoption_keeps_the_exit_history_and_ends_with_the_supervisor() {
+    let spec = spec(|config| config.lifetime = ProcessLifetime::Lazy);
+    let start = Instant::now();
+    let exits = vec![StoredExit { at: Timestamp::UNIX_EPOCH, crash: true }];
+    let stored = StoredMemo { exits, restarts: 1, ..StoredMemo::default() };
+    let memo = SlotMemo::from_stored(&spec, &stored, Some(catalogue("read")), start, Timestamp::UNIX_EPOCH);
+    let memo = memo.with_adoption(Some(RunNumber(7)));
+    let (slot, effects) = Slot::from_memo(spec.clone(), jitter_rng(), &memo);
+    let spawn = effects.iter().find_map(|effect| match effect {
+        SlotEffect::Spawn { run, discover, adopts, .. } => Some((*run, *discover, *adopts)),
+        _ => None,
+    });
+    assert_eq!(spawn, Some((RunNumber(7), true, true)), "a lazy instance that was awake is adopted, too");
+    assert_eq!((slot.record.restarts, slot.record.history.exits().count()), (1, 1));
+    assert!(slot.record.catalogue.is_none(), "its lists may have changed meanwhile");
+    let (slot, _) = Slot::from_memo(spec, jitter_rng(), &slot.memo());
+    assert!(matches!(slot.phase, Down(DownState::Queued { .. })), "the server ended with the supervisor");
 }

@@ -9,6 +9,7 @@ mod apply;
 mod credentials;
 mod link;
 pub(crate) mod lock;
+mod recovery;
 mod settings;
 mod shutdown;
 pub(crate) mod start;

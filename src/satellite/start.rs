@@ -9,8 +9,10 @@ use jiff::Timestamp;
 use mcp_satellite_actors::byte_budget::{ByteBudget, ServerMemory};
 use mcp_satellite_actors::model::event::Event;
 use mcp_satellite_actors::model::policy::BatchPolicy;
+use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::{Connectors, EventSink, RuntimeObserver};
 use mcp_satellite_actors::{RuntimeHandle, RuntimeOptions};
+use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -19,15 +21,16 @@ use super::apply::ChangeOrigin;
 use super::credentials::token_mask_listener;
 use super::link::{create_link, load_stored_document};
 use super::lock::{DataDirLock, DataDirLockError, ORPHAN_PATIENCE, unusable};
+use super::recovery::reclaim_processes;
 use super::settings::StartupSettings;
 use super::{ControlSocket, RunningSatellite, SatelliteStorage, UserData};
 use crate::active_configuration::{ActiveConfiguration, ReloadRequest};
 use crate::backend::link::{BackendLink, SystemMonitor};
 use crate::config::{Plan, Profile, SinkPlan};
 use crate::connect::isolation::OperatingMode;
-use crate::connect::process::{ReclaimedProcesses, raise_descriptor_limit};
+use crate::connect::process::raise_descriptor_limit;
 use crate::connect::remote::RemoteConnector;
-use crate::connect::stdio::{StdioConnector, StdioOptions};
+use crate::connect::stdio::{ConfigFingerprint, StdioConnector, StdioOptions};
 use crate::connect::{memory, suspend};
 use crate::console::listener::ConsoleListener;
 use crate::console::mcp_server::ControlPlane;
@@ -48,7 +51,7 @@ use crate::telemetry::{ActorProbes, FactsOrigin, SatelliteTelemetry};
 use crate::values::ValueConfigurer;
 use mcp_satellite_console::feed::StreamLimits;
 use mcp_satellite_files::known_dirs::DataDirLocation;
-use mcp_satellite_process::keeper::{KeeperClient, LostSatellite, SatelliteGeneration};
+use mcp_satellite_process::keeper::{KeeperClient, SatelliteGeneration};
 use mcp_satellite_process::memory_limit;
 use mcp_satellite_process::usage::UsageSampler;
 use mcp_satellite_remote::oauth::Grants;
@@ -84,7 +87,7 @@ fn failed<E: Into<Box<dyn std::error::Error + Send + Sync>>>(step: &'static str)
 }
 
 /// Runs `work`, which waits for the disk or for processes, on a blocking thread.
-async fn run_blocking<T: Send + 'static>(
+pub(super) async fn run_blocking<T: Send + 'static>(
     step: &'static str,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, StartError> {
@@ -121,12 +124,15 @@ impl RunningSatellite {
         let memory = memory_limit::budget();
         let endpoint =
             Arc::new(SatelliteEndpoint::new(&plan.name, data_dir.clone(), memory.clone(), listener, keeper.clone()));
+        if generation.previous.is_some() {
+            endpoint.note_crash(generation.number);
+        }
         let http =
             Arc::new(ConsoleListener::new(data_dir.clone(), keeper.clone()).map_err(failed("prepare the console"))?);
         let reserved_endpoint = reserve_endpoint(&endpoint, &plan).await?;
         reserve_console(&http, &plan).await?;
         reclaim_processes(&data_dir).await?;
-        let connector = create_stdio_connector(&plan, &data_dir)?;
+        let connector = create_stdio_connector(&plan, &data_dir, storage.catalogues.clone())?;
         let server_memory = ServerMemory::from_budget(&memory);
         let (remote, grants) = create_remote_connector(&database, &server_memory).await?;
         let connectors = Connectors::default().with_process(connector.clone()).with_line(remote);
@@ -162,40 +168,29 @@ impl RunningSatellite {
             keeper,
         };
         let name = plan.name.clone();
-        satellite.open_control_socket(&name, reload, usage.clone(), streams.clone(), generation.clone())?;
+        let control =
+            satellite.open_control_socket(&name, reload, usage.clone(), streams.clone(), generation.clone())?;
+        // After a crash commands wait until the servers are installed: to them the servers were never gone.
+        let mut control = Some(control);
+        if generation.previous.is_none() {
+            satellite.serve_control_socket(control.take());
+        }
         satellite.open_telemetry(&name, memory, usage, streams)?;
         let mut applied = satellite.applied.clone().lock_owned().await;
         (applied.files, applied.document) = (files, document);
         let (console, gateway) = (plan.console.clone(), plan.gateway.clone());
         satellite.install(plan, applied, ChangeOrigin { since: Instant::now(), hash: None }).await;
+        satellite.serve_control_socket(control);
         // All instances are installed now; clients that connected earlier have waited.
+        let left = satellite.connector.drop_unclaimed();
         if let Some(reserved) = reserved_endpoint {
             satellite.endpoint.open(reserved, &satellite.runtime)?;
         }
         satellite.http.apply(&name, &console, &gateway, &satellite.endpoint).await;
         // Sockets of addresses that are not configured any more.
         satellite.keeper.forget_left();
-        satellite.report_recovery(&generation);
+        satellite.report_recovery(&generation, left);
         Ok(satellite)
-    }
-
-    /// Reports that this satellite follows one that has crashed.
-    fn report_recovery(&self, generation: &SatelliteGeneration) {
-        let SatelliteGeneration { number, previous: Some(LostSatellite { reason, uptime, lost_at }) } = generation
-        else {
-            return;
-        };
-        let down_ms = u64::try_from(lost_at.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let uptime_seconds = uptime.as_secs();
-        tracing::warn!(
-            generation = number,
-            reason,
-            uptime_seconds,
-            down_ms,
-            "the satellite was restarted after a crash"
-        );
-        let reason = reason.clone();
-        self.runtime.emitter().emit(Event::SatelliteRecovered { generation: *number, reason, down_ms });
     }
 
     fn open_telemetry(
@@ -228,7 +223,7 @@ impl RunningSatellite {
         usage: UsageSampler,
         streams: StreamLimits,
         generation: SatelliteGeneration,
-    ) -> Result<(), StartError> {
+    ) -> Result<(UnixListener, Arc<ConsoleState>), StartError> {
         let data_dir = self.storage.directory.data_dir();
         let listener = server::bind(data_dir, &self.keeper).map_err(unusable(data_dir))?;
         let state = ConsoleState {
@@ -268,9 +263,15 @@ impl RunningSatellite {
         let pages = http_api::endpoint_pages(&state);
         self.endpoint.set_control(pages.clone(), Arc::new(ControlPlane::new(state.clone())));
         self.http.set_pages(pages);
-        let task = tokio::spawn(server::serve(listener, state));
-        *self.console.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
-        Ok(())
+        Ok((listener, state))
+    }
+
+    /// Answers on the control socket, unless it does already.
+    fn serve_control_socket(&self, socket: Option<(UnixListener, Arc<ConsoleState>)>) {
+        if let Some((listener, state)) = socket {
+            let task = tokio::spawn(server::serve(listener, state));
+            *self.console.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        }
     }
 }
 
@@ -367,19 +368,14 @@ async fn reserve_console(http: &Arc<ConsoleListener>, plan: &Plan) -> Result<(),
     run_blocking("open the console", move || http.reserve(&name, &console, &gateway)).await
 }
 
-/// Ends the processes of the previous satellite, which is dead because this one has locked the data directory.
-async fn reclaim_processes(data_dir: &DataDir) -> Result<(), StartError> {
-    let data_dir = data_dir.clone();
-    let step = "end the processes that the last satellite left";
-    let reclaimed = run_blocking(step, move || StdioConnector::reclaim(&data_dir)).await?;
-    if let Some(ReclaimedProcesses { processes, instances, keeper_pid, left }) = reclaimed {
-        let instances = instances.join(", ");
-        tracing::warn!(processes, left, keeper_pid, instances, "ended the processes that a killed satellite left");
-    }
-    Ok(())
-}
-
-fn create_stdio_connector(plan: &Plan, data_dir: &DataDir) -> Result<StdioConnector, StartError> {
+/// Without `catalogues`, which hash configurations, no server of a crashed satellite is adopted.
+fn create_stdio_connector(
+    plan: &Plan,
+    data_dir: &DataDir,
+    catalogues: Option<Arc<CatalogueCache>>,
+) -> Result<StdioConnector, StartError> {
+    let catalogues = catalogues.filter(|_| plan.keep_servers);
+    let fingerprint = move |spec: &InstanceSpec| catalogues.as_ref().map(|catalogues| catalogues.name(spec));
     let connector = StdioConnector::with_options(StdioOptions {
         withheld: Vec::new(),
         data_dir: Some(data_dir.clone()),
@@ -390,6 +386,7 @@ fn create_stdio_connector(plan: &Plan, data_dir: &DataDir) -> Result<StdioConnec
         },
         cgroups: plan.cgroups,
         uid_range: plan.uid_range,
+        fingerprint: Some(ConfigFingerprint::new(fingerprint)),
     });
     let connector = connector.map_err(failed("prepare the start of servers"))?;
     let orphaned = connector.clone();

@@ -12,6 +12,7 @@ mod fixture;
 mod flood;
 mod hang;
 mod idle_memory;
+mod kept;
 mod mechanism;
 mod process;
 mod restart;

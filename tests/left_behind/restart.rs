@@ -24,14 +24,14 @@ use super::process::alive;
 const CLIENT_PAUSE: Duration = Duration::from_millis(50);
 
 impl Fixture {
-    fn plain() -> Self {
+    pub(crate) fn plain() -> Self {
         Self::new(Mechanism { sandbox: Sandbox::None, cgroups: false })
     }
 
     /// Starts a satellite that is started again after a crash, with an endpoint at any port and these settings, and waits
     /// until its servers are online.
     #[track_caller]
-    fn start_with(&self, settings: &str, servers: &str) -> RunningSatellite<'_> {
+    pub(crate) fn start_with(&self, settings: &str, servers: &str) -> RunningSatellite<'_> {
         let config = self.config("restart.toml", SHORT, servers);
         let text = fs::read_to_string(&config).unwrap().replacen(NOT_RESTARTED, settings, 1);
         fs::write(&config, format!("{text}\n[gateway]\nlisten = \"127.0.0.1:0\"\n")).unwrap();
@@ -55,7 +55,7 @@ impl Fixture {
 /// Requires that each gap in the numbers is reported: events that were not stored before a kill. Returns generation and
 /// reason of each recovery.
 #[track_caller]
-fn recoveries(events: &[Value]) -> Vec<(u64, String)> {
+pub(crate) fn recoveries(events: &[Value]) -> Vec<(u64, String)> {
     let numbers: Vec<u64> = events.iter().map(seq).collect();
     let reports = || events.iter().filter(|event| event["type"] == "events.dropped").map(|event| &event["data"]);
     let is_reported = |number: u64| {
@@ -88,8 +88,7 @@ fn a_killed_satellite_is_started_again_below_the_same_keeper() {
         let after = fixture.satellite_status();
         assert_eq!((&after["generation"], &after["last_crash"]), (&2.into(), &"killed by SIGKILL".into()));
         assert_eq!(after["endpoint"]["url"], before["endpoint"]["url"]);
-        assert!(alive(&old).is_empty(), "left behind: {:#?}", alive(&old));
-        members(&running);
+        assert_eq!(members(&running), old, "the same processes");
         assert_eq!(recoveries(&fixture.home.events()), [(2, "killed by SIGKILL".to_owned())]);
         let text = fixture.home.satellite(&["status", "--satellite"]).exits(0).stdout;
         assert!(text.contains("restarted after a crash: killed by SIGKILL (generation 2, since "), "{text}");
@@ -226,7 +225,7 @@ fn a_satellite_that_hangs_is_started_again() {
     let old = running.members();
     send(running.satellite.pid, Signal::SIGSTOP);
     running.wait_restarted(2);
-    assert!(alive(&old).is_empty(), "left behind: {:#?}", alive(&old));
+    assert_eq!(alive(&old).len(), old.len(), "ended: {old:#?}");
     let reason = "killed by the keeper: its actors did not answer for 2s".to_owned();
     assert_eq!(recoveries(&fixture.home.events()), [(2, reason)]);
     running.terminate();

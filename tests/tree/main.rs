@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::float_cmp, reason = "virtual time is rounded to tenths, which compare exactly with tenths")]
 
+mod adoption;
 mod attention;
 mod calls;
 mod control;

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 
 /// A state store and a wall clock that several satellites share.
 #[derive(Clone)]
-struct SharedStore {
+pub(crate) struct SharedStore {
     memos: Arc<Mutex<HashMap<InstanceId, StoredMemo>>>,
     tools: Arc<Mutex<HashMap<InstanceId, Arc<Catalogue>>>>,
     saved: Arc<Mutex<Vec<InstanceId>>>,
@@ -42,7 +42,7 @@ impl StateStore for SharedStore {
 }
 
 impl SharedStore {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             memos: Arc::default(),
             tools: Arc::default(),
@@ -52,7 +52,7 @@ impl SharedStore {
         }
     }
 
-    fn memo(&self, id: &InstanceId) -> Option<StoredMemo> {
+    pub(crate) fn memo(&self, id: &InstanceId) -> Option<StoredMemo> {
         self.memos.lock().unwrap().get(id).cloned()
     }
 

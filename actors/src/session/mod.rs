@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use mcp_satellite_protocol::era::Era;
 use mcp_satellite_protocol::rpc::RpcMessage;
 use mcp_satellite_session::{
-    CallGate, CallOrigin, MessageCause, Outlet, OwnRequest, RequestSpan, SessionCommand, SessionCore, SessionEvent,
-    SessionHost, SessionOptions, masked_excerpt,
+    CallGate, CallOrigin, MessageCause, Outlet, OwnRequest, RequestSpan, ResumedSession, SessionCommand, SessionCore,
+    SessionEvent, SessionHost, SessionOptions, masked_excerpt,
 };
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
@@ -47,14 +47,15 @@ pub(crate) enum SessionControl {
     ShortenGrace,
     Drain,
     Discover,
-    Adopt(Arc<InstanceSpec>),
+    ApplySpec(Arc<InstanceSpec>),
     Check,
 }
 
 /// Transport-independent arguments of a session.
 ///
 /// `since` is the start of the run; the handshake timeout counts from there. `discover` is true if the session reads
-/// the lists by itself after the handshake. `era` is tried first. `stdout_lines` receives stdout lines that are not
+/// the lists by itself after the handshake. `era` is tried first. `resumed` is the session of an earlier satellite that this
+/// one continues. `stdout_lines` receives stdout lines that are not
 /// JSON-RPC; it is `None` for a remote server.
 pub(crate) struct SessionArgs {
     pub(crate) spec: Arc<InstanceSpec>,
@@ -65,6 +66,7 @@ pub(crate) struct SessionArgs {
     pub(crate) since: tokio::time::Instant,
     pub(crate) discover: bool,
     pub(crate) era: Option<Era>,
+    pub(crate) resumed: Option<ResumedSession>,
     pub(crate) rng: JitterRng,
     pub(crate) report_event: Box<dyn Fn(SessionEvent) + Send>,
     pub(crate) stdout_lines: Option<mpsc::Sender<String>>,
@@ -84,6 +86,7 @@ impl SessionArgs {
             since,
             discover: reads_lists,
             era,
+            resumed,
             rng,
             report_event,
             stdout_lines,
@@ -97,7 +100,11 @@ impl SessionArgs {
         let ports = SessionPorts { commands, control, gate: gate.clone(), draining: false };
         let since = since.into_std();
         let options = SessionOptions { spec, gate, since, reads_lists, era, lists_memory };
-        (SessionCore::new(options, outlet, host, now()), ports)
+        let core = match resumed {
+            Some(resumed) => SessionCore::resume(options, resumed, outlet, host, now()),
+            None => SessionCore::new(options, outlet, host, now()),
+        };
+        (core, ports)
     }
 }
 

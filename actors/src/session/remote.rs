@@ -155,7 +155,7 @@ impl RemoteSession {
                 control = self.ports.control.recv() => match control {
                     Some(SessionControl::Discover) => self.core.read_lists(now()),
                     Some(SessionControl::Drain) => self.ports.draining = true,
-                    Some(SessionControl::Adopt(spec)) => self.adopt(spec),
+                    Some(SessionControl::ApplySpec(spec)) => self.apply_spec(spec),
                     Some(SessionControl::Check) => {
                         if let Some(checks) = &mut self.checks {
                             checks.schedule_now(now());
@@ -191,7 +191,7 @@ impl RemoteSession {
         }
     }
 
-    fn adopt(&mut self, spec: Arc<InstanceSpec>) {
+    fn apply_spec(&mut self, spec: Arc<InstanceSpec>) {
         // Later requests use the new credentials.
         if !spec.has_same_credentials(&self.core.spec) {
             self.credentials_from = self.core.gate.next_id();
@@ -203,7 +203,7 @@ impl RemoteSession {
             checks.reschedule(health, now());
         }
         self.core.outlet.header_timeout = spec.policy.remote.header_timeout;
-        self.core.adopt(spec.clone());
+        self.core.apply_spec(spec.clone());
         self.core.outlet.line.send(LineOutput::Credentials(spec));
     }
 
@@ -390,7 +390,8 @@ impl RemoteSession {
             {
                 self.on_list_failed(id, failure)
             }
-            PendingPurpose::List => Some(RemoteSessionEnd::Lost(failure)),
+            // Only processes are adopted, so no session over a line is resumed.
+            PendingPurpose::List | PendingPurpose::Resume => Some(RemoteSessionEnd::Lost(failure)),
             PendingPurpose::Check => {
                 self.core.calls.remove(id);
                 // No stream detects an unreachable stateless server, so the check does.
@@ -502,7 +503,8 @@ impl RemoteSession {
         let now = now();
         while let Some(late) = self.core.expire_next(now) {
             match late {
-                PassedDeadline::Call | PassedDeadline::List => {}
+                // Only processes are adopted.
+                PassedDeadline::Call | PassedDeadline::List | PassedDeadline::Resume => {}
                 PassedDeadline::Handshake => {
                     let limit = self.core.spec.policy.session.handshake_timeout;
                     return Some(RemoteSessionEnd::Lost(ExchangeFailure::sent(FailureKind::HeaderTimeout(limit))));
@@ -661,7 +663,7 @@ pub(crate) mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context, Poll};
 
-    use mcp_satellite_session::CallerRequest;
+    use mcp_satellite_session::{CallerRequest, FIRST_REQUEST_ID};
     use tokio::sync::mpsc;
 
     use super::*;
@@ -744,7 +746,7 @@ pub(crate) mod tests {
     #[test]
     fn a_close_delivers_responses_and_reports_the_fate_of_other_requests() {
         let counters = Arc::new(InstanceCounters::default());
-        let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone(), Arc::new(NoObserver));
+        let (port, end) = CallPort::new(RunNumber(1), FIRST_REQUEST_ID, spec(), counters.clone(), Arc::new(NoObserver));
         let (control, controlled) = mpsc::unbounded_channel();
         let line = ScriptedLine::default();
         let arrived = line.arrived.clone();
@@ -758,6 +760,7 @@ pub(crate) mod tests {
                 since: tokio::time::Instant::now(),
                 discover: false,
                 era: None,
+                resumed: None,
                 rng: JitterRng::new(1, "a"),
                 report_event: Box::new(|_| {}),
                 stdout_lines: None,

@@ -8,15 +8,17 @@ use futures::FutureExt;
 use mcp_satellite_protocol::header::RequestHeaders;
 use mcp_satellite_protocol::rpc::put_json;
 use mcp_satellite_session::{
-    HandshakeRefusal, MessageOutcome, Outlet, PassedDeadline, PendingPurpose, RequestPhase, SessionCore, SessionEvent,
-    SessionHost,
+    HandshakeRefusal, MessageOutcome, Outlet, PassedDeadline, PendingPurpose, RESUME_TIMEOUT, RequestPhase,
+    SessionCore, SessionEvent, SessionHost,
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::{SessionArgs, SessionControl, SessionPorts, SessionTimer, SessionWork, WorkerHost, next_work, now};
 use crate::model::exit::{ExitCause, WorkerExit};
+use crate::model::session_description::SessionDescription;
 use crate::rules::watchdog::{Watchdog, WatchdogVerdict};
 use crate::seam::{ProcessEnd, ServerProcess};
+use crate::tasks::catch_panic;
 use crate::wire::{LineReader, ReadOutcome};
 
 // A server that sends requests while more bytes are unwritten does not read the responses, and its run ends.
@@ -116,12 +118,16 @@ pub(crate) fn run(args: Args) -> impl Future<Output = WorkerExit> + Send {
     let Args { common, reader, writer, process } = args;
     let (pid, line_max) = (process.pid(), common.spec.policy.session.line_max);
     let messages = common.memory.messages.clone();
+    let lines = match &common.resumed {
+        Some(_) => LineReader::resumed(reader, line_max, messages),
+        None => LineReader::new(reader, line_max, messages),
+    };
     let (core, ports) = common.open(StdinOutlet::default());
     // Boxed: a future stores its arguments and the values made of them side by side, and so does each future around it.
     let mut this = Box::new(StdioSession {
         ports,
         core,
-        lines: LineReader::new(reader, line_max, messages),
+        lines,
         writer: Some(writer),
         process,
         watchdog: Watchdog::new(now()),
@@ -155,9 +161,9 @@ impl StdioSession {
                 control = self.ports.control.recv() => match control {
                     Some(SessionControl::Discover) => self.core.read_lists(now()),
                     Some(SessionControl::Drain) => self.ports.draining = true,
-                    Some(SessionControl::Adopt(spec)) => {
+                    Some(SessionControl::ApplySpec(spec)) => {
                         self.lines.line_max = spec.policy.session.line_max;
-                        self.core.adopt(spec);
+                        self.core.apply_spec(spec);
                     }
                     // These concern an end in progress or a remote server.
                     Some(SessionControl::ShortenGrace | SessionControl::Check) => {}
@@ -251,6 +257,10 @@ impl StdioSession {
                     let why = "the server sends requests and does not read the responses".to_owned();
                     Some(StdioSessionEnd::Failed(ExitCause::Wire(why)))
                 }
+                MessageOutcome::Initialized => {
+                    self.describe_session();
+                    None
+                }
                 // Any byte read has already reset the watchdog.
                 MessageOutcome::Nothing
                 | MessageOutcome::ResultResponse
@@ -258,8 +268,7 @@ impl StdioSession {
                 | MessageOutcome::SessionDoubted
                 | MessageOutcome::Checked
                 | MessageOutcome::CheckRefused { .. }
-                | MessageOutcome::OtherEra(..)
-                | MessageOutcome::Initialized => None,
+                | MessageOutcome::OtherEra(..) => None,
             },
             ReadOutcome::Dropped(bytes) => {
                 self.core.host.count_received(bytes);
@@ -289,6 +298,17 @@ impl StdioSession {
         // The newline was read, too.
         self.core.host.count_received(line.len() + 1);
         self.core.on_message(line, None, now())
+    }
+
+    /// Describes the session for a later satellite, which may adopt the process.
+    fn describe_session(&mut self) {
+        let core = &self.core;
+        let (Some(server), Some(initialized_at)) = (&core.server, core.initialized_at) else { return };
+        let (age, wall) = (now().saturating_duration_since(initialized_at), (core.host.wall)());
+        // If the subtraction fails, the wall clock is wrong anyway.
+        let initialized_at = wall.checked_sub(age).unwrap_or(wall);
+        let session = SessionDescription::new(&core.spec.id, server, initialized_at);
+        catch_panic("ServerProcess::describe_session", || self.process.describe_session(session));
     }
 
     fn mark_broken(&mut self, why: String) {
@@ -333,6 +353,11 @@ impl StdioSession {
                 }
                 PassedDeadline::HandshakeRefused(how) => {
                     return Some(StdioSessionEnd::Failed(handshake_exit_cause(how)));
+                }
+                PassedDeadline::Resume => {
+                    let (check, limit) = (self.core.era.check_method(), RESUME_TIMEOUT.as_secs());
+                    let why = format!("no answer to {check} within {limit} s");
+                    return Some(StdioSessionEnd::Failed(ExitCause::NotAdopted(why)));
                 }
                 // The watchdog has its own deadlines.
                 PassedDeadline::Check => {}
@@ -421,7 +446,7 @@ impl StdioSession {
                         SessionControl::Stop
                         | SessionControl::Drain
                         | SessionControl::Discover
-                        | SessionControl::Adopt(_)
+                        | SessionControl::ApplySpec(_)
                         | SessionControl::Check,
                     ) => {}
                     None => listening = false,
@@ -461,6 +486,7 @@ mod tests {
     use std::sync::Arc;
 
     use futures::future::BoxFuture;
+    use mcp_satellite_session::FIRST_REQUEST_ID;
     use tokio::sync::{mpsc, watch};
 
     use super::*;
@@ -500,7 +526,7 @@ mod tests {
     fn a_session_that_drains_ends_when_a_caller_leaves_without_a_request() {
         // A caller that leaves between admission and its request sends no message to the session.
         let counters = Arc::new(InstanceCounters::default());
-        let (port, end) = CallPort::new(RunNumber(1), spec(), counters.clone(), Arc::new(NoObserver));
+        let (port, end) = CallPort::new(RunNumber(1), FIRST_REQUEST_ID, spec(), counters.clone(), Arc::new(NoObserver));
         let (control, controlled) = mpsc::unbounded_channel();
         let permit = port.try_acquire().ok().unwrap();
         let session = async {
@@ -513,6 +539,7 @@ mod tests {
                 since: tokio::time::Instant::now(),
                 discover: false,
                 era: None,
+                resumed: None,
                 rng: JitterRng::new(1, "a"),
                 report_event: Box::new(|_| {}),
                 stdout_lines: None,

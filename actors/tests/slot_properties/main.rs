@@ -103,8 +103,8 @@ fn any_step(command_weight: u32) -> impl Strategy<Value = Step> {
 }
 
 /// Runs the steps, waits until the slot is at rest, and shuts it down.
-fn run_steps(first: ConfigShape, known: bool, steps: Vec<Step>) {
-    let mut world = World::new(first, known);
+fn run_steps(first: ConfigShape, known: bool, adopts: bool, steps: Vec<Step>) {
+    let mut world = World::new(first, known, adopts);
     for step in steps {
         world.step(step);
     }
@@ -123,20 +123,30 @@ proptest! {
         known in any::<bool>(),
         steps in prop::collection::vec(any_step(3), 1..120),
     ) {
-        run_steps(first, known, steps);
+        run_steps(first, known, false, steps);
     }
 
     #[test]
     fn the_invariants_hold_for_a_lazy_instance_with_known_tools(steps in prop::collection::vec(any_step(1), 1..120)) {
-        run_steps(ConfigShape::Lazy, true, steps);
+        run_steps(ConfigShape::Lazy, true, false, steps);
+    }
+
+    #[test]
+    fn the_invariants_hold_for_an_instance_that_adopts_a_running_server(
+        first in any_config(),
+        known in any::<bool>(),
+        steps in prop::collection::vec(any_step(3), 1..60),
+    ) {
+        run_steps(first, known, true, steps);
     }
 
     #[test]
     fn the_invariants_hold_under_frequent_commands(
         first in any_config(),
         known in any::<bool>(),
+        adopts in any::<bool>(),
         steps in prop::collection::vec(any_step(20), 1..80),
     ) {
-        run_steps(first, known, steps);
+        run_steps(first, known, adopts, steps);
     }
 }

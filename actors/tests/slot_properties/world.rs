@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use mcp_satellite_actors::model::catalogue::CatalogueAspect;
-use mcp_satellite_actors::model::event::StopKind;
+use mcp_satellite_actors::model::event::{RestartReason, StopKind};
 use mcp_satellite_actors::model::exit::{ExitCause, WorkerExit};
 use mcp_satellite_actors::model::ids::RunNumber;
 use mcp_satellite_actors::model::memo::StoredMemo;
@@ -147,6 +147,8 @@ struct Worker {
     run: RunNumber,
     /// True for a connection, false for a process.
     dialled: bool,
+    /// True if it takes over the server of an earlier satellite.
+    adopts: bool,
     discovers: bool,
     /// True if the last reading of its lists has failed.
     cannot_list: bool,
@@ -205,12 +207,14 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `known` means that the tools are known from an earlier run.
-    pub(crate) fn new(first: ConfigShape, known: bool) -> Self {
-        let (slot, effects) = if known {
-            let (spec, stored, tools) = (shaped_spec(first), StoredMemo::default(), Some(catalogue("read")));
+    /// `known` means that the tools are known from an earlier run, and `adopts` that a server of an earlier satellite
+    /// runs.
+    pub(crate) fn new(first: ConfigShape, known: bool, adopts: bool) -> Self {
+        let adopts = adopts && SlotMemo::may_adopt(&shaped_spec(first), None);
+        let (slot, effects) = if known || adopts {
+            let (spec, stored, tools) = (shaped_spec(first), StoredMemo::default(), known.then(|| catalogue("read")));
             let memo = SlotMemo::from_stored(&spec, &stored, tools, Instant::now(), Timestamp::UNIX_EPOCH);
-            Slot::from_memo(spec, jitter_rng(), &memo)
+            Slot::from_memo(spec, jitter_rng(), &memo.with_adoption(adopts.then_some(RunNumber(1))))
         } else {
             Slot::new(shaped_spec(first), jitter_rng())
         };
@@ -221,14 +225,14 @@ impl World {
             waits_for_permit: false,
             held: BTreeSet::new(),
             grants: VecDeque::new(),
-            runs: 0,
+            runs: u64::from(adopts),
             workers: Vec::new(),
             ended_runs: Vec::new(),
             requested: RequestedState::Running,
             caller_waits: false,
             desired: slot.spec.clone(),
             update_rejected: false,
-            tools_restored: known && matches!(first, ConfigShape::Lazy),
+            tools_restored: known && !adopts && matches!(first, ConfigShape::Lazy),
             last_activity: Instant::now(),
             ready_since: None,
             call_before_sleep: false,
@@ -490,7 +494,11 @@ impl World {
             ServerAction::FirstByte if worker.spawned => SlotInput::FirstByte(run),
             ServerAction::Initializes if worker.spawned && worker.initialized.is_none() => {
                 worker.initialized = Some(now);
-                SlotInput::Initialized(run, server_info())
+                if worker.adopts {
+                    SlotInput::Adopted(run, server_info(), now)
+                } else {
+                    SlotInput::Initialized(run, server_info())
+                }
             }
             ServerAction::Lists if worker.initialized.is_some() && (worker.discovers || worker.listed) => {
                 (worker.listed, worker.cannot_list) = (true, false);
@@ -532,7 +540,7 @@ impl World {
             | ServerAction::Degrades
             | ServerAction::Restores => return,
         };
-        let reconnects = matches!(self.slot.phase, Up { run: its, state: RunState::Starting { why: StartReason::Reconnect { .. }, .. } } if its == run);
+        let reconnects = matches!(self.slot.phase, Up { run: its, state: RunState::Starting { why: StartReason::Reconnect { .. } | StartReason::Adopt, .. } } if its == run);
         self.handle(input);
         let current = self.slot.run() == Some(run) && self.slot.spec.is_remote();
         match server {
@@ -553,6 +561,9 @@ impl World {
         match end {
             // Other ends are possible during a stop, too.
             End::Code(0) if worker.is_some_and(|worker| worker.is_stopping || worker.drains) => stopped(),
+            _ if worker.is_some_and(|worker| worker.adopts && !worker.spawned) => {
+                because(ExitCause::NotAdopted("the server no longer runs".to_owned()))
+            }
             _ if worker.is_some_and(|worker| !worker.spawned) => {
                 because(ExitCause::Spawn("cannot start `files`: not found".to_owned()))
             }
@@ -679,7 +690,8 @@ impl World {
         }
         // A run that ends by itself while it falls asleep counts as an exit.
         let falls_asleep = matches!(self.slot.phase, Up { state: RunState::FallingAsleep { .. }, .. });
-        let charged = !worker.is_stopping || (falls_asleep && exit.cause != ExitCause::Requested);
+        let not_adopted = worker.adopts && worker.initialized.is_none() && !worker.is_stopping;
+        let charged = !not_adopted && (!worker.is_stopping || (falls_asleep && exit.cause != ExitCause::Requested));
         if charged {
             let policy = &self.slot.spec.policy.restart;
             self.exits.push(self.now);
@@ -700,6 +712,20 @@ impl World {
             matches!(effect, SlotEffect::Emit(SlotEvent::Disconnected { .. } | SlotEvent::Reconnecting { .. }))
         });
         assert!(!connection, "an event of a connection about a process");
+        if not_adopted {
+            let charges = effects.iter().any(|effect| matches!(effect, SlotEffect::ChargeTeam));
+            assert!(!charges, "a server that was not adopted is charged");
+            let why = match &self.slot.phase {
+                Down(DownState::Queued { why, .. }) => Some(why),
+                _ => None,
+            };
+            let reason = RestartReason::Adoption;
+            assert!(
+                matches!(why, Some(StartReason::Restart { reason: given, attempt: 0, .. }) if *given == reason),
+                "{:?}",
+                self.slot.phase
+            );
+        }
         if !Arc::ptr_eq(&before, &self.slot.spec) {
             let starts =
                 matches!(self.slot.phase, Up { state: RunState::Starting { .. }, .. } | Down(DownState::Queued { .. }));
@@ -856,6 +882,7 @@ impl World {
                 | SlotInput::Update(_)
                 | SlotInput::DiscoveryFailed(..)
                 | SlotInput::Initialized(..)
+                | SlotInput::Adopted(..)
                 | SlotInput::ResumedAfterSuspend(_)
                 | SlotInput::Granted(_)
                 | SlotInput::Call
@@ -896,7 +923,7 @@ impl World {
                 SlotEffect::RequestPermit { .. } | SlotEffect::WithdrawPermit | SlotEffect::ReleasePermit(_) => {
                     self.to_root.push_back(effect);
                 }
-                SlotEffect::Spawn { run, spec, discover } => self.spawn(run, &spec, discover),
+                SlotEffect::Spawn { run, spec, discover, adopts } => self.spawn(run, &spec, discover, adopts),
                 SlotEffect::Drain(run) => {
                     assert_ne!(self.slot.open_run(), Some(run), "the run that takes calls must not drain");
                     assert!(!std::mem::replace(&mut self.worker(run).unwrap().drains, true));
@@ -942,7 +969,7 @@ impl World {
                     assert_eq!(self.slot.open_run(), Some(run));
                     assert!(self.worker(run).unwrap().dialled, "health checks are only for connections");
                 }
-                SlotEffect::Adopt { run, spec } => {
+                SlotEffect::ApplySpec { run, spec } => {
                     assert_eq!(spec, self.desired);
                     assert!(!self.worker(run).unwrap().is_stopping);
                 }
@@ -1007,7 +1034,7 @@ impl World {
         }
     }
 
-    fn spawn(&mut self, run: RunNumber, spec: &InstanceSpec, discover: bool) {
+    fn spawn(&mut self, run: RunNumber, spec: &InstanceSpec, discover: bool, adopts: bool) {
         let second_run = self.slot.second_run.as_ref().and_then(SecondRun::run);
         let others: Vec<RunNumber> = self.workers.iter().map(|worker| worker.run).collect();
         match (&others[..], &self.slot.phase) {
@@ -1022,7 +1049,9 @@ impl World {
             }
             (others, phase) => panic!("unexpected start of {run:?} beside {others:?} in {phase:?}"),
         }
-        assert!(self.held.contains(&run), "{run:?} has no permit");
+        let is_first = self.ended_runs.is_empty() && run == RunNumber(1);
+        assert!(!adopts || is_first, "a server is adopted twice");
+        assert!(adopts || self.held.contains(&run), "{run:?} has no permit");
         assert_eq!(self.requested, RequestedState::Running, "a stopped instance starts");
         assert!(!self.ending, "an instance starts during its removal");
         assert!(spec.missing.is_empty(), "an instance starts without a required value");
@@ -1046,6 +1075,7 @@ impl World {
         self.workers.push(Worker {
             run,
             dialled: spec.is_remote(),
+            adopts,
             cannot_list: false,
             credentials_changed_at: None,
             discovers: discover,

@@ -629,7 +629,15 @@ impl EndpointService {
             return Err(error_response(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, why));
         };
         self.sessions.find(session_id, user, path, Instant::now()).ok_or_else(|| {
-            error_response(StatusCode::NOT_FOUND, id, SERVER_ERROR, "session not found; begin with `initialize`")
+            match self.sessions.loss_of(session_id) {
+                Some(message) => ErrorResponse::new(reply::session_lost(id, message)),
+                None => error_response(
+                    StatusCode::NOT_FOUND,
+                    id,
+                    SERVER_ERROR,
+                    "session not found; begin with `initialize`",
+                ),
+            }
         })
     }
 }

@@ -44,6 +44,14 @@ pub(crate) fn error_response(status: StatusCode, id: Option<&str>, code: i64, me
     build_response(status, Some(JSON), Body::from(to_bytes(&error, id.unwrap_or("null"))))
 }
 
+/// Returns a response to a request in a session that was lost with an earlier satellite. This request was not sent to a
+/// server.
+pub(crate) fn session_lost(id: Option<&str>, message: &str) -> Response {
+    let data = r#"{"calls_in_flight":"maybe_executed","request":"not_sent"}"#.to_owned();
+    let error = CallAnswer::Error(RpcError { code: SERVER_ERROR, message: message.to_owned(), data: Some(data) });
+    build_response(StatusCode::NOT_FOUND, Some(JSON), Body::from(to_bytes(&error, id.unwrap_or("null"))))
+}
+
 pub(crate) fn limit_exceeded(id: Option<&str>, limited: &LimitExceeded) -> Response {
     let LimitExceeded { kind, limit, retry_after } = limited;
     let data = format!(r#"{{"kind":"{kind}","limit":{limit},"retry_after_ms":{}}}"#, retry_after.as_millis());

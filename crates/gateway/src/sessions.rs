@@ -2,7 +2,7 @@
 //! it is valid only with the user's token and at the endpoint that created it.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mcp_satellite_actors::byte_budget::ByteBudget;
 use mcp_satellite_actors::model::ids::{TeamId, UserId};
@@ -53,7 +53,20 @@ pub struct Sessions {
     // Part of `memory` for buffered events and unread responses.
     streams: Arc<ByteBudget>,
     traffic: Arc<HttpTraffic>,
+    // Absent in the first satellite below a keeper.
+    crash: OnceLock<EarlierCrash>,
 }
+
+/// The crash of the satellite before this one, with which its sessions were lost.
+#[derive(Debug)]
+struct EarlierCrash {
+    /// Tag of the sessions of this satellite.
+    tag: u8,
+    message: String,
+}
+
+/// Tag of the sessions of the first satellite below a keeper.
+const FIRST_TAG: u8 = 1;
 
 impl Default for Sessions {
     fn default() -> Self {
@@ -94,7 +107,28 @@ impl Sessions {
 
     pub fn with_memory(memory: Arc<ByteBudget>) -> Self {
         let streams = memory.part(usize::MAX);
-        Self { table: Mutex::default(), random: SystemRandom::new(), memory, streams, traffic: Arc::default() }
+        let (table, random, traffic, crash) = (Mutex::default(), SystemRandom::new(), Arc::default(), OnceLock::new());
+        Self { table, random, memory, streams, traffic, crash }
+    }
+
+    /// Notes that this satellite follows one that has crashed, before the first session is opened. `generation` is its number
+    /// below the keeper, and `restarted_at` the time of its start for people.
+    pub fn note_crash(&self, generation: u32, restarted_at: &str) {
+        let tag = generation.to_le_bytes()[0];
+        let message = format!(
+            "the satellite was restarted at {restarted_at} after a crash; this session is lost, and a call that was open \
+             then may have been executed; begin with `initialize`"
+        );
+        // It is noted once.
+        let _ = self.crash.set(EarlierCrash { tag, message });
+    }
+
+    /// Returns the reason why a session with this id does not exist, if its satellite has crashed. It depends on the form of
+    /// the id only and discloses nothing.
+    pub fn loss_of(&self, id: &str) -> Option<&str> {
+        let EarlierCrash { tag, message } = self.crash.get()?;
+        let (number, _) = parse_key(id)?;
+        (number.to_be_bytes()[0] != *tag).then_some(message)
     }
 
     pub fn memory(&self) -> &Arc<ByteBudget> {
@@ -195,6 +229,7 @@ impl Sessions {
         let mut key = [0; 24];
         loop {
             self.random.fill(&mut key).map_err(|_| SessionLimitError::NoRandomNumbers)?;
+            key[0] = self.crash.get().map_or(FIRST_TAG, |crash| crash.tag);
             let (number, secret) = split_key(&key);
             if !table.sessions.contains_key(&number) && !table.stateless_requests.contains_key(&number) {
                 return Ok(Arc::new(ClientSession::new(number, secret, facts, now, self.streams.clone())));
@@ -347,6 +382,27 @@ pub(super) mod tests {
 
     fn instance(name: &str) -> EndpointId {
         EndpointId::Instance(InstanceId::new("team".into(), "alice".into(), InstallationId::from(name)))
+    }
+
+    #[test]
+    fn a_session_of_a_crashed_satellite_is_reported_as_lost() {
+        let open = |sessions: &Sessions| {
+            let facts = session_facts(&user("alice"), EndpointId::Tools);
+            sessions.open(facts, &GatewayLimits::default(), Instant::now()).unwrap().0.id()
+        };
+        let first = Sessions::new();
+        let lost = open(&first);
+        assert_eq!(first.loss_of(&lost), None, "no satellite has crashed");
+        let next = Sessions::new();
+        next.note_crash(2, "2026-11-27T12:00:03Z");
+        let message = next.loss_of(&lost).unwrap();
+        assert!(message.starts_with("the satellite was restarted at 2026-11-27T12:00:03Z after a crash;"), "{message}");
+        let own = open(&next);
+        assert_eq!(next.loss_of(&own), None, "a session of this satellite that has ended");
+        assert_eq!(next.loss_of("no id"), None);
+        let third = Sessions::new();
+        third.note_crash(3, "2026-11-27T12:00:09Z");
+        assert!(third.loss_of(&own).is_some() && third.loss_of(&lost).is_some());
     }
 
     #[test]

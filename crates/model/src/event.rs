@@ -173,6 +173,8 @@ pub enum RestartReason {
     Manual,
     /// The configuration changed.
     Config,
+    /// The session of a server that an earlier satellite started could not be continued.
+    Adoption,
 }
 
 /// Line of a server's log.
@@ -397,6 +399,17 @@ pub enum Event {
         dormant_duration_seconds: u64,
         respawn_duration_ms: u64,
     },
+    /// The server of an earlier satellite runs on, and its session continues.
+    #[serde(rename = "mcp.server.adopted")]
+    #[strum(serialize = "mcp.server.adopted")]
+    Adopted {
+        #[serde(flatten)]
+        of: Arc<EventSubject>,
+        pid: Option<u32>,
+        tool_count: usize,
+        uptime_seconds: u64,
+        adoption_duration_ms: u64,
+    },
     #[serde(rename = "mcp.server.disconnected")]
     #[strum(serialize = "mcp.server.disconnected")]
     Disconnected {
@@ -552,6 +565,12 @@ pub enum Event {
         reason: String,
         /// Milliseconds without a satellite.
         down_ms: u64,
+        /// Number of running servers that it adopted.
+        #[serde(default)]
+        adopted: usize,
+        /// Number of running servers that it ended instead.
+        #[serde(default)]
+        ended: usize,
     },
     /// The queue exceeded its limit: the events from `from_seq` to `to_seq`, both included, were dropped.
     #[serde(rename = "events.dropped")]
@@ -575,6 +594,7 @@ impl Event {
             | Self::PermanentlyFailed { of, .. }
             | Self::Dormant { of, .. }
             | Self::Respawned { of, .. }
+            | Self::Adopted { of, .. }
             | Self::Disconnected { of, .. }
             | Self::Reconnecting { of, .. }
             | Self::Reconnected { of, .. }

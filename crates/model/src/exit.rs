@@ -84,6 +84,8 @@ pub enum ExitCause {
     Lost(ExchangeFailure),
     /// The worker panicked, with the message.
     Panicked(String),
+    /// The session of a server that an earlier satellite started could not be continued, with the reason.
+    NotAdopted(String),
 }
 
 impl WorkerExit {
@@ -95,8 +97,8 @@ impl WorkerExit {
     /// Returns true if this is a crash. An unrequested exit with code 0 is not a crash.
     pub fn is_crash(&self) -> bool {
         match self.cause {
-            // Not a fault of the server: it was not started.
-            ExitCause::Requested | ExitCause::Machine(_) => false,
+            // Not a fault of the server: it was not started, or lost its satellite.
+            ExitCause::Requested | ExitCause::Machine(_) | ExitCause::NotAdopted(_) => false,
             ExitCause::Exited => self.code != Some(0),
             ExitCause::Spawn(_)
             | ExitCause::Handshake(_)
@@ -129,6 +131,7 @@ impl WorkerExit {
             ExitCause::Unresponsive => "unresponsive".to_owned(),
             ExitCause::Lost(failure) => failure.to_string(),
             ExitCause::Panicked(how) => format!("worker panicked: {how}"),
+            ExitCause::NotAdopted(why) => format!("session not continued: {why}"),
         }
     }
 
@@ -336,6 +339,7 @@ mod tests {
         assert!(!WorkerExit::from_cause(ExitCause::Requested).is_crash());
         let why = String::new;
         assert!(!WorkerExit::from_cause(ExitCause::Machine(why())).is_crash());
+        assert!(!WorkerExit::from_cause(ExitCause::NotAdopted(why())).is_crash());
         for cause in [
             ExitCause::Spawn(why()),
             ExitCause::Handshake(why()),

@@ -15,6 +15,7 @@ pub mod printable;
 pub mod remedy;
 pub mod remote;
 pub mod secret;
+pub mod session_description;
 pub mod settings;
 pub mod spec;
 pub mod status;

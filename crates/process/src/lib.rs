@@ -7,6 +7,7 @@ pub mod environment;
 pub mod huge_pages;
 pub mod isolation;
 pub mod keeper;
+mod left_servers;
 pub mod memory;
 pub mod memory_limit;
 pub mod process;

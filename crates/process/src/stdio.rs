@@ -1,17 +1,21 @@
 //! Connector for servers that are child processes: MCP over stdin and stdout, with stderr for logs.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
+use std::{fmt, io};
 
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
 use mcp_satellite_actors::model::spec::{InstanceSpec, ServerTarget};
-use mcp_satellite_actors::seam::{Connectors, OpenError, ProcessConnector, ProcessLink};
+use mcp_satellite_actors::seam::{AdoptedProcess, Connectors, OpenError, ProcessConnector, ProcessLink};
 
-use super::isolation::{Isolation, LaunchFactory, OperatingMode, PreparedLaunch, SandboxFinding, UidRange};
-use super::process::{CgroupMode, ProcessLauncher, ProcessTreeView, ReclaimedProcesses, TreeUsage};
+use super::isolation::{Isolation, LaunchFactory, OperatingMode, PreparedLaunch, SANDBOXES, SandboxFinding, UidRange};
+pub use super::left_servers::AdoptionCounts;
+use super::left_servers::LeftServers;
+use super::process::{
+    CgroupMode, DescribedRun, ProcessLauncher, ProcessTreeView, ReclaimedProcesses, ServerLabel, TreeUsage,
+};
 use mcp_satellite_files::data_dir::DataDir;
 
 /// Connector that starts servers as child processes, each with its process tree, in a sandbox if so configured.
@@ -23,6 +27,25 @@ pub struct StdioConnector {
     processes: ProcessLauncher,
     launchers: Arc<LaunchFactory>,
     withheld: Arc<RwLock<BTreeSet<String>>>,
+    fingerprint: Option<ConfigFingerprint>,
+    left: Arc<LeftServers>,
+}
+
+/// Function that returns a hash of everything in a specification that determines the server's process. The values of the
+/// configuration cannot be guessed from the hash. `None`: the server is not adopted.
+#[derive(Clone)]
+pub struct ConfigFingerprint(Arc<dyn Fn(&InstanceSpec) -> Option<String> + Send + Sync>);
+
+impl ConfigFingerprint {
+    pub fn new(hash: impl Fn(&InstanceSpec) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hash))
+    }
+}
+
+impl fmt::Debug for ConfigFingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConfigFingerprint").finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -38,6 +61,9 @@ pub struct StdioOptions {
     /// User ids from which each team gets one for its servers without a sandbox. Needs root and a data directory. The
     /// homes of these users are in `DATA_DIR.homes` beside the data directory.
     pub uid_range: Option<UidRange>,
+    /// If present, the connector takes over the servers that an earlier satellite below the same keeper has left, and a
+    /// later one can take over its servers. Only one connector of a process may have it.
+    pub fingerprint: Option<ConfigFingerprint>,
 }
 
 impl StdioConnector {
@@ -55,13 +81,31 @@ impl StdioConnector {
     /// Fails as [`StdioConnector::new`] does, and if the data directory cannot be written, or cgroups are required and
     /// not available.
     pub fn with_options(options: StdioOptions) -> io::Result<Self> {
-        let StdioOptions { withheld, data_dir, isolation, strictness, cgroups, uid_range } = options;
+        let StdioOptions { withheld, data_dir, isolation, strictness, cgroups, uid_range, fingerprint } = options;
         let launchers = LaunchFactory::new(isolation, strictness, data_dir.clone(), uid_range)?;
+        let left = fingerprint.as_ref().map(|_| DescribedRun::take_all()).unwrap_or_default();
+        let processes = ProcessLauncher::start(cgroups, data_dir.as_ref(), &left)?;
+        let all = left.len();
+        let left = left.into_iter().filter_map(|run| processes.take_over(run, &SANDBOXES));
+        let left = Arc::new(LeftServers::new(all, left));
         Ok(Self {
-            processes: ProcessLauncher::start(cgroups, data_dir.as_ref())?,
+            processes,
             launchers: Arc::new(launchers),
             withheld: Arc::new(RwLock::new(withheld.into_iter().collect())),
+            fingerprint,
+            left,
         })
+    }
+
+    /// Kills the servers of an earlier satellite that no instance has adopted. Returns how many were adopted. Call it after
+    /// all instances are installed.
+    pub fn drop_unclaimed(&self) -> AdoptionCounts {
+        self.left.drop_unclaimed()
+    }
+
+    fn fingerprint(&self, spec: &InstanceSpec) -> Option<String> {
+        let ConfigFingerprint(hash) = self.fingerprint.as_ref()?;
+        Some(format!("{}; {}", hash(spec)?, self.launchers.describe_settings()))
     }
 
     /// Ends the processes that a killed connector left on the same data directory, and waits until they are gone.
@@ -133,8 +177,13 @@ impl StdioConnector {
 
 impl ProcessConnector for StdioConnector {
     fn open(&self, spec: Arc<InstanceSpec>, _run: RunNumber) -> BoxFuture<'static, Result<ProcessLink, OpenError>> {
-        let Self { processes, launchers, withheld } = self.clone();
+        let config = self.fingerprint(&spec);
+        let ending = self.left.release(&spec.id);
+        let Self { processes, launchers, withheld, .. } = self.clone();
         Box::pin(async move {
+            for tree in ending {
+                processes.wait_gone(&tree).await;
+            }
             // A secret in the name of a command or directory is a mistake, but must still be masked.
             let failed = |reason: String, is_machine_fault: bool| {
                 let command = match &spec.target {
@@ -149,7 +198,8 @@ impl ProcessConnector for StdioConnector {
             let preparing = launchers.prepare(Arc::clone(&spec), withheld, &processes);
             let PreparedLaunch { launch, identity } =
                 preparing.await.map_err(|error| failed(error.reason, error.is_machine_fault))?;
-            processes.launch(launch, identity).await.map_err(|error| match &spec.target {
+            let label = ServerLabel { name: launch.instance.clone(), identity, config };
+            processes.launch(launch, label).await.map_err(|error| match &spec.target {
                 ServerTarget::Stdio { command, .. } if error.is_command_missing() && !command.contains('/') => {
                     OpenError::Server(spec.mask.apply(&format!("executable \"{command}\" not found in PATH")))
                 }
@@ -158,6 +208,21 @@ impl ProcessConnector for StdioConnector {
                 }
             })
         })
+    }
+
+    fn can_adopt(&self, spec: &InstanceSpec) -> bool {
+        let config = || self.fingerprint(spec);
+        spec.is_complete() && self.left.contains(&spec.id, config)
+    }
+
+    fn adopt(&self, spec: &Arc<InstanceSpec>, _run: RunNumber) -> Option<AdoptedProcess> {
+        let server = self.left.claim(&spec.id, || self.fingerprint(spec))?;
+        let tree = server.tree();
+        let adopted = self.processes.adopt(server).inspect_err(|error| {
+            tracing::warn!(instance = %spec.name, %error, "cannot adopt the running server");
+            self.left.note_ending(&spec.id, tree);
+        });
+        adopted.ok()
     }
 }
 

@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use mcp_satellite_model::remote::ServerInfo;
 use tokio::sync::Notify;
 
+/// Id of the first request of a new session.
+pub const FIRST_REQUEST_ID: u64 = 1;
+
 /// Support of the stateless era by a server: its description in that era, or `None` if it does not support it.
 pub(crate) type StatelessSupport = Option<Arc<ServerInfo>>;
 
@@ -34,10 +37,11 @@ pub struct CallGate {
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
 impl CallGate {
-    /// Creates an open gate for a run that begins `now`.
-    pub fn new(calls_max: usize, now: Instant) -> Self {
+    /// Creates an open gate for a run that begins `now`. `first_id` is the id of the first request; a session that
+    /// continues an earlier one begins with a higher id than [`FIRST_REQUEST_ID`].
+    pub fn new(calls_max: usize, first_id: u64, now: Instant) -> Self {
         let (in_flight, keep_awake_count) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let (next_id, active_at) = (AtomicU64::new(1), AtomicU64::new(0));
+        let (next_id, active_at) = (AtomicU64::new(first_id), AtomicU64::new(0));
         Self {
             in_flight,
             keep_awake_count,
@@ -182,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_gate_closes_only_without_calls_in_flight_and_then_admits_none() {
-        let gate = Arc::new(CallGate::new(2, Instant::now()));
+        let gate = Arc::new(CallGate::new(2, FIRST_REQUEST_ID, Instant::now()));
         let (first, second) = (gate.try_acquire().ok().unwrap(), gate.try_acquire().ok().unwrap());
         assert_eq!(gate.try_acquire().err(), Some(AdmissionError::Full));
         drop(first);
@@ -197,7 +201,7 @@ mod tests {
     #[test]
     fn a_call_is_admitted_or_the_gate_closes_but_never_both() {
         for _ in 0..2000 {
-            let (gate, start) = (Arc::new(CallGate::new(1, Instant::now())), Barrier::new(2));
+            let (gate, start) = (Arc::new(CallGate::new(1, FIRST_REQUEST_ID, Instant::now())), Barrier::new(2));
             let (place, closed) = std::thread::scope(|scope| {
                 let entering = scope.spawn(|| {
                     start.wait();

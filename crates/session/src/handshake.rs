@@ -118,10 +118,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             return self.on_late_answer(answer, now);
         }
         let opened = match answer {
-            Ok(result) => match self.era {
-                Era::Sessions => parse_initialize_result(result),
-                Era::Stateless => parse_discover_result(result),
-            },
+            Ok(result) => parse_opening_result(self.era, result),
             Err(error) => {
                 Err(HandshakeMismatch { may_be_other: era::may_be_other(self.era, &error), why: error.to_string() })
             }
@@ -217,18 +214,43 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             self.outlet.send_initialized(protocol, &[words]);
         }
         let server = Arc::new(server);
+        self.enter_session(server.clone(), offers, now, SessionEvent::Initialized(server), now);
+    }
+
+    /// Begins the session with a server whose handshake was completed at `initialized_at`, and reports `event`.
+    pub(crate) fn enter_session(
+        &mut self,
+        server: Arc<ServerInfo>,
+        offers: OfferedLists,
+        initialized_at: Instant,
+        event: SessionEvent,
+        now: Instant,
+    ) {
         self.gate.set_version(&server.protocol);
-        self.initialized_at = Some(now);
+        self.initialized_at = Some(initialized_at);
         self.lists.offers = offers;
         self.host.on_server_proved();
         self.record_server(&server, now);
-        self.host.report(SessionEvent::Initialized(server));
+        self.server = Some(server);
+        self.host.report(event);
         self.host.on_session_started();
         // Listens before it reads the lists, so that changes during the read are reported.
         self.listen(now);
         if self.lists.reads_by_itself {
             self.read_lists(now);
         }
+    }
+}
+
+/// Reads the complete result of a handshake.
+pub(crate) fn parse_handshake_result(era: Era, result: &RawValue) -> Result<(ServerInfo, OfferedLists), String> {
+    parse_opening_result(era, result).map_err(|mismatch| mismatch.why)
+}
+
+fn parse_opening_result(era: Era, result: &RawValue) -> Result<(ServerInfo, OfferedLists), HandshakeMismatch> {
+    match era {
+        Era::Sessions => parse_initialize_result(result),
+        Era::Stateless => parse_discover_result(result),
     }
 }
 

@@ -30,6 +30,9 @@ pub enum SessionEvent {
     StdoutLine(String),
     /// The handshake is complete.
     Initialized(Arc<ServerInfo>),
+    /// The server has answered to a session that continues one of an earlier satellite. Contains the time of its
+    /// handshake.
+    Resumed(Arc<ServerInfo>, Instant),
     /// The lists were read and differ from the last report.
     Discovered(Arc<Catalogue>),
     /// The lists could not be read: the reason, and the pause that the server requested.
@@ -165,7 +168,7 @@ pub enum MessageOutcome {
         /// The error, masked.
         why: String,
     },
-    /// The handshake is complete.
+    /// The handshake is complete, or the session of an earlier satellite continues.
     Initialized,
     /// The handshake failed.
     HandshakeRefused(HandshakeRefusal),
@@ -203,6 +206,8 @@ pub enum PassedDeadline {
     List,
     /// Deadline of a check.
     Check,
+    /// Deadline of the check of a session that continues.
+    Resume,
     /// Handshake timeout.
     Handshake,
     /// Handshake timeout that the refusal of the other era explains better.

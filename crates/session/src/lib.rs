@@ -21,6 +21,7 @@ mod lists;
 mod origin;
 mod pending;
 mod relay;
+mod resume;
 mod rounds;
 mod send;
 mod session;
@@ -31,12 +32,13 @@ pub use call::{
     AdmittedRequest, CallTicket, CallerRequest, ClientFacts, ClientRelay, DiscoverRequest, OutboundRequest,
     ReplyChannel, SessionCommand, TIMEOUT_MAX, UnansweredCall, UnansweredCalls, is_repeatable,
 };
-pub use gate::{AdmissionError, CallGate, CallPermit};
+pub use gate::{AdmissionError, CallGate, CallPermit, FIRST_REQUEST_ID};
 pub use interface::{
     MessageOutcome, Outlet, OwnRequest, PassedDeadline, RefusedCall, RequestPhase, RequestSpan, SessionEvent,
     SessionHost, SessionOptions,
 };
 pub use origin::{CallOrigin, MessageCause};
 pub use pending::{PendingPurpose, PendingRequest, PendingRequests, RelayedCallOrigin};
+pub use resume::RESUME_TIMEOUT;
 pub use session::{SessionCore, masked_excerpt};
-pub use state::HandshakeRefusal;
+pub use state::{HandshakeRefusal, ResumedSession};

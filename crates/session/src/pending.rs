@@ -37,6 +37,8 @@ pub enum PendingPurpose {
     List,
     /// Health check.
     Check,
+    /// Check of a session that continues.
+    Resume,
     /// Stream of server notifications.
     Listen,
     /// Question whether a server with sessions supports the stateless era too.

@@ -32,6 +32,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             PendingPurpose::Handshake
             | PendingPurpose::List
             | PendingPurpose::Check
+            | PendingPurpose::Resume
             | PendingPurpose::Listen
             | PendingPurpose::Discover => None,
         };
@@ -45,6 +46,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                 PendingPurpose::Handshake
                 | PendingPurpose::List
                 | PendingPurpose::Check
+                | PendingPurpose::Resume
                 | PendingPurpose::Listen
                 | PendingPurpose::Discover,
             )) => {

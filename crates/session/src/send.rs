@@ -136,7 +136,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         let id = self.gate.draw_id();
         let starts_at = Some(self.outlet.position());
         // Health checks would hide the other requests of a quiet server, and a stream lasts as long as its session.
-        let is_observed = !matches!(purpose, PendingPurpose::Check | PendingPurpose::Listen);
+        let is_observed = !matches!(purpose, PendingPurpose::Check | PendingPurpose::Resume | PendingPurpose::Listen);
         let version = self.gate.version();
         let span =
             is_observed.then(|| self.host.observe(OwnRequest { id, method, spec: &self.spec, version })).flatten();

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use bytestring::ByteString;
 use mcp_satellite_model::exit::{CallError, CallFate};
+use mcp_satellite_model::remote::ServerInfo;
 use mcp_satellite_model::secret::SecretMask;
 use mcp_satellite_model::spec::InstanceSpec;
 use mcp_satellite_protocol::era::Era;
@@ -23,7 +24,7 @@ use crate::interface::{
 };
 use crate::lists::{Kind, ListRead, PageError, PageStep, ServerLists};
 use crate::pending::{PendingPurpose, PendingRequest, PendingRequests, RelayedCallOrigin};
-use crate::state::{HandshakeProgress, OpenQuestions, ResultType, StatelessState, result_type};
+use crate::state::{HandshakeProgress, OpenQuestions, ResultType, ResumedSession, StatelessState, result_type};
 
 // Maximum length in bytes of server text quoted in a log or an error.
 const QUOTED_MAX: usize = 200;
@@ -45,17 +46,28 @@ pub struct SessionCore<O, H> {
     pub era: Era,
     /// Time of the completed handshake.
     pub initialized_at: Option<Instant>,
+    /// Self-description of the server from the handshake.
+    pub server: Option<Arc<ServerInfo>>,
     pub(crate) handshake: HandshakeProgress,
     pub(crate) lists: ServerLists,
     pub(crate) questions: OpenQuestions,
     pub(crate) stateless: Option<Box<StatelessState>>,
+    // Session to continue, until the server has answered.
+    pub(crate) resuming: Option<Box<ResumedSession>>,
 }
 
 impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
     /// Begins a session: sends the first request of the handshake.
     pub fn new(options: SessionOptions, outlet: O, host: H, now: Instant) -> Self {
-        let SessionOptions { spec, gate, since, reads_lists, era, lists_memory } = options;
-        let mut this = Self {
+        let (since, era) = (options.since, options.era);
+        let mut this = Self::unopened(options, outlet, host);
+        this.begin_handshake(since, era, now);
+        this
+    }
+
+    pub(crate) fn unopened(options: SessionOptions, outlet: O, host: H) -> Self {
+        let SessionOptions { spec, gate, reads_lists, lists_memory, .. } = options;
+        Self {
             spec,
             outlet,
             gate,
@@ -63,17 +75,17 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
             host,
             era: Era::Sessions,
             initialized_at: None,
+            server: None,
             handshake: HandshakeProgress::default(),
             lists: ServerLists::new(reads_lists, lists_memory),
             questions: OpenQuestions::default(),
             stateless: None,
-        };
-        this.begin_handshake(since, era, now);
-        this
+            resuming: None,
+        }
     }
 
     /// Uses another specification of the instance from now on.
-    pub fn adopt(&mut self, spec: Arc<InstanceSpec>) {
+    pub fn apply_spec(&mut self, spec: Arc<InstanceSpec>) {
         self.gate.set_calls_max(spec.policy.session.calls_in_flight_max);
         self.spec = spec;
     }
@@ -305,6 +317,11 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                     why: masked_excerpt(&self.spec.mask, &error.to_string()),
                 },
             },
+            // Any response proves that the server is there.
+            PendingPurpose::Resume => {
+                self.on_resumed(now);
+                MessageOutcome::Initialized
+            }
             PendingPurpose::Listen => {
                 let is_unknown = matches!(answer(), Err(CallError::Server { code: METHOD_NOT_FOUND, .. }));
                 self.on_stream_ended(id, is_unknown, now);
@@ -496,6 +513,7 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
                     self.outlet.abandon(id);
                     return Some(PassedDeadline::Check);
                 }
+                PendingPurpose::Resume => return Some(PassedDeadline::Resume),
                 PendingPurpose::Handshake => {
                     // Over a pipe the response may still arrive.
                     self.outlet.abandon(id);
@@ -537,7 +555,7 @@ pub fn masked_excerpt(mask: &SecretMask, text: &str) -> String {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-mod tests {
+pub(crate) mod tests {
     use std::cell::RefCell;
     use std::sync::Mutex;
 
@@ -552,22 +570,23 @@ mod tests {
 
     use super::*;
     use crate::call::{CallTicket, CallerRequest, ReplyChannel, UnansweredCalls};
+    use crate::gate::FIRST_REQUEST_ID;
     use crate::interface::{OwnRequest, RequestPhase, RequestSpan};
     use crate::origin::{CallOrigin, MessageCause};
     use crate::pending::SentRequest;
 
-    const SECOND: Duration = Duration::from_secs(1);
+    pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
     /// Outlet like a pipe: all messages in one buffer.
     #[derive(Default)]
-    struct Lines(Vec<String>);
+    pub(crate) struct Lines(Vec<String>);
 
     impl Lines {
         fn put(&mut self, parts: &[&str]) {
             self.0.push(parts.concat());
         }
 
-        fn take(&mut self) -> Vec<serde_json::Value> {
+        pub(crate) fn take(&mut self) -> Vec<serde_json::Value> {
             self.0.drain(..).map(|line| serde_json::from_str(&line).unwrap()).collect()
         }
     }
@@ -607,7 +626,7 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Reports {
+    pub(crate) struct Reports {
         all: RefCell<Vec<String>>,
         /// Ends of the spans of the satellite's own requests.
         ends: Arc<Mutex<Vec<String>>>,
@@ -618,7 +637,7 @@ mod tests {
             self.all.borrow_mut().push(report.into());
         }
 
-        fn take(&self) -> Vec<String> {
+        pub(crate) fn take(&self) -> Vec<String> {
             self.all.take()
         }
 
@@ -658,6 +677,7 @@ mod tests {
         fn report(&self, event: SessionEvent) {
             match event {
                 SessionEvent::Initialized(server) => self.add(format!("initialized {}", server.name)),
+                SessionEvent::Resumed(server, _) => self.add(format!("resumed {}", server.name)),
                 SessionEvent::Discovered(catalogue) => self.add(format!("{} tools", catalogue.tools.len())),
                 SessionEvent::DiscoveryFailed(why, _) => self.add(why),
                 event => self.add(format!("{event:?}")),
@@ -703,10 +723,10 @@ mod tests {
         }
     }
 
-    type TestSession = SessionCore<Lines, Reports>;
-    type Answer = oneshot::Receiver<Result<Box<RawValue>, CallError>>;
+    pub(crate) type TestSession = SessionCore<Lines, Reports>;
+    pub(crate) type Answer = oneshot::Receiver<Result<Box<RawValue>, CallError>>;
 
-    fn spec() -> Arc<InstanceSpec> {
+    pub(crate) fn spec() -> Arc<InstanceSpec> {
         Arc::new(InstanceSpec {
             id: InstanceId::new("acme".into(), "alice".into(), "a".into()),
             name: "files-acme-alice-a".into(),
@@ -728,14 +748,17 @@ mod tests {
         })
     }
 
-    fn session(now: Instant) -> TestSession {
+    pub(crate) fn options(first_id: u64, now: Instant) -> SessionOptions {
         let (spec, lists_memory) = (spec(), ByteBudget::unlimited());
-        let gate = Arc::new(CallGate::new(spec.policy.session.calls_in_flight_max, now));
-        let options = SessionOptions { spec, gate, since: now, reads_lists: true, era: None, lists_memory };
-        SessionCore::new(options, Lines::default(), Reports::default(), now)
+        let gate = Arc::new(CallGate::new(spec.policy.session.calls_in_flight_max, first_id, now));
+        SessionOptions { spec, gate, since: now, reads_lists: true, era: None, lists_memory }
     }
 
-    fn hear(session: &mut TestSession, message: &str, now: Instant) -> MessageOutcome {
+    fn session(now: Instant) -> TestSession {
+        SessionCore::new(options(FIRST_REQUEST_ID, now), Lines::default(), Reports::default(), now)
+    }
+
+    pub(crate) fn hear(session: &mut TestSession, message: &str, now: Instant) -> MessageOutcome {
         session.on_message(&Bytes::copy_from_slice(message.as_bytes()), None, now)
     }
 
@@ -757,7 +780,7 @@ mod tests {
         session
     }
 
-    fn call(session: &mut TestSession, timeout: Duration, now: Instant) -> (u64, Answer) {
+    pub(crate) fn call(session: &mut TestSession, timeout: Duration, now: Instant) -> (u64, Answer) {
         let (reply, answer) = oneshot::channel();
         let ticket = CallTicket::new(ReplyChannel::Result(reply), session.gate.try_acquire().ok().unwrap());
         let id = session.gate.draw_id();

@@ -13,6 +13,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::call::DiscoverRequest;
+use crate::lists::OfferedLists;
 use crate::origin::{CallOrigin, MessageCause};
 
 /// Progress of the handshake.
@@ -34,6 +35,13 @@ pub enum HandshakeRefusal {
     Rejected(String),
     /// Failed exchange.
     Failed(ExchangeFailure),
+}
+
+/// Session of an earlier satellite, from its description.
+pub struct ResumedSession {
+    pub(crate) server: Arc<ServerInfo>,
+    pub(crate) offers: OfferedLists,
+    pub(crate) initialized_at: Instant,
 }
 
 /// Maximum number of unanswered requests of a server; the session rejects further ones.

@@ -327,7 +327,10 @@ impl<O: Outlet, H: SessionHost> SessionCore<O, H> {
         }
         let meta = view.params.and_then(|params| member(params.get(), "_meta"));
         let named = meta.and_then(|meta| member(meta, SUBSCRIPTION_ID)?.parse().ok());
-        let Some(id) = named.or(of).filter(|id| self.is_stream(*id)) else { return false };
+        let Some(id) = named.or(of).filter(|id| self.is_stream(*id)) else {
+            // A stream that an earlier satellite opened may still exist; the present one announces the same changes.
+            return named.is_some();
+        };
         match view.method.as_deref() {
             Some(method::ACKNOWLEDGED) => self.on_acknowledged(id, now),
             method => {

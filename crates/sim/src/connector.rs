@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mcp_satellite_actors::model::ids::{InstanceId, RunNumber};
+use mcp_satellite_actors::model::session_description::SessionDescription;
 use mcp_satellite_actors::model::spec::InstanceSpec;
 use mcp_satellite_actors::seam::{
-    Connectors, LineConnector, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerLine, ServerProcess,
+    AdoptedProcess, Connectors, LineConnector, OpenError, ProcessConnector, ProcessEnd, ProcessLink, ServerLine,
+    ServerProcess,
 };
-use tokio::io::{DuplexStream, duplex};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, duplex};
 use tokio::time::Instant;
 
 use super::control::{SimProcessState, TaskGuard};
 use super::endpoint::{self, SimRemote};
 use super::engine::{self, SimPipes};
+use super::keeper::{AttachedPipe, HeldPipe, HeldServer, SatelliteLife, SimKeeper};
 use super::registry::SimRegistry;
 use super::remote::SimLine;
 #[cfg(feature = "rmcp")]
@@ -80,6 +83,7 @@ pub struct SimConnector {
     plan: Arc<Planner>,
     registry: Arc<SimRegistry>,
     remote: Arc<endpoint::SimEndpoints>,
+    keeper: Option<Arc<SimKeeper>>,
 }
 
 impl SimConnector {
@@ -89,7 +93,28 @@ impl SimConnector {
     }
 
     pub fn with_plan(plan: impl Fn(&InstanceSpec, RunNumber) -> SimPlan + Send + Sync + 'static) -> Self {
-        Self { plan: Arc::new(plan), registry: Arc::default(), remote: Arc::default() }
+        Self { plan: Arc::new(plan), registry: Arc::default(), remote: Arc::default(), keeper: None }
+    }
+
+    /// Adds a keeper, so that the servers outlive a satellite that is [killed](Self::kill_satellite).
+    #[must_use]
+    pub fn with_keeper(self) -> Self {
+        Self { keeper: Some(Arc::default()), ..self }
+    }
+
+    /// Kills the satellite that uses the connector: whatever its runtime still does reaches no server. The next runtime
+    /// with this connector can adopt the servers.
+    pub fn kill_satellite(&self) {
+        if let Some(keeper) = &self.keeper {
+            keeper.end_satellite();
+        }
+    }
+
+    /// Kills all servers of earlier satellites that were not adopted.
+    pub fn drop_unclaimed(&self) {
+        if let Some(keeper) = &self.keeper {
+            keeper.kill_unclaimed(None);
+        }
     }
 
     /// Makes the remote endpoints keep no history, so that the connector can run for long.
@@ -144,7 +169,7 @@ impl SimConnector {
         let (stderr, stderr_reader) =
             script.has_stderr_output().then(|| duplex(PIPE_SIZE)).map_or((None, None), |(a, b)| (Some(a), Some(b)));
         let guard = TaskGuard(Arc::clone(&control));
-        let env = EnvSource::Spec(spec);
+        let env = EnvSource::Spec(Arc::clone(&spec));
         match kind {
             ServerKind::Responder => {
                 let server = SimResponder::new(script, env, run, Instant::now());
@@ -159,17 +184,36 @@ impl SimConnector {
                 });
             }
         }
-        ProcessLink {
-            reader: Box::new(reader),
-            writer: Box::new(writer),
-            stderr: stderr_reader.map(|stderr| Box::new(stderr) as _),
-            process: Box::new(SimProcess {
-                pid: NEXT_PID.fetch_add(1, Ordering::Relaxed),
-                control: Arc::clone(&control),
-            }),
-            guard: Box::new(KillOnDrop(control)),
+        let pid = NEXT_PID.fetch_add(1, Ordering::Relaxed);
+        if let Some(keeper) = &self.keeper {
+            let pipes = [writer, reader].map(HeldPipe::new);
+            let server = HeldServer::new(spec, pid, control, pipes, stderr_reader.map(HeldPipe::new));
+            let link = attach(&server, &keeper.attach());
+            keeper.hold(server);
+            return link;
         }
+        let stderr = stderr_reader.map(|stderr| -> Box<dyn AsyncRead + Send + Unpin> { Box::new(stderr) });
+        link(Box::new(reader), Box::new(writer), stderr, SimProcess { id: spec.id.clone(), pid, control, life: None })
     }
+}
+
+fn link(
+    reader: Box<dyn AsyncRead + Send + Unpin>,
+    writer: Box<dyn AsyncWrite + Send + Unpin>,
+    stderr: Option<Box<dyn AsyncRead + Send + Unpin>>,
+    process: SimProcess,
+) -> ProcessLink {
+    let guard = Box::new(KillOnDrop(process.clone()));
+    ProcessLink { reader, writer, stderr, process: Box::new(process), guard }
+}
+
+/// Returns a link to a server that the keeper holds.
+fn attach(server: &HeldServer, life: &SatelliteLife) -> ProcessLink {
+    let pipe = |pipe: &HeldPipe, closes| Box::new(AttachedPipe { pipe: pipe.clone(), life: life.clone(), closes });
+    let stderr = server.stderr.as_ref().map(|stderr| -> Box<dyn AsyncRead + Send + Unpin> { pipe(stderr, false) });
+    let (id, control) = (server.spec.id.clone(), Arc::clone(&server.control));
+    let process = SimProcess { id, pid: server.pid, control, life: Some(life.clone()) };
+    link(pipe(&server.stdout, false), pipe(&server.stdin, true), stderr, process)
 }
 
 async fn respond(
@@ -187,6 +231,11 @@ impl ProcessConnector for SimConnector {
         let connector = self.clone();
         Box::pin(async move {
             let plan = (connector.plan)(&spec, run);
+            if let Some(keeper) = &connector.keeper {
+                for earlier in keeper.kill_unclaimed(Some(&spec.id)) {
+                    earlier.wait_all().await;
+                }
+            }
             if !plan.open_delay.is_zero() {
                 tokio::time::sleep(plan.open_delay).await;
             }
@@ -194,6 +243,20 @@ impl ProcessConnector for SimConnector {
                 Some(why) => Err(OpenError::Server(why)),
                 None => Ok(connector.start(spec, run, plan)),
             }
+        })
+    }
+
+    fn can_adopt(&self, spec: &InstanceSpec) -> bool {
+        self.keeper.as_ref().is_some_and(|keeper| keeper.can_adopt(spec))
+    }
+
+    fn adopt(&self, spec: &Arc<InstanceSpec>, _run: RunNumber) -> Option<AdoptedProcess> {
+        let keeper = self.keeper.as_ref()?;
+        let life = keeper.attach();
+        keeper.adopt(spec, |server, session, first_id| AdoptedProcess {
+            link: attach(server, &life),
+            session,
+            first_id,
         })
     }
 }
@@ -231,14 +294,30 @@ impl SimHandle {
     }
 }
 
+/// Handle of a server. `life` is that of its satellite, if the servers have a keeper.
+#[derive(Clone)]
 struct SimProcess {
+    id: InstanceId,
     pid: u32,
     control: Arc<SimProcessState>,
+    life: Option<SatelliteLife>,
+}
+
+impl SimProcess {
+    fn is_of_dead_satellite(&self) -> bool {
+        self.life.as_ref().is_some_and(SatelliteLife::is_over)
+    }
 }
 
 impl ServerProcess for SimProcess {
     fn pid(&self) -> Option<u32> {
         Some(self.pid)
+    }
+
+    fn describe_session(&mut self, session: SessionDescription) {
+        if let Some(life) = &self.life {
+            life.describe(&self.id, self.pid, &session);
+        }
     }
 
     fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {
@@ -250,15 +329,19 @@ impl ServerProcess for SimProcess {
     }
 
     fn terminate(&mut self) {
-        self.control.terminate();
+        if !self.is_of_dead_satellite() {
+            self.control.terminate();
+        }
     }
 
     fn kill(&mut self) {
-        self.control.kill();
+        if !self.is_of_dead_satellite() {
+            self.control.kill();
+        }
     }
 }
 
-struct KillOnDrop(Arc<SimProcessState>);
+struct KillOnDrop(SimProcess);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {

@@ -24,6 +24,7 @@ mod endpoint;
 mod engine;
 #[cfg(feature = "cli")]
 mod http;
+mod keeper;
 mod process;
 mod registry;
 mod remote;

@@ -269,6 +269,7 @@ pub(crate) fn cause_name(cause: &ExitCause) -> &'static str {
         ExitCause::Unresponsive => "unresponsive",
         ExitCause::Lost(_) => "lost",
         ExitCause::Panicked(_) => "panicked",
+        ExitCause::NotAdopted(_) => "not_adopted",
     }
 }
 

@@ -16,7 +16,8 @@ use mcp_satellite_actors::model::snapshot::InstanceView;
 use mcp_satellite_actors::model::spec::{InstanceSpec, ProcessLifetime, RemoteTransport, ServerTarget, UpdateMethod};
 use mcp_satellite_actors::model::status::Status;
 use mcp_satellite_actors::seam::{
-    Connectors, EventSink, LineConnector, OpenError, ProcessConnector, ProcessLink, ServerLine, SinkAnswer, SinkBatch,
+    AdoptedProcess, Connectors, EventSink, LineConnector, OpenError, ProcessConnector, ProcessLink, ServerLine,
+    SinkAnswer, SinkBatch,
 };
 use mcp_satellite_actors::{InstallOutcome, RuntimeHandle, RuntimeOptions, ShutdownReport, WallClock, start};
 use mcp_satellite_sim::{SimConnector, SimHandle, SimPlan, SimRemote, SimScript};
@@ -148,12 +149,15 @@ pub struct Opening {
 pub struct World {
     pub sim: SimConnector,
     records: Arc<Mutex<Records>>,
+    /// Time at which the wall clock of the satellites shows their epoch.
+    began: Instant,
 }
 
 #[derive(Default)]
 struct Records {
     plans: HashMap<InstanceId, Vec<SimPlan>>,
     openings: HashMap<InstanceId, Vec<Opening>>,
+    adoptions: HashMap<InstanceId, usize>,
     /// By team: starts that have not sent a byte yet.
     starting: BTreeMap<String, usize>,
     /// The maximum of `starting` over all teams, and by team.
@@ -169,11 +173,12 @@ impl World {
         let planned_records = records.clone();
         let sim = SimConnector::with_plan(move |spec, run| {
             let records = planned_records.lock().unwrap();
-            let nth = records.openings[&spec.id].iter().position(|opening| opening.run == run).unwrap();
+            // The next satellite begins again with the numbers of runs.
+            let nth = records.openings[&spec.id].iter().rposition(|opening| opening.run == run).unwrap();
             let plans = &records.plans[&spec.id];
             plans[nth.min(plans.len() - 1)].clone()
         });
-        Self { sim, records }
+        Self { sim, records, began: Instant::now() }
     }
 }
 
@@ -197,6 +202,16 @@ impl ProcessConnector for World {
             let link = opening.await?;
             Ok(ProcessLink { reader: Box::new(FirstByte { reader: link.reader, starting: Some(starting) }), ..link })
         })
+    }
+
+    fn can_adopt(&self, spec: &InstanceSpec) -> bool {
+        self.sim.can_adopt(spec)
+    }
+
+    fn adopt(&self, spec: &Arc<InstanceSpec>, run: RunNumber) -> Option<AdoptedProcess> {
+        let adopted = self.sim.adopt(spec, run)?;
+        *self.records.lock().unwrap().adoptions.entry(spec.id.clone()).or_default() += 1;
+        Some(adopted)
     }
 }
 
@@ -318,13 +333,19 @@ pub struct Fleet {
 
 /// Returns the options of a runtime with their connector and sink, for tests that start it themselves.
 pub fn options() -> (RuntimeOptions, World, MemorySink) {
-    let (world, sink) = (World::new(), MemorySink::new());
-    let (epoch, began): (Timestamp, _) = ("2026-11-21T06:33:00Z".parse().unwrap(), Instant::now());
+    let world = World::new();
+    let (options, sink) = options_in(&world);
+    (options, world, sink)
+}
+
+fn options_in(world: &World) -> (RuntimeOptions, MemorySink) {
+    let (sink, began) = (MemorySink::new(), world.began);
+    let epoch: Timestamp = "2026-11-21T06:33:00Z".parse().unwrap();
     let wall: WallClock = Arc::new(move || epoch + SignedDuration::try_from(began.elapsed()).unwrap());
     let connectors = Connectors::default().with_process(world.clone()).with_line(world.clone());
     let mut options = RuntimeOptions::new(connectors, Arc::new(sink.clone()), wall);
     options.start_permits = 8;
-    (options, world, sink)
+    (options, sink)
 }
 
 impl Fleet {
@@ -333,11 +354,30 @@ impl Fleet {
     }
 
     pub async fn with(change: impl FnOnce(&mut RuntimeOptions)) -> Self {
-        let tasks_before = alive_tasks();
-        let (mut options, world, sink) = options();
+        Self::in_world(World::new(), alive_tasks(), change).await
+    }
+
+    /// Starts a fleet whose servers outlive a satellite that is killed.
+    pub async fn with_keeper(change: impl FnOnce(&mut RuntimeOptions)) -> Self {
+        let world = World::new();
+        let sim = world.sim.clone().with_keeper();
+        Self::in_world(World { sim, ..world }, alive_tasks(), change).await
+    }
+
+    async fn in_world(world: World, tasks_before: usize, change: impl FnOnce(&mut RuntimeOptions)) -> Self {
+        let (mut options, sink) = options_in(&world);
         change(&mut options);
         let (runtime, join) = start(options).await.unwrap();
         Self { runtime, world, sink, join, tasks_before }
+    }
+
+    /// Kills the satellite and starts the next one, without instances, over the servers that are left.
+    pub async fn replace_killed(self, change: impl FnOnce(&mut RuntimeOptions)) -> Self {
+        let Self { runtime, world, join, tasks_before, .. } = self;
+        world.sim.kill_satellite();
+        runtime.kill();
+        timeout(LONG, join).await.unwrap().unwrap();
+        Self::in_world(world, tasks_before, change).await
     }
 
     /// Installs a new instance.
@@ -466,6 +506,11 @@ impl World {
     /// Returns the starts of all instances so far.
     pub fn all_openings(&self) -> Vec<Opening> {
         self.records.lock().unwrap().openings.values().flatten().copied().collect()
+    }
+
+    /// Returns how often a running server of an instance was adopted.
+    pub fn adoptions(&self, id: &InstanceId) -> usize {
+        self.records.lock().unwrap().adoptions.get(id).copied().unwrap_or_default()
     }
 
     /// Sets how often two runs of one instance may overlap in this test.

@@ -42,13 +42,23 @@ impl Slot {
             StartReason::First | StartReason::Restart { .. } if self.is_remote() => {
                 self.transition(StatusCause::Attempt, Some("connecting".to_owned()), out);
             }
-            StartReason::First | StartReason::Restart { .. } => {
+            // An adoption is not queued.
+            StartReason::First | StartReason::Restart { .. } | StartReason::Adopt => {
                 self.transition(StatusCause::Attempt, Some("starting".to_owned()), out);
             }
         }
-        out.push(SlotEffect::Spawn { run, spec: self.spec.clone(), discover });
+        out.push(SlotEffect::Spawn { run, spec: self.spec.clone(), discover, adopts: false });
     }
 
+    // Takes over the server of an earlier satellite. It runs already, so it needs no permit.
+    pub(super) fn adopt(&mut self, now: Instant, run: RunNumber, out: &mut Vec<SlotEffect>) {
+        self.transition(StatusCause::Accepted, Some("the server runs already".to_owned()), out);
+        self.transition(StatusCause::Attempt, Some("continuing the session of the running server".to_owned()), out);
+        self.phase = Up { run, state: RunState::Starting { why: StartReason::Adopt, since: now } };
+        out.push(SlotEffect::Spawn { run, spec: self.spec.clone(), discover: true, adopts: true });
+    }
+
+    // `now` is the time of the handshake, which is earlier for an adopted server.
     pub(super) fn on_initialized(
         &mut self,
         now: Instant,
@@ -69,7 +79,7 @@ impl Slot {
             StartReason::Wake { .. } => {}
             StartReason::First | StartReason::Restart { .. } => self.transition(StatusCause::Initialized, None, out),
             // Waiting callers are admitted at once, and changes of the catalogue are discovered meanwhile.
-            StartReason::Reconnect { .. } => {
+            StartReason::Reconnect { .. } | StartReason::Adopt => {
                 if self.status != Status::Connecting {
                     self.transition(
                         StatusCause::Attempt,
@@ -88,7 +98,7 @@ impl Slot {
     // server does not answer.
     pub(super) fn on_stdout_line(&mut self, line: &str, out: &mut Vec<SlotEffect>) {
         if let Up { state: RunState::Starting { why, .. }, .. } = &self.phase
-            && !matches!(why, StartReason::Wake { .. })
+            && !matches!(why, StartReason::Wake { .. } | StartReason::Adopt)
         {
             self.set_message(Some(format!("starting; the server's stdout is not JSON-RPC: {line}")), out);
         }
@@ -211,6 +221,7 @@ impl Slot {
                     AfterStop::StartAgain(why) => self.queue_restart(why, out),
                 }
             }
+            RunState::Starting { why: StartReason::Adopt, .. } => self.on_not_adopted(exit, old_pid, out),
             RunState::Starting { .. } | RunState::Ready { .. } | RunState::Undiscovered { .. } if self.is_remote() => {
                 self.on_connection_lost(now, &state, connected, exit, out);
             }
@@ -240,13 +251,23 @@ impl Slot {
         match why {
             // The tools of a sleeping instance stay listed; only the message changes.
             StartReason::Wake { .. } => self.set_message(Some(message), out),
-            StartReason::First | StartReason::Restart { .. } | StartReason::Reconnect { .. } => {
+            StartReason::First | StartReason::Restart { .. } | StartReason::Reconnect { .. } | StartReason::Adopt => {
                 self.transition(StatusCause::Ended, Some(message), out);
             }
         }
         self.record.restarts =
             self.record.restarts.saturating_sub(u64::from(matches!(why, StartReason::Restart { .. })));
         self.phase = Down(DownState::Backoff { until: now + delay, why });
+    }
+
+    // The session with the server of an earlier satellite could not be continued, for whatever reason: the loss of its
+    // satellite is not the fault of the server. It is started again, without charge and without delay.
+    fn on_not_adopted(&mut self, exit: WorkerExit, old_pid: Option<u32>, out: &mut Vec<SlotEffect>) {
+        let reason = exit.reason();
+        self.record.last_error = Some(reason.clone());
+        out.push(SlotEffect::Emit(SlotEvent::NotAdopted { exit }));
+        self.transition(StatusCause::Ended, Some(format!("restarting now: {reason}")), out);
+        self.queue_start(StartReason::Restart { reason: RestartReason::Adoption, old_pid, attempt: 0 }, out);
     }
 
     // Counts a start that the machine could not execute. Returns the delay until the next one, and the status message.

@@ -60,6 +60,9 @@ pub enum SlotInput {
     Spawned(RunNumber, Option<u32>),
     /// The handshake is complete. Contains the self-description of the server.
     Initialized(RunNumber, Arc<ServerInfo>),
+    /// The server of an earlier satellite has answered: its session continues. Contains its self-description and the time
+    /// of its handshake.
+    Adopted(RunNumber, Arc<ServerInfo>, Instant),
     /// The process wrote a line to stdout that is not JSON-RPC.
     StdoutLine(RunNumber, String),
     /// The lists were read.
@@ -95,6 +98,7 @@ impl SlotInput {
         match self {
             Self::Spawned(run, _)
             | Self::Initialized(run, _)
+            | Self::Adopted(run, ..)
             | Self::StdoutLine(run, _)
             | Self::Discovered(run, _)
             | Self::DiscoveryFailed(run, ..)
@@ -141,6 +145,8 @@ pub enum SlotEffect {
         spec: Arc<InstanceSpec>,
         /// True if the worker must read the lists before the run is ready.
         discover: bool,
+        /// True if the worker takes over the running server of an earlier satellite.
+        adopts: bool,
     },
     /// Stop the worker gracefully.
     Stop(RunNumber),
@@ -160,7 +166,7 @@ pub enum SlotEffect {
     /// Check at once whether the server is still reachable.
     Check(RunNumber),
     /// Apply another configuration to an existing run.
-    Adopt {
+    ApplySpec {
         /// Run that continues.
         run: RunNumber,
         /// New specification.
@@ -224,7 +230,7 @@ impl SlotEffect {
             | Self::Status { .. }
             | Self::ChargeTeam
             | Self::Emit(_)
-            | Self::Adopt { .. }
+            | Self::ApplySpec { .. }
             | Self::FailCallers { .. }
             | Self::Remove => true,
             Self::RequestPermit { .. }
@@ -275,6 +281,20 @@ pub enum SlotEvent {
         dormant: Duration,
         /// Time from the call to the ready state.
         took: Duration,
+    },
+    /// The server of an earlier satellite runs on, and its lists were read.
+    Adopted {
+        /// Time from the adoption to the ready state.
+        after: Duration,
+        /// Time since the handshake of the server.
+        age: Duration,
+        /// Number of tools.
+        tool_count: usize,
+    },
+    /// The session with the server of an earlier satellite could not be continued, and the server is restarted.
+    NotAdopted {
+        /// Details of the exit.
+        exit: WorkerExit,
     },
     /// The catalogue was read.
     Discovered {

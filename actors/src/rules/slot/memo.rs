@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use super::DownState;
 use crate::model::catalogue::{Catalogue, Revisions};
 use crate::model::era::Era;
+use crate::model::ids::RunNumber;
 use crate::model::memo::{StoredDelay, StoredExit, StoredMemo, StoredSleep};
 use crate::model::remote::ServerInfo;
 use crate::model::spec::{InstanceSpec, ProcessLifetime};
@@ -65,6 +66,8 @@ pub struct SlotMemo {
     pub(super) not_before: Option<Instant>,
     // A remote instance without a connection, with its status and message.
     pub(super) disconnected: Option<(DownState, Status, Option<String>)>,
+    // Run that takes over the running server of an earlier satellite.
+    pub(super) adoption: Option<RunNumber>,
     // Time of the restoration, until a supervisor has used this memo.
     pub(super) restored_at: Option<Instant>,
 }
@@ -114,6 +117,24 @@ impl SlotMemo {
         }
     }
 
+    /// Returns true if the instance was running under an earlier satellite, so that its server may be adopted.
+    pub fn may_adopt(spec: &InstanceSpec, stored: Option<&StoredMemo>) -> bool {
+        let is_at_rest = |stored: &StoredMemo| stored.stopped || stored.failed.is_some() || stored.dormant.is_some();
+        !spec.is_remote() && spec.is_complete() && !stored.is_some_and(is_at_rest)
+    }
+
+    /// Makes a restored instance take over the server of an earlier satellite in this run. Its lists are read again,
+    /// because it may have announced changes to nobody.
+    #[must_use]
+    pub fn with_adoption(mut self, run: Option<RunNumber>) -> Self {
+        if run.is_some() {
+            (self.adoption, self.dormant, self.not_before) = (run, None, None);
+            self.record.catalogue = None;
+            (self.record.was_ready, self.record.catalogue_restored) = (true, false);
+        }
+        self
+    }
+
     /// Returns the part that outlives the satellite. `now` and `wall` must be the same moment.
     pub fn to_stored(&self, now: Instant, wall: Timestamp) -> StoredMemo {
         let ago = |at: Instant| wall.checked_sub(now.saturating_duration_since(at)).unwrap_or(wall);
@@ -154,6 +175,7 @@ impl SlotMemo {
             dormant: None,
             not_before: None,
             disconnected: None,
+            adoption: None,
             restored_at: None,
             ..self.clone()
         };

@@ -14,6 +14,8 @@
 //!                 Stopping, then: Stopped │ started again │ Ended
 //! ```
 //!
+//! An instance whose server still runs since an earlier satellite begins in `Starting`, without a permit: it adopts the server.
+//!
 //! One run accepts calls, and a restart waits until the old run has ended. During a rolling update a second run exists
 //! beside it (`second_run.rs`). Remote instances have a connection instead of a process (`remote.rs`, with their diagram).
 //!
@@ -127,6 +129,8 @@ impl Slot {
         } else if let Some(message) = memo.failed.as_ref().filter(|_| !slot.is_remote() || memo.restored_at.is_none()) {
             slot.phase = Down(DownState::Failed);
             slot.set_status(Status::PermanentlyFailed, Some(message.clone()), &mut out);
+        } else if let Some((run, now)) = memo.adoption.zip(memo.restored_at) {
+            slot.adopt(now, run, &mut out);
         } else if let Some((since, not_before)) = memo.dormant {
             slot.phase = Down(DownState::Dormant { since, not_before });
             if memo.restored_at.is_some() {
@@ -243,6 +247,9 @@ impl Slot {
             SlotInput::Spawned(_, pid) if is_current => self.pid = pid,
             SlotInput::Spawned(_, pid) => self.on_second_run_spawned(pid),
             SlotInput::Initialized(run, server) if is_current => self.on_initialized(now, run, server, &mut out),
+            SlotInput::Adopted(run, server, initialized_at) if is_current => {
+                self.on_initialized(initialized_at, run, server, &mut out);
+            }
             SlotInput::Initialized(_, server) => self.on_second_run_initialized(now, server),
             SlotInput::Discovered(run, catalogue) if is_current => self.on_discovered(now, run, catalogue, &mut out),
             SlotInput::Discovered(run, catalogue) => self.on_second_run_discovered(now, run, catalogue, &mut out),
@@ -259,7 +266,8 @@ impl Slot {
             SlotInput::Health(_, change) if is_current => self.on_health(change, &mut out),
             SlotInput::Sleep { run, idle } if is_current => self.on_sleep(now, run, idle, &mut out),
             // These concern only the current run.
-            SlotInput::StdoutLine(..)
+            SlotInput::Adopted(..)
+            | SlotInput::StdoutLine(..)
             | SlotInput::Recovered(_)
             | SlotInput::EraChanged(..)
             | SlotInput::Health(..)
@@ -299,6 +307,7 @@ impl Slot {
                 Up { .. } | Down(_) => None,
             },
             disconnected: self.disconnected_state().map(|state| (state, self.status, self.message.clone())),
+            adoption: None,
             restored_at: None,
         }
     }
@@ -392,6 +401,11 @@ impl Slot {
                 dormant: called_at.saturating_duration_since(*since),
                 took: now.saturating_duration_since(*called_at),
             },
+            StartReason::Adopt => SlotEvent::Adopted {
+                after: now.saturating_duration_since(since),
+                age: self.initialized_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at)),
+                tool_count: self.tool_count(),
+            },
             StartReason::Restart { reason, old_pid, attempt } if !first => {
                 SlotEvent::Restarted { reason: *reason, old_pid: *old_pid, attempt: *attempt }
             }
@@ -400,10 +414,9 @@ impl Slot {
                 changed: self.record.revisions.changes_since(&self.record.reported_revisions),
             },
             // The instance was never `online`: this is its first start.
-            StartReason::First | StartReason::Restart { .. } | StartReason::Reconnect { .. } => SlotEvent::Started {
-                after: now.saturating_duration_since(since),
-                tool_count: self.record.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len()),
-            },
+            StartReason::First | StartReason::Restart { .. } | StartReason::Reconnect { .. } => {
+                SlotEvent::Started { after: now.saturating_duration_since(since), tool_count: self.tool_count() }
+            }
         };
         // A wake does not change the status `online`.
         let was_postponed = std::mem::take(&mut self.machine_faults) > 0;
@@ -418,9 +431,15 @@ impl Slot {
             out.push(SlotEffect::Discover(run));
         }
         let called = std::mem::take(&mut self.has_caller);
-        if self.spec.lifetime == ProcessLifetime::Lazy && !called && !self.is_remote() {
+        // An adopted server was awake for a reason; it sleeps when it is idle.
+        let may_sleep = !called && !self.is_remote() && *why != StartReason::Adopt;
+        if self.spec.lifetime == ProcessLifetime::Lazy && may_sleep {
             out.push(SlotEffect::TrySleep { run, idle: Duration::ZERO });
         }
+    }
+
+    fn tool_count(&self) -> usize {
+        self.record.catalogue.as_ref().map_or(0, |catalogue| catalogue.tools.len())
     }
 
     // Clears the last failure of an instance that is healthy again. The reason why a new configuration did not start

@@ -37,6 +37,8 @@ pub enum StartReason {
         /// Scheduled time of an attempt that a caller triggered earlier. The schedule continues if the attempt fails.
         resume: Option<Instant>,
     },
+    /// Continuation of the session with a server that an earlier satellite started. It is not queued: the server runs.
+    Adopt,
     /// Wake by a call. The status stays `online`.
     Wake {
         /// Start of the sleep.

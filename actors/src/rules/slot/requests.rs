@@ -195,10 +195,10 @@ impl Slot {
             return;
         }
         if self.can_continue_under(&spec) {
-            self.adopt(now, &spec, out);
+            self.apply_spec(now, &spec, out);
             return;
         }
-        if takes_calls && self.adopt_in_second_run(&spec, out) {
+        if takes_calls && self.apply_in_second_run(&spec, out) {
             return;
         }
         let complete = spec.is_complete();
@@ -284,7 +284,7 @@ impl Slot {
     }
 
     /// Applies a configuration without a restart. The history of the instance is kept.
-    fn adopt(&mut self, now: Instant, spec: &InstanceSpec, out: &mut Vec<SlotEffect>) {
+    fn apply_spec(&mut self, now: Instant, spec: &InstanceSpec, out: &mut Vec<SlotEffect>) {
         let masks_more = spec.mask != self.spec.mask;
         // Responses to earlier requests may still contain secrets of the old configuration.
         let mask = spec.mask.with_secrets_of(&self.spec.mask);
@@ -311,7 +311,7 @@ impl Slot {
                 {
                     self.set_run_state(RunState::Ready { since, idle_check_at: self.first_idle_check(since) });
                 }
-                out.push(SlotEffect::Adopt { run, spec });
+                out.push(SlotEffect::ApplySpec { run, spec });
             }
             Down(DownState::Reauth) if has_newer_secrets => {
                 self.transition(StatusCause::CredentialsChanged, Some("the credentials have changed".to_owned()), out);

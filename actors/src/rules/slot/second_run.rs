@@ -112,8 +112,8 @@ impl Slot {
         self.set_message(message, out);
     }
 
-    /// Applies a configuration that the run in preparation can adopt. Returns whether there is such a run.
-    pub(super) fn adopt_in_second_run(&mut self, new: &Arc<InstanceSpec>, out: &mut Vec<SlotEffect>) -> bool {
+    /// Applies a configuration that the run in preparation can continue under. Returns whether there is such a run.
+    pub(super) fn apply_in_second_run(&mut self, new: &Arc<InstanceSpec>, out: &mut Vec<SlotEffect>) -> bool {
         let starting = match &self.second_run {
             Some(SecondRun::Starting { run, .. }) => Some(*run),
             _ => None,
@@ -132,7 +132,7 @@ impl Slot {
         }
         *next = new.clone();
         if let Some(run) = starting {
-            out.push(SlotEffect::Adopt { run, spec: new.clone() });
+            out.push(SlotEffect::ApplySpec { run, spec: new.clone() });
         }
         true
     }
@@ -145,7 +145,7 @@ impl Slot {
         };
         let spec = spec.clone();
         self.hold_permit(now, run, spec.policy.session.permit_hold_max, out);
-        out.push(SlotEffect::Spawn { run, spec: spec.clone(), discover: true });
+        out.push(SlotEffect::Spawn { run, spec: spec.clone(), discover: true, adopts: false });
         self.second_run = Some(SecondRun::Starting { run, spec, since: now, pid: None, initialized_at: None });
     }
 

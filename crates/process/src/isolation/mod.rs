@@ -32,7 +32,8 @@ use self::sandbox_spec::{HOME, SandboxLauncher, SandboxMount, SandboxSpec, Sandb
 use self::uids::{TeamUids, TeamUser};
 use super::environment::{SANDBOX_PATH, environment, sandbox_environment};
 use super::process::{
-    CgroupControllers, CgroupLimits, Confinement, LaunchSpec, ProcessLauncher, ResourceLimits, is_machine_fault,
+    CgroupControllers, CgroupLimits, Confinement, LaunchSpec, ProcessLauncher, ResourceLimits, ServerLabel,
+    is_machine_fault,
 };
 use mcp_satellite_files::data_dir::DataDir;
 
@@ -54,6 +55,9 @@ pub struct SandboxFinding {
     /// Path of the tool, or the reason why it cannot be used.
     pub usable: Result<PathBuf, String>,
 }
+
+/// Names of all sandboxes.
+pub(super) const SANDBOXES: [&str; 2] = ["nsjail", "bubblewrap"];
 
 pub(super) struct LaunchFactory {
     isolation: Isolation,
@@ -111,6 +115,12 @@ impl LaunchFactory {
         };
         let (found, resolved) = (tokio::sync::Mutex::default(), Mutex::default());
         Ok(Self { isolation, strictness, data_dir, findings: found, uids, resolved })
+    }
+
+    /// Returns the settings of the satellite that apply to each process, for a comparison with those of another satellite.
+    pub(super) fn describe_settings(&self) -> String {
+        let own_users = if self.uids.is_some() { "users of teams" } else { "one user" };
+        format!("{:?}, {:?}, {own_users}", self.isolation, self.strictness)
     }
 
     pub(super) async fn findings(&self, processes: &ProcessLauncher) -> Vec<SandboxFinding> {
@@ -394,8 +404,9 @@ impl LaunchFactory {
             confinement: Some(confinement(launcher, sandbox.identity, limits)),
             cgroup_limits,
         };
+        let label = ServerLabel { name: launch.instance.clone(), identity: String::new(), config: None };
         let trial = async {
-            let started = processes.launch(launch, String::new()).await;
+            let started = processes.launch(launch, label).await;
             let link = started.map_err(|error| PrepareError {
                 reason: error.to_string(),
                 is_machine_fault: error.is_machine_fault(),
@@ -559,7 +570,7 @@ type Candidate = (&'static str, Result<(PathBuf, Arc<dyn SandboxLauncher>), Stri
 fn nsjail() -> Candidate {
     let found =
         find_executable("nsjail").map(|path| (path.clone(), Arc::new(Nsjail { path }) as Arc<dyn SandboxLauncher>));
-    ("nsjail", found)
+    (SANDBOXES[0], found)
 }
 
 fn bubblewrap() -> Candidate {
@@ -567,7 +578,7 @@ fn bubblewrap() -> Candidate {
         let setpriv = resolve("setpriv", Some(OsStr::new(SANDBOX_PATH)))?;
         Ok((path.clone(), Arc::new(Bubblewrap { path, setpriv }) as Arc<dyn SandboxLauncher>))
     });
-    ("bubblewrap", found)
+    (SANDBOXES[1], found)
 }
 
 fn production_search_path() -> OsString {

@@ -1,12 +1,15 @@
 //! Children of the keeper: the satellite, the spawn helper, the leaders of runs, and orphans that the keeper has adopted.
 //! Each is waited for by its process id, so that no leader is reaped before its process tree is empty.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CStr;
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::{fs, io, thread};
 
+use mcp_satellite_actors::seam::ProcessEnd;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid};
 use rustix::io::Errno;
@@ -14,15 +17,20 @@ use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::messages::{KeeperSocket, RunEvent, RunRequest};
+use super::orphans::end_all_but;
 use super::rules::ProcessExit;
 use super::run_client::KeeperIdentity;
-use super::runs::RunTable;
+use super::runs::{KeptRun, RunTable};
 use crate::process::{
-    ForkedHelper, ProcessCensus, ProcessStat, SPAWN_HELPER_NAME, children_of, fork_spawn_helper, new_satellite_id,
+    ForkedHelper, KeptProcesses, LeftoverCgroups, ProcessCensus, ProcessStat, SPAWN_HELPER_NAME, children_of,
+    fork_spawn_helper, new_satellite_id,
 };
 
 /// Maximum number of bytes of a process name. The kernel cuts a longer one.
 const NAME_MAX: usize = 15;
+
+/// Time to wait for the end of a killed spawn helper, which does not use a disk.
+const KILLED_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Interval between two searches for adopted processes that have ended.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
@@ -34,12 +42,39 @@ pub(super) struct KeeperChildren {
     // The last one is in use; the others were killed.
     helpers: Vec<Pid>,
     runs: RunTable,
+    descriptors: HashMap<u64, RunDescriptors>,
+    // One byte for each run: 1 while a line to its server may be incomplete. Written by the satellites.
+    open_lines: File,
     // Messages to the satellite, with a descriptor if one belongs to the message.
     to_send: VecDeque<(RunEvent, Option<OwnedFd>)>,
     reaped_orphans: u64,
     searched_at: Option<Instant>,
     // Time of the next search for adopted processes, if one is needed.
     search_at: Option<Instant>,
+}
+
+/// Descriptors of a run for the next satellite.
+pub(super) struct RunDescriptors {
+    /// Write end of stdin, until the satellite closes it.
+    pub(super) stdin: Option<OwnedFd>,
+    pub(super) stdout: OwnedFd,
+    pub(super) stderr: OwnedFd,
+    /// Description of the session. It exists after the handshake.
+    pub(super) description: Option<OwnedFd>,
+}
+
+impl RunDescriptors {
+    /// Returns `None` if descriptors are missing: they did not fit into the limit of this process.
+    fn new(descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let [stdin, stdout, stderr] = descriptors.try_into().ok()?;
+        Some(Self { stdin: Some(stdin), stdout, stderr, description: None })
+    }
+}
+
+/// Runs of earlier satellites and the flags of incomplete lines, which a satellite inherits by its fork.
+pub(super) struct InheritedRuns {
+    pub(super) runs: Vec<(KeptRun, RunDescriptors)>,
+    pub(super) open_lines: File,
 }
 
 impl KeeperChildren {
@@ -52,6 +87,8 @@ impl KeeperChildren {
             satellite: None,
             helpers: Vec::new(),
             runs: RunTable::default(),
+            descriptors: HashMap::new(),
+            open_lines: File::from(memfd_create(c"satellite-open-lines", MFdFlags::MFD_CLOEXEC)?),
             to_send: VecDeque::new(),
             reaped_orphans: 0,
             searched_at: None,
@@ -69,16 +106,51 @@ impl KeeperChildren {
         }
     }
 
+    /// Notes the satellite that this process has forked. It has inherited all runs.
     pub(super) fn set_satellite(&mut self, satellite: Pid) {
         self.satellite = Some(satellite);
+        self.runs.attach();
     }
 
-    /// Forgets all children, which have ended with their satellite. The numbers of runs continue.
+    /// Returns what a satellite that was just forked inherits.
+    pub(super) fn into_inherited(mut self) -> InheritedRuns {
+        self.runs.attach();
+        let mut with_descriptors = |kept: KeptRun| Some((kept, self.descriptors.remove(&kept.run)?));
+        let runs = self.runs.kept().into_iter().filter_map(&mut with_descriptors).collect();
+        InheritedRuns { runs, open_lines: self.open_lines }
+    }
+
+    /// Forgets all children, which have ended with their satellite.
     pub(super) fn clear(&mut self) {
         (self.satellite, self.search_at) = (None, None);
         self.helpers.clear();
         self.runs.clear();
+        self.descriptors.clear();
         self.to_send.clear();
+    }
+
+    /// Ends everything that a crashed satellite has left except the runs that the next one gets: the spawn helper, the starts
+    /// in progress, and processes of runs that the keeper does not hold.
+    pub(super) fn end_generation(&mut self, cgroups: &LeftoverCgroups, stuck: &[Pid]) {
+        self.satellite = None;
+        self.to_send.clear();
+        // Afterwards no fork is in progress.
+        for helper in self.helpers.drain(..) {
+            let _ = kill(helper, Signal::SIGKILL);
+            let _ = wait_for_end(helper.as_raw().unsigned_abs());
+        }
+        for run in self.runs.remove_starts() {
+            self.descriptors.remove(&run);
+        }
+        let kept = self.runs.kept();
+        let kept = KeptProcesses {
+            id: self.id.clone(),
+            runs: kept.iter().map(|kept| kept.run).collect(),
+            leaders: kept.iter().map(|kept| kept.pid).collect(),
+            spared: stuck.iter().map(|pid| pid.as_raw().unsigned_abs()).collect::<HashSet<u32>>(),
+        };
+        end_all_but(&kept, cgroups);
+        self.request_search();
     }
 
     /// Kills the last spawn helper and starts another one.
@@ -99,16 +171,27 @@ impl KeeperChildren {
     }
 
     /// Carries out a request of the satellite.
-    pub(super) fn receive(&mut self, request: &RunRequest) {
+    pub(super) fn receive(&mut self, request: &RunRequest, mut descriptors: Vec<OwnedFd>) {
         match *request {
-            RunRequest::Hold { run } if self.runs.hold(run, ticks_since_boot()) => {
-                self.to_send.push_back((RunEvent::Held { run }, None));
-            }
             RunRequest::Hold { run } => {
-                self.to_send.push_back((RunEvent::NotHeld { run, errno: Errno::EXIST.raw_os_error() }, None));
+                let event = match self.hold(run, descriptors) {
+                    Ok(()) => RunEvent::Held { run },
+                    Err(error) => RunEvent::NotHeld { run, errno: error.raw_os_error() },
+                };
+                self.to_send.push_back((event, None));
             }
             RunRequest::Started { run, pid, start_time } => self.note_leader(run, pid, start_time),
-            RunRequest::Reap { run } | RunRequest::Discard { run } => match self.runs.remove(run) {
+            RunRequest::Describe { run } => {
+                if let Some(held) = self.descriptors.get_mut(&run) {
+                    held.description = descriptors.pop();
+                }
+            }
+            RunRequest::CloseStdin { run } => {
+                if let Some(held) = self.descriptors.get_mut(&run) {
+                    held.stdin = None;
+                }
+            }
+            RunRequest::Reap { run } | RunRequest::Discard { run } => match self.remove(run) {
                 Some(leader) => {
                     let _ = wait_for(leader, WaitIdOptions::empty());
                 }
@@ -126,12 +209,26 @@ impl KeeperChildren {
         }
     }
 
+    fn hold(&mut self, run: u64, descriptors: Vec<OwnedFd>) -> Result<(), Errno> {
+        let descriptors = RunDescriptors::new(descriptors).ok_or(Errno::MFILE)?;
+        if !self.runs.hold(run, ticks_since_boot()) {
+            return Err(Errno::EXIST);
+        }
+        self.descriptors.insert(run, descriptors);
+        Ok(())
+    }
+
+    fn remove(&mut self, run: u64) -> Option<u32> {
+        self.descriptors.remove(&run);
+        self.runs.remove(run)
+    }
+
     fn note_leader(&mut self, run: u64, pid: u32, start_time: u64) {
         let is_it = |stat: ProcessStat| stat.parent == self.own.pid && stat.start_time == start_time;
         if !ProcessStat::read(pid).is_some_and(is_it) {
-            self.runs.remove(run);
+            self.remove(run);
             self.to_send.push_back((RunEvent::Ended { run, code: None, signal: None }, None));
-        } else if self.runs.start(run, pid) {
+        } else if self.runs.start(run, pid, start_time) {
             self.observe(run, pid);
         }
     }
@@ -141,11 +238,12 @@ impl KeeperChildren {
         let (code, signal) = match wait_for(pid, WaitIdOptions::NOWAIT) {
             Ok(None) => return,
             Ok(Some(status)) => {
-                self.runs.end(run);
-                (status.exit_status(), status.terminating_signal())
+                let (code, signal) = (status.exit_status(), status.terminating_signal());
+                self.runs.end(run, ProcessEnd { code, signal });
+                (code, signal)
             }
             Err(_) => {
-                self.runs.remove(run);
+                self.remove(run);
                 (None, None)
             }
         };
@@ -234,6 +332,15 @@ fn wait_for(pid: u32, options: WaitIdOptions) -> rustix::io::Result<Option<WaitI
     }
 }
 
+/// Waits for a child that was killed, at most for a second.
+fn wait_for_end(pid: u32) -> rustix::io::Result<()> {
+    let until = Instant::now() + KILLED_PATIENCE;
+    while wait_for(pid, WaitIdOptions::empty())?.is_none() && Instant::now() < until {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
 /// Returns `None` if the process does not exist.
 pub(super) fn is_named(pid: Pid, name: &CStr) -> Option<bool> {
     let found = fs::read(format!("/proc/{pid}/comm")).ok()?;
@@ -273,5 +380,39 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!((before..=after).contains(&start_time), "{before} {start_time} {after}");
+    }
+
+    fn pipes() -> Vec<OwnedFd> {
+        let (read, write) = io::pipe().unwrap();
+        vec![write.into(), read.try_clone().unwrap().into(), read.into()]
+    }
+
+    #[test]
+    fn a_run_whose_pipes_did_not_arrive_is_not_held() {
+        let mut children = KeeperChildren::new().unwrap();
+        children.receive(&RunRequest::Hold { run: 1 }, Vec::new());
+        let (event, _) = children.to_send.pop_front().unwrap();
+        assert_eq!(event, RunEvent::NotHeld { run: 1, errno: Errno::MFILE.raw_os_error() });
+        assert!(children.into_inherited().runs.is_empty());
+    }
+
+    #[test]
+    fn the_next_satellite_inherits_the_descriptors_of_a_run_that_was_started() {
+        let mut children = KeeperChildren::new().unwrap();
+        let mut server = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (pid, start_time) = (server.id(), ProcessStat::read(server.id()).unwrap().start_time);
+        for run in [1, 2] {
+            children.receive(&RunRequest::Hold { run }, pipes());
+        }
+        children.receive(&RunRequest::Started { run: 1, pid, start_time }, Vec::new());
+        children.receive(&RunRequest::Describe { run: 1 }, pipes());
+        children.receive(&RunRequest::CloseStdin { run: 1 }, Vec::new());
+        assert_eq!(children.identity().first_run, 3);
+        let inherited = children.into_inherited();
+        server.kill().unwrap();
+        server.wait().unwrap();
+        let [(kept, descriptors)] = inherited.runs.try_into().map_err(drop).unwrap();
+        assert_eq!(kept, KeptRun { run: 1, pid, start_time, attachment: 1, end: None });
+        assert!(descriptors.stdin.is_none() && descriptors.description.is_some());
     }
 }

@@ -13,7 +13,7 @@ use nix::sys::signalfd::SignalFd;
 use nix::unistd::Pid;
 use rustix::fs::{FlockOperation, flock};
 
-use super::children::KeeperChildren;
+use super::children::{InheritedRuns, KeeperChildren};
 use super::link::milliseconds;
 use super::messages::{
     DescriptorName, KeeperEvent, KeeperRequest, KeeperSocket, PIPED_SIGNALS, PreviousGeneration, SatelliteMessage,
@@ -102,6 +102,11 @@ impl GenerationLoop {
         self.children.identity()
     }
 
+    /// Returns what a satellite that was just forked inherits, and closes everything else.
+    pub(super) fn into_inherited(self) -> InheritedRuns {
+        self.children.into_inherited()
+    }
+
     /// Forks the spawn helper of the next satellite.
     pub(super) fn fork_helper(&mut self) -> io::Result<ForkedHelper> {
         self.children.fork_helper()
@@ -125,8 +130,8 @@ impl GenerationLoop {
         Ok((socket, below))
     }
 
-    /// Watches a satellite until it ends, and ends all other processes below the keeper. Returns the exit code of the
-    /// keeper, or `None` after the time at which another satellite starts.
+    /// Watches a satellite until it ends. Ends all processes below the keeper and returns its exit code, or keeps the servers
+    /// and returns `None` when another satellite is to start.
     pub(super) fn supervise(&mut self, satellite: Pid, socket: KeeperSocket) -> Option<ExitCode> {
         self.children.set_satellite(satellite);
         let exit = self.watch(satellite, socket);
@@ -134,14 +139,7 @@ impl GenerationLoop {
         if exit.is_none() {
             self.stuck.push(satellite);
         }
-        if let SatellitePhase::Ended { .. } = self.rules.phase() {
-            self.held.retain(|name, _| matches!(name, DescriptorName::Lock | DescriptorName::Directory));
-        } else if let Some(relay) = &self.relay {
-            relay.notify(&NotifyState::Status("the satellite has crashed and is started again"));
-        }
-        let ended = end_orphans(&LeftoverCgroups::of_keeper(), &self.stuck);
-        self.children.clear();
-        self.pause(ended)
+        self.pause()
     }
 
     /// Handles a failed fork as `supervise` handles the end of a satellite.
@@ -153,9 +151,7 @@ impl GenerationLoop {
             return Err(error);
         }
         self.rules.fork_failed(Instant::now(), error.raw_os_error().unwrap_or_default());
-        let ended = end_orphans(&LeftoverCgroups::of_keeper(), &self.stuck);
-        self.children.clear();
-        Ok(self.pause(ended))
+        Ok(self.pause())
     }
 
     /// Watches a satellite. Returns its end, or `None` if it does not end.
@@ -186,11 +182,20 @@ impl GenerationLoop {
         }
     }
 
-    /// Waits until the next satellite starts, or returns the exit code if there is none. `ended` is the number of processes
-    /// that the last satellite has left.
-    fn pause(&mut self, ended: usize) -> Option<ExitCode> {
+    /// Waits until the next satellite starts. If there is none, ends all processes and returns the exit code.
+    fn pause(&mut self) -> Option<ExitCode> {
+        if !matches!(self.rules.phase(), SatellitePhase::Ended { .. }) {
+            if let Some(relay) = &self.relay {
+                relay.notify(&NotifyState::Status("the satellite has crashed and is started again"));
+            }
+            self.children.end_generation(&LeftoverCgroups::of_keeper(), &self.stuck);
+        }
         loop {
             if let SatellitePhase::Ended { end, crashes } = self.rules.phase() {
+                // No process serves the sockets any more.
+                self.held.retain(|name, _| matches!(name, DescriptorName::Lock | DescriptorName::Directory));
+                let ended = end_orphans(&LeftoverCgroups::of_keeper(), &self.stuck);
+                self.children.clear();
                 self.unlock();
                 if let Some(why) = describe_end(end, crashes) {
                     let remaining = format!("the keeper ended {ended} remaining processes");
@@ -201,6 +206,7 @@ impl GenerationLoop {
             if self.rules.expire(Instant::now()) == Some(KeeperEffect::Start) {
                 return None;
             }
+            self.children.expire(Instant::now());
             self.wait(None);
             self.handle_signals(None);
         }
@@ -254,7 +260,9 @@ impl GenerationLoop {
     fn receive_requests(&mut self, socket: &KeeperSocket) -> bool {
         loop {
             match socket.try_receive() {
-                Ok(Some((SatelliteMessage::Run(request), _))) => self.children.receive(&request),
+                Ok(Some((SatelliteMessage::Run(request), descriptors))) => {
+                    self.children.receive(&request, descriptors);
+                }
                 Ok(Some((SatelliteMessage::Lifecycle(request), descriptors))) => {
                     self.receive_request(&request, descriptors);
                 }

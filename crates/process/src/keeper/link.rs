@@ -173,7 +173,7 @@ impl KeeperClient {
     pub(super) fn receive_messages(&self, sender: &mpsc::UnboundedSender<Signal>, runs: &RunClient) {
         loop {
             match self.socket.receive() {
-                Ok(Some((KeeperMessage::Run(event), descriptors))) => runs.receive(&event, descriptors),
+                Ok(Some((KeeperMessage::Run(event), descriptors))) => runs.receive(event, descriptors),
                 Ok(Some((KeeperMessage::Lifecycle(KeeperEvent::Signal { number }), _))) => {
                     if let Some(signal) = PIPED_SIGNALS.iter().find(|signal| **signal as i32 == number) {
                         // The receiver is gone once the satellite is ending.

@@ -90,10 +90,16 @@ pub(super) struct PreviousGeneration {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RunRequest {
-    /// The leader of a run is about to be forked. Answered with `Held` or `NotHeld`.
+    /// The leader of a run is about to be forked. Answered with `Held` or `NotHeld`. The message has three descriptors: the
+    /// write end of stdin and the read ends of stdout and stderr.
     Hold { run: u64 },
     /// The leader has executed its program. `start_time` is in clock ticks since boot.
     Started { run: u64, pid: u32, start_time: u64 },
+    /// The message has one descriptor: a sealed file that describes the session of the run to the next satellite, instead
+    /// of the last one. The keeper does not read it.
+    Describe { run: u64 },
+    /// The satellite has closed stdin of the server. The keeper does so as well.
+    CloseStdin { run: u64 },
     /// The leader has ended and its process tree is empty.
     Reap { run: u64 },
     /// The start has failed, or the satellite is not interested in the leader any more.
@@ -176,12 +182,12 @@ impl KeeperSocket {
         self.write(message, descriptors, SendFlags::DONTWAIT)
     }
 
-    /// Sends a message. Waits while too many messages wait for the other process.
+    /// Sends a message with at most eight descriptors. Waits while too many messages wait for the other process.
     ///
     /// # Errors
-    /// The other process has ended.
-    pub(super) fn send_patiently(&self, message: &impl Serialize) -> io::Result<()> {
-        self.write(message, &[], SendFlags::empty())
+    /// The other process has ended, or too many descriptors are on their way.
+    pub(super) fn send_patiently(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.write(message, descriptors, SendFlags::empty())
     }
 
     fn write(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
@@ -201,10 +207,11 @@ impl KeeperSocket {
         }
     }
 
-    /// Waits for a message. Returns `None` after the other end was closed.
+    /// Waits for a message. Returns `None` after the other end was closed. If not all descriptors of the message fit into the
+    /// limit of this process, the message has none.
     ///
     /// # Errors
-    /// The message is not valid, or its descriptors did not fit into the limit of this process (`InvalidData`).
+    /// The message is not valid (`InvalidData`).
     pub(super) fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
         self.read(RecvFlags::empty())
     }
@@ -229,7 +236,7 @@ impl KeeperSocket {
             }
         };
         // Received before any error returns, so that an invalid message leaves no descriptor open.
-        let descriptors: Vec<OwnedFd> = passed
+        let mut descriptors: Vec<OwnedFd> = passed
             .drain()
             .filter_map(|message| match message {
                 RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
@@ -242,10 +249,7 @@ impl KeeperSocket {
         }
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
         if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "descriptors of a message are lost: too many are open",
-            ));
+            descriptors.clear();
         }
         serde_json::from_slice(&text[..received.bytes]).map(|message| Some((message, descriptors))).map_err(invalid)
     }
@@ -311,8 +315,9 @@ mod tests {
     fn both_kinds_of_messages_share_a_socket() {
         let (keeper, satellite) = KeeperSocket::pair().unwrap();
         satellite.send(&KeeperRequest::Alive).unwrap();
-        satellite.send_patiently(&RunRequest::NewHelper).unwrap();
-        satellite.send_patiently(&RunRequest::Started { run: 3, pid: 70, start_time: 100 }).unwrap();
+        satellite.send_patiently(&RunRequest::NewHelper, &[]).unwrap();
+        let started = RunRequest::Started { run: 3, pid: 70, start_time: 100 };
+        satellite.send_patiently(&started, &[]).unwrap();
         let receive = || keeper.receive::<SatelliteMessage>().unwrap().unwrap().0;
         assert_eq!(receive(), SatelliteMessage::Lifecycle(KeeperRequest::Alive));
         assert_eq!(receive(), SatelliteMessage::Run(RunRequest::NewHelper));

@@ -1,7 +1,7 @@
 //! Keeper process above the satellite. The servers are its children, so they do not depend on the process of the
-//! satellite; it also adopts the orphans of servers. After the satellite has ended for whatever reason, it kills all of
-//! them and waits until none is left. Then it exits with the satellite's code, or forks another satellite: the next
-//! generation. It has a single thread.
+//! satellite; it also adopts the orphans of servers. After the satellite has ended by itself, it kills all of them, waits
+//! until none is left and exits with the satellite's code. After a crash it forks another satellite, the next generation,
+//! which adopts the servers. It has a single thread.
 //!
 //! ```text
 //!  shell ──► keeper ─┬─► satellite
@@ -25,11 +25,15 @@
 //! The satellite reports that its actors answer. If it does not for the hang timeout, the keeper kills it: a satellite that
 //! hangs, or was stopped, must not keep servers running that nobody supervises.
 //!
-//! A satellite that crashes or hangs is started again if its settings say so, within the budget of `rules.rs`. Meanwhile the
-//! keeper holds duplicates of the lock of the data directory, which no other satellite can take, and of the listening
-//! sockets: clients that connect wait for the next satellite. A lock and a socket belong to all their duplicates. So the
-//! satellite never unlocks its data directory, the keeper does it at the end; and the satellite makes the keeper forget a
-//! socket before it stops to serve it, because the system would accept connections that no process serves.
+//! A satellite that crashes or hangs is started again if its settings say so, within the budget of `rules.rs`. The servers
+//! run on meanwhile: the keeper holds the ends of their pipes and, in a sealed file for each, what the next satellite must
+//! know to continue the session. It reads none of it; the next satellite inherits it by its fork, so that no buffer limits
+//! the number of servers. Only servers whose start was in progress are ended.
+//!
+//! The keeper also holds duplicates of the lock of the data directory, which no other satellite can take, and of the
+//! listening sockets: clients that connect wait for the next satellite. A lock and a socket belong to all their duplicates.
+//! So the satellite never unlocks its data directory, the keeper does it at the end; and the satellite makes the keeper
+//! forget a socket before it stops to serve it, because the system would accept connections that no process serves.
 //!
 //! The satellite reports its exit code when it is finished. A thread that waits in the kernel for a hanging disk can keep
 //! the satellite's process from ending; the keeper then ends without it.
@@ -55,13 +59,13 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{ForkResult, Pid, fork};
 use tokio::sync::mpsc;
 
-use self::children::is_named;
+use self::children::{InheritedRuns, is_named};
 use self::generations::GenerationLoop;
 pub use self::link::{KeeperClient, KeeperLink, LostSatellite, SatelliteGeneration};
 pub use self::messages::DescriptorName;
 use self::messages::{KeeperSocket, PIPED_SIGNALS};
 use self::run_client::{KeeperIdentity, RunClient};
-use crate::process::{ForkedHelper, ProcessStat, signals, use_spawn_helper};
+use crate::process::{ForkedHelper, ProcessStat, raise_descriptor_limit, signals, use_spawn_helper};
 use crate::service_manager::{self, ServiceManager};
 
 /// Process name, shown to people and checked by the next satellite on the same data directory.
@@ -96,6 +100,8 @@ pub fn run_with_keeper(satellite: impl Fn(KeeperLink) -> u8) -> io::Result<ExitC
     // Before the first fork: a kernel before 4.11 finds the subreaper only for processes forked later. Children do not
     // inherit the setting. Without it orphans go to the process above the keeper.
     let _ = set_child_subreaper(true);
+    // It holds three or four descriptors of each server. The satellite and the spawn helper inherit the limit.
+    let _ = raise_descriptor_limit();
     let name = get_name()?;
     let mut generations = GenerationLoop::new(signals, relay, service_manager.watchdog)?;
     loop {
@@ -104,11 +110,12 @@ pub fn run_with_keeper(satellite: impl Fn(KeeperLink) -> u8) -> io::Result<ExitC
         let ended = match forked {
             Ok((((socket, below), helper), ForkResult::Child)) => {
                 let identity = generations.identity();
-                // The satellite gets duplicates of the descriptors that the keeper holds by messages.
-                drop((generations, socket));
+                // The satellite gets duplicates of the other descriptors that the keeper holds by messages.
+                let inherited = generations.into_inherited();
+                drop(socket);
                 // The name of an earlier keeper was inherited.
                 let _ = set_name(&name);
-                return run_satellite(satellite, identity, helper, below, service_manager, &mask);
+                return run_satellite(satellite, (identity, inherited), helper, below, service_manager, &mask);
             }
             Ok((((socket, below), helper), ForkResult::Parent { child })) => {
                 // The satellite alone keeps the stream of the helper, which ends with it.
@@ -134,7 +141,7 @@ fn fork_process() -> io::Result<ForkResult> {
 /// Runs `satellite` in this process, which the keeper has just forked. `mask` contains the signals to block.
 fn run_satellite(
     satellite: impl FnOnce(KeeperLink) -> u8,
-    identity: KeeperIdentity,
+    (identity, inherited): (KeeperIdentity, InheritedRuns),
     helper: io::Result<ForkedHelper>,
     below: KeeperSocket,
     service_manager: ServiceManager,
@@ -151,7 +158,7 @@ fn run_satellite(
     // If the keeper was killed before this, the closed socket reports it.
     let below = Arc::new(below);
     let (keeper, generation) = KeeperClient::open(Arc::clone(&below))?;
-    let runs = RunClient::start(below, identity)?;
+    let runs = RunClient::start(below, identity, inherited)?;
     runs.install();
     let (sender, signals) = mpsc::unbounded_channel();
     let client = keeper.clone();

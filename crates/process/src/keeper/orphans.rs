@@ -1,5 +1,7 @@
-//! The end of everything below the keeper after the end of the satellite.
+//! The end of the processes below the keeper after the end of the satellite: of all of them, or of those that no further
+//! satellite continues.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -10,7 +12,7 @@ use rustix::io::Errno;
 use rustix::process::{WaitOptions, wait};
 
 use super::children::{is_named, own_children};
-use crate::process::{LeftoverCgroups, SPAWN_HELPER_NAME};
+use crate::process::{KeptProcesses, LeftoverCgroups, SPAWN_HELPER_NAME};
 
 /// Time to wait for killed processes. Those still alive after it are reported and left to the kernel.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,7 +25,7 @@ pub(super) fn end_orphans(cgroups: &LeftoverCgroups, stuck: &[Pid]) -> usize {
     let (mut ended, mut helper) = (0, None);
     loop {
         // Killing the whole cgroup at once catches a process that forks faster than it can be found.
-        let cgroups_are_empty = cgroups.kill_and_remove();
+        let cgroups_are_empty = cgroups.kill_and_remove(&HashSet::new());
         for child in own_children() {
             // The spawn helper ends with the satellite and is not counted.
             if is_named(child, SPAWN_HELPER_NAME) == Some(true) {
@@ -47,6 +49,25 @@ pub(super) fn end_orphans(cgroups: &LeftoverCgroups, stuck: &[Pid]) -> usize {
             let remaining: Vec<String> = own_children().iter().map(Pid::to_string).collect();
             let _ = writeln!(io::stderr(), "satellite: cannot end these processes: {}", remaining.join(", "));
             return ended;
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Kills all processes below the keeper that belong to no run of `kept`, until none is left.
+pub(super) fn end_all_but(kept: &KeptProcesses, cgroups: &LeftoverCgroups) {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let cgroups_are_empty = cgroups.kill_and_remove(&kept.runs);
+        // A search fails if descriptors are short; the next one may succeed.
+        let others = kept.kill_others(cgroups);
+        if cgroups_are_empty && others.as_ref().is_ok_and(Vec::is_empty) {
+            return;
+        }
+        if Instant::now() >= until {
+            let others: Vec<String> = others.unwrap_or_default().iter().map(u32::to_string).collect();
+            let _ = writeln!(io::stderr(), "satellite: cannot end these processes: {}", others.join(", "));
+            return;
         }
         thread::sleep(PAUSE);
     }

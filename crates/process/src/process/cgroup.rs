@@ -11,6 +11,7 @@
 //! for `cgroup.kill`. Killing was tested as root and with a delegated subtree; controllers were not, because version 1
 //! holds them on all machines of the project.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -92,6 +93,12 @@ impl Cgroups {
             cgroup.write("pids.max", &processes.to_string())?;
         }
         Ok(cgroup)
+    }
+
+    /// Returns the cgroup of a run that an earlier satellite below the same keeper has started, if it has one.
+    pub(super) fn find(self: &Arc<Self>, run: u64) -> Option<Cgroup> {
+        let path = self.base.join(run.to_string());
+        path.is_dir().then(|| Cgroup { path, _all: Arc::clone(self) })
     }
 
     /// Sends SIGKILL to all runs. The satellite's own leaf cgroup is spared.
@@ -277,21 +284,49 @@ impl LeftoverCgroups {
         Self { parents, prefix: format!("{PREFIX}{}-", std::process::id()) }
     }
 
-    pub fn kill_and_remove(&self) -> bool {
+    /// Kills all members of all runs except `kept`, and removes the cgroups that are empty. Returns true if only those of
+    /// `kept` are left.
+    pub fn kill_and_remove(&self, kept: &HashSet<u64>) -> bool {
         let mut is_removed = true;
-        for base in self.parents.iter().flat_map(|parent| directories(parent)) {
-            let name = base.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if !name.starts_with(&self.prefix) {
-                continue;
-            }
+        for base in self.bases() {
             for run in directories(&base).into_iter().filter(|directory| !directory.ends_with(LEAF)) {
+                if number_of(&run).is_some_and(|run| kept.contains(&run)) {
+                    continue;
+                }
                 let _ = fs::write(run.join("cgroup.kill"), "1");
                 is_removed &= !is_populated(&run);
+                remove(&run);
             }
-            remove(&base);
+            if kept.is_empty() {
+                remove(&base);
+            }
         }
         is_removed
     }
+
+    /// Returns the process ids in the cgroups of these runs.
+    pub(super) fn members_of(&self, runs: &HashSet<u64>) -> HashSet<u32> {
+        let mut members = Vec::new();
+        for base in self.bases() {
+            let runs =
+                directories(&base).into_iter().filter(|run| number_of(run).is_some_and(|run| runs.contains(&run)));
+            runs.for_each(|run| collect(&run, &mut members));
+        }
+        members.into_iter().collect()
+    }
+
+    fn bases(&self) -> Vec<PathBuf> {
+        let is_base = |base: &PathBuf| {
+            let name = base.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.starts_with(&self.prefix)
+        };
+        self.parents.iter().flat_map(|parent| directories(parent)).filter(is_base).collect()
+    }
+}
+
+/// Returns the number of the run whose cgroup this is.
+fn number_of(directory: &Path) -> Option<u64> {
+    directory.file_name()?.to_str()?.parse().ok()
 }
 
 /// Returns the directory called `name` for a satellite in the cgroup `own`, which may be the leaf that the last satellite has

@@ -1,4 +1,4 @@
-//! Numbers of descriptors, and the limit of open files. The satellite raises its own, because every server uses four
+//! Numbers of descriptors, and the limit of open files. Satellite and keeper raise theirs, because every server uses four
 //! descriptors; servers start with the original limit.
 
 use std::io;

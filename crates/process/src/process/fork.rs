@@ -3,7 +3,7 @@
 //! parent-death signal when the *thread* that forked ends, and threads of a runtime's blocking pool end when they are idle.
 //! Therefore one dedicated thread forks, and it lives as long as its processes.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -112,10 +112,13 @@ impl Starter {
             let (name, value) = mark.variable();
             launch.environment.insert(name.into(), value.into());
         }
-        let held = self.forker.hold(run).map_err(LaunchError::Keeper)?;
         let (directory, id_map) = (directory.as_ref().map(AsFd::as_fd), self.mapper.as_ref().map(IdMapper::pipes));
-        let mut recorded = None;
-        let spawned = launch.spawn(&mut self.forker, directory, id_map, mark.limit(), |pid| {
+        let (mut held, mut recorded) = (None, None);
+        let hold = |forker: &mut Forker, pipes: [BorrowedFd<'_>; 3]| {
+            held = forker.hold(run, pipes)?;
+            Ok(())
+        };
+        let spawned = launch.spawn(&mut self.forker, directory, id_map, mark.limit(), hold, |pid| {
             recorded = trees.ledger.record_start(run, &launch.instance, pid);
         });
         let held = held.filter(|_| self.forker.forks_below_keeper());

@@ -57,7 +57,7 @@ impl ProcessGroup {
                     held.start(number, start_time);
                     LeaderWait::Keeper(held)
                 });
-                Ok(Self { pid, pidfd, wait, leader: Mutex::new(LeaderState::Running) })
+                Ok(Self::from_parts(pid, pidfd, wait))
             }
             Err(error) => {
                 let _ = kill_process_group(pid, Signal::KILL);
@@ -67,6 +67,28 @@ impl ProcessGroup {
                 Err(error.into())
             }
         }
+    }
+
+    /// Takes over the leader of a run that an earlier satellite has left. The keeper has not reaped it. If it cannot be opened,
+    /// its group is killed.
+    pub(super) fn adopt(pid: u32, start_time: u64, held: HeldRun) -> io::Result<Self> {
+        let pid = Pid::from_raw(pid.cast_signed()).ok_or(Errno::SRCH)?;
+        let is_it = |stat: &ProcessStat| stat.start_time == start_time;
+        let number = pid.as_raw_nonzero().get().unsigned_abs();
+        let stat = ProcessStat::read(number).filter(is_it).ok_or(Errno::SRCH)?;
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Self::from_parts(pid, pidfd, LeaderWait::Keeper(held))),
+            Err(error) => {
+                if stat.alive {
+                    let _ = kill_process_group(pid, Signal::KILL);
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    fn from_parts(pid: Pid, pidfd: OwnedFd, wait: LeaderWait) -> Self {
+        Self { pid, pidfd, wait, leader: Mutex::new(LeaderState::Running) }
     }
 
     pub(super) fn pid(&self) -> u32 {

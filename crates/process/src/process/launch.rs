@@ -108,7 +108,8 @@ fn reason(error: &io::Error) -> String {
 }
 
 impl LaunchSpec {
-    /// Forks into `cgroup` and executes. Calls `on_forked` with the process id before the child has executed. Blocks.
+    /// Forks into `cgroup` and executes. Calls `hold` with the parent's ends of stdin, stdout and stderr before the fork, and
+    /// `on_forked` with the process id before the child has executed. Blocks.
     /// The child's life is tied to that of its parent: the calling thread or, with a spawn helper, the parent of the helper.
     pub(super) fn spawn(
         &self,
@@ -116,6 +117,7 @@ impl LaunchSpec {
         cgroup: Option<BorrowedFd<'_>>,
         id_map: Option<IdMapPipes<'_>>,
         mark: Option<u64>,
+        hold: impl FnOnce(&mut Forker, [BorrowedFd<'_>; 3]) -> io::Result<()>,
         on_forked: impl FnOnce(u32),
     ) -> Result<SpawnedChild, LaunchError> {
         let options_file = self.write_options_file()?;
@@ -136,7 +138,8 @@ impl LaunchSpec {
             },
         };
         let extra = ExtraDescriptors { cgroup, options_file: options_file.as_ref().map(AsFd::as_fd), id_map };
-        let fork = |descriptors: &ChildDescriptors<'_>| {
+        let fork = |descriptors: &ChildDescriptors<'_>, own: [BorrowedFd<'_>; 3]| {
+            hold(forker, own).map_err(SpawnError::Keeper)?;
             let child = forker.fork(&mut plan, descriptors)?;
             child.inspect(|pid| on_forked(pid.as_raw_nonzero().get().unsigned_abs()));
             Ok(child)
@@ -145,6 +148,7 @@ impl LaunchSpec {
             (SpawnError::ChangeDirectory(error), Some(directory)) => LaunchError::Directory(directory.clone(), error),
             (SpawnError::ChangeDirectory(error) | SpawnError::Exec(error), _) => error.into(),
             (SpawnError::HelperLost, _) => LaunchError::HelperLost,
+            (SpawnError::Keeper(error), _) => LaunchError::Keeper(error),
         })
     }
 

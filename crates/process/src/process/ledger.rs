@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup;
 use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat};
+use crate::keeper::run_client::RunClient;
 use mcp_satellite_files::data_dir::{DataDir, OpenMode};
 use mcp_satellite_files::disk::DiskSaver;
 
@@ -54,11 +55,11 @@ pub(super) struct LedgerHeader {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct StartedRow {
-    run: u64,
-    instance: String,
-    pid: u32,
-    start_time: u64,
+pub(super) struct StartedRow {
+    pub(super) run: u64,
+    pub(super) instance: String,
+    pub(super) pid: u32,
+    pub(super) start_time: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -146,10 +147,12 @@ struct LedgerFile {
 }
 
 impl Ledger {
-    /// Replaces the existing ledger by a new one. A failed write is retried. Fails only if the thread cannot be
-    /// started.
-    pub(super) fn begin(directory: &DataDir, satellite: LedgerHeader) -> io::Result<Self> {
-        let rows = Arc::new(Mutex::new(LedgerRows { overflow: true, ..LedgerRows::default() }));
+    /// Replaces the existing ledger by a new one with the processes that an earlier satellite has left to this one. A failed
+    /// write is retried. Fails only if the thread cannot be started.
+    pub(super) fn begin(directory: &DataDir, satellite: LedgerHeader, left: Vec<StartedRow>) -> io::Result<Self> {
+        let row = |row: StartedRow| (row.run, LedgerRow { lines: vec![LedgerLine::Started(row)], is_written: false });
+        let running = left.into_iter().map(row).collect();
+        let rows = Arc::new(Mutex::new(LedgerRows { running, overflow: true, ..LedgerRows::default() }));
         let mut open = LedgerFile { directory: directory.clone(), satellite, file: None, lines: 0, torn: false };
         let shown = Arc::clone(&rows);
         let saver = DiskSaver::start("ledger", move || open.save(&shown))?;
@@ -275,7 +278,8 @@ pub(super) fn pid_namespace() -> String {
 }
 
 /// Ends the processes recorded in the ledger of `directory` and waits until they are gone. Returns `None` if there were
-/// none. The caller holds the lock of the directory, so the satellite that wrote the ledger is dead.
+/// none. The caller holds the lock of the directory, so the satellite that wrote the ledger is dead. If it ran below the
+/// keeper of this process, that one has left only processes that this satellite continues.
 pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<ReclaimedProcesses>> {
     let Some(bytes) = directory.read(FILE, FILE_MAX)? else { return Ok(None) };
     let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -283,6 +287,9 @@ pub(super) fn reclaim(directory: &DataDir) -> io::Result<Option<ReclaimedProcess
         tracing::warn!(file = %directory.path().join(FILE).display(), "cannot read the ledger; reclaiming nothing");
         return Ok(None);
     };
+    if RunClient::current().is_some_and(|runs| runs.keeper().id == left.satellite.id) {
+        return Ok(None);
+    }
     let here = left.satellite.boot_id == boot_id() && left.satellite.pid_namespace == pid_namespace();
     if !here {
         // The machine or the container has restarted since, so the processes are gone.
@@ -408,7 +415,7 @@ mod tests {
     #[test]
     fn ended_runs_are_removed_and_an_incomplete_line_is_ignored() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
-        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
+        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite(), Vec::new()).unwrap();
         ledger.start(1, "one", 101);
         ledger.start(2, "two", 102);
         ledger.record_sandbox_process(2, 103, 7);
@@ -427,7 +434,7 @@ mod tests {
         // Every write fails while a directory has the name of the unfinished file.
         let obstacle = directory.path().join(format!("{FILE}.new"));
         fs::create_dir(&obstacle).unwrap();
-        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
+        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite(), Vec::new()).unwrap();
         ledger.start(1, "one", 101);
         assert!(!ledger.is_recorded(1));
         for run in 2..5000 {
@@ -444,7 +451,7 @@ mod tests {
     #[test]
     fn a_ledger_stays_short_after_many_runs() {
         let directory = mcp_satellite_files::data_dir::private_tempdir();
-        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite()).unwrap();
+        let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), satellite(), Vec::new()).unwrap();
         ledger.start(0, "stays", 100);
         for run in 1..=5000 {
             ledger.start(run, "comes and goes", 101);
@@ -465,7 +472,7 @@ mod tests {
             LedgerHeader { pid_namespace: "another".into(), ..satellite() },
         ] {
             let directory = mcp_satellite_files::data_dir::private_tempdir();
-            let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), other).unwrap();
+            let ledger = Ledger::begin(&DataDir::open(directory.path()).unwrap(), other, Vec::new()).unwrap();
             ledger.record_sandbox_process(1, own, start_time);
             ledger.save();
             assert_eq!(reclaim(&DataDir::open(directory.path()).unwrap()).unwrap(), None);

@@ -8,7 +8,9 @@
 //!   `proc_info`;
 //! - `scan` is the thread that detects that a tree is empty; only then is its leader reaped, by the keeper if there is one;
 //! - `run_mark` is the mark that all processes of a run inherit;
-//! - `process_trees` contains all trees; `ledger` records them for the next satellite.
+//! - `process_trees` contains all trees; `ledger` records them for the next satellite;
+//! - `adoption` takes over the servers that a crashed satellite below the same keeper has left; `kept` ends everything else
+//!   of it, in the keeper; `stdin_writer` notes an incomplete line for the next satellite.
 //!
 //! Four invariants: a leader is reaped after its tree is empty and never before, so that no signal can reach another
 //! process under a recycled number; a member is signalled through a pidfd whose identity was checked; no code waits for
@@ -16,11 +18,13 @@
 //!
 //! Linux only: it needs pidfds (5.4) and `/proc`.
 
+mod adoption;
 mod cgroup;
 mod descriptors;
 mod filter;
 mod fork;
 mod group;
+mod kept;
 mod launch;
 mod ledger;
 mod limits;
@@ -32,6 +36,7 @@ mod scan;
 pub mod signals;
 mod spawn;
 mod spawn_helper;
+mod stdin_writer;
 mod tree;
 mod userns;
 
@@ -43,6 +48,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use mcp_satellite_actors::model::session_description::SessionDescription;
 use mcp_satellite_actors::model::snapshot::ProcessContainment;
 use mcp_satellite_actors::seam::{LimitProbe, ProcessEnd, ProcessLink, ServerProcess};
 use nix::sys::signal::Signal;
@@ -50,7 +56,9 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::unix::pipe;
 
+pub(super) use self::adoption::{DescribedRun, LeftServer, LeftTree};
 // Used by the keeper.
+use self::adoption::ProcessRecord;
 pub use self::cgroup::LeftoverCgroups;
 pub use self::cgroup::own_cgroup;
 pub(super) use self::cgroup::{CgroupControllers, CgroupLimits};
@@ -58,6 +66,7 @@ pub use self::descriptors::DescriptorReserve;
 pub(super) use self::descriptors::OPTIONS_FILE_FD;
 pub use self::descriptors::raise_descriptor_limit;
 use self::fork::{ForkThread, StartedProcess};
+pub(super) use self::kept::KeptProcesses;
 pub(super) use self::launch::{Confinement, LaunchError, LaunchSpec, is_machine_fault};
 pub use self::ledger::ReclaimedProcesses;
 pub(super) use self::limits::ResourceLimits;
@@ -69,6 +78,7 @@ pub(super) use self::run_mark::new_satellite_id;
 use self::scan::TreeScanner;
 pub(super) use self::spawn_helper::{ForkedHelper, SPAWN_HELPER_NAME, fork_spawn_helper, use_spawn_helper};
 pub use self::spawn_helper::{spawn_helper_pid, start_spawn_helper};
+use self::stdin_writer::StdinWriter;
 pub use self::tree::OrphanCounts;
 use self::tree::ProcessTree;
 use mcp_satellite_files::data_dir::DataDir;
@@ -85,14 +95,27 @@ pub(super) struct ProcessLauncher {
     trees: Arc<ProcessTrees>,
 }
 
+/// Facts about a server that its process does not show.
+#[derive(Debug, Clone)]
+pub(super) struct ServerLabel {
+    /// Name of the instance.
+    pub(super) name: String,
+    /// User and group of the process.
+    pub(super) identity: String,
+    /// Fingerprint of the configuration; `None` if no later satellite may adopt the server.
+    pub(super) config: Option<String>,
+}
+
 impl ProcessLauncher {
-    pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
+    /// `left` are the runs that will be taken over: the ledger contains them from the begin.
+    pub(super) fn start(cgroups: CgroupMode, data_dir: Option<&DataDir>, left: &[DescribedRun]) -> io::Result<Self> {
         if signals::is_ignored(Signal::SIGCHLD) {
             return Err(io::Error::other(
                 "SIGCHLD is ignored in this process, so ends of servers cannot be detected: restore its default action",
             ));
         }
-        let trees = Arc::new(ProcessTrees::new(cgroups, data_dir)?);
+        let left = left.iter().map(DescribedRun::ledger_row).collect();
+        let trees = Arc::new(ProcessTrees::new(cgroups, data_dir, left)?);
         Ok(Self { fork: ForkThread::start(Arc::clone(&trees))?, scanner: TreeScanner::start()?, trees })
     }
 
@@ -126,18 +149,16 @@ impl ProcessLauncher {
 
     /// Starts a process; with a sandbox, waits until the server in it runs. Cancel-safe: a process whose link is not
     /// received is killed.
-    pub(super) async fn launch(&self, launch: LaunchSpec, identity: String) -> Result<ProcessLink, LaunchError> {
+    pub(super) async fn launch(&self, launch: LaunchSpec, label: ServerLabel) -> Result<ProcessLink, LaunchError> {
         let confinement = launch.confinement;
-        let started = self.fork.launch(launch, self.scanner.clone()).await?;
-        let StartedProcess { tree, guard, stdin, stdout, stderr } = started;
-        let mut stderr = pipe::Receiver::from_owned_fd(stderr)?;
-        let is_own = tree.group.held_run().is_none();
-        let leader_pidfd = is_own.then(|| LeaderPidfd(Arc::clone(&tree)).into_async_fd()).transpose()?;
+        let mut started = self.fork.launch(launch, self.scanner.clone()).await?;
         let mut output = Vec::new();
         if let Some(Confinement { sandbox, is_own_failure, .. }) = confinement {
-            while !tree.find_sandboxed_server()? {
-                if let Some(end) = tree.end() {
+            while !started.tree.find_sandboxed_server()? {
+                if let Some(end) = started.tree.end() {
+                    let mut stderr = pipe::Receiver::from_owned_fd(started.stderr)?;
                     output = read_final_stderr(&mut stderr).await;
+                    started.stderr = stderr.into_nonblocking_fd()?;
                     let text = String::from_utf8_lossy(&output);
                     if is_own_failure(end.code, &text) {
                         return Err(LaunchError::Sandbox { sandbox, output: join_lines(&text) });
@@ -148,19 +169,28 @@ impl ProcessLauncher {
                 tokio::time::sleep(LOOK_PAUSE).await;
             }
         }
-        let stderr = io::Cursor::new(output).chain(stderr);
+        Ok(self.link(started, label, output)?)
+    }
+
+    /// Returns the link to a process. `output` was read from its stderr.
+    fn link(&self, started: StartedProcess, label: ServerLabel, output: Vec<u8>) -> io::Result<ProcessLink> {
+        let StartedProcess { tree, guard, stdin, stdout, stderr } = started;
+        let stderr = io::Cursor::new(output).chain(pipe::Receiver::from_owned_fd(stderr)?);
+        let is_own = tree.group.held_run().is_none();
+        let leader_pidfd = is_own.then(|| LeaderPidfd(Arc::clone(&tree)).into_async_fd()).transpose()?;
         let complained = Arc::new(AtomicBool::new(false));
-        let stderr: Box<dyn tokio::io::AsyncRead + Send + Unpin> =
-            if confinement.is_some_and(|confinement| confinement.limits.address_space.is_some()) {
-                Box::new(StderrMonitor::new(stderr, Arc::clone(&complained)))
-            } else {
-                Box::new(stderr)
-            };
+        let limits_memory = tree.confinement().is_some_and(|confinement| confinement.limits.address_space.is_some());
+        let stderr: Box<dyn tokio::io::AsyncRead + Send + Unpin> = if limits_memory {
+            Box::new(StderrMonitor::new(stderr, Arc::clone(&complained)))
+        } else {
+            Box::new(stderr)
+        };
+        let writer = StdinWriter::new(pipe::Sender::from_owned_fd(stdin)?, Arc::clone(&tree));
         let process =
-            ChildProcess { tree, leader_pidfd, scanner: self.scanner.clone(), identity, oom_reported: complained };
+            ChildProcess { tree, leader_pidfd, scanner: self.scanner.clone(), label, oom_reported: complained };
         Ok(ProcessLink {
             reader: Box::new(pipe::Receiver::from_owned_fd(stdout)?),
-            writer: Box::new(pipe::Sender::from_owned_fd(stdin)?),
+            writer: Box::new(writer),
             stderr: Some(stderr),
             process: Box::new(process),
             guard: Box::new(guard),
@@ -204,7 +234,7 @@ struct ChildProcess {
     // Absent if the keeper reports the end of the leader.
     leader_pidfd: Option<AsyncFd<LeaderPidfd>>,
     scanner: TreeScanner,
-    identity: String,
+    label: ServerLabel,
     // True once stderr contained an out-of-memory message.
     oom_reported: Arc<AtomicBool>,
 }
@@ -219,13 +249,27 @@ impl ServerProcess for ChildProcess {
             wrapper_pid: self.tree.wrapper_pid(),
             isolation: self.tree.isolation(),
             mechanism: self.tree.containment_mechanism(),
-            identity: self.identity.clone(),
+            identity: self.label.identity.clone(),
         }))
     }
 
     fn limit_probe(&self) -> Option<LimitProbe> {
         let (tree, complained) = (Arc::clone(&self.tree), Arc::clone(&self.oom_reported));
         Some(Box::new(move || tree.exceeded_limit(complained.load(Ordering::Relaxed))))
+    }
+
+    fn describe_session(&mut self, mut session: SessionDescription) {
+        let Some((held, config)) = self.tree.group.held_run().zip(self.label.config.clone()) else { return };
+        session.config = Some(config);
+        session.process = serde_json::to_value(ProcessRecord::new(&self.tree, &self.label)).unwrap_or_default();
+        let described = match session.to_bytes() {
+            Some(description) => held.describe(&description),
+            None => Err(io::Error::other("the description of the session is too long")),
+        };
+        if let Err(error) = described {
+            let pid = self.tree.pid();
+            tracing::warn!(instance = self.label.name, pid, %error, "after a crash of the satellite the server is restarted");
+        }
     }
 
     fn wait(&mut self) -> BoxFuture<'_, ProcessEnd> {

@@ -10,7 +10,7 @@ use std::{io, thread};
 use rustix::process::Signal;
 
 use super::cgroup::{Cgroup, CgroupControllers, CgroupLimits, Cgroups};
-use super::ledger::{Ledger, LedgerHeader, boot_id, pid_namespace};
+use super::ledger::{Ledger, LedgerHeader, StartedRow, boot_id, pid_namespace};
 use super::proc_info::{PidfdProcess, ProcessCensus, ProcessStat, process_name};
 use super::run_mark::new_satellite_id;
 use super::spawn_helper::spawn_helper_pid;
@@ -70,7 +70,8 @@ pub(super) struct ProcessTrees {
 static LAST_RUN: AtomicU64 = AtomicU64::new(0);
 
 impl ProcessTrees {
-    pub(super) fn new(mode: CgroupMode, data_dir: Option<&DataDir>) -> io::Result<Self> {
+    /// `left` are the processes that an earlier satellite has left to this one.
+    pub(super) fn new(mode: CgroupMode, data_dir: Option<&DataDir>, left: Vec<StartedRow>) -> io::Result<Self> {
         let keeper = RunClient::current().map(|runs| runs.keeper());
         let id = keeper.map_or_else(new_satellite_id, |keeper| Ok(keeper.id.clone()))?;
         LAST_RUN.fetch_max(keeper.map_or(0, |keeper| keeper.first_run - 1), Ordering::Relaxed);
@@ -104,7 +105,7 @@ impl ProcessTrees {
                 let cgroup = cgroups.as_ref().map(|cgroups| cgroups.path().to_owned());
                 let (boot_id, pid_namespace) = (boot_id(), pid_namespace());
                 let pid = keeper.map_or_else(std::process::id, |keeper| keeper.pid);
-                Ledger::begin(directory, LedgerHeader { id: id.clone(), pid, boot_id, pid_namespace, cgroup })?
+                Ledger::begin(directory, LedgerHeader { id: id.clone(), pid, boot_id, pid_namespace, cgroup }, left)?
             }
             None => Ledger::default(),
         };
@@ -147,6 +148,11 @@ impl ProcessTrees {
                 Ok(None)
             }
         }
+    }
+
+    /// Returns the cgroup of a run that an earlier satellite has started.
+    pub(super) fn find_cgroup(&self, run: u64) -> Option<Cgroup> {
+        self.cgroups.as_ref()?.find(run)
     }
 
     pub(super) fn insert(&self, tree: &Arc<ProcessTree>) {

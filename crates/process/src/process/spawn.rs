@@ -90,6 +90,8 @@ pub(super) enum SpawnError {
     ChangeDirectory(io::Error),
     /// The spawn helper ended before it answered. It may have forked the child; if so, the child has executed.
     HelperLost,
+    /// The keeper does not wait for the child, which was not forked.
+    Keeper(io::Error),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,11 +201,11 @@ impl ChildPlan {
     }
 }
 
-/// Starts a child by means of `fork`, which returns its process id or, if the helper was lost, `None`. Waits until the
-/// child has executed its program.
+/// Starts a child by means of `fork`, which returns its process id or, if the helper was lost, `None`. It also gets the other
+/// ends of the child's standard descriptors. Waits until the child has executed its program.
 pub(super) fn spawn(
     extra: ExtraDescriptors<'_>,
-    fork: impl FnOnce(&ChildDescriptors<'_>) -> io::Result<Option<Pid>>,
+    fork: impl FnOnce(&ChildDescriptors<'_>, [BorrowedFd<'_>; 3]) -> Result<Option<Pid>, SpawnError>,
 ) -> Result<SpawnedChild, SpawnError> {
     let (its_stdin, stdin) = io::pipe()?;
     let (stdout, its_stdout) = io::pipe()?;
@@ -215,7 +217,8 @@ pub(super) fn spawn(
     let its_stderr = move_above_reserved(its_stderr.into())?;
     let its_failure = move_above_reserved(its_failure.into())?;
     let standard = [its_stdin.as_fd(), its_stdout.as_fd(), its_stderr.as_fd()];
-    let forked = fork(&ChildDescriptors { standard, failure: its_failure.as_fd(), extra })?;
+    let own = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
+    let forked = fork(&ChildDescriptors { standard, failure: its_failure.as_fd(), extra }, own)?;
     drop((its_stdin, its_stdout, its_stderr, its_failure));
     let has_executed = is_readable_within(&failure, EXEC_PATIENCE);
     let Some(pid) = forked else { return Err(SpawnError::HelperLost) };
@@ -391,7 +394,7 @@ mod tests {
     }
 
     fn start(plan: &ChildPlan) -> Result<SpawnedChild, SpawnError> {
-        spawn(ExtraDescriptors::default(), |descriptors| plan.fork(descriptors, ChildParent::Caller).map(Some))
+        spawn(ExtraDescriptors::default(), |descriptors, _| Ok(Some(plan.fork(descriptors, ChildParent::Caller)?)))
     }
 
     fn errno(error: &io::Error) -> Option<i32> {

@@ -106,9 +106,9 @@ impl Forker {
         Self { helper, keeper: RunClient::current() }
     }
 
-    /// Prepares the keeper for a child that will be its own. Requests another helper if the last one was lost. Returns
-    /// `None` if the next child will be one of this process.
-    pub(super) fn hold(&mut self, run: u64) -> io::Result<Option<HeldRun>> {
+    /// Prepares the keeper for a child that will be its own, with these pipes. Requests another helper if the last one was
+    /// lost. Returns `None` if the next child will be one of this process.
+    pub(super) fn hold(&mut self, run: u64, pipes: [BorrowedFd<'_>; 3]) -> io::Result<Option<HeldRun>> {
         let Some(keeper) = self.keeper else { return Ok(None) };
         if self.helper.is_none() {
             match keeper.new_helper() {
@@ -124,7 +124,7 @@ impl Forker {
                 }
             }
         }
-        keeper.hold(run).map(Some)
+        keeper.hold(run, pipes).map(Some)
     }
 
     /// Returns true if the last child is a child of the keeper.

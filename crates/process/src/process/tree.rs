@@ -106,6 +106,10 @@ impl ProcessTree {
         self.confinement.map(|_| self.group.pid())
     }
 
+    pub(super) fn confinement(&self) -> Option<Confinement> {
+        self.confinement
+    }
+
     pub(super) fn containment_mechanism(&self) -> &'static str {
         match (&self.cgroup, &self.confinement) {
             (Some(_), _) => "cgroup",
