@@ -16,10 +16,10 @@ use rustix::io::Errno;
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::inherited::{InheritedRuns, KeeperIdentity, RunDescriptors};
 use super::messages::{KeeperSocket, RunEvent, RunRequest};
 use super::orphans::end_all_but;
 use super::rules::ProcessExit;
-use super::run_client::KeeperIdentity;
 use super::runs::{KeptRun, RunTable};
 use crate::process::{
     ForkedHelper, KeptProcesses, LeftoverCgroups, ProcessCensus, ProcessStat, SPAWN_HELPER_NAME, children_of,
@@ -51,30 +51,6 @@ pub(super) struct KeeperChildren {
     searched_at: Option<Instant>,
     // Time of the next search for adopted processes, if one is needed.
     search_at: Option<Instant>,
-}
-
-/// Descriptors of a run for the next satellite.
-pub(super) struct RunDescriptors {
-    /// Write end of stdin, until the satellite closes it.
-    pub(super) stdin: Option<OwnedFd>,
-    pub(super) stdout: OwnedFd,
-    pub(super) stderr: OwnedFd,
-    /// Description of the session. It exists after the handshake.
-    pub(super) description: Option<OwnedFd>,
-}
-
-impl RunDescriptors {
-    /// Returns `None` if descriptors are missing: they did not fit into the limit of this process.
-    fn new(descriptors: Vec<OwnedFd>) -> Option<Self> {
-        let [stdin, stdout, stderr] = descriptors.try_into().ok()?;
-        Some(Self { stdin: Some(stdin), stdout, stderr, description: None })
-    }
-}
-
-/// Runs of earlier satellites and the flags of incomplete lines, which a satellite inherits by its fork.
-pub(super) struct InheritedRuns {
-    pub(super) runs: Vec<(KeptRun, RunDescriptors)>,
-    pub(super) open_lines: File,
 }
 
 impl KeeperChildren {

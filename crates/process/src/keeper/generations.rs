@@ -13,14 +13,14 @@ use nix::sys::signalfd::SignalFd;
 use nix::unistd::Pid;
 use rustix::fs::{FlockOperation, flock};
 
-use super::children::{InheritedRuns, KeeperChildren};
+use super::children::KeeperChildren;
+use super::inherited::{InheritedRuns, KeeperIdentity};
 use super::link::milliseconds;
 use super::messages::{
     DescriptorName, KeeperEvent, KeeperRequest, KeeperSocket, PIPED_SIGNALS, PreviousGeneration, SatelliteMessage,
 };
 use super::orphans::end_orphans;
 use super::rules::{GenerationEnd, KeeperEffect, KeeperRules, ProcessExit, SatellitePhase};
-use super::run_client::KeeperIdentity;
 use crate::process::{ForkedHelper, LeftoverCgroups};
 use crate::program_pages::ProgramPages;
 use crate::service_manager::{NotificationRelay, NotifyState};

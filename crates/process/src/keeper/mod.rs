@@ -40,6 +40,7 @@
 
 mod children;
 mod generations;
+pub(crate) mod inherited;
 mod link;
 mod messages;
 mod orphans;
@@ -59,12 +60,13 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{ForkResult, Pid, fork};
 use tokio::sync::mpsc;
 
-use self::children::{InheritedRuns, is_named};
+use self::children::is_named;
 use self::generations::GenerationLoop;
+use self::inherited::{InheritedRuns, KeeperIdentity};
 pub use self::link::{KeeperClient, KeeperLink, LostSatellite, SatelliteGeneration};
 pub use self::messages::DescriptorName;
 use self::messages::{KeeperSocket, PIPED_SIGNALS};
-use self::run_client::{KeeperIdentity, RunClient};
+use self::run_client::RunClient;
 use crate::process::{ForkedHelper, ProcessStat, raise_descriptor_limit, signals, use_spawn_helper};
 use crate::service_manager::{self, ServiceManager};
 

@@ -18,7 +18,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use rustix::fs::{SealFlags, fcntl_add_seals};
 use tokio::sync::watch;
 
-use super::children::{InheritedRuns, RunDescriptors};
+use super::inherited::{InheritedRuns, KeeperIdentity, RunDescriptors};
 use super::messages::{KeeperSocket, RunEvent, RunRequest};
 use super::runs::KeptRun;
 
@@ -29,18 +29,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const REQUEST_ID_BITS: u32 = 32;
 
 static CURRENT: OnceLock<Arc<RunClient>> = OnceLock::new();
-
-/// The keeper above a satellite. Servers are its children, so cgroups, marks and ledger are named after it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct KeeperIdentity {
-    pub(crate) pid: u32,
-    /// Start time in clock ticks since boot.
-    pub(crate) start_time: u64,
-    /// Random id, contained in the marks of all servers.
-    pub(crate) id: String,
-    /// Number of the first run that this satellite may start.
-    pub(crate) first_run: u64,
-}
 
 /// Connection of the satellite to the keeper that waits for its servers.
 pub(crate) struct RunClient {

@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -100,6 +100,7 @@ impl Starter {
         fork: &ForkThread,
     ) -> Result<StartedProcess, LaunchError> {
         let trees = &self.trees;
+        let _starting = trees.starting.lock().unwrap_or_else(PoisonError::into_inner);
         if trees.is_closed() {
             return Err(LaunchError::ShuttingDown);
         }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -64,6 +64,8 @@ pub(super) struct ProcessTrees {
     pub(super) ledger: Arc<Ledger>,
     trees: Mutex<HashMap<u64, Arc<ProcessTree>>>,
     closed: AtomicBool,
+    /// Locked during a start, whose process is not marked and in no tree at first.
+    pub(super) starting: Mutex<()>,
 }
 
 /// The highest number of a run in this process. Runs of different connectors have the same keeper.
@@ -117,6 +119,7 @@ impl ProcessTrees {
             ledger: Arc::new(ledger),
             trees: Mutex::default(),
             closed: AtomicBool::new(false),
+            starting: Mutex::default(),
         })
     }
 
@@ -218,11 +221,13 @@ impl ProcessTrees {
         self.closed.store(true, Ordering::Release);
         let until = Instant::now() + timeout;
         loop {
+            // Before anything is looked for: the process of a start is found after the start.
+            let mut left = matches!(self.starting.try_lock(), Err(TryLockError::WouldBlock));
             if let Some(cgroups) = &self.cgroups {
                 cgroups.kill();
             }
             let trees: Vec<Arc<ProcessTree>> = self.trees().values().cloned().collect();
-            let mut left = self.cgroups.as_ref().is_some_and(|cgroups| cgroups.is_populated());
+            left |= self.cgroups.as_ref().is_some_and(|cgroups| cgroups.is_populated());
             for tree in &trees {
                 tree.kill();
             }
