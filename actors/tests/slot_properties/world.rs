@@ -713,8 +713,8 @@ impl World {
         });
         assert!(!connection, "an event of a connection about a process");
         if not_adopted {
-            let charges = effects.iter().any(|effect| matches!(effect, SlotEffect::ChargeTeam));
-            assert!(!charges, "a server that was not adopted is charged");
+            let costs_team = effects.iter().any(|effect| matches!(effect, SlotEffect::ChargeTeam));
+            assert!(!costs_team, "a server that was not adopted is charged");
             let why = match &self.slot.phase {
                 Down(DownState::Queued { why, .. }) => Some(why),
                 _ => None,

@@ -82,7 +82,9 @@ impl LeftServers {
     pub(super) fn drop_unclaimed(&self) -> AdoptionCounts {
         let mut state = self.state();
         for (id, servers) in std::mem::take(&mut state.unclaimed) {
-            servers.into_iter().for_each(|server| state.end(id.clone(), server));
+            for server in servers {
+                state.end(id.clone(), server);
+            }
         }
         for trees in state.ending.values_mut() {
             trees.retain(|tree| !tree.is_gone());

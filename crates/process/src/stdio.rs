@@ -34,7 +34,9 @@ pub struct StdioConnector {
 /// Function that returns a hash of everything in a specification that determines the server's process. The values of the
 /// configuration cannot be guessed from the hash. `None`: the server is not adopted.
 #[derive(Clone)]
-pub struct ConfigFingerprint(Arc<dyn Fn(&InstanceSpec) -> Option<String> + Send + Sync>);
+pub struct ConfigFingerprint(Arc<HashFn>);
+
+type HashFn = dyn Fn(&InstanceSpec) -> Option<String> + Send + Sync;
 
 impl ConfigFingerprint {
     pub fn new(hash: impl Fn(&InstanceSpec) -> Option<String> + Send + Sync + 'static) -> Self {

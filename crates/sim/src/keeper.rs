@@ -113,7 +113,9 @@ impl SimKeeper {
         let unclaimed = servers.filter(|server| server.attached < state.generation);
         let unclaimed: Vec<_> = unclaimed.map(|server| Arc::clone(&server.control)).collect();
         drop(state);
-        unclaimed.iter().for_each(|server| server.kill());
+        for server in &unclaimed {
+            server.kill();
+        }
         unclaimed
     }
 }

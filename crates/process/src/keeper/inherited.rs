@@ -1,4 +1,4 @@
-//! What a satellite inherits from its keeper by the fork: the identity of the keeper, and the runs of earlier satellites.
+//! State that a satellite inherits from its keeper by the fork: the identity of the keeper, and the runs of earlier satellites.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

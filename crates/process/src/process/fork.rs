@@ -115,11 +115,11 @@ impl Starter {
         }
         let (directory, id_map) = (directory.as_ref().map(AsFd::as_fd), self.mapper.as_ref().map(IdMapper::pipes));
         let (mut held, mut recorded) = (None, None);
-        let hold = |forker: &mut Forker, pipes: [BorrowedFd<'_>; 3]| {
+        let prepare_keeper = |forker: &mut Forker, pipes: [BorrowedFd<'_>; 3]| {
             held = forker.hold(run, pipes)?;
             Ok(())
         };
-        let spawned = launch.spawn(&mut self.forker, directory, id_map, mark.limit(), hold, |pid| {
+        let spawned = launch.spawn(&mut self.forker, directory, id_map, mark.limit(), prepare_keeper, |pid| {
             recorded = trees.ledger.record_start(run, &launch.instance, pid);
         });
         let held = held.filter(|_| self.forker.forks_below_keeper());

@@ -15,6 +15,7 @@ use tokio::io::AsyncWrite;
 use tokio::net::unix::pipe;
 
 use super::tree::ProcessTree;
+use crate::keeper::run_client::HeldRun;
 
 pub(super) struct StdinWriter {
     pipe: pipe::Sender,
@@ -26,7 +27,7 @@ pub(super) struct StdinWriter {
 
 impl StdinWriter {
     pub(super) fn new(pipe: pipe::Sender, tree: Arc<ProcessTree>) -> Self {
-        let is_line_open = tree.group.held_run().is_some_and(|held| held.is_line_open());
+        let is_line_open = tree.group.held_run().is_some_and(HeldRun::is_line_open);
         Self { pipe, tree, is_line_open, terminates_line: is_line_open }
     }
 
