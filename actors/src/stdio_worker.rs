@@ -1,5 +1,5 @@
-//! The actor of one run of a stdio server, from the fork or the adoption until nothing of it is left. It never restarts the server: it
-//! ends with a typed reason, and the team's supervisor decides what to do.
+//! The actor of one run of a stdio server, from the fork or the adoption until nothing of it is left. It never restarts
+//! the server: it ends with a typed reason, and the team's supervisor decides what to do.
 //!
 //! Session events go to the team directly. This actor owns what must end with it: the tasks, and the guard that kills
 //! the process even if the actor is killed.

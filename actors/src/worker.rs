@@ -30,8 +30,9 @@ use crate::stdio_worker::ProcessRun;
 use crate::tasks::{ActorTasks, panic_text};
 use crate::team_messages::{self, SpawnedRun};
 
-/// Messages to a worker. `Opened` contains the result of starting or adopting a process. `SessionEnded` means that the session has ended
-/// and nothing of the run is left. `Probe` contains the run, for the answer. `Panic` panics on purpose, for the load harness and the tests.
+/// Messages to a worker. `Opened` contains the result of starting or adopting a process. `SessionEnded` means that the
+/// session has ended and nothing of the run is left. `Probe` contains the run, for the answer. `Panic` panics on purpose,
+/// for the load harness and the tests.
 pub(crate) enum Msg {
     Opened(Result<OpenedProcess, ExitCause>),
     Control(SessionControl),

@@ -54,9 +54,8 @@ pub(crate) enum SessionControl {
 /// Transport-independent arguments of a session.
 ///
 /// `since` is the start of the run; the handshake timeout counts from there. `discover` is true if the session reads
-/// the lists by itself after the handshake. `era` is tried first. `resumed` is the session of an earlier satellite that this
-/// one continues. `stdout_lines` receives stdout lines that are not
-/// JSON-RPC; it is `None` for a remote server.
+/// the lists by itself after the handshake. `era` is tried first. `resumed` is the session of an earlier satellite that
+/// this one continues. `stdout_lines` receives stdout lines that are not JSON-RPC; it is `None` for a remote server.
 pub(crate) struct SessionArgs {
     pub(crate) spec: Arc<InstanceSpec>,
     pub(crate) port: CallPortReceiver,

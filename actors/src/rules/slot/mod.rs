@@ -14,7 +14,8 @@
 //!                 Stopping, then: Stopped │ started again │ Ended
 //! ```
 //!
-//! An instance whose server still runs since an earlier satellite begins in `Starting`, without a permit: it adopts the server.
+//! An instance whose server still runs since an earlier satellite begins in `Starting`, without a permit: it adopts the
+//! server.
 //!
 //! One run accepts calls, and a restart waits until the old run has ended. During a rolling update a second run exists
 //! beside it (`second_run.rs`). Remote instances have a connection instead of a process (`remote.rs`, with their diagram).

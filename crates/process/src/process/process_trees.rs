@@ -214,9 +214,9 @@ impl ProcessTrees {
         trees.values().filter(|tree| !self.ledger.is_recorded(tree.run)).map(|tree| tree.pid()).collect()
     }
 
-    /// Kills every tree, every process with this satellite's mark and everything below the keeper except the satellite and the
-    /// spawn helper, without grace, before this process ends. No process is started afterwards. Repeats until no process is left; after `timeout` the rest is left to the
-    /// kernel.
+    /// Kills every tree, every process with this satellite's mark, and everything below the keeper except the satellite and
+    /// the spawn helper, without grace, before this process ends. No process is started afterwards. Repeats until no process
+    /// is left; after `timeout` the rest is left to the kernel.
     pub(super) fn kill_all(&self, timeout: Duration) {
         self.closed.store(true, Ordering::Release);
         let until = Instant::now() + timeout;
